@@ -1,0 +1,277 @@
+"""Naive references of the mathematics: the paper's formulas, one token at a time, slow and obvious on purpose.
+
+Nothing here imports gtpo_loss.py or shares code with it. Two kinds of function:
+
+* naive: Python lists and floats, loops over tokens, gradients written out by hand. A completion is a list without
+  padding, so padding cannot take part.
+* plain: the textbook formula in a few lines of torch, in whatever dtype its inputs have. In float64 it is the truth for
+  larger shapes (autograd gives its gradient); in float32 and bfloat16 its own error is the bound ours has to keep.
+
+Equation numbers are those of arXiv 2508.03772v5.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+LN2 = math.log(2.0)
+
+Rows = list[list[float]]
+
+
+def unpad(values: Tensor, completion_mask: Tensor) -> list[list]:
+    """The tokens of each completion as a list, padding left out."""
+    return [
+        [value for value, kept in zip(row, row_mask, strict=True) if kept]
+        for row, row_mask in zip(values.tolist(), completion_mask.tolist(), strict=True)
+    ]
+
+
+def pad(rows: Sequence[Sequence], width: int, fill: float, dtype: torch.dtype) -> Tensor:
+    """Rows of unequal length as one right-padded (B, width) tensor."""
+    padded = [list(row) + [fill] * (width - len(row)) for row in rows]
+    return torch.tensor(padded, dtype=dtype).reshape(len(rows), width)
+
+
+def length_mask(lengths: Sequence[int], width: int) -> Tensor:
+    """1 on the first ``length`` positions of each row, 0 behind. Shape (B, width), int64."""
+    return pad([[1] * length for length in lengths], width, 0, torch.int64)
+
+
+# --- section 5.1: conflict tokens and their weights ------------------------------------------------------------------
+
+
+def naive_conflict_mask(completions: list[list[int]], advantages: list[float], group_size: int) -> list[list[bool]]:
+    """M = forward OR backward (5.1), row by row, for groups that lie one after the other."""
+    masks = []
+    for start in range(0, len(completions), group_size):
+        group = list(range(start, start + group_size))
+        positive = [i for i in group if advantages[i] > 0]
+        negative = [i for i in group if advantages[i] < 0]
+
+        def token_at(i: int, position: int) -> int | None:
+            return completions[i][position] if position < len(completions[i]) else None
+
+        def token_from_end(i: int, offset: int) -> int | None:  # offset 1 is the last token
+            return completions[i][len(completions[i]) - offset] if offset <= len(completions[i]) else None
+
+        for i in group:
+            own = completions[i]
+            mask = [False] * len(own)
+            for position in range(len(own)):  # left to right, until the first token that is no forward conflict token
+                in_positive = any(token_at(j, position) == own[position] for j in positive)
+                in_negative = any(token_at(j, position) == own[position] for j in negative)
+                if not (in_positive and in_negative):
+                    break
+                mask[position] = True
+            for offset in range(1, len(own) + 1):  # right to left
+                token = own[len(own) - offset]
+                in_positive = any(token_from_end(j, offset) == token for j in positive)
+                in_negative = any(token_from_end(j, offset) == token for j in negative)
+                if not (in_positive and in_negative):
+                    break
+                mask[len(own) - offset] = True
+            masks.append(mask)
+    return masks
+
+
+def naive_conflict_weights(masks: list[list[bool]], advantages: list[float], positive_weight: float = 2.0) -> Rows:
+    """Lambda of Eq. 9; a completion with A = 0 is in neither set and keeps 1 everywhere."""
+    weights = []
+    for mask, advantage in zip(masks, advantages, strict=True):
+        row = []
+        for masked in mask:
+            if masked and advantage > 0:
+                row.append(positive_weight)
+            elif masked and advantage < 0:
+                row.append(0.0)
+            else:
+                row.append(1.0)
+        weights.append(row)
+    return weights
+
+
+# --- sections 4.2 and 5.2: entropy and the filter --------------------------------------------------------------------
+
+
+def naive_completion_entropy(token_entropy: Rows) -> list[float]:
+    """<H>_i: the mean over the completion's tokens; a completion without tokens has 0."""
+    return [math.fsum(row) / len(row) if row else 0.0 for row in token_entropy]
+
+
+def naive_entropy_filter(
+    entropy: list[float], advantages: list[float], initial_entropy: float | None, threshold: float, mode: str
+) -> list[float]:
+    """Delta of Eq. 10 and of the ablations, a sentence for each branch."""
+    delta = []
+    for h, advantage in zip(entropy, advantages, strict=True):
+        dropped = False
+        if mode == "auto" and initial_entropy < LN2 and h > threshold:  # the model is prone to collapse
+            dropped = True
+        if mode == "on" and h > threshold:
+            dropped = True
+        if mode == "negative_only" and advantage < 0 and h > threshold:
+            dropped = True
+        delta.append(0.0 if dropped else 1.0)
+    return delta
+
+
+# --- the objectives --------------------------------------------------------------------------------------------------
+
+
+def naive_gtpo_loss(
+    logps: Rows,
+    advantages: list[float],
+    *,
+    weights: Rows | None = None,
+    token_entropy: Rows | None = None,
+    gamma: float | None = None,
+    delta: list[float] | None = None,
+    old_logps: Rows | None = None,
+) -> tuple[float, Rows]:
+    """-J of Eq. 11 and its gradient with respect to every log-probability.
+
+    A term is removed by leaving its argument out: ``weights`` the conflict correction, ``gamma`` the entropy term,
+    ``delta`` the filter, ``old_logps`` the ratio (then r = 1, and d r / d logp = 1).
+    """
+    batch = len(logps)
+    terms, gradients = [], []
+    for i, row in enumerate(logps):
+        strength = advantages[i]
+        if gamma is not None:
+            strength = strength - gamma * naive_completion_entropy([token_entropy[i]])[0]
+        if delta is not None:
+            strength = strength * delta[i]
+        gradient = []
+        for t, logp in enumerate(row):
+            ratio = math.exp(logp - old_logps[i][t]) if old_logps is not None else 1.0
+            weight = weights[i][t] if weights is not None else 1.0
+            term = -strength * ratio * weight / len(row) / batch
+            terms.append(term)
+            gradient.append(term)  # d exp(x) / d x = exp(x): the gradient equals the term
+        gradients.append(gradient)
+    return math.fsum(terms), gradients
+
+
+def naive_grpo_loss(
+    logps: Rows,
+    advantages: list[float],
+    *,
+    epsilon_low: float = 0.2,
+    epsilon_high: float = 0.2,
+    beta: float = 0.0,
+    ref_logps: Rows | None = None,
+    old_logps: Rows | None = None,
+) -> tuple[float, Rows, float]:
+    """-J of Eq. 1 and 2, its gradient, and the KL as a mean over all tokens (k3: x - ln x - 1 with x = ref / pi)."""
+    batch = len(logps)
+    terms, gradients, kls = [], [], []
+    for i, row in enumerate(logps):
+        gradient = []
+        for t, logp in enumerate(row):
+            ratio = math.exp(logp - old_logps[i][t]) if old_logps is not None else 1.0
+            free = ratio * advantages[i]
+            clipped = min(max(ratio, 1.0 - epsilon_low), 1.0 + epsilon_high) * advantages[i]
+            term, slope = (-free, -free) if free <= clipped else (-clipped, 0.0)
+            if beta != 0.0:
+                gap = ref_logps[i][t] - logp
+                kl = math.exp(gap) - gap - 1.0
+                kls.append(kl)
+                term += beta * kl
+                slope += beta * (1.0 - math.exp(gap))
+            terms.append(term / len(row) / batch)
+            gradient.append(slope / len(row) / batch)
+        gradients.append(gradient)
+    return math.fsum(terms), gradients, math.fsum(kls) / max(len(kls), 1)
+
+
+def plain_gtpo_loss(
+    logps: Tensor,
+    token_entropy: Tensor,
+    completion_mask: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    delta: Tensor,
+    gamma: float,
+    old_logps: Tensor | None = None,
+) -> Tensor:
+    """-J of Eq. 11 in a few lines, differentiable, every operation in the dtype of ``logps``."""
+    mask = completion_mask.to(logps.dtype)
+    lengths = mask.sum(-1).clamp(min=1)
+    entropy = ((token_entropy * mask).sum(-1) / lengths).detach()
+    ratio = torch.exp(logps - (logps.detach() if old_logps is None else old_logps))
+    per_row = (ratio * weights.to(logps.dtype) * mask).sum(-1) / lengths
+    return -(delta.to(logps.dtype) * (advantages.to(logps.dtype) - gamma * entropy) * per_row).mean()
+
+
+def plain_grpo_loss(
+    logps: Tensor,
+    completion_mask: Tensor,
+    advantages: Tensor,
+    *,
+    epsilon_low: float = 0.2,
+    epsilon_high: float = 0.2,
+    beta: float = 0.0,
+    ref_logps: Tensor | None = None,
+    old_logps: Tensor | None = None,
+) -> Tensor:
+    """-J of Eq. 1 and 2 in a few lines, differentiable, every operation in the dtype of ``logps``."""
+    mask = completion_mask.to(logps.dtype)
+    ratio = torch.exp(logps - (logps.detach() if old_logps is None else old_logps))
+    scale = advantages.to(logps.dtype)[:, None]
+    per_token = -torch.min(ratio * scale, ratio.clamp(1 - epsilon_low, 1 + epsilon_high) * scale)
+    if beta != 0.0:
+        per_token = per_token + beta * (torch.exp(ref_logps - logps) - (ref_logps - logps) - 1)
+    return ((per_token * mask).sum(-1) / mask.sum(-1).clamp(min=1)).mean()
+
+
+# --- the head --------------------------------------------------------------------------------------------------------
+
+
+def naive_head(
+    hidden: Rows,
+    weight: Rows,
+    targets: list[int],
+    *,
+    temperature: float = 1.0,
+    bias: list[float] | None = None,
+    grad_logps: list[float] | None = None,
+) -> tuple[list[float], list[float], Rows, Rows, list[float]]:
+    """Log-probabilities, entropies and the gradients to hidden, weight and bias, by hand from the softmax."""
+    vocabulary, width = len(weight), len(weight[0])
+    logps, entropies = [], []
+    grad_hidden = [[0.0] * width for _ in hidden]
+    grad_weight = [[0.0] * width for _ in weight]
+    grad_bias = [0.0] * vocabulary
+    for n, (h, target) in enumerate(zip(hidden, targets, strict=True)):
+        logits = [
+            (math.fsum(a * b for a, b in zip(h, w, strict=True)) + (bias[v] if bias is not None else 0.0)) / temperature
+            for v, w in enumerate(weight)
+        ]
+        top = max(logits)
+        log_z = top + math.log(math.fsum(math.exp(z - top) for z in logits))
+        logp = [z - log_z for z in logits]
+        logps.append(logp[target])
+        entropies.append(-math.fsum(math.exp(x) * x for x in logp))
+        upstream = grad_logps[n] if grad_logps is not None else 1.0
+        for v in range(vocabulary):
+            grad_logit = upstream * ((1.0 if v == target else 0.0) - math.exp(logp[v])) / temperature
+            grad_bias[v] += grad_logit
+            for k in range(width):
+                grad_hidden[n][k] += grad_logit * weight[v][k]
+                grad_weight[v][k] += grad_logit * h[k]
+    return logps, entropies, grad_hidden, grad_weight, grad_bias
+
+
+def plain_head(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The logits path: all (N, V) logits, log-softmax, gather; every operation in the dtype of ``hidden``."""
+    logits = hidden @ weight.T
+    if bias is not None:
+        logits = logits + bias
+    logps = torch.log_softmax(logits / temperature, dim=-1)
+    entropy = -(logps.exp() * logps).sum(-1)
+    return logps.gather(-1, targets[:, None]).squeeze(-1), entropy.detach()

@@ -1,0 +1,1256 @@
+"""The objective of GTPO (and GRPO) against naive references, hand-drawn groups, and the paper's own identities.
+
+Everything runs on a CPU in small tensors. The references live in reference.py and share no code with gtpo_loss.py.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from reference import (
+    LN2,
+    length_mask,
+    naive_completion_entropy,
+    naive_conflict_mask,
+    naive_conflict_weights,
+    naive_entropy_filter,
+    naive_gtpo_loss,
+    naive_grpo_loss,
+    pad,
+    plain_gtpo_loss,
+    plain_grpo_loss,
+    unpad,
+)
+from torch import Tensor
+
+from gtpo_loss import (
+    completion_entropy,
+    conflict_mask,
+    conflict_weights,
+    entropy_filter,
+    gtpo_loss,
+    grpo_loss,
+)
+
+ATOL64 = 1e-12  # float64, values and gradients of order 1; observed error 3e-16
+ROUNDING = 1e-6  # float32 and bfloat16: what ours may add to the plain computation's own error
+
+# derandomize: the same examples on every machine and in every run; no deadline: nothing here is timed
+many = settings(max_examples=2500, deadline=None, derandomize=True)
+some = settings(max_examples=200, deadline=None, derandomize=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors: a second thread only waits, for long where the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# --- groups: drawn by hand, or by hypothesis -------------------------------------------------------------------------
+
+
+@dataclass
+class Groups:
+    """Completions as lists, and the same as padded tensors."""
+
+    completions: list[list[int]]
+    advantages: list[float]
+    group_size: int
+    pad_token: int = 0
+    extra: int = 0  # columns of padding behind the longest completion
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(completion) for completion in self.completions]
+
+    @property
+    def width(self) -> int:
+        return max(self.lengths, default=0) + self.extra
+
+    @property
+    def ids(self) -> Tensor:
+        return pad(self.completions, self.width, self.pad_token, torch.int64)
+
+    @property
+    def mask(self) -> Tensor:
+        return length_mask(self.lengths, self.width)
+
+    @property
+    def scores(self) -> Tensor:
+        return torch.tensor(self.advantages)
+
+    def conflict_mask(self) -> Tensor:
+        return conflict_mask(self.ids, self.mask, self.scores, self.group_size)
+
+    def expected_mask(self) -> Tensor:
+        rows = naive_conflict_mask(self.completions, self.advantages, self.group_size)
+        return pad(rows, self.width, False, torch.bool)
+
+    def expected_weights(self) -> Tensor:
+        rows = naive_conflict_weights(
+            naive_conflict_mask(self.completions, self.advantages, self.group_size), self.advantages
+        )
+        return pad(rows, self.width, 1.0, torch.float32)
+
+
+def drawn(*rows: str, pad_token: str = "_", extra: int = 1) -> tuple[Groups, Tensor, Tensor]:
+    """One group from a table, a row per completion: ``advantage | tokens | mask | lambda``.
+
+    Tokens are letters; ``#`` is a masked token, ``.`` another. Returns the group, its mask and its weights.
+    """
+    advantages, completions, masks, weights = [], [], [], []
+    for row in rows:
+        advantage, tokens, mask, weight = (cell.split() for cell in row.split("|"))
+        assert len(tokens) == len(mask) == len(weight), row
+        advantages.append(float(advantage[0]))
+        completions.append([ord(token) for token in tokens])
+        masks.append([cell == "#" for cell in mask])
+        weights.append([float(cell) for cell in weight])
+    groups = Groups(completions, advantages, len(rows), ord(pad_token), extra)
+    return groups, pad(masks, groups.width, False, torch.bool), pad(weights, groups.width, 1.0, torch.float32)
+
+
+@st.composite
+def random_groups(draw: st.DrawFn, advantages: tuple[float, ...] = (-1.5, -0.5, 0.0, 0.5, 1.5)) -> Groups:
+    """Up to three groups over one to four tokens, so that conflicts happen; half of the rows are near-copies."""
+    group_size = draw(st.integers(1, 5))
+    token = st.integers(0, draw(st.integers(0, 3)))
+    completions = []
+    for _ in range(draw(st.integers(1, 3))):
+        base = draw(st.lists(token, max_size=8))
+        for _ in range(group_size):
+            row = list(base)
+            kind = draw(st.sampled_from(["copy", "cut", "insert", "change", "other", "other"]))
+            place = draw(st.integers(0, len(base)))
+            if kind == "cut":
+                del row[place : place + 2]
+            elif kind == "insert":
+                row[place:place] = draw(st.lists(token, min_size=1, max_size=4))
+            elif kind == "change" and row:
+                row[place % len(row)] = draw(token)
+            elif kind == "other":
+                row = draw(st.lists(token, max_size=8))
+            completions.append(row)
+    scores = draw(st.lists(st.sampled_from(advantages), min_size=len(completions), max_size=len(completions)))
+    return Groups(completions, scores, group_size, pad_token=draw(token), extra=draw(st.integers(0, 2)))
+
+
+def assert_same(actual: Tensor, expected: Tensor) -> None:
+    """Exactly equal: masks and weights take no tolerance."""
+    assert actual.shape == expected.shape
+    assert actual.tolist() == expected.tolist()
+
+
+# --- conflict mask: hand-drawn groups --------------------------------------------------------------------------------
+
+DRAWN_GROUPS = {
+    "forward run stops at the first token that is no conflict token": [
+        "+1 | a b c d | # # . . | 2 2 1 1",
+        "-1 | a b x y | # # . . | 0 0 1 1",
+    ],
+    "backward run is aligned at the last tokens of completions of different length": [
+        "+1 | a b c d E | . . . # # | 1 1 1 2 2",
+        "-1 | x d E     | . # #     | 1 0 0    ",
+    ],
+    "EOS alone is a backward conflict token": [
+        "+1 | a b E | . . # | 1 1 2",
+        "-1 | c E   | . #   | 1 0  ",
+    ],
+    "a completion cut off before EOS has no backward run": [
+        "+1 | a b E   | # # . | 2 2 1",
+        "-1 | a b c d | # # . . | 0 0 1 1",
+    ],
+    "a conflict token in the middle is left alone": [
+        "+1 | a x m y E | # . . . # | 2 1 1 1 2",
+        "-1 | a u m v E | # . . . # | 0 1 1 1 0",
+    ],
+    "two conflict tokens in the middle of completions without shared ends are left alone": [
+        "+1 | a m n b | . . . . | 1 1 1 1",
+        "-1 | c m n d | . . . . | 1 1 1 1",
+    ],
+    "a conflict with only a zero-advantage completion is none": [
+        "+1 | a b E | . . . | 1 1 1",
+        " 0 | a b E | . . . | 1 1 1",
+        "-1 | c d F | . . . | 1 1 1",
+    ],
+    "a zero-advantage completion that carries conflict tokens keeps lambda 1": [
+        "+1 | a b E | # . # | 2 1 2",
+        "-1 | a c E | # . # | 0 1 0",
+        " 0 | a d E | # . # | 1 1 1",
+    ],
+    "a run may take each of its tokens from another completion": [
+        "+1 | a b c | # # . | 2 2 1",
+        "-1 | a x y | # . . | 0 1 1",
+        "-1 | z b w | . . . | 1 1 1",
+    ],
+    "two completions of the same sign make no conflict": [
+        "+1 | a b E | . . . | 1 1 1",
+        "+2 | a b E | . . . | 1 1 1",
+        "-3 | c d F | . . . | 1 1 1",
+    ],
+    "all positive": [
+        "+1 | a b | . . | 1 1",
+        "+1 | a b | . . | 1 1",
+    ],
+    "all negative": [
+        "-1 | a b | . . | 1 1",
+        "-1 | a b | . . | 1 1",
+    ],
+    "all advantages zero": [
+        "0 | a b | . . | 1 1",
+        "0 | a b | . . | 1 1",
+    ],
+    "one token, the same": [
+        "+1 | a | # | 2",
+        "-1 | a | # | 0",
+    ],
+    "one token, different": [
+        "+1 | a | . | 1",
+        "-1 | b | . | 1",
+    ],
+    "a group of one": [
+        "+1 | a b | . . | 1 1",
+    ],
+    "identical completions: both runs cover everything and lambda is 2, never 4": [
+        "+1 | a b c | # # # | 2 2 2",
+        "-1 | a b c | # # # | 0 0 0",
+    ],
+    "runs that overlap in the middle: lambda is 2 there, never 4": [
+        "+1 | a a a   | # # #   | 2 2 2  ",
+        "-1 | a a a a | # # # # | 0 0 0 0",
+    ],
+    "runs that meet without overlap": [
+        "+1 | a b   | # #   | 2 2  ",
+        "-1 | a x b | # . # | 0 1 0",
+    ],
+    "completions of very different length share only the last token": [
+        "+1 | E                     | #                     | 2                    ",
+        "-1 | a b c d e f g h i j E | . . . . . . . . . . # | 1 1 1 1 1 1 1 1 1 1 0",
+    ],
+    "the same token at different positions from either end is no conflict": [
+        "+1 | a b c d | . . . . | 1 1 1 1",
+        "-1 | b a x c e f | . . . . . . | 1 1 1 1 1 1",
+    ],
+    "an empty completion takes no part": [
+        "+1 |     |     |    ",
+        "-1 | a b | # . | 0 1",
+        "+1 | a c | # . | 2 1",
+    ],
+    "a strong and a weak advantage weigh the same": [
+        "+0.001 | a b | # . | 2 1",
+        "-99    | a c | # . | 0 1",
+    ],
+}
+
+
+@pytest.mark.parametrize("rows", DRAWN_GROUPS.values(), ids=DRAWN_GROUPS.keys())
+def test_mask_and_weights_of_drawn_group(rows: list[str]) -> None:
+    groups, mask, weights = drawn(*rows)
+    assert_same(groups.expected_mask(), mask)  # the reference itself agrees with the drawing
+    assert_same(groups.expected_weights(), weights)
+    assert_same(groups.conflict_mask(), mask)
+    assert_same(conflict_weights(groups.conflict_mask(), groups.scores), weights)
+
+
+@pytest.mark.parametrize("pad_token", ["a", "b", "E"])
+def test_padding_equal_to_a_real_token_makes_no_conflict(pad_token: str) -> None:
+    # Position 2 of the short row and the offset of its padding hold a token that the long row has there.
+    groups, mask, _ = drawn(
+        "+1 | a b E b E | # # . # # | 2 2 1 2 2",
+        "-1 | a b b E   | # # # #   | 0 0 0 0  ",
+        "-1 | x         | .         | 1        ",
+        pad_token=pad_token,
+        extra=3,
+    )
+    assert_same(groups.expected_mask(), mask)
+    assert_same(groups.conflict_mask(), mask)
+
+
+def test_forward_run_ends_with_the_shorter_completion() -> None:
+    # Behind the short row there is padding that equals the long row's next tokens: no conflict, they are not tokens.
+    groups, mask, _ = drawn(
+        "+1 | a p p q | # . . . | 2 1 1 1",
+        "-1 | a       | #       | 0      ",
+        pad_token="p",
+        extra=2,
+    )
+    assert_same(groups.conflict_mask(), mask)
+
+
+# --- conflict mask: properties ---------------------------------------------------------------------------------------
+
+
+@many
+@given(random_groups())
+def test_mask_and_weights_equal_reference_on_random_groups(groups: Groups) -> None:
+    mask = groups.conflict_mask()
+    weights = conflict_weights(mask, groups.scores)
+    assert mask.dtype == torch.bool and weights.is_floating_point()
+    assert_same(mask, groups.expected_mask())
+    assert_same(weights, groups.expected_weights())
+
+
+def test_mask_equals_reference_on_long_groups() -> None:
+    # 40 prompts x 12 completions of up to 60 tokens: copies of one text with a few tokens changed, cut or doubled.
+    generator = torch.Generator().manual_seed(0)
+
+    def integers(low: int, high: int, size: int) -> list[int]:
+        return torch.randint(low, high, (size,), generator=generator).tolist()
+
+    completions, advantages = [], []
+    for _ in range(40):
+        base = integers(0, 50, 50)
+        for _ in range(12):
+            row = list(base)
+            for place in integers(0, 50, 2):
+                row[place] = integers(0, 50, 1)[0]
+            start, size = integers(0, 45, 1)[0], integers(0, 6, 1)[0]
+            row = row[:start] + row[start + size :] if integers(0, 2, 1)[0] else row[:start] + base[:size] + row[start:]
+            completions.append(row)
+            advantages.append(float(integers(-1, 2, 1)[0]))
+    groups = Groups(completions, advantages, group_size=12, extra=4)
+    expected = groups.expected_mask()
+    assert 0.2 < expected.float().mean() < 0.9  # the test means something only if both kinds of token are there
+    assert_same(groups.conflict_mask(), expected)
+
+
+@some
+@given(random_groups(), st.integers(0, 3), st.randoms(use_true_random=False))
+def test_garbage_in_the_padding_changes_no_mask(groups: Groups, columns: int, random) -> None:
+    groups.extra += columns
+    ids, mask = groups.ids, groups.mask
+    garbage = torch.tensor([random.choice([0, 1, 2, 3, -100, 10**12]) for _ in range(ids.numel())]).reshape(ids.shape)
+    actual = conflict_mask(torch.where(mask.bool(), ids, garbage), mask, groups.scores, groups.group_size)
+    assert_same(actual, groups.expected_mask())
+    assert not actual[~mask.bool()].any()
+
+
+@some
+@given(random_groups())
+def test_groups_of_one_batch_do_not_see_each_other(groups: Groups) -> None:
+    whole = groups.conflict_mask()
+    size = groups.group_size
+    for start in range(0, len(groups.completions), size):
+        rows = slice(start, start + size)
+        alone = conflict_mask(groups.ids[rows], groups.mask[rows], groups.scores[rows], size)
+        assert_same(whole[rows], alone)
+
+
+def test_completions_of_different_groups_do_not_conflict() -> None:
+    ids = torch.tensor([[1, 2], [1, 2], [1, 2], [1, 2]])
+    advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])  # prompt 1 all positive, prompt 2 all negative
+    assert not conflict_mask(ids, torch.ones_like(ids), advantages, 2).any()
+    assert conflict_mask(ids, torch.ones_like(ids), advantages, 4).all()
+
+
+@some
+@given(random_groups(), st.randoms(use_true_random=False))
+def test_order_within_the_group_does_not_matter(groups: Groups, random) -> None:
+    size = groups.group_size
+    order = []
+    for start in range(0, len(groups.completions), size):
+        order += random.sample(range(start, start + size), size)
+    shuffled = conflict_mask(groups.ids[order], groups.mask[order], groups.scores[order], size)
+    assert_same(shuffled, groups.conflict_mask()[order])
+
+
+@some
+@given(random_groups())
+def test_mask_is_the_same_when_every_advantage_changes_sign(groups: Groups) -> None:
+    assert_same(conflict_mask(groups.ids, groups.mask, -groups.scores, groups.group_size), groups.conflict_mask())
+
+
+@some
+@given(random_groups())
+def test_mask_reads_the_same_from_either_end(groups: Groups) -> None:
+    # Reversing every completion swaps the two runs and so reverses the mask.
+    mirrored = Groups([row[::-1] for row in groups.completions], groups.advantages, groups.group_size, extra=2)
+    there = unpad(groups.conflict_mask(), groups.mask)
+    back = unpad(mirrored.conflict_mask(), mirrored.mask)
+    assert [row[::-1] for row in back] == there
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.int64, torch.float32])
+def test_completion_mask_of_any_dtype_gives_the_same_mask(dtype: torch.dtype) -> None:
+    groups, mask, _ = drawn("+1 | a b E | # . # | 2 1 2", "-1 | a E | # # | 0 0", pad_token="b")
+    assert_same(conflict_mask(groups.ids, groups.mask.to(dtype), groups.scores, 2), mask)
+
+
+def test_mask_of_completions_without_any_token() -> None:
+    for width in (0, 3):
+        mask = conflict_mask(
+            torch.zeros(2, width, dtype=torch.int64), torch.zeros(2, width), torch.tensor([1.0, -1.0]), 2
+        )
+        assert mask.shape == (2, width) and mask.dtype == torch.bool and not mask.any()
+
+
+def test_mask_leaves_its_inputs_alone() -> None:
+    groups, _, _ = drawn("+1 | a b E | # . # | 2 1 2", "-1 | a c E | # . # | 0 1 0")
+    ids, mask, scores = groups.ids, groups.mask, groups.scores
+    conflict_mask(ids, mask, scores, 2)
+    assert_same(ids, groups.ids)
+    assert_same(mask, groups.mask)
+    assert_same(scores, groups.scores)
+
+
+def test_mask_refuses_shapes_that_disagree() -> None:
+    ids, mask, advantages = torch.zeros(4, 3, dtype=torch.int64), torch.ones(4, 3), torch.ones(4)
+    with pytest.raises(ValueError):
+        conflict_mask(ids, mask[:, :2], advantages, 2)
+    with pytest.raises(ValueError):
+        conflict_mask(ids, mask[:2], advantages, 2)
+    with pytest.raises(ValueError):
+        conflict_mask(ids, mask, advantages[:2], 2)
+    with pytest.raises(ValueError):
+        conflict_mask(ids, mask, advantages[:, None], 2)
+    with pytest.raises(ValueError):
+        conflict_mask(ids, mask, advantages, 3)  # 4 rows are no whole groups of 3
+    with pytest.raises(ValueError):
+        conflict_mask(ids, mask, advantages, 0)
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_eq_9_for_every_mask_and_sign() -> None:
+    mask = torch.tensor([[False, True], [False, True], [False, True]])
+    weights = conflict_weights(mask, torch.tensor([0.7, -0.7, 0.0]))
+    assert weights.tolist() == [[1.0, 2.0], [1.0, 0.0], [1.0, 1.0]]
+
+
+def test_positive_weight_replaces_the_two_and_nothing_else() -> None:
+    mask = torch.tensor([[False, True], [False, True], [False, True]])
+    weights = conflict_weights(mask, torch.tensor([0.7, -0.7, 0.0]), positive_weight=3.5)
+    assert weights.tolist() == [[1.0, 3.5], [1.0, 0.0], [1.0, 1.0]]
+
+
+def test_weights_refuse_shapes_that_disagree() -> None:
+    with pytest.raises(ValueError):
+        conflict_weights(torch.zeros(4, 3, dtype=torch.bool), torch.ones(3))
+    with pytest.raises(ValueError):
+        conflict_weights(torch.zeros(4, 4, dtype=torch.bool), torch.ones(4, 1))
+
+
+# --- entropy ---------------------------------------------------------------------------------------------------------
+
+
+def test_entropy_is_the_mean_over_the_completions_own_tokens() -> None:
+    token_entropy = torch.tensor([[0.5, 1.5, 9.0], [3.0, 9.0, 9.0], [1.0, 2.0, 6.0]])
+    mask = length_mask([2, 1, 3], 3)
+    assert completion_entropy(token_entropy, mask).tolist() == [1.0, 3.0, 3.0]
+
+
+def test_entropy_of_uniform_tokens_is_ln_of_the_vocabulary() -> None:
+    for vocabulary in (1, 2, 50, 128256):
+        uniform = torch.full((1, 7), math.log(vocabulary), dtype=torch.float64)
+        actual = completion_entropy(uniform, length_mask([5], 7))
+        assert abs(actual.item() - math.log(vocabulary)) < ATOL64
+
+
+def test_entropy_of_an_empty_completion_is_zero() -> None:
+    actual = completion_entropy(torch.full((2, 3), 5.0), length_mask([0, 3], 3))
+    assert actual.tolist() == [0.0, 5.0]
+    assert completion_entropy(torch.zeros(2, 0), torch.zeros(2, 0)).tolist() == [0.0, 0.0]
+
+
+def test_entropy_carries_no_gradient() -> None:
+    token_entropy = torch.rand(2, 3, requires_grad=True)
+    assert not completion_entropy(token_entropy, length_mask([2, 3], 3)).requires_grad
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e30])
+def test_entropy_ignores_garbage_in_the_padding(garbage: float) -> None:
+    token_entropy = torch.tensor([[0.25, 0.75, garbage], [garbage, garbage, garbage]])
+    assert completion_entropy(token_entropy, length_mask([2, 0], 3)).tolist() == [0.5, 0.0]
+
+
+def test_entropy_averages_bfloat16_in_float32() -> None:
+    # 1,001 tokens of which one is 1 and the rest 0: a bfloat16 length would be 1000, a bfloat16 sum would stall at 256.
+    token_entropy = torch.ones(1, 1001, dtype=torch.bfloat16)
+    actual = completion_entropy(token_entropy, torch.ones(1, 1001))
+    assert actual.dtype == torch.float32 and actual.item() == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
+def test_entropy_takes_a_mask_of_any_dtype(dtype: torch.dtype) -> None:
+    token_entropy = torch.tensor([[0.5, 1.5, 9.0]])
+    assert completion_entropy(token_entropy, length_mask([2], 3).to(dtype)).tolist() == [1.0]
+
+
+def test_entropy_equals_reference_on_random_lengths() -> None:
+    batch = random_batch(seed=3, groups=5, width=33)
+    expected = naive_completion_entropy(unpad(batch.token_entropy, batch.mask))
+    torch.testing.assert_close(
+        completion_entropy(batch.token_entropy, batch.mask),
+        torch.tensor(expected, dtype=torch.float64),
+        atol=ATOL64,
+        rtol=0,
+    )
+
+
+def test_entropy_refuses_shapes_that_disagree() -> None:
+    with pytest.raises(ValueError):
+        completion_entropy(torch.zeros(4, 3), torch.ones(4, 2))
+    with pytest.raises(ValueError):
+        completion_entropy(torch.zeros(4, 3), torch.ones(3, 3))
+    with pytest.raises(ValueError):
+        completion_entropy(torch.zeros(4, 1), torch.ones(4, 3))
+
+
+# --- filter ----------------------------------------------------------------------------------------------------------
+
+BELOW, AT, ABOVE = 0.3, LN2, 1.3  # <H>_i below, exactly at and above the threshold ln 2
+
+FILTER_CASES = {
+    # mode, <H>_ini: delta for (A = +1, -1, 0) x <H>_i in (BELOW, AT, ABOVE)
+    ("auto", 0.2): [[1, 1, 0], [1, 1, 0], [1, 1, 0]],  # Eq. 10, second and third line
+    ("auto", 0.693): [[1, 1, 0], [1, 1, 0], [1, 1, 0]],  # just below ln 2
+    ("auto", LN2): [[1, 1, 1], [1, 1, 1], [1, 1, 1]],  # exactly ln 2: no filter
+    ("auto", 0.694): [[1, 1, 1], [1, 1, 1], [1, 1, 1]],  # Eq. 10, first line
+    ("on", 0.2): [[1, 1, 0], [1, 1, 0], [1, 1, 0]],
+    ("on", 2.0): [[1, 1, 0], [1, 1, 0], [1, 1, 0]],
+    ("on", None): [[1, 1, 0], [1, 1, 0], [1, 1, 0]],
+    ("off", 0.2): [[1, 1, 1], [1, 1, 1], [1, 1, 1]],
+    ("off", 2.0): [[1, 1, 1], [1, 1, 1], [1, 1, 1]],
+    ("off", None): [[1, 1, 1], [1, 1, 1], [1, 1, 1]],
+    ("negative_only", 0.2): [[1, 1, 1], [1, 1, 0], [1, 1, 1]],
+    ("negative_only", 2.0): [[1, 1, 1], [1, 1, 0], [1, 1, 1]],
+    ("negative_only", None): [[1, 1, 1], [1, 1, 0], [1, 1, 1]],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("mode", "initial_entropy"), FILTER_CASES.keys())
+def test_filter_in_every_branch(mode: str, initial_entropy: float | None, dtype: torch.dtype) -> None:
+    entropy = torch.tensor([BELOW, AT, ABOVE] * 3, dtype=dtype)
+    advantages = torch.tensor([1.0] * 3 + [-1.0] * 3 + [0.0] * 3)
+    expected = [cell for row in FILTER_CASES[mode, initial_entropy] for cell in row]
+    assert naive_entropy_filter([BELOW, AT, ABOVE] * 3, advantages.tolist(), initial_entropy, LN2, mode) == expected
+    assert entropy_filter(entropy, advantages, initial_entropy, mode=mode).tolist() == expected
+
+
+def test_filter_defaults_are_eq_10() -> None:
+    entropy, advantages = torch.tensor([0.69, 0.70]), torch.tensor([1.0, -1.0])
+    assert entropy_filter(entropy, advantages, 0.5).tolist() == [1, 0]
+    assert entropy_filter(entropy, advantages, 0.9).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.7, 1.05, 2.0])
+@pytest.mark.parametrize("mode", ["auto", "on", "negative_only"])
+def test_threshold_replaces_ln_2_for_the_completions(mode: str, threshold: float) -> None:
+    entropy = torch.tensor([threshold - 0.01, threshold, threshold + 0.01], dtype=torch.float64)
+    advantages = torch.full((3,), -1.0)
+    assert entropy_filter(entropy, advantages, 0.1, threshold, mode).tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("threshold", [0.5, 0.7, 1.05, 2.0])
+def test_threshold_does_not_move_the_collapse_test(threshold: float) -> None:
+    # The model is prone to collapse where <H>_ini < ln 2, whatever threshold the completions are held against.
+    entropy, advantages = torch.tensor([5.0]), torch.tensor([1.0])
+    assert entropy_filter(entropy, advantages, 0.69, threshold).tolist() == [0]
+    assert entropy_filter(entropy, advantages, 0.695, threshold).tolist() == [1]
+
+
+def test_auto_filter_without_initial_entropy_is_refused() -> None:
+    with pytest.raises(ValueError, match="initial_entropy"):
+        entropy_filter(torch.ones(2), torch.ones(2), None)
+    with pytest.raises(ValueError, match="initial_entropy"):
+        gtpo_loss(torch.zeros(2, 1), torch.ones(2, 1), torch.ones(2, 1), torch.ones(2), torch.ones(2, 1),
+                  initial_entropy=None)  # fmt: skip
+
+
+def test_unknown_filter_mode_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="always"):
+        entropy_filter(torch.ones(2), torch.ones(2), 0.5, mode="always")
+
+
+def test_filter_carries_no_gradient() -> None:
+    assert not entropy_filter(torch.rand(2, requires_grad=True), torch.ones(2), 0.5).requires_grad
+
+
+def test_filter_refuses_shapes_that_disagree() -> None:
+    with pytest.raises(ValueError):
+        entropy_filter(torch.ones(3), torch.ones(2), 0.5)
+    with pytest.raises(ValueError):
+        entropy_filter(torch.ones(3), torch.ones(1), 0.5, mode="negative_only")
+    with pytest.raises(ValueError):
+        entropy_filter(torch.ones(3, 1), torch.ones(3), 0.5)
+
+
+# --- objectives: a random batch and its references -------------------------------------------------------------------
+
+
+@dataclass
+class Batch:
+    """Random inputs of an objective. Lengths reach from one token to the full width."""
+
+    mask: Tensor
+    advantages: Tensor
+    logps: Tensor
+    old_logps: Tensor
+    ref_logps: Tensor
+    token_entropy: Tensor
+    weights: Tensor
+
+    def to(self, dtype: torch.dtype) -> "Batch":
+        """What belongs to tokens in ``dtype``; advantages and weights in float32 below it, as the trainer has them."""
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        narrow_names = ("logps", "old_logps", "ref_logps", "token_entropy")
+        narrow = {name: getattr(self, name).to(dtype) for name in narrow_names}
+        return Batch(mask=self.mask, advantages=self.advantages.to(wide), weights=self.weights.to(wide), **narrow)
+
+    def lists(self, name: str) -> list[list[float]]:
+        return unpad(getattr(self, name), self.mask)
+
+
+def random_batch(seed: int, *, groups: int = 3, group_size: int = 4, width: int = 11, empty: bool = True) -> Batch:
+    """In float64. One row has no token (unless ``empty`` is False), one has one, one has the full width.
+
+    Half of the rows lie well above ln 2 in entropy and half well below, so that rounding moves no row over it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+    rows = groups * group_size
+    lengths = torch.randint(1, width + 1, (rows,), generator=generator).tolist()
+    lengths[:3] = [0 if empty else 2, 1, width]
+    mask = length_mask(lengths, width)
+    raw = torch.randn(groups, group_size, generator=generator, dtype=torch.float64)
+    advantages = ((raw - raw.mean(1, keepdim=True)) / raw.std(1, keepdim=True)).flatten()
+    advantages[-1] = 0.0
+    logps = -3.0 * uniform(rows, width)
+    high = torch.arange(rows).remainder(2)[:, None]
+    ids = torch.randint(0, 2, (rows, width), generator=generator)
+    naive = naive_conflict_mask(unpad(ids, mask), advantages.tolist(), group_size)
+    return Batch(
+        mask=mask,
+        advantages=advantages,
+        logps=logps,
+        old_logps=logps + 0.5 * (uniform(rows, width) - 0.5),
+        ref_logps=logps + 2.0 * (uniform(rows, width) - 0.5),
+        token_entropy=(0.4 + 0.2 * uniform(rows, width)) + 0.8 * high,
+        weights=pad(naive_conflict_weights(naive, advantages.tolist()), width, 1.0, torch.float64),
+    )
+
+
+def run(loss_function, logps: Tensor, *arguments, **options) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Loss, gradient with respect to the log-probabilities, metrics."""
+    leaf = logps.detach().clone().requires_grad_()
+    loss, metrics = loss_function(leaf, *arguments, **options)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    return loss.detach(), gradient, metrics
+
+
+def run_gtpo(batch: Batch, **options) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    weights = options.pop("weights", batch.weights)
+    arguments = (batch.token_entropy, batch.mask, batch.advantages, weights)
+    return run(gtpo_loss, batch.logps, *arguments, **({"initial_entropy": 0.3} | options))
+
+
+def run_grpo(batch: Batch, **options) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    return run(grpo_loss, batch.logps, batch.mask, batch.advantages, **options)
+
+
+def expected_gtpo(batch: Batch, *, old: bool = False, mode: str = "auto", gamma: float = 0.1, initial: float = 0.3):
+    """The naive reference with every term of Eq. 11 in it."""
+    entropy = naive_completion_entropy(batch.lists("token_entropy"))
+    return naive_gtpo_loss(
+        batch.lists("logps"),
+        batch.advantages.tolist(),
+        weights=batch.lists("weights"),
+        token_entropy=batch.lists("token_entropy"),
+        gamma=gamma,
+        delta=naive_entropy_filter(entropy, batch.advantages.tolist(), initial, LN2, mode),
+        old_logps=batch.lists("old_logps") if old else None,
+    )
+
+
+def assert_loss(actual: tuple[Tensor, Tensor, dict], expected: tuple, atol: float = ATOL64) -> None:
+    """Value and gradient against (loss, gradient rows) of a naive reference; the padding's gradient is zero."""
+    loss, gradient, _ = actual
+    assert loss.shape == ()
+    assert abs(loss.item() - expected[0]) <= atol
+    torch.testing.assert_close(gradient, pad(expected[1], gradient.shape[1], 0.0, gradient.dtype), atol=atol, rtol=0)
+
+
+# --- the references against values computed by hand ------------------------------------------------------------------
+
+
+def test_references_reproduce_gtpo_computed_by_hand() -> None:
+    # Two completions, A = +1 and -1, of 2 and 4 tokens; the first token of both is a conflict; <H> = 0.5 and 2.
+    #   row 1: delta 1, A - 0.1 * 0.5 = 0.95, over 2 tokens, lambda 2 1:     0.475 * (2 + 1) = 1.425
+    #   row 2: delta 1, A - 0.1 * 2 = -1.2, over 4 tokens, lambda 0 1 1 1:   -0.3 * 3 = -0.9
+    #   J = (1.425 - 0.9) / 2 = 0.2625
+    logps = [[-0.1, -0.2], [-0.3, -0.4, -0.5, -0.6]]
+    weights = [[2.0, 1.0], [0.0, 1.0, 1.0, 1.0]]
+    entropy = [[0.25, 0.75], [2.0] * 4]
+    arguments = {"weights": weights, "token_entropy": entropy, "gamma": 0.1}
+    loss, gradient = naive_gtpo_loss(logps, [1.0, -1.0], **arguments, delta=[1.0, 1.0])
+    assert loss == pytest.approx(-0.2625, abs=1e-15)
+    assert gradient[0] == pytest.approx([-0.475, -0.2375], abs=1e-15)
+    assert gradient[1] == pytest.approx([0.0, 0.15, 0.15, 0.15], abs=1e-15)
+
+    # The filter drops row 2 (2 > ln 2) and its G stays 2: J = 1.425 / 2.
+    loss, gradient = naive_gtpo_loss(logps, [1.0, -1.0], **arguments, delta=[1.0, 0.0])
+    assert loss == pytest.approx(-0.7125, abs=1e-15)
+    assert gradient[1] == [0.0] * 4
+
+    # Row 1's first token is twice as likely as when it was sampled: r = 2, so J gains 0.475 * 2 / 2.
+    old = [[-0.1 - LN2, -0.2], [-0.3, -0.4, -0.5, -0.6]]
+    loss, gradient = naive_gtpo_loss(logps, [1.0, -1.0], **arguments, delta=[1.0, 0.0], old_logps=old)
+    assert loss == pytest.approx(-0.7125 - 0.475, abs=1e-15)
+    assert gradient[0] == pytest.approx([-0.95, -0.2375], abs=1e-15)
+
+
+def test_references_reproduce_grpo_computed_by_hand() -> None:
+    # A = 1, two tokens, r = 2 (clipped at 1.2, no gradient) and 1: C = 1.1.
+    # A = -1, one token, r = 2: min(-2, -1.2) = -2 with gradient. J = (1.1 - 2) / 2 = -0.45
+    logps = [[0.0, -1.0], [-1.0]]
+    old = [[-LN2, -1.0], [-1.0 - LN2]]
+    loss, gradient, _ = naive_grpo_loss(logps, [1.0, -1.0], old_logps=old)
+    assert loss == pytest.approx(0.45, abs=1e-15)
+    assert gradient[0] == pytest.approx([0.0, -0.25], abs=1e-15)
+    assert gradient[1] == pytest.approx([1.0], abs=1e-15)
+
+    # k3 with ref / pi = 2 is 2 - ln 2 - 1, its slope in logp is 1 - 2; with ref = pi both are 0. KL is the token mean.
+    ref = [[LN2, -1.0], [-1.0]]
+    loss_kl, gradient_kl, kl = naive_grpo_loss(logps, [1.0, -1.0], old_logps=old, ref_logps=ref, beta=0.4)
+    assert kl == pytest.approx((1 - LN2) / 3, abs=1e-15)
+    assert loss_kl == pytest.approx(0.45 + 0.4 * (1 - LN2) / 4, abs=1e-15)  # over 2 tokens, then over 2 rows
+    assert gradient_kl[0] == pytest.approx([-0.1, -0.25], abs=1e-15)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["on-policy", "old logps"])
+def test_plain_formula_equals_naive_reference(old: bool) -> None:
+    batch = random_batch(seed=0)
+    entropy = naive_completion_entropy(batch.lists("token_entropy"))
+    delta = naive_entropy_filter(entropy, batch.advantages.tolist(), 0.3, LN2, "auto")
+    old_logps = batch.old_logps if old else None
+
+    leaf = batch.logps.clone().requires_grad_()
+    plain = plain_gtpo_loss(
+        leaf, batch.token_entropy, batch.mask, batch.advantages, batch.weights, torch.tensor(delta), 0.1, old_logps
+    )
+    (gradient,) = torch.autograd.grad(plain, leaf)
+    assert_loss((plain.detach(), gradient, {}), expected_gtpo(batch, old=old))
+
+    leaf = batch.logps.clone().requires_grad_()
+    options = {"beta": 0.04, "ref_logps": batch.ref_logps, "old_logps": old_logps}
+    plain = plain_grpo_loss(leaf, batch.mask, batch.advantages, **options)
+    (gradient,) = torch.autograd.grad(plain, leaf)
+    lists = {"ref_logps": batch.lists("ref_logps"), "old_logps": batch.lists("old_logps") if old else None}
+    naive = naive_grpo_loss(batch.lists("logps"), batch.advantages.tolist(), beta=0.04, **lists)
+    assert_loss((plain.detach(), gradient, {}), naive)
+
+
+# --- GTPO loss -------------------------------------------------------------------------------------------------------
+
+
+def test_gtpo_loss_computed_by_hand() -> None:
+    # The table of test_references_reproduce_gtpo_computed_by_hand, through the public functions from the ids on.
+    #   A    tokens     mask       lambda
+    #  +1    a b        # .        2 1
+    #  -1    a c d e    # . . .    0 1 1 1
+    groups, _, _ = drawn("+1 | a b | # . | 2 1", "-1 | a c d e | # . . . | 0 1 1 1", extra=0)
+    token_entropy = torch.tensor([[0.25, 0.75, 7.0, 7.0], [2.0] * 4], dtype=torch.float64)
+    arguments = (token_entropy, groups.mask, groups.scores, conflict_weights(groups.conflict_mask(), groups.scores))
+    logps = torch.full((2, 4), -0.5, dtype=torch.float64)
+    loss, gradient, metrics = run(gtpo_loss, logps, *arguments, initial_entropy=0.9)
+    assert loss.item() == pytest.approx(-0.2625, abs=1e-7)  # the advantages are float32
+    assert gradient[0].tolist() == pytest.approx([-0.475, -0.2375, 0.0, 0.0], abs=1e-7)
+    assert gradient[1].tolist() == pytest.approx([0.0, 0.15, 0.15, 0.15], abs=1e-7)
+    assert metrics["entropy"].item() == pytest.approx(1.25)
+    assert metrics["filtered_fraction"].item() == 0.0
+    loss, _, metrics = run(gtpo_loss, logps, *arguments, initial_entropy=0.3)
+    assert loss.item() == pytest.approx(-0.7125, abs=1e-7)
+    assert metrics["filtered_fraction"].item() == 0.5
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("old", [False, True], ids=["on-policy", "old logps"])
+def test_gtpo_value_and_gradient_equal_the_naive_reference(seed: int, old: bool) -> None:
+    batch = random_batch(seed)
+    actual = run_gtpo(batch, old_per_token_logps=batch.old_logps if old else None)
+    assert actual[0].dtype == torch.float64
+    assert_loss(actual, expected_gtpo(batch, old=old))
+
+
+@pytest.mark.parametrize("mode", ["auto", "on", "off", "negative_only"])
+@pytest.mark.parametrize("initial", [0.3, 0.9])
+@pytest.mark.parametrize("gamma", [0.0, 1e-6, 0.01, 1.0])
+def test_gtpo_passes_mode_initial_entropy_and_gamma_on(mode: str, initial: float, gamma: float) -> None:
+    batch = random_batch(seed=1)
+    actual = run_gtpo(batch, initial_entropy=initial, filter_mode=mode, gamma=gamma)
+    assert_loss(actual, expected_gtpo(batch, mode=mode, initial=initial, gamma=gamma))
+
+
+def test_gtpo_passes_the_threshold_on() -> None:
+    batch = random_batch(seed=1)  # rows have about 0.5 or 1.3 nats
+    assert run_gtpo(batch, threshold=2.0)[2]["filtered_fraction"].item() == 0.0
+    assert run_gtpo(batch, threshold=0.1)[2]["filtered_fraction"].item() == pytest.approx(11 / 12)  # one row is empty
+    assert_loss(run_gtpo(batch, threshold=2.0), expected_gtpo(batch, mode="off"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("old", [False, True], ids=["on-policy", "old logps"])
+@pytest.mark.parametrize("name", ["gtpo", "grpo"])
+def test_error_stays_within_the_plain_computations_own(dtype: torch.dtype, old: bool, name: str) -> None:
+    # Root mean square over ten batches, value and gradient apart (observed: 0.1 to 0.8 of plain's in bfloat16).
+    errors: dict[str, list[tuple[Tensor, Tensor]]] = {"loss": [], "gradient": []}
+    for seed in range(10):
+        batch = random_batch(seed, width=40).to(dtype)
+        exact = batch.to(torch.float64)
+        entropy = naive_completion_entropy(exact.lists("token_entropy"))
+        delta = torch.tensor(naive_entropy_filter(entropy, batch.advantages.tolist(), 0.3, LN2, "auto"))
+
+        def plain(inputs: Batch, delta: Tensor = delta) -> tuple[Tensor, Tensor]:
+            leaf, old_logps = inputs.logps.clone().requires_grad_(), inputs.old_logps if old else None
+            if name == "gtpo":
+                arguments = (inputs.token_entropy, inputs.mask, inputs.advantages, inputs.weights, delta, 0.1)
+                loss = plain_gtpo_loss(leaf, *arguments, old_logps)
+            else:
+                options = {"beta": 0.04, "ref_logps": inputs.ref_logps, "old_logps": old_logps}
+                loss = plain_grpo_loss(leaf, inputs.mask, inputs.advantages, **options)
+            return loss.detach(), torch.autograd.grad(loss, leaf)[0]
+
+        old_logps = batch.old_logps if old else None
+        if name == "gtpo":
+            loss, gradient, metrics = run_gtpo(batch, old_per_token_logps=old_logps)
+        else:
+            options = {"beta": 0.04, "ref_per_token_logps": batch.ref_logps, "old_per_token_logps": old_logps}
+            loss, gradient, metrics = run_grpo(batch, **options)
+        assert loss.dtype == torch.float32 and gradient.dtype == dtype
+        assert all(value.dtype == torch.float32 for value in metrics.values())
+        true_loss, true_gradient = plain(exact)
+        plain_loss, plain_gradient = plain(batch)
+        errors["loss"].append((loss - true_loss, plain_loss - true_loss))
+        errors["gradient"].append((gradient - true_gradient, plain_gradient - true_gradient))
+    for what, pairs in errors.items():
+        ours, own = (torch.stack(x).square().mean().sqrt() for x in zip(*pairs, strict=True))
+        assert ours <= own + ROUNDING, what
+
+
+def test_gtpo_computes_bfloat16_in_float32() -> None:
+    # The value's error is that of one rounding per step in float32, far below what bfloat16 arithmetic would leave.
+    batch = random_batch(seed=2, width=40).to(torch.bfloat16)
+    loss, _, _ = run_gtpo(batch, old_per_token_logps=batch.old_logps)
+    assert abs(loss.item() - expected_gtpo(batch.to(torch.float64), old=True)[0]) < ROUNDING  # observed 3e-8
+
+
+def test_ratio_is_one_with_gradient_when_no_old_logps_are_given() -> None:
+    batch = random_batch(seed=4)
+    without = run_gtpo(batch)
+    with_own = run_gtpo(batch, old_per_token_logps=batch.logps.clone())
+    assert_loss(without, expected_gtpo(batch))
+    torch.testing.assert_close(without[0], with_own[0], atol=ATOL64, rtol=0)
+    torch.testing.assert_close(without[1], with_own[1], atol=ATOL64, rtol=0)
+    shifted = run_gtpo(Batch(**{**vars(batch), "logps": batch.logps - 100.0}))
+    torch.testing.assert_close(shifted[0], without[0], atol=ATOL64, rtol=0)  # the value does not depend on logp
+
+
+def test_ratio_is_not_clipped() -> None:
+    # r = e^2 on one token, far outside 1 +- 0.2, for either sign of the advantage.
+    for advantage in (1.0, -1.0):
+        loss, gradient, _ = run(
+            gtpo_loss,
+            torch.tensor([[-1.0]], dtype=torch.float64),
+            torch.zeros(1, 1),
+            torch.ones(1, 1),
+            torch.tensor([advantage]),
+            torch.ones(1, 1),
+            initial_entropy=0.3,
+            old_per_token_logps=torch.tensor([[-3.0]], dtype=torch.float64),
+        )
+        assert loss.item() == pytest.approx(-advantage * math.e**2, abs=ATOL64 * 10)
+        assert gradient.item() == pytest.approx(-advantage * math.e**2, abs=ATOL64 * 10)
+
+
+def test_length_counts_all_tokens_of_the_completion() -> None:
+    # Three of four tokens have weight 0: the divisor stays 4 (the authors' code divides by the conflict tokens).
+    weights = torch.tensor([[0.0, 0.0, 0.0, 1.0]])
+    loss, gradient, _ = run(
+        gtpo_loss,
+        torch.zeros(1, 4),
+        torch.zeros(1, 4),
+        torch.ones(1, 4),
+        torch.tensor([-1.0]),
+        weights,
+        initial_entropy=0.3,
+    )
+    assert loss.item() == 0.25
+    assert gradient.tolist() == [[0.0, 0.0, 0.0, 0.25]]
+
+
+def test_filtered_completions_still_count_in_the_mean_over_the_group() -> None:
+    # Row 2 is dropped: J = 1/2 * (1 + 0), not 1.
+    entropy = torch.tensor([[0.0], [2.0]])
+    loss, _, metrics = run(
+        gtpo_loss,
+        torch.zeros(2, 1),
+        entropy,
+        torch.ones(2, 1),
+        torch.tensor([1.0, -1.0]),
+        torch.ones(2, 1),
+        initial_entropy=0.3,
+    )
+    assert loss.item() == -0.5
+    assert metrics["filtered_fraction"].item() == 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_group_of_which_everything_is_filtered_has_no_loss_and_no_gradient(dtype: torch.dtype) -> None:
+    batch = random_batch(seed=5, empty=False).to(dtype)
+    batch.token_entropy = batch.token_entropy + 3.0
+    loss, gradient, metrics = run_gtpo(batch)
+    assert loss.item() == 0.0
+    assert gradient.tolist() == torch.zeros_like(gradient).tolist()
+    assert metrics["filtered_fraction"].item() == 1.0
+
+
+def test_empty_completions_have_no_loss_and_no_gradient() -> None:
+    logps = torch.full((2, 3), -1.0)
+    weights = torch.ones(2, 3)
+    nothing = torch.zeros(2, 3)
+    loss, gradient, metrics = run(
+        gtpo_loss, logps, weights, nothing, torch.tensor([1.0, -1.0]), weights, initial_entropy=0.3
+    )
+    assert loss.item() == 0.0 and not gradient.any()
+    assert metrics["entropy"].item() == 0.0 and metrics["filtered_fraction"].item() == 0.0
+    loss, gradient, _ = run(grpo_loss, logps, nothing, torch.tensor([1.0, -1.0]))
+    assert loss.item() == 0.0 and not gradient.any()
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("old", [False, True], ids=["on-policy", "old logps"])
+def test_garbage_in_the_padding_changes_neither_loss_nor_gradient(garbage: float, old: bool) -> None:
+    batch = random_batch(seed=6)
+    clean = run_gtpo(batch, old_per_token_logps=batch.old_logps if old else None)
+    for name in ("logps", "old_logps", "token_entropy", "weights"):
+        setattr(batch, name, torch.where(batch.mask.bool(), getattr(batch, name), garbage))
+    loss, gradient, metrics = run_gtpo(batch, old_per_token_logps=batch.old_logps if old else None)
+    assert loss.item() == clean[0].item()
+    assert gradient.tolist() == clean[1].tolist()
+    assert metrics["entropy"].item() == clean[2]["entropy"].item()
+
+
+def test_nan_in_a_real_token_is_not_hidden() -> None:
+    # The run has to stop on it (and does): a loss that quietly skips the token would train on.
+    for name in ("logps", "token_entropy"):
+        batch = random_batch(seed=6)
+        getattr(batch, name)[2, 0] = math.nan  # row 2 has the full width and passes the filter
+        assert math.isnan(run_gtpo(batch)[0].item())
+        if name == "logps":
+            assert math.isnan(run_grpo(batch)[0].item())
+
+
+def test_entropy_term_carries_no_gradient_to_the_entropies() -> None:
+    batch = random_batch(seed=7)
+    logps = batch.logps.clone().requires_grad_()
+    token_entropy = batch.token_entropy.clone().requires_grad_()
+    loss, _ = gtpo_loss(logps, token_entropy, batch.mask, batch.advantages, batch.weights, initial_entropy=0.3)
+    (gradient,) = torch.autograd.grad(loss, token_entropy, allow_unused=True)
+    assert gradient is None or not gradient.any()
+
+
+def test_entropy_weighs_the_gradient_and_carries_none_where_logps_make_it() -> None:
+    # Entropy and log-probability of a token come from the same logits: only the path through logp counts (Eq. 28, 30).
+    logits = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask, advantages = length_mask([5, 3, 1], 5), torch.tensor([1.0, -0.7, -0.3], dtype=torch.float64)
+    weights = torch.ones(3, 5, dtype=torch.float64)
+
+    def gradient(detach: bool, loss_function) -> Tensor:
+        leaf = logits.clone().requires_grad_()
+        logp = torch.log_softmax(leaf, -1)
+        entropy = -(logp.exp() * logp).sum(-1)
+        loss = loss_function(logp[..., 0], entropy.detach() if detach else entropy)
+        return torch.autograd.grad(loss, leaf)[0]
+
+    def ours(logps: Tensor, entropy: Tensor) -> Tensor:
+        return gtpo_loss(logps, entropy, mask, advantages, weights, initial_entropy=None, filter_mode="off", gamma=2)[0]
+
+    def plain(logps: Tensor, entropy: Tensor) -> Tensor:
+        return plain_gtpo_loss(logps, entropy, mask, advantages, weights, torch.ones(3), 2.0)
+
+    torch.testing.assert_close(gradient(False, ours), gradient(True, plain), atol=ATOL64, rtol=0)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 12])
+@pytest.mark.parametrize("name", ["gtpo", "grpo"])
+def test_mean_over_micro_batches_equals_the_whole(parts: int, name: str) -> None:
+    batch = random_batch(seed=8)
+
+    def compute(part: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        if name == "gtpo":
+            return run_gtpo(part, old_per_token_logps=part.old_logps)
+        return run_grpo(part, beta=0.04, ref_per_token_logps=part.ref_logps, old_per_token_logps=part.old_logps)
+
+    whole = compute(batch)
+    size = len(batch.advantages) // parts
+    pieces = [
+        compute(Batch(**{key: value[start : start + size] for key, value in vars(batch).items()}))
+        for start in range(0, len(batch.advantages), size)
+    ]
+    mean = torch.stack([piece[0] for piece in pieces]).mean()
+    torch.testing.assert_close(mean, whole[0], atol=ATOL64, rtol=0)
+    gradients = torch.cat([piece[1] for piece in pieces]) / parts
+    torch.testing.assert_close(gradients, whole[1], atol=ATOL64, rtol=0)
+    if name == "gtpo":
+        for key in ("entropy", "filtered_fraction"):
+            mean = torch.stack([piece[2][key].double() for piece in pieces]).mean()
+            assert mean.item() == pytest.approx(whole[2][key].item(), abs=1e-6)
+
+
+def test_wider_padding_changes_nothing() -> None:
+    batch = random_batch(seed=9)
+    wide = Batch(**{key: torch.nn.functional.pad(x, (0, 5)) if x.ndim == 2 else x for key, x in vars(batch).items()})
+    narrow_loss, narrow_gradient, _ = run_gtpo(batch)
+    wide_loss, wide_gradient, _ = run_gtpo(wide)
+    torch.testing.assert_close(wide_loss, narrow_loss, atol=ATOL64, rtol=0)
+    torch.testing.assert_close(wide_gradient[:, :-5], narrow_gradient, atol=ATOL64, rtol=0)
+
+
+def test_gradient_scales_with_what_comes_from_above() -> None:
+    # Accumulation divides the loss before backward: the gradient has to follow.
+    batch = random_batch(seed=9)
+    arguments = (batch.token_entropy, batch.mask, batch.advantages, batch.weights)
+
+    def scaled(*args, **kwargs) -> tuple[Tensor, dict]:
+        loss, metrics = gtpo_loss(*args, **kwargs)
+        return loss / 4, metrics
+
+    quarter = run(scaled, batch.logps, *arguments, initial_entropy=0.3)
+    torch.testing.assert_close(quarter[1] * 4, run_gtpo(batch)[1], atol=ATOL64, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["gtpo", "grpo"])
+def test_metrics_are_detached_scalars(name: str) -> None:
+    batch = random_batch(seed=10)
+    leaf = batch.logps.clone().requires_grad_()
+    if name == "gtpo":
+        _, metrics = gtpo_loss(leaf, batch.token_entropy, batch.mask, batch.advantages, batch.weights,
+                               initial_entropy=0.3)  # fmt: skip
+        assert {"entropy", "filtered_fraction"} <= metrics.keys()
+    else:
+        _, metrics = grpo_loss(leaf, batch.mask, batch.advantages, beta=0.1, ref_per_token_logps=batch.ref_logps)
+        assert "kl" in metrics
+        assert "kl" not in grpo_loss(leaf, batch.mask, batch.advantages)[1]
+    for value in metrics.values():
+        assert isinstance(value, Tensor) and value.ndim == 0 and not value.requires_grad
+
+
+def test_gtpo_metrics_equal_the_reference() -> None:
+    batch = random_batch(seed=11)
+    entropy = naive_completion_entropy(batch.lists("token_entropy"))
+    delta = naive_entropy_filter(entropy, batch.advantages.tolist(), 0.3, LN2, "auto")
+    metrics = run_gtpo(batch)[2]
+    assert metrics["entropy"].item() == pytest.approx(math.fsum(entropy) / len(entropy), abs=ATOL64)
+    assert metrics["filtered_fraction"].item() == pytest.approx(delta.count(0.0) / len(delta))
+    assert 0 < delta.count(0.0) < len(delta)
+
+
+def test_weight_of_the_whole_signal_is_that_of_eq_25() -> None:
+    # Appendix 8.2: with r = 1, no entropy terms and sum_i A_i = 0 the objective is 1/G sum_i |c_i| / |o_i| |A_i|.
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(1, 9, (6,), generator=generator).tolist()
+        ids = torch.randint(0, 2, (6, 8), generator=generator)
+        mask = length_mask(lengths, 8)
+        raw = torch.randn(6, generator=generator, dtype=torch.float64)
+        advantages = raw - raw.mean()
+        conflicts = conflict_mask(ids, mask, advantages, 6)
+        weights = conflict_weights(conflicts, advantages)
+        logps = torch.zeros(6, 8, dtype=torch.float64)
+        options = {"initial_entropy": None, "gamma": 0.0, "filter_mode": "off"}
+        loss, _ = gtpo_loss(logps, torch.zeros_like(logps), mask, advantages, weights, **options)
+        shares = [sum(c) / n for c, n in zip(conflicts.tolist(), lengths, strict=True)]
+        expected = math.fsum(share * abs(a) for share, a in zip(shares, advantages.tolist(), strict=True)) / 6
+        assert -loss.item() == pytest.approx(expected, abs=ATOL64)
+
+
+def test_gtpo_refuses_shapes_that_disagree() -> None:
+    good = {
+        "per_token_logps": torch.zeros(4, 3),
+        "token_entropy": torch.zeros(4, 3),
+        "completion_mask": torch.ones(4, 3),
+        "advantages": torch.ones(4),
+        "weights": torch.ones(4, 3),
+        "old_per_token_logps": torch.zeros(4, 3),
+    }
+    gtpo_loss(**good, initial_entropy=0.3)
+    for name, value in good.items():
+        for bad in (value[:2], value[..., None], value[:1], value[:, :1] if value.ndim == 2 else value[:0]):
+            with pytest.raises(ValueError):
+                gtpo_loss(**{**good, name: bad}, initial_entropy=0.3)
+
+
+# --- each component off ----------------------------------------------------------------------------------------------
+
+
+def test_without_conflict_correction_equals_the_reference_without_lambda() -> None:
+    batch = random_batch(seed=12)
+    entropy = naive_completion_entropy(batch.lists("token_entropy"))
+    expected = naive_gtpo_loss(
+        batch.lists("logps"),
+        batch.advantages.tolist(),
+        token_entropy=batch.lists("token_entropy"),
+        gamma=0.1,
+        delta=naive_entropy_filter(entropy, batch.advantages.tolist(), 0.3, LN2, "auto"),
+    )
+    assert_loss(run_gtpo(batch, weights=torch.ones_like(batch.weights)), expected)
+
+
+def test_without_the_entropy_term_equals_the_reference_without_it() -> None:
+    batch = random_batch(seed=13)
+    entropy = naive_completion_entropy(batch.lists("token_entropy"))
+    expected = naive_gtpo_loss(
+        batch.lists("logps"),
+        batch.advantages.tolist(),
+        weights=batch.lists("weights"),
+        delta=naive_entropy_filter(entropy, batch.advantages.tolist(), 0.3, LN2, "auto"),
+    )
+    assert_loss(run_gtpo(batch, gamma=0.0), expected)
+
+
+def test_without_the_filter_equals_the_reference_without_it() -> None:
+    batch = random_batch(seed=14)
+    expected = naive_gtpo_loss(
+        batch.lists("logps"),
+        batch.advantages.tolist(),
+        weights=batch.lists("weights"),
+        token_entropy=batch.lists("token_entropy"),
+        gamma=0.1,
+    )
+    assert_loss(run_gtpo(batch, filter_mode="off", initial_entropy=None), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_without_any_component_gtpo_is_grpo(dtype: torch.dtype) -> None:
+    batch = random_batch(seed=15).to(dtype)
+    options = {"weights": torch.ones_like(batch.weights), "gamma": 0.0, "filter_mode": "off", "initial_entropy": None}
+    gtpo, grpo = run_gtpo(batch, **options), run_grpo(batch)
+    atol = ATOL64 if dtype == torch.float64 else 1e-7  # observed error 0
+    torch.testing.assert_close(gtpo[0], grpo[0], atol=atol, rtol=0)
+    torch.testing.assert_close(gtpo[1], grpo[1], atol=atol, rtol=0)
+    naive = naive_gtpo_loss(batch.lists("logps"), batch.advantages.tolist())
+    assert_loss(gtpo, naive, atol=atol)
+
+
+# --- GRPO ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("beta", [0.0, 1e-6, 0.04, 1.0])
+@pytest.mark.parametrize("old", [False, True], ids=["on-policy", "old logps"])
+def test_grpo_value_and_gradient_equal_the_naive_reference(seed: int, beta: float, old: bool) -> None:
+    batch = random_batch(seed)
+    expected = naive_grpo_loss(
+        batch.lists("logps"),
+        batch.advantages.tolist(),
+        beta=beta,
+        ref_logps=batch.lists("ref_logps"),
+        old_logps=batch.lists("old_logps") if old else None,
+    )
+    actual = run_grpo(
+        batch,
+        beta=beta,
+        ref_per_token_logps=batch.ref_logps if beta else None,
+        old_per_token_logps=batch.old_logps if old else None,
+    )
+    assert_loss(actual, expected)
+    if beta:
+        assert actual[2]["kl"].item() == pytest.approx(expected[2], abs=ATOL64)
+
+
+@pytest.mark.parametrize("low, high", [(0.2, 0.2), (0.05, 0.05), (0.1, 0.28), (0.28, 0.1)])
+def test_grpo_clips_as_the_naive_reference(low: float, high: float) -> None:
+    batch = random_batch(seed=16, width=40)
+    expected = naive_grpo_loss(
+        batch.lists("logps"),
+        batch.advantages.tolist(),
+        epsilon_low=low,
+        epsilon_high=high,
+        old_logps=batch.lists("old_logps"),
+    )
+    unclipped = naive_grpo_loss(
+        batch.lists("logps"),
+        batch.advantages.tolist(),
+        epsilon_low=9.0,
+        epsilon_high=9.0,
+        old_logps=batch.lists("old_logps"),
+    )
+    assert abs(expected[0] - unclipped[0]) > 1e-4  # the clipping is active
+    actual = run_grpo(batch, epsilon_low=low, epsilon_high=high, old_per_token_logps=batch.old_logps)
+    assert_loss(actual, expected)
+
+
+def test_grpo_clips_only_where_it_takes_away() -> None:
+    # r = 2 and 1/2 with A = +1, then A = -1; Eq. 2 with epsilon 0.2. Gradient of -min(...) with respect to logp.
+    #   A = +1, r = 2:   min( 2,    1.2) =  1.2, flat       A = -1, r = 2:   min(-2,   -1.2) = -2,   slope  2
+    #   A = +1, r = 1/2: min( 0.5,  0.8) =  0.5, slope -0.5 A = -1, r = 1/2: min(-0.5, -0.8) = -0.8, flat
+    logps = torch.tensor([[LN2, -LN2], [LN2, -LN2]], dtype=torch.float64)
+    loss, gradient, _ = run(
+        grpo_loss,
+        logps,
+        torch.ones(2, 2),
+        torch.tensor([1.0, -1.0], dtype=torch.float64),
+        old_per_token_logps=torch.zeros(2, 2, dtype=torch.float64),
+    )
+    assert loss.item() == pytest.approx((-1.2 - 0.5 + 2 + 0.8) / 4, abs=ATOL64)
+    assert (gradient * 4).flatten().tolist() == pytest.approx([0.0, -0.5, 2.0, 0.0], abs=ATOL64)
+
+
+def test_grpo_kl_is_the_token_mean_over_the_batch() -> None:
+    # Row 1 has one token with ref / pi = e, row 2 three with ref = pi: mean over the 4 tokens, not over the rows.
+    mask = length_mask([1, 3], 3)
+    logps, ref = torch.zeros(2, 3, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64)
+    ref[0, 0] = 1.0
+    ref[0, 1:] = 50.0  # padding
+    loss, gradient, metrics = run(grpo_loss, logps, mask, torch.zeros(2), beta=0.5, ref_per_token_logps=ref)
+    assert metrics["kl"].item() == pytest.approx((math.e - 2) / 4, abs=ATOL64)
+    assert loss.item() == pytest.approx(0.5 * (math.e - 2) / 2, abs=ATOL64)  # in the loss: within a completion first
+    assert gradient[0, 0].item() == pytest.approx(0.5 * (1 - math.e) / 2, abs=ATOL64)
+
+
+def test_grpo_with_beta_needs_reference_logps() -> None:
+    with pytest.raises(ValueError, match="ref_per_token_logps"):
+        grpo_loss(torch.zeros(2, 3), torch.ones(2, 3), torch.ones(2), beta=0.04)
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf])
+def test_garbage_in_the_padding_changes_nothing_in_grpo(garbage: float) -> None:
+    batch = random_batch(seed=17)
+
+    def compute() -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        return run_grpo(batch, beta=0.04, ref_per_token_logps=batch.ref_logps, old_per_token_logps=batch.old_logps)
+
+    clean = compute()
+    for name in ("logps", "old_logps", "ref_logps"):
+        setattr(batch, name, torch.where(batch.mask.bool(), getattr(batch, name), garbage))
+    loss, gradient, metrics = compute()
+    assert loss.item() == clean[0].item()
+    assert gradient.tolist() == clean[1].tolist()
+    assert metrics["kl"].item() == clean[2]["kl"].item()
+
+
+def test_grpo_refuses_shapes_that_disagree() -> None:
+    good = {
+        "per_token_logps": torch.zeros(4, 3),
+        "completion_mask": torch.ones(4, 3),
+        "advantages": torch.ones(4),
+        "ref_per_token_logps": torch.zeros(4, 3),
+        "old_per_token_logps": torch.zeros(4, 3),
+    }
+    grpo_loss(**good, beta=0.04)
+    for name, value in good.items():
+        for bad in (value[:2], value[..., None], value[:1], value[:, :1] if value.ndim == 2 else value[:0]):
+            with pytest.raises(ValueError):
+                grpo_loss(**{**good, name: bad}, beta=0.04)

@@ -1,0 +1,626 @@
+"""linear_logps_and_entropy against a plain float64 computation: values, gradients, extremes, memory.
+
+The head works tile by tile and has two paths (frozen weights, as with LoRA, and trainable ones), so most tests run over
+tile sizes and over which of weight and bias wants a gradient. The references live in reference.py.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from reference import LN2, length_mask, naive_entropy_filter, naive_head, plain_gtpo_loss, plain_head
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gtpo_loss as module
+from gtpo_loss import gtpo_loss, linear_logps_and_entropy
+
+ATOL64 = 1e-12  # float64, values and gradients of order 1 to 10; observed error 2e-14
+ROUNDING = 1e-6  # float32 and below: what ours may add to the plain computation's own error, relative to the values
+
+SHAPES = [(0, 4, 7), (1, 1, 1), (1, 3, 2), (6, 2, 1), (5, 4, 3), (7, 5, 13), (16, 8, 64), (33, 6, 129)]  # N, H, V
+TILES = [None, (4, 8), (7, 50)]  # rows x columns; None: the module's own, larger than every shape here
+TRAINABLE = ["nothing", "weight", "bias", "weight and bias"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors: a second thread only waits, for long where the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=TILES, ids=lambda tile: "own tiles" if tile is None else f"tiles {tile[0]}x{tile[1]}")
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param is not None:
+        set_tiles(monkeypatch, *request.param)
+
+
+def set_tiles(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int) -> None:
+    monkeypatch.setattr(module, "_TILE_ROWS", rows)
+    monkeypatch.setattr(module, "_TILE_COLUMNS", columns)
+
+
+@dataclass
+class Case:
+    """Inputs of the head and the gradient that comes from above, exact in bfloat16."""
+
+    hidden: Tensor
+    weight: Tensor
+    targets: Tensor
+    bias: Tensor | None
+    upstream: Tensor
+
+    def to(self, dtype: torch.dtype) -> "Case":
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return Case(self.hidden.to(dtype), self.weight.to(dtype), self.targets, bias, self.upstream)
+
+
+def random_case(shape: tuple[int, int, int], *, seed: int = 0, bias: bool = False, scale: float = 2.0) -> Case:
+    """Logits of standard deviation ``scale``; float64."""
+    rows, width, vocabulary = shape
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+    return Case(
+        hidden=normal(rows, width) * scale,
+        weight=normal(vocabulary, width) / math.sqrt(width),
+        targets=torch.randint(0, vocabulary, (rows,), generator=generator),
+        bias=normal(vocabulary) if bias else None,
+        upstream=normal(rows).bfloat16().double(),
+    )
+
+
+@dataclass
+class Outcome:
+    logps: Tensor
+    entropy: Tensor
+    grad_hidden: Tensor
+    grad_weight: Tensor | None
+    grad_bias: Tensor | None
+
+    def items(self) -> dict[str, Tensor]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+def run(head, case: Case, *, trainable: str = "weight and bias", **options) -> Outcome:
+    """The head's outputs and the gradients of sum(upstream * logps)."""
+    hidden = case.hidden.clone().requires_grad_()
+    weight = case.weight.clone().requires_grad_("weight" in trainable)
+    bias = None if case.bias is None else case.bias.clone().requires_grad_("bias" in trainable)
+    logps, entropy = head(hidden, weight, case.targets, bias=bias, **options)
+    logps.backward(case.upstream.to(logps.dtype))
+    return Outcome(logps.detach(), entropy, hidden.grad, weight.grad, None if bias is None else bias.grad)
+
+
+def assert_float64(ours: Outcome, truth: Outcome) -> None:
+    """Every output and gradient that was asked for equals the plain computation's, up to float64 rounding."""
+    for name, actual in ours.items().items():
+        expected = truth.items()[name]
+        assert actual.shape == expected.shape and actual.dtype == torch.float64, name
+        scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
+        torch.testing.assert_close(actual, expected, atol=ATOL64 * scale, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# --- the reference itself --------------------------------------------------------------------------------------------
+
+
+def test_references_reproduce_a_head_computed_by_hand() -> None:
+    # One hidden unit h = 1, logits ln 1, ln 2, ln 5: pi = 1/8, 2/8, 5/8. Target 1: d logp / dh = w_1 - sum pi_v w_v.
+    weights = [0.0, LN2, math.log(5.0)]
+    logps, entropies, grad_hidden, grad_weight, grad_bias = naive_head([[1.0]], [[w] for w in weights], [1])
+    assert logps == pytest.approx([-math.log(4.0)])
+    assert entropies == pytest.approx([(3 * LN2 + 2 * 2 * LN2 + 5 * math.log(8 / 5)) / 8])
+    assert grad_hidden[0] == pytest.approx([LN2 - 2 / 8 * LN2 - 5 / 8 * math.log(5.0)])
+    assert [row[0] for row in grad_weight] == pytest.approx([-1 / 8, 6 / 8, -5 / 8])
+    assert grad_bias == pytest.approx([-1 / 8, 6 / 8, -5 / 8])
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("bias", [False, True])
+def test_plain_head_equals_naive_head(temperature: float, bias: bool) -> None:
+    case = random_case((5, 3, 7), bias=bias)
+    plain = run(plain_head, case, temperature=temperature)
+    expected = naive_head(
+        case.hidden.tolist(),
+        case.weight.tolist(),
+        case.targets.tolist(),
+        temperature=temperature,
+        bias=case.bias.tolist() if bias else None,
+        grad_logps=case.upstream.tolist(),
+    )
+    for (name, actual), values in zip(plain.items().items(), expected, strict=False):
+        torch.testing.assert_close(actual, torch.tensor(values, dtype=torch.float64), atol=ATOL64, rtol=0, msg=name)
+
+
+# --- values and gradients --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("trainable", TRAINABLE)
+def test_float64_equals_plain_computation(shape: tuple[int, int, int], trainable: str, tiles: None) -> None:
+    for temperature, bias in [(1.0, False), (0.7, True), (1.5, True)]:
+        case = random_case(shape, bias=bias)
+        truth = run(plain_head, case, temperature=temperature)
+        ours = run(linear_logps_and_entropy, case, trainable=trainable, temperature=temperature)
+        assert ours.logps.dtype == ours.entropy.dtype == ours.grad_hidden.dtype == torch.float64
+        assert (ours.grad_weight is not None) == ("weight" in trainable)
+        assert (ours.grad_bias is not None) == (bias and "bias" in trainable)
+        assert_float64(ours, truth)
+
+
+@pytest.mark.parametrize("tile", [(1, 1), (1, 100), (100, 1), (7, 13), (8, 14), (6, 12)], ids=str)
+def test_no_size_of_tile_changes_the_result(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    set_tiles(monkeypatch, *tile)
+    case = random_case((7, 5, 13), bias=True)
+    truth = run(plain_head, case, temperature=0.7)
+    for trainable in TRAINABLE:
+        assert_float64(run(linear_logps_and_entropy, case, trainable=trainable, temperature=0.7), truth)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
+@pytest.mark.parametrize("tile", [None, (16, 64)], ids=str)
+def test_error_stays_within_the_plain_computations_own(
+    dtype: torch.dtype, trainable: str, tile: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Errors pooled over shapes, temperatures and seeds. Root mean square: no more than plain's (observed: 0.2 to 0.95
+    # of it in 16 bits). Largest: one rounding may fall either way, so twice plain's (observed: 0.4 to 1.1 of it).
+    if tile is not None:
+        set_tiles(monkeypatch, *tile)
+    errors: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for seed, shape in enumerate([(7, 5, 13), (33, 16, 129), (64, 32, 300)] * 2):
+        for temperature, bias in [(1.0, False), (0.7, True)]:
+            case = random_case(shape, bias=bias, seed=seed).to(dtype)
+            truth = run(plain_head, case.to(torch.float64), temperature=temperature)
+            plain = run(plain_head, case, temperature=temperature)
+            ours = run(linear_logps_and_entropy, case, trainable=trainable, temperature=temperature)
+            assert ours.logps.dtype == ours.entropy.dtype == torch.float32
+            for name, actual in ours.items().items():
+                expected = truth.items()[name]
+                assert name in ("logps", "entropy") or actual.dtype == dtype
+                assert actual.isfinite().all(), name
+                pair = (actual - expected).flatten(), (plain.items()[name] - expected).flatten()
+                errors.setdefault(name, []).append(pair)
+    for name, pairs in errors.items():
+        error, own = (torch.cat(x) for x in zip(*pairs, strict=True))
+        assert error.square().mean().sqrt() <= own.square().mean().sqrt() + ROUNDING, name
+        # logp and H of an unlikely token are differences of numbers as large as logp, up to 20 here
+        slack = 5 * ROUNDING if name in ("logps", "entropy") else ROUNDING
+        assert error.abs().max() <= 2 * own.abs().max() + slack, name
+
+
+def test_uniform_logits_give_ln_of_the_vocabulary(tiles: None) -> None:
+    for vocabulary in (1, 2, 3, 50, 129):
+        hidden, weight = torch.zeros(4, 3), torch.randn(vocabulary, 3)
+        logps, entropy = linear_logps_and_entropy(hidden, weight, torch.tensor([0, vocabulary - 1, 0, vocabulary // 2]))
+        torch.testing.assert_close(entropy, torch.full((4,), math.log(vocabulary)), atol=ROUNDING, rtol=0)
+        torch.testing.assert_close(logps, torch.full((4,), -math.log(vocabulary)), atol=ROUNDING, rtol=0)
+
+
+@pytest.mark.parametrize("trainable", TRAINABLE)
+def test_vocabulary_of_one_token_is_certain(trainable: str) -> None:
+    ours = run(linear_logps_and_entropy, random_case((3, 4, 1), bias=True).to(torch.float32), trainable=trainable)
+    for value in ours.items().values():
+        assert not value.any()
+
+
+@pytest.mark.parametrize("trainable", TRAINABLE)
+def test_no_tokens_give_empty_results_and_zero_gradients(trainable: str, tiles: None) -> None:
+    ours = run(linear_logps_and_entropy, random_case((0, 4, 7), bias=True).to(torch.bfloat16), trainable=trainable)
+    assert ours.logps.shape == ours.entropy.shape == (0,)
+    assert ours.logps.dtype == ours.entropy.dtype == torch.float32
+    assert ours.grad_hidden.shape == (0, 4)
+    for gradient in (ours.grad_weight, ours.grad_bias):
+        assert gradient is None or not gradient.any()
+
+
+def test_temperature_divides_logits_and_bias() -> None:
+    case = random_case((9, 4, 11), bias=True)
+    ours = run(linear_logps_and_entropy, case, temperature=0.5)
+    doubled = Case(case.hidden, case.weight * 2, case.targets, case.bias * 2, case.upstream)
+    same = run(linear_logps_and_entropy, doubled)
+    torch.testing.assert_close(ours.logps, same.logps, atol=ATOL64, rtol=0)
+    torch.testing.assert_close(ours.entropy, same.entropy, atol=ATOL64, rtol=0)
+    torch.testing.assert_close(ours.grad_hidden, same.grad_hidden, atol=ATOL64, rtol=0)
+
+
+def test_temperature_that_is_not_positive_is_refused() -> None:
+    case = random_case((2, 3, 5))
+    for temperature in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="temperature"):
+            linear_logps_and_entropy(case.hidden, case.weight, case.targets, temperature=temperature)
+
+
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+
+def test_gradcheck_of_every_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_tiles(monkeypatch, 2, 3)
+    case = random_case((5, 3, 7), bias=True, scale=1.0)
+    hidden, weight, bias = (x.clone().requires_grad_() for x in (case.hidden, case.weight, case.bias))
+
+    def logps(*inputs: Tensor) -> Tensor:
+        return linear_logps_and_entropy(inputs[0], inputs[1], case.targets, bias=inputs[2], temperature=0.7)[0]
+
+    assert torch.autograd.gradcheck(logps, (hidden, weight, bias))
+    assert torch.autograd.gradcheck(logps, (hidden, case.weight, case.bias))
+    assert torch.autograd.gradcheck(logps, (case.hidden, weight, case.bias))
+    assert torch.autograd.gradcheck(logps, (case.hidden, case.weight, bias))
+
+
+@pytest.mark.parametrize("trainable", ["nothing", "weight"])
+def test_entropy_carries_no_gradient(trainable: str) -> None:
+    case = random_case((5, 4, 7))
+    hidden, weight = case.hidden.requires_grad_(), case.weight.requires_grad_("weight" in trainable)
+    logps, entropy = linear_logps_and_entropy(hidden, weight, case.targets)
+    assert logps.requires_grad and not entropy.requires_grad
+    with_entropy = torch.autograd.grad(logps.sum() + entropy.sum(), hidden, retain_graph=True)[0]
+    assert_equal(with_entropy, torch.autograd.grad(logps.sum(), hidden)[0])
+
+
+@pytest.mark.parametrize("trainable", TRAINABLE)
+def test_gradient_follows_an_uneven_upstream_gradient(trainable: str) -> None:
+    # Each row's gradient is its upstream times what an upstream of one gives: nothing is averaged or assumed to be one.
+    case = random_case((9, 4, 11), bias=True)
+    ones = Case(case.hidden, case.weight, case.targets, case.bias, torch.ones_like(case.upstream))
+    unit = run(linear_logps_and_entropy, ones, trainable=trainable).grad_hidden
+    ours = run(linear_logps_and_entropy, case, trainable=trainable).grad_hidden
+    torch.testing.assert_close(ours, unit * case.upstream[:, None], atol=ATOL64, rtol=0)
+
+
+@pytest.mark.parametrize("trainable", TRAINABLE)
+def test_second_backward_gives_the_same_gradient(trainable: str) -> None:
+    case = random_case((5, 4, 7), bias=True)
+    hidden = case.hidden.requires_grad_()
+    weight = case.weight.requires_grad_("weight" in trainable)
+    bias = case.bias.requires_grad_("bias" in trainable)
+    logps, _ = linear_logps_and_entropy(hidden, weight, case.targets, bias=bias)
+    inputs = [x for x in (hidden, weight, bias) if x.requires_grad]
+    first = torch.autograd.grad(logps, inputs, case.upstream, retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    second = torch.autograd.grad(logps, inputs, case.upstream)
+    for a, b, c in zip(first, kept, second, strict=True):
+        assert_equal(a, b)  # the second backward did not write into the first one's result
+        assert_equal(c, b)
+
+
+def test_gradient_goes_only_where_it_is_wanted() -> None:
+    case = random_case((5, 4, 7), bias=True)
+    truth = run(plain_head, case)
+    weight = case.weight.clone().requires_grad_()
+    logps, _ = linear_logps_and_entropy(case.hidden, weight, case.targets, bias=case.bias)
+    logps.backward(case.upstream)
+    torch.testing.assert_close(weight.grad, truth.grad_weight, atol=ATOL64, rtol=0)
+    assert case.hidden.grad is None and case.bias.grad is None
+
+    hidden = case.hidden.clone().requires_grad_()
+    logps, _ = linear_logps_and_entropy(hidden, case.weight, case.targets, bias=case.bias)
+    logps.backward(case.upstream)
+    torch.testing.assert_close(hidden.grad, truth.grad_hidden, atol=ATOL64, rtol=0)
+    assert case.weight.grad is None and case.bias.grad is None
+
+
+@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
+def test_without_gradient_the_values_are_the_same(trainable: str) -> None:
+    case = random_case((9, 4, 11), bias=True)
+    expected = run(linear_logps_and_entropy, case)
+    for tensor in (case.hidden, case.weight, case.bias):
+        tensor.requires_grad_(trainable != "nothing")
+    with torch.no_grad():
+        logps, entropy = linear_logps_and_entropy(case.hidden, case.weight, case.targets, bias=case.bias)
+    assert not logps.requires_grad and not entropy.requires_grad
+    assert_equal(logps, expected.logps)
+    assert_equal(entropy, expected.entropy)
+    with torch.inference_mode():
+        assert_equal(linear_logps_and_entropy(case.hidden, case.weight, case.targets, bias=case.bias)[0], logps)
+
+
+def assert_equal(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=0, rtol=0)
+
+
+# --- grad_rows -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trainable", TRAINABLE)
+@pytest.mark.parametrize("wanted", ["some", "none", "all", "first tile only"])
+@pytest.mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
+def test_grad_rows_get_their_gradient_and_the_others_zero(
+    trainable: str, wanted: str, far: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_tiles(monkeypatch, 4, 5)
+    case = random_case((11, 4, 13), bias=True, scale=200.0 if far else 2.0)
+    rows = torch.arange(11)
+    grad_rows = {"some": rows % 3 == 1, "none": rows < 0, "all": rows >= 0, "first tile only": rows < 4}[wanted]
+    ours = run(linear_logps_and_entropy, case, trainable=trainable, grad_rows=grad_rows)
+    truth = run(plain_head, Case(case.hidden, case.weight, case.targets, case.bias, case.upstream * grad_rows))
+    assert not ours.grad_hidden[~grad_rows].any()
+    assert (truth.logps.min() < -100) == far
+    assert_float64(ours, truth)  # logps and entropy of all rows, gradients of the wanted ones
+
+
+# --- extremes --------------------------------------------------------------------------------------------------------
+
+
+def confident_case(surprise: float) -> Case:
+    """Rows whose target has probability 1 - ``surprise``: hidden leans towards the target's row, by bisection."""
+    case = random_case((24, 32, 200), seed=1, scale=1.0)
+    towards = case.weight[case.targets] / case.weight[case.targets].square().sum(-1, keepdim=True)
+    low, high = torch.zeros(24, 1, dtype=torch.float64), torch.full((24, 1), 100.0, dtype=torch.float64)
+    for _ in range(60):
+        middle = (low + high) / 2
+        logps, _ = plain_head(case.hidden + middle * towards, case.weight, case.targets)
+        sure = (-torch.expm1(logps) < surprise)[:, None]
+        low, high = torch.where(sure, low, middle), torch.where(sure, middle, high)
+    return Case(case.hidden + high * towards, case.weight, case.targets, None, case.upstream)
+
+
+CONFIDENT = {  # relative error allowed in a row's gradient, logp and entropy
+    torch.float64: 1e-7,  # observed 5e-9, most of it in the plain computation
+    torch.float32: 1e-5,  # observed 4e-6; plain 1.5
+    torch.bfloat16: 0.2,  # observed 0.11 in the worst row: the other tokens' logits are rounded; plain 1.6
+}
+
+
+@pytest.mark.parametrize("surprise", [1e-2, 1e-4, 1e-7])
+@pytest.mark.parametrize("dtype", CONFIDENT.keys())
+@pytest.mark.parametrize("trainable", ["nothing", "weight"])
+def test_confident_tokens_are_right_in_relative_terms(dtype: torch.dtype, trainable: str, surprise: float) -> None:
+    # p = 1 - 1e-7: formed as W[y] - softmax @ W the gradient is all rounding error in float32 and bfloat16.
+    case = confident_case(surprise).to(dtype)
+    truth, plain = run(plain_head, case.to(torch.float64)), run(plain_head, case)
+    assert (0.9 * surprise < -truth.logps).all() and (-truth.logps < 1.1 * surprise).all()
+    ours = run(linear_logps_and_entropy, case, trainable=trainable)
+
+    def worst_row(outcome: Outcome, name: str) -> float:
+        actual, expected = (x.items()[name].double().reshape(24, -1) for x in (outcome, truth))
+        return ((actual - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
+
+    for name in ("grad_hidden", "logps", "entropy"):
+        assert worst_row(ours, name) < CONFIDENT[dtype], name
+    if surprise == 1e-7 and dtype != torch.float64:
+        assert worst_row(plain, "grad_hidden") > 0.5  # the case is one in which the textbook formula fails
+
+
+def far_tolerances(logps: float, entropy: float, gradient: float) -> dict[str, tuple[float, float]]:
+    """(rtol, atol) of each output."""
+    values = {"logps": (logps, logps), "entropy": (0.0, entropy)}
+    return values | dict.fromkeys(("grad_hidden", "grad_weight", "grad_bias"), (gradient, gradient))
+
+
+FAR = {  # float32 holds a log-probability of -5000 to 2e-4, so p = exp(z - z_y + logp) may be off by as much
+    torch.float64: far_tolerances(1e-12, 1e-12, 1e-12),  # observed 1e-13
+    torch.float32: far_tolerances(1e-6, 3e-5, 1e-3),  # observed 2e-7, 1.4e-5, 1e-4
+    torch.bfloat16: far_tolerances(5e-3, 1e-3, 2e-2),  # observed 2e-3, 1e-4, 1e-2
+    torch.float16: far_tolerances(1e-3, 1e-4, 3e-3),
+}
+
+
+@pytest.mark.parametrize("dtype", FAR.keys())
+@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
+def test_target_far_below_the_largest_logit(dtype: torch.dtype, trainable: str, tiles: None) -> None:
+    # Logits 0, -1, ... for the likely tokens and down to -5000 for the targets, row by row beside ordinary rows.
+    depths = [0, -5, -12, -20, -60, -65, -66, -67, -68, -69, -70, -80, -88, -104, -500, -5000]
+    weight = torch.zeros(len(depths) + 4, 3, dtype=torch.float64)
+    weight[: len(depths), 0] = torch.tensor(depths, dtype=torch.float64)
+    weight[len(depths) :, 1] = torch.tensor([-0.5, -1.0, -1.5, -2.0], dtype=torch.float64)
+    weight[:, 2] = torch.linspace(-1, 1, len(weight), dtype=torch.float64)
+    hidden = torch.tensor([[1.0, 1.0, 0.5]], dtype=torch.float64).repeat(len(depths), 1)
+    targets = torch.arange(len(depths))
+    case = Case(hidden, weight, targets, torch.zeros(len(weight), dtype=torch.float64), torch.ones(len(depths))).to(
+        dtype
+    )
+    truth = run(plain_head, case.to(torch.float64))
+    assert truth.logps.min() < -4900
+    ours = run(linear_logps_and_entropy, case, trainable=trainable)
+    for name, actual in ours.items().items():  # element by element: the row at -5000 must not hide an error at -70
+        rtol, atol = FAR[dtype][name]
+        torch.testing.assert_close(
+            actual.double(), truth.items()[name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("trainable", ["nothing", "weight"])
+def test_one_extreme_row_leaves_the_others_alone(dtype: torch.dtype, trainable: str) -> None:
+    # On a CPU one infinite element of a bfloat16 matmul can spread to other rows of its tile.
+    case = random_case((16, 8, 64)).to(dtype)
+    extreme = case.to(dtype)
+    extreme.hidden[5] *= 3000
+    truth, ours = (run(linear_logps_and_entropy, c, trainable=trainable) for c in (case, extreme))
+    others = torch.arange(16) != 5
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-2  # another blocking may round another way; observed error 0
+    for name in ("logps", "entropy", "grad_hidden"):
+        actual, expected = getattr(ours, name), getattr(truth, name)
+        assert actual.isfinite().all(), name
+        torch.testing.assert_close(actual[others], expected[others], atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_target_far_above_every_other_logit_is_certain(dtype: torch.dtype, trainable: str) -> None:
+    weight = torch.tensor([[5000.0, 1.0], [0.0, -1.0], [-5000.0, 3.0]])
+    case = Case(torch.tensor([[1.0, 0.0]]), weight, torch.tensor([0]), torch.zeros(3), torch.ones(1)).to(dtype)
+    for value in run(linear_logps_and_entropy, case, trainable=trainable).items().values():
+        assert not value.any()
+
+
+@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
+def test_banned_tokens_with_a_bias_of_minus_infinity_have_probability_zero(trainable: str) -> None:
+    case = random_case((6, 4, 9), bias=True)
+    case.targets %= 7
+    case.bias[7:] = -math.inf
+    truth = run(plain_head, Case(case.hidden, case.weight[:7], case.targets, case.bias[:7], case.upstream))
+    ours = run(linear_logps_and_entropy, case, trainable=trainable)
+    torch.testing.assert_close(ours.logps, truth.logps, atol=ATOL64, rtol=0)
+    torch.testing.assert_close(ours.entropy, truth.entropy, atol=1e-9, rtol=0)
+    torch.testing.assert_close(ours.grad_hidden, truth.grad_hidden, atol=ATOL64, rtol=0)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0, 100.0])
+def test_entropy_lies_between_zero_and_ln_of_the_vocabulary(scale: float) -> None:
+    atol = 1e-5  # nats; where one token has it all and another was drawn, the two parts of H cancel; observed 4e-6
+    for dtype in (torch.float32, torch.bfloat16):
+        case = random_case((200, 8, 50), scale=scale).to(dtype)
+        logps, entropy = linear_logps_and_entropy(case.hidden, case.weight, case.targets)
+        assert entropy.min() >= -atol and entropy.max() <= math.log(50) + atol
+        assert logps.max() <= 0.0
+
+
+def test_nan_in_a_hidden_state_is_not_hidden() -> None:
+    case = random_case((5, 4, 7)).to(torch.float32)
+    case.hidden[2, 1] = math.nan
+    logps, entropy = linear_logps_and_entropy(case.hidden, case.weight, case.targets)
+    assert logps.isnan().tolist() == entropy.isnan().tolist() == [False, False, True, False, False]
+
+
+# --- layout and memory -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
+def test_inputs_may_be_non_contiguous(trainable: str, tiles: None) -> None:
+    case = random_case((9, 6, 11), bias=True)
+    truth = run(plain_head, case)
+
+    def strided(values: Tensor) -> Tensor:
+        return values.repeat_interleave(2, dim=-1)[..., ::2]
+
+    layouts = {
+        "hidden": Case(strided(case.hidden), case.weight, case.targets, case.bias, case.upstream),
+        "transposed hidden": Case(case.hidden.T.contiguous().T, case.weight, case.targets, case.bias, case.upstream),
+        "weight": Case(case.hidden, case.weight.T.contiguous().T, case.targets, case.bias, case.upstream),
+        "targets": Case(case.hidden, case.weight, strided(case.targets), case.bias, case.upstream),
+        "upstream": Case(case.hidden, case.weight, case.targets, case.bias, strided(case.upstream)),
+    }
+    for name, layout in layouts.items():
+        tensors = (layout.hidden, layout.weight, layout.targets, layout.upstream)
+        assert not all(tensor.is_contiguous() for tensor in tensors), name
+        hidden, weight = layout.hidden.requires_grad_(), layout.weight.requires_grad_("weight" in trainable)
+        logps, entropy = linear_logps_and_entropy(hidden, weight, layout.targets, bias=layout.bias)
+        gradients = torch.autograd.grad(logps, [x for x in (hidden, weight) if x.requires_grad], layout.upstream)
+        ours = Outcome(logps.detach(), entropy, gradients[0], gradients[1] if len(gradients) > 1 else None, None)
+        assert_float64(ours, truth)
+        hidden.requires_grad_(False)
+        weight.requires_grad_(False)
+
+
+@pytest.mark.parametrize("trainable", TRAINABLE)
+def test_inputs_are_left_alone(trainable: str) -> None:
+    case = random_case((9, 6, 11), bias=True)
+    before = [x.clone() for x in (case.hidden, case.weight, case.targets, case.bias, case.upstream)]
+    hidden = case.hidden.requires_grad_()
+    weight = case.weight.requires_grad_("weight" in trainable)
+    bias = case.bias.requires_grad_("bias" in trainable)
+    grad_rows = torch.arange(9) % 2 == 0
+    logps, _ = linear_logps_and_entropy(hidden, weight, case.targets, bias=bias, temperature=0.7, grad_rows=grad_rows)
+    logps.backward(case.upstream)
+    for tensor, copy in zip((hidden, weight, case.targets, bias, case.upstream), before, strict=True):
+        assert_equal(tensor.detach(), copy)
+    assert grad_rows.tolist() == [True, False] * 4 + [True]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the largest tensor that any operation returns, in the backward too."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
+@pytest.mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
+def test_no_tensor_of_tokens_times_vocabulary_is_made(
+    dtype: torch.dtype, trainable: str, far: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_tiles(monkeypatch, 128, 1024)
+    rows, width, vocabulary = 512, 8, 4096
+    case = random_case((rows, width, vocabulary), bias=True, scale=100.0 if far else 2.0).to(dtype)
+    with LargestTensor() as largest:
+        run(linear_logps_and_entropy, case, trainable=trainable)
+    assert largest.elements >= 128 * 1024, "the mode did not see the tiles"
+    assert largest.elements <= 128 * 1024, "something is larger than a tile (hidden and weight are smaller)"
+
+
+def test_largest_tensor_of_the_plain_head_would_have_been_seen() -> None:
+    case = random_case((16, 8, 4096)).to(torch.float32)
+    with LargestTensor() as largest:
+        run(plain_head, case)
+    assert largest.elements == 16 * 4096
+
+
+def test_head_refuses_shapes_that_disagree() -> None:
+    case = random_case((5, 4, 7), bias=True)
+    good = {"hidden": case.hidden, "weight": case.weight, "targets": case.targets, "bias": case.bias}
+    good["grad_rows"] = torch.ones(5, dtype=torch.bool)
+    linear_logps_and_entropy(**good)
+    bad = {
+        "hidden": [case.hidden[None], case.hidden[:, :3], case.hidden[:4], case.hidden[0]],
+        "weight": [case.weight.T, case.weight[:6], case.weight[0]],
+        "targets": [case.targets[:4], case.targets[:1], case.targets[:, None]],
+        "bias": [case.bias[:6], case.bias[:1], case.bias[:, None]],
+        "grad_rows": [good["grad_rows"][:4], good["grad_rows"][:1], good["grad_rows"][:, None]],
+    }
+    for name, values in bad.items():
+        for value in values:
+            with pytest.raises(ValueError):
+                linear_logps_and_entropy(**{**good, name: value})
+
+
+# --- head and objective together -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("skip", [False, True], ids=["all rows", "grad_rows = lambda != 0"])
+@pytest.mark.parametrize("trainable", ["nothing", "weight"])
+def test_objective_from_hidden_states_equals_the_plain_formula(skip: bool, trainable: str, tiles: None) -> None:
+    # The trainer's path: real tokens packed, head, unpacked, loss; and the entropy of the same logits carries nothing.
+    rows, width, hidden_size, vocabulary = 6, 9, 5, 13
+    generator = torch.Generator().manual_seed(3)
+    mask = length_mask([9, 4, 1, 7, 3, 9], width)
+    hidden = torch.randn(rows, width, hidden_size, generator=generator, dtype=torch.float64)
+    weight = torch.randn(vocabulary, hidden_size, generator=generator, dtype=torch.float64)
+    ids = torch.randint(0, vocabulary, (rows, width), generator=generator)
+    advantages = torch.tensor([1.2, -0.4, 0.0, 0.6, -1.1, -0.3], dtype=torch.float64)
+    weights = torch.randint(0, 3, (rows, width), generator=generator).double()
+
+    def plain(leaf: Tensor, matrix: Tensor) -> Tensor:
+        flat = plain_head(leaf.reshape(-1, hidden_size), matrix, ids.flatten(), temperature=0.7)
+        logps, entropy = (x.reshape(rows, width) for x in flat)
+        means = [(entropy[i] * mask[i]).sum().item() / mask[i].sum().item() for i in range(rows)]
+        threshold = sorted(means)[3] - 1e-6  # drops half of the completions
+        delta = torch.tensor(naive_entropy_filter(means, advantages.tolist(), None, threshold, "on"))
+        assert 0 < delta.sum() < rows
+        return plain_gtpo_loss(logps, entropy, mask, advantages, weights, delta, 0.1), threshold
+
+    def ours(leaf: Tensor, matrix: Tensor, threshold: float) -> Tensor:
+        real = mask.bool()
+        grad_rows = (weights != 0)[real] if skip else None
+        packed = linear_logps_and_entropy(leaf[real], matrix, ids[real], temperature=0.7, grad_rows=grad_rows)
+        logps, entropy = (torch.zeros(rows, width, dtype=torch.float64).masked_scatter(real, x) for x in packed)
+        return gtpo_loss(
+            logps, entropy, mask, advantages, weights, initial_entropy=None, threshold=threshold, filter_mode="on"
+        )[0]
+
+    def gradients(loss_function, *arguments) -> tuple[Tensor, list[Tensor], object]:
+        leaf, matrix = hidden.clone().requires_grad_(), weight.clone().requires_grad_(trainable == "weight")
+        loss = loss_function(leaf, matrix, *arguments)
+        loss, extra = loss if isinstance(loss, tuple) else (loss, None)
+        return loss.detach(), torch.autograd.grad(loss, [x for x in (leaf, matrix) if x.requires_grad]), extra
+
+    expected_loss, expected, threshold = gradients(plain)
+    loss, actual, _ = gradients(ours, threshold)
+    torch.testing.assert_close(loss, expected_loss, atol=ATOL64, rtol=0)
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, e, atol=ATOL64, rtol=0)
