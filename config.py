@@ -1,0 +1,356 @@
+"""Settings of a run: the dataclasses behind the flags, and the one way from presets, YAML and command line to them.
+
+Precedence, lowest first: the preset of the method and model (``configs/<method>/<model>.yaml``), the file given with
+``--config``, the command line. A YAML key is a flag without its dashes, so both are checked by the same parser and an
+unknown one stops the run by name. Nothing heavy is imported before the flags are read.
+"""
+
+import argparse
+import difflib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import yaml
+
+CONFIGS = Path(__file__).parent / "configs"
+MODEL_ALIASES = {
+    "llama": "meta-llama/Llama-3.1-8B-Instruct",
+    "qwen": "Qwen/Qwen2.5-3B-Instruct",
+    "tiny": "tiny",
+}
+
+
+class UsageError(ValueError):
+    """Bad input, told in one sentence: what came, what was expected, the way out. Scripts exit with 2 on it."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` for the closest known name, or nothing."""
+    match = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+@dataclass
+class DataArguments:
+    """What is trained on."""
+
+    _argument_group_name = "data"
+
+    dataset: str = field(default="gsm8k", metadata={"help": "gsm8k, math or arithmetic (generated)."})
+    data_dir: str | None = field(
+        default=None, metadata={"help": "Folder of JSONL files to read instead of the Hub (gsm8k_train.jsonl, ...)."}
+    )
+    max_prompt_length: int = field(
+        default=4000, metadata={"help": "Tokens; longer prompts are dropped and counted [Listing 1]."}
+    )
+
+
+@dataclass
+class ModelArguments:
+    """The policy and the backend that runs it."""
+
+    _argument_group_name = "model"
+
+    model: str = field(
+        default="tiny",
+        metadata={
+            "help": "tiny (built here, CPU), llama (Llama-3.1-8B-Instruct), qwen (Qwen2.5-3B-Instruct), "
+            "a Hub id or a local path."
+        },
+    )
+    backend: str = field(
+        default="auto",
+        metadata={"help": "auto: unsloth on a GPU, transformers without one. unsloth | transformers choose by hand."},
+    )
+    lora_rank: int = field(default=64, metadata={"help": "Rank of the LoRA adapter; alpha = rank [Listing 1]."})
+    lora_target_modules: list[str] = field(
+        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        metadata={"help": "Layers that get an adapter [Listing 1]."},
+    )
+    load_in_4bit: bool = field(default=False, metadata={"help": "4-bit base weights, on a GPU [Listing 1: true]."})
+    max_seq_length: int = field(default=5500, metadata={"help": "Prompt and completion, tokens [Listing 1]."})
+    gpu_memory_utilization: float = field(
+        default=0.4, metadata={"help": "Share of GPU memory for vLLM, 0 to 1 [Listing 1]."}
+    )
+
+
+@dataclass
+class GTPOArguments:
+    """The method (paper, Section 5); every ablation is a value here."""
+
+    _argument_group_name = "GTPO"
+
+    gamma: float = field(default=0.1, metadata={"help": "Strength of the entropy penalty, >= 0 [Eq. 11, Section 6]."})
+    entropy_threshold: float = field(
+        default=math.log(2.0), metadata={"help": "Completions of higher mean entropy are filtered, nats [Eq. 10: ln 2]."}
+    )
+    entropy_filter: Literal["auto", "on", "off", "negative_only"] = field(
+        default="auto",
+        metadata={"help": "auto: only if the untrained policy's entropy is below ln 2 [Eq. 10]; negative_only [Fig. 4c]."},
+    )
+    conflict_correction: bool = field(
+        default=True, metadata={"help": "false: weight 1 on every token, no conflict-aware correction [Eq. 9]."}
+    )
+    initial_entropy: float | None = field(
+        default=None,
+        metadata={"help": "Mean entropy of the untrained policy, nats; measured on 100 prompts if not given [Section 6]."},
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "entropy_threshold"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise UsageError(f"{name} is {value}: expected a finite number >= 0.")
+        if self.initial_entropy is not None and not (math.isfinite(self.initial_entropy) and self.initial_entropy >= 0):
+            raise UsageError(f"initial_entropy is {self.initial_entropy}: expected nats >= 0.")
+
+
+@dataclass
+class RunArguments:
+    """Where the run goes and how it starts."""
+
+    _argument_group_name = "run"
+
+    prompts_per_step: int | None = field(
+        default=None,
+        metadata={
+            "help": "Prompts, with G completions each, per optimizer step [Listing 1: 1]. Batch size and gradient "
+            "accumulation follow from it where they are not given."
+        },
+    )
+    resume: str | None = field(
+        default=None, metadata={"help": "Continue the run directory (this one, or the one named)."}
+    )
+    overwrite: bool = field(default=False, metadata={"help": "Replace the run directory if it exists."})
+    dry_run: bool = field(default=False, metadata={"help": "Print the resolved settings and stop."})
+
+
+_DESCRIPTIONS = {
+    "gtpo": "Train a policy with GTPO: conflict-aware gradient correction and entropy control, no reference model.",
+    "grpo": "Train a policy with GRPO, the baseline: group-relative advantages, optional KL term.",
+    "sft": "Fine-tune on the reference solutions in the paper's tags, the supervised baseline.",
+}
+_SHOWN_TRAINING_FIELDS = (  # of TRL's and Transformers' some 200; --help_all shows every one
+    "help help_all config output_dir run_name report_to num_generations beta num_iterations temperature "
+    "max_completion_length max_length max_steps num_train_epochs learning_rate lr_scheduler_type warmup_steps optim "
+    "adam_beta1 adam_beta2 weight_decay max_grad_norm per_device_train_batch_size gradient_accumulation_steps "
+    "gradient_checkpointing bf16 seed save_steps use_vllm"
+).split()
+
+
+def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None = None) -> tuple[Any, ...]:
+    """Read preset, ``--config`` and command line into one instance of each class.
+
+    Args:
+        method: gtpo, grpo or sft: the folder of presets, and the start of the run's name.
+        argument_classes: The dataclasses; the last one is the trainer's config of TRL.
+        argv: Command line without the program; ``sys.argv[1:]`` by default.
+
+    Returns:
+        The instances, then the resolved settings as a flat dict: what ``config.yaml`` of the run holds.
+
+    Raises:
+        UsageError: If a key or value is not valid.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = _build_parser(method, argument_classes, show_all="--help_all" in argv)
+    early = early_arguments(argv)
+    if early.resume and early.resume != "auto":
+        early.config = early.config or str(Path(early.resume) / "config.yaml")
+    file_arguments = _as_flags(early.config, parser) if early.config else []
+    model = early.model or early_arguments(file_arguments).model or ModelArguments.model
+    backend = early_arguments([*file_arguments, *argv]).backend
+    wants_help = {"-h", "--help", "--help_all"} & set(argv)
+    preset = CONFIGS / method / "tiny.yaml" if wants_help else preset_for(method, model, backend)
+    if wants_help:
+        parser.set_defaults(**read_yaml(preset))
+        parser.print_help()
+        raise SystemExit(0)
+    values = vars(parser.parse_args([*_as_flags(preset, parser), *file_arguments, *argv]))
+    for name in ("config", "help_all", "hub_token"):
+        values.pop(name)
+    group_size = values.get("num_generations", 1)  # supervised fine-tuning has one completion per prompt
+    if method != "sft" and group_size < 2:
+        raise UsageError(
+            f"--G is {group_size}: a group needs at least 2 completions, their advantages compare them with each other."
+        )
+    values["per_device_train_batch_size"], values["gradient_accumulation_steps"] = batch_geometry(
+        group_size,
+        values["prompts_per_step"],
+        values["per_device_train_batch_size"],
+        values["gradient_accumulation_steps"],
+        int(os.environ.get("WORLD_SIZE", 1)),
+    )
+    if values["resume"] not in (None, "auto"):
+        values["output_dir"] = values["resume"]
+    name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
+    label = model.rstrip("/").rpartition("/")[2]
+    values["output_dir"] = values["output_dir"] or str(Path("outputs") / f"{method}-{label}-{values['dataset']}-{name}")
+    values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
+    resolved = dict(values)
+    try:
+        return (*parser.parse_dict(values), resolved)
+    except (ValueError, TypeError, ImportError) as error:
+        raise UsageError(f"the settings do not fit together: {error}") from error
+
+
+def preset_for(method: str, model: str, backend: str | None = None) -> Path:
+    """The preset of a model: its own; for another model Qwen's on a GPU and the tiny one without.
+
+    Raises:
+        UsageError: If the model or backend needs a GPU and there is none.
+    """
+    alias = next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), None)
+    if alias != "tiny" and gpu_is_available():
+        return CONFIGS / method / f"{alias or 'qwen'}.yaml"
+    if backend == "unsloth" or alias in ("llama", "qwen"):
+        raise UsageError(
+            f"--model {model} {'with --backend unsloth ' if backend == 'unsloth' else ''}trains on a GPU (4-bit weights, "
+            f"vLLM) and PyTorch sees none here: run `python train_{method}.py --model tiny --dataset arithmetic` on a CPU, "
+            "or check torch.cuda.is_available() and the NVIDIA driver (R580 or newer)."
+        )
+    return CONFIGS / method / "tiny.yaml"
+
+
+def gpu_is_available() -> bool:
+    """Whether PyTorch sees a CUDA device."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def batch_geometry(
+    num_generations: int,
+    prompts_per_step: int | None = None,
+    batch_size: int | None = None,
+    accumulation_steps: int | None = None,
+    processes: int = 1,
+) -> tuple[int, int]:
+    """(per_device_train_batch_size, gradient_accumulation_steps) of steps that take whole groups.
+
+    batch size * accumulation * processes = G * prompts per step. What is not given follows from the rest; with nothing
+    given a step is one prompt, in one micro-batch.
+
+    Raises:
+        UsageError: If a number is below 1, or they do not divide.
+    """
+    given = {
+        "prompts_per_step": prompts_per_step,
+        "per_device_train_batch_size": batch_size,
+        "gradient_accumulation_steps": accumulation_steps,
+    }
+    for name, value in given.items():
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} is {value}: expected at least 1.")
+    if batch_size and accumulation_steps and not prompts_per_step:
+        completions = batch_size * accumulation_steps * processes
+    else:
+        completions = num_generations * (prompts_per_step or 1)
+    batch = batch_size or max(1, completions // (processes * (accumulation_steps or 1)))
+    steps = accumulation_steps or max(1, completions // (processes * batch))
+    if batch * steps * processes != completions or completions % num_generations:
+        raise UsageError(
+            f"the batch does not divide into groups: batch size {batch} x accumulation {steps} x {processes} process(es) = "
+            f"{batch * steps * processes} completions, and a step needs a multiple of G = {num_generations}"
+            + (f", {completions} for {prompts_per_step} prompt(s)" if prompts_per_step else "")
+            + ": change --per_device_train_batch_size or --gradient_accumulation_steps, or leave both out."
+        )
+    return batch, steps
+
+
+def early_arguments(argv: list[str]) -> argparse.Namespace:
+    """The flags that decide how the rest is read: model, backend, config, resume. Unknown ones are left for later."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--model", "--backend", "--config"):
+        parser.add_argument(name)
+    parser.add_argument("--resume", nargs="?", const="auto")
+    return parser.parse_known_args(argv)[0]
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML file of flat settings.
+
+    Raises:
+        UsageError: If it is missing, is no YAML, or is no mapping.
+    """
+    try:
+        settings = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(settings, dict):
+        raise UsageError(f"{path} holds {type(settings).__name__}: expected `key: value` lines, each key a flag.")
+    return settings
+
+
+def run_script(main: Callable[[], None]) -> NoReturn:
+    """Run a script's main: a UsageError is one sentence and exit code 2; ``--debug`` shows the traceback instead."""
+    debug = "--debug" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    try:
+        main()
+    except UsageError as error:
+        if debug:
+            raise
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(0)
+
+
+def _build_parser(method: str, argument_classes: Sequence[type], show_all: bool) -> Any:
+    from trl import TrlParser
+
+    class Parser(TrlParser):
+        def error(self, message: str) -> NoReturn:
+            flags = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
+            if message.startswith("unrecognized arguments") and flags:
+                message = f"{flags[0]} is no setting{nearest(flags[0], self._option_string_actions)}; --help_all lists them"
+            raise UsageError(f"{message}.")
+
+    parser = Parser(
+        argument_classes,
+        prog=f"train_{method}.py",
+        usage="%(prog)s [--config FILE] [--key value ...]",
+        description=_DESCRIPTIONS[method],
+        epilog="[...] names a value's source in the paper. Shown defaults are those of --model tiny; other models take "
+        f"theirs from configs/{method}/. --debug shows the traceback of an error.",
+        allow_abbrev=False,
+    )
+    parser._optionals.title = "training (TRL and Transformers)"
+    parser.add_argument("--config", metavar="FILE", help="YAML file of settings; the command line wins over it.")
+    parser.add_argument("--help_all", action="store_true", help="Show every setting of TRL and Transformers too.")
+    flags = parser._option_string_actions
+    if "--num_generations" in flags:
+        flags["--G"] = flags["--num_generations"]
+        flags["--G"].option_strings = ["--G", "--num_generations"]
+        flags["--G"].help = "G, completions per prompt [Section 6: 8 or 12]."
+    flags["--resume"].nargs, flags["--resume"].const = "?", "auto"
+    parser.set_defaults(output_dir=None, per_device_train_batch_size=None, gradient_accumulation_steps=None)
+    for action in parser._optionals._group_actions:
+        if action.dest not in _SHOWN_TRAINING_FIELDS and not show_all:
+            action.help = argparse.SUPPRESS
+    return parser
+
+
+def _as_flags(path: str | Path, parser: Any) -> list[str]:
+    """The settings of a YAML file as command-line words; null leaves the default."""
+    words: list[str] = []
+    for key, value in read_yaml(path).items():
+        if f"--{key}" not in parser._option_string_actions:
+            known = [option[2:] for option in parser._option_string_actions if option.startswith("--")]
+            raise UsageError(f"{path}: {key!r} is no setting{nearest(str(key), known)}.")
+        if isinstance(value, list):
+            words += [f"--{key}", *map(str, value)] if value else []
+        elif isinstance(value, bool):
+            words.append(f"--{key}={str(value).lower()}")
+        elif value is not None:
+            words.append(f"--{key}={json.dumps(value) if isinstance(value, dict) else value}")
+    return words
