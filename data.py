@@ -1,0 +1,255 @@
+"""Training rows and benchmarks: GSM8K, MATH, AIME, AMC (from the Hub or a folder of JSONL files) and the generated arithmetic.
+
+A training row is ``prompt`` (a conversation), ``answer`` (the gold, text) and ``solution`` (the reference completion in the
+paper's tags, for SFT). Rows whose gold cannot be read and prompts over the length limit are dropped and counted.
+"""
+
+import logging
+import random
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, concatenate_datasets, load_dataset
+
+from answers import gsm8k_gold, last_boxed
+from config import DataArguments, UsageError, nearest
+from prompts import to_completion, to_messages
+
+Row = dict[str, Any]
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where one split lives, and how its rows are read."""
+
+    hub_id: str
+    configs: tuple[str, ...]
+    hub_split: str
+    file: str  # in --data_dir
+    columns: tuple[str, ...]
+    read: Callable[[Row], tuple[str, str | None, str | None]]  # question, gold, reasoning
+
+
+def _read_gsm8k(row: Row) -> tuple[str, str | None, str | None]:
+    reasoning = row["answer"].rpartition("####")[0].strip()
+    return row["question"], gsm8k_gold(row["answer"]), re.sub(r"<<[^<>]*>>", "", reasoning)  # <<3*4=12>>: calculator marks
+
+
+def _read_math(row: Row) -> tuple[str, str | None, str | None]:
+    return row["problem"], last_boxed(row["solution"]), row["solution"]
+
+
+def _read_math500(row: Row) -> tuple[str, str | None, str | None]:
+    return row["problem"], row["answer"], row["solution"]
+
+
+def _read_aime(row: Row) -> tuple[str, str | None, str | None]:
+    return row["problem"], str(row["answer"]), None
+
+
+def _read_amc(row: Row) -> tuple[str, str | None, str | None]:
+    return row["question"], str(row["answer"]), None
+
+
+_MATH_CONFIGS = (
+    "algebra",
+    "counting_and_probability",
+    "geometry",
+    "intermediate_algebra",
+    "number_theory",
+    "prealgebra",
+    "precalculus",
+)
+_GSM8K_COLUMNS, _MATH_COLUMNS = ("question", "answer"), ("problem", "solution")
+
+TRAIN = {
+    "gsm8k": Source("openai/gsm8k", ("main",), "train", "gsm8k_train.jsonl", _GSM8K_COLUMNS, _read_gsm8k),
+    "math": Source(
+        "EleutherAI/hendrycks_math", _MATH_CONFIGS, "train", "math_train.jsonl.gz", _MATH_COLUMNS, _read_math
+    ),
+}
+BENCHMARKS = {
+    "gsm8k": Source("openai/gsm8k", ("main",), "test", "gsm8k_test.jsonl", _GSM8K_COLUMNS, _read_gsm8k),
+    "math": Source("EleutherAI/hendrycks_math", _MATH_CONFIGS, "test", "math_test.jsonl", _MATH_COLUMNS, _read_math),
+    "math500": Source(
+        "HuggingFaceH4/MATH-500",
+        ("default",),
+        "test",
+        "math500_test.jsonl",
+        ("problem", "solution", "answer"),
+        _read_math500,
+    ),
+    "aime24": Source(
+        "HuggingFaceH4/aime_2024", ("default",), "train", "aime2024.jsonl", ("problem", "answer"), _read_aime
+    ),
+    "aime25": Source("math-ai/aime25", ("default",), "test", "aime2025.jsonl", ("problem", "answer"), _read_aime),
+    "amc23": Source("math-ai/amc23", ("default",), "test", "amc2023.jsonl", ("question", "answer"), _read_amc),
+}
+DATASETS = (*TRAIN, "arithmetic")
+BENCHMARK_NAMES = (*BENCHMARKS, "arithmetic")
+
+ARITHMETIC_TRAIN_ROWS, ARITHMETIC_TEST_ROWS = 4000, 500
+
+
+def load_prompts(arguments: DataArguments, tokenizer: Any, seed: int) -> Dataset:
+    """What a run trains on: the split of ``load_train`` without the prompts that are too long; the counts are logged."""
+    rows, counts = load_train(arguments.dataset, arguments.data_dir, seed)
+    kept, counts["dropped_over_max_prompt_length"] = drop_long_prompts(rows, tokenizer, arguments.max_prompt_length)
+    logger.warning("%s: %d prompts (%s)", arguments.dataset, len(kept), ", ".join(f"{k} {v}" for k, v in counts.items()))
+    return kept
+
+
+def load_demonstrations(arguments: DataArguments, tokenizer: Any, seed: int) -> Dataset:
+    """The same prompts with their reference solutions, as TRL's SFTTrainer takes them: columns prompt and completion."""
+    rows = load_prompts(arguments, tokenizer, seed)
+    turns = [[{"role": "assistant", "content": solution}] for solution in rows["solution"]]
+    return Dataset.from_dict({"prompt": rows["prompt"], "completion": turns})
+
+
+def load_train(name: str, data_dir: str | None = None, seed: int = 0) -> tuple[Dataset, dict[str, int]]:
+    """The training split of ``name``: columns prompt, answer, solution; and how many rows were read and dropped.
+
+    Args:
+        name: gsm8k, math or arithmetic.
+        data_dir: A folder with the JSONL files that replace the Hub (their names are in ``TRAIN``).
+        seed: Which arithmetic problems are generated; the other datasets ignore it.
+
+    Raises:
+        UsageError: If the name is unknown, or a file is missing, empty, or lacks a column.
+    """
+    if name == "arithmetic":
+        rows = list(arithmetic("train", ARITHMETIC_TRAIN_ROWS, seed))
+        counts = {"rows": len(rows), "dropped_without_gold": 0}
+    elif name in TRAIN:
+        rows, counts = _read(name, TRAIN[name], data_dir)
+    else:
+        raise UsageError(f"dataset {name!r} is unknown{nearest(name, DATASETS)}: pick one of {', '.join(DATASETS)}.")
+    columns: dict[str, list[Any]] = {
+        "prompt": [to_messages(row["question"]) for row in rows],
+        "answer": [row["gold"] for row in rows],
+        "solution": [to_completion(row["reasoning"], row["gold"]) for row in rows],
+    }
+    return Dataset.from_dict(columns), counts
+
+
+def load_benchmark(name: str, data_dir: str | None = None) -> tuple[list[Row], dict[str, int]]:
+    """The problems of a benchmark as rows {id, question, gold}, in the order of the source; and the counts.
+
+    Raises:
+        UsageError: As :func:`load_train`.
+    """
+    if name == "arithmetic":
+        rows = list(arithmetic("test", ARITHMETIC_TEST_ROWS, seed=0))
+        counts = {"rows": len(rows), "dropped_without_gold": 0}
+    elif name in BENCHMARKS:
+        rows, counts = _read(name, BENCHMARKS[name], data_dir)
+    else:
+        raise UsageError(
+            f"benchmark {name!r} is unknown{nearest(name, BENCHMARK_NAMES)}: pick from {', '.join(BENCHMARK_NAMES)}."
+        )
+    return [{"id": f"{name}/{i}", "question": r["question"], "gold": r["gold"]} for i, r in enumerate(rows)], counts
+
+
+def drop_long_prompts(rows: Dataset, tokenizer: Any, max_prompt_length: int) -> tuple[Dataset, int]:
+    """Drop the prompts of more than ``max_prompt_length`` tokens (chat template included); how many were dropped.
+
+    Raises:
+        UsageError: If no prompt is left.
+    """
+    kept = [
+        i
+        for i, prompt in enumerate(rows["prompt"])
+        if len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)) <= max_prompt_length
+    ]
+    if not kept:
+        raise UsageError(
+            f"all {len(rows)} prompts are over max_prompt_length {max_prompt_length} tokens: raise --max_prompt_length."
+        )
+    return rows.select(kept), len(rows) - len(kept)
+
+
+def _read(name: str, source: Source, data_dir: str | None) -> tuple[list[Row], dict[str, int]]:
+    rows, dropped = [], 0
+    for raw in _raw_rows(name, source, data_dir):
+        question, gold, reasoning = source.read(raw)
+        if gold is None or not question:
+            dropped += 1
+            continue
+        rows.append({"question": question, "gold": gold, "reasoning": reasoning})
+    if not rows:
+        raise UsageError(f"dataset {name!r} has no row with a readable gold answer ({dropped} dropped).")
+    return rows, {"rows": len(rows) + dropped, "dropped_without_gold": dropped}
+
+
+def _raw_rows(name: str, source: Source, data_dir: str | None) -> Dataset:
+    if data_dir is None:
+        parts = [load_dataset(source.hub_id, config, split=source.hub_split) for config in source.configs]
+        rows = concatenate_datasets(parts)
+        where = source.hub_id
+    else:
+        path = Path(data_dir) / source.file
+        where = str(path)
+        if not path.is_file():
+            raise UsageError(f"{where} does not exist: --data_dir names a folder that holds {source.file} for {name}.")
+        if path.stat().st_size == 0:
+            raise UsageError(f"{where} is empty: expected one JSON object per line.")
+        rows = load_dataset("json", data_files=str(path), split="train")
+    missing = [column for column in source.columns if column not in rows.column_names]
+    if missing:
+        raise UsageError(f"{where} has no column {missing[0]!r}: expected {source.columns}, found {rows.column_names}.")
+    return rows
+
+
+# Arithmetic: word problems of one to three steps with worked solutions, for the tiny model.
+
+_NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe")
+_THINGS = ("apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamps")
+
+
+def arithmetic(split: str, size: int, seed: int, steps: tuple[int, ...] = (1, 2, 3)) -> Iterator[Row]:
+    """``size`` generated word problems {question, gold, reasoning}; no train problem is a test problem, whatever the seed.
+
+    Args:
+        split: "train" or "test".
+        size: Number of problems, all different.
+        seed: Of the generator.
+        steps: How many operations a problem may have.
+    """
+    generator = random.Random(f"{split}-{seed}")
+    seen: set[str] = set()
+    while len(seen) < size:
+        row = _word_problem(generator, generator.choice(steps))
+        in_test = zlib.crc32(row["question"].encode()) % 5 == 0  # a fifth of all problems is held out
+        if row["question"] in seen or in_test != (split == "test"):
+            continue
+        seen.add(row["question"])
+        yield row
+
+
+def _word_problem(generator: random.Random, steps: int) -> Row:
+    name, thing = generator.choice(_NAMES), generator.choice(_THINGS)
+    total = generator.randint(2, 10)
+    story, working = [f"{name} has {total} {thing}."], []
+    for _ in range(steps):
+        operation = generator.choice(["+"] * (total < 30) + ["-"] * (total > 2) + ["*"] * (total <= 10))
+        if operation == "+":
+            number = generator.randint(1, 9)
+            result = total + number
+            story.append(f"{name} finds {number} more.")
+        elif operation == "-":
+            number = generator.randint(1, min(total - 1, 9))
+            result = total - number
+            story.append(f"{name} gives away {number}.")
+        else:
+            number = generator.randint(2, 3)
+            result = total * number
+            story.append(f"{name} gets {number} times as many.")
+        working.append(f"{total} {operation} {number} = {result}")
+        total = result
+    question = f"{' '.join(story)} How many {thing} does {name} have?"
+    return {"question": question, "gold": str(total), "reasoning": "\n".join(working)}
