@@ -1,0 +1,130 @@
+"""Trainers on canned completions: the same groups whatever the batch, the process count or the trainer's class.
+
+Run by torchrun as a script too: it trains and writes the trained weights of rank 0.
+"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from config import GTPOArguments
+from trainer import GRPOTrainer, GTPOTrainer
+
+GROUP = 12
+OPENING, CLOSING = [300, 301, 302], [310, 311, 2]  # 2 is </s>
+
+
+def canned_group(step: int, size: int = GROUP) -> list[list[int]]:
+    """Completions of very different length that share openings and closings, some of them only in part."""
+    generator = random.Random(step)
+    group = []
+    for row in range(size):
+        middle = [generator.randrange(300, 320) for _ in range(generator.choice([0, 1, 3, 9, 17]))]
+        opening = OPENING[: 3 if row % 3 else generator.randrange(3)]
+        closing = CLOSING if row % 4 else [generator.randrange(300, 320), *CLOSING[1:]]
+        group.append([*opening, *middle, *closing])
+    return group
+
+
+def reward_parity(completions: Any, completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    """A reward with both signs and ties, from the tokens alone."""
+    return [float(sum(ids) % 3) for ids in completion_ids]
+
+
+class _Canned:
+    """Mixin: ``_generate_single_turn`` hands out the canned group of the step, each process its share."""
+
+    def _generate_single_turn(self: Any, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("num_generations") == 1:  # the measurement of the initial entropy
+            return [canned_group(step=1000, size=len(prompt_ids))[i] for i in range(len(prompt_ids))], None
+        group = canned_group(self.state.global_step)
+        first = self.accelerator.process_index * len(prompt_ids)
+        return group[first : first + len(prompt_ids)], None
+
+
+class CannedGTPO(_Canned, GTPOTrainer):
+    pass
+
+
+class CannedGRPO(_Canned, GRPOTrainer):
+    pass
+
+
+class CannedTRL(_Canned, trl.GRPOTrainer):
+    pass
+
+
+TRAINERS = {"gtpo": CannedGTPO, "grpo": CannedGRPO, "trl": CannedTRL}
+
+
+def make_trainer(
+    method: str, model_folder: str | Path, output_dir: str | Path, gtpo: dict[str, Any] | None = None, **settings: Any
+) -> Any:
+    """A trainer on one prompt per step with plain SGD, so that a weight's update is its gradient."""
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    defaults: dict[str, Any] = {
+        "per_device_train_batch_size": GROUP,
+        "gradient_accumulation_steps": 1,
+        "num_generations": GROUP,
+        "max_steps": 1,
+        "learning_rate": 0.1,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "optim": "sgd",
+        "loss_type": "grpo",
+        "use_bias_correction_kl": False,
+        "max_completion_length": 32,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
+    # An untrained policy has an entropy near ln V = 6.2: this threshold filters some of the canned completions, not all.
+    method_settings = {"initial_entropy": 0.1, "entropy_threshold": 6.06} | (gtpo or {})
+    extra = {"gtpo": GTPOArguments(**method_settings)} if method == "gtpo" else {}
+    return TRAINERS[method](
+        model=model,
+        reward_funcs=[reward_parity],
+        args=trl.GRPOConfig(output_dir=str(output_dir), **(defaults | settings)),
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_dict({"prompt": [f"Question {i}?" + " Why?" * (i % 3) for i in range(8)]}),
+        **extra,
+    )
+
+
+def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
+    """Train, then the adapter's weights by name."""
+    trainer.train()
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("method")
+    parser.add_argument("model_folder")
+    parser.add_argument("output_dir")
+    parser.add_argument("settings", type=json.loads)
+    arguments = parser.parse_args()
+    trainer = make_trainer(arguments.method, arguments.model_folder, arguments.output_dir, **arguments.settings)
+    weights = trained_weights(trainer)
+    if trainer.accelerator.is_main_process:
+        assert trainer.accelerator.num_processes == 2, "torchrun started one process only"
+        save_file(weights, Path(arguments.output_dir) / "weights.safetensors")
+        (Path(arguments.output_dir) / "log.json").write_text(json.dumps(trainer.state.log_history))

@@ -1,0 +1,239 @@
+"""The trainers against TRL's own, against the naive references, and against themselves cut into pieces."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from canned import GROUP, canned_group, make_trainer, trained_weights
+from reference import (
+    naive_completion_entropy,
+    naive_conflict_mask,
+    naive_conflict_weights,
+    naive_entropy_filter,
+    naive_gtpo_loss,
+    unpad,
+)
+from safetensors.torch import load_file
+
+ATOL = 1e-6  # of a weight's update at learning rate 0.1; observed 3e-8
+
+
+def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], atol=ATOL, rtol=0, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """Weights after one GTPO step with the whole group in one micro-batch."""
+    return trained_weights(make_trainer("gtpo", tiny, tmp_path_factory.mktemp("whole")))
+
+
+def test_a_step_moves_the_weights_and_filters_some(tiny: Path, tmp_path: Path, whole: dict[str, torch.Tensor]) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path, learning_rate=0.0)
+    still = trained_weights(trainer)
+    assert max((whole[name] - still[name]).abs().max().item() for name in whole) > 100 * ATOL
+    assert 0 < trainer.state.log_history[0]["filtered_fraction"] < 1
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 6])
+def test_micro_batches_do_not_change_the_update(
+    micro_batch: int, tiny: Path, tmp_path: Path, whole: dict[str, torch.Tensor]
+) -> None:
+    cut = make_trainer(
+        "gtpo",
+        tiny,
+        tmp_path,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=GROUP // micro_batch,
+    )
+    assert_same(trained_weights(cut), whole)
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_two_processes_do_not_change_the_update(method: str, tiny: Path, tmp_path: Path) -> None:
+    single = make_trainer(method, tiny, tmp_path / "single", max_steps=2)
+    expected = trained_weights(single)
+    (tmp_path / "two").mkdir()
+    settings = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "max_steps": 2}
+    here = Path(__file__).parent
+    completed = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29611"]
+        + [str(here / "canned.py"), method, str(tiny), str(tmp_path / "two"), json.dumps(settings)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])},
+        capture_output=True,
+        text=True,
+    )
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    assert_same(load_file(tmp_path / "two" / "weights.safetensors"), expected)
+    log = json.loads((tmp_path / "two" / "log.json").read_text())
+    for name in ("entropy", "conflict_tokens", "conflict_fraction", "completion_length"):
+        assert log[0][name] == pytest.approx(single.state.log_history[0][name], abs=1e-5), name
+
+
+def test_gtpo_without_its_parts_is_grpo(tiny: Path, tmp_path: Path) -> None:
+    plain = {"gamma": 0.0, "entropy_filter": "off", "conflict_correction": False}
+    gtpo = make_trainer("gtpo", tiny, tmp_path / "gtpo", gtpo=plain, max_steps=3)
+    grpo = make_trainer("grpo", tiny, tmp_path / "grpo", max_steps=3)
+    assert_same(trained_weights(gtpo), trained_weights(grpo))
+
+
+@pytest.mark.parametrize("beta", [0.0, 1e-6, 0.04])
+def test_grpo_is_the_grpo_of_trl(beta: float, tiny: Path, tmp_path: Path) -> None:
+    settings = {"beta": beta, "max_steps": 2, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
+    ours = make_trainer("grpo", tiny, tmp_path / "ours", **settings)
+    theirs = make_trainer("trl", tiny, tmp_path / "theirs", **settings)
+    assert_same(trained_weights(ours), trained_weights(theirs))
+    for mine, other in zip(ours.state.log_history[:2], theirs.state.log_history[:2], strict=True):
+        assert mine["loss"] == pytest.approx(other["loss"], abs=1e-6)
+        assert mine["reward"] == other["reward"]
+
+
+def test_off_policy_iterations_use_the_old_log_probabilities(tiny: Path, tmp_path: Path) -> None:
+    settings = {"num_iterations": 2, "max_steps": 2}
+    ours = make_trainer("grpo", tiny, tmp_path / "ours", **settings)
+    theirs = make_trainer("trl", tiny, tmp_path / "theirs", **settings)
+    assert_same(trained_weights(ours), trained_weights(theirs))
+
+
+def batch_of(trainer: Any) -> dict[str, torch.Tensor]:
+    """The scored batch of the first step, before TRL shuffles and cuts it."""
+    trainer.model.train()
+    rows = [trainer.train_dataset[0]] * GROUP
+    return trainer._generate_and_score_completions(rows)
+
+
+def plain_logps_and_entropy(trainer: Any, batch: dict[str, torch.Tensor]) -> tuple[list, list]:
+    """From the full logits of each completion alone, without padding, in float64 after the model."""
+    logps, entropies = [], []
+    prompts = unpad(batch["prompt_ids"], batch["prompt_mask"])
+    for prompt, completion in zip(prompts, unpad(batch["completion_ids"], batch["completion_mask"]), strict=True):
+        with torch.no_grad():
+            logits = trainer.model(input_ids=torch.tensor([prompt + completion])).logits[0].double()
+        log_pi = (logits[len(prompt) - 1 : -1] / trainer.temperature).log_softmax(-1)
+        logps.append([log_pi[t, token].item() for t, token in enumerate(completion)])
+        entropies.append((-(log_pi.exp() * log_pi).sum(-1)).tolist())
+    return logps, entropies
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_loss_is_equation_11_on_the_plain_logits(temperature: float, tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path, temperature=temperature)
+    batch = batch_of(trainer)
+    completions, advantages = canned_group(0), batch["advantages"].tolist()
+    mask = naive_conflict_mask(completions, advantages, GROUP)
+    assert unpad(batch["conflict_mask"], batch["completion_mask"]) == mask
+    logps, entropies = plain_logps_and_entropy(trainer, batch)
+    means = naive_completion_entropy(entropies)
+    threshold = sorted(means)[GROUP // 2] - 1e-6  # an untrained policy is near ln V: filter half of the group
+    trainer.gtpo.entropy_threshold = threshold
+    delta = naive_entropy_filter(means, advantages, 0.1, threshold, "auto")
+    expected, _ = naive_gtpo_loss(
+        logps,
+        advantages,
+        weights=naive_conflict_weights(mask, advantages),
+        token_entropy=entropies,
+        gamma=0.1,
+        delta=delta,
+    )
+    trainer.current_gradient_accumulation_steps = 1
+    loss = trainer.compute_loss(trainer.model, batch)
+    assert loss.item() == pytest.approx(expected, abs=1e-5)
+    logged = trainer._metrics["train"]
+    assert logged["entropy"][-1] == pytest.approx(sum(means) / GROUP, abs=1e-4)
+    assert logged["filtered_fraction"][-1] == pytest.approx(delta.count(0.0) / GROUP) == pytest.approx(0.5)
+
+
+def test_the_conflict_curves_count_tokens_of_completions(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)  # measured for GRPO too: it is the paper's diagnosis
+    batch = batch_of(trainer)
+    lengths = [len(ids) for ids in canned_group(0)]
+    conflicts = sum(map(sum, batch["conflict_mask"].int().tolist()))
+    logged = trainer._metrics["train"]
+    assert conflicts > 0
+    assert logged["conflict_tokens"][-1] == pytest.approx(conflicts / GROUP)
+    assert logged["conflict_fraction"][-1] == pytest.approx(conflicts / sum(lengths))
+    assert logged["completion_length"][-1] == pytest.approx(sum(lengths) / GROUP)
+
+
+def test_the_initial_entropy_is_measured_before_training_and_kept(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": None})
+    untrained = make_trainer("gtpo", tiny, tmp_path / "other")
+    prompts = untrained.train_dataset["prompt"]
+    prompt_ids = untrained.processing_class(list(prompts))["input_ids"]
+    batch = untrained._padded(prompt_ids, canned_group(1000, len(prompts)))
+    means = naive_completion_entropy(plain_logps_and_entropy(untrained, batch)[1])
+    trainer.train()
+    stored = json.loads((tmp_path / "initial_entropy.json").read_text())
+    assert stored["prompts"] == len(prompts)
+    assert stored["initial_entropy"] == pytest.approx(sum(means) / len(means), abs=1e-4)
+    assert trainer.initial_entropy == stored["initial_entropy"]
+
+
+def test_measuring_the_initial_entropy_leaves_the_random_generator_alone(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": None})
+    before = torch.random.get_rng_state()
+    trainer._read_or_measure_initial_entropy()
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_resumed_run_reads_the_initial_entropy_and_never_measures_a_trained_policy(
+    tiny: Path, tmp_path: Path
+) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": None})
+    trainer.state.global_step = 7
+    with pytest.raises(ValueError, match="can only be measured before training"):
+        trainer._read_or_measure_initial_entropy()
+    (tmp_path / "initial_entropy.json").write_text('{"initial_entropy": 0.25}')
+    assert trainer._read_or_measure_initial_entropy() == 0.25
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beta": 0.04}, "GTPO has no KL term"),
+        ({"loss_type": "dapo"}, "loss_type = 'dapo' is not supported"),
+        ({"mask_truncated_completions": True}, "mask_truncated_completions"),
+        ({"entropy_coef": 0.1}, "entropy_coef"),
+        ({"top_entropy_quantile": 0.5}, "top_entropy_quantile"),
+        ({"scale_rewards": "batch"}, "scale_rewards"),
+        ({"importance_sampling_level": "sequence"}, "importance_sampling_level"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_settings_that_change_the_objective_are_refused(
+    settings: dict[str, Any], message: str, tiny: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_trainer("gtpo", tiny, tmp_path, **settings)
+
+
+def test_lora_on_the_head_and_scaled_logits_are_refused(tiny: Path, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig
+
+    from trainer import GRPOTrainer
+
+    def build(model: Any) -> None:
+        GRPOTrainer(
+            model=model,
+            reward_funcs=[lambda completions, **kwargs: [0.0] * len(completions)],
+            args=GRPOConfig(output_dir=str(tmp_path), loss_type="grpo", bf16=False, use_cpu=True, report_to="none"),
+            processing_class=AutoTokenizer.from_pretrained(tiny),
+            train_dataset=make_trainer("grpo", tiny, tmp_path).train_dataset,
+        )
+
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    with pytest.raises(ValueError, match="LoRA on lm_head is not supported"):
+        build(get_peft_model(model, LoraConfig(target_modules=["lm_head"])))
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    model.config.final_logit_softcapping = 30.0
+    with pytest.raises(ValueError, match="final_logit_softcapping"):
+        build(model)

@@ -1,0 +1,202 @@
+"""What a run leaves behind: its directory, ``metrics.jsonl``, wandb, and the progress bar on the screen.
+
+The same names and values go to ``metrics.jsonl`` (a line per logged step, written as it happens) and to wandb.
+"""
+
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.integrations import WandbCallback
+
+from config import RunArguments, UsageError
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "unsloth", "vllm", "bitsandbytes", "wandb")
+ON_MAIN_PROCESS = int(os.environ.get("RANK", 0)) == 0
+
+
+def start_run(resolved: dict[str, Any], run: RunArguments) -> str | None:
+    """Make the run directory with ``config.yaml`` and ``environment.json``, before anything heavy is loaded.
+
+    Args:
+        resolved: Every setting of the run, flat; ``output_dir`` names the directory.
+        run: Whether an existing directory is resumed or replaced, or nothing is run at all (``dry_run``).
+
+    Returns:
+        The checkpoint to resume from, or None.
+
+    Raises:
+        UsageError: If the directory exists and neither was asked for, or there is nothing to resume.
+        SystemExit: After a dry run has printed the settings.
+    """
+    folder = Path(resolved["output_dir"])
+    settings = yaml.safe_dump(resolved, sort_keys=True)
+    if run.dry_run:
+        sys.stdout.write(settings)
+        raise SystemExit(0)
+    found = checkpoints(folder)
+    if run.resume and not found:
+        raise UsageError(f"{folder} holds no checkpoint to resume: name the run with --resume RUN, or leave --resume out.")
+    if run.resume and run.overwrite:
+        raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
+    if ON_MAIN_PROCESS:
+        if not run.resume and folder.exists() and any(folder.iterdir()):
+            if not run.overwrite:
+                raise UsageError(f"{folder} exists: --resume continues it, --overwrite replaces it, --run_name names another.")
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "config.yaml", settings)
+        write_atomically(folder / "environment.json", json.dumps(environment(), indent=2))
+    return str(found[-1]) if run.resume else None
+
+
+def checkpoints(folder: str | Path) -> list[Path]:
+    """The checkpoint folders of a run, oldest first."""
+    found = [path for path in Path(folder).glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
+
+
+def environment() -> dict[str, Any]:
+    """Versions, git revision and hardware: what has to be known to repeat a run."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "python": platform.python_version(),
+        "packages": versions,
+        "git_revision": git_revision(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "gpus": gpus,
+        "world_size": int(os.environ.get("WORLD_SIZE", 1)),
+    }
+
+
+def git_revision() -> str | None:
+    """The commit of this checkout, with ``-dirty`` where files differ from it; None outside a checkout."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return described.stdout.strip()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file whole or not at all: to a temporary name, then renamed."""
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
+def track(trainer: Any, resolved: dict[str, Any], title: str) -> None:
+    """Put our callbacks on a trainer: metrics.jsonl, wandb where ``report_to`` names it, and the progress bar."""
+    folder = Path(resolved["output_dir"])
+    ProgressBar.attach(trainer, title)
+    trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
+    wandb = "wandb" in trainer.args.report_to and ON_MAIN_PROCESS
+    trainer.add_callback(MetricsWriter(folder, start_wandb(folder, resolved) if wandb else None))
+
+
+def start_wandb(folder: Path, resolved: dict[str, Any]) -> Any:
+    """A wandb run, offline where there is no login: it never asks and never hangs."""
+    import wandb
+
+    mode = os.environ.get("WANDB_MODE")
+    if mode is None and not (os.environ.get("WANDB_API_KEY") or wandb.api.api_key):
+        mode = "offline"
+        logger.warning("wandb: not logged in, so this run is kept offline; `wandb sync %s` uploads it.", folder / "wandb")
+    return wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "gtpo"),
+        name=resolved["run_name"],
+        config=resolved,
+        dir=str(folder),
+        mode=mode,  # type: ignore[arg-type]
+        settings=wandb.Settings(silent=True),
+    )
+
+
+class MetricsWriter(TrainerCallback):
+    """Append each logged step to ``metrics.jsonl`` and to wandb, under the same names."""
+
+    def __init__(self, folder: Path, wandb_run: Any = None) -> None:
+        self.path = folder / "metrics.jsonl"
+        self.wandb_run = wandb_run
+
+    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        # A resumed run goes back to its checkpoint: the steps after it are made again.
+        if state.is_world_process_zero and self.path.exists():
+            lines = [line for line in self.path.read_text().splitlines() if _step(line) <= state.global_step]
+            write_atomically(self.path, "".join(line + "\n" for line in lines))
+
+    def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
+        if not state.is_world_process_zero or not logs or "train_runtime" in logs:  # the last call sums the run up
+            return
+        metrics = dict(logs)
+        if metrics.get("step_time") and "completion_length" in metrics:
+            completions = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+            metrics["tokens_per_second"] = metrics["completion_length"] * completions / metrics["step_time"]
+        with self.path.open("a") as file:
+            file.write(json.dumps({"step": state.global_step} | metrics) + "\n")
+        if self.wandb_run is not None:
+            self.wandb_run.log(metrics, step=state.global_step)
+
+    def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if self.wandb_run is not None:
+            self.wandb_run.finish()
+
+
+def _step(line: str) -> float:
+    """The step of a metrics line; a line that a kill cut short counts as never written."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+class ProgressBar(ProgressCallback):
+    """Transformers' progress bar with the newest metrics at its end, where the default prints a line for each step."""
+
+    shown = {"accuracy": "{:.0f}%", "formatting": "{:.0f}%", "entropy": "{:.2f}", "loss": "{:.3f}"}
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self.title = title
+
+    @classmethod
+    def attach(cls, trainer: Any, title: str) -> None:
+        """Put this bar on ``trainer`` in place of the default callbacks."""
+        trainer.remove_callback(ProgressCallback)
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(cls(title))
+
+    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        super().on_train_begin(args, state, control, **kwargs)
+        if self.training_bar is not None:
+            self.training_bar.set_description(self.title)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
+        if self.training_bar is not None:
+            shown = {key: form.format(logs[key]) for key, form in self.shown.items() if logs and key in logs}
+            self.training_bar.set_postfix(shown)

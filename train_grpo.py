@@ -1,0 +1,42 @@
+"""Train a policy with GRPO (arXiv 2402.03300), the baseline: the same data, rewards, logs and flags as train_gtpo.py.
+
+    python train_grpo.py --model tiny --dataset arithmetic --G 12     # a CPU, minutes
+    python train_grpo.py --model qwen --dataset math --G 8 --beta 1e-6   # one GPU, Listing 1 of the paper
+    python train_grpo.py --help
+
+Differs from train_gtpo.py by the lack of GTPOArguments and by the trainer, nothing else.
+"""
+
+from config import DataArguments, ModelArguments, RunArguments, parse, run_script
+from models import load_backend
+
+
+def main() -> None:
+    backend = load_backend()  # before trl, transformers and peft, which Unsloth patches
+    from trl import GRPOConfig
+
+    data, model, run, args, resolved = parse(
+        "grpo", (DataArguments, ModelArguments, RunArguments, GRPOConfig)
+    )
+    from data import load_prompts
+    from models import load_policy, save_adapter
+    from rewards import accuracy_reward, format_reward
+    from tracking import start_run, track
+    from trainer import GRPOTrainer
+
+    checkpoint = start_run(resolved, run)
+    policy, tokenizer = load_policy(model, backend, args.seed, args.use_vllm)
+    trainer = GRPOTrainer(
+        model=policy,
+        processing_class=tokenizer,
+        reward_funcs=[format_reward, accuracy_reward],
+        args=args,
+        train_dataset=load_prompts(data, tokenizer, args.seed),
+    )
+    track(trainer, resolved, title="GRPO")
+    trainer.train(resume_from_checkpoint=checkpoint)
+    save_adapter(trainer, args.output_dir)
+
+
+if __name__ == "__main__":
+    run_script(main)

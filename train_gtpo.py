@@ -1,0 +1,43 @@
+"""Train a policy with GTPO (arXiv 2508.03772): LoRA, verifiable rewards, no reference model.
+
+    python train_gtpo.py --model tiny  --dataset arithmetic --G 12     # a CPU, minutes
+    python train_gtpo.py --model llama --dataset gsm8k --G 12          # one GPU, Listing 1 of the paper
+    python train_gtpo.py --help
+
+Differs from train_grpo.py by GTPOArguments and GTPOTrainer, nothing else.
+"""
+
+from config import DataArguments, GTPOArguments, ModelArguments, RunArguments, parse, run_script
+from models import load_backend
+
+
+def main() -> None:
+    backend = load_backend()  # before trl, transformers and peft, which Unsloth patches
+    from trl import GRPOConfig
+
+    data, model, run, gtpo, args, resolved = parse(
+        "gtpo", (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
+    )
+    from data import load_prompts
+    from models import load_policy, save_adapter
+    from rewards import accuracy_reward, format_reward
+    from tracking import start_run, track
+    from trainer import GTPOTrainer
+
+    checkpoint = start_run(resolved, run)
+    policy, tokenizer = load_policy(model, backend, args.seed, args.use_vllm)
+    trainer = GTPOTrainer(
+        model=policy,
+        processing_class=tokenizer,
+        reward_funcs=[format_reward, accuracy_reward],
+        args=args,
+        gtpo=gtpo,
+        train_dataset=load_prompts(data, tokenizer, args.seed),
+    )
+    track(trainer, resolved, title="GTPO")
+    trainer.train(resume_from_checkpoint=checkpoint)
+    save_adapter(trainer, args.output_dir)
+
+
+if __name__ == "__main__":
+    run_script(main)

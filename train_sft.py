@@ -1,0 +1,37 @@
+"""Fine-tune a policy on the reference solutions (SFT), the supervised baseline of the paper.
+
+    python train_sft.py --model tiny  --dataset arithmetic             # a CPU, minutes
+    python train_sft.py --model llama --dataset gsm8k                  # one GPU, Listing 1 of the paper
+    python train_sft.py --help
+
+The prompts are those of GTPO and GRPO; the loss is on the completion alone: the solution and answer in the paper's tags.
+"""
+
+from config import DataArguments, ModelArguments, RunArguments, parse, run_script
+from models import load_backend
+
+
+def main() -> None:
+    backend = load_backend()  # before trl, transformers and peft, which Unsloth patches
+    from trl import SFTConfig, SFTTrainer
+
+    data, model, run, args, resolved = parse("sft", (DataArguments, ModelArguments, RunArguments, SFTConfig))
+    from data import load_demonstrations
+    from models import load_policy, save_adapter
+    from tracking import start_run, track
+
+    checkpoint = start_run(resolved, run)
+    policy, tokenizer = load_policy(model, backend, args.seed)
+    trainer = SFTTrainer(
+        model=policy,
+        processing_class=tokenizer,
+        args=args,
+        train_dataset=load_demonstrations(data, tokenizer, args.seed),
+    )
+    track(trainer, resolved, title="SFT")
+    trainer.train(resume_from_checkpoint=checkpoint)
+    save_adapter(trainer, args.output_dir)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,324 @@
+"""GTPO and GRPO on TRL's GRPOTrainer: whole groups get their conflict mask, and our head makes the loss.
+
+Two methods of TRL's trainer are overridden, whatever class it is (plain, or Unsloth's rewritten one):
+
+* ``_generate_and_score_completions``: the one place where every process can see whole groups. The (B, T) conflict mask
+  made there rides along while TRL shuffles the rows and cuts them into micro-batches.
+* ``compute_loss``: hidden states of the completion tokens, then ``gtpo_loss.py``; the (B, T, V) logits are never made.
+
+GRPO and GTPO differ in ``_objective`` alone.
+"""
+
+import json
+import os
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from accelerate.utils import gather_object
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor
+from trl.trainer.utils import pad
+
+from config import GTPOArguments, UsageError
+from gtpo_loss import (
+    completion_entropy,
+    conflict_mask,
+    conflict_weights,
+    grpo_loss,
+    gtpo_loss,
+    linear_logps_and_entropy,
+)
+from rewards import ACCURACY_MAX, FORMAT_MAX
+
+INITIAL_ENTROPY_PROMPTS = 100  # Section 6: "the first 100 samples of the training set"
+PERCENT_METRICS = {"accuracy": ("accuracy_reward", ACCURACY_MAX), "formatting": ("format_reward", FORMAT_MAX)}
+
+# Settings of TRL that change its loss and that ours does not carry: anything else than this value is refused.
+_SUPPORTED = {
+    "loss_type": "grpo",  # token mean within a completion, mean over the group [Eq. 1, 2]
+    "importance_sampling_level": "token",
+    "scale_rewards": "group",  # A_i = (R_i - mean) / std within the group
+    "multi_objective_aggregation": "sum_then_normalize",
+    "top_entropy_quantile": 1.0,
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+    "delta": None,
+    "off_policy_mask_threshold": None,
+    "use_bias_correction_kl": False,
+    "mask_truncated_completions": False,  # it would hide completions from the conflict mask
+    "use_liger_kernel": False,
+}
+
+
+class GRPOTrainer(trl.GRPOTrainer):
+    """TRL's GRPOTrainer with our head: Eq. 1 and 2, and the conflict and entropy curves of the paper.
+
+    Raises:
+        UsageError: For settings that would change the loss in a way it does not carry, each named.
+    """
+
+    def __init__(self, model: Any, reward_funcs: Any, args: trl.GRPOConfig, **kwargs: Any) -> None:
+        for name, value in _SUPPORTED.items():
+            if getattr(args, name) != value and not (name == "use_bias_correction_kl" and args.beta == 0):
+                raise UsageError(f"{name} = {getattr(args, name)!r} is not supported: the paper's objective has {value!r}.")
+        if args.use_vllm and args.vllm_importance_sampling_correction:
+            raise UsageError("vllm_importance_sampling_correction alters the loss of the paper: set it to false.")
+        super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
+        causal_lm = self._causal_lm()
+        head = causal_lm.get_output_embeddings()
+        if isinstance(head, BaseTunerLayer):
+            raise UsageError("LoRA on lm_head is not supported: take 'lm_head' out of lora_target_modules.")
+        text_config = causal_lm.config.get_text_config()
+        for name in ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier"):
+            if getattr(text_config, name, None) not in (None, 1.0):
+                raise UsageError(f"{type(causal_lm).__name__} has {name} = {getattr(text_config, name)}: not supported yet.")
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = super()._generate_and_score_completions(inputs)
+        mode = "train" if self.model.training else "eval"
+        group_size = self.num_generations if mode == "train" else self.num_generations_eval
+        rows, width = batch["completion_ids"].shape
+        mask = conflict_mask(
+            self._gather_rows(batch["completion_ids"]),
+            self._gather_rows(batch["completion_mask"]),
+            self.accelerator.gather(batch["advantages"]),
+            group_size,
+        )
+        tokens = self._gather_rows(batch["completion_mask"]).sum()
+        first = self.accelerator.process_index * rows
+        batch["conflict_mask"] = mask[first : first + rows, :width]
+
+        metrics = self._metrics[mode]
+        metrics["conflict_tokens"].append((mask.sum() / len(mask)).item())
+        metrics["conflict_fraction"].append((mask.sum() / tokens.clamp(min=1)).item())
+        metrics["completion_length"].append((tokens / len(mask)).item())
+        for name, (reward, maximum) in PERCENT_METRICS.items():
+            if means := metrics.get(f"rewards/{reward}/mean"):
+                metrics[name].append(100 * means[-1] / maximum)
+        return batch
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Tensor:
+        if return_outputs:
+            raise UsageError("return_outputs is not supported: the loss is made without the logits.")
+        mode = "train" if self.model.training else "eval"
+        weights = self._weights(inputs)
+        logps, token_entropy = self._logps_and_entropy(model, inputs, self._grad_tokens(weights, inputs))
+        loss, metrics = self._objective(logps, token_entropy, weights, inputs)
+        metrics["entropy"] = completion_entropy(token_entropy, inputs["completion_mask"]).mean()
+        if "sampling_per_token_logps" in inputs:
+            valid = inputs["completion_mask"].bool()
+            gap = (logps.detach() - inputs["sampling_per_token_logps"]).abs()
+            metrics["sampler_logp_gap"] = gap[valid & gap.isfinite()].mean()
+        for name, value in metrics.items():
+            self._metrics[mode][name].append(self.accelerator.gather(value).mean().item())
+        return loss / (self.current_gradient_accumulation_steps if mode == "train" else 1)
+
+    def _weights(self, inputs: dict[str, Any]) -> Tensor:
+        """lambda of this objective for the rows at hand: 1 everywhere in GRPO. Shape (B, T)."""
+        return torch.ones_like(inputs["completion_mask"], dtype=torch.float32)
+
+    def _grad_tokens(self, weights: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """The tokens whose gradient is not known to be zero. Bool, shape (B, T)."""
+        learns = (inputs["advantages"] != 0) | (self.beta != 0)
+        return learns[:, None].expand_as(weights)
+
+    def _objective(
+        self, logps: Tensor, token_entropy: Tensor, weights: Tensor, inputs: dict[str, Any]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return grpo_loss(
+            logps,
+            inputs["completion_mask"],
+            inputs["advantages"],
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+            beta=self.beta,
+            ref_per_token_logps=inputs.get("ref_per_token_logps"),
+            old_per_token_logps=inputs.get("old_per_token_logps"),
+        )
+
+    def _logps_and_entropy(
+        self, model: Any, inputs: dict[str, Any], grad_rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """ln pi and H of the completion tokens at the sampling temperature, 0 on padding. Shape (B, T) each."""
+        completion_mask = inputs["completion_mask"].bool()
+        prompt_lengths = inputs["prompt_mask"].sum(-1)
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        # Pack each row to the left, by the masks: a token id equal to the pad id is a token like any other.
+        order = (1 - mask).argsort(dim=1, stable=True)[:, : int(mask.sum(-1).max())]
+        ids, mask = ids.gather(1, order), mask.gather(1, order)
+
+        causal_lm = self._causal_lm()
+        with _hidden_states_of(causal_lm.base_model) as hidden_states:
+            model(input_ids=ids, attention_mask=mask, use_cache=False, **self._last_logit_only())
+        rows, positions = completion_mask.nonzero(as_tuple=True)
+        hidden = hidden_states[-1][rows, prompt_lengths[rows] + positions - 1]  # (N, H), each predicts its token
+        head = causal_lm.get_output_embeddings()
+        logps, entropy = linear_logps_and_entropy(
+            hidden,
+            head.weight,
+            inputs["completion_ids"][completion_mask],
+            temperature=self.temperature,
+            bias=getattr(head, "bias", None),
+            grad_rows=None if grad_rows is None else grad_rows[completion_mask],
+        )
+        blank = torch.zeros(completion_mask.shape, dtype=logps.dtype, device=logps.device)
+        return blank.masked_scatter(completion_mask, logps), blank.masked_scatter(completion_mask, entropy)
+
+    def _last_logit_only(self) -> dict[str, int]:
+        return {"logits_to_keep": 1} if "logits_to_keep" in self.model_kwarg_keys else {}
+
+    def _causal_lm(self) -> Any:
+        """The CausalLM inside the wrappers of DDP and PEFT."""
+        model = self.accelerator.unwrap_model(self.model)
+        return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+    def _gather_rows(self, tensor: Tensor) -> Tensor:
+        """The rows of all processes, zero-padded to the longest. Shape (b, t) -> (B, T); rank order is group order."""
+        return self.accelerator.gather(self.accelerator.pad_across_processes(tensor, dim=1))
+
+
+class GTPOTrainer(GRPOTrainer):
+    """GTPO (arXiv 2508.03772): Eq. 11 in place of GRPO's objective; no KL term, no reference model, no clipping.
+
+    Args:
+        gtpo: Settings of the method; the paper's by default.
+        model, reward_funcs, args, kwargs: As for TRL's GRPOTrainer, with ``loss_type="grpo"`` and ``beta=0``.
+
+    Raises:
+        UsageError: If ``beta`` is not 0, or as for :class:`GRPOTrainer`.
+    """
+
+    _tag_names = ["trl", "gtpo"]  # for TRL's model card
+    _name = "GTPO"
+    _paper = {
+        "title": "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control",
+        "id": "2508.03772",
+        "citation": textwrap.dedent("""\
+            @article{simoni2025gtpo,
+                title   = {{GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control}},
+                author  = {Simoni, Marco and Fontana, Aleksandar and Rossolini, Giulio and Saracino, Andrea and Mori, Paolo},
+                year    = 2025,
+                eprint  = {arXiv:2508.03772},
+            }"""),
+    }
+
+    def __init__(
+        self, model: Any, reward_funcs: Any, args: trl.GRPOConfig, gtpo: GTPOArguments | None = None, **kwargs: Any
+    ) -> None:
+        if args.beta != 0.0:
+            raise UsageError(f"beta = {args.beta}: GTPO has no KL term and no reference model, so beta has to be 0.")
+        self.gtpo = gtpo or GTPOArguments()
+        super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
+        self.initial_entropy = self.gtpo.initial_entropy
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.initial_entropy is None:
+            self.initial_entropy = self._read_or_measure_initial_entropy()
+        return super()._generate_and_score_completions(inputs)
+
+    def _weights(self, inputs: dict[str, Any]) -> Tensor:
+        if not self.gtpo.conflict_correction:
+            return super()._weights(inputs)
+        return conflict_weights(inputs["conflict_mask"], inputs["advantages"].float())
+
+    def _grad_tokens(self, weights: Tensor, inputs: dict[str, Any]) -> Tensor:
+        return weights != 0
+
+    def _objective(
+        self, logps: Tensor, token_entropy: Tensor, weights: Tensor, inputs: dict[str, Any]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return gtpo_loss(
+            logps,
+            token_entropy,
+            inputs["completion_mask"],
+            inputs["advantages"],
+            weights,
+            initial_entropy=self.initial_entropy,
+            gamma=self.gtpo.gamma,
+            threshold=self.gtpo.entropy_threshold,
+            filter_mode=self.gtpo.entropy_filter,
+            old_per_token_logps=inputs.get("old_per_token_logps"),
+        )
+
+    def _read_or_measure_initial_entropy(self) -> float:
+        """<H>_ini of Section 5.2: stored with the run, measured once before step 0 and never on a trained policy."""
+        path = Path(self.args.output_dir) / "initial_entropy.json"
+        if self.state.global_step > 0:  # resumed
+            if not path.is_file():
+                raise UsageError(
+                    f"{path} is missing and the policy is at step {self.state.global_step}: the initial entropy can only "
+                    "be measured before training. Give it with --initial_entropy."
+                )
+            return float(json.loads(path.read_text())["initial_entropy"])
+        first = self.train_dataset.select(range(min(INITIAL_ENTROPY_PROMPTS, len(self.train_dataset))))
+        prompts = list(first["prompt"])
+        entropies = self._sampled_entropies(prompts)
+        value = sum(entropies) / len(entropies)
+        if self.accelerator.is_main_process:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            record = {"initial_entropy": value, "prompts": len(entropies), "temperature": self.temperature}
+            unfinished = path.with_suffix(".tmp")
+            unfinished.write_text(json.dumps(record | {"per_prompt": entropies}, indent=2))
+            unfinished.replace(path)
+        self.accelerator.wait_for_everyone()
+        return value
+
+    def _sampled_entropies(self, prompts: list[Any]) -> list[float]:
+        """<H>_i of one completion of each prompt, the prompts dealt out over the processes; in the order of the prompts.
+
+        The state of the random generators is put back, so that a run samples the same groups as with a given value.
+        """
+        ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
+        share = -(-len(prompts) // ranks)
+        mine = [prompts[min(i, len(prompts) - 1)] for i in range(rank * share, (rank + 1) * share)]  # same count on each
+        chunk = max(1, self.args.generation_batch_size // ranks)
+        entropies: list[float] = []
+        devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), torch.no_grad():
+            for start in range(0, len(mine), chunk):
+                prompt_ids, images, fields = self._tokenize_prompts(mine[start : start + chunk])
+                completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, num_generations=1)
+                batch = self._padded(prompt_ids, completion_ids)
+                _, token_entropy = self._logps_and_entropy(self.model_wrapped, batch)
+                entropies += completion_entropy(token_entropy, batch["completion_mask"]).tolist()
+        return gather_object(entropies)[: len(prompts)]
+
+    def _padded(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> dict[str, Tensor]:
+        """TRL's layout: prompts padded to the left, completions to the right."""
+        batch = {}
+        for name, lists, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
+            ids = [torch.tensor(row, dtype=torch.long) for row in lists]
+            ones = [torch.ones_like(row) for row in ids]
+            batch[f"{name}_ids"] = pad(ids, padding_value=self._tokenizer.pad_token_id, padding_side=side)
+            batch[f"{name}_mask"] = pad(ones, padding_value=0, padding_side=side)
+        return {key: tensor.to(self.accelerator.device) for key, tensor in batch.items()}
+
+
+@contextmanager
+def _hidden_states_of(decoder: Any) -> Iterator[list[Tensor]]:
+    """Collect the last hidden states (B, T, H) that the decoder body returns while the whole model runs."""
+    seen: list[Tensor] = []
+
+    def keep(module: Any, args: Any, output: Any) -> None:
+        seen.append(output[0] if isinstance(output, tuple) else output.last_hidden_state)
+
+    hook = decoder.register_forward_hook(keep)
+    # Unsloth's CausalLM then returns hidden states for logits and skips its own head; others do not read it.
+    before = os.environ.get("UNSLOTH_RETURN_HIDDEN_STATES")
+    os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "1"
+    try:
+        yield seen
+    finally:
+        hook.remove()
+        if before is None:
+            del os.environ["UNSLOTH_RETURN_HIDDEN_STATES"]
+        else:
+            os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = before
