@@ -77,6 +77,44 @@ def naive_conflict_mask(completions: list[list[int]], advantages: list[float], g
     return masks
 
 
+def naive_span_mask(
+    completions: list[list[int]], advantages: list[float], group_size: int, span: str
+) -> list[list[bool]]:
+    """The two other readings of "the first contiguous span": forward here, backward on the reversed completions.
+
+    first_run: skip to the first conflict token, mark it and those that follow without a gap.
+    common: the conflict tokens of the prefix that all completions with A != 0 have in common.
+    """
+
+    def forward(rows: list[list[int]], scores: list[float]) -> list[list[bool]]:
+        voters = [(row, score) for row, score in zip(rows, scores, strict=True) if score != 0]
+        masks = []
+        for row in rows:
+            conflict, shared = [], []
+            for position, token in enumerate(row):
+                signs = [s > 0 for other, s in voters if other[position : position + 1] == [token]]
+                conflict.append(True in signs and False in signs)
+                shared.append(len(signs) == len(voters))
+            mask = [False] * len(row)
+            position = 0
+            if span == "first_run":
+                while position < len(row) and not conflict[position]:
+                    position += 1
+            while position < len(row) and conflict[position] and (span != "common" or shared[position]):
+                mask[position] = True
+                position += 1
+            masks.append(mask)
+        return masks
+
+    masks = []
+    for start in range(0, len(completions), group_size):
+        rows, scores = completions[start : start + group_size], advantages[start : start + group_size]
+        backward = forward([row[::-1] for row in rows], scores)
+        for there, back in zip(forward(rows, scores), backward, strict=True):
+            masks.append([a or b for a, b in zip(there, back[::-1], strict=True)])
+    return masks
+
+
 def naive_conflict_weights(masks: list[list[bool]], advantages: list[float], positive_weight: float = 2.0) -> Rows:
     """Lambda of Eq. 9; a completion with A = 0 is in neither set and keeps 1 everywhere."""
     weights = []
@@ -108,7 +146,9 @@ def naive_entropy_filter(
     delta = []
     for h, advantage in zip(entropy, advantages, strict=True):
         dropped = False
-        if mode == "auto" and initial_entropy < LN2 and h > threshold:  # the model is prone to collapse
+        if (
+            mode == "auto" and initial_entropy is not None and initial_entropy < LN2 and h > threshold
+        ):  # the model is prone to collapse
             dropped = True
         if mode == "on" and h > threshold:
             dropped = True
@@ -140,7 +180,7 @@ def naive_gtpo_loss(
     terms, gradients = [], []
     for i, row in enumerate(logps):
         strength = advantages[i]
-        if gamma is not None:
+        if gamma is not None and token_entropy is not None:
             strength = strength - gamma * naive_completion_entropy([token_entropy[i]])[0]
         if delta is not None:
             strength = strength * delta[i]
@@ -175,7 +215,7 @@ def naive_grpo_loss(
             free = ratio * advantages[i]
             clipped = min(max(ratio, 1.0 - epsilon_low), 1.0 + epsilon_high) * advantages[i]
             term, slope = (-free, -free) if free <= clipped else (-clipped, 0.0)
-            if beta != 0.0:
+            if beta != 0.0 and ref_logps is not None:
                 gap = ref_logps[i][t] - logp
                 kl = math.exp(gap) - gap - 1.0
                 kls.append(kl)
@@ -222,7 +262,7 @@ def plain_grpo_loss(
     ratio = torch.exp(logps - (logps.detach() if old_logps is None else old_logps))
     scale = advantages.to(logps.dtype)[:, None]
     per_token = -torch.min(ratio * scale, ratio.clamp(1 - epsilon_low, 1 + epsilon_high) * scale)
-    if beta != 0.0:
+    if beta != 0.0 and ref_logps is not None:
         per_token = per_token + beta * (torch.exp(ref_logps - logps) - (ref_logps - logps) - 1)
     return ((per_token * mask).sum(-1) / mask.sum(-1).clamp(min=1)).mean()
 

@@ -4,8 +4,10 @@ Everything runs on a CPU in small tensors. The references live in reference.py a
 """
 
 import math
-from collections.abc import Iterator
+import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -18,11 +20,12 @@ from reference import (
     naive_conflict_mask,
     naive_conflict_weights,
     naive_entropy_filter,
-    naive_gtpo_loss,
     naive_grpo_loss,
+    naive_gtpo_loss,
+    naive_span_mask,
     pad,
-    plain_gtpo_loss,
     plain_grpo_loss,
+    plain_gtpo_loss,
     unpad,
 )
 from torch import Tensor
@@ -32,8 +35,8 @@ from gtpo_loss import (
     conflict_mask,
     conflict_weights,
     entropy_filter,
-    gtpo_loss,
     grpo_loss,
+    gtpo_loss,
 )
 
 ATOL64 = 1e-12  # float64, values and gradients of order 1; observed error 3e-16
@@ -42,15 +45,6 @@ ROUNDING = 1e-6  # float32 and bfloat16: what ours may add to the plain computat
 # derandomize: the same examples on every machine and in every run; no deadline: nothing here is timed
 many = settings(max_examples=2500, deadline=None, derandomize=True)
 some = settings(max_examples=200, deadline=None, derandomize=True)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small tensors: a second thread only waits, for long where the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # --- groups: drawn by hand, or by hypothesis -------------------------------------------------------------------------
@@ -86,11 +80,12 @@ class Groups:
     def scores(self) -> Tensor:
         return torch.tensor(self.advantages)
 
-    def conflict_mask(self) -> Tensor:
-        return conflict_mask(self.ids, self.mask, self.scores, self.group_size)
+    def conflict_mask(self, span: str = "anchored") -> Tensor:
+        return conflict_mask(self.ids, self.mask, self.scores, self.group_size, span)
 
-    def expected_mask(self) -> Tensor:
-        rows = naive_conflict_mask(self.completions, self.advantages, self.group_size)
+    def expected_mask(self, span: str = "anchored") -> Tensor:
+        arguments = (self.completions, self.advantages, self.group_size)
+        rows = naive_conflict_mask(*arguments) if span == "anchored" else naive_span_mask(*arguments, span)
         return pad(rows, self.width, False, torch.bool)
 
     def expected_weights(self) -> Tensor:
@@ -284,6 +279,68 @@ def test_forward_run_ends_with_the_shorter_completion() -> None:
     assert_same(groups.conflict_mask(), mask)
 
 
+DRAWN_SPANS = {
+    "first run: met from either end wherever it starts, and it ends at the first gap": (
+        "first_run",
+        "+1 | a m n x p q b | . # # . # # . | 1 2 2 1 2 2 1",
+        "-1 | c m n y p q d | . # # . # # . | 1 0 0 1 0 0 1",
+    ),
+    "first run: a third run between the two is left alone": (
+        "first_run",
+        "+1 | a m b n c p d | . # . . . # . | 1 2 1 1 1 2 1",
+        "-1 | e m f n g p h | . # . . . # . | 1 0 1 1 1 0 1",
+    ),
+    "first run: it may start at the end": (
+        "first_run",
+        "+1 | a b E | # . # | 2 1 2",
+        "-1 | a c E | # . # | 0 1 0",
+    ),
+    "first run: no conflict token, no run": (
+        "first_run",
+        "+1 | a b | . . | 1 1",
+        "-1 | c d | . . | 1 1",
+    ),
+    "common: a completion that starts otherwise ends the prefix for all": (
+        "common",
+        "+1 | a b c E | . . . # | 1 1 1 2",
+        "-1 | a b d E | . . . # | 1 1 1 0",
+        "-1 | z b c E | . . . # | 1 1 1 0",
+    ),
+    "common: the prefix and the suffix that all share": (
+        "common",
+        "+1 | a b x E | # # . # | 2 2 1 2",
+        "+1 | a b y E | # # . # | 2 2 1 2",
+        "-1 | a b E   | # # #   | 0 0 0  ",
+    ),
+    "common: completions with A = 0 have no say": (
+        "common",
+        "+1 | a b | # . | 2 1",
+        "-1 | a c | # . | 0 1",
+        " 0 | z b | . . | 1 1",
+    ),
+    "common: one sign alone makes no conflict": (
+        "common",
+        "+1 | a b | . . | 1 1",
+        "+1 | a b | . . | 1 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DRAWN_SPANS.values(), ids=DRAWN_SPANS.keys())
+def test_other_conflict_spans_of_drawn_group(case: tuple[str, ...]) -> None:
+    span, *rows = case
+    groups, mask, weights = drawn(*rows)
+    assert_same(groups.expected_mask(span), mask)
+    assert_same(groups.conflict_mask(span), mask)
+    assert_same(conflict_weights(groups.conflict_mask(span), groups.scores), weights)
+
+
+def test_unknown_conflict_span_is_refused_by_name() -> None:
+    groups, _, _ = drawn("+1 | a | # | 2", "-1 | a | # | 0")
+    with pytest.raises(ValueError, match="longest"):
+        groups.conflict_mask("longest")
+
+
 # --- conflict mask: properties ---------------------------------------------------------------------------------------
 
 
@@ -295,6 +352,19 @@ def test_mask_and_weights_equal_reference_on_random_groups(groups: Groups) -> No
     assert mask.dtype == torch.bool and weights.is_floating_point()
     assert_same(mask, groups.expected_mask())
     assert_same(weights, groups.expected_weights())
+
+
+@pytest.mark.parametrize("span", ["first_run", "common"])
+@settings(many, max_examples=500)
+@given(groups=random_groups())
+def test_other_conflict_spans_equal_reference_on_random_groups(span: str, groups: Groups) -> None:
+    assert_same(groups.conflict_mask(span), groups.expected_mask(span))
+
+
+def test_anchored_is_the_default_span() -> None:
+    groups, mask, _ = drawn("+1 | a m b | . . . | 1 1 1", "-1 | c m d | . . . | 1 1 1")
+    assert_same(conflict_mask(groups.ids, groups.mask, groups.scores, 2), mask)
+    assert groups.conflict_mask("first_run").any()
 
 
 def test_mask_equals_reference_on_long_groups() -> None:
@@ -323,10 +393,10 @@ def test_mask_equals_reference_on_long_groups() -> None:
 
 @some
 @given(random_groups(), st.integers(0, 3), st.randoms(use_true_random=False))
-def test_garbage_in_the_padding_changes_no_mask(groups: Groups, columns: int, random) -> None:
+def test_garbage_in_the_padding_changes_no_mask(groups: Groups, columns: int, draw: random.Random) -> None:
     groups.extra += columns
     ids, mask = groups.ids, groups.mask
-    garbage = torch.tensor([random.choice([0, 1, 2, 3, -100, 10**12]) for _ in range(ids.numel())]).reshape(ids.shape)
+    garbage = torch.tensor([draw.choice([0, 1, 2, 3, -100, 10**12]) for _ in range(ids.numel())]).reshape(ids.shape)
     actual = conflict_mask(torch.where(mask.bool(), ids, garbage), mask, groups.scores, groups.group_size)
     assert_same(actual, groups.expected_mask())
     assert not actual[~mask.bool()].any()
@@ -352,11 +422,11 @@ def test_completions_of_different_groups_do_not_conflict() -> None:
 
 @some
 @given(random_groups(), st.randoms(use_true_random=False))
-def test_order_within_the_group_does_not_matter(groups: Groups, random) -> None:
+def test_order_within_the_group_does_not_matter(groups: Groups, draw: random.Random) -> None:
     size = groups.group_size
     order = []
     for start in range(0, len(groups.completions), size):
-        order += random.sample(range(start, start + size), size)
+        order += draw.sample(range(start, start + size), size)
     shuffled = conflict_mask(groups.ids[order], groups.mask[order], groups.scores[order], size)
     assert_same(shuffled, groups.conflict_mask()[order])
 
@@ -642,7 +712,9 @@ def random_batch(seed: int, *, groups: int = 3, group_size: int = 4, width: int 
     )
 
 
-def run(loss_function, logps: Tensor, *arguments, **options) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def run(
+    loss_function: Callable, logps: Tensor, *arguments: Any, **options: Any
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Loss, gradient with respect to the log-probabilities, metrics."""
     leaf = logps.detach().clone().requires_grad_()
     loss, metrics = loss_function(leaf, *arguments, **options)
@@ -650,17 +722,19 @@ def run(loss_function, logps: Tensor, *arguments, **options) -> tuple[Tensor, Te
     return loss.detach(), gradient, metrics
 
 
-def run_gtpo(batch: Batch, **options) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def run_gtpo(batch: Batch, **options: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     weights = options.pop("weights", batch.weights)
     arguments = (batch.token_entropy, batch.mask, batch.advantages, weights)
     return run(gtpo_loss, batch.logps, *arguments, **({"initial_entropy": 0.3} | options))
 
 
-def run_grpo(batch: Batch, **options) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def run_grpo(batch: Batch, **options: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     return run(grpo_loss, batch.logps, batch.mask, batch.advantages, **options)
 
 
-def expected_gtpo(batch: Batch, *, old: bool = False, mode: str = "auto", gamma: float = 0.1, initial: float = 0.3):
+def expected_gtpo(
+    batch: Batch, *, old: bool = False, mode: str = "auto", gamma: float = 0.1, initial: float = 0.3
+) -> tuple[float, list[list[float]]]:
     """The naive reference with every term of Eq. 11 in it."""
     entropy = naive_completion_entropy(batch.lists("token_entropy"))
     return naive_gtpo_loss(
@@ -693,7 +767,7 @@ def test_references_reproduce_gtpo_computed_by_hand() -> None:
     logps = [[-0.1, -0.2], [-0.3, -0.4, -0.5, -0.6]]
     weights = [[2.0, 1.0], [0.0, 1.0, 1.0, 1.0]]
     entropy = [[0.25, 0.75], [2.0] * 4]
-    arguments = {"weights": weights, "token_entropy": entropy, "gamma": 0.1}
+    arguments: dict[str, Any] = {"weights": weights, "token_entropy": entropy, "gamma": 0.1}
     loss, gradient = naive_gtpo_loss(logps, [1.0, -1.0], **arguments, delta=[1.0, 1.0])
     assert loss == pytest.approx(-0.2625, abs=1e-15)
     assert gradient[0] == pytest.approx([-0.475, -0.2375], abs=1e-15)
@@ -747,7 +821,10 @@ def test_plain_formula_equals_naive_reference(old: bool) -> None:
     options = {"beta": 0.04, "ref_logps": batch.ref_logps, "old_logps": old_logps}
     plain = plain_grpo_loss(leaf, batch.mask, batch.advantages, **options)
     (gradient,) = torch.autograd.grad(plain, leaf)
-    lists = {"ref_logps": batch.lists("ref_logps"), "old_logps": batch.lists("old_logps") if old else None}
+    lists: dict[str, Any] = {
+        "ref_logps": batch.lists("ref_logps"),
+        "old_logps": batch.lists("old_logps") if old else None,
+    }
     naive = naive_grpo_loss(batch.lists("logps"), batch.advantages.tolist(), beta=0.04, **lists)
     assert_loss((plain.detach(), gradient, {}), naive)
 
@@ -967,7 +1044,7 @@ def test_entropy_weighs_the_gradient_and_carries_none_where_logps_make_it() -> N
     mask, advantages = length_mask([5, 3, 1], 5), torch.tensor([1.0, -0.7, -0.3], dtype=torch.float64)
     weights = torch.ones(3, 5, dtype=torch.float64)
 
-    def gradient(detach: bool, loss_function) -> Tensor:
+    def gradient(detach: bool, loss_function: Callable) -> Tensor:
         leaf = logits.clone().requires_grad_()
         logp = torch.log_softmax(leaf, -1)
         entropy = -(logp.exp() * logp).sum(-1)
@@ -1023,7 +1100,7 @@ def test_gradient_scales_with_what_comes_from_above() -> None:
     batch = random_batch(seed=9)
     arguments = (batch.token_entropy, batch.mask, batch.advantages, batch.weights)
 
-    def scaled(*args, **kwargs) -> tuple[Tensor, dict]:
+    def scaled(*args: Any, **kwargs: Any) -> tuple[Tensor, dict]:
         loss, metrics = gtpo_loss(*args, **kwargs)
         return loss / 4, metrics
 
@@ -1069,7 +1146,7 @@ def test_weight_of_the_whole_signal_is_that_of_eq_25() -> None:
         conflicts = conflict_mask(ids, mask, advantages, 6)
         weights = conflict_weights(conflicts, advantages)
         logps = torch.zeros(6, 8, dtype=torch.float64)
-        options = {"initial_entropy": None, "gamma": 0.0, "filter_mode": "off"}
+        options: dict[str, Any] = {"initial_entropy": None, "gamma": 0.0, "filter_mode": "off"}
         loss, _ = gtpo_loss(logps, torch.zeros_like(logps), mask, advantages, weights, **options)
         shares = [sum(c) / n for c, n in zip(conflicts.tolist(), lengths, strict=True)]
         expected = math.fsum(share * abs(a) for share, a in zip(shares, advantages.tolist(), strict=True)) / 6
