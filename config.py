@@ -19,6 +19,10 @@ from typing import Any, Literal, NoReturn
 
 import yaml
 
+# Read by OpenMP when PyTorch is imported. Threads that spin while they wait are no faster on an idle machine and, where
+# another program uses a core, made the tiny model's training 20 times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 CONFIGS = Path(__file__).parent / "configs"
 MODEL_ALIASES = {
     "llama": "meta-llama/Llama-3.1-8B-Instruct",
@@ -89,18 +93,30 @@ class GTPOArguments:
 
     gamma: float = field(default=0.1, metadata={"help": "Strength of the entropy penalty, >= 0 [Eq. 11, Section 6]."})
     entropy_threshold: float = field(
-        default=math.log(2.0), metadata={"help": "Completions of higher mean entropy are filtered, nats [Eq. 10: ln 2]."}
+        default=math.log(2.0),
+        metadata={"help": "Completions of higher mean entropy are filtered, nats [Eq. 10: ln 2]."},
     )
     entropy_filter: Literal["auto", "on", "off", "negative_only"] = field(
         default="auto",
-        metadata={"help": "auto: only if the untrained policy's entropy is below ln 2 [Eq. 10]; negative_only [Fig. 4c]."},
+        metadata={
+            "help": "auto: only if the untrained policy's entropy is below ln 2 [Eq. 10]; negative_only [Fig. 4c]."
+        },
     )
     conflict_correction: bool = field(
         default=True, metadata={"help": "false: weight 1 on every token, no conflict-aware correction [Eq. 9]."}
     )
+    conflict_span: Literal["anchored", "first_run", "common"] = field(
+        default="anchored",
+        metadata={
+            "help": "Which conflict tokens count: the runs at both ends [Section 5.1], the first run anywhere, or the "
+            "prefix and suffix common to the group."
+        },
+    )
     initial_entropy: float | None = field(
         default=None,
-        metadata={"help": "Mean entropy of the untrained policy, nats; measured on 100 prompts if not given [Section 6]."},
+        metadata={
+            "help": "Mean entropy of the untrained policy, nats; measured on 100 prompts if not given [Section 6]."
+        },
     )
 
     def __post_init__(self) -> None:
@@ -137,12 +153,14 @@ _DESCRIPTIONS = {
     "grpo": "Train a policy with GRPO, the baseline: group-relative advantages, optional KL term.",
     "sft": "Fine-tune on the reference solutions in the paper's tags, the supervised baseline.",
 }
-_SHOWN_TRAINING_FIELDS = (  # of TRL's and Transformers' some 200; --help_all shows every one
-    "help help_all config output_dir run_name report_to num_generations beta num_iterations temperature "
-    "max_completion_length max_length max_steps num_train_epochs learning_rate lr_scheduler_type warmup_steps optim "
-    "adam_beta1 adam_beta2 weight_decay max_grad_norm per_device_train_batch_size gradient_accumulation_steps "
-    "gradient_checkpointing bf16 seed save_steps use_vllm"
-).split()
+# Of some 200 settings of TRL and Transformers those that a run of ours usually touches; --help_all shows every one.
+_SHOWN_TRAINING_FIELDS = {
+    *("help", "help_all", "config", "output_dir", "run_name", "report_to", "seed", "save_steps", "use_vllm", "bf16"),
+    *("num_generations", "beta", "num_iterations", "temperature", "max_completion_length", "max_length"),
+    *("max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps", "optim"),
+    *("adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"),
+}
 
 
 def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None = None) -> tuple[Any, ...]:
@@ -212,9 +230,9 @@ def preset_for(method: str, model: str, backend: str | None = None) -> Path:
         return CONFIGS / method / f"{alias or 'qwen'}.yaml"
     if backend == "unsloth" or alias in ("llama", "qwen"):
         raise UsageError(
-            f"--model {model} {'with --backend unsloth ' if backend == 'unsloth' else ''}trains on a GPU (4-bit weights, "
-            f"vLLM) and PyTorch sees none here: run `python train_{method}.py --model tiny --dataset arithmetic` on a CPU, "
-            "or check torch.cuda.is_available() and the NVIDIA driver (R580 or newer)."
+            f"--model {model} {'with --backend unsloth ' if backend == 'unsloth' else ''}trains on a GPU (4-bit "
+            f"weights, vLLM) and PyTorch sees none here: run `python train_{method}.py --model tiny --dataset "
+            "arithmetic` on a CPU, or check torch.cuda.is_available() and the NVIDIA driver (R580 or newer)."
         )
     return CONFIGS / method / "tiny.yaml"
 
@@ -257,8 +275,9 @@ def batch_geometry(
     steps = accumulation_steps or max(1, completions // (processes * batch))
     if batch * steps * processes != completions or completions % num_generations:
         raise UsageError(
-            f"the batch does not divide into groups: batch size {batch} x accumulation {steps} x {processes} process(es) = "
-            f"{batch * steps * processes} completions, and a step needs a multiple of G = {num_generations}"
+            f"the batch does not divide into groups: batch size {batch} x accumulation {steps} x {processes} "
+            f"process(es) = {batch * steps * processes} completions, and a step needs a multiple of G = "
+            f"{num_generations}"
             + (f", {completions} for {prompts_per_step} prompt(s)" if prompts_per_step else "")
             + ": change --per_device_train_batch_size or --gradient_accumulation_steps, or leave both out."
         )
@@ -312,7 +331,9 @@ def _build_parser(method: str, argument_classes: Sequence[type], show_all: bool)
         def error(self, message: str) -> NoReturn:
             flags = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
             if message.startswith("unrecognized arguments") and flags:
-                message = f"{flags[0]} is no setting{nearest(flags[0], self._option_string_actions)}; --help_all lists them"
+                message = (
+                    f"{flags[0]} is no setting{nearest(flags[0], self._option_string_actions)}; --help_all lists them"
+                )
             raise UsageError(f"{message}.")
 
     parser = Parser(
@@ -334,8 +355,12 @@ def _build_parser(method: str, argument_classes: Sequence[type], show_all: bool)
         flags["--G"].help = "G, completions per prompt [Section 6: 8 or 12]."
     flags["--resume"].nargs, flags["--resume"].const = "?", "auto"
     parser.set_defaults(output_dir=None, per_device_train_batch_size=None, gradient_accumulation_steps=None)
+    for action in parser._actions:  # only how they are shown changes: every spelling and choice stays valid
+        action.option_strings = [flag for flag in action.option_strings if "-" not in flag[2:]]
+        if action.choices and len(list(action.choices)) > 6:
+            action.metavar = "NAME"
     for action in parser._optionals._group_actions:
-        if action.dest not in _SHOWN_TRAINING_FIELDS and not show_all:
+        if not show_all and (action.dest not in _SHOWN_TRAINING_FIELDS or action.option_strings[0].startswith("--no_")):
             action.help = argparse.SUPPRESS
     return parser
 

@@ -62,12 +62,25 @@ class GRPOTrainer(trl.GRPOTrainer):
         UsageError: For settings that would change the loss in a way it does not carry, each named.
     """
 
-    def __init__(self, model: Any, reward_funcs: Any, args: trl.GRPOConfig, **kwargs: Any) -> None:
+    conflict_span = "anchored"  # of the conflict curves; GTPO's own follows its settings
+
+    @classmethod
+    def check_settings(cls, args: trl.GRPOConfig) -> None:
+        """Refuse settings that the objective does not carry; needs no model, so a script calls it before it loads one.
+
+        Raises:
+            UsageError: As for the class.
+        """
         for name, value in _SUPPORTED.items():
             if getattr(args, name) != value and not (name == "use_bias_correction_kl" and args.beta == 0):
-                raise UsageError(f"{name} = {getattr(args, name)!r} is not supported: the paper's objective has {value!r}.")
+                raise UsageError(
+                    f"{name} = {getattr(args, name)!r} is not supported: the paper's objective has {value!r}."
+                )
         if args.use_vllm and args.vllm_importance_sampling_correction:
             raise UsageError("vllm_importance_sampling_correction alters the loss of the paper: set it to false.")
+
+    def __init__(self, model: Any, reward_funcs: Any, args: trl.GRPOConfig, **kwargs: Any) -> None:
+        self.check_settings(args)
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
         causal_lm = self._causal_lm()
         head = causal_lm.get_output_embeddings()
@@ -76,7 +89,9 @@ class GRPOTrainer(trl.GRPOTrainer):
         text_config = causal_lm.config.get_text_config()
         for name in ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier"):
             if getattr(text_config, name, None) not in (None, 1.0):
-                raise UsageError(f"{type(causal_lm).__name__} has {name} = {getattr(text_config, name)}: not supported yet.")
+                raise UsageError(
+                    f"{type(causal_lm).__name__} has {name} = {getattr(text_config, name)}: not supported yet."
+                )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
@@ -88,6 +103,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             self._gather_rows(batch["completion_mask"]),
             self.accelerator.gather(batch["advantages"]),
             group_size,
+            self.conflict_span,
         )
         tokens = self._gather_rows(batch["completion_mask"]).sum()
         first = self.accelerator.process_index * rows
@@ -204,18 +220,23 @@ class GTPOTrainer(GRPOTrainer):
         "citation": textwrap.dedent("""\
             @article{simoni2025gtpo,
                 title   = {{GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control}},
-                author  = {Simoni, Marco and Fontana, Aleksandar and Rossolini, Giulio and Saracino, Andrea and Mori, Paolo},
+                author  = {Marco Simoni and Aleksandar Fontana and Giulio Rossolini and Andrea Saracino and Paolo Mori},
                 year    = 2025,
                 eprint  = {arXiv:2508.03772},
             }"""),
     }
 
+    @classmethod
+    def check_settings(cls, args: trl.GRPOConfig) -> None:
+        if args.beta != 0.0:
+            raise UsageError(f"beta = {args.beta}: GTPO has no KL term and no reference model, so beta has to be 0.")
+        super().check_settings(args)
+
     def __init__(
         self, model: Any, reward_funcs: Any, args: trl.GRPOConfig, gtpo: GTPOArguments | None = None, **kwargs: Any
     ) -> None:
-        if args.beta != 0.0:
-            raise UsageError(f"beta = {args.beta}: GTPO has no KL term and no reference model, so beta has to be 0.")
         self.gtpo = gtpo or GTPOArguments()
+        self.conflict_span = self.gtpo.conflict_span
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
         self.initial_entropy = self.gtpo.initial_entropy
 
@@ -254,8 +275,8 @@ class GTPOTrainer(GRPOTrainer):
         if self.state.global_step > 0:  # resumed
             if not path.is_file():
                 raise UsageError(
-                    f"{path} is missing and the policy is at step {self.state.global_step}: the initial entropy can only "
-                    "be measured before training. Give it with --initial_entropy."
+                    f"{path} is missing and the policy is at step {self.state.global_step}: the initial entropy can "
+                    "only be measured before training. Give it with --initial_entropy."
                 )
             return float(json.loads(path.read_text())["initial_entropy"])
         first = self.train_dataset.select(range(min(INITIAL_ENTROPY_PROMPTS, len(self.train_dataset))))
@@ -272,13 +293,15 @@ class GTPOTrainer(GRPOTrainer):
         return value
 
     def _sampled_entropies(self, prompts: list[Any]) -> list[float]:
-        """<H>_i of one completion of each prompt, the prompts dealt out over the processes; in the order of the prompts.
+        """<H>_i of one completion of each prompt, in the order of the prompts, which are dealt out over the processes.
 
         The state of the random generators is put back, so that a run samples the same groups as with a given value.
         """
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
         share = -(-len(prompts) // ranks)
-        mine = [prompts[min(i, len(prompts) - 1)] for i in range(rank * share, (rank + 1) * share)]  # same count on each
+        mine = [
+            prompts[min(i, len(prompts) - 1)] for i in range(rank * share, (rank + 1) * share)
+        ]  # same count on each
         chunk = max(1, self.args.generation_batch_size // ranks)
         entropies: list[float] = []
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []

@@ -1,0 +1,92 @@
+"""The variants of the conflict detector that Section 5.1 leaves open, each against a reference of its own."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import length_mask, pad, unpad
+
+from gtpo_loss import conflict_mask
+
+A, B, C, D, E = 1, 2, 3, 4, 5
+
+
+def naive_forward(group: list[list[int]], advantages: list[float], span: str) -> list[list[bool]]:
+    """The forward mask of one group by the words of the definitions."""
+    masks = []
+    for own in group:
+        conflict = []
+        for p, token in enumerate(own):
+            signs = {a > 0 for o, a in zip(group, advantages, strict=True) if a != 0 and p < len(o) and o[p] == token}
+            conflict.append(signs == {True, False})
+        mask = [False] * len(own)
+        if span == "first_run":
+            position = 0
+            while position < len(own) and not conflict[position]:
+                position += 1
+            while position < len(own) and conflict[position]:
+                mask[position] = True
+                position += 1
+        if span == "common" and any(a > 0 for a in advantages) and any(a < 0 for a in advantages):
+            signed = [o for o, a in zip([*group, own], [*advantages, 1.0], strict=True) if a != 0]
+            position = 0
+            while position < min(map(len, signed)) and all(o[position] == own[position] for o in signed):
+                mask[position] = True
+                position += 1
+        masks.append(mask)
+    return masks
+
+
+def naive_mask(group: list[list[int]], advantages: list[float], span: str) -> list[list[bool]]:
+    forward = naive_forward(group, advantages, span)
+    backward = naive_forward([o[::-1] for o in group], advantages, span)
+    return [[f or b for f, b in zip(fw, bw[::-1], strict=True)] for fw, bw in zip(forward, backward, strict=True)]
+
+
+def mask_of(group: list[list[int]], advantages: list[float], span: str) -> list[list[bool]]:
+    width = max(map(len, group)) + 2
+    completion_mask = length_mask([len(o) for o in group], width)
+    ids = pad(group, width, A, torch.int64)  # padding equal to a real token
+    mask = conflict_mask(ids, completion_mask, torch.tensor(advantages), len(group), span)
+    assert not mask[~completion_mask.bool()].any()
+    return unpad(mask, completion_mask)
+
+
+def test_the_first_run_may_start_anywhere() -> None:
+    #  + A B C D E     B C agree at positions 1 and 2, E at the end; from the right E alone
+    #  - D B C A E
+    group, advantages = [[A, B, C, D, E], [D, B, C, A, E]], [1.0, -1.0]
+    assert mask_of(group, advantages, "first_run") == [[False, True, True, False, True]] * 2
+    assert mask_of(group, advantages, "anchored") == [[False, False, False, False, True]] * 2
+
+
+def test_the_common_prefix_is_shared_by_all() -> None:
+    #  + A B C          A is common to all three; B only to the first two, which is enough for "anchored"
+    #  - A B D
+    #  - A C E
+    group, advantages = [[A, B, C], [A, B, D], [A, C, E]], [1.0, -0.5, -0.5]
+    assert mask_of(group, advantages, "common") == [[True, False, False]] * 3
+    assert mask_of(group, advantages, "anchored")[0] == [True, True, False]
+
+
+def test_a_completion_without_advantage_does_not_shorten_the_common_prefix() -> None:
+    group, advantages = [[A, B, C], [A, B, D], [E, E]], [1.0, -1.0, 0.0]
+    assert mask_of(group, advantages, "common") == [[True, True, False], [True, True, False], [False, False]]
+
+
+groups = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=7), min_size=2, max_size=5)
+
+
+@pytest.mark.parametrize("span", ["first_run", "common"])
+@settings(max_examples=500, deadline=None)
+@given(group=groups, data=st.data())
+def test_spans_match_their_reference(span: str, group: list[list[int]], data: st.DataObject) -> None:
+    size = len(group)
+    advantages = data.draw(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=size, max_size=size))
+    assert mask_of(group, advantages, span) == naive_mask(group, advantages, span)
+
+
+def test_an_unknown_span_is_refused() -> None:
+    ids = torch.ones(2, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"'middle' is unknown: pick one of anchored, first_run, common"):
+        conflict_mask(ids, ids, torch.tensor([1.0, -1.0]), 2, "middle")
