@@ -1,8 +1,6 @@
 # Each target works on a fresh machine by itself: it makes .venv, installs, and runs.
 PYTHON ?= python3
 BIN := .venv/bin
-# PyTorch and OpenMP: a thread for each core, and none that spins while it waits.
-export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: install demo test lint bench clean
 

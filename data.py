@@ -1,7 +1,7 @@
-"""Training rows and benchmarks: GSM8K, MATH, AIME, AMC (from the Hub or a folder of JSONL files) and the generated arithmetic.
+"""Training rows and benchmarks: GSM8K, MATH, AIME, AMC (from the Hub or a folder of JSONL files), generated arithmetic.
 
-A training row is ``prompt`` (a conversation), ``answer`` (the gold, text) and ``solution`` (the reference completion in the
-paper's tags, for SFT). Rows whose gold cannot be read and prompts over the length limit are dropped and counted.
+A training row is ``prompt`` (a conversation), ``answer`` (the gold, text) and ``solution`` (the reference completion in
+the paper's tags, for SFT). Rows whose gold cannot be read and prompts over the length limit are dropped and counted.
 """
 
 import logging
@@ -16,7 +16,7 @@ from typing import Any
 from datasets import Dataset, concatenate_datasets, load_dataset
 
 from answers import gsm8k_gold, last_boxed
-from config import DataArguments, UsageError, nearest
+from config import UsageError, nearest
 from prompts import to_completion, to_messages
 
 Row = dict[str, Any]
@@ -37,7 +37,11 @@ class Source:
 
 def _read_gsm8k(row: Row) -> tuple[str, str | None, str | None]:
     reasoning = row["answer"].rpartition("####")[0].strip()
-    return row["question"], gsm8k_gold(row["answer"]), re.sub(r"<<[^<>]*>>", "", reasoning)  # <<3*4=12>>: calculator marks
+    return (
+        row["question"],
+        gsm8k_gold(row["answer"]),
+        re.sub(r"<<[^<>]*>>", "", reasoning),
+    )  # <<3*4=12>>: calculator marks
 
 
 def _read_math(row: Row) -> tuple[str, str | None, str | None]:
@@ -96,23 +100,8 @@ BENCHMARK_NAMES = (*BENCHMARKS, "arithmetic")
 ARITHMETIC_TRAIN_ROWS, ARITHMETIC_TEST_ROWS = 4000, 500
 
 
-def load_prompts(arguments: DataArguments, tokenizer: Any, seed: int) -> Dataset:
-    """What a run trains on: the split of ``load_train`` without the prompts that are too long; the counts are logged."""
-    rows, counts = load_train(arguments.dataset, arguments.data_dir, seed)
-    kept, counts["dropped_over_max_prompt_length"] = drop_long_prompts(rows, tokenizer, arguments.max_prompt_length)
-    logger.warning("%s: %d prompts (%s)", arguments.dataset, len(kept), ", ".join(f"{k} {v}" for k, v in counts.items()))
-    return kept
-
-
-def load_demonstrations(arguments: DataArguments, tokenizer: Any, seed: int) -> Dataset:
-    """The same prompts with their reference solutions, as TRL's SFTTrainer takes them: columns prompt and completion."""
-    rows = load_prompts(arguments, tokenizer, seed)
-    turns = [[{"role": "assistant", "content": solution}] for solution in rows["solution"]]
-    return Dataset.from_dict({"prompt": rows["prompt"], "completion": turns})
-
-
-def load_train(name: str, data_dir: str | None = None, seed: int = 0) -> tuple[Dataset, dict[str, int]]:
-    """The training split of ``name``: columns prompt, answer, solution; and how many rows were read and dropped.
+def load_train(name: str, data_dir: str | None = None, seed: int = 0) -> Dataset:
+    """The training split of ``name``: columns prompt, answer, solution. How many rows were dropped is logged.
 
     Args:
         name: gsm8k, math or arithmetic.
@@ -124,9 +113,8 @@ def load_train(name: str, data_dir: str | None = None, seed: int = 0) -> tuple[D
     """
     if name == "arithmetic":
         rows = list(arithmetic("train", ARITHMETIC_TRAIN_ROWS, seed))
-        counts = {"rows": len(rows), "dropped_without_gold": 0}
     elif name in TRAIN:
-        rows, counts = _read(name, TRAIN[name], data_dir)
+        rows = _read(name, TRAIN[name], data_dir)
     else:
         raise UsageError(f"dataset {name!r} is unknown{nearest(name, DATASETS)}: pick one of {', '.join(DATASETS)}.")
     columns: dict[str, list[Any]] = {
@@ -134,29 +122,28 @@ def load_train(name: str, data_dir: str | None = None, seed: int = 0) -> tuple[D
         "answer": [row["gold"] for row in rows],
         "solution": [to_completion(row["reasoning"], row["gold"]) for row in rows],
     }
-    return Dataset.from_dict(columns), counts
+    return Dataset.from_dict(columns)
 
 
-def load_benchmark(name: str, data_dir: str | None = None) -> tuple[list[Row], dict[str, int]]:
-    """The problems of a benchmark as rows {id, question, gold}, in the order of the source; and the counts.
+def load_benchmark(name: str, data_dir: str | None = None) -> list[Row]:
+    """The problems of a benchmark as rows {id, question, gold}, in the order of the source.
 
     Raises:
         UsageError: As :func:`load_train`.
     """
     if name == "arithmetic":
         rows = list(arithmetic("test", ARITHMETIC_TEST_ROWS, seed=0))
-        counts = {"rows": len(rows), "dropped_without_gold": 0}
     elif name in BENCHMARKS:
-        rows, counts = _read(name, BENCHMARKS[name], data_dir)
+        rows = _read(name, BENCHMARKS[name], data_dir)
     else:
         raise UsageError(
             f"benchmark {name!r} is unknown{nearest(name, BENCHMARK_NAMES)}: pick from {', '.join(BENCHMARK_NAMES)}."
         )
-    return [{"id": f"{name}/{i}", "question": r["question"], "gold": r["gold"]} for i, r in enumerate(rows)], counts
+    return [{"id": f"{name}/{i}", "question": r["question"], "gold": r["gold"]} for i, r in enumerate(rows)]
 
 
-def drop_long_prompts(rows: Dataset, tokenizer: Any, max_prompt_length: int) -> tuple[Dataset, int]:
-    """Drop the prompts of more than ``max_prompt_length`` tokens (chat template included); how many were dropped.
+def drop_long_prompts(rows: Dataset, tokenizer: Any, max_prompt_length: int) -> Dataset:
+    """Drop the prompts of more than ``max_prompt_length`` tokens, chat template included; how many is logged.
 
     Raises:
         UsageError: If no prompt is left.
@@ -164,26 +151,36 @@ def drop_long_prompts(rows: Dataset, tokenizer: Any, max_prompt_length: int) -> 
     kept = [
         i
         for i, prompt in enumerate(rows["prompt"])
-        if len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)) <= max_prompt_length
+        if len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))
+        <= max_prompt_length
     ]
     if not kept:
         raise UsageError(
             f"all {len(rows)} prompts are over max_prompt_length {max_prompt_length} tokens: raise --max_prompt_length."
         )
-    return rows.select(kept), len(rows) - len(kept)
+    if len(kept) < len(rows):
+        logger.warning("%d of %d prompts dropped: over %d tokens", len(rows) - len(kept), len(rows), max_prompt_length)
+    return rows.select(kept)
 
 
-def _read(name: str, source: Source, data_dir: str | None) -> tuple[list[Row], dict[str, int]]:
-    rows, dropped = [], 0
-    for raw in _raw_rows(name, source, data_dir):
-        question, gold, reasoning = source.read(raw)
-        if gold is None or not question:
-            dropped += 1
-            continue
-        rows.append({"question": question, "gold": gold, "reasoning": reasoning})
+def to_demonstrations(rows: Dataset) -> Dataset:
+    """Prompts with their reference solutions, columns prompt and completion as TRL's SFTTrainer takes them."""
+    turns = [[{"role": "assistant", "content": solution}] for solution in rows["solution"]]
+    return Dataset.from_dict({"prompt": rows["prompt"], "completion": turns})
+
+
+def _read(name: str, source: Source, data_dir: str | None) -> list[Row]:
+    raw = _raw_rows(name, source, data_dir)
+    rows = []
+    for row in raw:
+        question, gold, reasoning = source.read(row)
+        if question and gold is not None:
+            rows.append({"question": question, "gold": gold, "reasoning": reasoning})
     if not rows:
-        raise UsageError(f"dataset {name!r} has no row with a readable gold answer ({dropped} dropped).")
-    return rows, {"rows": len(rows) + dropped, "dropped_without_gold": dropped}
+        raise UsageError(f"dataset {name!r} has no row with a readable gold answer ({len(raw)} read).")
+    if len(rows) < len(raw):
+        logger.warning("%s: %d of %d rows dropped, no gold answer in them", name, len(raw) - len(rows), len(raw))
+    return rows
 
 
 def _raw_rows(name: str, source: Source, data_dir: str | None) -> Dataset:
@@ -212,7 +209,7 @@ _THINGS = ("apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamp
 
 
 def arithmetic(split: str, size: int, seed: int, steps: tuple[int, ...] = (1, 2, 3)) -> Iterator[Row]:
-    """``size`` generated word problems {question, gold, reasoning}; no train problem is a test problem, whatever the seed.
+    """``size`` word problems {question, gold, reasoning}; no train problem is a test problem, whatever the seed.
 
     Args:
         split: "train" or "test".

@@ -46,7 +46,15 @@ def main() -> None:
     run("train_gtpo.py", *training, "--output_dir", str(FOLDER / "gtpo"), *small)
     problems = "40" if arguments.small else "200"
     evaluation = ["--benchmarks", "arithmetic", "--k", "1", "--limit", problems]
-    run("evaluate.py", *evaluation, "--adapter", "base", str(FOLDER / "gtpo"), "--output_dir", str(FOLDER / "evaluation"))
+    run(
+        "evaluate.py",
+        *evaluation,
+        "--adapter",
+        "base",
+        str(FOLDER / "gtpo"),
+        "--output_dir",
+        str(FOLDER / "evaluation"),
+    )
     run("figures.py", "--runs", str(FOLDER / "gtpo"), "--labels", "GTPO", "--output", str(FOLDER / "curves.png"))
 
     results = json.loads((FOLDER / "evaluation" / "results.json").read_text())["results"]

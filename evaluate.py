@@ -333,7 +333,7 @@ def load_problems(name: str, data_dir: str | None, limit: int | None) -> list[di
     from data import load_benchmark
 
     try:
-        return load_benchmark(name, data_dir)[0][:limit]
+        return load_benchmark(name, data_dir)[:limit]
     except OSError as error:
         raise UsageError(
             f"cannot read {TITLES[name]} from the Hub: {' '.join(str(error).split())}. Without a network give --data_dir, a folder "

@@ -1,7 +1,7 @@
 """Figures from run directories: today the training curves of Figs. 2 to 5 (accuracy, formatting, entropy, conflicts).
 
-    python figures.py --runs outputs/demo/gtpo --output outputs/demo/curves.png
-    python figures.py --runs outputs/gtpo-tiny-arithmetic-a outputs/grpo-tiny-arithmetic-b --labels GTPO GRPO
+python figures.py --runs outputs/demo/gtpo --output outputs/demo/curves.png
+python figures.py --runs outputs/gtpo-tiny-arithmetic-a outputs/grpo-tiny-arithmetic-b --labels GTPO GRPO
 """
 
 import argparse
@@ -19,7 +19,14 @@ PANELS = {  # metric -> axis label; percent of the maximum reward, as in the pap
     "entropy": "entropy ⟨H⟩ (nats)",
     "conflict_tokens": "conflict tokens per completion",
 }
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: safe for colour-blind eyes
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+)  # Okabe and Ito: safe for colour-blind eyes
 
 
 def read_metrics(run: str | Path) -> list[dict[str, Any]]:

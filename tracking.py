@@ -23,7 +23,18 @@ from config import RunArguments, UsageError
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "unsloth", "vllm", "bitsandbytes", "wandb")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "unsloth",
+    "vllm",
+    "bitsandbytes",
+    "wandb",
+)
 ON_MAIN_PROCESS = int(os.environ.get("RANK", 0)) == 0
 
 
@@ -48,13 +59,17 @@ def start_run(resolved: dict[str, Any], run: RunArguments) -> str | None:
         raise SystemExit(0)
     found = checkpoints(folder)
     if run.resume and not found:
-        raise UsageError(f"{folder} holds no checkpoint to resume: name the run with --resume RUN, or leave --resume out.")
+        raise UsageError(
+            f"{folder} holds no checkpoint to resume: name the run with --resume RUN, or leave --resume out."
+        )
     if run.resume and run.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
     if ON_MAIN_PROCESS:
         if not run.resume and folder.exists() and any(folder.iterdir()):
             if not run.overwrite:
-                raise UsageError(f"{folder} exists: --resume continues it, --overwrite replaces it, --run_name names another.")
+                raise UsageError(
+                    f"{folder} exists: --resume continues it, --overwrite replaces it, --run_name names another."
+                )
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "config.yaml", settings)
@@ -70,7 +85,7 @@ def checkpoints(folder: str | Path) -> list[Path]:
 
 def environment() -> dict[str, Any]:
     """Versions, git revision and hardware: what has to be known to repeat a run."""
-    versions = {}
+    versions: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
@@ -126,13 +141,15 @@ def start_wandb(folder: Path, resolved: dict[str, Any]) -> Any:
     mode = os.environ.get("WANDB_MODE")
     if mode is None and not (os.environ.get("WANDB_API_KEY") or wandb.api.api_key):
         mode = "offline"
-        logger.warning("wandb: not logged in, so this run is kept offline; `wandb sync %s` uploads it.", folder / "wandb")
+        logger.warning(
+            "wandb: not logged in, so this run is kept offline; `wandb sync %s` uploads it.", folder / "wandb"
+        )
     return wandb.init(
         project=os.environ.get("WANDB_PROJECT", "gtpo"),
         name=resolved["run_name"],
         config=resolved,
         dir=str(folder),
-        mode=mode,  # type: ignore[arg-type]
+        mode=mode,
         settings=wandb.Settings(silent=True),
     )
 

@@ -15,15 +15,15 @@ def main() -> None:
     backend = load_backend()  # before trl, transformers and peft, which Unsloth patches
     from trl import GRPOConfig
 
-    data, model, run, args, resolved = parse(
-        "grpo", (DataArguments, ModelArguments, RunArguments, GRPOConfig)
-    )
-    from data import load_prompts
+    data, model, run, args, resolved = parse("grpo", (DataArguments, ModelArguments, RunArguments, GRPOConfig))
+    from data import drop_long_prompts, load_train
     from models import load_policy, save_adapter
     from rewards import accuracy_reward, format_reward
     from tracking import start_run, track
     from trainer import GRPOTrainer
 
+    GRPOTrainer.check_settings(args)
+    rows = load_train(data.dataset, data.data_dir, args.seed)
     checkpoint = start_run(resolved, run)
     policy, tokenizer = load_policy(model, backend, args.seed, args.use_vllm)
     trainer = GRPOTrainer(
@@ -31,7 +31,7 @@ def main() -> None:
         processing_class=tokenizer,
         reward_funcs=[format_reward, accuracy_reward],
         args=args,
-        train_dataset=load_prompts(data, tokenizer, args.seed),
+        train_dataset=drop_long_prompts(rows, tokenizer, data.max_prompt_length),
     )
     track(trainer, resolved, title="GRPO")
     trainer.train(resume_from_checkpoint=checkpoint)

@@ -18,12 +18,14 @@ def main() -> None:
     data, model, run, gtpo, args, resolved = parse(
         "gtpo", (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
     )
-    from data import load_prompts
+    from data import drop_long_prompts, load_train
     from models import load_policy, save_adapter
     from rewards import accuracy_reward, format_reward
     from tracking import start_run, track
     from trainer import GTPOTrainer
 
+    GTPOTrainer.check_settings(args)
+    rows = load_train(data.dataset, data.data_dir, args.seed)
     checkpoint = start_run(resolved, run)
     policy, tokenizer = load_policy(model, backend, args.seed, args.use_vllm)
     trainer = GTPOTrainer(
@@ -32,7 +34,7 @@ def main() -> None:
         reward_funcs=[format_reward, accuracy_reward],
         args=args,
         gtpo=gtpo,
-        train_dataset=load_prompts(data, tokenizer, args.seed),
+        train_dataset=drop_long_prompts(rows, tokenizer, data.max_prompt_length),
     )
     track(trainer, resolved, title="GTPO")
     trainer.train(resume_from_checkpoint=checkpoint)

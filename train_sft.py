@@ -4,7 +4,7 @@
     python train_sft.py --model llama --dataset gsm8k                  # one GPU, Listing 1 of the paper
     python train_sft.py --help
 
-The prompts are those of GTPO and GRPO; the loss is on the completion alone: the solution and answer in the paper's tags.
+The prompts are those of GTPO and GRPO; the loss is on the completion alone: solution and answer in the paper's tags.
 """
 
 from config import DataArguments, ModelArguments, RunArguments, parse, run_script
@@ -16,17 +16,18 @@ def main() -> None:
     from trl import SFTConfig, SFTTrainer
 
     data, model, run, args, resolved = parse("sft", (DataArguments, ModelArguments, RunArguments, SFTConfig))
-    from data import load_demonstrations
+    from data import drop_long_prompts, load_train, to_demonstrations
     from models import load_policy, save_adapter
     from tracking import start_run, track
 
+    rows = load_train(data.dataset, data.data_dir, args.seed)
     checkpoint = start_run(resolved, run)
     policy, tokenizer = load_policy(model, backend, args.seed)
     trainer = SFTTrainer(
         model=policy,
         processing_class=tokenizer,
         args=args,
-        train_dataset=load_demonstrations(data, tokenizer, args.seed),
+        train_dataset=to_demonstrations(drop_long_prompts(rows, tokenizer, data.max_prompt_length)),
     )
     track(trainer, resolved, title="SFT")
     trainer.train(resume_from_checkpoint=checkpoint)

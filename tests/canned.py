@@ -95,7 +95,7 @@ def make_trainer(
         "disable_tqdm": True,
         "dataloader_pin_memory": False,
     }
-    # An untrained policy has an entropy near ln V = 6.2: this threshold filters some of the canned completions, not all.
+    # An untrained policy has an entropy near ln V = 6.2: this threshold filters some of the completions, not all.
     method_settings = {"initial_entropy": 0.1, "entropy_threshold": 6.06} | (gtpo or {})
     extra = {"gtpo": GTPOArguments(**method_settings)} if method == "gtpo" else {}
     return TRAINERS[method](

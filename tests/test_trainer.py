@@ -64,8 +64,10 @@ def test_two_processes_do_not_change_the_update(method: str, tiny: Path, tmp_pat
     settings = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "max_steps": 2}
     here = Path(__file__).parent
     completed = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29611"]
-        + [str(here / "canned.py"), method, str(tiny), str(tmp_path / "two"), json.dumps(settings)],
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
+            *(str(here / "canned.py"), method, str(tiny), str(tmp_path / "two"), json.dumps(settings)),
+        ],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])},
         capture_output=True,
         text=True,
