@@ -11,17 +11,21 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from peft import get_peft_model_state_dict
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.integrations import WandbCallback
 
 from config import RunArguments, UsageError
 
 logger = logging.getLogger(__name__)
+
+BEST_WINDOW = 100  # steps over which the accuracy reward is smoothed
 
 PACKAGES = (
     "torch",
@@ -132,6 +136,7 @@ def track(trainer: Any, resolved: dict[str, Any], title: str) -> None:
     trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
     wandb = "wandb" in trainer.args.report_to and ON_MAIN_PROCESS
     trainer.add_callback(MetricsWriter(folder, start_wandb(folder, resolved) if wandb else None))
+    trainer.add_callback(BestAdapter(folder, trainer.processing_class))
 
 
 def start_wandb(folder: Path, resolved: dict[str, Any]) -> Any:
@@ -182,6 +187,56 @@ class MetricsWriter(TrainerCallback):
     def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if self.wandb_run is not None:
             self.wandb_run.finish()
+
+
+class BestAdapter(TrainerCallback):
+    """Keep the adapter of the highest accuracy reward in ``best/``: the paper evaluates GRPO there (Section 6.1).
+
+    The accuracy is the mean over the last ``BEST_WINDOW`` steps, and counts from a full window on (of all steps in a
+    shorter run). A new best is copied to memory when it comes and written with the next checkpoint, or at the end.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Any) -> None:
+        self.folder = folder / "best"
+        self.tokenizer = tokenizer
+        self.recent: deque[float] = deque(maxlen=BEST_WINDOW)
+        self.best: dict[str, float] = {"accuracy": -1.0, "step": 0}
+        self.weights: dict[str, torch.Tensor] | None = None  # of a best that is not on disk yet
+
+    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        metrics = self.folder.parent / "metrics.jsonl"
+        if state.global_step and metrics.exists():  # resumed; MetricsWriter has dropped the later steps
+            rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+            self.recent.extend(row["accuracy"] for row in rows if "accuracy" in row)
+        if state.global_step and (self.folder / "best.json").exists():
+            stored = json.loads((self.folder / "best.json").read_text())
+            self.best = stored if stored["step"] <= state.global_step else self.best
+
+    def on_log(self, args, state, control, logs=None, model=None, **kwargs):  # type: ignore[no-untyped-def]
+        if not logs or "accuracy" not in logs:
+            return
+        self.recent.append(logs["accuracy"])
+        accuracy = sum(self.recent) / len(self.recent)
+        if len(self.recent) < min(BEST_WINDOW, state.max_steps) or accuracy <= self.best["accuracy"]:
+            return
+        self.best = {"accuracy": accuracy, "step": state.global_step}
+        if state.is_world_process_zero:
+            self.weights = {name: w.detach().cpu().clone() for name, w in get_peft_model_state_dict(model).items()}
+
+    def on_save(self, args, state, control, model=None, **kwargs):  # type: ignore[no-untyped-def]
+        if self.weights is None:
+            return
+        unfinished = self.folder.with_name("best.tmp")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        model.save_pretrained(unfinished, state_dict=self.weights)
+        self.tokenizer.save_pretrained(unfinished)
+        (unfinished / "best.json").write_text(json.dumps(self.best))
+        shutil.rmtree(self.folder, ignore_errors=True)
+        unfinished.rename(self.folder)
+        self.weights = None
+
+    def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        self.on_save(args, state, control, **kwargs)
 
 
 def _step(line: str) -> float:

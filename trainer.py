@@ -29,6 +29,7 @@ from gtpo_loss import (
     completion_entropy,
     conflict_mask,
     conflict_weights,
+    entropy_filter,
     grpo_loss,
     gtpo_loss,
     linear_logps_and_entropy,
@@ -98,16 +99,21 @@ class GRPOTrainer(trl.GRPOTrainer):
         mode = "train" if self.model.training else "eval"
         group_size = self.num_generations if mode == "train" else self.num_generations_eval
         rows, width = batch["completion_ids"].shape
-        mask = conflict_mask(
-            self._gather_rows(batch["completion_ids"]),
-            self._gather_rows(batch["completion_mask"]),
-            self.accelerator.gather(batch["advantages"]),
-            group_size,
-            self.conflict_span,
-        )
-        tokens = self._gather_rows(batch["completion_mask"]).sum()
+        ids, valid = self._gather_rows(batch["completion_ids"]), self._gather_rows(batch["completion_mask"])
+        advantages = self.accelerator.gather(batch["advantages"])
+        mask = conflict_mask(ids, valid, advantages, group_size, self.conflict_span)
+        tokens = valid.sum()
         first = self.accelerator.process_index * rows
         batch["conflict_mask"] = mask[first : first + rows, :width]
+        if mode == "train" and self.log_completions:
+            batch["row"] = torch.arange(first, first + rows, device=mask.device)  # survives TRL's shuffle
+            spans = [self._spans(*row) for row in zip(ids, valid, mask, strict=True)]
+            for column, values in (
+                ("entropy", [None] * len(mask)),
+                ("delta", [None] * len(mask)),
+                ("conflicts", spans),
+            ):
+                self._logs["extra"][column].extend(values)
 
         metrics = self._metrics[mode]
         metrics["conflict_tokens"].append((mask.sum() / len(mask)).item())
@@ -127,7 +133,10 @@ class GRPOTrainer(trl.GRPOTrainer):
         weights = self._weights(inputs)
         logps, token_entropy = self._logps_and_entropy(model, inputs, self._grad_tokens(weights, inputs))
         loss, metrics = self._objective(logps, token_entropy, weights, inputs)
-        metrics["entropy"] = completion_entropy(token_entropy, inputs["completion_mask"]).mean()
+        entropy = completion_entropy(token_entropy, inputs["completion_mask"])  # (B,)
+        metrics["entropy"] = entropy.mean()
+        if "row" in inputs:
+            self._fill_in(inputs["row"], entropy=entropy, delta=self._delta(entropy, inputs))
         if "sampling_per_token_logps" in inputs:
             valid = inputs["completion_mask"].bool()
             gap = (logps.detach() - inputs["sampling_per_token_logps"]).abs()
@@ -135,6 +144,24 @@ class GRPOTrainer(trl.GRPOTrainer):
         for name, value in metrics.items():
             self._metrics[mode][name].append(self.accelerator.gather(value).mean().item())
         return loss / (self.current_gradient_accumulation_steps if mode == "train" else 1)
+
+    def _fill_in(self, rows: Tensor, **columns: Tensor) -> None:
+        """Put values of completions, known only when the loss is made, into the table of completions. Shape (B,) each."""
+        rows = self.accelerator.gather(rows)
+        for column, local in columns.items():
+            for row, value in zip(rows.tolist(), self.accelerator.gather(local).tolist(), strict=True):
+                self._logs["extra"][column][row] = value
+
+    def _spans(self, ids: Tensor, valid: Tensor, mask: Tensor) -> list[list[int]]:
+        """The conflict spans of one completion as [start, end) in the characters of its text."""
+        ids, mask = ids[valid.bool()], mask[valid.bool()]
+        edges = torch.diff(mask.int(), prepend=mask.new_zeros(1).int(), append=mask.new_zeros(1).int()).nonzero()[:, 0]
+        texts = [self.processing_class.decode(ids[:edge], skip_special_tokens=True) for edge in edges.tolist()]
+        return [[len(start), len(end)] for start, end in zip(texts[::2], texts[1::2], strict=True)]
+
+    def _delta(self, entropy: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """delta of the rows at hand: 1 everywhere in GRPO. Shape (B,)."""
+        return torch.ones_like(entropy)
 
     def _weights(self, inputs: dict[str, Any]) -> Tensor:
         """lambda of this objective for the rows at hand: 1 everywhere in GRPO. Shape (B, T)."""
@@ -249,6 +276,10 @@ class GTPOTrainer(GRPOTrainer):
         if not self.gtpo.conflict_correction:
             return super()._weights(inputs)
         return conflict_weights(inputs["conflict_mask"], inputs["advantages"].float())
+
+    def _delta(self, entropy: Tensor, inputs: dict[str, Any]) -> Tensor:
+        settings = self.gtpo.entropy_threshold, self.gtpo.entropy_filter
+        return entropy_filter(entropy, inputs["advantages"], self.initial_entropy, *settings)
 
     def _grad_tokens(self, weights: Tensor, inputs: dict[str, Any]) -> Tensor:
         return weights != 0

@@ -1,0 +1,100 @@
+"""The best adapter: which step is kept, and that what is written is that step's adapter."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from canned import make_trainer, trained_weights
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerControl, TrainerState
+
+import tracking
+from tracking import BestAdapter
+
+
+class Logs:
+    """Feed accuracies to the callback, one step each; the model's weight is the step's number."""
+
+    def __init__(self, folder: Path, tiny: Path, max_steps: int) -> None:
+        self.trainer = make_trainer("grpo", tiny, folder)
+        self.model = self.trainer.model
+        self.callback = BestAdapter(folder, self.trainer.processing_class)
+        self.state = TrainerState(max_steps=max_steps)
+
+    def step(self, accuracy: float) -> None:
+        self.state.global_step += 1
+        with torch.no_grad():
+            for name, weight in self.model.named_parameters():
+                if "lora_B" in name:
+                    weight.fill_(self.state.global_step)
+        self.call("on_log", logs={"accuracy": accuracy})
+
+    def call(self, event: str, **kwargs: Any) -> None:
+        getattr(self.callback, event)(SimpleNamespace(), self.state, TrainerControl(), model=self.model, **kwargs)
+
+
+def stored_step(folder: Path) -> float:
+    weights = load_file(folder / "best" / "adapter_model.safetensors")
+    values = {weight.unique().item() for name, weight in weights.items() if "lora_B" in name}
+    assert len(values) == 1
+    return values.pop()
+
+
+def test_the_best_step_is_kept_though_later_ones_are_worse(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "BEST_WINDOW", 2)
+    run = Logs(tmp_path, tiny, max_steps=100)
+    for accuracy in (100, 10, 40, 50, 20):  # means over 2 steps, from the second on: 55, 25, 45, 35
+        run.step(accuracy)
+    assert not (tmp_path / "best").exists()  # nothing is written before a checkpoint
+    run.call("on_save")
+    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"accuracy": 55.0, "step": 2}
+    assert stored_step(tmp_path) == 2
+    run.step(95)  # mean 57.5: a new best
+    run.call("on_train_end")
+    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"accuracy": 57.5, "step": 6}
+    assert stored_step(tmp_path) == 6
+
+
+def test_a_short_run_takes_the_mean_of_all_its_steps(tiny: Path, tmp_path: Path) -> None:
+    run = Logs(tmp_path, tiny, max_steps=3)
+    for accuracy in (90, 30, 60):
+        run.step(accuracy)
+    run.call("on_train_end")
+    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"accuracy": 60.0, "step": 3}
+
+
+def test_a_resumed_run_knows_its_window_and_its_best(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "BEST_WINDOW", 2)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "accuracy": 10.0}\n{"step": 2, "accuracy": 50.0}\n')
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "best.json").write_text('{"accuracy": 30.0, "step": 2}')
+    run = Logs(tmp_path, tiny, max_steps=10)
+    run.state.global_step = 2
+    run.call("on_train_begin")
+    run.step(5)  # mean of 50 and 5: no new best
+    assert run.callback.weights is None
+    run.step(60)  # mean 32.5
+    assert run.callback.best == {"accuracy": 32.5, "step": 4}
+
+
+def test_the_written_adapter_loads_in_peft_and_is_the_trained_one(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path, max_steps=1)
+    callback = BestAdapter(tmp_path, trainer.processing_class)
+    trainer.add_callback(callback)
+    trained = trained_weights(trainer)
+    run = SimpleNamespace(max_steps=1, global_step=1, is_world_process_zero=True)
+    callback.on_log(None, run, None, logs={"accuracy": 1.0}, model=trainer.model)
+    callback.on_save(None, run, None, model=trainer.model)
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), tmp_path / "best", is_trainable=True)
+    for name, weight in loaded.named_parameters():
+        if weight.requires_grad:
+            assert torch.equal(weight, trained[name]), name
+    assert AutoTokenizer.from_pretrained(tmp_path / "best").chat_template
