@@ -1,7 +1,8 @@
 """The process that owns sympy and math-verify: answers.py starts it, sends pairs of LaTeX answers, kills it when late.
 
 It runs alone (``python -I answer_worker.py PATH...``) because sympy cannot be bounded from inside: a C call outlives
-any alarm, and memory is the process's own. Standard input is a socket: a JSON line ``[a, b, tolerance]`` in, one byte out.
+any alarm, and memory is the process's own. Standard input is a socket: a JSON line ``[a, b, tolerance]``
+in, one byte out.
 Nothing is evaluated as code: the only parser is math-verify's LaTeX grammar.
 """
 
@@ -32,9 +33,9 @@ def main() -> None:
     try:
         same("x+1", "1+x", None)  # imports, and builds the grammar's tables, before the clock of a comparison runs
     except ImportError as error:
-        parent.sendall(f"!{error}\n".encode())
+        parent.sendall(f"{error}\n".encode())
         return
-    parent.sendall(b"r")
+    parent.sendall(b"ready\n")
     for line in parent.makefile("rb"):
         signal.alarm(ORPHAN_LIMIT)  # default action: the process ends, even inside a C call
         try:

@@ -18,6 +18,7 @@ Conventions where public graders differ: ``10\%`` equals both ``10`` and ``0.1``
 one; ``1, 2`` equals ``2, 1`` and ``\{2, 1\}``, and ``(1, 2)`` only in that order; ``204_5`` equals only ``204_5``; a
 decimal equals an exact value if it is exact, or right to the last of at least 10 significant digits.
 """
+# ruff: noqa: RUF001 (look-alikes of ASCII characters are what `_ascii` is for)
 
 import atexit
 import json
@@ -42,7 +43,7 @@ _MAX_DEPTH = 40  # nested brackets; the grammar is recursive
 _MAX_ITEMS = 64  # elements compared in any order, which takes their square
 _SIGNIFICANT = 10  # digits from which a decimal may stand for a value that it only rounds
 
-# ---- reading an answer out of a text ----------------------------------------------------------------------------------
+# ---- reading an answer out of a text -----------------------------------------------------------------------
 
 
 def extract_answer(text: str) -> str | None:
@@ -86,7 +87,7 @@ def gsm8k_gold(answer_text: str) -> str | None:
     return gold.replace(",", "").strip() or None if mark else None
 
 
-# ---- the verdict ------------------------------------------------------------------------------------------------------
+# ---- the verdict -------------------------------------------------------------------------------------------
 
 
 def is_correct(prediction: str | None, gold: str) -> bool:
@@ -114,11 +115,11 @@ def worker_calls() -> int:
 def _decide(a: str, b: str) -> bool:
     try:
         return _same(a, b, _Clock())
-    except _GivenUp:
+    except (_GivenUp, RecursionError):
         return False
 
 
-# ---- 1. normal form ---------------------------------------------------------------------------------------------------
+# ---- 1. normal form ----------------------------------------------------------------------------------------
 
 _FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp"
 _GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|pi|rho|sigma|tau|phi|omega"
@@ -131,7 +132,8 @@ _CHARACTERS = str.maketrans(
         **{"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∗": "*", "÷": "/", "⁄": "/", "∕": "/", "±": r"\pm "},
         **{"π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "√": r"\sqrt ", "°": r"^\circ ", "º": r"^\circ "},
         **{"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap "},
-        **{"∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "′": "'", "’": "'", "“": '"', "”": '"', "€": "$", "£": "$", "¥": "$"},
+        **{"∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "′": "'", "’": "'", "“": '"', "”": '"'},
+        **{**dict.fromkeys("€£¥", "$"), "。": "."},
     }
 )
 _SCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789-+n0123456789")
@@ -149,8 +151,9 @@ _REWRITES = [
     for pattern, replacement in (
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?", ""),  # sizes of brackets
         (r"(?<=\d)\s*(?:,\s*\\!|\{,\}|\\[,;:!])\s*(?=\d{3}(?!\d))", ""),  # 1,\!234  1{,}234  1\,234: surely thousands
-        (r"(?<!\\)\\!|\\(?:display|text)style(?![a-zA-Z])|\\(?:limits|phantom)(?![a-zA-Z])", ""),
+        (r"(?:\\\\)+\s*$|(?<!\\)\\!|\\(?:display|text)style(?![a-zA-Z])|\\(?:limits|phantom)(?![a-zA-Z])", ""),
         (r"(?<!\\)\\[,;:>\s]|\\q?quad(?![a-zA-Z])|~", " "),
+        (r"\s+", " "),  # runs of blanks would cost the patterns below cubic time
         (r"\\[dtc]frac(?![a-z])", r"\\frac"),
         (r"\\[dt]binom(?![a-z])", r"\\binom"),
         (r"<=|\\leq?(?:slant)?(?![a-zA-Z])", r"\\leq "),
@@ -179,8 +182,9 @@ _REWRITES = [
         (r"^\s*\\approx(?![a-zA-Z])", ""),
         (r"(?<=\S)\s*\\approx(?![a-zA-Z])[^,;]*$", ""),  # 2/3 \approx 0.67: the exact value stands first
         (r"^(\s*[-+]?\s*\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
+        (r"(?<![\w.})^/])(\d+)\s*/\s*(\d+)(?!\s*[\d.!^_])", r"\\frac{\1}{\2}"),  # 1/2x is half of x, as in y = 1/2x + 3
         (r"\s*[({]?(?:\\text\{)?\s*(?:in )?\bbase[ -](\d+)\}?[)}]?$", r"_{\1}"),  # 204 (base 5)
-        (r"\\text\s*\{\s*(\w+)\s*\}(?=\s*_)", r"\1"),  # \text{A5}_{11}
+        (r"\\text\s*\{\s*(\w+)\s*\}(?=\s*_)|\\(?:mathrm|text)\{([ie])\}", r"\1\2"),  # \text{A5}_{11}, \mathrm{i}
         (r"\^\s*\(([^()]*)\)", r"^{\1}"),  # x^(1/2)
         (r"\^\s*(-?\d+|[a-zA-Z])", r"^{\1}"),  # x^10 is written by people who mean ten
         (r"_\s*(\d+|[a-zA-Z])(?![a-zA-Z])", r"_{\1}"),
@@ -189,6 +193,14 @@ _REWRITES = [
 ]
 _DEGREES = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z]))")
 _THOUSANDS = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d|,\d)")
+_REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\{(\d+)\}")
+
+
+def _repeating(match: re.Match[str]) -> str:
+    r"""``0.1\overline{6}`` as 15/90."""
+    once, block = match[1] + match[2], match[3]
+    top, bottom = int(once + block) - int(once or 0), 10 ** len(match[2]) * (10 ** len(block) - 1)
+    return rf"\frac{{{top}}}{{{bottom}}}"
 
 
 @lru_cache(maxsize=2**14)
@@ -200,9 +212,10 @@ def normalise(text: str) -> str:
     text = text.strip()
     if not text or len(text) > MAX_LENGTH:
         return ""
-    text = _unwrap(_ascii(text))
-    if _depth(text) or _deepest(text) > _MAX_DEPTH:
+    text = _unwrap(" ".join(_ascii(text).split()))
+    if len(text) > MAX_LENGTH or _depth(text) or _deepest(text) > _MAX_DEPTH:
         return ""
+    text = _REPEATING.sub(_repeating, text)
     text = _THOUSANDS.sub(lambda m: m[0] if _depth(text[: m.start()]) else m[0].replace(",", ""), text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
@@ -212,7 +225,7 @@ def normalise(text: str) -> str:
     text = _DEGREES.sub("", text)
     text = _brace_arguments(text)
     text = re.sub(r"\s*([^\w\s\\]|\\[{}])\s*", r"\1", text)  # white space matters between words and digits only
-    text = re.sub(r"(\\[a-zA-Z]+)\s+(?![a-zA-Z])", r"\1", text)
+    text = re.sub(r"(\\[a-zA-Z]+)\s+(?![a-zA-Z])|\s+(?=\\[a-zA-Z])", r"\1", text)
     return re.sub(r"\s+", " ", text).strip().rstrip(".,;:").removeprefix("+").strip()
 
 
@@ -224,7 +237,9 @@ def _ascii(text: str) -> str:
         r"[¼-¾⅐-⅞]", lambda m: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", m[0]).split("⁄")), text
     )
     text = unicodedata.normalize("NFKC", text.translate(_CHARACTERS)).translate(_CHARACTERS)
-    return "".join(" " if unicodedata.category(char) == "Cc" else char for char in text if unicodedata.category(char) != "Cf")
+    return "".join(
+        " " if unicodedata.category(char) == "Cc" else char for char in text if unicodedata.category(char) != "Cf"
+    )
 
 
 def _unwrap(text: str) -> str:
@@ -275,7 +290,7 @@ def _brace_arguments(text: str) -> str:
     return "".join(out) + text[position:]
 
 
-# ---- 2. exact numbers -------------------------------------------------------------------------------------------------
+# ---- 2. exact numbers --------------------------------------------------------------------------------------
 
 _DECIMAL = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"  # ASCII digits only: Fraction() would take 1_8 and Arabic digits
 _NUMBER = re.compile(
@@ -323,7 +338,7 @@ def _last_place(a: str, b: str) -> Fraction | None:
     return Fraction(1, 10 ** len(decimals[0].partition(".")[2]))
 
 
-# ---- 3. structure -----------------------------------------------------------------------------------------------------
+# ---- 3. structure ------------------------------------------------------------------------------------------
 
 _RELATION = r"[<>=]|\\(?:leq|geq|neq)(?![a-zA-Z])"
 _OPENING, _CLOSING = "([{", ")]}"
@@ -361,8 +376,8 @@ def _split(text: str, separator: str) -> list[str]:
 
 @lru_cache(maxsize=2**14)
 def _structure(text: str) -> tuple[str, tuple[str, ...]]:
-    """An answer as (kind, items); kind is its two brackets, "matrix N" of N columns, "list", "union", or "" (scalar)."""
-    if whole := re.fullmatch(r"\\text\{([^{}]*)\}", text):
+    """(kind, items) of an answer; kind: its two brackets, "matrix N" (columns), "list", "union", or "" (scalar)."""
+    if whole := re.fullmatch(_TEXT, text):
         text = whole[1].strip()  # \text{A, B}
     matrix = re.fullmatch(r"\\begin\{pmatrix\}(.*)\\end\{pmatrix\}", text)
     if matrix and "\\begin" not in matrix[1]:
@@ -378,6 +393,9 @@ def _structure(text: str) -> tuple[str, tuple[str, ...]]:
         inner = body[1:-1].removesuffix("\\")
         kind = body[0] + body[-1]
         items = [piece for item in _split(inner, "[,;]") for piece in _signs(item)]
+        rows = [_structure(item) for item in items] if kind == "[]" and inner.startswith("[") else []
+        if len(rows) > 1 and len({len(row) for _, row in rows}) == 1:
+            return f"matrix {len(rows[0][1])}", tuple(entry for _, row in rows for entry in row)  # [[1,2],[3,4]]
         if kind == "{}" and len(items) > 1:
             return "list", tuple(items)  # a set: the order says nothing
         if len(items) > 1:
@@ -391,7 +409,7 @@ def _structure(text: str) -> tuple[str, tuple[str, ...]]:
 
 def _signs(item: str) -> list[str]:
     r"""``1 \pm \sqrt 2`` as its two values."""
-    if "\\pm" not in item and "\\mp" not in item:
+    if not re.search(r"\\[pm][pm](?![a-zA-Z])", item):
         return [item]
     upper = re.sub(r"\\pm(?![a-zA-Z])", "+", re.sub(r"\\mp(?![a-zA-Z])", "-", item)).strip()
     lower = re.sub(r"\\pm(?![a-zA-Z])", "-", re.sub(r"\\mp(?![a-zA-Z])", "+", item)).strip()
@@ -406,7 +424,7 @@ def _same(a: str, b: str, clock: "_Clock") -> bool:
     if name_a and name_b:
         return _same(value_a, value_b, clock) if name_a == name_b else clock.judge(a, b)
     if name_a or name_b:
-        if len(_split(a, "=")) == len(_split(b, "=")):  # y = 2x + 3 and 2x - y + 3 = 0
+        if "=" in a and "=" in b:  # y = 2x + 3 and 2x - y + 3 = 0
             return clock.judge(a, b)
         return _same(value_a, value_b, clock)
     if (value_a, value_b) != (a, b):
@@ -418,11 +436,11 @@ def _same(a: str, b: str, clock: "_Clock") -> bool:
     if kinds <= {"list", "union"}:  # a union of intervals may be listed: x < 2 or x > 5
         worded = any(re.fullmatch(r"[A-Za-z ]{2,}", item) for item in items_a)  # a ranking
         same = _same_items(items_a, items_b, clock, ordered=worded)
-        return same or kinds == {"union"} and clock.judge(a, b)
+        return same or (kinds == {"union"} and clock.judge(a, b))
     if kind_a == kind_b or kinds <= {"()", "list", "matrix 1"}:  # 1,2 for (1,2); (1,2) for a column
         return _same_items(items_a, items_b, clock, ordered=True)
     spans = {"()", "(]", "[)", "[]", "union"}
-    related = "" in kinds and re.search(rf"{_RELATION}|\\\\setminus", a + b)
+    related = "" in kinds and re.search(rf"{_RELATION}|\\setminus", a + b)
     if (kinds <= spans and "union" in kinds) or (kinds & spans and related):
         return clock.judge(a, b)  # touching intervals for one, x > 2 for an interval
     return False
@@ -442,19 +460,26 @@ def _same_items(a: tuple[str, ...], b: tuple[str, ...], clock: "_Clock", *, orde
     return True
 
 
-def _assignment(text: str, clock: "_Clock") -> tuple[str, str]:
-    """(name, value) of ``x = 5`` or ``x \\in [0, 1]``; the name is empty where there is none.
+_NAME = re.compile(  # x, x_1, f(x), (x,y), \angle ABC, Area; not \sin x, not "is not"
+    rf"(?!.*(?:\\(?:{_FUNCTIONS}|frac|sqrt)|\bnot\b))(?:[A-Za-z\\(),' ]|_\{{\w+\}}|\\text\{{[^{{}}]*\}})+"
+)
 
-    A chain is worth its last member if its members agree: ``0.56 = 56\\%``; ``18 = 19`` stays what it is.
+
+def _assignment(text: str, clock: "_Clock") -> tuple[str, str]:
+    r"""(name, value) of ``x = 5`` or ``x \in [0, 1]``; the name is empty where there is none.
+
+    A chain is worth its last member if its members agree: ``0.56 = 56\%``; ``18 = 19`` stays what it is.
     """
-    if "=" not in text and "\\in" not in text or len(_split(text, "[,;]")) > 1:
+    if ("=" not in text and "\\in" not in text) or len(_split(text, "[,;]")) > 1:
         return "", text
     name, *values = _split(text, r"=|\\in(?![a-zA-Z])")
     if not values or not all(values):
         return "", text
-    if not re.fullmatch(rf"(?!.*\\(?:{_FUNCTIONS}|frac|sqrt))(?:[A-Za-z\\(),' ]|_\{{\w+\}}|\\text\{{[^{{}}]*\}})+", name):
+    if not _NAME.fullmatch(name):
         name, values = "", [name, *values]
-    if len(values) > 1 and (_letters(text) - _letters(name) or not all(_same(v, values[-1], clock) for v in values[:-1])):
+    if len(values) > 1 and _letters("".join(values)):
+        return "", text  # an equation
+    if not all(_same(value, values[-1], clock) for value in values[:-1]):
         return "", text
     return name.replace(" ", ""), values[-1]
 
@@ -464,7 +489,7 @@ def _letters(text: str) -> set[str]:
     return set(re.findall(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+(?:\{[a-z]*matrix\})?", " ", text))) - {"i", "e"}
 
 
-# ---- 4. units, bases, words -------------------------------------------------------------------------------------------
+# ---- 4. units, bases, words --------------------------------------------------------------------------------
 
 _UNITS = {
     name: unit
@@ -498,16 +523,16 @@ _UNITS = {
         "pm": "pm",
         "2": "square sq 2",
         "3": "cubic cu 3",
-        "": "degree deg unit point way digit integer mph",  # no dimension that another unit could contradict
+        "": "degree deg unit point way digit integer mph people person child children each old total",  # fit any other
     }.items()
     for name in names.split()
 }
-_NOT_UNITS = set(
-    "plus minus times less over not no is are was if but for than at of wrong others factorial thousands millions billions hundreds dozens tens "
-    "halves thirds quarters fourths fifths squares cubes bits percents equals versus modulus".split()
+_NOT_UNITS = re.compile(  # plurals and small words that change the value
+    r"plus|minus|times|less|over|not?|is|are|was|if|but|for|than|at|of|to|wrong|others?|factorial|equals|versus|modulus|"
+    r"tens|dozens?|(?:hundred|thousand|million|billion)s|halves|(?:third|quarter|fourth|fifth)s|squares|cubes|percents"
 )
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 _TRAILING = re.compile(
     rf"(?P<value>.*[\d)}}\]%]|.*\\pi)\s*(?:{_TEXT}|(?P<words>(?<=[^a-zA-Z\\])[a-zA-Z][a-zA-Z./ ]*))"
     r"(?:\^\{?(?P<power>[23])\}?)?"
@@ -516,10 +541,10 @@ _TRAILING = re.compile(
 
 @lru_cache(maxsize=2**14)
 def _unit(text: str) -> tuple[str, str | None]:
-    """(value, unit) of a scalar. Unit None: none there; "": one that contradicts nothing, such as ``units`` or ``dogs``.
+    """(value, unit) of a scalar. Unit None: none there; "": one that contradicts nothing, such as units or dogs.
 
-    A bare word is a unit if it is known or a plural (18 ducks). A bare letter is a variable (2s stays 2s) unless the other
-    side has that unit; it is marked with a "?".
+    A bare word is a unit if it is known or a plural (18 ducks). A bare letter is a variable (2s stays 2s) unless the
+    other side has that unit; it is marked with a "?".
     """
     match = _TRAILING.fullmatch(text)
     if not match:
@@ -527,7 +552,7 @@ def _unit(text: str) -> tuple[str, str | None]:
     marked, words = match[2], match["words"]
     tokens = re.findall(r"[a-z]\.m\.?|[a-z]+|/|\d", (marked if marked is not None else words).lower())
     value, power = match["value"], match["power"] or ""
-    if any(token in _NOT_UNITS for token in tokens):
+    if any(_NOT_UNITS.fullmatch(token) for token in tokens):
         return text, None
     if len(tokens) == 1 and tokens[0] in _SCALES:
         return f"{value}*10^{{{_SCALES[tokens[0]]}}}", None
@@ -553,7 +578,7 @@ def _same_scalar(a: str, b: str, clock: "_Clock") -> bool:
         value_a, unit_a = a, None
     if unit_b and unit_b[0] == "?" and not unit_a:
         value_b = b
-    if value_a == value_b or (value_a + value_b).isalpha() and value_a.casefold() == value_b.casefold():
+    if value_a == value_b or ((value_a + value_b).isalpha() and value_a.casefold() == value_b.casefold()):
         return True
     if (value_a, value_b) != (a, b) and (verdict := _same_number(value_a, value_b)) is not None:
         return verdict
@@ -561,9 +586,15 @@ def _same_scalar(a: str, b: str, clock: "_Clock") -> bool:
         return False  # 2x = 18 is not 18
     bases = [re.fullmatch(r"(-?[0-9A-Z.]+)_\{(\w+)\}", value) for value in (value_a, value_b)]
     if any(bases):  # 204_5 is neither 204_6 nor 204 nor 54; only a subscript 10 says nothing
-        digits = [match[1] if match and match[2] == "10" else value for match, value in zip(bases, (value_a, value_b))]
-        return bool(_same_number(*digits))
-    if _wordy(value_a) or _wordy(value_b) or ":" in value_a + value_b:
+        digits_a, digits_b = (
+            match[1] if match and match[2] == "10" else value
+            for match, value in zip(bases, (value_a, value_b), strict=True)
+        )
+        return bool(_same_number(digits_a, digits_b))
+    if ":" in value_a + value_b:  # ratios and times, part by part: 05:00 is 5:00, and 1:2 is not 1/2
+        parts_a, parts_b = value_a.split(":"), value_b.split(":")
+        return len(parts_a) == len(parts_b) and all(map(_same_number, parts_a, parts_b))
+    if _wordy(value_a) or _wordy(value_b):
         return _squash(value_a) == _squash(value_b) != ""
     if (_number(value_a) or _number(value_b)) and _letters(value_a + value_b) and "\\" not in value_a + value_b:
         return False  # what still carries a variable is not a number; functions may cancel, so sympy sees those
@@ -574,7 +605,7 @@ def _plain(text: str) -> str:
     r"""A scalar without its text wrapper, article, choice brackets: ``\text{(E)}`` and ``E``, "four" and 4."""
     if whole := re.fullmatch(_TEXT, text):
         text = whole[1].strip()
-    text = re.sub(r"^(?:an?|the|option|choice)\s+(?=[a-zA-Z(])", "", text, flags=re.IGNORECASE)
+    text = re.sub(r"^(?:an?|the|option|choice)(?:\s+(?=[a-zA-Z])|(?=\())", "", text, flags=re.IGNORECASE)
     if choice := re.fullmatch(r"\(([A-Za-z])\)", text):
         text = choice[1]
     return str(_WORDS.index(text.lower())) if text.lower() in _WORDS else text
@@ -587,10 +618,10 @@ def _wordy(text: str) -> bool:
 
 
 def _squash(text: str) -> str:
-    return re.sub(r"[\s.'\"{}-]|\\(?:text|mbox)", "", text).casefold()
+    return re.sub(r"[\s'\"{}]|\\(?:text|mbox)|(?<=[a-zA-Z])[.-]", "", text).casefold()
 
 
-# ---- 5. expressions ---------------------------------------------------------------------------------------------------
+# ---- 5. expressions ----------------------------------------------------------------------------------------
 
 _TOKEN = re.compile(rf"\\frac|\\sqrt|\\pi|{_DECIMAL}|[a-zA-Z]|[-+*/^(){{}}\[\]]")
 
@@ -663,7 +694,7 @@ class _Estimate:
             return base
         self._next += 1
         exponent = self._group("{", "}")
-        if exponent.imag or exponent.real % 1 and (base.imag or base.real < 0):
+        if exponent.imag or (exponent.real % 1 and (base.imag or base.real < 0)):
             raise ValueError("several branches")
         return base**exponent.real
 
@@ -700,7 +731,7 @@ class _Estimate:
         return complex(float(token))
 
 
-# ---- 6. the worker ----------------------------------------------------------------------------------------------------
+# ---- 6. the worker -----------------------------------------------------------------------------------------
 
 
 class _GivenUp(Exception):
@@ -757,6 +788,7 @@ class _Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._greeted = False
 
     def ask(self, a: str, b: str, tolerance: Fraction | None, limit: float) -> tuple[bool, float]:
         """(verdict, seconds spent); raises _GivenUp after `limit` seconds or if the process dies."""
@@ -771,9 +803,9 @@ class _Worker:
                 connection.sendall(question)
                 reply = connection.recv(1)
             except OSError:
-                pass  # late, or dead: no reply
+                pass  # late, or dead
             finally:
-                if not reply:  # also where Ctrl-C comes between question and reply: the next one needs a fresh start
+                if not reply:  # also where Ctrl-C comes between question and reply: they must not go out of step
                     self.stop()
             if not reply:
                 self.given_up += 1
@@ -783,36 +815,37 @@ class _Worker:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
+        # The root holds an evaluate.py, which must not stand in for the package of that name: -I drops the root.
+        paths = [path for path in sys.path if path and Path(path).resolve() != _WORKER_FILE.parent]
         with theirs:
-            root = Path(__file__).resolve().parent
-            # The root holds an evaluate.py, which must not stand in for the package of that name: -I drops the root.
-            paths = [path for path in sys.path if path and Path(path).resolve() != root]
             self._process = subprocess.Popen(
-                [sys.executable, "-I", str(root / "answer_worker.py"), *paths],
-                stdin=theirs,
+                [sys.executable, "-I", str(_WORKER_FILE), *paths],
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C reaches the parent alone
             )
-        self._socket = ours
-        self._ready = False
+        self._socket, self._greeted = ours, False
 
     def _connect(self) -> socket.socket:
-        if self._process is None or self._process.poll() is not None or self._socket is None:
+        """The connection to a process that is ready."""
+        if self._process is None or self._process.poll() is not None:
             self.stop()
             self._start()
         assert self._socket is not None
-        if not self._ready:
+        if not self._greeted:
             self._socket.settimeout(START_LIMIT)
             try:
-                greeting = self._socket.recv(1)
-                reason = self._socket.makefile().readline() if greeting == b"!" else "it ended at once"
+                greeting = self._socket.makefile().readline()
             except OSError as error:
-                greeting, reason = b"", str(error)
-            if greeting != b"r":
+                greeting = str(error)
+            if greeting != "ready\n":
                 self.stop()
-                raise RuntimeError(f"the answer worker did not start ({reason.strip()}): pip install -r requirements-cpu.txt")
-            self._ready = True
+                raise RuntimeError(
+                    f"the answer worker did not start ({greeting.strip() or 'it ended at once'}): "
+                    "math-verify and sympy are in requirements-cpu.txt"
+                )
+            self._greeted = True
         return self._socket
 
     def stop(self) -> None:
@@ -826,12 +859,13 @@ class _Worker:
             process.wait()
 
     def forget(self) -> None:
-        """In a forked child: the process belongs to the parent; its socket must not stay open here."""
+        """In a forked child: the process is the parent's, a thread of it may hold the lock, and the socket closes."""
         if self._socket is not None:
             self._socket.close()
-        self.__init__()  # type: ignore[misc]
+        self._process, self._socket, self._lock = None, None, threading.Lock()
 
 
+_WORKER_FILE = Path(__file__).resolve().with_name("answer_worker.py")
 _worker = _Worker()
 atexit.register(_worker.stop)
 os.register_at_fork(after_in_child=_worker.forget)

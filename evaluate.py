@@ -17,9 +17,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from config import MODEL_ALIASES, UsageError, gpu_is_available, nearest, run_script
+
+if TYPE_CHECKING:
+    from sampling import Sampler, Sampling
 
 # From the repository root this file shadows the Hugging Face package `evaluate`: heavy imports stay in the functions.
 
@@ -71,8 +74,7 @@ class Job:
 def main() -> None:
     flags = parse()
     try:
-        stored = flags.regrade and not (flags.adapter or flags.model)
-        entries = regrade(flags) if stored else evaluate(flags)
+        entries = regrade(flags) if flags.regrade and not flags.targets else evaluate(flags)
     except KeyboardInterrupt:
         print("\nevaluate.py: interrupted; the same command continues where it stopped.", file=sys.stderr)
         sys.exit(130)
@@ -137,10 +139,11 @@ def evaluate(flags: argparse.Namespace) -> list[Entry]:
             "environment": environment(),
         }
         if flags.overwrite:
-            job.path.unlink(missing_ok=True)
             job.path.with_suffix(".json").unlink(missing_ok=True)
         title = f"{job.path.parent.name}, {TITLES[job.path.stem]}"
-        complete(job.path, job.settings, about, job.problems, sampling, job.target.adapter, load, title)
+        complete(
+            job.path, job.settings, about, job.problems, sampling, job.target.adapter, load, title, flags.overwrite
+        )
     return [grade(job.path, job.problems) for job in jobs]
 
 
@@ -154,7 +157,7 @@ def regrade(flags: argparse.Namespace) -> list[Entry]:
     paths = [path for path in found if path.stem in (flags.benchmarks or TITLES)]
     if not paths:
         raise UsageError(
-            f"no stored completions under {flags.output_dir}: evaluate first, or name the folder with --output_dir."
+            f"no stored completions under {flags.output_dir}: evaluate first, or name their folder with --output_dir."
         )
     from sampling import read_completions
 
@@ -185,8 +188,8 @@ def find_targets(adapters: Sequence[str] | None, model: str | None, checkpoint: 
         finished = sorted(OUTPUTS.rglob("adapter/adapter_config.json"), key=lambda path: path.stat().st_mtime)
         if not finished:
             raise UsageError(
-                f"no finished run under {OUTPUTS}/: train one (`python train_gtpo.py --model tiny --dataset arithmetic` on a "
-                "CPU), name a run with --adapter RUN, or evaluate a base model with --model tiny."
+                f"no finished run under {OUTPUTS}/: train one (`python train_gtpo.py --model tiny --dataset "
+                "arithmetic` on a CPU), name a run with --adapter RUN, or evaluate a base model with --model tiny."
             )
         newest = str(finished[-1].parent.parent)
         print(
@@ -197,9 +200,10 @@ def find_targets(adapters: Sequence[str] | None, model: str | None, checkpoint: 
         raise UsageError("--adapter base alone names no base model: add a run to it, or --model tiny|llama|qwen.")
     targets = [Target("") if name == "base" else adapter_target(name, checkpoint) for name in adapters]
     labels = [target.label for target in targets]
-    if twice := next((label for label in labels if labels.count(label) > 1), None):
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
         raise UsageError(
-            f"two of --adapter are called {twice or 'base'!r}: name each once, or evaluate them with an --output_dir each."
+            f"two of --adapter are called {twice or 'base'!r}: name each once, or evaluate them into two --output_dir."
         )
     return targets
 
@@ -238,12 +242,11 @@ def adapter_target(name: str, checkpoint: str) -> Target:
 
 
 def label_of(folder: Path) -> str:
-    """A run's name in tables and paths: its path under outputs/, joined with dashes, or its last part if it is elsewhere."""
-    resolved, root = folder.resolve(), OUTPUTS.resolve()
-    parts = resolved.relative_to(root).parts if resolved.is_relative_to(root) else resolved.parts[-2:]
-    if parts[-1] == "adapter":
-        parts = parts[:-1]
-    return "-".join(parts if resolved.is_relative_to(root) else parts[-1:])
+    """A run's name in tables and paths: its path under outputs/, joined with dashes; elsewhere the folder's name."""
+    folder, root = folder.resolve(), OUTPUTS.resolve()
+    if folder.name == "adapter":
+        folder = folder.parent
+    return "-".join(folder.relative_to(root).parts) if folder.is_relative_to(root) else folder.name
 
 
 def base_model(targets: Sequence[Target], model: str | None) -> str:
@@ -289,19 +292,19 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
 
 
 def same_model(a: str, b: str) -> bool:
-    """Whether two names mean one model: equal, one folder, or a Hub id and Unsloth's 4-bit copy of it.
+    """Whether two names mean one model: equal, one folder, or of one last part where a Hub id has a copy.
 
-    A folder that is not there any more is known by its last part.
+    Copies are a local folder (downloaded, or moved since) and Unsloth's, of which an adapter trained in 4 bit names
+    ``unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit`` or the like.
     """
-    if a == b or (Path(a).exists() and Path(b).exists() and Path(a).samefile(b)):
-        return True
-    if Path(a).exists() != Path(b).exists() and a.count("/") != 1 != b.count("/"):
-        return Path(a).name == Path(b).name
+    here = [Path(name).exists() for name in (a, b)]
+    if a == b or all(here):
+        return a == b or Path(a).samefile(b)
     plain = [
-        name.lower().rpartition("/")[2].removesuffix("-bnb-4bit").removesuffix("-unsloth").removeprefix("meta-")
+        Path(name).name.lower().removesuffix("-bnb-4bit").removesuffix("-unsloth").removeprefix("meta-")
         for name in (a, b)
     ]
-    return plain[0] == plain[1] and "unsloth" in (a.partition("/")[0], b.partition("/")[0])
+    return plain[0] == plain[1] and (any(here) or "unsloth" in (a.partition("/")[0], b.partition("/")[0]))
 
 
 def refuse_large_model_without_gpu(model: str) -> None:
@@ -313,8 +316,9 @@ def refuse_large_model_without_gpu(model: str) -> None:
     large = any(same_model(model, MODEL_ALIASES[alias]) for alias in ("llama", "qwen"))
     if (large or model.endswith("bnb-4bit")) and not gpu_is_available():
         raise UsageError(
-            f"{model} needs a GPU and PyTorch sees none here: check torch.cuda.is_available() and the NVIDIA driver (R580 or "
-            "newer), evaluate --model tiny --benchmarks arithmetic on a CPU, or force it with --backend transformers (hours)."
+            f"{model} needs a GPU and PyTorch sees none here: check torch.cuda.is_available() and the NVIDIA driver "
+            "(R580 or newer), evaluate --model tiny --benchmarks arithmetic on a CPU, or insist with --backend "
+            "transformers (hours)."
         )
 
 
@@ -329,15 +333,19 @@ def short_name(model: str) -> str:
 
 
 def load_problems(name: str, data_dir: str | None, limit: int | None) -> list[dict[str, Any]]:
-    """The first ``limit`` problems of a benchmark, {id, question, gold}."""
+    """The first ``limit`` problems of a benchmark, {id, question, gold}.
+
+    Raises:
+        UsageError: If they cannot be read.
+    """
     from data import load_benchmark
 
     try:
         return load_benchmark(name, data_dir)[:limit]
     except OSError as error:
         raise UsageError(
-            f"cannot read {TITLES[name]} from the Hub: {' '.join(str(error).split())}. Without a network give --data_dir, a folder "
-            "that holds the benchmark as JSONL, or evaluate --benchmarks arithmetic."
+            f"cannot read {TITLES[name]}: {' '.join(str(error).split())}. Without a network give --data_dir, a folder "
+            "that holds it as JSONL, or evaluate --benchmarks arithmetic."
         ) from error
 
 
@@ -350,8 +358,8 @@ def problems_hash(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def load_sampler(
-    model: str, backend: str, sampling: Any, targets: Sequence[Target], gpu_memory_utilization: float
-) -> Any:
+    model: str, backend: str, sampling: "Sampling", targets: Sequence[Target], gpu_memory_utilization: float
+) -> "Sampler":
     """The model on its backend, once for all benchmarks and adapters."""
     from sampling import TransformersSampler, VLLMSampler
 
@@ -377,6 +385,7 @@ def grade(path: Path, rows: Sequence[dict[str, Any]]) -> Entry:
     """
     from tqdm import tqdm
 
+    from answers import timeouts
     from metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
     from rewards import FORMAT_MAX, extract_answer, is_correct, score_format
     from sampling import read_completions
@@ -385,11 +394,12 @@ def grade(path: Path, rows: Sequence[dict[str, Any]]) -> Entry:
     k, expected = head["settings"]["k"], len(rows) * head["settings"]["k"]
     if len(completions) != expected:
         raise UsageError(
-            f"{path} holds {len(completions)} of {expected} completions: run its evaluation again without --regrade, it "
-            "continues where it stopped."
+            f"{path} holds {len(completions)} of {expected} completions: run its evaluation again without --regrade, "
+            "it continues where it stopped."
         )
     samples: dict[tuple[str, int], dict[str, Any]] = {(row["id"], row["sample"]): row for row in completions}
     problems, answers, correct = [], [], []
+    timeouts_before = timeouts()
     for row in tqdm(rows, desc="  grading", unit=" problems", leave=False):
         texts = [samples[row["id"], sample]["completion"] for sample in range(k)]
         answers.append([extract_answer(text) for text in texts])
@@ -433,7 +443,7 @@ def grade(path: Path, rows: Sequence[dict[str, Any]]) -> Entry:
         "intervals": {"pass": unbiased_interval, "pass_first_k": first_interval, "maj": majority_interval},
         "settings": head["settings"],
         **head["about"],
-        "graded_by": grader(),
+        "graded_by": {**grader(), "timeouts": timeouts() - timeouts_before},
         "per_problem": problems,
     }
 
@@ -454,12 +464,13 @@ def grader() -> dict[str, Any]:
 
 
 def write_results(folder: Path, entries: Sequence[Entry]) -> Path:
-    """Write each entry beside its completions, and results.json with all that ``folder`` holds; each whole or not at all."""
+    """Write each entry beside its completions, and results.json with every entry in ``folder``; none of them half."""
     from tracking import write_atomically
 
     for entry in entries:
         write_atomically(folder / entry["label"] / f"{entry['benchmark']}.json", json.dumps(entry, indent=1))
-    stored = [json.loads(path.read_text()) for path in sorted(folder.glob("*/*.json"))]
+    paths = [path.with_suffix(".json") for path in sorted(folder.glob("*/*.jsonl")) if path.stem in TITLES]
+    stored = [json.loads(path.read_text()) for path in paths if path.is_file()]
     write_atomically(folder / "results.json", json.dumps({"results": stored}, indent=1))
     return folder / "results.json"
 
@@ -530,7 +541,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Results: results.json in the output folder (docs/evaluation.md); --debug shows the traceback of an error.",
+        epilog="Scores: results.json in the output folder (docs/evaluation.md). --debug shows an error's traceback.",
         allow_abbrev=False,
     )
     what = parser.add_argument_group("what is evaluated")
@@ -539,12 +550,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--adapter",
         nargs="+",
         metavar="RUN",
-        help="Run directories or adapter folders, side by side in one table; `base` among them is the model they started "
-        "from. Default: the newest finished run under outputs/.",
+        help="Run directories or adapter folders, side by side in one table; `base` among them is the model they "
+        "started from. Default: the newest finished run under outputs/.",
     )
     what.add_argument(
         "--model",
-        help="Without --adapter, the base model to evaluate: tiny, llama, qwen, a Hub id or a path. An adapter names its own.",
+        help="Without --adapter, the base model to evaluate: tiny, llama, qwen, a Hub id or a path.",
     )
     what.add_argument(
         "--checkpoint", metavar="last|best|N", help="Which adapter of a run: the final one, best/, or step N. [last]"
@@ -575,10 +586,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     where.add_argument("--overwrite", action="store_true", help="Drop the stored completions and draw them anew.")
     flags = parser.parse_args(argv)
+    flags.targets = bool(flags.adapter or flags.model)
     given = [name for name in DEFAULTS if getattr(flags, name) is not None]
     if flags.regrade and flags.overwrite:
         raise UsageError("--regrade keeps the stored completions and --overwrite drops them: give one of them.")
-    if flags.regrade and not (flags.adapter or flags.model) and (given or flags.limit):
+    if flags.regrade and not flags.targets and (given or flags.limit):
         raise UsageError(f"--regrade reads --{(given or ['limit'])[0]} from the stored completions: leave it out.")
     for name in given:
         check_range(name, getattr(flags, name))
@@ -587,7 +599,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for name, value in DEFAULTS.items():
         if getattr(flags, name) is None:
             setattr(flags, name, value)
-    if not flags.benchmarks and not (flags.regrade and not (flags.adapter or flags.model)):
+    if not flags.benchmarks and (flags.targets or not flags.regrade):
         raise UsageError(f"--benchmarks is missing: name one or more of {', '.join(TITLES)}.")
     flags.benchmarks = list(dict.fromkeys(flags.benchmarks or ())) or None
     for name in flags.benchmarks or ():

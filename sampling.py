@@ -1,4 +1,4 @@
-"""Completions of a benchmark's problems: vLLM or Transformers behind one interface, kept in JSONL that can be continued.
+"""Completions of a benchmark's problems: vLLM or Transformers behind one interface, kept in JSONL and resumable.
 
 The file's first line holds the settings, every other line one completion {id, sample, completion, tokens, finished}.
 (id, sample) names a completion for good: an evaluation that was killed goes on where it stopped, and ends with the
@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +35,8 @@ VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # max_lora_rank takes 
 class Sampling:
     """How completions are drawn; temperature 0 is greedy.
 
-    ``batch_size`` counts completions in one Transformers batch. It decides what shares a random stream, so it belongs to
-    the settings there; vLLM makes its own batches and has None.
+    ``batch_size`` is how many completions Transformers draws at once. They share a random stream, so it decides what
+    they are; vLLM makes its own batches, with a seed for each completion, and has None here.
     """
 
     k: int = 64
@@ -89,8 +90,9 @@ def complete(
     adapter: Path | None,
     load: Callable[[], Sampler],
     title: str,
+    overwrite: bool = False,
 ) -> None:
-    """Draw the completions that ``path`` lacks and append each as it comes.
+    """Draw the completions that ``path`` lacks and append them as they come.
 
     Args:
         path: The JSONL file, made or continued.
@@ -101,11 +103,12 @@ def complete(
         adapter: Folder of a LoRA adapter; None for the base model.
         load: Gives the sampler; not called if nothing is missing.
         title: Name on the progress bar.
+        overwrite: Drop what the file holds first.
 
     Raises:
         UsageError: If the file was made with other settings, is in use or cannot be written, or a prompt is too long.
     """
-    with CompletionFile(path, settings, about) as file:
+    with CompletionFile(path, settings, about, overwrite) as file:
         total = len(rows) * sampling.k
         if len(file.done) == total:
             return
@@ -130,8 +133,8 @@ def make_requests(sampler: Sampler, rows: Sequence[Row], sampling: Sampling) -> 
         )
         if len(ids) + sampling.max_new_tokens > sampler.context_length:
             raise UsageError(
-                f"the prompt of {row['id']} has {len(ids)} tokens and max_new_tokens is {sampling.max_new_tokens}, together "
-                f"more than the model's context of {sampler.context_length}: lower --max_new_tokens."
+                f"{row['id']} has a prompt of {len(ids)} tokens and max_new_tokens is {sampling.max_new_tokens}, "
+                f"together over the model's context of {sampler.context_length}: lower --max_new_tokens."
             )
         requests += [Request(row["id"], sample, ids) for sample in range(sampling.k)]
     return requests
@@ -156,7 +159,7 @@ def plan_batches(requests: Sequence[Request], batch_size: int) -> list[list[Requ
 
 
 class TransformersSampler:
-    """Batched ``generate`` of Transformers; the adapter through PEFT. float32 on a CPU, bfloat16 on a GPU that has it."""
+    """``generate`` of Transformers, a batch at a time; the adapter through PEFT. float32 on a CPU, else bfloat16."""
 
     def __init__(self, model: str, sampling: Sampling) -> None:
         self.sampling = sampling
@@ -181,8 +184,8 @@ class TransformersSampler:
                 yield [row for row in self._generate(model, batch) if (row["id"], row["sample"]) not in done]
         except torch.OutOfMemoryError as error:
             raise UsageError(
-                f"out of GPU memory with {self.sampling.batch_size} completions at once: lower --batch_size and give another "
-                "--output_dir, or --overwrite (the batches decide the random numbers)."
+                f"out of GPU memory with {self.sampling.batch_size} completions at once: lower --batch_size, with "
+                "another --output_dir or --overwrite (the batches decide the random numbers)."
             ) from error
         finally:
             if adapter:
@@ -205,7 +208,7 @@ class TransformersSampler:
         pad_id = self.tokenizer.pad_token_id
         ids = [[pad_id] * pads + request.prompt_ids for pads, request in zip(padding, batch, strict=True)]
         mask = [[0] * pads + [1] * (width - pads) for pads in padding]
-        # The model's own generation_config would fill every value left open (Qwen's: top_k 20, repetition penalty 1.05).
+        # The model's own generation config would fill what is left open (Qwen's: top_k 20, repetition penalty 1.05).
         model.generation_config = GenerationConfig(
             do_sample=not greedy,
             **({} if greedy else {"temperature": self.sampling.temperature, "top_p": self.sampling.top_p, "top_k": 0}),
@@ -233,8 +236,12 @@ def load_adapter(model: Any, adapter: Path) -> Any:
     from peft import PeftModel
 
     try:
-        return PeftModel.from_pretrained(model, str(adapter)).eval()
-    except (RuntimeError, ValueError, OSError) as error:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "error", message="Found missing adapter keys"
+            )  # the base model would answer instead
+            return PeftModel.from_pretrained(model, str(adapter)).eval()
+    except (RuntimeError, ValueError, OSError, UserWarning) as error:
         raise UsageError(
             f"{adapter} does not fit {model.name_or_path}: {' '.join(str(error).split())[:300]} "
             "An adapter goes with the base model that it was trained on."
@@ -253,7 +260,7 @@ def to_row(request: Request, tokens: Sequence[int], finished: bool, tokenizer: A
     return {
         "id": request.id,
         "sample": request.sample,
-        "completion": tokenizer.decode(tokens, skip_special_tokens=True),
+        "completion": tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False),
         "tokens": len(tokens),
         "finished": finished,
     }
@@ -263,7 +270,9 @@ def to_row(request: Request, tokens: Sequence[int], finished: bool, tokenizer: A
 
 
 class VLLMSampler:
-    """One vLLM engine for all benchmarks and adapters; every request of a benchmark is handed over at once."""
+    """One vLLM engine for all benchmarks and adapters; a benchmark's requests are handed over all at once."""
+
+    prompt_room = 4096  # tokens; a context of the model's full length (Llama: 131,072) would not fit a smaller GPU
 
     def __init__(
         self, model: str, sampling: Sampling, lora_rank: int | None, gpu_memory_utilization: float = 0.9
@@ -277,11 +286,13 @@ class VLLMSampler:
             gpu_memory_utilization: Share of the GPU's memory, 0 to 1.
         """
         import torch
-        from transformers import AutoTokenizer
+        from transformers import AutoConfig, AutoTokenizer
         from vllm import LLM
 
         self.sampling = sampling
-        bfloat16 = not torch.cuda.is_available() or torch.cuda.is_bf16_supported()
+        dtype = "float32"
+        if torch.cuda.is_available():
+            dtype = "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
         lora = {}
         if lora_rank is not None:
             rank = next((allowed for allowed in VLLM_LORA_RANKS if allowed >= lora_rank), None)
@@ -290,17 +301,25 @@ class VLLMSampler:
                     f"the adapter has rank {lora_rank} and vLLM takes up to 512: use --backend transformers."
                 )
             lora = {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
-        self.llm = LLM(
-            model=model,
-            dtype=("bfloat16" if bfloat16 else "float16") if torch.cuda.is_available() else "float32",
-            generation_config="vllm",  # not the model's own sampling defaults
-            gpu_memory_utilization=gpu_memory_utilization,
-            seed=sampling.seed,
-            **lora,
-        )
-        self.tokenizer = AutoTokenizer.from_pretrained(model)
-        check_tokenizer(self.tokenizer, model)
-        self.context_length = int(self.llm.model_config.max_model_len)
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(model)
+            check_tokenizer(self.tokenizer, model)
+            longest = int(AutoConfig.from_pretrained(model).get_text_config().max_position_embeddings)
+            self.context_length = min(longest, sampling.max_new_tokens + self.prompt_room)
+            self.llm = LLM(
+                model=model,
+                dtype=dtype,
+                generation_config="vllm",  # not the model's own sampling defaults
+                max_model_len=self.context_length,
+                gpu_memory_utilization=gpu_memory_utilization,
+                seed=sampling.seed,
+                **lora,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"vLLM could not start {model}: {' '.join(str(error).split())[:300]} If memory is short, change "
+                "--gpu_memory_utilization; a gated model needs `hf auth login`; --debug shows more."
+            ) from error
         self.end_ids = end_tokens(load_generation_config(model), self.tokenizer)
         self.adapters: list[Path] = []
 
@@ -367,7 +386,7 @@ def load_generation_config(model: str) -> Any:
 
 
 def choose_backend(choice: str, tiny: bool) -> str:
-    """ "vllm" or "transformers" for ``--backend``: auto is vLLM on a GPU, Transformers without one and for the tiny model.
+    """What ``--backend`` means: auto is vLLM on a GPU, Transformers without one and for the tiny model.
 
     Raises:
         UsageError: If vLLM is chosen and missing, or of another version.
@@ -396,16 +415,20 @@ class CompletionFile:
         done: Keys of the completions that the file holds.
     """
 
-    def __init__(self, path: Path, settings: Row, about: Row) -> None:
+    def __init__(self, path: Path, settings: Row, about: Row, overwrite: bool = False) -> None:
         self.path = path
         self.settings = settings
         self.about = about
+        self.overwrite = overwrite
         self.done: set[Key] = set()
         self._file: BinaryIO
 
     def __enter__(self) -> "CompletionFile":
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "ab", buffering=0)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.path, "ab", buffering=0)
+        except OSError as error:
+            raise UsageError(f"cannot write {self.path}: {error.strerror}; name another --output_dir.") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -414,10 +437,10 @@ class CompletionFile:
                 f"{self.path} is being written by another evaluation: wait for it, or give --output_dir."
             ) from error
         try:
-            check_settings(self.path, self.settings)
-            content = self.path.read_bytes()
-            whole = content.rfind(b"\n") + 1
-            self._file.truncate(whole)  # a line that a killed run left half-written
+            if not self.overwrite:
+                check_settings(self.path, self.settings)
+            whole = 0 if self.overwrite else self.path.read_bytes().rfind(b"\n") + 1
+            self._file.truncate(whole)  # of a line that was being written when the process died
             if whole:
                 self.done = {(row["id"], row["sample"]) for row in read_completions(self.path)[1]}
             else:
@@ -448,8 +471,8 @@ class CompletionFile:
                 data = data[self._file.write(data) :]
         except OSError as error:
             raise UsageError(
-                f"cannot write {self.path}: {os.strerror(error.errno or 0)}. What it holds is whole: make room and run the same "
-                "command again."
+                f"cannot write {self.path}: {os.strerror(error.errno or 0)}. What it holds stays good: make room and run "
+                "the same command again."
             ) from error
 
 
@@ -470,9 +493,9 @@ def check_settings(path: Path, settings: Row) -> None:
         raise UsageError(f"{path} is no file of completions (its first line holds no settings): move it away.")
     changed = [name for name in {**settings, **stored} if stored.get(name) != settings.get(name)]
     if changed:
-        differences = ", ".join(f"{name} {stored.get(name)!r} there and {settings.get(name)!r} now" for name in changed)
+        differences = ", ".join(f"{name} was {stored.get(name)!r}, is {settings.get(name)!r}" for name in changed)
         raise UsageError(
-            f"{path} was made with other settings ({differences}): give another --output_dir to keep it, or --overwrite."
+            f"{path} was made with other settings ({differences}): name another --output_dir, or --overwrite it."
         )
 
 
@@ -482,7 +505,8 @@ def read_completions(path: Path) -> tuple[Row, list[Row]]:
     Raises:
         UsageError: If another line is broken or a completion is there twice.
     """
-    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is half a line, or nothing
+    content = path.read_bytes() if path.is_file() else b""
+    lines = content.split(b"\n")[:-1]  # what follows the last newline is half a line, or nothing
     if not lines:
         raise UsageError(f"{path} holds no completions: run the evaluation without --regrade.")
     head, *rows = [_parse_line(path, number, line) for number, line in enumerate(lines, start=1)]
@@ -507,9 +531,9 @@ def _parse_line(path: Path, number: int, line: bytes) -> Row:
 
 
 def fingerprint(folder: str | Path) -> str | None:
-    """A hash that changes when the weights, tokenizer or chat template in ``folder`` do; None if it is no local folder.
+    """A hash that changes when weights, tokenizer or chat template in ``folder`` do; None if it is no local folder.
 
-    Of each file 256 blocks of 64 KiB, evenly spread, are read: the whole of a small one, and no minutes for a large one.
+    Of each file 256 blocks of 64 KiB, evenly spread, are read: a small one whole, a large one in well under a second.
     """
     folder = Path(folder)
     if not folder.is_dir():

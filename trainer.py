@@ -107,13 +107,10 @@ class GRPOTrainer(trl.GRPOTrainer):
         batch["conflict_mask"] = mask[first : first + rows, :width]
         if mode == "train" and self.log_completions:
             batch["row"] = torch.arange(first, first + rows, device=mask.device)  # survives TRL's shuffle
-            spans = [self._spans(*row) for row in zip(ids, valid, mask, strict=True)]
-            for column, values in (
-                ("entropy", [None] * len(mask)),
-                ("delta", [None] * len(mask)),
-                ("conflicts", spans),
-            ):
-                self._logs["extra"][column].extend(values)
+            table = self._logs["extra"]
+            table["conflicts"].extend(self._spans(*row) for row in zip(ids, valid, mask, strict=True))
+            for column in ("entropy", "delta"):
+                table[column].extend([None] * len(mask))  # filled in when the loss is made
 
         metrics = self._metrics[mode]
         metrics["conflict_tokens"].append((mask.sum() / len(mask)).item())
