@@ -135,12 +135,15 @@ def track(trainer: Any, resolved: dict[str, Any], title: str) -> None:
     ProgressBar.attach(trainer, title)
     trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
     wandb = "wandb" in trainer.args.report_to and ON_MAIN_PROCESS
-    trainer.add_callback(MetricsWriter(folder, start_wandb(folder, resolved) if wandb else None))
+    trainer.add_callback(MetricsWriter(folder, start_wandb(folder, resolved, title) if wandb else None))
     trainer.add_callback(BestAdapter(folder, trainer.processing_class))
 
 
-def start_wandb(folder: Path, resolved: dict[str, Any]) -> Any:
-    """A wandb run, offline where there is no login: it never asks and never hangs."""
+def start_wandb(folder: Path, resolved: dict[str, Any], method: str) -> Any:
+    """A wandb run, offline where there is no login: it never asks and never hangs.
+
+    Runs of one group differ in their seed alone, so that a panel of the UI grouped by it shows mean and spread.
+    """
     import wandb
 
     mode = os.environ.get("WANDB_MODE")
@@ -152,7 +155,9 @@ def start_wandb(folder: Path, resolved: dict[str, Any]) -> Any:
     return wandb.init(
         project=os.environ.get("WANDB_PROJECT", "gtpo"),
         name=resolved["run_name"],
-        config=resolved,
+        group="-".join([method, Path(resolved["model"]).name, resolved["dataset"]]),
+        tags=[method, Path(resolved["model"]).name, resolved["dataset"], f"seed {resolved['seed']}"],
+        config={"method": method} | resolved,
         dir=str(folder),
         mode=mode,
         settings=wandb.Settings(silent=True),

@@ -138,12 +138,15 @@ class GRPOTrainer(trl.GRPOTrainer):
             valid = inputs["completion_mask"].bool()
             gap = (logps.detach() - inputs["sampling_per_token_logps"]).abs()
             metrics["sampler_logp_gap"] = gap[valid & gap.isfinite()].mean()
+        if "kl" in metrics:  # a mean over tokens: a process counts by its tokens, as in TRL
+            tokens = self.accelerator.gather(inputs["completion_mask"].sum()).float()
+            metrics["kl"] = (self.accelerator.gather(metrics["kl"]) * tokens / tokens.mean()).mean()
         for name, value in metrics.items():
             self._metrics[mode][name].append(self.accelerator.gather(value).mean().item())
         return loss / (self.current_gradient_accumulation_steps if mode == "train" else 1)
 
     def _fill_in(self, rows: Tensor, **columns: Tensor) -> None:
-        """Put values of completions, known only when the loss is made, into the table of completions. Shape (B,) each."""
+        """Put values known only when the loss is made, shape (B,) each, into the table of completions."""
         rows = self.accelerator.gather(rows)
         for column, local in columns.items():
             for row, value in zip(rows.tolist(), self.accelerator.gather(local).tolist(), strict=True):

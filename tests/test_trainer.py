@@ -95,6 +95,17 @@ def test_grpo_is_the_grpo_of_trl(beta: float, tiny: Path, tmp_path: Path) -> Non
     for mine, other in zip(ours.state.log_history[:2], theirs.state.log_history[:2], strict=True):
         assert mine["loss"] == pytest.approx(other["loss"], abs=1e-6)
         assert mine["reward"] == other["reward"]
+        assert ("kl" in mine) == (beta != 0)
+
+
+def test_kl_is_the_kl_of_trl(tiny: Path, tmp_path: Path) -> None:
+    logs = []
+    for method in ("grpo", "trl"):
+        trainer = make_trainer(method, tiny, tmp_path / method, beta=0.04, max_steps=2)
+        trained_weights(trainer)
+        logs.append([row["kl"] for row in trainer.state.log_history[:2]])
+    assert logs[0][1] > 1e-6  # the adapter starts away from the base model
+    assert logs[0] == pytest.approx(logs[1], abs=1e-7)
 
 
 def test_off_policy_iterations_use_the_old_log_probabilities(tiny: Path, tmp_path: Path) -> None:
