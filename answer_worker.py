@@ -1,9 +1,8 @@
 """The process that owns sympy and math-verify: answers.py starts it, sends pairs of LaTeX answers, kills it when late.
 
 It runs alone (``python -I answer_worker.py PATH...``) because sympy cannot be bounded from inside: a C call outlives
-any alarm, and memory is the process's own. Standard input is a socket: a JSON line ``[a, b, tolerance]``
-in, one byte out.
-Nothing is evaluated as code: the only parser is math-verify's LaTeX grammar.
+any alarm, and memory is the process's own. Standard input is a socket: a JSON line ``[a, b, tolerance]`` in, one byte
+out. Nothing is evaluated as code: the only parser is math-verify's LaTeX grammar.
 """
 
 import contextlib
@@ -27,6 +26,7 @@ def main() -> None:
     parent = socket.socket(fileno=0)
     with contextlib.suppress(ValueError, OSError):  # a system without address-space limits still has the time limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a parent that ignores alarms would have passed that on
     # gmpy2 makes ((20!)!)! abort the process and (10^8)! ignore signals; without it both end as Python errors.
     os.environ.update(SYMPY_GROUND_TYPES="python", MPMATH_NOGMPY="1")
     sys.path.extend(path for path in sys.argv[1:] if path not in sys.path)  # -I dropped PYTHONPATH and the like

@@ -123,7 +123,7 @@ def _decide(a: str, b: str) -> bool:
 
 _FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp"
 _GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|pi|rho|sigma|tau|phi|omega"
-_TEXT = r"\\(?:text(?:normal|rm|bf|it)?|mbox|math(?:rm|bf|it|sf)|operatorname|hbox)\s*\{([^{}]*)\}"
+_TEXT = r"\\(text(?:normal|rm|bf|it)?|mbox|math(?:rm|bf|it|sf)|operatorname)\s*\{([^{}]*)\}"
 _AND = r"(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])"
 
 _CHARACTERS = str.maketrans(
@@ -150,7 +150,10 @@ _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?", ""),  # sizes of brackets
-        (r"(?<=\d)\s*(?:,\s*\\!|\{,\}|\\[,;:!])\s*(?=\d{3}(?!\d))", ""),  # 1,\!234  1{,}234  1\,234: surely thousands
+        (
+            r"(?<=\d)\s*(?:,\s*\\!|\{\s*,\s*\}|\\[,;:!])\s*(?=\d{3}(?!\d))",
+            "",
+        ),  # 1,\!234  1{,}234  1\,234: surely thousands
         (r"(?:\\\\)+\s*$|(?<!\\)\\!|\\(?:display|text)style(?![a-zA-Z])|\\(?:limits|phantom)(?![a-zA-Z])", ""),
         (r"(?<!\\)\\[,;:>\s]|\\q?quad(?![a-zA-Z])|~", " "),
         (r"\s+", " "),  # runs of blanks would cost the patterns below cubic time
@@ -313,6 +316,8 @@ def _number(text: str) -> tuple[Fraction, bool] | None:
         top, bottom = (part["top"], part["bottom"]) if part["top"] else (part["over"], part["under"])
         if not Fraction(bottom):
             return None
+        if part["whole"] and not (top + bottom).isdigit():
+            return None  # 3\frac{-1}{2} is no mixed number
         value = Fraction(top) / Fraction(bottom) + int(part["whole"] or 0)
     return value * (-1) ** (part["sign"] + part["inner"]).count("-"), bool(part["percent"])
 
@@ -378,7 +383,7 @@ def _split(text: str, separator: str) -> list[str]:
 def _structure(text: str) -> tuple[str, tuple[str, ...]]:
     """(kind, items) of an answer; kind: its two brackets, "matrix N" (columns), "list", "union", or "" (scalar)."""
     if whole := re.fullmatch(_TEXT, text):
-        text = whole[1].strip()  # \text{A, B}
+        text = whole[2].strip()  # \text{A, B}
     matrix = re.fullmatch(r"\\begin\{pmatrix\}(.*)\\end\{pmatrix\}", text)
     if matrix and "\\begin" not in matrix[1]:
         rows = [row.split("&") for row in matrix[1].replace("\\cr", "\\\\").split("\\\\") if row.strip()]
@@ -528,7 +533,7 @@ _UNITS = {
     for name in names.split()
 }
 _NOT_UNITS = re.compile(  # plurals and small words that change the value
-    r"plus|minus|times|less|over|not?|is|are|was|if|but|for|than|at|of|to|wrong|others?|factorial|equals|versus|modulus|"
+    r"plus|minus|times|less|over|not?|is|are|was|if|but|for|than|at|of|to|wrong|false|maybe|about|others?|factorial|equals|versus|modulus|"
     r"tens|dozens?|(?:hundred|thousand|million|billion)s|halves|(?:third|quarter|fourth|fifth)s|squares|cubes|percents"
 )
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -549,8 +554,10 @@ def _unit(text: str) -> tuple[str, str | None]:
     match = _TRAILING.fullmatch(text)
     if not match:
         return text, None
-    marked, words = match[2], match["words"]
-    tokens = re.findall(r"[a-z]\.m\.?|[a-z]+|/|\d", (marked if marked is not None else words).lower())
+    marked, words = match[3], match["words"]
+    if marked is not None and not re.fullmatch(r"[A-Za-z./,\s-]*[23]?", marked):
+        return text, None  # \text{ maybe 19}
+    tokens = re.findall(r"[a-z]\.m\.?|[a-z]+|/|\d", (words if marked is None else marked).lower())
     value, power = match["value"], match["power"] or ""
     if any(_NOT_UNITS.fullmatch(token) for token in tokens):
         return text, None
@@ -558,7 +565,8 @@ def _unit(text: str) -> tuple[str, str | None]:
         return f"{value}*10^{{{_SCALES[tokens[0]]}}}", None
     names = [token.replace(".", "") for token in tokens]
     known = [_UNITS.get(name, _UNITS.get(name.removesuffix("s"))) for name in names]
-    if marked is None and known[-1] is None and not re.search(r"[a-z]{3}s\W*$", words):
+    loose = match[2] in ("text", "mbox")  # here any word is a unit
+    if not loose and tokens and known[-1] is None and not re.search(r"[a-z]{3}s", tokens[-1]):
         return text, None
     if None in known or "" in known:
         return value, ""
@@ -604,7 +612,7 @@ def _same_scalar(a: str, b: str, clock: "_Clock") -> bool:
 def _plain(text: str) -> str:
     r"""A scalar without its text wrapper, article, choice brackets: ``\text{(E)}`` and ``E``, "four" and 4."""
     if whole := re.fullmatch(_TEXT, text):
-        text = whole[1].strip()
+        text = whole[2].strip()
     text = re.sub(r"^(?:an?|the|option|choice)(?:\s+(?=[a-zA-Z])|(?=\())", "", text, flags=re.IGNORECASE)
     if choice := re.fullmatch(r"\(([A-Za-z])\)", text):
         text = choice[1]
@@ -743,6 +751,7 @@ _REFUSED = [
     for pattern in (
         r"[^\x20-\x7e]",  # not mathematics after `normalise`
         r"__|[@#`?\"]|\d{300}|\|(?:.*\|){8}",  # code, absurd integers, bars that the grammar pairs up in every way
+        r"\d \.?\d|\d'|[\d)}]_|dots",  # the grammar adds 18 19 to 37, and drops primes, bases and dots
         r"\\infty\]|\[-?\\infty",  # no interval: sympy would read it as a half-open one
         r"\^\{-?\d{5}|\^\{[^a-zA-Z]*\^|\^\{\d+\}\^",  # huge powers (MATH goes to 2^{4950}) and towers of numbers
         r"\^\{\d{3,}\}\)+\^\{\d{3}|[a-z][^()]*\)\^\{\d{3}",  # powers of powers, sums to the power of hundreds
@@ -774,9 +783,14 @@ class _Clock:
 
 
 def _latex(text: str) -> str:
-    """The text for math-verify: decimals as fractions, because its floats are compared with an absolute rounding."""
+    """The text for math-verify, without what its grammar misreads."""
+    # Floats would be compared with an absolute rounding: decimals become fractions.
     text = re.sub(r"(\d*)\.(\d+)", lambda m: rf"\frac{{{int(m[1] + m[2])}}}{{{10 ** len(m[2])}}}", text)
-    return text.replace("%", "*\\frac{1}{100}")
+    text = text.replace("%", r"*\frac{1}{100}")
+    # 1\frac{2}{3}\pi would be 1 times 2/3 times \pi, and (2)(3) the sum 2 + 3.
+    text = re.sub(r"(?<![\d}])(\d+)\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\\frac{\2}{\3})", text)
+    text = re.sub(r"(?<![\w\\}\]^])\{([^{}]*)\}", r"(\1)", text)
+    return re.sub(r"(?<=\d)(?=[({]|\\binom)|(?<=\))(?=[\d(])", "*", text)
 
 
 class _Worker:

@@ -27,6 +27,7 @@ COLOURS = (
     "#E69F00",
     "#56B4E9",
 )  # Okabe and Ito: safe for colour-blind eyes
+LINES = ("-", "--", ":", "-.")  # past the last colour
 
 
 def read_metrics(run: str | Path) -> list[dict[str, Any]]:
@@ -54,36 +55,39 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
     return [sum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]
 
 
-def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10) -> Any:
+def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panels: dict[str, str] | None = None) -> Any:
     """One row of panels over the training steps: every run's raw values faint, their trailing mean bold.
 
     Args:
         runs: Legend name -> the rows of :func:`read_metrics`.
         window: Steps of the trailing mean.
+        panels: Metric -> title of its panel; those of ``PANELS`` by default.
 
     Returns:
         The matplotlib figure.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(14, 3.4), layout="constrained")
-    axes = figure.subplots(1, len(PANELS))
-    for axis, (metric, label) in zip(axes, PANELS.items(), strict=True):
-        for colour, (name, rows) in zip(COLOURS, runs.items(), strict=False):
+    panels = panels or PANELS
+    figure = Figure(figsize=(3.5 * len(panels), 3.4), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (metric, label) in zip(axes, panels.items(), strict=True):
+        for number, (name, rows) in enumerate(runs.items()):
+            colour, line = COLOURS[number % len(COLOURS)], LINES[number // len(COLOURS) % len(LINES)]
             points = [(row["step"], row[metric]) for row in rows if row.get(metric) is not None]
             if not points:
                 continue
             steps, values = zip(*points, strict=True)
             axis.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
-            axis.plot(steps, smooth(values, window), color=colour, linewidth=2, label=name)
+            axis.plot(steps, smooth(values, window), color=colour, linestyle=line, linewidth=2, label=name)
         if metric == "entropy":
             axis.axhline(math.log(2), color="black", linestyle="--", linewidth=1, label="ln 2")
             axis.set_ylim(bottom=0)
+            axis.legend(frameon=False)
         axis.set_xlabel("training step")
         axis.set_title(label)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[2].legend(frameon=False)
     figure.suptitle(f"Training on samples of the policy; bold: mean of the last {window} steps", fontsize=10)
     return figure
 
@@ -98,6 +102,8 @@ def main() -> None:
     labels = arguments.labels or [Path(run).name for run in arguments.runs]
     if len(labels) != len(arguments.runs):
         raise UsageError(f"{len(labels)} labels for {len(arguments.runs)} runs: give one for each.")
+    if twice := next((label for label in labels if labels.count(label) > 1), None):
+        raise UsageError(f"two runs are called {twice!r}: tell them apart with --labels.")
     if arguments.window < 1:
         raise UsageError(f"--window is {arguments.window}: expected at least 1 step.")
     runs = {label: read_metrics(run) for label, run in zip(labels, arguments.runs, strict=True)}

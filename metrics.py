@@ -32,7 +32,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     if not 1 <= k <= n:
         raise ValueError(f"k={k} of n={n} samples: expected 1 <= k <= n; draw more samples or ask for a smaller k")
     if n - c < k:
-        return 1.0
+        return 1.0  # one factor is 0; those below it would be negative and large
     return float(1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
 
 

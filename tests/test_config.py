@@ -1,0 +1,443 @@
+"""Settings: who wins, what is refused and how, and that the shipped presets are Listing 1 of the paper."""
+
+import dataclasses
+import itertools
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from trl import GRPOConfig, SFTConfig
+
+import config
+from config import (
+    CONFIGS,
+    DataArguments,
+    GTPOArguments,
+    ModelArguments,
+    RunArguments,
+    UsageError,
+    batch_geometry,
+    parse,
+    read_yaml,
+)
+
+CLASSES: dict[str, tuple[type, ...]] = {
+    "gtpo": (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
+    "grpo": (DataArguments, ModelArguments, RunArguments, GRPOConfig),
+    "sft": (DataArguments, ModelArguments, RunArguments, SFTConfig),
+}
+PRESETS = sorted(CONFIGS.glob("*/*.yaml"))
+TINY_GTPO = read_yaml(CONFIGS / "gtpo" / "tiny.yaml")
+ONE_START = {"resume", "overwrite", "dry_run"}  # about one start of a run, so they need not be stored
+
+
+def settings(*argv: str, method: str = "gtpo") -> dict[str, Any]:
+    """The resolved settings of a command line."""
+    return parse(method, CLASSES[method], list(argv))[-1]
+
+
+def config_file(folder: Path, text: str) -> str:
+    path = folder / "settings.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def one_process_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(config, "gpu_is_available", lambda: False)
+
+
+# ---- precedence ----
+
+
+def test_command_line_wins_over_file_over_preset_over_default(tmp_path: Path) -> None:
+    file = config_file(tmp_path, "learning_rate: 0.25\nweight_decay: 0.25\n")
+    got = settings("--config", file, "--learning_rate", "0.5")
+    assert got["learning_rate"] == 0.5  # command line, although preset and file have it
+    assert got["weight_decay"] == 0.25  # file
+    assert got["max_grad_norm"] == TINY_GTPO["max_grad_norm"] == 0.1  # preset; TRL's default is 1.0
+    assert got["top_p"] == GRPOConfig.top_p  # nobody names it
+
+
+def test_place_of_config_on_the_command_line_does_not_matter(tmp_path: Path) -> None:
+    file = config_file(tmp_path, "gamma: 0.25\n")
+    assert settings("--gamma", "0.5", "--config", file)["gamma"] == 0.5
+
+
+def test_instances_hold_what_is_resolved() -> None:
+    data, model, run, gtpo, args, resolved = parse("gtpo", CLASSES["gtpo"], ["--gamma", "0.01", "--G", "6"])
+    assert (gtpo.gamma, args.num_generations, args.max_steps) == (0.01, 6, resolved["max_steps"])
+    assert (data.dataset, model.model, run.prompts_per_step) == ("arithmetic", "tiny", resolved["prompts_per_step"])
+
+
+def test_model_named_in_the_file_chooses_the_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "gpu_is_available", lambda: True)
+    file = config_file(tmp_path, "model: llama\n")
+    assert settings("--config", file, "--use_cpu", "true")["lora_rank"] == 128
+    assert settings("--config", file, "--model", "qwen", "--use_cpu", "true")["lora_rank"] == 64
+    assert settings("--model", "Qwen/Qwen2.5-3B-Instruct", "--use_cpu", "true")["lora_rank"] == 64
+    assert settings("--model", "other/model-7B", "--use_cpu", "true")["load_in_4bit"] is True  # as Qwen, on a GPU
+
+
+def test_other_model_without_gpu_gets_the_tiny_preset() -> None:
+    got = settings("--model", "some/folder/")
+    assert got["load_in_4bit"] is False and got["use_cpu"] is True and got["use_vllm"] is False
+    assert Path(got["output_dir"]).name.startswith("gtpo-folder-arithmetic-")
+
+
+def test_run_directory_has_method_model_dataset_and_name() -> None:
+    assert settings("--run_name", "a", method="sft")["output_dir"] == str(Path("outputs/sft-tiny-arithmetic-a"))
+    got = settings("--output_dir", "somewhere/else")
+    assert (got["output_dir"], got["run_name"]) == ("somewhere/else", "else")
+
+
+@pytest.mark.parametrize("text", ["1e-6", "1.0e-6", "'1e-6'", "0.000001"])
+def test_small_numbers_in_yaml(text: str, tmp_path: Path) -> None:
+    """YAML reads 1e-6 as a string and 1.0e-6 as a float: both are the number."""
+    got = settings("--config", config_file(tmp_path, f"learning_rate: {text}\n"))["learning_rate"]
+    assert isinstance(got, float) and got == 1e-6
+
+
+@pytest.mark.parametrize("value", ["auto", "on", "off", "negative_only"])
+def test_every_entropy_filter_can_be_written_in_yaml(value: str, tmp_path: Path) -> None:
+    """YAML 1.1 reads a bare on or off as a boolean: the paper's ablation has to be writable all the same."""
+    assert settings("--config", config_file(tmp_path, f"entropy_filter: {value}\n"))["entropy_filter"] == value
+
+
+def test_g_is_num_generations(tmp_path: Path) -> None:
+    assert settings("--G", "8")["num_generations"] == 8
+    assert settings("--num_generations", "8")["num_generations"] == 8
+    assert settings("--config", config_file(tmp_path, "G: 6\n"))["num_generations"] == 6
+    assert settings("--config", config_file(tmp_path, "num_generations: 6\n"), "--G", "4")["num_generations"] == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("dataset: math", "dataset", "math"),
+        ("data_dir: some/folder", "data_dir", "some/folder"),
+        ("max_prompt_length: 77", "max_prompt_length", 77),
+        ("lora_rank: 5", "lora_rank", 5),
+        ("lora_target_modules: [q_proj, v_proj]", "lora_target_modules", ["q_proj", "v_proj"]),
+        ("max_seq_length: 99", "max_seq_length", 99),
+        ("gpu_memory_utilization: 0.7", "gpu_memory_utilization", 0.7),
+        ("gamma: 0", "gamma", 0.0),
+        ("entropy_threshold: 1.05", "entropy_threshold", 1.05),
+        ("conflict_correction: false", "conflict_correction", False),
+        ("initial_entropy: 0.5", "initial_entropy", 0.5),
+        ("initial_entropy: null", "initial_entropy", None),
+        ("prompts_per_step: 3", "prompts_per_step", 3),
+        ("adam_beta1: 0.999999", "adam_beta1", 0.999999),
+        ("report_to: [wandb]", "report_to", "wandb"),
+    ],
+)
+def test_yaml_key_is_a_flag(line: str, key: str, value: object, tmp_path: Path) -> None:
+    assert settings("--config", config_file(tmp_path, line + "\n"))[key] == value
+    if value is not None:
+        words = list(map(str, value)) if isinstance(value, list) else [str(value)]
+        assert settings(f"--{key}", *words)[key] == value
+
+
+@pytest.mark.parametrize("method", CLASSES)
+def test_every_field_is_a_flag_and_a_yaml_key(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    fields = {field.name for cls in CLASSES[method] for field in dataclasses.fields(cls) if field.init}
+    with pytest.raises(SystemExit):
+        settings("--help_all", method=method)
+    flags = set(re.findall(r"--(\w+)", capsys.readouterr().out))
+    assert fields - flags == set()
+
+    resolved = settings(method=method)
+    assert {"hub_token"} <= fields - resolved.keys() <= {"hub_token"} | ONE_START  # a secret is never stored
+    for key in sorted(fields & resolved.keys()):  # one key at a time: each is accepted by itself
+        if resolved[key] is not None and key not in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+            got = settings("--config", config_file(tmp_path, yaml.safe_dump({key: resolved[key]})), method=method)
+            assert got[key] == resolved[key], key
+
+
+# ---- what a run stores is what repeats it ----
+
+
+@pytest.mark.parametrize("method", CLASSES)
+def test_resolved_settings_round_trip(method: str, tmp_path: Path) -> None:
+    argv = ["--lora_target_modules", "q_proj", "v_proj", "--learning_rate", "3e-5", "--max_steps", "7"]
+    argv += ["--lr_scheduler_kwargs", '{"a": 1}', "--run_name", "x"]
+    if method == "gtpo":
+        argv += ["--entropy_filter", "off", "--initial_entropy", "0.25", "--conflict_correction", "false", "--gamma=0"]
+    resolved = settings(*argv, method=method)
+    again = settings("--config", config_file(tmp_path, yaml.safe_dump(resolved)), method=method)
+    assert again == resolved
+    assert (again["learning_rate"], again["lora_target_modules"]) == (3e-5, ["q_proj", "v_proj"])
+
+
+def test_no_token_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("WANDB_API_KEY", "wandb_secret")
+    resolved = settings("--hub_token", "flag_secret")
+    assert "hub_token" not in resolved and "secret" not in yaml.safe_dump(resolved)
+
+
+# ---- refusals: one sentence that says what came and the way out ----
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [("gama", "gamma"), ("learning_rat", "learning_rate"), ("entropy_treshold", "entropy_threshold")],
+)
+def test_unknown_key_stops_by_name_with_the_nearest(key: str, nearest: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"'{key}' is no setting \(did you mean '{nearest}'\?\)"):
+        settings("--config", config_file(tmp_path, f"{key}: 1\n"))
+    with pytest.raises(UsageError, match=rf"--{key} is no setting \(did you mean '--{nearest}'\?\)"):
+        settings(f"--{key}", "1")
+    with pytest.raises(UsageError, match=f"--{key} is no setting"):
+        settings(f"--{key}=1")
+
+
+def test_gtpo_flag_is_unknown_to_grpo_and_sft() -> None:
+    for method in ("grpo", "sft"):
+        with pytest.raises(UsageError, match="--gamma is no setting"):
+            settings("--gamma", "0.1", method=method)
+
+
+def test_abbreviated_flag_is_unknown() -> None:
+    with pytest.raises(UsageError, match="--learning is no setting"):
+        settings("--learning", "1")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--gamma", "-1"], "gamma is -1.0: expected"),
+        (["--gamma", "nan"], "gamma is nan: expected"),
+        (["--gamma", "inf"], "gamma is inf: expected"),
+        (["--gamma", "much"], "--gamma: invalid float value: 'much'"),
+        (["--gamma"], "--gamma: expected one argument"),
+        (["--entropy_threshold", "-0.1"], "entropy_threshold is -0.1: expected"),
+        (["--initial_entropy", "nan"], "initial_entropy is nan: expected"),
+        (["--entropy_filter", "maybe"], "invalid choice: 'maybe'.*auto.*negative_only"),
+        (["--conflict_correction", "maybe"], "got maybe"),
+        (["--G", "1"], "--G is 1: a group needs at least 2"),
+        (["--G", "0"], "--G is 0: a group needs at least 2"),
+        (["--G", "-3"], "--G is -3: a group needs at least 2"),
+        (["--G", "two"], "invalid int value: 'two'"),
+        (["--prompts_per_step", "0"], "--prompts_per_step is 0: expected at least 1"),
+        (["--per_device_train_batch_size", "5"], "does not divide into groups.*G = 12"),
+        (["stray"], "unrecognized arguments: stray"),
+    ],
+)
+def test_bad_value_is_refused_in_one_sentence(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        settings(*argv)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("a: [", "is not valid YAML"), ("- 1\n", "holds list"), ("", "holds NoneType"), ("gamma: [1, 2]\n", "unrecognized")],
+)
+def test_bad_file_is_refused_in_one_sentence(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        settings("--config", config_file(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nowhere\.yaml: No such file"):
+        settings("--config", str(tmp_path / "nowhere.yaml"))
+
+
+@pytest.mark.parametrize("method", CLASSES)
+@pytest.mark.parametrize("model", ["llama", "qwen", "meta-llama/Llama-3.1-8B-Instruct"])
+def test_large_model_without_gpu_names_the_command_for_a_cpu(method: str, model: str) -> None:
+    with pytest.raises(UsageError, match="GPU") as caught:
+        settings("--model", model, method=method)
+    assert "\n" not in str(caught.value)
+    command = re.search(r"`python (\S+) (.*?)`", str(caught.value))
+    assert command and command[1] == f"train_{method}.py"
+    assert settings(*shlex.split(command[2]), method=method)["model"] == "tiny"  # it works as it stands
+
+
+def test_unsloth_without_gpu_is_refused() -> None:
+    with pytest.raises(UsageError, match="--backend unsloth"):
+        settings("--model", "some/model", "--backend", "unsloth")
+
+
+# ---- batches of whole groups ----
+
+optional = st.none() | st.integers(1, 40)
+
+
+@given(st.integers(2, 16), st.none() | st.integers(1, 6), optional, optional, st.integers(1, 8))
+def test_a_step_takes_whole_groups_or_is_refused(
+    group: int, prompts: int | None, batch: int | None, accumulation: int | None, processes: int
+) -> None:
+    def fits(b: int, a: int) -> bool:
+        completions = b * a * processes
+        return completions == group * prompts if prompts else completions % group == 0
+
+    try:
+        got = batch_geometry(group, prompts, batch, accumulation, processes)
+    except UsageError as error:
+        assert "does not divide" in str(error) and "\n" not in str(error)
+        # Refused only where it has to be: with a number of prompts, or both sizes, no choice is left.
+        if prompts:
+            sizes = range(1, group * prompts + 1)
+            choices = itertools.product([batch] if batch else sizes, [accumulation] if accumulation else sizes)
+            assert not any(fits(b, a) for b, a in choices) or (batch is None and accumulation is None)
+        elif batch and accumulation:
+            assert not fits(batch, accumulation)
+        return
+    assert fits(*got)
+    assert got[0] == (batch or got[0]) and got[1] == (accumulation or got[1])
+
+
+@pytest.mark.parametrize(
+    ("given_sizes", "expected"),
+    [
+        ((12,), (12, 1)),  # one prompt, one micro-batch
+        ((12, 4), (48, 1)),
+        ((12, 1, 1), (1, 12)),  # Listing 1: one completion per forward
+        ((12, 1, None, 3), (4, 3)),
+        ((12, 1, None, None, 2), (6, 1)),  # a group cut over two processes
+        ((12, 2, 6, None, 2), (6, 2)),
+        ((12, None, 6, 4), (6, 4)),  # both sizes given: two prompts
+        ((1, None, 48, 1, 2), (48, 1)),  # SFT
+    ],
+)
+def test_batch_sizes_by_hand(given_sizes: tuple[int, ...], expected: tuple[int, int]) -> None:
+    assert batch_geometry(*given_sizes) == expected
+
+
+# ---- the shipped presets ----
+
+
+def test_every_method_has_its_presets() -> None:
+    names = {f"{path.parent.name}/{path.stem}" for path in PRESETS}
+    assert names >= {f"{method}/{model}" for method in CLASSES for model in ("tiny", "llama", "qwen")}
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_preset_parses_and_holds_only_scalars_of_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "gpu_is_available", lambda: True)
+    # use_cpu: bf16 of the large presets is refused on a machine without a GPU otherwise.
+    got = settings("--config", str(path), "--use_cpu", "true", method=path.parent.name)
+    for key, value in read_yaml(path).items():
+        if key != "use_cpu":
+            assert got[key] == (float(value) if isinstance(got[key], float) else value), key
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_preset_values_carry_their_source(path: Path) -> None:
+    without = [
+        line
+        for line in path.read_text().splitlines()
+        if line.strip() and not line.startswith("#") and not re.search(r"#.*\[[^\]]+\]", line)
+    ]
+    assert not without, f"values without a source in [brackets]: {without}"
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_preset_has_no_key_twice(path: Path) -> None:
+    keys = re.findall(r"^(\w+):", path.read_text(), flags=re.MULTILINE)
+    assert len(keys) == len(set(keys))
+
+
+LISTING_1 = {  # Appendix 8.2 of the paper, value by value; where methods or models differ, see below
+    "max_seq_length": 5500,
+    "max_prompt_length": 4000,
+    "load_in_4bit": True,
+    "gpu_memory_utilization": 0.4,
+    "lora_target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "seed": 3407,
+    "warmup_steps": 0.005,  # warmup_ratio; below 1 Transformers 5 reads it as a share of all steps
+    "learning_rate": 1e-6,
+    "weight_decay": 0.1,
+    "lr_scheduler_type": "cosine",
+    "optim": "paged_adamw_8bit",
+    "logging_steps": 1,
+    "per_device_train_batch_size": 1,
+    "num_train_epochs": 1,
+    "save_steps": 500,
+    "max_grad_norm": 0.1,
+    "report_to": "wandb",
+    "max_steps": -1,  # num_train_epochs decides
+}
+LISTING_1_BY_MODEL: dict[str, dict[str, Any]] = {
+    "llama": {"model": "llama", "lora_rank": 128},
+    "qwen": {"model": "qwen", "lora_rank": 64},
+}
+GROUPS = {"num_iterations": 1, "num_generations": 12, "gradient_accumulation_steps": 12, "temperature": 1.0}
+OBJECTIVE = {"loss_type": "grpo", "scale_rewards": "group", "vllm_importance_sampling_correction": False}
+LISTING_1_BY_METHOD: dict[str, dict[str, Any]] = {
+    "gtpo": {"adam_beta1": 0.999999, "adam_beta2": 0.999999, "beta": 0.0}
+    | {"gamma": 0.1, "entropy_threshold": math.log(2), "entropy_filter": "auto", "conflict_correction": True}
+    | GROUPS
+    | OBJECTIVE,
+    "grpo": {"adam_beta1": 0.9, "adam_beta2": 0.95, "beta": 1e-6} | GROUPS | OBJECTIVE,  # beta: Section 6, 0 or 1e-6
+    "sft": {"adam_beta1": 0.9, "adam_beta2": 0.95, "gradient_accumulation_steps": 1, "max_length": 5500},
+}
+
+
+@pytest.mark.parametrize("method", CLASSES)
+@pytest.mark.parametrize("model", ["llama", "qwen"])
+def test_large_presets_are_listing_1(method: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "gpu_is_available", lambda: True)
+    got = settings("--model", model, "--use_cpu", "true", method=method)
+    expected = LISTING_1 | LISTING_1_BY_MODEL[model] | LISTING_1_BY_METHOD[method]
+    assert {key: got[key] for key in expected} == expected
+    if method != "sft":
+        assert got["max_completion_length"] == 5500 - 4000
+
+
+@pytest.mark.parametrize("method", CLASSES)
+def test_warmup_below_one_is_a_share_of_all_steps(method: str) -> None:
+    args = parse(method, CLASSES[method], ["--warmup_steps", "0.005"])[-2]
+    assert args.get_warmup_steps(7473) == 38  # rounded up, as warmup_ratio was
+
+
+def test_grpo_and_gtpo_share_all_but_the_method() -> None:
+    allowed = {"adam_beta1", "adam_beta2", "beta", "gamma", "entropy_threshold", "entropy_filter"}
+    allowed |= {"conflict_correction", "use_bias_correction_kl"}
+    for model in ("tiny", "llama", "qwen"):
+        gtpo, grpo = (read_yaml(CONFIGS / method / f"{model}.yaml") for method in ("gtpo", "grpo"))
+        differing = {key for key in gtpo.keys() | grpo.keys() if gtpo.get(key) != grpo.get(key)}
+        assert differing <= allowed, model
+
+
+# ---- help ----
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_shows_our_settings_in_groups(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        settings(flag)
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    for title in ("data:", "model:", "GTPO:", "run:", "training"):
+        assert re.search(rf"^{title}", shown, flags=re.MULTILINE), title
+    for cls in CLASSES["gtpo"][:-1]:
+        for field in dataclasses.fields(cls):
+            assert f"--{field.name}" in shown
+    assert "--G" in shown and "--learning_rate" in shown
+    assert "--adam_epsilon" not in shown
+
+
+def test_help_all_shows_more_and_help_of_grpo_has_no_gtpo(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for method, flag in (("gtpo", "--help"), ("gtpo", "--help_all"), ("grpo", "--help"), ("sft", "--help")):
+        with pytest.raises(SystemExit):
+            settings(flag, method=method)
+        shown[method, flag] = capsys.readouterr().out
+    assert "--adam_epsilon" in shown["gtpo", "--help_all"]
+    assert shown["gtpo", "--help_all"].count("\n") > 2 * shown["gtpo", "--help"].count("\n")
+    assert "--gamma" not in shown["grpo", "--help"] and "--G" in shown["grpo", "--help"]
+    assert "--gamma" not in shown["sft", "--help"] and "--G" not in shown["sft", "--help"]

@@ -1,0 +1,370 @@
+"""Training rows and benchmarks: the generated arithmetic, and the real files row by row."""
+
+import gzip
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+import data
+from config import UsageError
+from data import (
+    ARITHMETIC_TEST_ROWS,
+    ARITHMETIC_TRAIN_ROWS,
+    arithmetic,
+    drop_long_prompts,
+    load_benchmark,
+    load_train,
+    to_demonstrations,
+)
+from prompts import SYSTEM_PROMPT
+from rewards import accuracy_reward, format_reward
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of tests leave nothing in the cache of the user."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def jsonl(path: Path) -> list[dict[str, Any]]:
+    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
+    with opened as file:
+        return [json.loads(line) for line in file]
+
+
+# ---- arithmetic ----
+
+STORY = re.compile(
+    r"(?P<who>\w+) has (?P<start>\d+) (?P<what>\w+)\.(?P<steps>(?: (?P=who) .*?\.)*)"
+    r" How many (?P=what) does (?P=who) have\?"
+)
+
+
+def result_of_story(question: str) -> tuple[int, int]:
+    """(result, number of steps), read off the words of the question alone."""
+    match = STORY.fullmatch(question)
+    assert match, question
+    total, steps = int(match["start"]), match["steps"].split(".")[:-1]
+    for step in steps:
+        number = int(re.findall(r"\d+", step)[0])
+        if "finds" in step:
+            total += number
+        elif "gives away" in step:
+            total -= number
+        else:
+            assert "times as many" in step
+            total *= number
+    return total, len(steps)
+
+
+@pytest.mark.parametrize(("split", "seed"), [("train", 0), ("train", 7), ("test", 0)])
+def test_arithmetic_gold_is_the_result_of_story_and_chain(split: str, seed: int) -> None:
+    seen_steps = set()
+    for row in arithmetic(split, 1500, seed):
+        expected, steps = result_of_story(row["question"])
+        assert int(row["gold"]) == expected > 0
+        chain = [re.fullmatch(r"(\d+) ([-+*]) (\d+) = (\d+)", line) for line in row["reasoning"].split("\n")]
+        value = row["question"].split()[2]
+        for step in chain:
+            assert step and step[1] == value, row  # goes on from the result before
+            a, b = int(step[1]), int(step[3])
+            assert int(step[4]) == {"+": a + b, "-": a - b, "*": a * b}[step[2]]
+            value = step[4]
+        assert value == row["gold"] and len(chain) == steps
+        seen_steps.add(steps)
+    assert seen_steps == {1, 2, 3}
+
+
+def test_arithmetic_is_the_same_for_the_same_seed_only() -> None:
+    first = list(arithmetic("train", 300, seed=3))
+    assert first == list(arithmetic("train", 300, seed=3))
+    assert first != list(arithmetic("train", 300, seed=4))
+    assert first[:100] == list(arithmetic("train", 100, seed=3))  # a longer list starts with the shorter one
+
+
+def test_arithmetic_train_and_test_are_disjoint_whatever_the_seeds() -> None:
+    test = {row["question"] for seed in (0, 1) for row in arithmetic("test", 500, seed)}
+    for seed in (0, 1, 42, 3407):
+        train = [row["question"] for row in arithmetic("train", 4000, seed)]
+        assert len(set(train)) == len(train) == 4000
+        assert not test & set(train)
+
+
+def test_arithmetic_takes_the_steps_it_is_told() -> None:
+    assert {result_of_story(row["question"])[1] for row in arithmetic("train", 200, 0, steps=(2,))} == {2}
+
+
+def test_arithmetic_as_a_data_set() -> None:
+    rows = load_train("arithmetic", seed=5)
+    assert len(rows) == ARITHMETIC_TRAIN_ROWS == 4000
+    assert rows["prompt"][0][1]["content"] == next(iter(arithmetic("train", 1, 5)))["question"]
+    problems = load_benchmark("arithmetic")
+    assert len(problems) == ARITHMETIC_TEST_ROWS == 500
+    assert not {row["question"] for row in problems} & {prompt[1]["content"] for prompt in rows["prompt"]}
+
+
+# ---- what a training row is ----
+
+
+def assert_rows_are_training_rows(rows: Dataset) -> None:
+    assert set(rows.column_names) == {"prompt", "answer", "solution"}
+    for prompt, answer, solution in zip(rows["prompt"], rows["answer"], rows["solution"], strict=True):
+        assert [message["role"] for message in prompt] == ["system", "user"]
+        assert prompt[0]["content"] == SYSTEM_PROMPT and prompt[1]["content"]
+        assert isinstance(answer, str) and answer.strip() == answer != ""
+        assert solution.startswith("<reasoning>\n") and solution.endswith(f"\n<answer>\n{answer}\n</answer>")
+
+
+def assert_full_marks(rows: Dataset) -> None:
+    """Every reference solution earns 10 + 10: what SFT trains on is what the rewards ask for."""
+    solutions = list(rows["solution"])
+    format_scores, accuracy_scores = format_reward(solutions), accuracy_reward(solutions, list(rows["answer"]))
+    wrong = [i for i, scores in enumerate(zip(format_scores, accuracy_scores, strict=True)) if scores != (10.0, 10.0)]
+    assert not wrong, [(rows["answer"][i], solutions[i][-200:]) for i in wrong[:3]]
+
+
+def test_arithmetic_rows_earn_full_marks() -> None:
+    rows = load_train("arithmetic")
+    assert_rows_are_training_rows(rows)
+    assert_full_marks(rows)
+
+
+def test_demonstrations_are_prompt_and_completion() -> None:
+    rows = load_train("arithmetic").select(range(5))
+    got = to_demonstrations(rows)
+    assert got.column_names == ["prompt", "completion"] and got["prompt"][:] == rows["prompt"][:]
+    assert got["completion"][:] == [[{"role": "assistant", "content": text}] for text in rows["solution"]]
+
+
+# ---- GSM8K and MATH from the real files ----
+
+
+def without_calculator_marks(text: str) -> str:
+    """``<<3*4=12>>`` taken out with str.find, sharing no code with data.py."""
+    while (start := text.find("<<")) >= 0:
+        text = text[:start] + text[text.index(">>", start) + 2 :]
+    return text
+
+
+def test_gsm8k_train_row_by_row(data_dir: Path) -> None:
+    source = jsonl(data_dir / "gsm8k_train.jsonl")
+    rows = load_train("gsm8k", str(data_dir))
+    assert len(rows) == len(source) == 7473
+    assert_rows_are_training_rows(rows)
+    golds = [row["answer"].split("#### ")[-1].strip() for row in source]
+    assert sum("," in gold for gold in golds) > 50  # thousands separators occur
+    assert [answer.replace(",", "") for answer in rows["answer"]] == [gold.replace(",", "") for gold in golds]
+    assert [prompt[1]["content"] for prompt in rows["prompt"]] == [row["question"] for row in source]
+    for row, solution in zip(source, rows["solution"], strict=True):
+        assert "<<" not in solution and ">>" not in solution and "####" not in solution
+        reasoning = without_calculator_marks(row["answer"].split("\n####")[0]).strip()
+        assert solution.startswith(f"<reasoning>\n{reasoning}\n</reasoning>\n")
+    assert_full_marks(rows)
+
+
+def matched_boxes(solution: str) -> list[str]:
+    """Contents of all ``\\boxed``, braces counted one character at a time."""
+    boxes = []
+    for piece in solution.split("\\boxed")[1:]:
+        piece = piece.lstrip()
+        if piece[0] != "{":
+            boxes.append(piece[: re.search(r"[$\s.,]", piece).start()])  # type: ignore[union-attr]
+            continue
+        depth = 0
+        for place, char in enumerate(piece):
+            depth += (char == "{") - (char == "}")
+            if depth == 0:
+                boxes.append(piece[1:place].strip())
+                break
+    return boxes
+
+
+def test_math_train_row_by_row(data_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = jsonl(data_dir / "math_train.jsonl.gz")
+    with caplog.at_level(logging.WARNING):
+        rows = load_train("math", str(data_dir))
+    assert (len(source), len(rows)) == (7500, 7498)
+    assert "2 of 7500" in caplog.text  # dropped, and said so
+    empty = {"train/number_theory/7115.json", "train/number_theory/7117.json"}
+    kept = [row for row in source if row["unique_id"] not in empty]
+    assert_rows_are_training_rows(rows)
+    assert [prompt[1]["content"] for prompt in rows["prompt"]] == [row["problem"] for row in kept]
+    golds = [matched_boxes(row["solution"])[-1] for row in kept]
+    assert rows["answer"][:] == golds
+    assert sum("{" in gold and "}" in gold for gold in golds) == 1726  # nested braces, as counted in the data's notes
+    assert all(row["solution"] in solution for row, solution in zip(kept, rows["solution"], strict=True))
+    assert_full_marks(rows)
+
+
+def test_math_boxes_without_braces_or_after_a_blank(data_dir: Path) -> None:
+    source = jsonl(data_dir / "math_train.jsonl.gz")
+    rows = load_train("math", str(data_dir))
+    answers = dict(zip((prompt[1]["content"] for prompt in rows["prompt"]), rows["answer"], strict=True))
+    bare = [row for row in source if re.search(r"\\boxed\s+[^{\s]", row["solution"])]
+    blank = [row for row in source if re.search(r"\\boxed\s+\{", row["solution"])]
+    assert [answers[row["problem"]] for row in bare] == ["2", "9"]
+    assert [answers[row["problem"]] for row in blank] == ["17"]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "file"),
+    [
+        ("gsm8k", 1319, "gsm8k_test.jsonl"),
+        ("math", 5000, "math_test.jsonl"),
+        ("math500", 500, "math500_test.jsonl"),
+        ("aime24", 30, "aime2024.jsonl"),
+        ("aime25", 30, "aime2025.jsonl"),
+        ("amc23", 40, "amc2023.jsonl"),
+    ],
+)
+def test_benchmarks_are_complete_and_in_order(name: str, size: int, file: str, data_dir: Path) -> None:
+    source, problems = jsonl(data_dir / file), load_benchmark(name, str(data_dir))
+    assert len(problems) == len(source) == size
+    assert [row["question"] for row in problems] == [row.get("question") or row["problem"] for row in source]
+    assert len({row["id"] for row in problems}) == size
+    assert all(isinstance(row["gold"], str) and row["gold"].strip() for row in problems)
+    if name.startswith(("aime", "amc")):
+        assert [int(row["gold"]) for row in problems] == [int(row["answer"]) for row in source]
+    if name.startswith("aime"):
+        assert all(0 <= int(row["gold"]) <= 999 for row in problems)
+    if name == "math500":
+        assert [row["gold"] for row in problems] == [row["answer"] for row in source]
+    if name == "math":
+        assert [row["gold"] for row in problems] == [matched_boxes(row["solution"])[-1] for row in source]
+
+
+def test_training_rows_are_no_benchmark_problems(data_dir: Path) -> None:
+    for name in ("gsm8k", "math"):
+        train = {prompt[1]["content"] for prompt in load_train(name, str(data_dir))["prompt"]}
+        test = [row["question"] for row in load_benchmark(name, str(data_dir))]
+        assert sum(question in train for question in test) <= 3, name  # MATH itself repeats a few
+
+
+# ---- the Hub: what is asked for ----
+
+
+def test_the_hub_is_asked_for_every_part_of_math(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seven subjects are seven configs there; a loader that takes one trains on a seventh of MATH."""
+    asked = []
+
+    def hub(hub_id: str, config: str, split: str) -> Dataset:
+        asked.append((hub_id, config, split))
+        return Dataset.from_dict({"problem": [f"{config}?"], "solution": [rf"\boxed{{{len(asked)}}}"]})
+
+    monkeypatch.setattr(data, "load_dataset", hub)
+    rows = load_train("math")
+    assert rows["answer"][:] == list("1234567")
+    assert {hub_id for hub_id, _, _ in asked} == {"EleutherAI/hendrycks_math"} and {s for *_, s in asked} == {"train"}
+    assert [config for _, config, _ in asked] == sorted({config for _, config, _ in asked})
+
+
+def test_without_a_network_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*args: object, **kwargs: object) -> Dataset:
+        raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub (OfflineModeIsEnabled)")
+
+    monkeypatch.setattr(data, "load_dataset", unreachable)
+    with pytest.raises(UsageError, match="data_dir"):
+        load_train("gsm8k")
+
+
+# ---- bad input ----
+
+GOOD = json.dumps({"question": "1 + 2?", "answer": "It is <<1+2=3>>3.\n#### 3"})
+
+
+def test_a_good_row(tmp_path: Path) -> None:
+    (tmp_path / "gsm8k_train.jsonl").write_text(GOOD + "\n")
+    row = load_train("gsm8k", str(tmp_path))[0]
+    assert row["solution"] == "<reasoning>\nIt is 3.\n</reasoning>\n<answer>\n3\n</answer>"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "No mark?", "answer": "It is 3."},
+        {"question": "Nothing after the mark?", "answer": "It is 3.\n#### "},
+        {"question": "No answer?", "answer": None},
+        {"question": "No column?"},
+        {"question": None, "answer": "#### 3"},
+    ],
+    ids=["no-mark", "nothing-after-mark", "null-answer", "column-missing-in-row", "null-question"],
+)
+def test_row_without_a_readable_gold_is_dropped_and_counted(
+    row: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "gsm8k_train.jsonl").write_text(f"{GOOD}\n{json.dumps(row)}\n{GOOD}\n")
+    with caplog.at_level(logging.WARNING):
+        assert load_train("gsm8k", str(tmp_path))["answer"][:] == ["3", "3"]
+    assert "1 of 3" in caplog.text
+
+
+def test_benchmark_row_without_an_answer_is_dropped(tmp_path: Path) -> None:
+    rows = [{"problem": "p", "answer": "033"}, {"problem": "q", "answer": None}]
+    (tmp_path / "aime2024.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [row["gold"] for row in load_benchmark("aime24", str(tmp_path))] == ["033"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"gsm8k_train\.jsonl does not exist: --data_dir"),
+        ("", r"gsm8k_train\.jsonl is empty"),
+        ("\n\n", r"gsm8k_train\.jsonl"),
+        (json.dumps({"question": "q"}), r"no column 'answer'.*found \['question'\]"),
+        (json.dumps({"question": "q", "answer": "no gold"}), "no row with a readable gold answer"),
+        (GOOD + '\n{"question": \n', r"gsm8k_train\.jsonl"),
+        ("<html>Not found</html>", r"gsm8k_train\.jsonl"),
+    ],
+    ids=["missing", "empty", "blank-lines", "no-column", "no-gold", "cut-short", "no-json"],
+)
+def test_unusable_file_is_refused_in_one_sentence(content: str | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "gsm8k_train.jsonl").write_text(content)
+    with pytest.raises(UsageError, match=message) as caught:
+        load_train("gsm8k", str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("gsm8", "gsm8k"), ("maths", "math"), ("aritmetic", "arithmetic")])
+def test_unknown_dataset_names_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(UsageError, match=rf"'{name}' is unknown \(did you mean '{nearest}'\?\): pick one of gsm8k"):
+        load_train(name)
+
+
+def test_unknown_benchmark_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"'aime2024' is unknown \(did you mean 'aime24'\?\)"):
+        load_benchmark("aime2024")
+    with pytest.raises(UsageError, match="'humaneval' is unknown"):
+        load_benchmark("humaneval")
+
+
+# ---- length of prompts ----
+
+
+def test_long_prompts_are_dropped_and_counted(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    rows = load_train("arithmetic").select(range(60))
+    lengths = [
+        len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True)["input_ids"])
+        for prompt in rows["prompt"]
+    ]
+    limit = sorted(lengths)[30]
+    expected = [prompt for prompt, length in zip(rows["prompt"], lengths, strict=True) if length <= limit]
+    assert 0 < len(expected) < 60 and limit in lengths  # a prompt of exactly the limit stays
+    with caplog.at_level(logging.WARNING):
+        kept = drop_long_prompts(rows, tokenizer, limit)
+    assert kept["prompt"][:] == expected
+    assert f"{60 - len(expected)} of 60" in caplog.text
+    assert len(drop_long_prompts(rows, tokenizer, max(lengths))) == 60
+
+
+def test_all_prompts_too_long_is_refused(tiny: Path) -> None:
+    rows = load_train("arithmetic").select(range(3))
+    with pytest.raises(UsageError, match="all 3 prompts are over max_prompt_length 2"):
+        drop_long_prompts(rows, AutoTokenizer.from_pretrained(tiny), 2)

@@ -1,0 +1,303 @@
+"""The tiny model and its tokenizer, LoRA policies, and the refusals before anything is loaded."""
+
+import importlib.util
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+import models
+from config import ModelArguments, UsageError
+from data import arithmetic
+from models import build_tiny, check_tokenizer, ensure_tiny, load_backend, load_base, load_policy, resolve_model
+from prompts import TAGS, to_completion, to_messages
+from rewards import extract_answer, is_correct, score_format
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# ---- the tiny model ----
+
+
+def test_tiny_is_the_same_for_the_same_seed_only(tiny: Path, tmp_path: Path) -> None:
+    torch.manual_seed(99)  # whatever happened before
+    again, other = build_tiny(tmp_path / "again"), build_tiny(tmp_path / "other", seed=1)
+    assert same(weights(tiny), weights(again))
+    assert not same(weights(tiny), weights(other))
+    for file in ("tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja"):
+        assert (tiny / file).read_bytes() == (again / file).read_bytes(), file
+
+
+def test_tiny_has_about_a_million_parameters(tiny: Path) -> None:
+    assert 5e5 < sum(weight.numel() for weight in weights(tiny).values()) < 1.5e6
+
+
+def test_tiny_pad_bos_eos_are_distinct_and_agree_with_the_model(tiny: Path, tokenizer: Any) -> None:
+    ids = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    assert None not in ids and len(set(ids)) == 3
+    config = json.loads((tiny / "config.json").read_text())
+    assert (config["pad_token_id"], config["bos_token_id"], config["eos_token_id"]) == ids
+    assert config["vocab_size"] == len(tokenizer)
+
+
+def test_prompt_is_a_prefix_of_the_conversation(tokenizer: Any) -> None:
+    """Otherwise SFT would train on other prompts than GTPO samples from."""
+    for row in arithmetic("train", 50, seed=0):
+        prompt = to_messages(row["question"])
+        answer = {"role": "assistant", "content": to_completion(row["reasoning"], row["gold"])}
+        start = tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
+        whole = tokenizer.apply_chat_template([*prompt, answer])["input_ids"]
+        assert whole[: len(start)] == start and len(whole) > len(start)
+        assert whole[-1] == tokenizer.eos_token_id and whole[0] == tokenizer.bos_token_id
+        assert whole[len(start) : -1] == tokenizer.encode(answer["content"], add_special_tokens=False)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_tokenizer_gives_back_any_text(tokenizer: Any, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_tags_survive_decoding_without_special_tokens(tokenizer: Any) -> None:
+    text = to_completion("3 + 4 = 7", "7")
+    ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id, tokenizer.pad_token_id]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert all(tag in text for tag in TAGS)
+    assert score_format(tokenizer.decode(ids, skip_special_tokens=True)) == 10
+
+
+def test_tiny_prompts_are_short(tokenizer: Any) -> None:
+    """What a CPU can train on: about fifty tokens of prompt and thirty of completion."""
+    for row in arithmetic("train", 200, seed=0):
+        prompt = tokenizer.apply_chat_template(to_messages(row["question"]), add_generation_prompt=True)["input_ids"]
+        completion = tokenizer.encode(to_completion(row["reasoning"], row["gold"]), add_special_tokens=False)
+        assert len(prompt) < 100 and len(completion) < 63  # max_completion_length 64 of the preset, EOS included
+
+
+# ---- the tiny base ----
+
+
+def test_imperfect_targets_are_spoiled_as_often_as_configured() -> None:
+    targets = list(models._imperfect_targets())
+    assert targets == list(models._imperfect_targets())
+    golds = [row["gold"] for row in arithmetic("train", len(targets), seed=1 + int(models.TINY["seed"]))]
+    questions = [row["question"] for row in arithmetic("train", len(targets), seed=1 + int(models.TINY["seed"]))]
+    assert [question for question, _ in targets] == questions
+    assert len(targets) == models.TINY["steps"] * models.TINY["batch_size"]
+
+    whole = [score_format(target) == 10 for _, target in targets]
+    # Only in the whole ones can every answer be read; spoiling one and the other is drawn independently.
+    right = [
+        is_correct(extract_answer(target), gold)
+        for (_, target), gold, fine in zip(targets, golds, whole, strict=True)
+        if fine
+    ]
+    for found, share in ((whole, models.TINY["spoiled_format"]), (right, models.TINY["spoiled_answer"])):
+        deviation = math.sqrt(share * (1 - share) / len(found))
+        assert abs(found.count(False) / len(found) - share) < 4 * deviation
+    assert all(score_format(target) == 1 for (_, target), fine in zip(targets, whole, strict=True) if not fine)
+    for _, target in targets[:2000]:  # a wrong answer is the one that the working arrives at
+        if score_format(target) == 10:
+            last = target.split("</reasoning>")[0].strip().split("\n")[-1]
+            assert last.split("= ")[-1] == extract_answer(target)
+
+
+def test_tiny_base_is_trained_once_and_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "TINY", models.TINY | {"steps": 2, "batch_size": 4})
+    first = ensure_tiny(tmp_path / "a")
+    assert json.loads((first / "tiny.json").read_text()) == models.TINY
+    assert [path.name for path in first.parent.iterdir()] == [first.name]  # nothing unfinished is left
+    assert not same(weights(first), weights(build_tiny(tmp_path / "untrained")))
+    assert same(weights(first), weights(ensure_tiny(tmp_path / "b")))  # made again: the same
+    model, tokenizer = load_base(str(first))
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id and model.dtype == torch.float32
+
+    def trained_again(folder: Path) -> None:
+        raise AssertionError("the cache was not used")
+
+    monkeypatch.setattr(models, "_warm_start", trained_again)
+    assert ensure_tiny(tmp_path / "a") == first
+    monkeypatch.setattr(models, "TINY", models.TINY | {"seed": 1})
+    with pytest.raises(AssertionError, match="cache"):  # other settings: another base
+        ensure_tiny(tmp_path / "a")
+
+
+# ---- LoRA policies ----
+
+
+def policy(folder: Path, seed: int = 0, **settings: Any) -> Any:
+    arguments = ModelArguments(model=str(folder), **({"lora_rank": 8} | settings))
+    return load_policy(arguments, "transformers", seed)[0]
+
+
+def test_only_the_adapter_on_the_named_layers_is_trained(tiny: Path) -> None:
+    model = policy(tiny, lora_target_modules=["q_proj", "v_proj"])
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    layers = models.TINY["num_hidden_layers"]
+    assert len(trained) == layers * 2 * 2  # q and v, A and B
+    assert all(("q_proj.lora_" in name) or ("v_proj.lora_" in name) for name in trained)
+    lora = model.peft_config["default"]
+    assert lora.r == lora.lora_alpha == 8 and lora.task_type == "CAUSAL_LM" and lora.lora_dropout == 0
+    assert {tuple(weight.shape)[0] for name, weight in model.named_parameters() if "lora_A" in name} == {8}
+
+
+def test_default_layers_are_listing_1(tiny: Path) -> None:
+    model = policy(tiny)
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    assert len(trained) == models.TINY["num_hidden_layers"] * 7 * 2
+
+
+def test_fresh_policy_is_the_base_and_depends_on_the_seed_alone(tiny: Path) -> None:
+    torch.manual_seed(5)
+    first = policy(tiny, seed=3)
+    torch.manual_seed(6)
+    second, other = policy(tiny, seed=3), policy(tiny, seed=4)
+
+    def adapter(model: Any) -> dict[str, torch.Tensor]:
+        return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+
+    assert same(adapter(first), adapter(second)) and not same(adapter(first), adapter(other))
+    ids = torch.arange(10, 40)[None]
+    base, tokenizer = load_base(str(tiny))
+    with torch.no_grad():
+        assert torch.equal(first(ids).logits, base(ids).logits)
+    assert tokenizer.padding_side == "left" and base.dtype == torch.float32
+
+
+# ---- refusals ----
+
+
+def test_tokenizer_that_pads_with_its_end_is_refused(tiny: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny, pad_token="</s>")
+    with pytest.raises(UsageError, match="pads with its end-of-text token '</s>'.*pad_token"):
+        check_tokenizer(tokenizer, "some/model")
+
+
+def test_tokenizer_without_padding_gets_a_reserved_token(tiny: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    tokenizer.pad_token = None
+    check_tokenizer(tokenizer, "some/model")
+    assert tokenizer.pad_token == "<pad>"
+
+
+def test_tokenizer_without_padding_or_reserved_tokens_is_refused(tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (tmp_path / name).read_text().replace('"<pad>"', '"<blank>"')
+        (tmp_path / name).write_text(text)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.pad_token = None
+    with pytest.raises(UsageError, match="pads with its end-of-text"):
+        check_tokenizer(tokenizer, "some/model")
+
+
+def test_tokenizer_without_chat_template_is_refused(tiny: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    tokenizer.chat_template = None
+    with pytest.raises(UsageError, match="some/model has no chat template"):
+        check_tokenizer(tokenizer, "some/model")
+
+
+def test_base_that_pads_with_its_end_is_refused_when_it_loads(tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": "</s>"}))
+    with pytest.raises(UsageError, match="pads with its end-of-text"):
+        load_base(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "{folder}/missing", "{folder}"])
+def test_unknown_model_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+    path = name.format(folder=tmp_path)  # the folder itself is empty: no model in it
+    with pytest.raises(UsageError, match="cannot load model") as caught:
+        load_base(path)
+    assert path in str(caught.value) and "\n" not in str(caught.value)
+    assert "Pick tiny, llama, qwen" in str(caught.value)
+
+
+def test_a_number_in_the_name_does_not_make_a_model_gated(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot load model"):
+        load_base(str(tmp_path / "run-4013"))
+
+
+def test_aliases_name_the_models_of_the_paper() -> None:
+    assert resolve_model("llama") == "meta-llama/Llama-3.1-8B-Instruct"
+    assert resolve_model("qwen") == "Qwen/Qwen2.5-3B-Instruct"
+    assert resolve_model("some/model") == "some/model"
+
+
+# ---- the backend ----
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "gpu_is_available", lambda: True)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "gpu_is_available", lambda: False)
+
+
+@pytest.mark.parametrize("argv", [[], ["--model", "llama"], ["--backend", "auto"], ["--backend=transformers"]])
+def test_without_gpu_the_backend_is_transformers(argv: list[str], no_gpu: None) -> None:
+    assert load_backend(argv) == "transformers"
+
+
+def test_unsloth_without_gpu_is_refused(no_gpu: None) -> None:
+    with pytest.raises(UsageError, match="--backend unsloth needs a GPU.*--backend transformers"):
+        load_backend(["--backend", "unsloth"])
+
+
+def test_unknown_backend_is_refused() -> None:
+    with pytest.raises(UsageError, match="'vllm' is unknown: pick one of auto, unsloth, transformers"):
+        load_backend(["--backend", "vllm"])
+
+
+@pytest.mark.parametrize(
+    "argv", [["--model", "tiny"], ["--model=tiny"], ["--model", "llama", "--backend", "transformers"]]
+)
+def test_with_gpu_the_backend_can_still_be_transformers(argv: list[str], gpu: None) -> None:
+    assert load_backend(argv) == "transformers"
+
+
+def test_with_gpu_no_model_named_is_the_tiny_one(gpu: None) -> None:
+    """The default of --model is tiny, whether it is written out or not."""
+    assert load_backend([]) == "transformers"
+
+
+@pytest.mark.parametrize("text", ["backend: transformers\nmodel: llama\n", "model: tiny\n"])
+def test_backend_and_model_of_the_file_count(text: str, gpu: None, tmp_path: Path) -> None:
+    """A YAML key is a flag: --config has to choose the backend as the command line does."""
+    (tmp_path / "settings.yaml").write_text(text)
+    assert load_backend(["--config", str(tmp_path / "settings.yaml")]) == "transformers"
+
+
+def test_unknown_backend_of_the_file_is_refused(no_gpu: None, tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text("backend: vllm\n")
+    with pytest.raises(UsageError, match="'vllm' is unknown"):
+        load_backend(["--config", str(tmp_path / "settings.yaml")])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("unsloth") is not None, reason="Unsloth is installed")
+def test_missing_unsloth_says_what_to_install(gpu: None) -> None:
+    with pytest.raises(UsageError, match=r"unsloth is not installed: `pip install -r requirements\.txt`"):
+        load_backend(["--model", "llama"])

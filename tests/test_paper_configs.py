@@ -1,0 +1,284 @@
+"""configs/paper: one file per training run of the paper, each in the right figures, with the right values, and it runs.
+
+The figures' runs and the meaning of a file's name are written here by hand from the paper's text.
+"""
+
+import dataclasses
+import functools
+import gc
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from canned import CannedGRPO, CannedGTPO
+from trl import GRPOConfig, SFTConfig, SFTTrainer
+
+import config
+import trainer as trainer_module
+from config import CONFIGS, DataArguments, GTPOArguments, ModelArguments, RunArguments, parse, read_yaml
+from data import load_train, to_demonstrations
+from models import load_policy
+
+FILES = sorted((CONFIGS / "paper").glob("*.yaml"))
+CLASSES: dict[str, tuple[type, ...]] = {
+    "gtpo": (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
+    "grpo": (DataArguments, ModelArguments, RunArguments, GRPOConfig),
+    "sft": (DataArguments, ModelArguments, RunArguments, SFTConfig),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_old_garbage() -> Iterator[None]:
+    """Training collects garbage at its start, 0.4 s over all that the libraries hold: more than the step itself."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+
+# ---- the matrix: which runs a figure or table shows ----
+
+_MAIN = {  # Section 6: all models x datasets; GRPO with beta 0 and 1e-6; G = 8 and 12
+    f"{method}-{model}-{dataset}{variant}"
+    for model in ("llama", "qwen")
+    for dataset in ("gsm8k", "math")
+    for method, variants in {
+        "sft": [""],
+        "grpo": ["-g8-beta0", "-g8-beta1e-6", "-g12-beta0", "-g12-beta1e-6"],
+        "gtpo": ["-g8", "-g12"],
+    }.items()
+    for variant in variants
+}
+FIGURES = {
+    "Fig. 1": {"grpo-llama-gsm8k-g8-beta0.04", "grpo-llama-gsm8k-g8-beta1e-6"},
+    "Fig. 2": _MAIN,
+    "Fig. 3": {
+        *("grpo-llama-gsm8k-g8-beta0", "grpo-llama-gsm8k-g8-beta0.04", "grpo-llama-gsm8k-g8-beta1e-6"),
+        *("gtpo-llama-gsm8k-g8", "gtpo-llama-gsm8k-correction-only"),
+    },
+    "Fig. 4a": {
+        *("gtpo-llama-math-g8", "gtpo-llama-math-gamma0.01", "gtpo-llama-math-gamma0.001"),
+        *("gtpo-llama-math-gamma1e-6", "gtpo-llama-math-no-filter"),
+    },
+    "Fig. 4b": {"gtpo-llama-gsm8k-h0.7", "gtpo-llama-gsm8k-h1.05", "gtpo-llama-gsm8k-h2.0"},
+    "Fig. 4c": {
+        *("grpo-qwen-gsm8k-g8-beta1e-6", "gtpo-qwen-gsm8k-g8", "gtpo-qwen-gsm8k-onlyneg0.7"),
+        *("gtpo-qwen-gsm8k-onlyneg1.05", "gtpo-qwen-gsm8k-onlyneg2.0"),
+    },
+    "Fig. 4d": {"grpo-llama-gsm8k-g8-beta0", "gtpo-llama-gsm8k-no-correction-h1.05", "gtpo-llama-gsm8k-h1.05"},
+    "Fig. 5a": {"grpo-qwen-math-g8-beta0", "grpo-qwen-math-g8-beta1e-6", "grpo-qwen-math-g8-beta0.04"},
+    "Fig. 5b": {
+        *("gtpo-llama-gsm8k-g8", "gtpo-llama-gsm8k-g12", "gtpo-llama-math-g8", "gtpo-llama-math-g12"),
+        *("gtpo-qwen-gsm8k-g8", "gtpo-qwen-gsm8k-g12", "gtpo-qwen-math-g8", "gtpo-qwen-math-g12"),
+    },
+    "Fig. 6": {
+        *("grpo-llama-math-g8-beta1e-6", "grpo-llama-math-g8-beta1e-6-adam0.999999"),
+        *("grpo-qwen-math-g8-beta1e-6", "grpo-qwen-math-g8-beta1e-6-adam0.999999"),
+    },
+    "Table 1": _MAIN,  # "using the best of GTPO, GRPO, and SFT": every run of Fig. 2 is a candidate
+}
+
+
+def test_headers_name_the_figures_and_each_figure_has_its_runs() -> None:
+    named: dict[str, set[str]] = {figure: set() for figure in FIGURES}
+    for path in FILES:
+        title = path.read_text().splitlines()[0]
+        figures = re.fullmatch(r"# (?:GTPO|GRPO|SFT), [^:]+: ((?:(?:Fig\. \d[a-d]?|Table 1)(?:, |\.$))+)", title)
+        assert figures, f"{path.name} begins with {title!r}: expected the figures it is behind at the end"
+        for figure in figures[1].rstrip(".").split(", "):
+            assert figure in named, f"{path.name}: {figure!r} is no figure of trained runs"
+            named[figure].add(path.stem)
+    assert named == FIGURES
+
+
+def test_a_run_that_several_figures_share_is_one_file() -> None:
+    seen: dict[str, str] = {}
+    for path in FILES:
+        run = resolved(method_of(path), "--config", str(path)) | {"run_name": None, "output_dir": None}
+        same = seen.setdefault(repr((method_of(path), sorted(run.items()))), path.name)
+        assert same == path.name, f"{path.name} repeats {same}"
+
+
+# ---- the values: what a name says, and Listing 1 for the rest ----
+
+_NUMBER = r"(\d+(?:\.\d+)?(?:e-\d+)?)"
+PARTS: dict[str, Callable[[str], dict[str, Any]]] = {  # a part of a file's name -> what it says
+    rf"g{_NUMBER}": lambda n: {"num_generations": int(n)},
+    rf"beta{_NUMBER}": lambda n: {"beta": float(n)},
+    rf"gamma{_NUMBER}": lambda n: {"gamma": float(n)},
+    rf"h{_NUMBER}": lambda n: {"entropy_threshold": float(n)},
+    rf"onlyneg{_NUMBER}": lambda n: {"entropy_filter": "negative_only", "entropy_threshold": float(n)},
+    rf"adam{_NUMBER}": lambda n: {"adam_beta1": float(n), "adam_beta2": float(n)},
+    "(no-filter)": lambda _: {"entropy_filter": "off", "gamma": 0.1},
+    "(correction-only)": lambda _: {"entropy_filter": "off", "gamma": 0.0},
+    # GRPO + gamma + filter (Fig. 4d): a GRPO run by its name in the paper, so with GRPO's Adam of Listing 1
+    "(no-correction)": lambda _: {"conflict_correction": False, "gamma": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95},
+}
+
+
+def method_of(path: Path) -> str:
+    return path.stem.partition("-")[0]
+
+
+def differs(path: Path) -> str:
+    """What of the name stands after method, model and dataset."""
+    return "-".join(path.stem.split("-")[3:])
+
+
+def named_values(path: Path) -> dict[str, Any]:
+    """What the name of the file says; G is 8 in an ablation, whose name has none."""
+    method, model, dataset = path.stem.split("-")[:3]
+    values: dict[str, Any] = {"model": model, "dataset": dataset}
+    if method != "sft":
+        values["num_generations"] = 8
+    rest = differs(path)
+    while rest:
+        matches = {part: match for part in PARTS if (match := re.match(rf"{part}(?:-|$)", rest))}
+        assert len(matches) == 1, f"{path.name}: {rest!r} is no known part of a name"
+        ((part, match),) = matches.items()
+        values |= PARTS[part](match[1])
+        rest = rest[match.end() :]
+    return values
+
+
+def read(method: str, *argv: str) -> tuple[Any, ...]:
+    """Parsed as its script would on a GPU, where the preset of Listing 1 lies below the file; built on a CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("WORLD_SIZE", raising=False)
+        patch.setattr(config, "gpu_is_available", lambda: True)
+        return parse(method, CLASSES[method], ["--use_cpu", "true", *argv])
+
+
+@functools.cache
+def resolved(method: str, *argv: str) -> dict[str, Any]:
+    return read(method, *argv)[-1]
+
+
+@each_file
+def test_it_is_listing_1_but_for_what_its_name_says(path: Path) -> None:
+    method, values = method_of(path), named_values(path)
+    preset = ["--model", values["model"]]
+    if method != "sft":
+        preset += ["--G", str(values["num_generations"])]  # the batch follows from G
+    run_name = differs(path) or "paper"
+    expected = resolved(method, *preset) | values
+    expected |= {"run_name": run_name, "output_dir": f"outputs/{'-'.join(path.stem.split('-')[:3])}-{run_name}"}
+    assert resolved(method, "--config", str(path)) == expected
+    # What the name says stands in the file, though the preset may hold it too today.
+    assert {key: value for key, value in read_yaml(path).items() if key != "run_name"} == values
+
+
+@each_file
+def test_lines_are_a_key_once_with_the_source_of_its_value(path: Path) -> None:
+    header, _, body = path.read_text().partition("\n\n")
+    assert all(line.startswith("# ") for line in header.splitlines())
+    assert f"\n#   python train_{method_of(path)}.py --config configs/paper/{path.name}\n" in header
+    lines = [re.fullmatch(r"(\w+): (\S+) +# (.*)", line) for line in body.splitlines()]
+    assert all(lines), f"expected `key: value  # [source]`: {body}"
+    source = r"\[(?:S\d(?:\.\d)?|Fig\. \d[a-d]?|ours)\]"
+    without = [line[0] for line in lines if line and not re.match(source, line[3])]
+    assert not without, f"values without a source in [brackets]: {without}"
+    keys = [line[1] for line in lines if line]
+    assert len(keys) == len(set(keys)) and keys == list(read_yaml(path))
+
+
+@each_file
+def test_files_that_its_header_mentions_exist(path: Path) -> None:
+    header = path.read_text().partition("\n\n")[0]
+    for name in re.findall(r"[\w./-]+\.(?:yaml|py)", header):
+        assert any((folder / name).is_file() for folder in (CONFIGS.parent, path.parent)), name
+
+
+# ---- one training step of each, on the untrained tiny model ----
+
+ON_A_CPU = [
+    *("--bf16", "false", "--optim", "adamw_torch", "--gradient_checkpointing", "false", "--report_to", "none"),
+    *("--dataloader_pin_memory", "false", "--max_steps", "1", "--save_strategy", "no", "--disable_tqdm", "true"),
+]
+ENTROPIES = (2.5, 0.695, 1.5, 0.9, 0.3, 0.69)  # <H>_i of either sign of A_i in turn; 0.695: above ln 2, below 0.7
+LOGGED = {
+    *("loss", "grad_norm", "learning_rate", "accuracy", "formatting", "reward", "entropy"),
+    *("conflict_tokens", "conflict_fraction", "completion_length", "step_time"),
+}
+
+
+def format_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    return [10.0 if sum(ids) % 3 else 1.0 for ids in completion_ids]
+
+
+def accuracy_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    return [10.0 * (sum(ids) % 2) for ids in completion_ids]
+
+
+def one_step(built: Any) -> dict[str, float]:
+    """Train one step: what is logged of it."""
+    built.train()
+    logged = built.state.log_history[0]
+    assert math.isfinite(logged["loss"]) and math.isfinite(logged["grad_norm"]) and logged["grad_norm"] > 0
+    return logged
+
+
+@each_file
+def test_one_training_step(path: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, values = method_of(path), named_values(path)
+    low_entropy = values["model"] == "llama"  # Section 6.1: Qwen "shows high-entropy behavior"
+    argv = [*ON_A_CPU, "--output_dir", str(tmp_path)]
+    if method != "sft":
+        argv += ["--use_vllm", "false", "--log_completions", "false"]
+        argv += ["--per_device_train_batch_size", str(values["num_generations"])]
+    if method == "gtpo":
+        argv += ["--initial_entropy", "0.3" if low_entropy else "1.0"]
+    _, model, _, *gtpo, args, _ = read(method, "--config", str(path), *argv)
+    policy, tokenizer = load_policy(dataclasses.replace(model, model=str(tiny)), "transformers", args.seed)
+    rows = load_train("arithmetic").select(range(4))
+    if method == "sft":
+        sft = SFTTrainer(model=policy, processing_class=tokenizer, args=args, train_dataset=to_demonstrations(rows))
+        assert one_step(sft).keys() >= {"loss", "grad_norm", "learning_rate", "entropy", "mean_token_accuracy"}
+        return
+
+    seen: list[tuple[list[float], list[float], torch.Tensor]] = []  # A, <H> and lambda
+    objective = trainer_module.gtpo_loss
+
+    def with_known_entropies(logps: Any, entropy: Any, mask: Any, advantages: Any, weights: Any, **kwargs: Any) -> Any:
+        turns = {sign: itertools.cycle(ENTROPIES) for sign in (True, False)}
+        known = [next(turns[advantage < 0]) for advantage in advantages.tolist()]
+        seen.append((advantages.tolist(), known, weights))
+        assert kwargs["gamma"] == values.get("gamma", 0.1)
+        return objective(logps, torch.tensor(known)[:, None].expand(mask.shape), mask, advantages, weights, **kwargs)
+
+    monkeypatch.setattr(trainer_module, "gtpo_loss", with_known_entropies)
+    trainer_class, extra = (CannedGTPO, {"gtpo": gtpo[0]}) if method == "gtpo" else (CannedGRPO, {})
+    logged = one_step(
+        trainer_class(
+            model=policy,
+            processing_class=tokenizer,
+            reward_funcs=[format_reward, accuracy_reward],
+            args=args,
+            train_dataset=rows,
+            **extra,
+        )
+    )
+    of_method = {"gtpo": {"filtered_fraction"}, "grpo": {"kl"} if values.get("beta") else set()}[method]
+    assert logged.keys() >= LOGGED | of_method
+    assert not logged.keys() & ({"filtered_fraction", "kl"} - of_method)
+    if method == "grpo":
+        assert not seen
+        return
+
+    ((advantages, entropies, weights),) = seen  # one step, the whole group in it
+    mode, threshold = values.get("entropy_filter", "auto"), values.get("entropy_threshold", math.log(2))
+    filters = mode == "negative_only" or (mode == "auto" and low_entropy)  # Eq. 10: never for Qwen
+    filtered = [
+        filters and entropy > threshold and (mode == "auto" or advantage < 0)
+        for entropy, advantage in zip(entropies, advantages, strict=True)
+    ]
+    assert any(filtered) == filters
+    assert logged["filtered_fraction"] == pytest.approx(sum(filtered) / len(filtered))
+    assert set(weights.unique().tolist()) == ({0.0, 1.0, 2.0} if values.get("conflict_correction", True) else {1.0})

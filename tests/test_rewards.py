@@ -1,0 +1,158 @@
+"""The rewards as a table of completions, each with the reason for its score."""
+
+import inspect
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rewards
+from rewards import ACCURACY_MAX, FORMAT_MAX, TAGS, accuracy_reward, format_reward, score_format
+
+GOOD = "<reasoning>9 + 9 = 18</reasoning>\n<answer>18</answer>"
+
+
+@pytest.mark.parametrize(
+    ("text", "score", "reason"),
+    [
+        (GOOD, 10, "all four tags, once, in order"),
+        (GOOD + " \n\t", 10, "white space may follow"),
+        ("Let me see. " + GOOD, 10, "text may precede"),
+        ("<reasoning>a</reasoning> so <answer>18</answer>", 10, "text may stand between"),
+        ("<reasoning></reasoning><answer></answer>", 10, "format does not ask for contents"),
+        ("<reasoning> 1 < 2 and 2 > 1 </reasoning><answer>18</answer>", 10, "other angle brackets are no tags"),
+        ("<reasoning>a <b>bold</b></reasoning><answer>18</answer>", 10, "nor are other tags"),
+        (GOOD + ".", 1, "text after the end"),
+        (GOOD + "<|endoftext|>", 1, "a special token is text"),
+        (GOOD + GOOD, 1, "each tag twice"),
+        (GOOD + "</answer>", 1, "one tag twice"),
+        ("<reasoning>" + GOOD, 1, "another one twice"),
+        ("<answer>18</answer><reasoning>a</reasoning>", 1, "the wrong order"),
+        ("<reasoning>a<answer>18</reasoning></answer>", 1, "crossed"),
+        ("</reasoning>a<reasoning><answer>18</answer>", 1, "closed before opened"),
+        ("<reasoning>a</reasoning>18", 1, "no answer tags"),
+        ("<answer>18</answer>", 1, "no reasoning tags"),
+        ("<reasoning>a</reasoning><answer>18", 1, "never closed"),
+        ("<answer>", 1, "a single tag"),
+        ("</reasoning>", 1, "a single closing tag"),
+        ("<Reasoning>a</Reasoning><Answer>18</Answer>", 0, "tags are lower case"),
+        ("< reasoning >a</ reasoning >", 0, "and hold no blanks"),
+        ("reasoning answer", 0, "words are no tags"),
+        ("18", 0, "none"),
+        ("", 0, "empty"),
+    ],
+)
+def test_format(text: str, score: float, reason: str) -> None:
+    assert score_format(text) == score, reason
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "right", "reason"),
+    [
+        (GOOD, "18", True, "the plain case"),
+        ("<answer>18</answer>", "18", True, "whatever the reasoning tags do: missing"),
+        ("<answer>18</answer><reasoning>", "18", True, "whatever the reasoning tags do: late"),
+        ("<reasoning>x<reasoning><answer>18.0</answer> done", "18", True, "or the format"),
+        ("<reasoning>the answer is 18</reasoning>", "18", False, "no answer block"),
+        ("<answer>18", "18", False, "never closed"),
+        ("18", "18", False, "no tags"),
+        ("", "18", False, "empty"),
+        ("<answer></answer>", "18", False, "an empty block"),
+        ("<answer>19</answer>", "18", False, "wrong"),
+        ("<answer>18</answer><answer>$18.00$</answer>", "18", True, "two blocks that agree"),
+        ("<answer>18</answer><answer>19</answer>", "18", False, "two blocks that disagree"),
+        ("<answer>19</answer><answer>18</answer>", "18", False, "in either order"),
+        ("<answer>18 or 19</answer>", "18", False, "two answers in one block"),
+        (r"<answer>$\frac{1}{2}$</answer>", "0.5", True, "the judge decides, not the string"),
+    ],
+)
+def test_accuracy(text: str, gold: str, right: bool, reason: str) -> None:
+    assert accuracy_reward([text], answer=[gold]) == [ACCURACY_MAX if right else 0.0], reason
+
+
+def test_maxima_are_the_papers() -> None:
+    assert FORMAT_MAX == ACCURACY_MAX == 10.0
+    assert format_reward([GOOD]) == accuracy_reward([GOOD], answer=["18"]) == [10.0]
+
+
+def test_conversations_score_as_their_text() -> None:
+    conversation = [{"role": "assistant", "content": GOOD}]
+    assert format_reward([conversation, GOOD]) == [10.0, 10.0]
+    assert accuracy_reward([conversation, GOOD], answer=["18", "18"]) == [10.0, 10.0]
+    assert format_reward([[{"role": "assistant", "content": None}], []]) == [0.0, 0.0]
+
+
+def test_each_completion_is_held_against_its_own_gold() -> None:
+    assert accuracy_reward([GOOD, GOOD, GOOD], answer=["18", "17", "18.0"]) == [10.0, 0.0, 10.0]
+    with pytest.raises(ValueError, match="shorter"):
+        accuracy_reward([GOOD, GOOD], answer=["18"])
+
+
+def test_trl_may_pass_all_it_has() -> None:
+    extra = {"prompts": ["p"], "completion_ids": [[1]], "trainer_state": None, "log_extra": None, "level": ["1"]}
+    assert format_reward(completions=[GOOD], answer=["18"], **extra) == [10.0]
+    assert accuracy_reward(completions=[GOOD], answer=["18"], **extra) == [10.0]
+    for reward in (format_reward, accuracy_reward):  # TRL logs a reward under its name
+        assert reward.__name__.endswith("_reward")
+        assert inspect.signature(reward).parameters["kwargs"].kind is inspect.Parameter.VAR_KEYWORD
+
+
+def test_comparisons_given_up_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up = iter([3, 5])
+    monkeypatch.setattr(rewards, "timeouts", lambda: next(given_up))
+    logged: list[tuple[str, float]] = []
+    accuracy_reward([GOOD], answer=["18"], log_metric=lambda name, value: logged.append((name, value)))
+    assert logged == [("grader_timeouts", 2.0)]
+
+
+def test_the_judge_is_reachable_from_here() -> None:
+    assert rewards.extract_answer(GOOD) == "18"
+    assert rewards.is_correct("18.0", "18")
+
+
+def reference_format(text: str) -> float:
+    """Section 8.2 by a scan of the text for tags, sharing no code with rewards.py."""
+    found, rest = [], text
+    while rest:
+        tag = next((tag for tag in TAGS if rest.startswith(tag)), None)
+        if tag:
+            found.append(tag)
+        rest = rest[len(tag) :] if tag else rest[1:]
+    if not found:
+        return 0.0
+    return 10.0 if tuple(found) == TAGS and not text.split("</answer>")[1].strip() else 1.0
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.one_of(st.sampled_from([*TAGS, " ", "\n", "18", "x", "<", ">", "</"]), st.text(max_size=3)), max_size=9)
+)
+def test_format_of_random_text(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    assert score_format(text) == reference_format(text)
+    assert format_reward([text]) == [score_format(text)]
+
+
+def test_rewards_of_random_text_are_one_of_their_values() -> None:
+    rng = random.Random(0)
+    pieces = [
+        *TAGS,
+        "18",
+        "1/2",
+        r"\frac{1}{2}",
+        "(",
+        "}",
+        " ",
+        "or",
+        "\x00",
+        "é",
+        "9**9",
+        r"\sqrt",
+        "^",
+        "$",
+        "\ud800",
+    ]
+    completions = ["".join(rng.choices(pieces, k=rng.randrange(30))) for _ in range(500)]
+    assert set(format_reward(completions)) <= {0.0, 1.0, 10.0}
+    assert set(accuracy_reward(completions, answer=["18"] * 500)) <= {0.0, 10.0}

@@ -1,0 +1,413 @@
+"""The train scripts as a user runs them: what a run leaves behind, resuming, and bad usage in one sentence.
+
+One run starts Python as a shell would. The others are forked from a process that has imported trl once, which spares each
+of them some eight seconds; the script itself and its modules are imported anew every time.
+"""
+
+import difflib
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from models import build_tiny
+from rewards import accuracy_reward, format_reward
+
+ROOT = Path(__file__).parent.parent
+DROPPED = ("PYTHONPATH", "WORLD_SIZE", "RANK", "WANDB_MODE")  # of this process, not of a user
+SECONDS = 180  # no run here takes a tenth of it
+SMALL = ("--G", "4", "--prompts_per_step", "1", "--max_completion_length", "12", "--lora_rank", "4")
+
+SERVER = f"""
+import json, os, runpy, signal, sys
+import datasets, pandas, peft, torch, transformers, trl.trainer.grpo_trainer, trl.trainer.sft_trainer
+import transformers.integrations, transformers.models.llama.modeling_llama
+torch.set_num_threads(1)
+for line in sys.stdin:
+    request = json.loads(line)
+    if (child := os.fork()) == 0:
+        signal.alarm({SECONDS})
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open(request["stdout"], os.O_CREAT | os.O_WRONLY), 1)
+        os.dup2(os.open(request["stderr"], os.O_CREAT | os.O_WRONLY), 2)
+        os.chdir(request["cwd"])
+        sys.argv, sys.path[0] = request["argv"], os.path.dirname(request["argv"][0])
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Ended(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Ended]
+
+
+def environment() -> dict[str, str]:
+    """That of a user: no GPU, no network, one thread."""
+    given = {key: value for key, value in os.environ.items() if key not in DROPPED}
+    return given | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory in which the scripts run: not that of the repository."""
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """``run("train_gtpo.py", *argv)`` -> (exit code, stdout, stderr)."""
+    logs = tmp_path_factory.mktemp("logs")
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+    )
+    assert server.stdin and server.stdout
+
+    def ask(script: str, *argv: str) -> Ended:
+        number = len(list(logs.iterdir()))
+        paths = {name: str(logs / f"{number:03}.{name}") for name in ("stdout", "stderr")}
+        request = {"argv": [str(ROOT / script), *argv], "cwd": str(folder), **paths}
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        code = int(server.stdout.readline())
+        assert code != -signal.SIGALRM, f"{script} {argv} hung"
+        return Ended(code, *(Path(paths[name]).read_text() for name in ("stdout", "stderr")))
+
+    yield ask
+    server.stdin.close()
+    server.wait(timeout=10)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.arange(10, 60)[None]).logits
+
+
+# ---- what a run leaves behind (five runs, each checked in its own test) ----
+
+
+@pytest.fixture(scope="module")
+def gsm8k_run(tiny: Path, folder: Path, data_dir: Path) -> Path:
+    """GTPO on GSM8K, in a process of its own."""
+    argv = ("--model", str(tiny), "--dataset", "gsm8k", "--data_dir", str(data_dir), "--max_steps", "2", *SMALL)
+    completed = subprocess.run(
+        [sys.executable, str(ROOT / "train_gtpo.py"), *argv, "--run_name", "a", "--learning_rate", "0.01"],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    assert "Traceback" not in completed.stderr
+    return folder / "outputs" / f"gtpo-{tiny.name}-gsm8k-a"
+
+
+@pytest.fixture(scope="module")
+def gtpo_run(run: Run, tiny: Path, folder: Path) -> Path:
+    argv = ("--model", str(tiny), "--dataset", "arithmetic", "--max_steps", "4", "--save_steps", "2", *SMALL)
+    ended = run("train_gtpo.py", *argv, "--output_dir", "runs/gtpo", "--learning_rate", "0.01")
+    assert ended.code == 0, ended.stderr[-3000:]
+    return folder / "runs" / "gtpo"
+
+
+@pytest.fixture(scope="module")
+def grpo_run(run: Run, tiny: Path, folder: Path) -> Path:
+    argv = ("--model", str(tiny), "--dataset", "arithmetic", "--max_steps", "2", *SMALL, "--beta", "0.04")
+    ended = run("train_grpo.py", *argv, "--output_dir", "runs/grpo", "--per_device_train_batch_size", "2")
+    assert ended.code == 0, ended.stderr[-3000:]
+    return folder / "runs" / "grpo"
+
+
+@pytest.fixture(scope="module")
+def sft_run(run: Run, tiny: Path, folder: Path) -> Path:
+    argv = ("--model", str(tiny), "--dataset", "arithmetic", "--max_steps", "3", "--lora_rank", "4")
+    ended = run("train_sft.py", *argv, "--output_dir", "runs/sft", "--per_device_train_batch_size", "4")
+    assert ended.code == 0, ended.stderr[-3000:]
+    return folder / "runs" / "sft"
+
+
+CURVES = {"accuracy", "formatting", "reward", "entropy", "conflict_tokens", "conflict_fraction", "completion_length"}
+SPEED = {"grad_norm", "learning_rate", "step_time", "tokens_per_second", "loss"}
+
+
+def assert_run_is_complete(path: Path, steps: int, metrics: set[str]) -> None:
+    """Section by section what the README promises of a run directory."""
+    assert yaml.safe_load((path / "config.yaml").read_text())["max_steps"] == steps
+    assert json.loads((path / "environment.json").read_text())["packages"]["torch"] == torch.__version__
+    rows = lines_of(path)
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
+    assert all(metrics <= row.keys() for row in rows), metrics - rows[0].keys()
+    assert all(math.isfinite(row[name]) for row in rows for name in metrics)
+    assert (path / f"checkpoint-{steps}" / "trainer_state.json").is_file()
+    assert not list(path.rglob("*.tmp")), "something unfinished is left"
+
+
+def assert_adapter_is_the_trained_one(path: Path, base: Path, steps: int, changed: bool = True) -> None:
+    adapter = load_file(path / "adapter" / "adapter_model.safetensors")
+    last = load_file(path / f"checkpoint-{steps}" / "adapter_model.safetensors")
+    assert adapter.keys() == last.keys() and all(torch.equal(adapter[name], last[name]) for name in adapter)
+    plain = logits(AutoModelForCausalLM.from_pretrained(base))
+    model = AutoModelForCausalLM.from_pretrained(base)
+    trained = logits(PeftModel.from_pretrained(model, path / "adapter").eval())
+    assert torch.equal(trained, plain) is not changed
+    assert AutoTokenizer.from_pretrained(path / "adapter").chat_template  # evaluation takes it from here
+
+
+def assert_rewards_are_ours(path: Path, steps: int, rows_per_step: int) -> None:
+    """The stored samples, graded again."""
+    files = sorted((path / "completions").glob("*.parquet"))
+    assert len(files) == steps
+    for row, file in zip(lines_of(path), files, strict=True):
+        table = pandas.read_parquet(file)
+        assert len(table) == rows_per_step
+        assert table["format_reward"].tolist() == format_reward(table["completion"].tolist())
+        assert row["formatting"] == pytest.approx(10 * table["format_reward"].mean())
+        assert row["accuracy"] == pytest.approx(10 * table["accuracy_reward"].mean())
+        assert row["reward"] == pytest.approx((table["format_reward"] + table["accuracy_reward"]).mean())
+
+
+def test_gtpo_on_gsm8k(gsm8k_run: Path, tiny: Path) -> None:
+    assert_run_is_complete(gsm8k_run, 2, CURVES | SPEED | {"filtered_fraction"})
+    assert_adapter_is_the_trained_one(gsm8k_run, tiny, 2)
+    assert_rewards_are_ours(gsm8k_run, 2, rows_per_step=4)
+    initial = json.loads((gsm8k_run / "initial_entropy.json").read_text())
+    assert initial["prompts"] == len(initial["per_prompt"]) == 100
+    assert initial["initial_entropy"] == pytest.approx(sum(initial["per_prompt"]) / 100)
+    assert math.log(2) < initial["initial_entropy"] <= math.log(1000)  # an untrained model is near ln V
+    assert all(row["filtered_fraction"] == 0 for row in lines_of(gsm8k_run))  # so the filter is off
+    prompts = pandas.concat(pandas.read_parquet(file) for file in (gsm8k_run / "completions").glob("*.parquet"))
+    assert prompts["prompt"].nunique() == 2  # one question a step
+
+
+def test_gtpo_on_math(run: Run, tiny: Path, folder: Path, data_dir: Path) -> None:
+    argv = ("--model", str(tiny), "--dataset", "math", "--data_dir", str(data_dir), "--max_steps", "2", *SMALL)
+    ended = run("train_gtpo.py", *argv, "--output_dir", "runs/math", "--initial_entropy", "0.5")
+    assert ended.code == 0, ended.stderr[-3000:]
+    assert_run_is_complete(folder / "runs" / "math", 2, CURVES | SPEED | {"filtered_fraction"})
+    assert "2 of 7500" in ended.stderr  # rows without a gold are counted on the screen
+    # <H>_ini given and below ln 2, completions far above it: the filter drops them all.
+    assert all(row["filtered_fraction"] == 1 for row in lines_of(folder / "runs" / "math"))
+
+
+def test_gtpo_on_arithmetic(gtpo_run: Path, tiny: Path) -> None:
+    assert_run_is_complete(gtpo_run, 4, CURVES | SPEED | {"filtered_fraction"})
+    assert_adapter_is_the_trained_one(gtpo_run, tiny, 4)
+    assert_rewards_are_ours(gtpo_run, 4, rows_per_step=4)
+    assert (gtpo_run / "checkpoint-2").is_dir()
+    config = yaml.safe_load((gtpo_run / "config.yaml").read_text())
+    assert (config["per_device_train_batch_size"], config["gradient_accumulation_steps"]) == (4, 1)
+    assert "kl" not in lines_of(gtpo_run)[0]
+    for row in lines_of(gtpo_run):
+        tokens = row["completion_length"] * 4
+        assert row["tokens_per_second"] == pytest.approx(tokens / row["step_time"])
+
+
+def test_grpo_on_arithmetic(grpo_run: Path, tiny: Path) -> None:
+    assert_run_is_complete(grpo_run, 2, CURVES | SPEED | {"kl"})
+    assert_rewards_are_ours(grpo_run, 2, rows_per_step=4)
+    assert not (grpo_run / "initial_entropy.json").exists()
+    config = yaml.safe_load((grpo_run / "config.yaml").read_text())
+    assert (config["per_device_train_batch_size"], config["gradient_accumulation_steps"]) == (2, 2)
+    assert "gamma" not in config and config["beta"] == 0.04
+
+
+def test_sft_on_arithmetic(sft_run: Path, tiny: Path) -> None:
+    assert_run_is_complete(sft_run, 3, {"loss", "grad_norm", "learning_rate"})
+    assert_adapter_is_the_trained_one(sft_run, tiny, 3)
+    # An untrained model knows nothing: its loss on the completion is near ln V, where V is about 500.
+    assert 5 < lines_of(sft_run)[0]["loss"] < 8
+
+
+def test_best_adapter_is_kept(gtpo_run: Path, tiny: Path) -> None:
+    best = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), gtpo_run / "best")
+    assert torch.isfinite(logits(best.eval())).all()
+
+
+def test_card_of_gtpo_cites_the_paper(gtpo_run: Path, tiny: Path) -> None:
+    card = (gtpo_run / "adapter" / "README.md").read_text()
+    assert "2508.03772" in card
+    assert "huggingface.co/None" not in card  # it names its base model, or none
+
+
+def test_cards_of_the_baselines_do_not_claim_gtpo(grpo_run: Path, sft_run: Path) -> None:
+    assert "2402.03300" in (grpo_run / "adapter" / "README.md").read_text()
+    assert (sft_run / "adapter" / "README.md").is_file()
+    assert "2508.03772" not in (sft_run / "adapter" / "README.md").read_text()
+
+
+# ---- resuming ----
+
+TIMES = ("step_time", "tokens_per_second", "num_tokens")
+
+
+def test_resumed_run_is_the_run_that_was_never_interrupted(run: Run, gtpo_run: Path, folder: Path) -> None:
+    """Killed in the line of step 4, with checkpoint-2 the last: steps 3 and 4 come again, the same, once each."""
+    killed = folder / "runs" / "killed"
+    shutil.copytree(gtpo_run, killed)
+    for name in ("checkpoint-4", "adapter", "best"):
+        shutil.rmtree(killed / name, ignore_errors=True)
+    metrics = (killed / "metrics.jsonl").read_text()
+    (killed / "metrics.jsonl").write_text(metrics[: metrics.index('"step": 4') + 30])
+    config = yaml.safe_load((killed / "config.yaml").read_text())
+    (killed / "config.yaml").write_text(yaml.safe_dump(config | {"output_dir": str(killed)}))
+    measured = (killed / "initial_entropy.json").read_bytes()
+
+    ended = run("train_gtpo.py", "--resume", str(killed))
+    assert ended.code == 0, ended.stderr[-3000:]
+    assert_run_is_complete(killed, 4, CURVES | SPEED)
+    assert (killed / "initial_entropy.json").read_bytes() == measured  # read back, not measured on a trained policy
+    for before, after in zip(lines_of(gtpo_run), lines_of(killed), strict=True):
+        names = before.keys() - set(TIMES)
+        assert {name: after[name] for name in names} == pytest.approx({name: before[name] for name in names}, rel=1e-4)
+    adapters = [load_file(path / "adapter" / "adapter_model.safetensors") for path in (gtpo_run, killed)]
+    for name, weight in adapters[0].items():
+        torch.testing.assert_close(adapters[1][name], weight, atol=1e-5, rtol=1e-4)
+
+
+def test_resumed_gtpo_uses_the_stored_entropy(run: Run, gtpo_run: Path, folder: Path) -> None:
+    """<H>_ini of the file decides: below ln 2 the filter is on, and an untrained policy's completions all go."""
+    copy = folder / "runs" / "stored"
+    shutil.copytree(gtpo_run, copy)
+    (copy / "initial_entropy.json").write_text('{"initial_entropy": 0.1}')
+    ended = run("train_gtpo.py", "--resume", str(copy), "--output_dir", str(copy), "--max_steps", "5")
+    assert ended.code == 0, ended.stderr[-3000:]
+    assert [row["step"] for row in lines_of(copy)] == [1, 2, 3, 4, 5]
+    assert [row["filtered_fraction"] for row in lines_of(copy)] == [0, 0, 0, 0, 1]
+    (copy / "initial_entropy.json").unlink()
+    ended = run("train_gtpo.py", "--resume", str(copy), "--output_dir", str(copy), "--max_steps", "6")
+    assert ended.code == 2 and "initial_entropy" in ended.stderr and "Traceback" not in ended.stderr
+
+
+# ---- bad usage ----
+
+ARITHMETIC = ("--model", "{tiny}", "--dataset", "arithmetic", "--max_steps", "1", *SMALL)
+BAD_USAGE: dict[str, tuple[Sequence[str], str]] = {
+    "unknown-model": (("--model", "nobody/nothing", *ARITHMETIC[2:]), "nobody/nothing"),
+    "missing-model-folder": (("--model", "{tiny}/missing", *ARITHMETIC[2:]), "missing"),
+    "pad-is-eos": (("--model", "{pad_is_eos}", *ARITHMETIC[2:]), "pad"),
+    "unknown-dataset": ((*ARITHMETIC, "--dataset", "gsm8"), "gsm8k"),
+    "missing-data-file": ((*ARITHMETIC, "--dataset", "gsm8k", "--data_dir", "nowhere"), "gsm8k_train.jsonl"),
+    "dataset-without-network": ((*ARITHMETIC, "--dataset", "gsm8k"), "data_dir"),
+    "unknown-key": ((*ARITHMETIC, "--gama", "0.1"), "--gamma"),
+    "unknown-key-in-file": ((*ARITHMETIC, "--config", "{bad_config}"), "gamma"),
+    "missing-config": ((*ARITHMETIC, "--config", "nowhere.yaml"), "nowhere.yaml"),
+    "config-without-value": ((*ARITHMETIC, "--config"), "--config"),
+    "model-without-value": (("--dataset", "arithmetic", "--model"), "--model"),
+    "group-of-one": ((*ARITHMETIC, "--G", "1"), "--G is 1"),
+    "indivisible-batch": ((*ARITHMETIC, "--per_device_train_batch_size", "3"), "divide"),
+    "beta-with-gtpo": ((*ARITHMETIC, "--beta", "0.04"), "beta"),
+    "negative-gamma": ((*ARITHMETIC, "--gamma", "-1"), "gamma"),
+    "llama-without-gpu": (("--model", "llama", "--dataset", "gsm8k"), "--model tiny"),
+    "unsloth-without-gpu": ((*ARITHMETIC, "--backend", "unsloth"), "GPU"),
+    "unknown-backend": ((*ARITHMETIC, "--backend", "jax"), "jax"),
+    "vllm-missing": ((*ARITHMETIC, "--use_vllm", "true"), "vllm"),
+    "other-objective": ((*ARITHMETIC, "--loss_type", "dapo"), "loss_type"),
+    "all-prompts-too-long": ((*ARITHMETIC, "--max_prompt_length", "3"), "max_prompt_length"),
+    "lora-on-head": ((*ARITHMETIC, "--lora_target_modules", "lm_head"), "lm_head"),
+    "unknown-layers": ((*ARITHMETIC, "--lora_target_modules", "nothing"), "nothing"),
+    "rank-zero": ((*ARITHMETIC, "--lora_rank", "0"), "rank"),
+    "temperature-zero": ((*ARITHMETIC, "--temperature", "0"), "temperature"),
+    "nothing-to-resume": ((*ARITHMETIC, "--resume"), "resume"),
+    "unknown-reporter": ((*ARITHMETIC, "--report_to", "paper"), "paper"),
+}
+
+
+@pytest.fixture(scope="module")
+def refused(run: Run, tiny: Path, folder: Path) -> Callable[[str], tuple[Ended, Path]]:
+    """Run a bad command once; how it ended and its run directory."""
+    places = {"tiny": str(tiny), "bad_config": str(folder / "bad.yaml"), "pad_is_eos": str(folder / "pad_is_eos")}
+    (folder / "bad.yaml").write_text("gama: 0.1\n")
+    build_tiny(folder / "pad_is_eos")
+    tokenizer = folder / "pad_is_eos" / "tokenizer_config.json"
+    tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"pad_token": "</s>"}))
+    seen: dict[str, tuple[Ended, Path]] = {}
+
+    def ask(case: str) -> tuple[Ended, Path]:
+        if case not in seen:
+            directory = folder / "bad" / case
+            argv = [word.format(**places) for word in BAD_USAGE[case][0]]
+            seen[case] = run("train_gtpo.py", "--output_dir", str(directory), *argv), directory
+        return seen[case]
+
+    return ask
+
+
+@pytest.mark.parametrize("case", BAD_USAGE)
+def test_bad_usage_is_told_in_one_sentence(case: str, refused: Callable[[str], tuple[Ended, Path]]) -> None:
+    ended, _ = refused(case)
+    assert "Traceback" not in ended.stderr, ended.stderr[-600:]
+    assert ended.code == 2
+    said = [line for line in ended.stderr.splitlines() if line.strip()]
+    ours = [line for line in said if line.startswith("train_gtpo.py: ")]
+    assert len(ours) == 1 and said[-1] == ours[0]
+    assert BAD_USAGE[case][1] in ours[0]
+    assert not any(line.startswith("usage:") for line in said)
+
+
+@pytest.mark.parametrize("case", BAD_USAGE)
+def test_bad_usage_leaves_no_run_behind(case: str, refused: Callable[[str], tuple[Ended, Path]]) -> None:
+    """Else the corrected command is refused: the directory exists."""
+    assert not refused(case)[1].exists()
+
+
+def test_existing_run_is_refused(run: Run, gtpo_run: Path, tiny: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in gtpo_run.rglob("*")}
+    argv = [word.format(tiny=tiny) for word in ARITHMETIC]
+    ended = run("train_gtpo.py", *argv, "--output_dir", str(gtpo_run))
+    assert ended.code == 2 and "Traceback" not in ended.stderr
+    assert ended.stderr.strip().splitlines()[-1].startswith(f"train_gtpo.py: {gtpo_run} exists: --resume")
+    assert {path: path.stat().st_mtime_ns for path in gtpo_run.rglob("*")} == before
+
+
+def test_debug_shows_the_traceback(run: Run) -> None:
+    ended = run("train_gtpo.py", "--gamma", "-1", "--debug")
+    assert ended.code == 1 and "Traceback" in ended.stderr and "UsageError" in ended.stderr
+
+
+def test_help_needs_no_model(run: Run) -> None:
+    for script in ("train_gtpo.py", "train_grpo.py", "train_sft.py"):
+        ended = run(script, "--help")
+        assert ended.code == 0 and "--dataset" in ended.stdout and script in ended.stdout
+
+
+def test_dry_run_prints_settings_that_can_be_given_back(run: Run, tiny: Path, folder: Path) -> None:
+    argv = [word.format(tiny=tiny) for word in ARITHMETIC]
+    ended = run("train_gtpo.py", *argv, "--dry_run", "--gamma", "0.25", "--output_dir", "dry")
+    assert ended.code == 0 and not (folder / "dry").exists()
+    assert yaml.safe_load(ended.stdout)["gamma"] == 0.25
+
+
+# ---- the two scripts ----
+
+
+def test_grpo_and_gtpo_differ_by_the_method() -> None:
+    grpo, gtpo = ((ROOT / f"train_{method}.py").read_text() for method in ("grpo", "gtpo"))
+    body = [text.split('"""', 2)[2].splitlines() for text in (grpo, gtpo)]  # after the docstring
+    changed = [line for line in difflib.unified_diff(*body, lineterm="", n=0) if line[:1] in "+-"][2:]
+    assert 0 < len(changed) <= 16
+    allowed = ("grpo", "gtpo", "parse(", ")", "")
+    assert all("grpo" in line.lower() or "gtpo" in line.lower() or line[1:].strip() in allowed for line in changed)
