@@ -1,7 +1,8 @@
 """Time, memory and sympy's share of grading: an AIME/AMC evaluation with its votes, and 5,000 x 64 answers of MATH.
 
-    python benchmarks/bench_grading.py --data_dir DIR                       # or GTPO_DATA_DIR
-    python benchmarks/bench_grading.py --data_dir DIR --math_problems 500      # a tenth of it, in seconds
+    python benchmarks/bench_grading.py                              # benchmarks from the Hub
+    python benchmarks/bench_grading.py --data_dir DIR                       # from JSONL files (or GTPO_DATA_DIR)
+    python benchmarks/bench_grading.py --math_problems 500                     # a tenth of it, in seconds
 
 Completions are canned and seeded: 64 per problem, some right in one of several spellings, the rest drawn from a few
 wrong answers with the skew of a sampled model (golds of other problems, changed digits, unreadable text). Targets on
@@ -10,7 +11,6 @@ of answers.py decided alone, "late" the comparisons given up, "peak" the memory 
 """
 
 import argparse
-import json
 import os
 import random
 import re
@@ -22,21 +22,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import answers
+from data import load_benchmark
 from metrics import majority_at_k
 
 SAMPLES = 64
 WRAPPINGS = ("{}", "${}$", r"\boxed{{{}}}", r"$\boxed{{{}}}$", "{}.", "The answer is ${}$.", " {}\n", "**{}**")
 
 
-def main(data_dir: Path, math_problems: int, seed: int) -> None:
+def main(data_dir: str | None, math_problems: int, seed: int) -> None:
     rng = random.Random(seed)
-    contest = [
-        str(json.loads(line)["answer"])
-        for name in ("aime2024", "aime2025", "amc2023")
-        for line in (data_dir / f"{name}.jsonl").read_text().splitlines()
-    ]
-    solutions = (json.loads(line)["solution"] for line in (data_dir / "math_test.jsonl").read_text().splitlines())
-    math = [gold for gold in map(answers.last_boxed, solutions) if gold][:math_problems]
+    contest = [row["gold"] for name in ("aime24", "aime25", "amc23") for row in load_benchmark(name, data_dir)]
+    math = [row["gold"] for row in load_benchmark("math", data_dir)][:math_problems]
 
     columns = f"{'seconds':>9}{'per second':>12}{'no sympy':>10}{'late':>6}{'peak MiB':>10}"
     print(f"{'':14}{'completions':>12}{'right':>8}{columns}")
@@ -95,10 +91,8 @@ def respell(gold: str, rng: random.Random) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data_dir", type=Path, default=os.environ.get("GTPO_DATA_DIR"))
+    parser.add_argument("--data_dir", default=os.environ.get("GTPO_DATA_DIR"))
     parser.add_argument("--math_problems", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    if options.data_dir is None or not (options.data_dir / "math_test.jsonl").exists():
-        parser.error("the folder with math_test.jsonl, aime2024.jsonl, ... is needed: --data_dir DIR or GTPO_DATA_DIR")
     main(options.data_dir, options.math_problems, options.seed)
