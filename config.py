@@ -180,13 +180,9 @@ def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None 
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _build_parser(method, argument_classes, show_all="--help_all" in argv)
     early = early_arguments(argv)
-    if early.resume and early.resume != "auto":
-        early.config = early.config or str(Path(early.resume) / "config.yaml")
     file_arguments = _as_flags(early.config, parser) if early.config else []
-    model = early.model or early_arguments(file_arguments).model or ModelArguments.model
-    backend = early_arguments([*file_arguments, *argv]).backend
     wants_help = {"-h", "--help", "--help_all"} & set(argv)
-    preset = CONFIGS / method / "tiny.yaml" if wants_help else preset_for(method, model, backend)
+    preset = CONFIGS / method / "tiny.yaml" if wants_help else preset_for(method, early.model, early.backend)
     if wants_help:
         parser.set_defaults(**read_yaml(preset))
         parser.print_help()
@@ -209,7 +205,7 @@ def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None 
     if values["resume"] not in (None, "auto"):
         values["output_dir"] = values["resume"]
     name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
-    label = model.rstrip("/").rpartition("/")[2]
+    label = early.model.rstrip("/").rpartition("/")[2]
     values["output_dir"] = values["output_dir"] or str(Path("outputs") / f"{method}-{label}-{values['dataset']}-{name}")
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
     resolved = dict(values)
@@ -285,12 +281,22 @@ def batch_geometry(
 
 
 def early_arguments(argv: list[str]) -> argparse.Namespace:
-    """The flags that decide how the rest is read: model, backend, config, resume. Unknown ones are left for later."""
+    """What decides how the rest is read: model, backend, config and resume, from the flags and the file they name.
+
+    Raises:
+        UsageError: If the file cannot be read.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("--model", "--backend", "--config"):
         parser.add_argument(name)
     parser.add_argument("--resume", nargs="?", const="auto")
-    return parser.parse_known_args(argv)[0]
+    early = parser.parse_known_args(argv)[0]
+    if early.resume not in (None, "auto"):
+        early.config = early.config or str(Path(early.resume) / "config.yaml")
+    settings = read_yaml(early.config) if early.config else {}
+    early.model = early.model or settings.get("model") or ModelArguments.model
+    early.backend = early.backend or settings.get("backend") or ModelArguments.backend
+    return early
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -374,8 +380,9 @@ def _as_flags(path: str | Path, parser: Any) -> list[str]:
             raise UsageError(f"{path}: {key!r} is no setting{nearest(str(key), known)}.")
         if isinstance(value, list):
             words += [f"--{key}", *map(str, value)] if value else []
-        elif isinstance(value, bool):
-            words.append(f"--{key}={str(value).lower()}")
+        elif isinstance(value, bool):  # YAML reads on and off as booleans too
+            choices = parser._option_string_actions[f"--{key}"].choices
+            words.append(f"--{key}={('off', 'on')[value] if choices else str(value).lower()}")
         elif value is not None:
             words.append(f"--{key}={json.dumps(value) if isinstance(value, dict) else value}")
     return words

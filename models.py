@@ -51,7 +51,7 @@ def load_backend(argv: list[str] | None = None) -> str:
         UsageError: If the backend is unknown, or Unsloth is chosen and cannot run, or was imported too late.
     """
     early = early_arguments(list(sys.argv[1:] if argv is None else argv))
-    choice = early.backend or "auto"
+    choice = early.backend
     if choice not in ("auto", "unsloth", "transformers"):
         raise UsageError(f"--backend {choice!r} is unknown: pick one of auto, unsloth, transformers.")
     if choice == "auto":

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -142,7 +143,7 @@ def track(trainer: Any, resolved: dict[str, Any], title: str) -> None:
 def start_wandb(folder: Path, resolved: dict[str, Any], method: str) -> Any:
     """A wandb run, offline where there is no login: it never asks and never hangs.
 
-    Runs of one group differ in their seed alone, so that a panel of the UI grouped by it shows mean and spread.
+    Runs whose names differ in a last -s1, -s2, ... are one group, so that a panel grouped by it shows mean and spread.
     """
     import wandb
 
@@ -154,8 +155,8 @@ def start_wandb(folder: Path, resolved: dict[str, Any], method: str) -> Any:
         )
     return wandb.init(
         project=os.environ.get("WANDB_PROJECT", "gtpo"),
-        name=resolved["run_name"],
-        group="-".join([method, Path(resolved["model"]).name, resolved["dataset"]]),
+        name=folder.name,
+        group=re.sub(r"-s(eed)?\d+$", "", folder.name),
         tags=[method, Path(resolved["model"]).name, resolved["dataset"], f"seed {resolved['seed']}"],
         config={"method": method} | resolved,
         dir=str(folder),

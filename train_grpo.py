@@ -18,6 +18,7 @@ def main() -> None:
     data, model, run, args, resolved = parse("grpo", (DataArguments, ModelArguments, RunArguments, GRPOConfig))
     from data import drop_long_prompts, load_train
     from models import load_policy, save_adapter
+    from report import write_report
     from rewards import accuracy_reward, format_reward
     from tracking import start_run, track
     from trainer import GRPOTrainer
@@ -36,6 +37,7 @@ def main() -> None:
     track(trainer, resolved, title="GRPO")
     trainer.train(resume_from_checkpoint=checkpoint)
     save_adapter(trainer, args.output_dir)
+    write_report(args.output_dir)
 
 
 if __name__ == "__main__":

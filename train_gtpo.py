@@ -20,6 +20,7 @@ def main() -> None:
     )
     from data import drop_long_prompts, load_train
     from models import load_policy, save_adapter
+    from report import write_report
     from rewards import accuracy_reward, format_reward
     from tracking import start_run, track
     from trainer import GTPOTrainer
@@ -39,6 +40,7 @@ def main() -> None:
     track(trainer, resolved, title="GTPO")
     trainer.train(resume_from_checkpoint=checkpoint)
     save_adapter(trainer, args.output_dir)
+    write_report(args.output_dir)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ def main() -> None:
     data, model, run, args, resolved = parse("sft", (DataArguments, ModelArguments, RunArguments, SFTConfig))
     from data import drop_long_prompts, load_train, to_demonstrations
     from models import load_policy, save_adapter
+    from report import write_report
     from tracking import start_run, track
 
     rows = load_train(data.dataset, data.data_dir, args.seed)
@@ -32,6 +33,7 @@ def main() -> None:
     track(trainer, resolved, title="SFT")
     trainer.train(resume_from_checkpoint=checkpoint)
     save_adapter(trainer, args.output_dir)
+    write_report(args.output_dir)
 
 
 if __name__ == "__main__":

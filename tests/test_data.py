@@ -33,9 +33,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def jsonl(path: Path) -> list[dict[str, Any]]:
-    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
-    with opened as file:
-        return [json.loads(line) for line in file]
+    content = path.read_bytes()
+    text = gzip.decompress(content) if path.suffix == ".gz" else content
+    return [json.loads(line) for line in text.decode().split("\n") if line]
 
 
 # ---- arithmetic ----

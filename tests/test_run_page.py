@@ -1,0 +1,62 @@
+"""The table of completions of a run, and its page: what is stored belongs to its own completion, though rows shuffle."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from canned import GROUP, canned_group, make_trainer, trained_weights
+from pyarrow.parquet import read_table
+from reference import naive_completion_entropy, naive_conflict_mask, naive_entropy_filter
+from test_trainer import plain_logps_and_entropy
+
+from report import stored_group, write_report
+from tracking import MetricsWriter
+
+
+@pytest.fixture(scope="module")
+def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps in micro-batches, with its table of completions and its metrics."""
+    folder = tmp_path_factory.mktemp("run")
+    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": 2}
+    trainer = make_trainer("gtpo", tiny, folder, log_completions=True, num_completions_to_print=0, **settings)
+    trainer.add_callback(MetricsWriter(folder))
+    trained_weights(trainer)
+    config = {"run_name": "<a run>", "model": "tiny", "dataset": "canned", "num_generations": GROUP}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"conflict_correction": True}))
+    return folder
+
+
+def test_each_completion_has_its_own_entropy_delta_and_spans(run: Path, tiny: Path, tmp_path: Path) -> None:
+    rows = read_table(sorted((run / "completions").glob("*.parquet"))[0]).to_pylist()
+    untrained = make_trainer("gtpo", tiny, tmp_path)
+    batch = untrained._padded(untrained.processing_class([rows[0]["prompt"]] * GROUP)["input_ids"], canned_group(0))
+    entropy = naive_completion_entropy(plain_logps_and_entropy(untrained, batch)[1])
+    advantages = [row["advantage"] for row in rows]
+    delta = naive_entropy_filter(entropy, advantages, 0.1, 5.384, "auto")
+    masks = naive_conflict_mask(canned_group(0), advantages, GROUP)
+    assert 0 < sum(delta) < GROUP
+    for i, (row, ids) in enumerate(zip(rows, canned_group(0), strict=True)):
+        assert row["entropy"] == pytest.approx(entropy[i], abs=1e-4)
+        assert row["delta"] == delta[i]
+        inside = "".join(row["completion"][start:end] for start, end in row["conflicts"])
+        marked = [token for token, conflict in zip(ids, masks[i], strict=True) if conflict]
+        assert inside == untrained.processing_class.decode(marked, skip_special_tokens=True)
+
+
+def test_the_stored_group_weighs_spans_by_the_sign_of_the_advantage(run: Path) -> None:
+    step, view = stored_group(sorted((run / "completions").glob("*.parquet"))[0], GROUP)
+    assert step == 1 and len(view.tokens) == GROUP
+    seen = set()
+    for advantage, pieces, weights in zip(view.advantages, view.tokens, view.weights, strict=True):
+        assert len(pieces) == len(weights)
+        on_span = 2.0 if advantage > 0 else 0.0 if advantage < 0 else 1.0
+        assert set(weights) <= {1.0, on_span}
+        seen |= set(weights)
+    assert seen == {0.0, 1.0, 2.0}
+
+
+def test_the_page_shows_curves_and_groups_and_escapes(run: Path) -> None:
+    page = write_report(run).read_text()
+    assert page.count("<svg") == 1 and page.count("A group of step ") == 2
+    assert "<title>&lt;a run&gt;: tiny on canned</title>" in page
+    assert "would do" not in page  # GTPO: the colours are its own
