@@ -495,7 +495,7 @@ def _scan(logits: _Logits, grad_rows: Tensor, direction: Tensor | None) -> tuple
 
 
 def _unlikely_rows(logits: _Logits, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(logps, entropy, d logp / d hidden) in float32 by the textbook: for rows whose target is far below the largest."""
+    """(logps, entropy, d logp / d hidden) in float32 by the textbook: for targets far below the largest logit."""
     origin = torch.zeros(len(rows), dtype=logits.matmul_dtype, device=rows.device)
     tiles = [logits.tile(rows, columns, origin) for columns in _chunks(len(logits.weight), _TILE_COLUMNS)]
     is_target = torch.cat([tile[1] for tile in tiles], dim=-1)

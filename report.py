@@ -45,7 +45,7 @@ class GroupView:
     """A prompt and its G completions; every list has one element per completion.
 
     Attributes:
-        prompt: What the policy was given, special tokens included.
+        prompt: What the policy was given; a group from a stored table lacks the special tokens.
         tokens: Text of each token, the end-of-text token included.
         rewards: Name of a reward function -> its rewards.
         advantages: A_i.

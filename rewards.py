@@ -30,8 +30,8 @@ Completion = str | Sequence[dict[str, Any]]
 def score_format(text: str) -> float:
     """10 if each of the four tags is there once, in order, and only white space follows; 1 if any tag is; else 0.
 
-    The paper says "includes all tags"; order and end are what the authors' code asks for. Text before and between the
-    tags is allowed.
+    The paper says "includes all tags"; the order is the prompt's, the rule for the end that of the authors' code. Text
+    before and between the tags is allowed.
     """
     if not any(tag in text for tag in TAGS):
         return 0.0

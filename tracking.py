@@ -21,6 +21,7 @@ import yaml
 from peft import get_peft_model_state_dict
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.integrations import WandbCallback
+from transformers.utils.notebook import NotebookProgressCallback
 
 from config import RunArguments, UsageError
 
@@ -267,6 +268,7 @@ class ProgressBar(ProgressCallback):
         """Put this bar on ``trainer`` in place of the default callbacks."""
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(NotebookProgressCallback)
         trainer.add_callback(cls(title))
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]

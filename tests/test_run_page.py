@@ -1,4 +1,4 @@
-"""The table of completions of a run, and its page: what is stored belongs to its own completion, though rows shuffle."""
+"""A run's table of completions and its page: what is stored belongs to its own completion, though rows are shuffled."""
 
 from pathlib import Path
 
