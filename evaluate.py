@@ -91,7 +91,7 @@ def evaluate(flags: argparse.Namespace) -> list[Entry]:
     targets = find_targets(flags.adapter, flags.model, flags.checkpoint)
     base = base_model(targets, flags.model)
     if flags.backend == "auto":
-        refuse_large_model_without_gpu(flags.model or base)
+        refuse_large_model_without_gpu(base if not flags.model else MODEL_ALIASES.get(flags.model, flags.model))
     problems = {name: load_problems(name, flags.data_dir, flags.limit) for name in flags.benchmarks}
 
     from models import resolve_model
@@ -415,32 +415,32 @@ def grade(path: Path, rows: Sequence[dict[str, Any]]) -> Entry:
             }
         )
 
-    def scores(score: Callable[[int, int], float]) -> tuple[dict[str, float], dict[str, list[float]]]:
-        """Mean and 95 % interval over problems, in percent, of score(problem, k') for each k'."""
-        means, intervals = {}, {}
-        for size in sorted({2**power for power in range(k.bit_length())} | {k}):
-            values = [score(i, size) for i in range(len(rows))]
-            means[str(size)] = percent(sum(values) / len(values))
-            intervals[str(size)] = [percent(end) for end in bootstrap_interval(values)]
-        return means, intervals
-
-    unbiased, unbiased_interval = scores(lambda i, size: pass_at_k(k, problems[i]["c"], size))
-    first, first_interval = scores(lambda i, size: first_k_pass(correct[i], size))
-    majority, majority_interval = scores(lambda i, size: majority_at_k(answers[i], correct[i], size))
+    sizes = sorted({2**power for power in range(k.bit_length())} | {k})
+    of_each: dict[str, dict[int, list[float]]] = {  # the score of each problem
+        "pass": {size: [pass_at_k(k, problem["c"], size) for problem in problems] for size in sizes},
+        "pass_first_k": {size: [first_k_pass(marks, size) for marks in correct] for size in sizes},
+        "maj": {size: [majority_at_k(*both, size) for both in zip(answers, correct, strict=True)] for size in sizes},
+    }
+    means = {
+        name: {str(size): percent(sum(values) / len(values)) for size, values in by_size.items()}
+        for name, by_size in of_each.items()
+    }
+    intervals = {
+        name: {str(size): [percent(end) for end in bootstrap_interval(of_each[name][size])] for size in sizes}
+        for name in ("pass", "maj")
+    }
     return {
         "label": path.parent.name,
         "benchmark": path.stem,
         "problems": len(rows),
         "k": k,
         "scores": {
-            "pass": unbiased,
-            "pass_first_k": first,
-            "maj": majority,
+            **means,
             "format": percent(sum(problem["formatted"] for problem in problems) / expected),
             "finished": percent(sum(row["finished"] for row in completions) / expected),
             "tokens": sum(row["tokens"] for row in completions) / expected,
         },
-        "intervals": {"pass": unbiased_interval, "pass_first_k": first_interval, "maj": majority_interval},
+        "intervals": intervals,
         "settings": head["settings"],
         **head["about"],
         "graded_by": {**grader(), "timeouts": timeouts() - timeouts_before},
@@ -502,14 +502,15 @@ def table(entries: Sequence[Entry]) -> str:
             ]
             low, high = row["intervals"]["pass"]["1"]
             format_rate = f"{row['scores']['format']:.1f}"
-            cells.append([short_name(row["model"]), row["label"], *numbers, format_rate, f"{low:.1f} to {high:.1f}"])
+            method = row["label"] if row["adapter"] else "base"
+            cells.append([short_name(row["model"]), method, *numbers, format_rate, f"{low:.1f} to {high:.1f}"])
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
         ]
         rule = "-" * max(map(len, lines))
         sizes = " and ".join(str(k) for k in sorted({row["k"] for row in rows}))
-        lines.insert(0, f"{TITLES[benchmark]}: {rows[0]['problems']} problems, {sizes} completions of each")
+        lines.insert(0, f"{TITLES[benchmark]}: {rows[0]['problems']} problems, k = {sizes}")
         blocks.append("\n".join([lines[0], rule, *lines[1:3], rule, *lines[3:], rule]))
     return "\n\n".join(blocks)
 

@@ -6,7 +6,6 @@ completions that it would have had without the interruption.
 """
 
 import fcntl
-import gc
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -74,10 +73,6 @@ class Sampler(Protocol):
             done: Keys that need no completion.
             adapter: Folder of a LoRA adapter; None for the base model.
         """
-        ...
-
-    def close(self) -> None:
-        """Free the model."""
         ...
 
 
@@ -191,13 +186,6 @@ class TransformersSampler:
             if adapter:
                 self.model = model.unload()
 
-    def close(self) -> None:
-        import torch
-
-        del self.model
-        gc.collect()
-        torch.cuda.empty_cache()
-
     def _generate(self, model: Any, batch: Sequence[Request]) -> list[Row]:
         import torch
         from transformers import GenerationConfig
@@ -209,7 +197,7 @@ class TransformersSampler:
         ids = [[pad_id] * pads + request.prompt_ids for pads, request in zip(padding, batch, strict=True)]
         mask = [[0] * pads + [1] * (width - pads) for pads in padding]
         # The model's own generation config would fill what is left open (Qwen's: top_k 20, repetition penalty 1.05).
-        model.generation_config = GenerationConfig(
+        self.model.generation_config = GenerationConfig(
             do_sample=not greedy,
             **({} if greedy else {"temperature": self.sampling.temperature, "top_p": self.sampling.top_p, "top_k": 0}),
             max_new_tokens=self.sampling.max_new_tokens,
@@ -237,9 +225,8 @@ def load_adapter(model: Any, adapter: Path) -> Any:
 
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "error", message="Found missing adapter keys"
-            )  # the base model would answer instead
+            # Layers without their weights would answer as the base model does, with nothing but this warning.
+            warnings.filterwarnings("error", message="Found missing adapter keys")
             return PeftModel.from_pretrained(model, str(adapter)).eval()
     except (RuntimeError, ValueError, OSError, UserWarning) as error:
         raise UsageError(
@@ -347,8 +334,11 @@ class VLLMSampler:
         ]
         prompts = [{"prompt_token_ids": request.prompt_ids} for request in missing]
         # LLM.generate in two halves, so that each completion is handed on when it is done and not after the last one.
-        numbers = self.llm.enqueue(prompts, params, lora_request=lora, use_tqdm=False)
-        waiting = dict(zip(numbers, missing, strict=True))
+        # enqueue returns vLLM's internal names, 7-1a2b3c4d; an output has the part before the dash.
+        names = [
+            name.partition("-")[0] for name in self.llm.enqueue(prompts, params, lora_request=lora, use_tqdm=False)
+        ]
+        waiting = dict(zip(names, missing, strict=True))
         engine = self.llm.llm_engine
         while engine.has_unfinished_requests():
             outputs = [output for output in engine.step() if output.finished]
@@ -365,14 +355,6 @@ class VLLMSampler:
                 )
             if rows:
                 yield rows
-
-    def close(self) -> None:
-        import torch
-
-        self.llm.llm_engine.engine_core.shutdown()
-        del self.llm
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 def load_generation_config(model: str) -> Any:
@@ -471,8 +453,8 @@ class CompletionFile:
                 data = data[self._file.write(data) :]
         except OSError as error:
             raise UsageError(
-                f"cannot write {self.path}: {os.strerror(error.errno or 0)}. What it holds stays good: make room and run "
-                "the same command again."
+                f"cannot write {self.path}: {os.strerror(error.errno or 0)}. What it holds stays good: make room and "
+                "run the same command again."
             ) from error
 
 

