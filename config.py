@@ -84,6 +84,10 @@ class ModelArguments:
         default=0.4, metadata={"help": "Share of GPU memory for vLLM, 0 to 1 [Listing 1]."}
     )
 
+    def __post_init__(self) -> None:
+        if self.lora_rank < 1:
+            raise UsageError(f"lora_rank is {self.lora_rank}: expected at least 1.")
+
 
 @dataclass
 class GTPOArguments:
@@ -208,7 +212,7 @@ def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None 
     label = early.model.rstrip("/").rpartition("/")[2]
     values["output_dir"] = values["output_dir"] or str(Path("outputs") / f"{method}-{label}-{values['dataset']}-{name}")
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
-    resolved = dict(values)
+    resolved = {key: value for key, value in values.items() if key not in ("resume", "overwrite", "dry_run")}
     try:
         return (*parser.parse_dict(values), resolved)
     except (ValueError, TypeError, ImportError) as error:
@@ -286,7 +290,12 @@ def early_arguments(argv: list[str]) -> argparse.Namespace:
     Raises:
         UsageError: If the file cannot be read.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise UsageError(f"{message}.")
+
+    parser = Parser(add_help=False, allow_abbrev=False)
     for name in ("--model", "--backend", "--config"):
         parser.add_argument(name)
     parser.add_argument("--resume", nargs="?", const="auto")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, concatenate_datasets, load_dataset
+from datasets.exceptions import DatasetGenerationError
 
 from answers import gsm8k_gold, last_boxed
 from config import UsageError, nearest
@@ -173,6 +174,8 @@ def _read(name: str, source: Source, data_dir: str | None) -> list[Row]:
     raw = _raw_rows(name, source, data_dir)
     rows = []
     for row in raw:
+        if any(row[column] is None for column in source.columns):
+            continue
         question, gold, reasoning = source.read(row)
         if question and gold is not None:
             rows.append({"question": question, "gold": gold, "reasoning": reasoning})
@@ -185,9 +188,15 @@ def _read(name: str, source: Source, data_dir: str | None) -> list[Row]:
 
 def _raw_rows(name: str, source: Source, data_dir: str | None) -> Dataset:
     if data_dir is None:
-        parts = [load_dataset(source.hub_id, config, split=source.hub_split) for config in source.configs]
-        rows = concatenate_datasets(parts)
         where = source.hub_id
+        try:
+            parts = [load_dataset(where, config, split=source.hub_split) for config in source.configs]
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"cannot read {where} from the Hub: {_first_line(error)} Check the network, or give --data_dir, a "
+                f"folder that holds {source.file}."
+            ) from error
+        rows = concatenate_datasets(parts)
     else:
         path = Path(data_dir) / source.file
         where = str(path)
@@ -195,11 +204,19 @@ def _raw_rows(name: str, source: Source, data_dir: str | None) -> Dataset:
             raise UsageError(f"{where} does not exist: --data_dir names a folder that holds {source.file} for {name}.")
         if path.stat().st_size == 0:
             raise UsageError(f"{where} is empty: expected one JSON object per line.")
-        rows = load_dataset("json", data_files=str(path), split="train")
+        try:
+            rows = load_dataset("json", data_files=str(path), split="train")
+        except (OSError, ValueError, DatasetGenerationError) as error:
+            reason = _first_line(error.__cause__ or error)
+            raise UsageError(f"{where} cannot be read: {reason} Expected one JSON object per line.") from error
     missing = [column for column in source.columns if column not in rows.column_names]
     if missing:
         raise UsageError(f"{where} has no column {missing[0]!r}: expected {source.columns}, found {rows.column_names}.")
     return rows
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".") + "."
 
 
 # Arithmetic: word problems of one to three steps with worked solutions, for the tiny model.

@@ -340,13 +340,7 @@ def load_problems(name: str, data_dir: str | None, limit: int | None) -> list[di
     """
     from data import load_benchmark
 
-    try:
-        return load_benchmark(name, data_dir)[:limit]
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {TITLES[name]}: {' '.join(str(error).split())}. Without a network give --data_dir, a folder "
-            "that holds it as JSONL, or evaluate --benchmarks arithmetic."
-        ) from error
+    return load_benchmark(name, data_dir)[:limit]
 
 
 def problems_hash(rows: Sequence[dict[str, Any]]) -> str:

@@ -94,6 +94,8 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
     from peft import LoraConfig, get_peft_model
     from transformers import set_seed
 
+    if "lm_head" in arguments.lora_target_modules:
+        raise UsageError("LoRA on lm_head is not supported: take it out of --lora_target_modules.")
     model, tokenizer = load_base(path)
     set_seed(seed)  # the adapter's starting weights
     lora = LoraConfig(
@@ -102,7 +104,10 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
         target_modules=arguments.lora_target_modules,
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, lora), tokenizer
+    try:
+        return get_peft_model(model, lora), tokenizer
+    except ValueError as error:
+        raise UsageError(f"PEFT cannot put the adapter on {path}: {str(error).splitlines()[0]}") from error
 
 
 def load_base(path: str) -> tuple[Any, Any]:
@@ -153,14 +158,19 @@ def save_adapter(trainer: Any, run_directory: str | Path) -> None:
     if trainer.is_world_process_zero():
         (unfinished / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml holds the settings
         trainer.create_model_card(model_name=Path(run_directory).name)
-        shutil.move(Path(run_directory) / "README.md", unfinished / "README.md")
+        card = Path(run_directory) / "README.md"
+        base = trainer.model.config._name_or_path  # TRL links the base model to the Hub, where a local folder is not
+        (unfinished / "README.md").write_text(
+            card.read_text().replace("[None](https://huggingface.co/None)", f"`{base}`")
+        )
+        card.unlink()
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
 
 
 def _why_not_loaded(path: str, error: Exception) -> str:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "gated" in str(error) or "401" in str(error) or "403" in str(error):
+    if "gated repo" in str(error):  # as Transformers words it
         return f"{path} is gated: accept its licence on the Hub, then `hf auth login` or set HF_TOKEN."
     return f"cannot load model {path!r}: {reason} Pick tiny, llama, qwen, a Hub id or a folder with a config.json."
 

@@ -20,10 +20,10 @@ import torch
 import yaml
 from peft import get_peft_model_state_dict
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
-from transformers.integrations import WandbCallback
-from transformers.utils.notebook import NotebookProgressCallback
+from transformers.integrations import INTEGRATION_TO_CALLBACK, WandbCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
-from config import RunArguments, UsageError
+from config import RunArguments, UsageError, nearest
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ PACKAGES = (
 ON_MAIN_PROCESS = int(os.environ.get("RANK", 0)) == 0
 
 
-def start_run(resolved: dict[str, Any], run: RunArguments) -> str | None:
-    """Make the run directory with ``config.yaml`` and ``environment.json``, before anything heavy is loaded.
+def check_run(resolved: dict[str, Any], run: RunArguments) -> str | None:
+    """Refuse what cannot become a run, before anything is loaded; nothing is written.
 
     Args:
         resolved: Every setting of the run, flat; ``output_dir`` names the directory.
@@ -55,38 +55,71 @@ def start_run(resolved: dict[str, Any], run: RunArguments) -> str | None:
         The checkpoint to resume from, or None.
 
     Raises:
-        UsageError: If the directory exists and neither was asked for, or there is nothing to resume.
+        UsageError: If the directory exists and neither was asked for, is no run, or there is nothing to resume; or if
+            ``report_to`` names an unknown reporter.
         SystemExit: After a dry run has printed the settings.
     """
-    folder = Path(resolved["output_dir"])
-    settings = yaml.safe_dump(resolved, sort_keys=True)
     if run.dry_run:
-        sys.stdout.write(settings)
+        sys.stdout.write(yaml.safe_dump(resolved, sort_keys=True))
         raise SystemExit(0)
+    reporters = resolved.get("report_to") or []
+    for name in [reporters] if isinstance(reporters, str) else reporters:
+        if name not in (known := {*INTEGRATION_TO_CALLBACK, "all", "none"}):
+            raise UsageError(f"--report_to {name!r} is unknown{nearest(name, known)}: wandb, tensorboard, none, ...")
+    folder = Path(resolved["output_dir"])
     found = checkpoints(folder)
-    if run.resume and not found:
-        raise UsageError(
-            f"{folder} holds no checkpoint to resume: name the run with --resume RUN, or leave --resume out."
-        )
     if run.resume and run.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
+    if run.resume:
+        if not found:
+            raise UsageError(
+                f"{folder} holds no checkpoint to resume: name the run with --resume RUN, or start it anew."
+            )
+        return str(found[-1])
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: --output_dir names the directory of the run.")
+    if folder.is_dir() and any(folder.iterdir()):
+        if not run.overwrite:
+            raise UsageError(
+                f"{folder} exists: --resume continues it, --overwrite replaces it, --run_name names another."
+            )
+        if not (folder / "config.yaml").is_file():
+            raise UsageError(
+                f"{folder} is no run (it has no config.yaml), so --overwrite leaves it alone: name another."
+            )
+    return None
+
+
+def start_run(resolved: dict[str, Any], run: RunArguments) -> str | None:
+    """Make the run directory with ``config.yaml`` and ``environment.json``; the checkpoint to resume from, or None.
+
+    Raises:
+        UsageError: As :func:`check_run`.
+    """
+    checkpoint = check_run(resolved, run)
+    folder = Path(resolved["output_dir"])
     if ON_MAIN_PROCESS:
-        if not run.resume and folder.exists() and any(folder.iterdir()):
-            if not run.overwrite:
-                raise UsageError(
-                    f"{folder} exists: --resume continues it, --overwrite replaces it, --run_name names another."
-                )
-            shutil.rmtree(folder)
+        if run.overwrite:
+            shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / "config.yaml", settings)
+        write_atomically(folder / "config.yaml", yaml.safe_dump(resolved, sort_keys=True))
         write_atomically(folder / "environment.json", json.dumps(environment(), indent=2))
-    return str(found[-1]) if run.resume else None
+    return checkpoint
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
-    """The checkpoint folders of a run, oldest first."""
-    found = [path for path in Path(folder).glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
+    """The whole checkpoints of a run, oldest first; one that was cut short is left out with a word."""
+    whole = []
+    for path in Path(folder).glob("checkpoint-*"):
+        if not path.name.removeprefix("checkpoint-").isdigit():
+            continue
+        try:
+            json.loads((path / "trainer_state.json").read_text())  # Transformers writes it last
+        except (OSError, ValueError):
+            logger.warning("%s is not whole, so it is not used", path)
+            continue
+        whole.append(path)
+    return sorted(whole, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
 def environment() -> dict[str, Any]:
@@ -266,9 +299,8 @@ class ProgressBar(ProgressCallback):
     @classmethod
     def attach(cls, trainer: Any, title: str) -> None:
         """Put this bar on ``trainer`` in place of the default callbacks."""
-        trainer.remove_callback(ProgressCallback)
+        trainer.remove_callback(DEFAULT_PROGRESS_CALLBACK)  # in a notebook a table that grows by a row a step
         trainer.remove_callback(PrinterCallback)
-        trainer.remove_callback(NotebookProgressCallback)
         trainer.add_callback(cls(title))
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]

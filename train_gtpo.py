@@ -22,20 +22,22 @@ def main() -> None:
     from models import load_policy, save_adapter
     from report import write_report
     from rewards import accuracy_reward, format_reward
-    from tracking import start_run, track
+    from tracking import check_run, start_run, track
     from trainer import GTPOTrainer
 
     GTPOTrainer.check_settings(args)
     rows = load_train(data.dataset, data.data_dir, args.seed)
-    checkpoint = start_run(resolved, run)
+    check_run(resolved, run)
     policy, tokenizer = load_policy(model, backend, args.seed, args.use_vllm)
+    rows = drop_long_prompts(rows, tokenizer, data.max_prompt_length)
+    checkpoint = start_run(resolved, run)
     trainer = GTPOTrainer(
         model=policy,
         processing_class=tokenizer,
         reward_funcs=[format_reward, accuracy_reward],
         args=args,
         gtpo=gtpo,
-        train_dataset=drop_long_prompts(rows, tokenizer, data.max_prompt_length),
+        train_dataset=rows,
     )
     track(trainer, resolved, title="GTPO")
     trainer.train(resume_from_checkpoint=checkpoint)

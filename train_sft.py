@@ -19,16 +19,18 @@ def main() -> None:
     from data import drop_long_prompts, load_train, to_demonstrations
     from models import load_policy, save_adapter
     from report import write_report
-    from tracking import start_run, track
+    from tracking import check_run, start_run, track
 
     rows = load_train(data.dataset, data.data_dir, args.seed)
-    checkpoint = start_run(resolved, run)
+    check_run(resolved, run)
     policy, tokenizer = load_policy(model, backend, args.seed)
+    rows = drop_long_prompts(rows, tokenizer, data.max_prompt_length)
+    checkpoint = start_run(resolved, run)
     trainer = SFTTrainer(
         model=policy,
         processing_class=tokenizer,
         args=args,
-        train_dataset=to_demonstrations(drop_long_prompts(rows, tokenizer, data.max_prompt_length)),
+        train_dataset=to_demonstrations(rows),
     )
     track(trainer, resolved, title="SFT")
     trainer.train(resume_from_checkpoint=checkpoint)

@@ -23,6 +23,7 @@ import torch
 import yaml
 from peft import PeftModel
 from safetensors.torch import load_file
+from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from models import build_tiny
@@ -62,6 +63,9 @@ for line in sys.stdin:
         os._exit(code)  # the interpreter's own end would take longer than many of the runs
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+
+
+ANSWER = "<reasoning>\\n3 + 4 = 7\\n</reasoning>\\n<answer>\\n7\\n</answer>"
 
 
 class Ended(NamedTuple):
@@ -118,6 +122,36 @@ def logits(model: Any) -> torch.Tensor:
         return model(torch.arange(10, 60)[None]).logits
 
 
+@pytest.fixture(scope="module")
+def parrot(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose completions earn something: with odds of about 1 : 1 a well-formed answer, or noise.
+
+    Its layers pass their input on and its embeddings are made by hand, so the last token alone decides: after the
+    prompt the whole answer comes as one token; after that, the end.
+    """
+    folder = tmp_path_factory.mktemp("models") / "parrot"
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    tokenizer.add_tokens([AddedToken(ANSWER, normalized=False)])
+    answer, end = tokenizer.convert_tokens_to_ids(ANSWER), tokenizer.eos_token_id
+    start = tokenizer.convert_tokens_to_ids("<|assistant|>")
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    model.resize_token_embeddings(len(tokenizer))
+    strength = math.log(len(tokenizer)) / math.sqrt(model.config.hidden_size)  # against V others of logit 0: p = 1 / 2
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        embedding.zero_()
+        head.zero_()
+        embedding[:, 0] = embedding[start, 1] = embedding[answer, 2] = 1
+        embedding[[start, answer], 0] = 0
+        head[answer, 1], head[end, 2], head[end, 0] = strength, 3 * strength, strength
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 # ---- what a run leaves behind (five runs, each checked in its own test) ----
 
 
@@ -139,16 +173,16 @@ def gsm8k_run(tiny: Path, folder: Path, data_dir: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gtpo_run(run: Run, tiny: Path, folder: Path) -> Path:
-    argv = ("--model", str(tiny), "--dataset", "arithmetic", "--max_steps", "4", "--save_steps", "2", *SMALL)
+def gtpo_run(run: Run, parrot: Path, folder: Path) -> Path:
+    argv = ("--model", str(parrot), "--dataset", "arithmetic", "--max_steps", "4", "--save_steps", "2", *SMALL)
     ended = run("train_gtpo.py", *argv, "--output_dir", "runs/gtpo", "--learning_rate", "0.01")
     assert ended.code == 0, ended.stderr[-3000:]
     return folder / "runs" / "gtpo"
 
 
 @pytest.fixture(scope="module")
-def grpo_run(run: Run, tiny: Path, folder: Path) -> Path:
-    argv = ("--model", str(tiny), "--dataset", "arithmetic", "--max_steps", "2", *SMALL, "--beta", "0.04")
+def grpo_run(run: Run, parrot: Path, folder: Path) -> Path:
+    argv = ("--model", str(parrot), "--dataset", "arithmetic", "--max_steps", "2", *SMALL, "--beta", "0.04")
     ended = run("train_grpo.py", *argv, "--output_dir", "runs/grpo", "--per_device_train_batch_size", "2")
     assert ended.code == 0, ended.stderr[-3000:]
     return folder / "runs" / "grpo"
@@ -189,7 +223,7 @@ def assert_adapter_is_the_trained_one(path: Path, base: Path, steps: int, change
     assert AutoTokenizer.from_pretrained(path / "adapter").chat_template  # evaluation takes it from here
 
 
-def assert_rewards_are_ours(path: Path, steps: int, rows_per_step: int) -> None:
+def assert_rewards_are_ours(path: Path, steps: int, rows_per_step: int) -> pandas.DataFrame:
     """The stored samples, graded again."""
     files = sorted((path / "completions").glob("*.parquet"))
     assert len(files) == steps
@@ -200,19 +234,19 @@ def assert_rewards_are_ours(path: Path, steps: int, rows_per_step: int) -> None:
         assert row["formatting"] == pytest.approx(10 * table["format_reward"].mean())
         assert row["accuracy"] == pytest.approx(10 * table["accuracy_reward"].mean())
         assert row["reward"] == pytest.approx((table["format_reward"] + table["accuracy_reward"]).mean())
+    return pandas.concat(pandas.read_parquet(file) for file in files)
 
 
 def test_gtpo_on_gsm8k(gsm8k_run: Path, tiny: Path) -> None:
     assert_run_is_complete(gsm8k_run, 2, CURVES | SPEED | {"filtered_fraction"})
     assert_adapter_is_the_trained_one(gsm8k_run, tiny, 2)
-    assert_rewards_are_ours(gsm8k_run, 2, rows_per_step=4)
+    samples = assert_rewards_are_ours(gsm8k_run, 2, rows_per_step=4)
+    assert samples["prompt"].nunique() == 2  # one question a step
     initial = json.loads((gsm8k_run / "initial_entropy.json").read_text())
     assert initial["prompts"] == len(initial["per_prompt"]) == 100
     assert initial["initial_entropy"] == pytest.approx(sum(initial["per_prompt"]) / 100)
     assert math.log(2) < initial["initial_entropy"] <= math.log(1000)  # an untrained model is near ln V
     assert all(row["filtered_fraction"] == 0 for row in lines_of(gsm8k_run))  # so the filter is off
-    prompts = pandas.concat(pandas.read_parquet(file) for file in (gsm8k_run / "completions").glob("*.parquet"))
-    assert prompts["prompt"].nunique() == 2  # one question a step
 
 
 def test_gtpo_on_math(run: Run, tiny: Path, folder: Path, data_dir: Path) -> None:
@@ -225,10 +259,13 @@ def test_gtpo_on_math(run: Run, tiny: Path, folder: Path, data_dir: Path) -> Non
     assert all(row["filtered_fraction"] == 1 for row in lines_of(folder / "runs" / "math"))
 
 
-def test_gtpo_on_arithmetic(gtpo_run: Path, tiny: Path) -> None:
+def test_gtpo_on_arithmetic(gtpo_run: Path, parrot: Path) -> None:
     assert_run_is_complete(gtpo_run, 4, CURVES | SPEED | {"filtered_fraction"})
-    assert_adapter_is_the_trained_one(gtpo_run, tiny, 4)
-    assert_rewards_are_ours(gtpo_run, 4, rows_per_step=4)
+    assert_adapter_is_the_trained_one(gtpo_run, parrot, 4)
+    samples = assert_rewards_are_ours(gtpo_run, 4, rows_per_step=4)
+    assert set(samples["format_reward"]) == {0, 10}  # both happen, so there is something to learn
+    assert (samples["completion"] == ANSWER).equals(samples["format_reward"] == 10)
+    assert (samples["advantage"] > 0).any() and (samples["advantage"] < 0).any()
     assert (gtpo_run / "checkpoint-2").is_dir()
     config = yaml.safe_load((gtpo_run / "config.yaml").read_text())
     assert (config["per_device_train_batch_size"], config["gradient_accumulation_steps"]) == (4, 1)
@@ -238,7 +275,7 @@ def test_gtpo_on_arithmetic(gtpo_run: Path, tiny: Path) -> None:
         assert row["tokens_per_second"] == pytest.approx(tokens / row["step_time"])
 
 
-def test_grpo_on_arithmetic(grpo_run: Path, tiny: Path) -> None:
+def test_grpo_on_arithmetic(grpo_run: Path) -> None:
     assert_run_is_complete(grpo_run, 2, CURVES | SPEED | {"kl"})
     assert_rewards_are_ours(grpo_run, 2, rows_per_step=4)
     assert not (grpo_run / "initial_entropy.json").exists()
@@ -254,12 +291,12 @@ def test_sft_on_arithmetic(sft_run: Path, tiny: Path) -> None:
     assert 5 < lines_of(sft_run)[0]["loss"] < 8
 
 
-def test_best_adapter_is_kept(gtpo_run: Path, tiny: Path) -> None:
-    best = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), gtpo_run / "best")
+def test_best_adapter_is_kept(gtpo_run: Path, parrot: Path) -> None:
+    best = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(parrot), gtpo_run / "best")
     assert torch.isfinite(logits(best.eval())).all()
 
 
-def test_card_of_gtpo_cites_the_paper(gtpo_run: Path, tiny: Path) -> None:
+def test_card_of_gtpo_cites_the_paper(gtpo_run: Path) -> None:
     card = (gtpo_run / "adapter" / "README.md").read_text()
     assert "2508.03772" in card
     assert "huggingface.co/None" not in card  # it names its base model, or none

@@ -7,6 +7,8 @@ import math
 import os
 import platform
 import struct
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -257,12 +259,11 @@ def test_half_a_line_at_the_checkpoint_itself_is_dropped(tmp_path: Path) -> None
 # ---- wandb ----
 
 
-def wandb_history(folder: Path) -> list[dict[str, Any]]:
-    """The logged steps of an offline run: LevelDB's log format (blocks of 32 KiB) around protobuf records."""
+def wandb_records(content: bytes) -> Iterator[Any]:
+    """The records of an offline run: LevelDB's log format (blocks of 32 KiB) around protobuf messages."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    content = next(folder.glob("offline-run-*/*.wandb")).read_bytes()
-    place, part, history = 7, b"", []  # after ":W&B" and the version
+    place, part = 7, b""  # after ":W&B" and the version
     while place + 7 <= len(content):
         if 32768 - place % 32768 < 7:
             place += 32768 - place % 32768
@@ -271,12 +272,20 @@ def wandb_history(folder: Path) -> list[dict[str, Any]]:
         part += content[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # a whole record, or the last part of one
-            record = Record.FromString(part)
+            yield Record.FromString(part)
             part = b""
-            if record.WhichOneof("record_type") == "history":
-                items = record.history.item
-                history.append({item.key or item.nested_key[0]: json.loads(item.value_json) for item in items})
-    return history
+
+
+def wandb_history(folder: Path) -> list[dict[str, Any]]:
+    """The logged steps of a finished offline run."""
+    file = next(folder.glob("offline-run-*/*.wandb"))
+    for _ in range(300):  # wandb's service writes the end of the file after finish() has returned
+        records = list(wandb_records(file.read_bytes()))
+        if any(record.WhichOneof("record_type") == "exit" for record in records):
+            break
+        time.sleep(0.1)
+    rows = [record.history.item for record in records if record.WhichOneof("record_type") == "history"]
+    return [{item.key or item.nested_key[0]: json.loads(item.value_json) for item in row} for row in rows]
 
 
 SETTINGS = {"run_name": "a-run-s1", "model": "tiny", "dataset": "arithmetic", "seed": 1, "gamma": 0.25}
