@@ -215,6 +215,8 @@ def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None 
     resolved = {key: value for key, value in values.items() if key not in ("resume", "overwrite", "dry_run")}
     try:
         return (*parser.parse_dict(values), resolved)
+    except UsageError:
+        raise
     except (ValueError, TypeError, ImportError) as error:
         raise UsageError(f"the settings do not fit together: {error}") from error
 

@@ -329,6 +329,8 @@ def test_resumed_run_is_the_run_that_was_never_interrupted(run: Run, gtpo_run: P
     assert ended.code == 0, ended.stderr[-3000:]
     assert_run_is_complete(killed, 4, CURVES | SPEED)
     assert (killed / "initial_entropy.json").read_bytes() == measured  # read back, not measured on a trained policy
+    kept = (killed / "metrics.jsonl").read_text()
+    assert kept.startswith(metrics[: metrics.index('{"step": 3')])  # steps 1 and 2 were not made again
     for before, after in zip(lines_of(gtpo_run), lines_of(killed), strict=True):
         names = before.keys() - set(TIMES)
         assert {name: after[name] for name in names} == pytest.approx({name: before[name] for name in names}, rel=1e-4)
