@@ -78,7 +78,7 @@ def check_run(resolved: dict[str, Any], run: RunArguments) -> str | None:
         return str(found[-1])
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: --output_dir names the directory of the run.")
-    if folder.is_dir() and any(folder.iterdir()):
+    if ON_MAIN_PROCESS and folder.is_dir() and any(folder.iterdir()):  # the others find what the main one has made
         if not run.overwrite:
             raise UsageError(
                 f"{folder} exists: --resume continues it, --overwrite replaces it, --run_name names another."
@@ -187,7 +187,7 @@ def start_wandb(folder: Path, resolved: dict[str, Any], method: str) -> Any:
         logger.warning(
             "wandb: not logged in, so this run is kept offline; `wandb sync %s` uploads it.", folder / "wandb"
         )
-    return wandb.init(
+    run = wandb.init(
         project=os.environ.get("WANDB_PROJECT", "gtpo"),
         name=folder.name,
         group=re.sub(r"-s(eed)?\d+$", "", folder.name),
@@ -197,6 +197,10 @@ def start_wandb(folder: Path, resolved: dict[str, Any], method: str) -> Any:
         mode=mode,
         settings=wandb.Settings(silent=True),
     )
+    # TRL logs its completions and timings in between, which moves wandb's own step on: ours is the training step.
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    return run
 
 
 class MetricsWriter(TrainerCallback):
@@ -219,10 +223,11 @@ class MetricsWriter(TrainerCallback):
         if metrics.get("step_time") and "completion_length" in metrics:
             completions = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
             metrics["tokens_per_second"] = metrics["completion_length"] * completions / metrics["step_time"]
+        line = {"step": state.global_step} | metrics
         with self.path.open("a") as file:
-            file.write(json.dumps({"step": state.global_step} | metrics) + "\n")
+            file.write(json.dumps(line) + "\n")
         if self.wandb_run is not None:
-            self.wandb_run.log(metrics, step=state.global_step)
+            self.wandb_run.log(line)
 
     def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if self.wandb_run is not None:
