@@ -134,7 +134,7 @@ def test_data_that_cannot_be_read_is_named_before_a_model_is(tmp_path: Path, mon
     with pytest.raises(UsageError, match=r"amc2023\.jsonl does not exist: --data_dir"):
         run(monkeypatch, "--benchmarks", "amc23", "--model", "no-such/model", "--data_dir", tmp_path)
     monkeypatch.setattr("data.load_dataset", lambda *_, **__: (_ for _ in ()).throw(ConnectionError("no route")))
-    with pytest.raises(UsageError, match=r"cannot read math-ai/amc23 from the Hub: no route\. Check the network, or give --data_dir"):
+    with pytest.raises(UsageError, match=r"cannot read math-ai/amc23 from the Hub: no route\. .* give --data_dir"):
         run(monkeypatch, "--benchmarks", "amc23", "--model", "no-such/model")
 
 
