@@ -338,6 +338,11 @@ def run_script(main: Callable[[], None]) -> NoReturn:
             raise
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print(
+            f"\n{Path(sys.argv[0]).name}: interrupted; --resume RUN continues at the last checkpoint.", file=sys.stderr
+        )
+        sys.exit(130)
     sys.exit(0)
 
 

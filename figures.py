@@ -1,7 +1,9 @@
 """Figures from run directories: today the training curves of Figs. 2 to 5 (accuracy, formatting, entropy, conflicts).
 
-python figures.py --runs outputs/demo/gtpo --output outputs/demo/curves.png
-python figures.py --runs outputs/gtpo-tiny-arithmetic-a outputs/grpo-tiny-arithmetic-b --labels GTPO GRPO
+    python figures.py --runs outputs/demo/gtpo --output outputs/demo/curves.png
+    python figures.py --runs outputs/gtpo-tiny-arithmetic-a outputs/grpo-tiny-arithmetic-b --labels GTPO GRPO
+
+Raw values are drawn faint, their trailing mean bold.
 """
 
 import argparse

@@ -246,6 +246,8 @@ def ensure_tiny(root: str | Path = TINY_ROOT) -> Path:
     build_tiny(unfinished, seed=int(TINY["seed"]))
     _warm_start(unfinished)
     (unfinished / "tiny.json").write_text(json.dumps(TINY, indent=2))
+    if not (folder / "tiny.json").is_file():  # not there, or damaged
+        shutil.rmtree(folder, ignore_errors=True)
     try:
         unfinished.rename(folder)
     except OSError:  # another process was first; its base is the same

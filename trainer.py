@@ -78,6 +78,9 @@ class GRPOTrainer(trl.GRPOTrainer):
                 raise UsageError(
                     f"{name} = {getattr(args, name)!r} is not supported: the paper's objective has {value!r}."
                 )
+        for name, least in (("num_iterations", 1), ("max_completion_length", 1), ("beta", 0)):
+            if getattr(args, name) < least:
+                raise UsageError(f"{name} is {getattr(args, name)}: expected at least {least}.")
         if not args.temperature > 0:
             raise UsageError(f"temperature is {args.temperature}: a group is sampled, so it has to be above 0.")
         if args.use_vllm and importlib.util.find_spec("vllm") is None:
@@ -272,7 +275,7 @@ class GTPOTrainer(GRPOTrainer):
         self.gtpo = gtpo or GTPOArguments()
         self.conflict_span = self.gtpo.conflict_span
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
-        self.initial_entropy = self.gtpo.initial_entropy
+        self.initial_entropy: float | None = None  # known from the first batch on
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.initial_entropy is None:
@@ -308,27 +311,34 @@ class GTPOTrainer(GRPOTrainer):
         )
 
     def _read_or_measure_initial_entropy(self) -> float:
-        """<H>_ini of Section 5.2: stored with the run, measured once before step 0 and never on a trained policy."""
+        """<H>_ini of Section 5.2: given, or measured before step 0 and never on a trained policy; kept."""
         path = Path(self.args.output_dir) / "initial_entropy.json"
-        if self.state.global_step > 0:  # resumed
+        record: dict[str, Any]
+        if self.gtpo.initial_entropy is not None:
+            record = {"initial_entropy": self.gtpo.initial_entropy, "given": True}
+        elif self.state.global_step > 0:  # resumed
             if not path.is_file():
                 raise UsageError(
                     f"{path} is missing and the policy is at step {self.state.global_step}: the initial entropy can "
                     "only be measured before training. Give it with --initial_entropy."
                 )
             return float(json.loads(path.read_text())["initial_entropy"])
-        first = self.train_dataset.select(range(min(INITIAL_ENTROPY_PROMPTS, len(self.train_dataset))))
-        prompts = list(first["prompt"])
-        entropies = self._sampled_entropies(prompts)
-        value = sum(entropies) / len(entropies)
+        else:
+            first = self.train_dataset.select(range(min(INITIAL_ENTROPY_PROMPTS, len(self.train_dataset))))
+            entropies = self._sampled_entropies(list(first["prompt"]))
+            record = {
+                "initial_entropy": sum(entropies) / len(entropies),
+                "prompts": len(entropies),
+                "temperature": self.temperature,
+                "per_prompt": entropies,
+            }
         if self.accelerator.is_main_process:
             path.parent.mkdir(parents=True, exist_ok=True)
-            record = {"initial_entropy": value, "prompts": len(entropies), "temperature": self.temperature}
             unfinished = path.with_suffix(".tmp")
-            unfinished.write_text(json.dumps(record | {"per_prompt": entropies}, indent=2))
+            unfinished.write_text(json.dumps(record, indent=2))
             unfinished.replace(path)
         self.accelerator.wait_for_everyone()
-        return value
+        return float(record["initial_entropy"])
 
     def _sampled_entropies(self, prompts: list[Any]) -> list[float]:
         """<H>_i of one completion of each prompt, in the order of the prompts, which are dealt out over the processes.

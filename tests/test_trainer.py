@@ -207,9 +207,15 @@ def test_a_resumed_run_reads_the_initial_entropy_and_never_measures_a_trained_po
     assert trainer._read_or_measure_initial_entropy() == 0.25
 
 
+def test_a_given_initial_entropy_is_kept_with_the_run(tiny: Path, tmp_path: Path) -> None:
+    batch_of(make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": 0.5}))
+    assert json.loads((tmp_path / "initial_entropy.json").read_text()) == {"initial_entropy": 0.5, "given": True}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"num_iterations": 0}, "num_iterations is 0: expected at least 1"),
         ({"beta": 0.04}, "GTPO has no KL term"),
         ({"loss_type": "dapo"}, "loss_type = 'dapo' is not supported"),
         ({"mask_truncated_completions": True}, "mask_truncated_completions"),
