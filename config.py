@@ -47,12 +47,30 @@ class DataArguments:
 
     _argument_group_name = "data"
 
-    dataset: str = field(default="gsm8k", metadata={"help": "gsm8k, math or arithmetic (generated)."})
+    dataset: str = field(
+        default="gsm8k",
+        metadata={"help": "gsm8k, math, arithmetic (generated), or a JSONL file with a column prompt of your own."},
+    )
     data_dir: str | None = field(
         default=None, metadata={"help": "Folder of JSONL files to read instead of the Hub (gsm8k_train.jsonl, ...)."}
     )
     max_prompt_length: int = field(
         default=4000, metadata={"help": "Tokens; longer prompts are dropped and counted [Listing 1]."}
+    )
+
+
+@dataclass
+class RewardArguments:
+    """What is rewarded, in GTPO and GRPO."""
+
+    _argument_group_name = "reward"
+
+    reward: list[str] = field(
+        default_factory=lambda: ["format", "accuracy"],
+        metadata={
+            "help": "Rewards that are summed: format and accuracy [Section 8.2], or one of your own as module:function "
+            "or file.py:function, with TRL's signature."
+        },
     )
 
 
@@ -209,8 +227,8 @@ def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None 
     if values["resume"] not in (None, "auto"):
         values["output_dir"] = values["resume"]
     name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
-    label = early.model.rstrip("/").rpartition("/")[2]
-    values["output_dir"] = values["output_dir"] or str(Path("outputs") / f"{method}-{label}-{values['dataset']}-{name}")
+    label = f"{Path(early.model).name}-{Path(values['dataset']).name.partition('.')[0]}"
+    values["output_dir"] = values["output_dir"] or str(Path("outputs") / f"{method}-{label}-{name}")
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
     resolved = {key: value for key, value in values.items() if key not in ("resume", "overwrite", "dry_run")}
     try:

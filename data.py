@@ -1,4 +1,4 @@
-"""Training rows and benchmarks: GSM8K, MATH, AIME, AMC (from the Hub or a folder of JSONL files), generated arithmetic.
+"""Training rows and benchmarks: GSM8K, MATH, AIME, AMC (Hub or a folder of JSONL files), arithmetic, your own JSONL.
 
 A training row is ``prompt`` (a conversation), ``answer`` (the gold, text) and ``solution`` (the reference completion in
 the paper's tags, for SFT). Rows whose gold cannot be read and prompts over the length limit are dropped and counted.
@@ -105,19 +105,25 @@ def load_train(name: str, data_dir: str | None = None, seed: int = 0) -> Dataset
     """The training split of ``name``: columns prompt, answer, solution. How many rows were dropped is logged.
 
     Args:
-        name: gsm8k, math or arithmetic.
+        name: gsm8k, math, arithmetic, or a JSONL file of your own: a column ``prompt`` (a question, or a conversation
+            that is used as it is), and ``answer`` and ``solution`` where the rewards or SFT need them. Its other
+            columns reach the rewards.
         data_dir: A folder with the JSONL files that replace the Hub (their names are in ``TRAIN``).
         seed: Which arithmetic problems are generated; the other datasets ignore it.
 
     Raises:
         UsageError: If the name is unknown, or a file is missing, empty, or lacks a column.
     """
+    if name.endswith((".jsonl", ".json", ".jsonl.gz")):
+        return _read_own(Path(name))
     if name == "arithmetic":
         rows = list(arithmetic("train", ARITHMETIC_TRAIN_ROWS, seed))
     elif name in TRAIN:
         rows = _read(name, TRAIN[name], data_dir)
     else:
-        raise UsageError(f"dataset {name!r} is unknown{nearest(name, DATASETS)}: pick one of {', '.join(DATASETS)}.")
+        raise UsageError(
+            f"dataset {name!r} is unknown{nearest(name, DATASETS)}: pick one of {', '.join(DATASETS)}, or a JSONL file."
+        )
     columns: dict[str, list[Any]] = {
         "prompt": [to_messages(row["question"]) for row in rows],
         "answer": [row["gold"] for row in rows],
@@ -165,9 +171,33 @@ def drop_long_prompts(rows: Dataset, tokenizer: Any, max_prompt_length: int) -> 
 
 
 def to_demonstrations(rows: Dataset) -> Dataset:
-    """Prompts with their reference solutions, columns prompt and completion as TRL's SFTTrainer takes them."""
+    """Prompts with their reference solutions, columns prompt and completion as TRL's SFTTrainer takes them.
+
+    Raises:
+        UsageError: If the rows have no solutions.
+    """
+    if "solution" not in rows.column_names:
+        raise UsageError("SFT learns from reference solutions: the dataset has no column 'solution'.")
     turns = [[{"role": "assistant", "content": solution}] for solution in rows["solution"]]
     return Dataset.from_dict({"prompt": rows["prompt"], "completion": turns})
+
+
+def _read_own(path: Path) -> Dataset:
+    rows = _read_jsonl(path, f"{path} does not exist: --dataset names gsm8k, math, arithmetic or a JSONL file.")
+    if "prompt" not in rows.column_names:
+        raise UsageError(
+            f"{path} has no column 'prompt': expected a question or a conversation in each, found {rows.column_names}."
+        )
+    whole = rows.filter(lambda row: all(value not in (None, "", []) for value in row.values()))
+    if not len(whole):
+        raise UsageError(f"{path} has no row without an empty value ({len(rows)} read).")
+    if len(whole) < len(rows):
+        logger.warning("%s: %d of %d rows dropped, a value in them is empty", path, len(rows) - len(whole), len(rows))
+    columns = {name: list(whole[name]) for name in whole.column_names}
+    columns["prompt"] = [to_messages(prompt) if isinstance(prompt, str) else prompt for prompt in columns["prompt"]]
+    if "answer" in columns:
+        columns["answer"] = [str(answer) for answer in columns["answer"]]
+    return Dataset.from_dict(columns)
 
 
 def _read(name: str, source: Source, data_dir: str | None) -> list[Row]:
@@ -200,19 +230,25 @@ def _raw_rows(name: str, source: Source, data_dir: str | None) -> Dataset:
     else:
         path = Path(data_dir) / source.file
         where = str(path)
-        if not path.is_file():
-            raise UsageError(f"{where} does not exist: --data_dir names a folder that holds {source.file} for {name}.")
-        if path.stat().st_size == 0:
-            raise UsageError(f"{where} is empty: expected one JSON object per line.")
-        try:
-            rows = load_dataset("json", data_files=str(path), split="train")
-        except (OSError, ValueError, DatasetGenerationError) as error:
-            reason = _first_line(error.__cause__ or error)
-            raise UsageError(f"{where} cannot be read: {reason} Expected one JSON object per line.") from error
+        rows = _read_jsonl(
+            path, f"{where} does not exist: --data_dir names a folder that holds {source.file} for {name}."
+        )
     missing = [column for column in source.columns if column not in rows.column_names]
     if missing:
         raise UsageError(f"{where} has no column {missing[0]!r}: expected {source.columns}, found {rows.column_names}.")
     return rows
+
+
+def _read_jsonl(path: Path, if_missing: str) -> Dataset:
+    if not path.is_file():
+        raise UsageError(if_missing)
+    if path.stat().st_size == 0:
+        raise UsageError(f"{path} is empty: expected one JSON object per line.")
+    try:
+        return load_dataset("json", data_files=str(path), split="train")
+    except (OSError, ValueError, DatasetGenerationError) as error:
+        reason = _first_line(error.__cause__ or error)
+        raise UsageError(f"{path} cannot be read: {reason} Expected one JSON object per line.") from error
 
 
 def _first_line(error: BaseException) -> str:

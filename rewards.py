@@ -5,10 +5,15 @@
 A completion is a string, or a conversation ``[{"role": "assistant", "content": "..."}]``. No text makes them raise.
 """
 
-from collections.abc import Callable, Sequence
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from answers import extract_answer, is_correct, timeouts
+from config import UsageError
 
 __all__ = [
     "ACCURACY_MAX",
@@ -17,6 +22,7 @@ __all__ = [
     "extract_answer",
     "format_reward",
     "is_correct",
+    "load_rewards",
     "score_format",
 ]
 
@@ -25,6 +31,7 @@ ACCURACY_MAX = 10.0  # and over this the `accuracy`
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 Completion = str | Sequence[dict[str, Any]]
+Reward = Callable[..., list[float]]
 
 
 def score_format(text: str) -> float:
@@ -63,6 +70,45 @@ def accuracy_reward(completions: Sequence[Completion], answer: Sequence[str], **
     if log_metric is not None:
         log_metric("grader_timeouts", float(timeouts() - before))
     return rewards
+
+
+def load_rewards(names: Sequence[str], columns: Iterable[str]) -> list[Reward]:
+    """The reward functions behind ``--reward``, whose sum is the reward.
+
+    Args:
+        names: ``format``, ``accuracy``, or ``module:function`` or ``file.py:function`` for one of your own, called as
+            TRL calls it: ``function(completions, **columns) -> list[float]``.
+        columns: Columns of the data set.
+
+    Raises:
+        UsageError: If a name is unknown, cannot be imported, or the accuracy reward finds no column ``answer``.
+    """
+    if not names:
+        raise UsageError("--reward is empty: name format, accuracy, module:function or file.py:function.")
+    if "accuracy" in names and "answer" not in columns:
+        raise UsageError("the accuracy reward needs a column 'answer': add it to the data, or name another --reward.")
+    ours: dict[str, Reward] = {"format": format_reward, "accuracy": accuracy_reward}
+    return [ours[name] if name in ours else _import_reward(name) for name in names]
+
+
+def _import_reward(name: str) -> Reward:
+    module, colon, function = name.rpartition(":")
+    if not colon:
+        raise UsageError(f"reward {name!r} is unknown: pick format, accuracy, module:function or file.py:function.")
+    try:
+        if module.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(module).stem, module)
+            found = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]  # a .py file always has a spec
+            spec.loader.exec_module(found)  # type: ignore[union-attr]
+        else:
+            sys.path.insert(0, str(Path.cwd()))
+            found = importlib.import_module(module)
+            sys.path.pop(0)
+    except (ImportError, OSError, SyntaxError) as error:
+        raise UsageError(f"reward {name!r} cannot be imported: {error}.") from error
+    if not callable(reward := getattr(found, function, None)):
+        raise UsageError(f"reward {name!r}: {module} has no function {function!r}.")
+    return reward
 
 
 def _text(completion: Completion) -> str:

@@ -237,8 +237,9 @@ class MetricsWriter(TrainerCallback):
 class BestAdapter(TrainerCallback):
     """Keep the adapter of the highest accuracy reward in ``best/``: the paper evaluates GRPO there (Section 6.1).
 
-    The accuracy is the mean over the last ``BEST_WINDOW`` steps, and counts from a full window on (of all steps in a
-    shorter run). A new best is copied to memory when it comes and written with the next checkpoint, or at the end.
+    The accuracy (the reward, where another takes its place) is the mean over the last ``BEST_WINDOW`` steps, and counts
+    from a full window on (of all steps in a shorter run). A new best is copied to memory when it comes and written with
+    the next checkpoint, or at the end.
     """
 
     def __init__(self, folder: Path, tokenizer: Any) -> None:
@@ -252,15 +253,15 @@ class BestAdapter(TrainerCallback):
         metrics = self.folder.parent / "metrics.jsonl"
         if state.global_step and metrics.exists():  # resumed; MetricsWriter has dropped the later steps
             rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-            self.recent.extend(row["accuracy"] for row in rows if "accuracy" in row)
+            self.recent.extend(_score(row) for row in rows if _score(row) is not None)
         if state.global_step and (self.folder / "best.json").exists():
             stored = json.loads((self.folder / "best.json").read_text())
             self.best = stored if stored["step"] <= state.global_step else self.best
 
     def on_log(self, args, state, control, logs=None, model=None, **kwargs):  # type: ignore[no-untyped-def]
-        if not logs or "accuracy" not in logs:
+        if not logs or (score := _score(logs)) is None:
             return
-        self.recent.append(logs["accuracy"])
+        self.recent.append(score)
         accuracy = sum(self.recent) / len(self.recent)
         if len(self.recent) < min(BEST_WINDOW, state.max_steps) or accuracy <= self.best["accuracy"]:
             return
@@ -282,6 +283,11 @@ class BestAdapter(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         self.on_save(args, state, control, **kwargs)
+
+
+def _score(metrics: dict[str, Any]) -> Any:
+    """What ``best/`` is chosen by; None on a line that has neither."""
+    return metrics.get("accuracy", metrics.get("reward"))
 
 
 def _step(line: str) -> float:

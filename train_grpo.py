@@ -7,7 +7,7 @@
 Differs from train_gtpo.py by the lack of GTPOArguments and by the trainer, nothing else.
 """
 
-from config import DataArguments, ModelArguments, RunArguments, parse, run_script
+from config import DataArguments, ModelArguments, RewardArguments, RunArguments, parse, run_script
 from models import load_backend
 
 
@@ -15,16 +15,19 @@ def main() -> None:
     backend = load_backend()  # before trl, transformers and peft, which Unsloth patches
     from trl import GRPOConfig
 
-    data, model, run, args, resolved = parse("grpo", (DataArguments, ModelArguments, RunArguments, GRPOConfig))
+    data, reward, model, run, args, resolved = parse(
+        "grpo", (DataArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig)
+    )
     from data import drop_long_prompts, load_train
     from models import load_policy, save_adapter
     from report import write_report
-    from rewards import accuracy_reward, format_reward
+    from rewards import load_rewards
     from tracking import check_run, start_run, track
     from trainer import GRPOTrainer
 
     GRPOTrainer.check_settings(args)
     rows = load_train(data.dataset, data.data_dir, args.seed)
+    rewards = load_rewards(reward.reward, rows.column_names)
     check_run(resolved, run)
     policy, tokenizer = load_policy(model, backend, args.seed, args.use_vllm)
     rows = drop_long_prompts(rows, tokenizer, data.max_prompt_length)
@@ -32,7 +35,7 @@ def main() -> None:
     trainer = GRPOTrainer(
         model=policy,
         processing_class=tokenizer,
-        reward_funcs=[format_reward, accuracy_reward],
+        reward_funcs=rewards,
         args=args,
         train_dataset=rows,
     )

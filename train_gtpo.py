@@ -7,7 +7,7 @@
 Differs from train_grpo.py by GTPOArguments and GTPOTrainer, nothing else.
 """
 
-from config import DataArguments, GTPOArguments, ModelArguments, RunArguments, parse, run_script
+from config import DataArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments, parse, run_script
 from models import load_backend
 
 
@@ -15,18 +15,19 @@ def main() -> None:
     backend = load_backend()  # before trl, transformers and peft, which Unsloth patches
     from trl import GRPOConfig
 
-    data, model, run, gtpo, args, resolved = parse(
-        "gtpo", (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
+    data, reward, model, run, gtpo, args, resolved = parse(
+        "gtpo", (DataArguments, RewardArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
     )
     from data import drop_long_prompts, load_train
     from models import load_policy, save_adapter
     from report import write_report
-    from rewards import accuracy_reward, format_reward
+    from rewards import load_rewards
     from tracking import check_run, start_run, track
     from trainer import GTPOTrainer
 
     GTPOTrainer.check_settings(args)
     rows = load_train(data.dataset, data.data_dir, args.seed)
+    rewards = load_rewards(reward.reward, rows.column_names)
     check_run(resolved, run)
     policy, tokenizer = load_policy(model, backend, args.seed, args.use_vllm)
     rows = drop_long_prompts(rows, tokenizer, data.max_prompt_length)
@@ -34,7 +35,7 @@ def main() -> None:
     trainer = GTPOTrainer(
         model=policy,
         processing_class=tokenizer,
-        reward_funcs=[format_reward, accuracy_reward],
+        reward_funcs=rewards,
         args=args,
         gtpo=gtpo,
         train_dataset=rows,

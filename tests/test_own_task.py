@@ -1,0 +1,126 @@
+"""Your own rows and your own reward: a JSONL file and a function in a file, no line of ours touched."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from config import UsageError
+from data import load_train, to_demonstrations
+from prompts import to_messages
+from rewards import accuracy_reward, format_reward, load_rewards
+
+ROOT = Path(__file__).parent.parent
+REWARD = """
+def short(completions, limit, **columns):
+    return [float(len(str(completion)) < n) for completion, n in zip(completions, limit)]
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of tests leave nothing in the cache of the user."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def write(path: Path, *rows: dict[str, object]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_a_question_gets_the_papers_prompt_and_other_columns_stay(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "own.jsonl", {"prompt": "1 + 1?", "answer": 2, "limit": 9}, {"prompt": "Hi", "answer": 3, "limit": 8}
+    )
+    rows = load_train(path)
+    assert rows["prompt"][0] == to_messages("1 + 1?")
+    assert (list(rows["answer"]), list(rows["limit"])) == (["2", "3"], [9, 8])
+
+
+def test_a_conversation_is_used_as_it_is(tmp_path: Path) -> None:
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    (row,) = load_train(write(tmp_path / "own.jsonl", {"prompt": turns}))
+    assert row == {"prompt": turns}
+
+
+def test_rows_with_an_empty_value_are_dropped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(
+        tmp_path / "own.jsonl",
+        *({"prompt": p, "answer": a} for p, a in [("a", "1"), ("", "2"), ("c", None), ("d", "0")]),
+    )
+    with caplog.at_level(logging.WARNING):
+        rows = load_train(path)
+    assert list(rows["answer"]) == ["1", "0"]
+    assert "2 of 4 rows dropped" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"question": "a"}], "has no column 'prompt'"),
+        ([{"prompt": ""}], "no row without an empty value"),
+        ([], "is empty"),
+        (None, "does not exist"),
+    ],
+)
+def test_a_file_that_cannot_be_trained_on(rows: list[dict[str, object]] | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    if rows is not None:
+        write(path, *rows)
+    with pytest.raises(UsageError, match=message):
+        load_train(str(path))
+
+
+def test_sft_needs_solutions(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no column 'solution'"):
+        to_demonstrations(load_train(write(tmp_path / "own.jsonl", {"prompt": "a"})))
+
+
+def test_rewards_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rewards.py").write_text(REWARD)
+    monkeypatch.chdir(tmp_path)
+    names = ["format", "accuracy", str(tmp_path / "my_rewards.py") + ":short", "my_rewards:short"]
+    ours, accuracy, by_file, by_module = load_rewards(names, ["prompt", "answer"])
+    assert (ours, accuracy) == (format_reward, accuracy_reward)
+    for reward in (by_file, by_module):
+        assert reward.__name__ == "short"
+        assert reward(["abc", "abcdef"], limit=[5, 5]) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["acuracy"], "reward 'acuracy' is unknown: pick format, accuracy, module:function"),
+        (["no_such_module:fn"], "'no_such_module:fn' cannot be imported: No module named"),
+        (["missing.py:fn"], "'missing.py:fn' cannot be imported: .*No such file"),
+        (["json:no_such_function"], "json has no function 'no_such_function'"),
+        (["format", "accuracy"], "needs a column 'answer'"),
+        ([], "--reward is empty"),
+    ],
+)
+def test_a_reward_that_cannot_be_used(names: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_rewards(names, ["prompt"])
+
+
+def test_it_trains_on_both(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(REWARD)
+    rows = [{"prompt": f"Say {i}", "limit": 5 + 100 * (i % 2)} for i in range(8)]
+    command = ["train_gtpo.py", "--model", str(tiny), "--dataset", write(tmp_path / "own.jsonl", *rows), "--G", "4"]
+    command += ["--reward", "format", f"{tmp_path}/own.py:short", "--max_steps", "2", "--max_completion_length", "8"]
+    subprocess.run(
+        [sys.executable, *command, "--output_dir", tmp_path / "run", "--initial_entropy", "0.5"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    for line in lines:
+        assert line["reward"] == line["rewards/short/mean"] + line["rewards/format_reward/mean"]
+        assert "formatting" in line and "accuracy" not in line
+    assert json.loads((tmp_path / "run" / "best" / "best.json").read_text())["step"] == 2
+    assert (tmp_path / "run" / "report.html").is_file()
