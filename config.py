@@ -7,6 +7,7 @@ unknown one stops the run by name. Nothing heavy is imported before the flags ar
 
 import argparse
 import difflib
+import importlib.util
 import json
 import math
 import os
@@ -105,6 +106,17 @@ class ModelArguments:
     def __post_init__(self) -> None:
         if self.lora_rank < 1:
             raise UsageError(f"lora_rank is {self.lora_rank}: expected at least 1.")
+        if not self.lora_target_modules:
+            raise UsageError("lora_target_modules is empty: name the layers that get an adapter, such as q_proj.")
+        if "lm_head" in self.lora_target_modules:
+            raise UsageError("LoRA on lm_head is not supported: take it out of --lora_target_modules.")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise UsageError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}: expected a share of the GPU's memory, over "
+                "0 and up to 1."
+            )
+        if self.max_seq_length < 1:
+            raise UsageError(f"max_seq_length is {self.max_seq_length}: expected at least 1.")
 
 
 @dataclass
@@ -167,7 +179,12 @@ class RunArguments:
         default=None, metadata={"help": "Continue the run directory (this one, or the one named)."}
     )
     overwrite: bool = field(default=False, metadata={"help": "Replace the run directory if it exists."})
-    dry_run: bool = field(default=False, metadata={"help": "Print the resolved settings and stop."})
+    merge: Literal["none", "16bit"] = field(
+        default="none", metadata={"help": "16bit: write merged/ too, base and adapter as one standalone model."}
+    )
+    dry_run: bool = field(
+        default=False, metadata={"help": "Print the resolved settings, steps and expected memory, and stop."}
+    )
 
 
 _DESCRIPTIONS = {
@@ -204,14 +221,18 @@ def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None 
     early = early_arguments(argv)
     file_arguments = _as_flags(early.config, parser) if early.config else []
     wants_help = {"-h", "--help", "--help_all"} & set(argv)
-    preset = CONFIGS / method / "tiny.yaml" if wants_help else preset_for(method, early.model, early.backend)
+    preset = (
+        CONFIGS / method / "tiny.yaml" if wants_help else preset_for(method, early.model, early.backend, early.dry_run)
+    )
     if wants_help:
         parser.set_defaults(**read_yaml(preset))
         parser.print_help()
         raise SystemExit(0)
-    values = vars(parser.parse_args([*_as_flags(preset, parser), *file_arguments, *argv]))
-    for name in ("config", "help_all", "hub_token"):
+    preset_arguments = [*_as_flags(preset, parser), *_precision_of_this_gpu()]
+    values = vars(parser.parse_args([*preset_arguments, *file_arguments, *argv]))
+    for name in ("config", "help_all"):
         values.pop(name)
+    _check_values(values)
     group_size = values.get("num_generations", 1)  # supervised fine-tuning has one completion per prompt
     if method != "sft" and group_size < 2:
         raise UsageError(
@@ -230,7 +251,17 @@ def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None 
     label = f"{Path(early.model).name}-{Path(values['dataset']).name.partition('.')[0]}"
     values["output_dir"] = values["output_dir"] or str(Path("outputs") / f"{method}-{label}-{name}")
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
-    resolved = {key: value for key, value in values.items() if key not in ("resume", "overwrite", "dry_run")}
+    if values.get("use_vllm") and values["vllm_mode"] == "colocate":  # TRL's names for two of ours
+        values["vllm_gpu_memory_utilization"] = (
+            values["vllm_gpu_memory_utilization"] or values["gpu_memory_utilization"]
+        )
+        values["vllm_max_model_length"] = values["vllm_max_model_length"] or values["max_seq_length"]
+    resolved = {
+        key: value for key, value in values.items() if key not in ("resume", "overwrite", "dry_run", "hub_token")
+    }
+    values["push_to_hub"] = False  # ours uploads the adapter at the end; the Trainer's sends the whole run at each save
+    if early.dry_run and not gpu_is_available():
+        values["use_cpu"] = True  # or Transformers refuses bf16
     try:
         return (*parser.parse_dict(values), resolved)
     except UsageError:
@@ -239,14 +270,14 @@ def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None 
         raise UsageError(f"the settings do not fit together: {error}") from error
 
 
-def preset_for(method: str, model: str, backend: str | None = None) -> Path:
+def preset_for(method: str, model: str, backend: str | None = None, dry_run: bool = False) -> Path:
     """The preset of a model: its own; for another model Qwen's on a GPU and the tiny one without.
 
     Raises:
-        UsageError: If the model or backend needs a GPU and there is none.
+        UsageError: If the model or backend needs a GPU, there is none, and more is wanted than a plan.
     """
     alias = next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), None)
-    if alias != "tiny" and gpu_is_available():
+    if alias != "tiny" and (gpu_is_available() or (dry_run and alias)):
         return CONFIGS / method / f"{alias or 'qwen'}.yaml"
     if backend == "unsloth" or alias in ("llama", "qwen"):
         raise UsageError(
@@ -255,6 +286,42 @@ def preset_for(method: str, model: str, backend: str | None = None) -> Path:
             "arithmetic` on a CPU, or check torch.cuda.is_available() and the NVIDIA driver (R580 or newer)."
         )
     return CONFIGS / method / "tiny.yaml"
+
+
+def _precision_of_this_gpu() -> list[str]:
+    """float16 in place of the presets' bfloat16 on a GPU that lacks it (T4, V100); a flag or --config still wins."""
+    import torch
+
+    if torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return ["--bf16=false", "--fp16=true"]
+    return []
+
+
+def _check_values(values: dict[str, Any]) -> None:
+    """Refuse what TRL or Transformers would only trip over later."""
+    for name in ("seed", "data_seed"):
+        if values.get(name) is not None and not 0 <= values[name] < 2**32:
+            raise UsageError(f"--{name} is {values[name]}: expected 0 to 4294967295.")
+    needed = {
+        ("optim", "bitsandbytes", "adamw_torch"): bool({"bnb", "8bit", "paged"} & set(str(values["optim"]).split("_"))),
+        ("use_vllm", "vllm", "false"): values.get("use_vllm", False),
+    }
+    for (flag, package, other), is_needed in needed.items():
+        if is_needed and not values["dry_run"] and not is_installed(package):
+            raise UsageError(
+                f"--{flag} {values[flag]} needs {package}, which is not installed: `pip install -r requirements.txt`, "
+                f"or --{flag} {other}."
+            )
+    if values["push_to_hub"] and not values["hub_token"]:
+        from huggingface_hub import get_token
+
+        if get_token() is None:
+            raise UsageError("--push_to_hub needs a token of the Hugging Face Hub: `hf auth login` or set HF_TOKEN.")
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; it is not."""
+    return importlib.util.find_spec(package) is not None
 
 
 def gpu_is_available() -> bool:
@@ -319,12 +386,14 @@ def early_arguments(argv: list[str]) -> argparse.Namespace:
     for name in ("--model", "--backend", "--config"):
         parser.add_argument(name)
     parser.add_argument("--resume", nargs="?", const="auto")
+    parser.add_argument("--dry_run", nargs="?", const="true", default="false")
     early = parser.parse_known_args(argv)[0]
     if early.resume not in (None, "auto"):
         early.config = early.config or str(Path(early.resume) / "config.yaml")
     settings = read_yaml(early.config) if early.config else {}
     early.model = early.model or settings.get("model") or ModelArguments.model
     early.backend = early.backend or settings.get("backend") or ModelArguments.backend
+    early.dry_run = early.dry_run.lower() in ("true", "yes", "1", "t", "y")
     return early
 
 
@@ -395,6 +464,8 @@ def _build_parser(method: str, argument_classes: Sequence[type], show_all: bool)
         flags["--G"].help = "G, completions per prompt [Section 6: 8 or 12]."
     flags["--resume"].nargs, flags["--resume"].const = "?", "auto"
     parser.set_defaults(output_dir=None, per_device_train_batch_size=None, gradient_accumulation_steps=None)
+    if "--use_vllm" in flags:
+        parser.set_defaults(vllm_gpu_memory_utilization=None, vllm_max_model_length=None)
     for action in parser._actions:  # only how they are shown changes: every spelling and choice stays valid
         action.option_strings = [flag for flag in action.option_strings if "-" not in flag[2:]]
         if action.choices and len(list(action.choices)) > 6:
@@ -409,10 +480,14 @@ def _as_flags(path: str | Path, parser: Any) -> list[str]:
     """The settings of a YAML file as command-line words; null leaves the default."""
     words: list[str] = []
     for key, value in read_yaml(path).items():
+        if key in ("config", "help", "help_all", "dry_run", "resume", "overwrite"):
+            raise UsageError(f"{path}: {key!r} is for the command line alone.")
         if f"--{key}" not in parser._option_string_actions:
             known = [option[2:] for option in parser._option_string_actions if option.startswith("--")]
             raise UsageError(f"{path}: {key!r} is no setting{nearest(str(key), known)}.")
         if isinstance(value, list):
+            if not value and parser._option_string_actions[f"--{key}"].default:
+                raise UsageError(f"{path}: {key} is an empty list: name at least one, or leave the key out.")
             words += [f"--{key}", *map(str, value)] if value else []
         elif isinstance(value, bool):  # YAML reads on and off as booleans too
             choices = parser._option_string_actions[f"--{key}"].choices

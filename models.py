@@ -5,7 +5,6 @@
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import random
@@ -15,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from config import MODEL_ALIASES, ModelArguments, UsageError, early_arguments, gpu_is_available
+import yaml
+
+from config import MODEL_ALIASES, ModelArguments, UsageError, early_arguments, gpu_is_available, is_installed
 from prompts import SYSTEM_PROMPT, TAGS, to_completion, to_messages
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports each trainer's construction otherwise
@@ -56,14 +57,14 @@ def load_backend(argv: list[str] | None = None) -> str:
         raise UsageError(f"--backend {choice!r} is unknown: pick one of auto, unsloth, transformers.")
     if choice == "auto":
         choice = "unsloth" if early.model != "tiny" and gpu_is_available() else "transformers"
-    if choice == "transformers":
+    if choice == "transformers" or early.dry_run:  # a plan needs neither GPU nor packages
         return choice
     if not gpu_is_available():
         raise UsageError(
             "--backend unsloth needs a GPU that PyTorch sees, and there is none: use --backend transformers."
         )
     for package, pinned in GPU_PACKAGES.items():
-        if importlib.util.find_spec(package) is None:
+        if not is_installed(package):
             raise UsageError(
                 f"{package} is not installed: `pip install -r requirements.txt`, or --backend transformers."
             )
@@ -94,9 +95,7 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
     from peft import LoraConfig, get_peft_model
     from transformers import set_seed
 
-    if "lm_head" in arguments.lora_target_modules:
-        raise UsageError("LoRA on lm_head is not supported: take it out of --lora_target_modules.")
-    model, tokenizer = load_base(path)
+    model, tokenizer = load_base(path, arguments.load_in_4bit)
     set_seed(seed)  # the adapter's starting weights
     lora = LoraConfig(
         r=arguments.lora_rank,
@@ -110,15 +109,41 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
         raise UsageError(f"PEFT cannot put the adapter on {path}: {str(error).splitlines()[0]}") from error
 
 
-def load_base(path: str) -> tuple[Any, Any]:
-    """A causal language model and its tokenizer with Transformers: bfloat16 on a GPU that has it, float32 on a CPU."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def load_base(path: str, load_in_4bit: bool = False) -> tuple[Any, Any]:
+    """A causal language model and its tokenizer with Transformers: bfloat16 on a GPU that has it, float32 on a CPU.
 
-    dtype = torch.bfloat16 if gpu_is_available() and torch.cuda.is_bf16_supported() else torch.float32
+    Args:
+        path: Hub id or local folder.
+        load_in_4bit: QLoRA's NF4 weights (arXiv 2305.14314) with bitsandbytes, each process on its own GPU.
+
+    Raises:
+        UsageError: If the model cannot be loaded, or 4-bit weights are wanted without a GPU or bitsandbytes.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+    has_bf16 = gpu_is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    options: dict[str, Any] = {"dtype": torch.bfloat16 if has_bf16 else torch.float32}
+    if load_in_4bit:
+        if not gpu_is_available():
+            raise UsageError("--load_in_4bit needs a GPU, and PyTorch sees none: leave it out on a CPU.")
+        if not is_installed("bitsandbytes"):
+            raise UsageError("--load_in_4bit needs bitsandbytes: `pip install -r requirements.txt`.")
+        half = torch.bfloat16 if has_bf16 else torch.float16
+        options = {
+            "dtype": half,
+            "quantization_config": BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=half,
+                bnb_4bit_quant_storage=half,  # so that FSDP can shard them
+            ),
+            "device_map": {"": int(os.environ.get("LOCAL_RANK", 0))},
+        }
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(path, **options)
     except (OSError, ValueError) as error:
         raise UsageError(_why_not_loaded(path, error)) from error
     check_tokenizer(tokenizer, path)
@@ -150,22 +175,99 @@ def check_tokenizer(tokenizer: Any, path: str) -> None:
         raise UsageError(f"the tokenizer of {path} has no chat template: use an instruction-tuned model.")
 
 
-def save_adapter(trainer: Any, run_directory: str | Path) -> None:
-    """Write the trained adapter with tokenizer and model card to ``adapter/``, whole or not at all."""
-    folder, unfinished = Path(run_directory) / "adapter", Path(run_directory) / "adapter.tmp"
+def save_adapter(trainer: Any, resolved: dict[str, Any]) -> None:
+    """Write the trained adapter with tokenizer and model card to ``adapter/``, whole or not at all.
+
+    ``merge: 16bit`` writes ``merged/`` beside it, and ``push_to_hub`` uploads what was written last.
+
+    Raises:
+        UsageError: If the upload fails; what was trained lies in the run directory by then.
+    """
+    run_directory = Path(resolved["output_dir"])
+    folder, unfinished = run_directory / "adapter", run_directory / "adapter.tmp"
     shutil.rmtree(unfinished, ignore_errors=True)
     trainer.save_model(str(unfinished))  # every process takes part; the main one writes
-    if trainer.is_world_process_zero():
-        (unfinished / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml holds the settings
-        trainer.create_model_card(model_name=Path(run_directory).name)
-        card = Path(run_directory) / "README.md"
-        base = trainer.model.config._name_or_path  # TRL links the base model to the Hub, where a local folder is not
-        (unfinished / "README.md").write_text(
-            card.read_text().replace("[None](https://huggingface.co/None)", f"`{base}`")
+    if not trainer.is_world_process_zero():
+        return
+    (unfinished / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml holds the settings
+    trainer.create_model_card(model_name=run_directory.name)
+    card = run_directory / "README.md"
+    base = trainer.model.config._name_or_path  # TRL links the base model to the Hub, where a local folder is not
+    text = card.read_text().replace("[None](https://huggingface.co/None)", f"`{base}`")
+    (unfinished / "README.md").write_text(text + _usage_and_settings(resolved))
+    card.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+    unfinished.rename(folder)
+    if resolved["merge"] == "16bit":
+        merge_adapter(folder, resolve_model(resolved["model"]), run_directory / "merged")
+    if resolved["push_to_hub"]:
+        _upload(
+            run_directory / ("merged" if resolved["merge"] == "16bit" else "adapter"), resolved, trainer.args.hub_token
         )
-        card.unlink()
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
+
+
+def merge_adapter(adapter: str | Path, base: str, folder: str | Path) -> None:
+    """Write ``base`` with the adapter merged into its weights, in 16 bits, as a model that stands alone.
+
+    The base is loaded anew in bfloat16 in the main memory, not the 4-bit weights that were trained on: twice as many GB
+    as it has billions of parameters.
+    """
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, unfinished = Path(folder), Path(f"{folder}.tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, device_map="cpu")
+    PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(unfinished)
+    AutoTokenizer.from_pretrained(adapter).save_pretrained(unfinished)
+    shutil.copy(Path(adapter) / "README.md", unfinished)
+    shutil.rmtree(folder, ignore_errors=True)
+    unfinished.rename(folder)
+
+
+def _usage_and_settings(resolved: dict[str, Any]) -> str:
+    base, rank = MODEL_ALIASES.get(resolved["model"], resolved["model"]), resolved["lora_rank"]
+    return f"""
+## Use
+
+```python
+from peft import AutoPeftModelForCausalLM
+
+model = AutoPeftModelForCausalLM.from_pretrained("PATH_OR_HUB_ID")
+```
+
+```bash
+vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules adapter=PATH_OR_HUB_ID
+```
+
+It answers in the tags of its system prompt:
+
+```text
+{SYSTEM_PROMPT}
+```
+
+## Settings
+
+```yaml
+{yaml.safe_dump({key: value for key, value in resolved.items() if value is not None}, sort_keys=True).strip()}
+```
+"""
+
+
+def _upload(folder: Path, resolved: dict[str, Any], token: str | None) -> None:
+    from huggingface_hub import HfApi
+
+    name = resolved["hub_model_id"] or Path(resolved["output_dir"]).name
+    hub = HfApi(token=token)
+    try:
+        repository = hub.create_repo(name, private=resolved["hub_private_repo"], exist_ok=True).repo_id
+        hub.upload_folder(folder_path=folder, repo_id=repository, commit_message="Trained adapter")
+    except (OSError, ValueError) as error:  # no network, no right to write, no such name
+        raise UsageError(
+            f"trained and saved in {folder}, but not uploaded: {str(error).splitlines()[0]} "
+            f"`hf upload {name} {folder}` sends it."
+        ) from error
 
 
 def _why_not_loaded(path: str, error: Exception) -> str:
@@ -195,7 +297,7 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: boo
         r=arguments.lora_rank,
         lora_alpha=arguments.lora_rank,
         target_modules=arguments.lora_target_modules,
-        use_gradient_checkpointing="unsloth",
+        use_gradient_checkpointing="unsloth",  # keeps the activations in main memory
         random_state=seed,
     )
     return model, tokenizer

@@ -24,6 +24,7 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK, WandbCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from config import RunArguments, UsageError, nearest
+from memory import GIB, plan
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +45,13 @@ PACKAGES = (
 ON_MAIN_PROCESS = int(os.environ.get("RANK", 0)) == 0
 
 
-def check_run(resolved: dict[str, Any], run: RunArguments) -> str | None:
-    """Refuse what cannot become a run, before anything is loaded; nothing is written.
+def check_run(resolved: dict[str, Any], run: RunArguments, rows: int) -> str | None:
+    """Refuse what cannot become a run, before a model is loaded; nothing is written.
 
     Args:
         resolved: Every setting of the run, flat; ``output_dir`` names the directory.
         run: Whether an existing directory is resumed or replaced, or nothing is run at all (``dry_run``).
+        rows: Training rows.
 
     Returns:
         The checkpoint to resume from, or None.
@@ -57,10 +59,12 @@ def check_run(resolved: dict[str, Any], run: RunArguments) -> str | None:
     Raises:
         UsageError: If the directory exists and neither was asked for, is no run, or there is nothing to resume; or if
             ``report_to`` names an unknown reporter.
-        SystemExit: After a dry run has printed the settings.
+        SystemExit: After a dry run has printed the settings, and the plan as comments of the same YAML.
     """
     if run.dry_run:
-        sys.stdout.write(yaml.safe_dump(resolved, sort_keys=True))
+        devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        gpus = [(device.name, device.total_memory / GIB) for device in devices]
+        sys.stdout.write(yaml.safe_dump(resolved, sort_keys=True) + plan(resolved, rows, gpus))
         raise SystemExit(0)
     reporters = resolved.get("report_to") or []
     for name in [reporters] if isinstance(reporters, str) else reporters:
@@ -90,13 +94,8 @@ def check_run(resolved: dict[str, Any], run: RunArguments) -> str | None:
     return None
 
 
-def start_run(resolved: dict[str, Any], run: RunArguments) -> str | None:
-    """Make the run directory with ``config.yaml`` and ``environment.json``; the checkpoint to resume from, or None.
-
-    Raises:
-        UsageError: As :func:`check_run`.
-    """
-    checkpoint = check_run(resolved, run)
+def start_run(resolved: dict[str, Any], run: RunArguments) -> None:
+    """Make the run directory, checked by :func:`check_run`, with ``config.yaml`` and ``environment.json``."""
     folder = Path(resolved["output_dir"])
     if ON_MAIN_PROCESS:
         if run.overwrite:
@@ -104,7 +103,6 @@ def start_run(resolved: dict[str, Any], run: RunArguments) -> str | None:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "config.yaml", yaml.safe_dump(resolved, sort_keys=True))
         write_atomically(folder / "environment.json", json.dumps(environment(), indent=2))
-    return checkpoint
 
 
 def checkpoints(folder: str | Path) -> list[Path]:

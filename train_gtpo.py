@@ -28,10 +28,10 @@ def main() -> None:
     GTPOTrainer.check_settings(args)
     rows = load_train(data.dataset, data.data_dir, args.seed)
     rewards = load_rewards(reward.reward, rows.column_names)
-    check_run(resolved, run)
+    checkpoint = check_run(resolved, run, len(rows))
     policy, tokenizer = load_policy(model, backend, args.seed, args.use_vllm)
     rows = drop_long_prompts(rows, tokenizer, data.max_prompt_length)
-    checkpoint = start_run(resolved, run)
+    start_run(resolved, run)
     trainer = GTPOTrainer(
         model=policy,
         processing_class=tokenizer,
@@ -42,7 +42,7 @@ def main() -> None:
     )
     track(trainer, resolved, title="GTPO")
     trainer.train(resume_from_checkpoint=checkpoint)
-    save_adapter(trainer, args.output_dir)
+    save_adapter(trainer, resolved)
     write_report(args.output_dir)
 
 

@@ -22,10 +22,10 @@ def main() -> None:
     from tracking import check_run, start_run, track
 
     rows = load_train(data.dataset, data.data_dir, args.seed)
-    check_run(resolved, run)
+    checkpoint = check_run(resolved, run, len(rows))
     policy, tokenizer = load_policy(model, backend, args.seed)
     rows = drop_long_prompts(rows, tokenizer, data.max_prompt_length)
-    checkpoint = start_run(resolved, run)
+    start_run(resolved, run)
     trainer = SFTTrainer(
         model=policy,
         processing_class=tokenizer,
@@ -34,7 +34,7 @@ def main() -> None:
     )
     track(trainer, resolved, title="SFT")
     trainer.train(resume_from_checkpoint=checkpoint)
-    save_adapter(trainer, args.output_dir)
+    save_adapter(trainer, resolved)
     write_report(args.output_dir)
 
 

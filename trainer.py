@@ -9,7 +9,6 @@ Two methods of TRL's trainer are overridden, whatever class it is (plain, or Uns
 GRPO and GTPO differ in ``_objective`` alone.
 """
 
-import importlib.util
 import json
 import os
 import textwrap
@@ -83,10 +82,6 @@ class GRPOTrainer(trl.GRPOTrainer):
                 raise UsageError(f"{name} is {getattr(args, name)}: expected at least {least}.")
         if not args.temperature > 0:
             raise UsageError(f"temperature is {args.temperature}: a group is sampled, so it has to be above 0.")
-        if args.use_vllm and importlib.util.find_spec("vllm") is None:
-            raise UsageError(
-                "use_vllm is on and vLLM is not installed: `pip install -r requirements.txt`, or turn it off."
-            )
         if args.use_vllm and args.vllm_importance_sampling_correction:
             raise UsageError("vllm_importance_sampling_correction alters the loss of the paper: set it to false.")
 

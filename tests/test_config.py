@@ -34,7 +34,7 @@ CLASSES: dict[str, tuple[type, ...]] = {
 }
 PRESETS = sorted(path for method in CLASSES for path in (CONFIGS / method).glob("*.yaml"))
 TINY_GTPO = read_yaml(CONFIGS / "gtpo" / "tiny.yaml")
-ONE_START = {"resume", "overwrite", "dry_run"}  # about one start of a run, so they need not be stored
+ONE_START = {"resume", "overwrite", "dry_run", "hub_token"}  # about one start of a run, so they need not be stored
 
 
 def settings(*argv: str, method: str = "gtpo") -> dict[str, Any]:
@@ -52,6 +52,7 @@ def config_file(folder: Path, text: str) -> str:
 def one_process_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(config, "gpu_is_available", lambda: False)
+    monkeypatch.setattr(config, "is_installed", lambda package: True)  # the large presets ask for GPU packages
 
 
 # ---- precedence ----
@@ -446,3 +447,88 @@ def test_help_all_shows_more_and_help_of_grpo_has_no_gtpo(capsys: pytest.Capture
     assert shown["gtpo", "--help_all"].count("\n") > 2 * shown["gtpo", "--help"].count("\n")
     assert "--gamma" not in shown["grpo", "--help"] and "--G" in shown["grpo", "--help"]
     assert "--gamma" not in shown["sft", "--help"] and "--G" not in shown["sft", "--help"]
+
+
+# ---- the machine at hand ----
+
+
+@pytest.mark.parametrize(("bf16", "expected"), [(True, (True, False)), (False, (False, True))])
+def test_a_gpu_without_bfloat16_trains_in_float16(
+    bf16: bool, expected: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "gpu_is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation)
+    got = settings("--model", "qwen", "--use_cpu", "true")
+    assert (got["bf16"], got["fp16"]) == expected
+    by_hand = settings("--model", "qwen", "--use_cpu", "true", "--bf16", "false", "--fp16", "false")
+    assert (by_hand["bf16"], by_hand["fp16"]) == (False, False)
+
+
+def test_a_plan_of_a_large_model_needs_no_gpu() -> None:
+    for model in ("llama", "qwen"):
+        *_, args, got = parse("gtpo", CLASSES["gtpo"], ["--model", model, "--G", "8", "--dry_run"])
+        assert (got["bf16"], got["load_in_4bit"], args.gradient_accumulation_steps) == (True, True, 8)
+        assert not got.get("use_cpu")
+        with pytest.raises(UsageError, match="trains on a GPU"):
+            settings("--model", model, "--G", "8", "--dry_run", "false")
+
+
+def test_trls_vllm_in_the_process_gets_our_share_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "gpu_is_available", lambda: True)
+    got = settings("--model", "llama", "--use_cpu", "true")
+    assert (got["vllm_gpu_memory_utilization"], got["vllm_max_model_length"]) == (0.4, 5500)
+    got = settings("--model", "llama", "--use_cpu", "true", "--vllm_gpu_memory_utilization", "0.2")
+    assert (got["vllm_gpu_memory_utilization"], got["vllm_max_model_length"]) == (0.2, 5500)
+
+
+@pytest.mark.parametrize(
+    ("argv", "package", "message"),
+    [
+        (["--optim", "paged_adamw_8bit"], "bitsandbytes", "--optim adamw_torch"),
+        (["--optim", "adamw_bnb_8bit"], "bitsandbytes", "adamw_bnb_8bit needs bitsandbytes"),
+        (["--use_vllm", "true"], "vllm", "--use_vllm false"),
+    ],
+)
+def test_a_setting_whose_package_is_missing(
+    argv: list[str], package: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "is_installed", lambda name: name != package)
+    with pytest.raises(UsageError, match=message):
+        settings(*argv)
+    settings(*argv, "--dry_run")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--gpu_memory_utilization", "7"], "gpu_memory_utilization is 7.0: expected a share"),
+        (["--gpu_memory_utilization", "0"], "gpu_memory_utilization is 0.0"),
+        (["--lora_target_modules", "q_proj", "lm_head"], "LoRA on lm_head"),
+        (["--seed", "-5"], "--seed is -5: expected 0 to 4294967295"),
+        (["--max_seq_length", "0"], "max_seq_length is 0"),
+    ],
+)
+def test_a_value_out_of_range_is_named(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        settings(*argv)
+
+
+@pytest.mark.parametrize("key", ["config: other.yaml", "overwrite: true", "resume: auto", "dry_run: true"])
+def test_a_file_cannot_say_how_a_run_starts(key: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"{key.partition(':')[0]}' is for the command line alone"):
+        settings("--config", config_file(tmp_path, key))
+
+
+def test_an_empty_list_of_layers_in_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="lora_target_modules"):
+        settings("--config", config_file(tmp_path, "lora_target_modules: []"))
+
+
+def test_publishing_needs_a_token_and_does_not_store_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(UsageError, match="hf auth login"):
+        settings("--push_to_hub", "true")
+    *_, args, got = parse("gtpo", CLASSES["gtpo"], ["--push_to_hub", "true", "--hub_token", "hf_secret"])
+    assert got["push_to_hub"] is True and "hf_secret" not in str(got)
+    assert args.push_to_hub is False and args.hub_token == "hf_secret"  # ours uploads; the Trainer would at each save

@@ -5,10 +5,12 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from canned import make_trainer
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -17,7 +19,16 @@ from transformers import AutoTokenizer
 import models
 from config import ModelArguments, UsageError
 from data import arithmetic
-from models import build_tiny, check_tokenizer, ensure_tiny, load_backend, load_base, load_policy, resolve_model
+from models import (
+    build_tiny,
+    check_tokenizer,
+    ensure_tiny,
+    load_backend,
+    load_base,
+    load_policy,
+    resolve_model,
+    save_adapter,
+)
 from prompts import TAGS, to_completion, to_messages
 from rewards import extract_answer, is_correct, score_format
 
@@ -304,3 +315,111 @@ def test_unknown_backend_of_the_file_is_refused(no_gpu: None, tmp_path: Path) ->
 def test_missing_unsloth_says_what_to_install(gpu: None) -> None:
     with pytest.raises(UsageError, match=r"unsloth is not installed: `pip install -r requirements\.txt`"):
         load_backend(["--model", "llama"])
+
+
+def test_a_plan_needs_no_unsloth(gpu: None) -> None:
+    assert load_backend(["--model", "llama", "--dry_run"]) == "unsloth"
+
+
+# ---- 4-bit weights ----
+
+
+def test_4bit_without_gpu_is_refused(no_gpu: None, tiny: Path) -> None:
+    with pytest.raises(UsageError, match="--load_in_4bit needs a GPU"):
+        load_policy(ModelArguments(model=str(tiny), load_in_4bit=True), "transformers", 0)
+
+
+def test_4bit_without_bitsandbytes_is_refused(gpu: None, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: True)
+    monkeypatch.setattr(models, "is_installed", lambda package: package != "bitsandbytes")
+    with pytest.raises(UsageError, match="--load_in_4bit needs bitsandbytes"):
+        load_base(str(tiny), load_in_4bit=True)
+
+
+# ---- what is left of a run ----
+
+RESOLVED = {"merge": "none", "push_to_hub": False, "hub_model_id": None, "hub_private_repo": None, "lora_rank": 4}
+
+
+@pytest.fixture
+def trained(tiny: Path, tmp_path: Path) -> tuple[Any, dict[str, Any]]:
+    """A trainer whose adapter does something, and the settings of its run."""
+    trainer = make_trainer("gtpo", tiny, tmp_path / "run")
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in trainer.model.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.1, generator=generator)
+    return trainer, RESOLVED | {"output_dir": str(tmp_path / "run"), "model": str(tiny), "gamma": 0.125}
+
+
+def test_the_card_cites_the_paper_and_lists_the_settings(trained: tuple[Any, dict[str, Any]]) -> None:
+    trainer, resolved = trained
+    save_adapter(trainer, resolved)
+    run = Path(resolved["output_dir"])
+    card = (run / "adapter" / "README.md").read_text()
+    assert "2508.03772" in card and "simoni2025gtpo" in card and "gamma: 0.125" in card
+    assert "--max-lora-rank 4" in card and "hub_model_id" not in card
+    assert sorted(path.name for path in run.iterdir()) == ["adapter"]
+    assert not list((run / "adapter").glob("*.bin")) + list((run / "adapter").glob("*.pt"))  # no pickles
+
+
+def test_merged_weights_are_base_plus_adapter_in_16_bits(trained: tuple[Any, dict[str, Any]], tiny: Path) -> None:
+    trainer, resolved = trained
+    save_adapter(trainer, resolved | {"merge": "16bit"})
+    merged = load_file(Path(resolved["output_dir"]) / "merged" / "model.safetensors")
+    base = load_file(tiny / "model.safetensors")
+    adapted = dict(trainer.model.named_parameters())
+    name = "model.layers.1.self_attn.q_proj"
+    a, b = (adapted[f"base_model.model.{name}.lora_{side}.default.weight"] for side in "AB")
+    scaling = trainer.model.peft_config["default"].lora_alpha / trainer.model.peft_config["default"].r
+    expected = base[f"{name}.weight"] + scaling * b @ a
+    assert merged[f"{name}.weight"].dtype == torch.bfloat16
+    assert (expected - base[f"{name}.weight"]).abs().max() > 0.01
+    torch.testing.assert_close(merged[f"{name}.weight"].float(), expected.detach(), rtol=2**-7, atol=2e-3)
+    assert merged.keys() == base.keys()
+    assert AutoTokenizer.from_pretrained(Path(resolved["output_dir"]) / "merged").chat_template
+    assert "2508.03772" in (Path(resolved["output_dir"]) / "merged" / "README.md").read_text()
+
+
+class Hub:
+    """What huggingface_hub.HfApi is asked."""
+
+    calls: list[tuple[Any, ...]] = []
+    fails = False
+
+    def __init__(self, token: str | None = None) -> None:
+        self.calls.append(("token", token))
+
+    def create_repo(self, name: str, private: bool | None, exist_ok: bool) -> Any:
+        if self.fails:
+            raise OSError("no route to the Hub\nand more")
+        self.calls.append(("create", name, private, exist_ok))
+        return SimpleNamespace(repo_id=f"me/{name}")
+
+    def upload_folder(self, folder_path: Path, repo_id: str, commit_message: str) -> None:
+        self.calls.append(("upload", sorted(path.name for path in folder_path.iterdir()), repo_id))
+
+
+@pytest.mark.parametrize(("merge", "weights"), [("none", "adapter_model.safetensors"), ("16bit", "model.safetensors")])
+def test_what_was_written_last_is_uploaded(
+    merge: str, weights: str, trained: tuple[Any, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, resolved = trained
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr(Hub, "calls", [])
+    trainer.args.hub_token = "hf_secret"
+    save_adapter(trainer, resolved | {"push_to_hub": True, "hub_model_id": "mine", "merge": merge})
+    token, create, (verb, files, repository) = Hub.calls
+    assert (token, create) == (("token", "hf_secret"), ("create", "mine", None, True))
+    assert (verb, repository) == ("upload", "me/mine") and {weights, "README.md", "tokenizer.json"} <= set(files)
+
+
+def test_a_failed_upload_says_where_the_adapter_is(
+    trained: tuple[Any, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, resolved = trained
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr(Hub, "fails", True)
+    with pytest.raises(UsageError, match=r"saved in .*adapter, but not uploaded: no route to the Hub `hf upload run"):
+        save_adapter(trainer, resolved | {"push_to_hub": True})
+    assert (Path(resolved["output_dir"]) / "adapter" / "adapter_model.safetensors").is_file()

@@ -153,6 +153,7 @@ def read(method: str, *argv: str) -> tuple[Any, ...]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WORLD_SIZE", raising=False)
         patch.setattr(config, "gpu_is_available", lambda: True)
+        patch.setattr(config, "is_installed", lambda package: True)
         return parse(method, CLASSES[method], ["--use_cpu", "true", *argv])
 
 
@@ -236,7 +237,9 @@ def test_one_training_step(path: Path, tiny: Path, tmp_path: Path, monkeypatch: 
     if method == "gtpo":
         argv += ["--initial_entropy", "0.3" if low_entropy else "1.0"]
     _, model, _, *gtpo, args, _ = read(method, "--config", str(path), *argv)
-    policy, tokenizer = load_policy(dataclasses.replace(model, model=str(tiny)), "transformers", args.seed)
+    policy, tokenizer = load_policy(
+        dataclasses.replace(model, model=str(tiny), load_in_4bit=False), "transformers", args.seed
+    )
     rows = load_train("arithmetic").select(range(4))
     if method == "sft":
         sft = SFTTrainer(model=policy, processing_class=tokenizer, args=args, train_dataset=to_demonstrations(rows))

@@ -19,15 +19,17 @@ from transformers import TrainerControl, TrainerState
 from trl import GRPOConfig
 
 from config import DataArguments, GTPOArguments, ModelArguments, RunArguments, UsageError, parse
-from tracking import MetricsWriter, checkpoints, git_revision, start_run, start_wandb, write_atomically
+from tracking import MetricsWriter, check_run, checkpoints, git_revision, start_run, start_wandb, write_atomically
 
 CLASSES = (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
 
 
 def start(folder: Path, *argv: str) -> str | None:
-    """``start_run`` as a train script calls it."""
+    """``check_run`` and ``start_run`` as a train script calls them."""
     _, _, run, _, _, resolved = parse("gtpo", CLASSES, ["--output_dir", str(folder), *argv])
-    return start_run(resolved, run)
+    checkpoint = check_run(resolved, run, rows=10)
+    start_run(resolved, run)
+    return checkpoint
 
 
 def checkpoint(run: Path, step: int) -> Path:
@@ -146,14 +148,14 @@ def test_resume_of_a_named_run_takes_its_settings(tmp_path: Path) -> None:
     newest = checkpoint(tmp_path / "run", 7)
     _, _, run, gtpo, args, resolved = parse("gtpo", CLASSES, ["--resume", str(tmp_path / "run"), "--max_steps", "9"])
     assert (gtpo.gamma, args.max_steps, args.output_dir) == (0.25, 9, str(tmp_path / "run"))
-    assert start_run(resolved, run) == str(newest)
+    assert check_run(resolved, run, 10) == str(newest)
 
 
 def test_run_started_with_overwrite_can_be_resumed(tmp_path: Path) -> None:
     start(tmp_path / "run", "--overwrite")
     newest = checkpoint(tmp_path / "run", 7)
     _, _, run, _, _, resolved = parse("gtpo", CLASSES, ["--resume", str(tmp_path / "run")])
-    assert start_run(resolved, run) == str(newest)
+    assert check_run(resolved, run, 10) == str(newest)
 
 
 def test_config_of_a_run_repeats_it_and_harms_nothing(tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_config_of_a_run_repeats_it_and_harms_nothing(tmp_path: Path) -> None:
     checkpoint(tmp_path / "run", 7)
     with pytest.raises(UsageError, match="exists"):
         _, _, run, _, _, resolved = parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")])
-        start_run(resolved, run)
+        check_run(resolved, run, 10)
     assert (tmp_path / "run" / "checkpoint-7").is_dir()
 
     start(tmp_path / "run", "--resume")

@@ -1,0 +1,149 @@
+"""What a run will take, worked out from the shape of the model and the settings: steps, tokens, GPU memory.
+
+An estimate for one GPU, printed by ``--dry_run``: the parts that grow with the model and the batch, without the few
+hundred MiB of CUDA itself and what the allocators leave unused.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from config import MODEL_ALIASES, UsageError
+
+GIB = 2**30
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # a parameter in 4 bits, and its share of the double-quantised block scales
+TILE_ROWS, TILE_COLUMNS = 4096, 16384  # logits that the head holds at a time on a GPU
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers of a Llama-like decoder that decide its size."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tied: bool
+
+    def linear(self) -> dict[str, tuple[int, int]]:
+        """(inputs, outputs) of the seven projections of a layer."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (self.hidden_size, query),
+            "k_proj": (self.hidden_size, key),
+            "v_proj": (self.hidden_size, key),
+            "o_proj": (query, self.hidden_size),
+            "gate_proj": (self.hidden_size, self.intermediate_size),
+            "up_proj": (self.hidden_size, self.intermediate_size),
+            "down_proj": (self.intermediate_size, self.hidden_size),
+        }
+
+
+KNOWN = {  # so that a plan for them needs neither the Hub nor a licence
+    "llama": Shape(128256, 4096, 14336, 32, 32, 8, 128, tied=False),
+    "qwen": Shape(151936, 2048, 11008, 36, 16, 2, 128, tied=True),
+    "tiny": Shape(512, 128, 384, 3, 4, 4, 32, tied=False),
+}
+
+
+def shape_of(model: str) -> Shape:
+    """The shape of an alias, a Hub id or a local folder; only its config.json is read.
+
+    Raises:
+        UsageError: If that cannot be read.
+    """
+    alias = next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), None)
+    if alias is not None:
+        return KNOWN[alias]
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model).get_text_config()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the config.json of {model!r}: {str(error).splitlines()[0]}") from error
+    return Shape(
+        config.vocab_size,
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_hidden_layers,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        config.tie_word_embeddings,
+    )
+
+
+def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
+    """Peak memory in GiB by what takes it, at the longest prompts and completions that the settings allow.
+
+    Args:
+        shape: Of the model.
+        settings: The resolved settings of a run, flat.
+    """
+    half = settings["bf16"] or settings["fp16"]
+    width = 2 if half else 4  # bytes of an activation
+    modules = shape.linear()
+    projections = shape.layers * sum(i * o for i, o in modules.values())
+    embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
+    lora = shape.layers * sum(
+        settings["lora_rank"] * sum(modules[name]) for name in settings["lora_target_modules"] if name in modules
+    )
+    completion = settings.get("max_completion_length") or settings["max_length"] - settings["max_prompt_length"]
+    length = min(settings["max_prompt_length"] + completion, settings["max_seq_length"])
+    rows = settings["per_device_train_batch_size"]
+    hidden = rows * length * shape.hidden_size * width
+    one_layer = rows * length * width * (2 * shape.hidden_size + sum(o for _, o in modules.values()))
+    layers_kept = shape.layers * (hidden if settings["gradient_checkpointing"] else one_layer)
+    generated = settings.get("generation_batch_size") or rows * settings["gradient_accumulation_steps"]
+    kv_cache = generated * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * width
+    tokens = rows * completion
+    tile = min(TILE_ROWS, tokens) * min(TILE_COLUMNS, shape.vocab_size)
+    parts = {
+        "weights": projections * (NF4_BYTES if settings["load_in_4bit"] else width) + embeddings * width,
+        "LoRA": lora * 4,
+        "gradients": lora * 4,
+        "optimizer": lora * (2 if "8bit" in settings["optim"] else 8),
+        "KV cache": kv_cache if "num_generations" in settings else 0,
+        "activations": layers_kept + 2 * one_layer,
+        "head": 2 * tokens * shape.hidden_size * width + 3 * 4 * tile,  # hidden states, their gradient, three tiles
+    }
+    return {name: size / GIB for name, size in parts.items()}
+
+
+def plan(settings: dict[str, Any], rows: int, gpus: Sequence[tuple[str, float]] = ()) -> str:
+    """Steps, tokens and memory of a run as lines of YAML comments.
+
+    Args:
+        settings: The resolved settings, flat.
+        rows: Training rows.
+        gpus: Name and memory (GiB) of each GPU at hand.
+    """
+    group = settings.get("num_generations", 1)
+    completions = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
+    prompts = max(1, completions // group)
+    steps = settings["max_steps"]
+    if steps <= 0:
+        steps = int(settings["num_train_epochs"] * rows / prompts)
+    parts = estimate(shape_of(settings["model"]), settings)
+    lines = [
+        f"{rows:,} training rows, {steps:,} steps of {prompts} prompt(s) x {group} completion(s) per process",
+    ]
+    if "max_completion_length" in settings:
+        most = steps * completions * settings["max_completion_length"] / 1e6
+        lines.append(f"at most {most:,.3g} million tokens generated per process")
+    listed = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
+    lines += [f"GPU memory at the longest texts, GiB, an estimate: {listed}", f"in all {sum(parts.values()):.1f} GiB"]
+    if settings.get("use_vllm") and settings.get("vllm_mode") == "colocate":
+        share = settings["gpu_memory_utilization"]
+        held = parts["weights"] + parts["KV cache"]
+        for name, size in gpus or [("a card of 40 GiB", 40.0), ("a card of 80 GiB", 80.0)]:
+            rest = sum(parts.values()) - held
+            fits = share * size >= parts["weights"] and share * size + rest < size
+            lines.append(
+                f"{name}: vLLM takes {share:g} of it, {share * size:.0f} GiB with the weights; training adds "
+                f"{rest:.1f} GiB: {'fits' if fits else 'does not fit'}"
+            )
+    return "".join(f"# {line}\n" for line in lines)

@@ -1,0 +1,123 @@
+"""The plan of ``--dry_run``, held against models that are built (without memory) and against known sizes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from config import CONFIGS, UsageError
+from memory import GIB, KNOWN, Shape, estimate, plan, shape_of
+
+SETTINGS: dict[str, Any] = {
+    "model": "llama",
+    "bf16": True,
+    "fp16": False,
+    "load_in_4bit": False,
+    "lora_rank": 128,
+    "lora_target_modules": list(KNOWN["llama"].linear()),
+    "optim": "paged_adamw_8bit",
+    "max_prompt_length": 4000,
+    "max_completion_length": 1500,
+    "max_seq_length": 5500,
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 12,
+    "gradient_checkpointing": True,
+    "num_generations": 12,
+    "num_train_epochs": 1.0,
+    "max_steps": -1,
+    "use_vllm": True,
+    "vllm_mode": "colocate",
+    "gpu_memory_utilization": 0.4,
+}
+
+
+def on_meta(shape: Shape) -> Any:
+    """The model of Transformers of this shape, its weights without memory."""
+    sizes = {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "tie_word_embeddings": shape.tied,
+    }
+    with torch.device("meta"):
+        return LlamaForCausalLM(LlamaConfig(**sizes)) if not shape.tied else Qwen2ForCausalLM(Qwen2Config(**sizes))
+
+
+@pytest.mark.parametrize(("name", "rank"), [("llama", 128), ("qwen", 64), ("tiny", 32)])
+def test_weights_and_adapter_are_those_of_the_model_that_is_built(name: str, rank: int) -> None:
+    shape = KNOWN[name]
+    parts = estimate(shape, SETTINGS | {"lora_rank": rank})
+    model = on_meta(shape)
+    assert parts["weights"] * GIB == pytest.approx(2 * sum(p.numel() for p in model.parameters()), rel=2e-3)  # norms
+    lora = LoraConfig(r=rank, target_modules=SETTINGS["lora_target_modules"])
+    trained = sum(p.numel() for p in get_peft_model(model, lora).parameters() if p.requires_grad)
+    assert parts["LoRA"] * GIB == parts["gradients"] * GIB == 4 * trained
+    assert parts["optimizer"] * GIB == 2 * trained
+
+
+def test_llama_in_numbers_known_elsewhere() -> None:
+    parts = estimate(KNOWN["llama"], SETTINGS | {"load_in_4bit": True})
+    assert parts["weights"] * GIB / 1e9 == pytest.approx(5.70, abs=0.02)  # the 4-bit checkpoint of the Hub: 5.7 GB
+    assert parts["KV cache"] == 12 * 5500 * 128 * 1024 / GIB  # 128 KiB a token
+    assert parts["head"] == (2 * 1500 * 4096 * 2 + 3 * 4 * 1500 * 16384) / GIB
+
+
+def test_what_grows_with_what() -> None:
+    base = estimate(KNOWN["llama"], SETTINGS)
+    changes: list[tuple[dict[str, Any], str, float]] = [
+        ({"optim": "adamw_torch"}, "optimizer", 4.0),
+        ({"bf16": False}, "weights", 2.0),
+        ({"num_generations": 24, "gradient_accumulation_steps": 24}, "KV cache", 2.0),
+        ({"per_device_train_batch_size": 2}, "activations", 2.0),
+        ({"lora_rank": 64}, "LoRA", 0.5),
+        ({"lora_target_modules": ["q_proj"]}, "LoRA", 2 * 4096 / sum(map(sum, KNOWN["llama"].linear().values()))),
+    ]
+    for change, part, factor in changes:
+        assert estimate(KNOWN["llama"], SETTINGS | change)[part] == pytest.approx(factor * base[part]), change
+    assert (
+        estimate(KNOWN["llama"], SETTINGS | {"gradient_checkpointing": False})["activations"] > 5 * base["activations"]
+    )
+
+
+def test_the_plan_in_words() -> None:
+    lines = plan(SETTINGS | {"load_in_4bit": True}, rows=7473, gpus=[("A100", 39.4), ("T4", 14.6)]).splitlines()
+    assert all(line.startswith("# ") for line in lines)  # it stands below the settings, and all of it is YAML
+    assert lines[0] == "# 7,473 training rows, 7,473 steps of 1 prompt(s) x 12 completion(s) per process"
+    assert lines[1] == "# at most 135 million tokens generated per process"  # 7473 x 12 x 1500
+    assert "weights 5.31, LoRA 1.25, gradients 1.25, optimizer 0.62, KV cache 8.06" in lines[2]
+    assert lines[4].startswith("# A100: vLLM takes 0.4 of it, 16 GiB") and lines[4].endswith(": fits")
+    assert lines[5].startswith("# T4: vLLM takes 0.4 of it, 6 GiB") and lines[5].endswith(": fits")
+    (small,) = plan(SETTINGS, rows=1, gpus=[("T4", 14.6)]).splitlines()[4:]
+    assert small.endswith("does not fit")  # 15 GiB of weights in 16 bits
+
+
+def test_steps_are_those_asked_for() -> None:
+    settings = SETTINGS | {"max_steps": 10, "gradient_accumulation_steps": 48}
+    assert "10 steps of 4 prompt(s) x 12" in plan(settings, rows=100)
+    assert "75 steps of 4 prompt(s)" in plan(settings | {"max_steps": -1, "num_train_epochs": 3.0}, rows=100)
+
+
+def test_a_local_folder_is_read_and_a_missing_one_named(tiny: Path, tmp_path: Path) -> None:
+    assert shape_of(str(tiny)) == Shape(AutoConfig.from_pretrained(tiny).vocab_size, 128, 384, 3, 4, 4, 32, tied=False)
+    with pytest.raises(UsageError, match="cannot read the config"):
+        shape_of(str(tmp_path))
+    assert shape_of("meta-llama/Llama-3.1-8B-Instruct") is KNOWN["llama"]
+
+
+def test_every_preset_has_a_plan() -> None:
+    """SFT too, which has a maximal length in place of completions and no KV cache."""
+    for path in sorted(CONFIGS.glob("*/*.yaml")):
+        if path.parent.name in ("gtpo", "grpo", "sft"):
+            unset = ("fp16", "max_steps", "num_train_epochs", "gradient_accumulation_steps", "lora_target_modules")
+            settings = {name: SETTINGS[name] for name in unset} | {"per_device_train_batch_size": 1}
+            text = plan(settings | yaml.safe_load(path.read_text()), rows=1000)
+            assert "in all" in text
+            assert ("KV cache 0.00" in text) == (path.parent.name == "sft"), path
