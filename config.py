@@ -7,6 +7,7 @@ unknown one stops the run by name. Nothing heavy is imported before the flags ar
 
 import argparse
 import difflib
+import errno
 import importlib.util
 import json
 import math
@@ -34,6 +35,10 @@ MODEL_ALIASES = {
 
 class UsageError(ValueError):
     """Bad input, told in one sentence: what came, what was expected, the way out. Scripts exit with 2 on it."""
+
+
+class RunError(RuntimeError):
+    """A run that cannot go on, told in one sentence: what happened, what is kept, the way out. Exit code 1."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -250,6 +255,8 @@ def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None 
     name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
     label = f"{Path(early.model).name}-{Path(values['dataset']).name.partition('.')[0]}"
     values["output_dir"] = values["output_dir"] or str(Path("outputs") / f"{method}-{label}-{name}")
+    if values["resume"] == "auto" and not early.config and (Path(values["output_dir"]) / "config.yaml").is_file():
+        return parse(method, argument_classes, [*argv, "--resume", values["output_dir"]])  # with the run's settings
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
     if values.get("use_vllm") and values["vllm_mode"] == "colocate":  # TRL's names for two of ours
         values["vllm_gpu_memory_utilization"] = (
@@ -415,22 +422,35 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def run_script(main: Callable[[], None]) -> NoReturn:
-    """Run a script's main: a UsageError is one sentence and exit code 2; ``--debug`` shows the traceback instead."""
+    """Run a script's main: a UsageError is one sentence and exit code 2; ``--debug`` shows the traceback instead.
+
+    Exit codes: 1 for a run that had to stop, 130 after Ctrl-C, 143 after SIGTERM.
+    """
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
         main()
-    except UsageError as error:
+    except KeyboardInterrupt:
+        _leave("interrupted; --resume RUN goes on from the last checkpoint", 130)
+    except (UsageError, RunError) as error:
         if debug:
             raise
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print(
-            f"\n{Path(sys.argv[0]).name}: interrupted; --resume RUN continues at the last checkpoint.", file=sys.stderr
-        )
-        sys.exit(130)
+        _leave(str(error), 2 if isinstance(error, UsageError) else 1)
+    except Exception as error:
+        if debug or not _is_disk_full(error):
+            raise
+        _leave(f"the disk is full ({error}); free some space, and --resume RUN goes on from the last checkpoint", 1)
     sys.exit(0)
+
+
+def _leave(sentence: str, code: int) -> NoReturn:
+    print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    """Also where PyTorch or safetensors tell it in words of their own."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
 
 
 def _build_parser(method: str, argument_classes: Sequence[type], show_all: bool) -> Any:

@@ -9,12 +9,14 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock
 
 from config import MODEL_ALIASES, ModelArguments, UsageError, early_arguments, gpu_is_available, is_installed
 from prompts import SYSTEM_PROMPT, TAGS, to_completion, to_messages
@@ -23,6 +25,18 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports each train
 
 GPU_PACKAGES = {"unsloth": "2026.10.7", "unsloth_zoo": "2026.10.7", "vllm": "0.27.1"}  # as in requirements.txt
 
+# Of torchrun and Accelerate.
+_LAUNCHER_VARIABLES = (
+    "ACCELERATE_",
+    "FSDP_",
+    "GROUP_",
+    "LOCAL_",
+    "MASTER_",
+    "RANK",
+    "ROLE_",
+    "TORCHELASTIC_",
+    "WORLD_",
+)
 TINY_ROOT = Path("outputs") / "tiny"
 TINY = {  # everything that decides the tiny base; its hash names the cache folder
     "seed": 0,
@@ -186,6 +200,8 @@ def save_adapter(trainer: Any, resolved: dict[str, Any]) -> None:
     run_directory = Path(resolved["output_dir"])
     folder, unfinished = run_directory / "adapter", run_directory / "adapter.tmp"
     shutil.rmtree(unfinished, ignore_errors=True)
+    from faults import replace_folder
+
     trainer.save_model(str(unfinished))  # every process takes part; the main one writes
     if not trainer.is_world_process_zero():
         return
@@ -196,8 +212,7 @@ def save_adapter(trainer: Any, resolved: dict[str, Any]) -> None:
     text = card.read_text().replace("[None](https://huggingface.co/None)", f"`{base}`")
     (unfinished / "README.md").write_text(text + _usage_and_settings(resolved))
     card.unlink()
-    shutil.rmtree(folder, ignore_errors=True)
-    unfinished.rename(folder)
+    replace_folder(unfinished, folder)
     if resolved["merge"] == "16bit":
         merge_adapter(folder, resolve_model(resolved["model"]), run_directory / "merged")
     if resolved["push_to_hub"]:
@@ -216,14 +231,15 @@ def merge_adapter(adapter: str | Path, base: str, folder: str | Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from faults import replace_folder
+
     folder, unfinished = Path(folder), Path(f"{folder}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, device_map="cpu")
     PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(unfinished)
     AutoTokenizer.from_pretrained(adapter).save_pretrained(unfinished)
     shutil.copy(Path(adapter) / "README.md", unfinished)
-    shutil.rmtree(folder, ignore_errors=True)
-    unfinished.rename(folder)
+    replace_folder(unfinished, folder)
 
 
 def _usage_and_settings(resolved: dict[str, Any]) -> str:
@@ -342,19 +358,29 @@ def ensure_tiny(root: str | Path = TINY_ROOT) -> Path:
     """
     key = hashlib.sha256(json.dumps(TINY, sort_keys=True).encode()).hexdigest()[:8]
     folder = Path(root) / f"base-{key}"
-    if (folder / "tiny.json").is_file():
-        return folder
-    unfinished = Path(root) / f"base-{key}.tmp-{os.getpid()}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):  # the first of several processes makes it, the others wait
+        if (folder / "tiny.json").is_file():
+            return folder
+        if "WORLD_SIZE" in os.environ:  # torchrun's environment would make its training one of several processes too
+            environment = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER_VARIABLES)}
+            command = "import sys; from pathlib import Path; from models import make_tiny; make_tiny(Path(sys.argv[1]))"
+            paths = {"PYTHONPATH": str(Path(__file__).parent)}
+            subprocess.run([sys.executable, "-c", command, str(folder)], env=environment | paths, check=True)
+        else:
+            make_tiny(folder)
+    return folder
+
+
+def make_tiny(folder: Path) -> None:
+    """Train the tiny base into ``folder``, whole or not at all."""
+    unfinished = Path(f"{folder}.tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
     build_tiny(unfinished, seed=int(TINY["seed"]))
     _warm_start(unfinished)
     (unfinished / "tiny.json").write_text(json.dumps(TINY, indent=2))
-    if not (folder / "tiny.json").is_file():  # not there, or damaged
-        shutil.rmtree(folder, ignore_errors=True)
-    try:
-        unfinished.rename(folder)
-    except OSError:  # another process was first; its base is the same
-        shutil.rmtree(unfinished)
-    return folder
+    shutil.rmtree(folder, ignore_errors=True)  # damaged, or it would have been used
+    unfinished.rename(folder)
 
 
 def _warm_start(folder: Path) -> None:

@@ -12,18 +12,21 @@ import re
 import shutil
 import subprocess
 import sys
+import uuid
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from filelock import FileLock, Timeout
 from peft import get_peft_model_state_dict
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.integrations import INTEGRATION_TO_CALLBACK, WandbCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from config import RunArguments, UsageError, nearest
+from faults import StopOnNonFiniteGradient, StopOnSignal, WholeCheckpoints, is_whole, replace_folder
 from memory import GIB, plan
 
 logger = logging.getLogger(__name__)
@@ -43,6 +46,9 @@ PACKAGES = (
     "wandb",
 )
 ON_MAIN_PROCESS = int(os.environ.get("RANK", 0)) == 0
+LOCK = "run.lock"
+WANDB_STEPS = 1000  # of wandb's own count in a step of ours: TRL logs tables and timings in between
+_locks: dict[str, FileLock] = {}  # held until the process ends
 
 
 def check_run(resolved: dict[str, Any], run: RunArguments, rows: int) -> str | None:
@@ -71,6 +77,8 @@ def check_run(resolved: dict[str, Any], run: RunArguments, rows: int) -> str | N
         if name not in (known := {*INTEGRATION_TO_CALLBACK, "all", "none"}):
             raise UsageError(f"--report_to {name!r} is unknown{nearest(name, known)}: wandb, tensorboard, none, ...")
     folder = Path(resolved["output_dir"])
+    if ON_MAIN_PROCESS and (folder / LOCK).exists():
+        _lock(folder)
     found = checkpoints(folder)
     if run.resume and run.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
@@ -95,28 +103,42 @@ def check_run(resolved: dict[str, Any], run: RunArguments, rows: int) -> str | N
 
 
 def start_run(resolved: dict[str, Any], run: RunArguments) -> None:
-    """Make the run directory, checked by :func:`check_run`, with ``config.yaml`` and ``environment.json``."""
+    """Make the run directory, checked by :func:`check_run`, with ``config.yaml`` and ``environment.json``.
+
+    Raises:
+        UsageError: If another process uses it.
+    """
     folder = Path(resolved["output_dir"])
     if ON_MAIN_PROCESS:
-        if run.overwrite:
-            shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
+        _lock(folder)
+        for path in folder.iterdir() if run.overwrite else ():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
         write_atomically(folder / "config.yaml", yaml.safe_dump(resolved, sort_keys=True))
         write_atomically(folder / "environment.json", json.dumps(environment(), indent=2))
 
 
+def _lock(folder: Path) -> None:
+    lock = _locks.setdefault(str(folder.resolve()), FileLock(folder / LOCK))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise UsageError(f"{folder} is in use by another process: wait for it, or name another run.") from error
+
+
 def checkpoints(folder: str | Path) -> list[Path]:
-    """The whole checkpoints of a run, oldest first; one that was cut short is left out with a word."""
+    """The whole checkpoints of a run, oldest first; one that was cut short or damaged is left out with a word."""
     whole = []
     for path in Path(folder).glob("checkpoint-*"):
         if not path.name.removeprefix("checkpoint-").isdigit():
             continue
-        try:
-            json.loads((path / "trainer_state.json").read_text())  # Transformers writes it last
-        except (OSError, ValueError):
+        if is_whole(path):
+            whole.append(path)
+        else:
             logger.warning("%s is not whole, so it is not used", path)
-            continue
-        whole.append(path)
     return sorted(whole, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
@@ -163,38 +185,50 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def track(trainer: Any, resolved: dict[str, Any], title: str) -> None:
-    """Put our callbacks on a trainer: metrics.jsonl, wandb where ``report_to`` names it, and the progress bar."""
+    """Put our callbacks on a trainer: progress bar, metrics.jsonl and wandb, best adapter, care for faults."""
     folder = Path(resolved["output_dir"])
     ProgressBar.attach(trainer, title)
     trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
     wandb = "wandb" in trainer.args.report_to and ON_MAIN_PROCESS
     trainer.add_callback(MetricsWriter(folder, start_wandb(folder, resolved, title) if wandb else None))
     trainer.add_callback(BestAdapter(folder, trainer.processing_class))
+    trainer.add_callback(WholeCheckpoints(trainer))
+    trainer.add_callback(StopOnNonFiniteGradient(trainer))
+    trainer.add_callback(StopOnSignal())  # last: it ends the process when the others are done
 
 
 def start_wandb(folder: Path, resolved: dict[str, Any], method: str) -> Any:
-    """A wandb run, offline where there is no login: it never asks and never hangs.
+    """A wandb run, the same one when a run is resumed; offline where there is no login or no answer.
 
-    Runs whose names differ in a last -s1, -s2, ... are one group, so that a panel grouped by it shows mean and spread.
+    It never asks and never hangs. Runs whose names differ in a last -s1, -s2, ... are one group, so that a panel
+    grouped by it shows mean and spread.
     """
     import wandb
 
     mode = os.environ.get("WANDB_MODE")
-    if mode is None and not (os.environ.get("WANDB_API_KEY") or wandb.api.api_key):
+    how_to_sync = f"`wandb sync {folder / 'wandb'}/offline-run-*` uploads it"
+    if mode is None and not wandb.login(prompt=False):
         mode = "offline"
-        logger.warning(
-            "wandb: not logged in, so this run is kept offline; `wandb sync %s` uploads it.", folder / "wandb"
-        )
-    run = wandb.init(
-        project=os.environ.get("WANDB_PROJECT", "gtpo"),
-        name=folder.name,
-        group=re.sub(r"-s(eed)?\d+$", "", folder.name),
-        tags=[method, Path(resolved["model"]).name, resolved["dataset"], f"seed {resolved['seed']}"],
-        config={"method": method} | resolved,
-        dir=str(folder),
-        mode=mode,
-        settings=wandb.Settings(silent=True),
-    )
+        logger.warning("wandb: not logged in, so this run is kept offline; %s.", how_to_sync)
+    identity = folder / "wandb_id"
+    if not identity.is_file():
+        write_atomically(identity, uuid.uuid4().hex[:8])
+    options = {
+        "project": os.environ.get("WANDB_PROJECT", "gtpo"),
+        "name": folder.name,
+        "id": identity.read_text(),
+        "resume": "allow",
+        "group": re.sub(r"-s(eed)?\d+$", "", folder.name),
+        "tags": [method, Path(resolved["model"]).name, resolved["dataset"], f"seed {resolved['seed']}"],
+        "config": {"method": method} | resolved,
+        "dir": str(folder),
+        "settings": wandb.Settings(silent=True, finish_timeout=60, finish_timeout_raises=False),
+    }
+    try:
+        run = wandb.init(mode=mode, **options)
+    except wandb.errors.CommError as error:
+        logger.warning("wandb: %s, so this run is kept offline; %s.", str(error).rstrip("."), how_to_sync)
+        run = wandb.init(mode="offline", **options)
     # TRL logs its completions and timings in between, which moves wandb's own step on: ours is the training step.
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
@@ -225,7 +259,8 @@ class MetricsWriter(TrainerCallback):
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         if self.wandb_run is not None:
-            self.wandb_run.log(line)
+            # Steps that a resumed run makes again are behind wandb's count, which leaves them out.
+            self.wandb_run.log(line, step=state.global_step * WANDB_STEPS, commit=True)
 
     def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if self.wandb_run is not None:
@@ -275,8 +310,7 @@ class BestAdapter(TrainerCallback):
         model.save_pretrained(unfinished, state_dict=self.weights)
         self.tokenizer.save_pretrained(unfinished)
         (unfinished / "best.json").write_text(json.dumps(self.best))
-        shutil.rmtree(self.folder, ignore_errors=True)
-        unfinished.rename(self.folder)
+        replace_folder(unfinished, self.folder)
         self.weights = None
 
     def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]

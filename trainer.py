@@ -22,9 +22,11 @@ import trl
 from accelerate.utils import gather_object
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from trl.trainer.utils import pad
 
 from config import GTPOArguments, UsageError
+from faults import not_finite
 from gtpo_loss import (
     completion_entropy,
     conflict_mask,
@@ -136,6 +138,10 @@ class GRPOTrainer(trl.GRPOTrainer):
         logps, token_entropy = self._logps_and_entropy(model, inputs, self._grad_tokens(weights, inputs))
         loss, metrics = self._objective(logps, token_entropy, weights, inputs)
         entropy = completion_entropy(token_entropy, inputs["completion_mask"])  # (B,)
+        finite = loss.detach().isfinite() & entropy.isfinite().all()
+        if not self.accelerator.gather(finite).all():  # on every process, or the others would wait for this one
+            what = "the loss" if entropy.isfinite().all() else "the entropy"
+            raise not_finite(what, self, [inputs | {"logps": logps, "token_entropy": token_entropy}])
         metrics["entropy"] = entropy.mean()
         if "row" in inputs:
             self._fill_in(inputs["row"], entropy=entropy, delta=self._delta(entropy, inputs))
@@ -211,10 +217,10 @@ class GRPOTrainer(trl.GRPOTrainer):
         head = causal_lm.get_output_embeddings()
         logps, entropy = linear_logps_and_entropy(
             hidden,
-            head.weight,
+            _in_one_piece(head.weight),
             inputs["completion_ids"][completion_mask],
             temperature=self.temperature,
-            bias=getattr(head, "bias", None),
+            bias=_in_one_piece(getattr(head, "bias", None)),
             grad_rows=None if grad_rows is None else grad_rows[completion_mask],
         )
         blank = torch.zeros(completion_mask.shape, dtype=logps.dtype, device=logps.device)
@@ -276,6 +282,11 @@ class GTPOTrainer(GRPOTrainer):
         if self.initial_entropy is None:
             self.initial_entropy = self._read_or_measure_initial_entropy()
         return super()._generate_and_score_completions(inputs)
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        if self.initial_entropy is None:  # resumed between two steps on the same completions
+            self.initial_entropy = self._read_or_measure_initial_entropy()
+        return super().compute_loss(model, inputs, *args, **kwargs)
 
     def _weights(self, inputs: dict[str, Any]) -> Tensor:
         if not self.gtpo.conflict_correction:
@@ -366,6 +377,24 @@ class GTPOTrainer(GRPOTrainer):
             batch[f"{name}_ids"] = pad(ids, padding_value=self._tokenizer.pad_token_id, padding_side=side)
             batch[f"{name}_mask"] = pad(ones, padding_value=0, padding_side=side)
         return {key: tensor.to(self.accelerator.device) for key, tensor in batch.items()}
+
+
+def _in_one_piece(parameter: Tensor | None) -> Tensor | None:
+    """A parameter of the head, gathered where FSDP2 or DeepSpeed ZeRO-3 has cut it over the processes.
+
+    Raises:
+        UsageError: If it is to be trained under ZeRO-3, which knows no gradient of a gathered copy.
+    """
+    if isinstance(parameter, DTensor):
+        return parameter.full_tensor()
+    if parameter is not None and hasattr(parameter, "ds_id"):
+        from deepspeed.zero import GatheredParameters
+
+        if parameter.requires_grad:
+            raise UsageError("a trainable lm_head under DeepSpeed ZeRO-3 is not supported: train LoRA, or use FSDP2.")
+        with GatheredParameters([parameter]):
+            return parameter.detach().clone()
+    return parameter
 
 
 @contextmanager

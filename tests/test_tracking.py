@@ -19,7 +19,8 @@ from transformers import TrainerControl, TrainerState
 from trl import GRPOConfig
 
 from config import DataArguments, GTPOArguments, ModelArguments, RunArguments, UsageError, parse
-from tracking import MetricsWriter, check_run, checkpoints, git_revision, start_run, start_wandb, write_atomically
+from faults import MANIFEST
+from tracking import LOCK, MetricsWriter, check_run, checkpoints, git_revision, start_run, start_wandb, write_atomically
 
 CLASSES = (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
 
@@ -35,7 +36,9 @@ def start(folder: Path, *argv: str) -> str | None:
 def checkpoint(run: Path, step: int) -> Path:
     folder = run / f"checkpoint-{step}"
     folder.mkdir(parents=True)
-    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    state = json.dumps({"global_step": step})
+    (folder / "trainer_state.json").write_text(state)
+    (folder / MANIFEST).write_text(json.dumps({"trainer_state.json": len(state)}))
     return folder
 
 
@@ -61,7 +64,7 @@ def test_new_run_stores_its_environment(tmp_path: Path) -> None:
         assert stored["packages"][package] == importlib.metadata.version(package)
     assert stored["git_revision"] == git_revision()
     assert stored["cpu_count"] == os.cpu_count() and isinstance(stored["gpus"], list) and stored["world_size"] == 1
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.yaml", "environment.json"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.yaml", "environment.json", LOCK]
 
 
 def test_git_revision_is_a_commit() -> None:
@@ -87,7 +90,7 @@ def test_overwrite_replaces_the_run(tmp_path: Path) -> None:
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
     checkpoint(tmp_path / "run", 5)
     assert start(tmp_path / "run", "--seed", "2", "--overwrite") is None
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.yaml", "environment.json"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.yaml", "environment.json", LOCK]
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 2
 
 
@@ -310,6 +313,7 @@ def test_wandb_groups_are_runs_that_differ_in_their_seed_alone(tmp_path: Path, m
     monkeypatch.setattr("wandb.init", lambda **settings: SimpleNamespace(define_metric=ignored, **settings))
 
     def group(name: str) -> str:
+        (tmp_path / name).mkdir(exist_ok=True)
         return str(start_wandb(tmp_path / name, SETTINGS, "GTPO").group)
 
     assert group("gtpo-llama-gsm8k-g12-s1") == group("gtpo-llama-gsm8k-g12-s2") == group("gtpo-llama-gsm8k-g12-seed17")
@@ -349,3 +353,47 @@ def test_offline_wandb_has_the_values_of_metrics_jsonl(
     for row, line in zip(history, lines(writer), strict=True):
         assert {key: value for key, value in row.items() if not key.startswith("_")} == line
         assert row["tokens_per_second"] == 24 * row["completion_length"]
+
+
+def test_a_resumed_run_is_the_same_run_of_wandb_and_logs_no_step_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    identities, logged = set(), []
+    for steps in ((1, 2, 3), (3, 4)):  # killed after step 3, resumed from checkpoint-2
+        asked: dict[str, Any] = {}
+        run = SimpleNamespace(
+            define_metric=lambda *a, **k: None, log=lambda line, step, commit: logged.append((line["step"], step))
+        )
+        monkeypatch.setattr("wandb.init", lambda asked=asked, run=run, **options: asked.update(options) or run)
+        writer = MetricsWriter(folder, start_wandb(folder, SETTINGS, "GTPO"))
+        for step in steps:
+            log(writer, step, accuracy=1.0)
+        identities.add((asked["id"], asked["resume"]))
+        assert asked["settings"].finish_timeout == 60  # a server that is gone does not hold up the end
+    assert len(identities) == 1
+    # wandb leaves out what is logged at a count that it has passed: the second 3000.
+    assert logged == [(1, 1000), (2, 2000), (3, 3000), (3, 3000), (4, 4000)]
+
+
+def test_without_an_answer_from_wandb_the_run_is_kept_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import wandb
+
+    modes = []
+
+    def init(mode: str | None, **options: Any) -> Any:
+        modes.append(mode)
+        if mode != "offline":
+            raise wandb.errors.CommError("run initialization has timed out")
+        return SimpleNamespace(define_metric=lambda *args, **kwargs: None)
+
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setattr("wandb.init", init)
+    with caplog.at_level(logging.WARNING):
+        start_wandb(tmp_path, SETTINGS, "GTPO")
+    assert modes == ["online", "offline"]
+    assert "timed out, so this run is kept offline; `wandb sync" in caplog.text

@@ -105,7 +105,7 @@ def test_kl_is_the_kl_of_trl(tiny: Path, tmp_path: Path) -> None:
         trained_weights(trainer)
         logs.append([row["kl"] for row in trainer.state.log_history[:2]])
     assert logs[0][1] > 1e-6  # the adapter starts away from the base model
-    assert logs[0] == pytest.approx(logs[1], abs=1e-7)
+    assert logs[0] == pytest.approx(logs[1], abs=1e-6)
 
 
 def test_off_policy_iterations_use_the_old_log_probabilities(tiny: Path, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_the_loss_is_equation_11_on_the_plain_logits(temperature: float, tiny: P
     assert unpad(batch["conflict_mask"], batch["completion_mask"]) == mask
     logps, entropies = plain_logps_and_entropy(trainer, batch)
     means = naive_completion_entropy(entropies)
-    threshold = sorted(means)[GROUP // 2] - 1e-6  # filter half of the group
+    threshold = sum(sorted(means)[GROUP // 2 - 1 : GROUP // 2 + 1]) / 2  # filter half of the group
     trainer.gtpo.entropy_threshold = threshold
     delta = naive_entropy_filter(means, advantages, 0.1, threshold, "auto")
     expected, _ = naive_gtpo_loss(
