@@ -126,7 +126,12 @@ class WholeCheckpoints(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        if not state.global_step or not hasattr(self.trainer, "_buffered_inputs"):
+        if not state.global_step:
+            return
+        # TRL's SFTTrainer counts from zero again.
+        counts = [row["num_tokens"] for row in state.log_history if "num_tokens" in row]
+        self.trainer._total_train_tokens = int(counts[-1]) if counts else 0
+        if not hasattr(self.trainer, "_buffered_inputs"):
             return
         self.trainer._step = state.global_step * args.gradient_accumulation_steps
         file = self._file(args, state)

@@ -109,6 +109,10 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
     from peft import LoraConfig, get_peft_model
     from transformers import set_seed
 
+    if use_vllm and arguments.load_in_4bit:
+        raise UsageError(  # https://github.com/huggingface/trl/issues/4973
+            "TRL cannot hand 4-bit weights to vLLM: --backend unsloth can, or leave out --load_in_4bit or --use_vllm."
+        )
     model, tokenizer = load_base(path, arguments.load_in_4bit)
     set_seed(seed)  # the adapter's starting weights
     lora = LoraConfig(
@@ -206,6 +210,7 @@ def save_adapter(trainer: Any, resolved: dict[str, Any]) -> None:
     if not trainer.is_world_process_zero():
         return
     (unfinished / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml holds the settings
+    shutil.rmtree(unfinished / "ref", ignore_errors=True)  # the reference of GRPO's KL: the adapter at step 0
     trainer.create_model_card(model_name=run_directory.name)
     card = run_directory / "README.md"
     base = trainer.model.config._name_or_path  # TRL links the base model to the Hub, where a local folder is not

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from trl.trainer.utils import pad
 
-from config import GTPOArguments, UsageError
+from config import GTPOArguments, RunError, UsageError
 from faults import not_finite
 from gtpo_loss import (
     completion_entropy,
@@ -39,6 +39,8 @@ from gtpo_loss import (
 from rewards import ACCURACY_MAX, FORMAT_MAX
 
 INITIAL_ENTROPY_PROMPTS = 100  # Section 6: "the first 100 samples of the training set"
+ROLLOUT_CHECK_STEPS = 20  # optimizer steps from one check of the rollouts to the next; it scores them twice
+MAX_SAMPLER_GAP = 0.3  # nats per token; bfloat16 engines differ by 0.01 to 0.06
 PERCENT_METRICS = {"accuracy": ("accuracy_reward", ACCURACY_MAX), "formatting": ("format_reward", FORMAT_MAX)}
 
 # Settings of TRL that change its loss and that ours does not carry: anything else than this value is refused.
@@ -65,6 +67,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         UsageError: For settings that would change the loss in a way it does not carry, each named.
     """
 
+    _next_rollout_check = 0
     conflict_span = "anchored"  # of the conflict curves; GTPO's own follows its settings
 
     @classmethod
@@ -103,6 +106,7 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
+        self._check_rollouts(batch)
         mode = "train" if self.model.training else "eval"
         group_size = self.num_generations if mode == "train" else self.num_generations_eval
         rows, width = batch["completion_ids"].shape
@@ -145,16 +149,61 @@ class GRPOTrainer(trl.GRPOTrainer):
         metrics["entropy"] = entropy.mean()
         if "row" in inputs:
             self._fill_in(inputs["row"], entropy=entropy, delta=self._delta(entropy, inputs))
-        if "sampling_per_token_logps" in inputs:
-            valid = inputs["completion_mask"].bool()
-            gap = (logps.detach() - inputs["sampling_per_token_logps"]).abs()
-            metrics["sampler_logp_gap"] = gap[valid & gap.isfinite()].mean()
+        if inputs.get("sampling_per_token_logps") is not None:
+            drawn = inputs.get("old_per_token_logps", logps.detach())  # by the weights that vLLM drew them with
+            metrics["sampler_logp_gap"] = self._sampler_gap(drawn, inputs)
         if "kl" in metrics:  # a mean over tokens: a process counts by its tokens, as in TRL
             tokens = self.accelerator.gather(inputs["completion_mask"].sum()).float()
             metrics["kl"] = (self.accelerator.gather(metrics["kl"]) * tokens / tokens.mean()).mean()
         for name, value in metrics.items():
             self._metrics[mode][name].append(self.accelerator.gather(value).mean().item())
         return loss / (self.current_gradient_accumulation_steps if mode == "train" else 1)
+
+    def _sampler_gap(self, logps: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """Mean |ln pi - ln pi of the sampler| over the completion tokens, in nats."""
+        gap = (logps - inputs["sampling_per_token_logps"]).abs()
+        return gap[inputs["completion_mask"].bool() & gap.isfinite()].mean()  # NaN: a token that vLLM did not score
+
+    def _check_rollouts(self, batch: dict[str, Any]) -> None:
+        """Stop a run whose rollouts do not come from the adapter: nothing else would show it.
+
+        Rounding separates the sampler from the policy as much as from the base model, so no gap in nats tells the two
+        apart. Rollouts to which the base model (the adapter off) is twice as close as the policy did not use it.
+
+        Raises:
+            RunError: If they did not, or if the sampler is far from both.
+        """
+        step, policy = self.state.global_step, self.accelerator.unwrap_model(self.model)
+        if batch.get("sampling_per_token_logps") is None or not hasattr(policy, "disable_adapter"):
+            return
+        if step < self._next_rollout_check:
+            return
+        self._next_rollout_check = step + ROLLOUT_CHECK_STEPS
+        with torch.no_grad():
+            policy_gap = self._sampler_gap(self._logps_in_chunks(batch), batch)
+            with policy.disable_adapter():
+                base_gap = self._sampler_gap(self._logps_in_chunks(batch), batch)
+        policy_gap, base_gap = (self.accelerator.gather(gap).mean().item() for gap in (policy_gap, base_gap))
+        if not policy_gap <= min(2 * base_gap, MAX_SAMPLER_GAP):  # NaN too
+            raise RunError(
+                f"rollouts do not come from the adapter at step {step}: vLLM's log-probabilities differ from the "
+                f"policy's by {policy_gap:.2g} nats per token and from the base model's by {base_gap:.2g}. Install the "
+                "versions of requirements.txt and delete unsloth_compiled_cache/, or set --use_vllm false."
+            )
+
+    def _logps_in_chunks(self, batch: dict[str, Any]) -> Tensor:
+        """ln pi of the completion tokens of all rows of this process, a micro-batch at a time. Shape (B, T)."""
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        chunks = zip(*(batch[name].split(self.args.per_device_train_batch_size) for name in names), strict=True)
+        logps = [self._logps_and_entropy(self.model_wrapped, dict(zip(names, c, strict=True)))[0] for c in chunks]
+        return torch.cat(logps)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        policy = self.accelerator.unwrap_model(self.model)
+        if model is None and len(getattr(policy, "peft_config", ())) > 1:
+            # Beside KL's adapter "ref", in a folder of its own, Transformers leaves out the one that is trained.
+            policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
     def _fill_in(self, rows: Tensor, **columns: Tensor) -> None:
         """Put values known only when the loss is made, shape (B,) each, into the table of completions."""

@@ -113,29 +113,34 @@ def test_a_checkpoint_counts_when_every_file_is_there_in_full(tiny: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("method", "settings"),
     [
-        {"num_iterations": 2},  # a checkpoint between two steps on the same completions
-        {"num_iterations": 3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3},
-        {"steps_per_generation": 2, "per_device_train_batch_size": 6},
+        ("gtpo", {"num_iterations": 2}),  # a checkpoint between two steps on the same completions
+        ("gtpo", {"num_iterations": 3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}),
+        ("gtpo", {"steps_per_generation": 2, "per_device_train_batch_size": 6}),
+        ("grpo", {"beta": 0.04}),  # its reference is an adapter too
+        ("grpo", {"optim": "adamw_torch", "lr_scheduler_type": "cosine"}),
     ],
-    ids=["two-iterations", "three-iterations-in-micro-batches", "two-steps-per-generation"],
+    ids=["two-iterations", "three-in-micro-batches", "two-steps-per-generation", "kl", "adam-and-schedule"],
 )
-def test_completions_that_several_steps_learn_from_outlive_a_resume(
-    settings: dict[str, Any], tiny: Path, tmp_path: Path
+def test_a_run_resumed_at_any_step_is_the_same_run(
+    method: str, settings: dict[str, Any], tiny: Path, tmp_path: Path
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    tracked("gtpo", tiny, whole, max_steps=6, **settings).train()
-    tracked("gtpo", tiny, cut, max_steps=6, **settings).train()
+    for folder in (whole, cut):
+        tracked(method, tiny, folder, max_steps=6, **settings).train()
     for step in (1, 2, 3, 4, 5):
-        resumed = tracked("gtpo", tiny, cut, max_steps=6, **settings)
+        resumed = tracked(method, tiny, cut, max_steps=6, **settings)
         resumed.train(resume_from_checkpoint=str(cut / f"checkpoint-{step}"))
         assert same(weights(cut / "checkpoint-6"), weights(whole / "checkpoint-6")), step
     lines = [
-        [{k: v for k, v in json.loads(line).items() if k not in ("step_time", "tokens_per_second")} for line in file]
-        for file in ((run / "metrics.jsonl").read_text().splitlines() for run in (whole, cut))
+        [
+            {k: v for k, v in json.loads(line).items() if k not in ("step_time", "tokens_per_second")}
+            for line in (run / "metrics.jsonl").read_text().splitlines()
+        ]
+        for run in (whole, cut)
     ]
-    assert lines[0] == lines[1]
+    assert len(lines[0]) == 6 and lines[0] == lines[1]
 
 
 def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
