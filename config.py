@@ -319,6 +319,13 @@ def _check_values(values: dict[str, Any]) -> None:
                 f"--{flag} {values[flag]} needs {package}, which is not installed: `pip install -r requirements.txt`, "
                 f"or --{flag} {other}."
             )
+    lengths = [values[name] for name in ("max_prompt_length", "max_completion_length") if name in values]
+    if sum(lengths) > values["max_seq_length"]:
+        raise UsageError(
+            f"prompts of up to {lengths[0]} tokens and completions of up to {sum(lengths[1:])} do not fit into "
+            f"max_seq_length {values['max_seq_length']}: lower --max_prompt_length or --max_completion_length, or "
+            "raise --max_seq_length."
+        )
     if values["push_to_hub"] and not values["hub_token"]:
         from huggingface_hub import get_token
 
@@ -473,6 +480,7 @@ def _build_parser(method: str, argument_classes: Sequence[type], show_all: bool)
         epilog="[...] names a value's source in the paper. Shown defaults are those of --model tiny; other models take "
         f"theirs from configs/{method}/. --debug shows the traceback of an error.",
         allow_abbrev=False,
+        conflict_handler="resolve",  # max_seq_length is ours, and a field of the SFTConfig that Unsloth writes
     )
     parser._optionals.title = "training (TRL and Transformers)"
     parser.add_argument("--config", metavar="FILE", help="YAML file of settings; the command line wins over it.")

@@ -23,7 +23,12 @@ from prompts import SYSTEM_PROMPT, TAGS, to_completion, to_messages
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports each trainer's construction otherwise
 
-GPU_PACKAGES = {"unsloth": "2026.10.7", "unsloth_zoo": "2026.10.7", "vllm": "0.27.1"}  # as in requirements.txt
+GPU_PACKAGES = {  # as in requirements.txt; Unsloth goes on without 4-bit weights where bitsandbytes is missing
+    "unsloth": "2026.10.7",
+    "unsloth_zoo": "2026.10.7",
+    "vllm": "0.27.1",
+    "bitsandbytes": "0.50.2",
+}
 
 # Of torchrun and Accelerate.
 _LAUNCHER_VARIABLES = (
@@ -321,6 +326,8 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: boo
         use_gradient_checkpointing="unsloth",  # keeps the activations in main memory
         random_state=seed,
     )
+    # Unsloth loads its own 4-bit copy of a known model; the adapter belongs to the model that was named.
+    model.peft_config["default"].base_model_name_or_path = path
     return model, tokenizer
 
 

@@ -1,10 +1,11 @@
 """GTPO and GRPO on TRL's GRPOTrainer: whole groups get their conflict mask, and our head makes the loss.
 
-Two methods of TRL's trainer are overridden, whatever class it is (plain, or Unsloth's rewritten one):
+Three methods of TRL's trainer are overridden, whatever class it is (plain, or Unsloth's rewritten one):
 
 * ``_generate_and_score_completions``: the one place where every process can see whole groups. The (B, T) conflict mask
   made there rides along while TRL shuffles the rows and cuts them into micro-batches.
 * ``compute_loss``: hidden states of the completion tokens, then ``gtpo_loss.py``; the (B, T, V) logits are never made.
+* ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
 
 GRPO and GTPO differ in ``_objective`` alone.
 """
@@ -14,6 +15,7 @@ import os
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +95,7 @@ class GRPOTrainer(trl.GRPOTrainer):
     def __init__(self, model: Any, reward_funcs: Any, args: trl.GRPOConfig, **kwargs: Any) -> None:
         self.check_settings(args)
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
-        causal_lm = self._causal_lm()
+        causal_lm = self._causal_lm(self.model)
         head = causal_lm.get_output_embeddings()
         if isinstance(head, BaseTunerLayer):
             raise UsageError("LoRA on lm_head is not supported: take 'lm_head' out of lora_target_modules.")
@@ -179,10 +181,15 @@ class GRPOTrainer(trl.GRPOTrainer):
         if step < self._next_rollout_check:
             return
         self._next_rollout_check = step + ROLLOUT_CHECK_STEPS
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        score = partial(
+            self._get_per_token_logps_and_entropies, self.model, ids, mask, batch["completion_ids"].shape[1]
+        )
         with torch.no_grad():
-            policy_gap = self._sampler_gap(self._logps_in_chunks(batch), batch)
+            policy_gap = self._sampler_gap(score(self.args.per_device_train_batch_size)[0], batch)
             with policy.disable_adapter():
-                base_gap = self._sampler_gap(self._logps_in_chunks(batch), batch)
+                base_gap = self._sampler_gap(score(self.args.per_device_train_batch_size)[0], batch)
         policy_gap, base_gap = (self.accelerator.gather(gap).mean().item() for gap in (policy_gap, base_gap))
         if not policy_gap <= min(2 * base_gap, MAX_SAMPLER_GAP):  # NaN too
             raise RunError(
@@ -191,12 +198,36 @@ class GRPOTrainer(trl.GRPOTrainer):
                 "versions of requirements.txt and delete unsloth_compiled_cache/, or set --use_vllm false."
             )
 
-    def _logps_in_chunks(self, batch: dict[str, Any]) -> Tensor:
-        """ln pi of the completion tokens of all rows of this process, a micro-batch at a time. Shape (B, T)."""
-        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-        chunks = zip(*(batch[name].split(self.args.per_device_train_batch_size) for name in names), strict=True)
-        logps = [self._logps_and_entropy(self.model_wrapped, dict(zip(names, c, strict=True)))[0] for c in chunks]
-        return torch.cat(logps)
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor, None]:
+        """ln pi and H under the old policy or the reference, by the head of the loss. Shape (B, T) each.
+
+        TRL's makes the logits; Unsloth's packs rows by the pad id, and returns them shifted where the prompts of a step
+        differ in length.
+        """
+        start = input_ids.shape[1] - logits_to_keep
+        rows = batch_size or len(input_ids)
+        parts = [
+            self._logps_and_entropy(
+                model,
+                {
+                    "prompt_ids": ids[:, :start],
+                    "prompt_mask": mask[:, :start],
+                    "completion_ids": ids[:, start:],
+                    "completion_mask": mask[:, start:],
+                },
+            )
+            for ids, mask in zip(input_ids.split(rows), attention_mask.split(rows), strict=True)
+        ]
+        logps, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
+        return logps, entropy, None
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -258,7 +289,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         order = (1 - mask).argsort(dim=1, stable=True)[:, : int(mask.sum(-1).max())]
         ids, mask = ids.gather(1, order), mask.gather(1, order)
 
-        causal_lm = self._causal_lm()
+        causal_lm = self._causal_lm(model)
         with _hidden_states_of(causal_lm.base_model) as hidden_states:
             model(input_ids=ids, attention_mask=mask, use_cache=False, **self._last_logit_only())
         rows, positions = completion_mask.nonzero(as_tuple=True)
@@ -278,9 +309,9 @@ class GRPOTrainer(trl.GRPOTrainer):
     def _last_logit_only(self) -> dict[str, int]:
         return {"logits_to_keep": 1} if "logits_to_keep" in self.model_kwarg_keys else {}
 
-    def _causal_lm(self) -> Any:
+    def _causal_lm(self, model: Any) -> Any:
         """The CausalLM inside the wrappers of DDP and PEFT."""
-        model = self.accelerator.unwrap_model(self.model)
+        model = self.accelerator.unwrap_model(model)
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
     def _gather_rows(self, tensor: Tensor) -> Tensor:

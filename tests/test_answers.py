@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -976,3 +977,39 @@ def test_wrong_golds_are_wrong_and_nine_in_ten_never_reach_sympy(golds: dict[str
             digits = ["".join(filter(str.isalnum, normalise(text).split("=")[-1])) for text in (a, b)]
             assert digits[0].startswith(digits[1]) or digits[1].startswith(digits[0]), (a, b)
     assert answers.worker_calls() - before <= len(pairs) // 10
+
+
+ISOLATED = """
+import os, socket, sys
+sys.path[:0] = [ROOT, *PATHS]
+import answer_worker
+answer_worker.isolate()
+acts = {
+    "write": lambda: open("new", "w").write("text"),
+    "append": lambda: open("there", "a").write("text"),
+    "connect": lambda: socket.create_connection(("127.0.0.1", PORT), timeout=5),
+    "send": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(("192.0.2.1", 53)),
+}
+for name, act in acts.items():
+    try:
+        act()
+    except OSError:
+        continue
+    print(name, "was allowed")
+assert open("there").read() == "kept"
+assert answer_worker.same(r"\\\\sqrt{8}", r"2\\\\sqrt{2}", None)
+print("still compares")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
+def test_the_worker_has_no_network_and_writes_no_file(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("kept")
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # it would answer
+        port = listening.getsockname()[1]
+        values = f"ROOT, PATHS, PORT = {str(Path(answers.__file__).parent)!r}, {sys.path!r}, {port}\n"
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", values + ISOLATED], cwd=tmp_path, capture_output=True, text=True
+        )
+    assert done.stdout.splitlines() == ["still compares"], done.stderr
+    assert (tmp_path / "there").read_text() == "kept"

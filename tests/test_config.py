@@ -127,7 +127,7 @@ def test_g_is_num_generations(tmp_path: Path) -> None:
         ("max_prompt_length: 77", "max_prompt_length", 77),
         ("lora_rank: 5", "lora_rank", 5),
         ("lora_target_modules: [q_proj, v_proj]", "lora_target_modules", ["q_proj", "v_proj"]),
-        ("max_seq_length: 99", "max_seq_length", 99),
+        ("max_seq_length: 1099", "max_seq_length", 1099),
         ("gpu_memory_utilization: 0.7", "gpu_memory_utilization", 0.7),
         ("gamma: 0", "gamma", 0.0),
         ("entropy_threshold: 1.05", "entropy_threshold", 1.05),
@@ -506,7 +506,8 @@ def test_a_setting_whose_package_is_missing(
         (["--gpu_memory_utilization", "0"], "gpu_memory_utilization is 0.0"),
         (["--lora_target_modules", "q_proj", "lm_head"], "LoRA on lm_head"),
         (["--seed", "-5"], "--seed is -5: expected 0 to 4294967295"),
-        (["--max_seq_length", "0"], "max_seq_length is 0"),
+        (["--max_seq_length", "0"], "max_seq_length is 0|do not fit into max_seq_length 0"),
+        (["--max_completion_length", "1025"], "prompts of up to 1024 tokens and completions of up to 1025 do not fit"),
     ],
 )
 def test_a_value_out_of_range_is_named(argv: list[str], message: str) -> None:

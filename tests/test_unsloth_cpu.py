@@ -1,0 +1,270 @@
+"""Our trainers on Unsloth's rewritten trainer and model classes, without a GPU (`make test-unsloth`).
+
+Unsloth patches TRL for a whole process, so each backend runs in a process of its own: this file as a script, which
+trains on canned completions and writes what it saw. The tests compare the two. The CUDA device that Unsloth asks for is
+made up, and its two Triton kernels for float32, RMSNorm and rotary embedding, are replaced by their formulas.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("unsloth") is None or torch.cuda.is_available(),
+    reason="Unsloth without a GPU is not installed: make test-unsloth",
+)
+
+STEPS: dict[str, tuple[str, dict[str, Any]]] = {  # name: method and settings, two optimizer steps each
+    "gtpo": ("gtpo", {}),
+    "gtpo, one completion per forward": (
+        "gtpo",
+        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 12},
+    ),
+    "grpo, beta 0": ("grpo", {}),
+    "grpo, beta 0.04": ("grpo", {"beta": 0.04}),
+    "grpo, beta 0.04, two prompts": ("grpo", {"beta": 0.04, "per_device_train_batch_size": 24}),
+    "grpo, two iterations": ("grpo", {"num_iterations": 2}),
+}
+EXPLICIT = {"beta": 0.0, "weight_decay": 0.0, "max_steps": 2}  # Unsloth changes these defaults of TRL
+ATOL = 1e-6  # of a weight's update at learning rate 0.03
+# Settings of the presets that Unsloth resolves otherwise; none changes what is computed.
+REENTRANT = {"gradient_checkpointing_kwargs": ("None", "{'use_reentrant': True}")}
+RL_DIFFERS = REENTRANT | {"top_k": ("0", "-1")}  # both: every token
+SFT_DIFFERS = REENTRANT | {"dataset_num_proc": ("None", "1"), "loss_type": ("chunked_nll", "nll")}
+
+
+@pytest.fixture(scope="module")
+def seen(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What each backend saw: {"plain": ..., "unsloth": ...}."""
+    here = Path(__file__).parent
+    results = {}
+    for backend in ("plain", "unsloth"):
+        folder = tmp_path_factory.mktemp(backend)
+        completed = subprocess.run(
+            [sys.executable, __file__, backend, str(tiny)],
+            cwd=folder,  # Unsloth writes its compiled cache here
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])},
+            capture_output=True,
+            text=True,
+        )
+        assert completed.returncode == 0, completed.stdout[-2000:] + completed.stderr[-3000:]
+        results[backend] = json.loads((folder / "seen.json").read_text())
+        results[backend]["weights"] = {name: load_file(folder / f"{name}.safetensors") for name in STEPS}
+    return results
+
+
+@installed
+def test_our_trainers_stand_on_the_class_that_unsloth_wrote(seen: dict[str, Any]) -> None:
+    assert seen["unsloth"]["base"] == "UnslothGRPOTrainer"
+    assert seen["plain"]["base"] == "GRPOTrainer"
+
+
+@installed
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_on_unsloth_is_the_step_on_trl(name: str, seen: dict[str, Any]) -> None:
+    plain, unsloth = seen["plain"]["weights"][name], seen["unsloth"]["weights"][name]
+    assert plain.keys() == unsloth.keys()
+    for weight in plain:
+        torch.testing.assert_close(unsloth[weight], plain[weight], atol=ATOL, rtol=0)
+    for mine, other in zip(seen["unsloth"]["logs"][name], seen["plain"]["logs"][name], strict=True):
+        assert mine.keys() == other.keys()
+        for key in mine.keys() - {"step_time"}:
+            assert mine[key] == pytest.approx(other[key], abs=1e-5), key
+
+
+@installed
+def test_one_completion_per_forward_is_left_alone(seen: dict[str, Any]) -> None:
+    assert seen["unsloth"]["batch"] == seen["plain"]["batch"]
+    assert seen["unsloth"]["batch"]["gtpo, one completion per forward"] == [1, 12]
+
+
+@installed
+def test_unsloth_returned_hidden_states_and_the_variable_is_restored(seen: dict[str, Any]) -> None:
+    assert seen["unsloth"]["width of logits"] == seen["unsloth"]["hidden size"]
+    assert seen["unsloth"]["variable after"] == "before"
+    for row, other in zip(seen["unsloth"]["scores"], seen["plain"]["scores"], strict=True):
+        assert row == pytest.approx(other, abs=1e-5)
+
+
+@installed
+@pytest.mark.parametrize("preset", ["gtpo/llama", "gtpo/qwen", "grpo/llama", "grpo/qwen", "sft/llama", "sft/qwen"])
+def test_the_presets_leave_nothing_to_defaults_that_unsloth_changes(preset: str, seen: dict[str, Any]) -> None:
+    plain, unsloth = seen["plain"]["settings"][preset], seen["unsloth"]["settings"][preset]
+    differ = {key: (plain[key], unsloth.get(key)) for key in plain if unsloth.get(key) != plain[key]}
+    assert differ == (SFT_DIFFERS if preset.startswith("sft") else RL_DIFFERS)
+    assert preset.startswith("sft") == ("max_seq_length" in unsloth)
+    assert unsloth.get("max_seq_length", "5500") == "5500"  # ours, and a field of the SFTConfig that Unsloth writes
+
+
+# ---- run as a script: one backend ----
+
+
+class _Host(str):
+    """A device that indexes a list and names the CPU: Unsloth uses the current CUDA device as both."""
+
+    def __index__(self) -> int:
+        return 0
+
+
+def _rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: Any) -> Any:
+    """Rotary embedding of rows that start at position 0. Shape (B, heads, T, D) each."""
+    assert positions is None
+
+    cos, sin = cos.clone(), sin.clone()  # made in inference mode, where the reference was scored
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        left, right = x.chunk(2, dim=-1)
+        return x * cos[: x.shape[2]] + torch.cat([-right, left], dim=-1) * sin[: x.shape[2]]
+
+    return turned(q), turned(k)
+
+
+def _patch_with_unsloth() -> None:
+    """``import unsloth`` as on a GPU: the device is made up, the rewritten classes and kernels are Unsloth's."""
+    from types import SimpleNamespace
+
+    os.environ["UNSLOTH_ALLOW_CPU"] = "1"
+    import unsloth
+    from unsloth.models import llama, rl
+
+    os.environ["UNSLOTH_ALLOW_CPU"] = "0"  # with it the rewriting is left out
+    rl.PatchFastRL(FastLanguageModel=llama.FastLlamaModel)
+    os.environ["UNSLOTH_ALLOW_CPU"] = "1"
+    llama.DEVICE_COUNT = 1
+    card = SimpleNamespace(name="none", total_memory=8 * 2**30, major=8, minor=0, multi_processor_count=1)
+    torch.cuda.get_device_properties = lambda *args: card
+    torch.cuda.get_device_capability = lambda *args: (8, 0)
+    torch.cuda.current_device = lambda: _Host("cpu:0")
+    torch.cuda.empty_cache = lambda: None
+    llama.fast_rms_layernorm = lambda norm, x, **kwargs: torch.nn.functional.rms_norm(
+        x, x.shape[-1:], norm.weight, norm.variance_epsilon
+    )
+    llama.fast_rope_embedding = _rotate
+
+    import canned
+
+    def load(folder: str, dtype: torch.dtype) -> Any:
+        return unsloth.FastLanguageModel.from_pretrained(
+            folder, max_seq_length=256, load_in_4bit=False, dtype=dtype, device_map="cpu"
+        )[0]
+
+    def wrap(model: Any, lora: Any) -> Any:
+        return unsloth.FastLanguageModel.get_peft_model(
+            model,
+            r=lora.r,
+            lora_alpha=lora.lora_alpha,
+            target_modules=sorted(lora.target_modules),
+            use_gradient_checkpointing=True,
+        )
+
+    canned.AutoModelForCausalLM = SimpleNamespace(from_pretrained=load)
+    canned.get_peft_model = wrap
+
+
+def _same_adapter(model: Any, fresh: bool) -> None:
+    """The same adapter whoever made it; a fresh one changes nothing yet (B = 0)."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in sorted(model.named_parameters()):
+            if "lora_" in name and ".ref." not in name:
+                weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
+                weight.mul_(0.0 if fresh and "lora_B" in name else 1.0)
+            elif "lora_B.ref" in name:
+                weight.zero_()
+
+
+def _train_each(tiny: str) -> dict[str, Any]:
+    import functools
+
+    import canned
+
+    seen: dict[str, Any] = {"logs": {}, "batch": {}}
+    for name, (method, settings) in STEPS.items():
+        size = max(settings.get("per_device_train_batch_size", 0), canned.GROUP)
+        group = canned.canned_group
+        canned.canned_group = functools.partial(group, size=size)
+        trainer = canned.make_trainer(method, tiny, "run", **(EXPLICIT | settings))
+        # Unsloth's reference is the base model, TRL's a copy of the adapter: the same where the adapter is fresh.
+        _same_adapter(trainer.model, fresh="beta" in settings)
+        weights = canned.trained_weights(trainer)
+        canned.canned_group = group
+        save_file({key: w.contiguous() for key, w in weights.items() if ".ref." not in key}, f"{name}.safetensors")
+        seen["logs"][name] = trainer.state.log_history[:2]
+        seen["batch"][name] = [trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps]
+    return seen
+
+
+def _score(tiny: str) -> dict[str, Any]:
+    """ln pi and H of one batch, what the model returned for logits meanwhile, and the variable afterwards."""
+    import canned
+
+    trainer = canned.make_trainer("gtpo", tiny, "run", **EXPLICIT)
+    _same_adapter(trainer.model, fresh=False)
+    trainer.model.train()
+    widths = []
+    hook = trainer.model.register_forward_hook(lambda module, args, output: widths.append(output.logits.shape[-1]))
+    prompts = [[5, 6, 7], [5, 6, 7, 8, 9, 10]]
+    batch = trainer._padded(prompts, canned.canned_group(0, size=2))
+    os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "before"
+    with torch.no_grad():
+        logps, entropy = trainer._logps_and_entropy(trainer.model, batch)
+    hook.remove()
+    return {
+        "scores": [*logps.tolist(), *entropy.tolist()],
+        "hidden size": trainer.model.config.hidden_size,
+        "width of logits": widths[0],
+        "variable after": os.environ.pop("UNSLOTH_RETURN_HIDDEN_STATES"),
+    }
+
+
+def _settings() -> dict[str, dict[str, Any]]:
+    """Every field of the trainer's config for each preset of a GPU."""
+    import trl
+
+    import config
+
+    config.gpu_is_available = lambda: True
+    config.is_installed = lambda package: True
+    settings = {}
+    for method in ("gtpo", "grpo", "sft"):
+        for model in ("llama", "qwen"):
+            trainer_config = trl.SFTConfig if method == "sft" else trl.GRPOConfig
+            own = (config.DataArguments, config.ModelArguments, config.RunArguments)
+            classes = (*own, config.GTPOArguments, trainer_config) if method == "gtpo" else (*own, trainer_config)
+            # use_cpu: bf16 of the presets is refused on a machine without a GPU otherwise.
+            words = ["--model", model, "--run_name", "x", "--use_cpu", "true"]
+            args = config.parse(method, classes, words)[-2]
+            fields = {field.name for field in dataclasses.fields(args)}
+            settings[f"{method}/{model}"] = {name: str(getattr(args, name)) for name in sorted(fields)}
+    return settings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("backend", choices=["plain", "unsloth"])
+    parser.add_argument("tiny")
+    arguments = parser.parse_args()
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    torch.set_num_threads(1)
+    if arguments.backend == "unsloth":
+        _patch_with_unsloth()
+    import trl
+
+    seen = {"base": trl.GRPOTrainer.__name__} | _train_each(arguments.tiny) | _score(arguments.tiny)
+    seen["settings"] = _settings()
+    Path("seen.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main()
