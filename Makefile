@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-vllm test-unsloth lint bench clean
+.PHONY: install demo test test-vllm test-unsloth gpu-check lint bench bench-loss clean
 
 install: .venv/installed
 
@@ -37,13 +37,32 @@ test-unsloth: .venv-unsloth/installed
 	.venv-unsloth/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-unsloth-cpu.txt
 	touch $@
 
+# What only a card can show, into results/gpu/<card>.json, without the Hub. GPU_PYTHON names another interpreter than
+# .venv's, one that has pytest; what it lacks is skipped and named.
+gpu-check: $(if $(GPU_PYTHON),,.venv/installed-gpu)
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/gpu $(PYTEST_FLAGS)
+
+.venv/installed-gpu: .venv/installed requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 bench: install
+	$(BIN)/python benchmarks/bench_step.py
 	$(BIN)/python benchmarks/bench_grading.py
 
+# Beside TRL's, Liger's and (BENCH_FLAGS="--authors DIR") the authors' code, in an environment of its own.
+bench-loss: .venv-bench/installed
+	.venv-bench/bin/python benchmarks/bench_loss.py $(BENCH_FLAGS)
+
+.venv-bench/installed: benchmarks/requirements.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
+	touch $@
+
 clean:
-	rm -rf .venv .venv-vllm .venv-unsloth outputs .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-unsloth .venv-bench outputs .pytest_cache .ruff_cache .mypy_cache .hypothesis

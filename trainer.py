@@ -99,12 +99,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         head = causal_lm.get_output_embeddings()
         if isinstance(head, BaseTunerLayer):
             raise UsageError("LoRA on lm_head is not supported: take 'lm_head' out of lora_target_modules.")
-        text_config = causal_lm.config.get_text_config()
-        for name in ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier"):
-            if getattr(text_config, name, None) not in (None, 1.0):
-                raise UsageError(
-                    f"{type(causal_lm).__name__} has {name} = {getattr(text_config, name)}: not supported yet."
-                )
+        self._logit_options = _logit_options(causal_lm.config.get_text_config())
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
@@ -154,9 +149,10 @@ class GRPOTrainer(trl.GRPOTrainer):
         if inputs.get("sampling_per_token_logps") is not None:
             drawn = inputs.get("old_per_token_logps", logps.detach())  # by the weights that vLLM drew them with
             metrics["sampler_logp_gap"] = self._sampler_gap(drawn, inputs)
-        if "kl" in metrics:  # a mean over tokens: a process counts by its tokens, as in TRL
-            tokens = self.accelerator.gather(inputs["completion_mask"].sum()).float()
-            metrics["kl"] = (self.accelerator.gather(metrics["kl"]) * tokens / tokens.mean()).mean()
+        if "kl" in metrics:  # a mean over tokens: each process and micro-batch counts by its tokens
+            share = inputs["completion_mask"].sum() / inputs["num_items_in_batch"]
+            micro_batches = self.args.steps_per_generation if mode == "train" else 1
+            metrics["kl"] = metrics["kl"] * share * self.accelerator.num_processes * micro_batches
         for name, value in metrics.items():
             self._metrics[mode][name].append(self.accelerator.gather(value).mean().item())
         return loss / (self.current_gradient_accumulation_steps if mode == "train" else 1)
@@ -302,6 +298,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             temperature=self.temperature,
             bias=_in_one_piece(getattr(head, "bias", None)),
             grad_rows=None if grad_rows is None else grad_rows[completion_mask],
+            **self._logit_options,
         )
         blank = torch.zeros(completion_mask.shape, dtype=logps.dtype, device=logps.device)
         return blank.masked_scatter(completion_mask, logps), blank.masked_scatter(completion_mask, entropy)
@@ -457,6 +454,22 @@ class GTPOTrainer(GRPOTrainer):
             batch[f"{name}_ids"] = pad(ids, padding_value=self._tokenizer.pad_token_id, padding_side=side)
             batch[f"{name}_mask"] = pad(ones, padding_value=0, padding_side=side)
         return {key: tensor.to(self.accelerator.device) for key, tensor in batch.items()}
+
+
+def _logit_options(config: Any) -> dict[str, Any]:
+    """What a model does to its logits, as Transformers has it: Gemma caps, Cohere multiplies, Granite divides.
+
+    Raises:
+        UsageError: For a model that does something else.
+    """
+    for name in ("output_multiplier", "lm_head_multiplier"):
+        if getattr(config, name, None) not in (None, 1.0):
+            raise UsageError(f"{config.model_type} models have {name} = {getattr(config, name)}: not supported.")
+    scale = getattr(config, "logit_scale", None) or 1.0
+    return {
+        "logit_scale": scale / (getattr(config, "logits_scaling", None) or 1.0),
+        "softcap": getattr(config, "final_logit_softcapping", None),
+    }
 
 
 def _in_one_piece(parameter: Tensor | None) -> Tensor | None:

@@ -118,16 +118,38 @@ def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
     return {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
+def sharded_gradients(trainer: Any) -> dict[str, torch.Tensor]:
+    """The gradient of the first step with the model cut by FSDP2, each process with its rows of the group.
+
+    Accelerate has FSDP on accelerators alone, so PyTorch's ``fully_shard``, which it calls, cuts the model here.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = torch.distributed.init_device_mesh("cpu", (trainer.accelerator.num_processes,))
+    for layer in trainer.model.get_base_model().model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(trainer.model, mesh=mesh)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    rows = [trainer.train_dataset[0]] * trainer.args.per_device_train_batch_size
+    batch = trainer._generate_and_score_completions(rows)
+    trainer.compute_loss(trainer.model, batch).backward()
+    head = trainer.model.get_base_model().lm_head.weight
+    assert type(head).__name__ == "DTensor" and len(head.to_local()) < len(head), "the head was not cut"
+    return {name: w.grad.full_tensor() for name, w in trainer.model.named_parameters() if w.requires_grad}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("method")
     parser.add_argument("model_folder")
     parser.add_argument("output_dir")
     parser.add_argument("settings", type=json.loads)
+    parser.add_argument("--sharded", action="store_true")
     arguments = parser.parse_args()
     trainer = make_trainer(arguments.method, arguments.model_folder, arguments.output_dir, **arguments.settings)
-    weights = trained_weights(trainer)
+    weights = (sharded_gradients if arguments.sharded else trained_weights)(trainer)
     if trainer.accelerator.is_main_process:
-        assert trainer.accelerator.num_processes == 2, "torchrun started one process only"
+        assert trainer.accelerator.num_processes > 1, "torchrun started one process only"
         save_file(weights, Path(arguments.output_dir) / "weights.safetensors")
         (Path(arguments.output_dir) / "log.json").write_text(json.dumps(trainer.state.log_history))

@@ -14,6 +14,7 @@ import torch
 from reference import LN2, length_mask, naive_entropy_filter, naive_head, plain_gtpo_loss, plain_head
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import gtpo_loss as module
 from gtpo_loss import gtpo_loss, linear_logps_and_entropy
@@ -33,8 +34,7 @@ def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def set_tiles(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int) -> None:
-    monkeypatch.setattr(module, "_TILE_ROWS", rows)
-    monkeypatch.setattr(module, "_TILE_COLUMNS", columns)
+    monkeypatch.setitem(module._TILES, "cpu", (rows, columns))
 
 
 @dataclass
@@ -355,6 +355,134 @@ def test_grad_rows_get_their_gradient_and_the_others_zero(
     assert_float64(ours, truth)  # logps and entropy of all rows, gradients of the wanted ones
 
 
+# --- logit scale and soft cap ----------------------------------------------------------------------------------------
+
+SHAPED = [(0.0625, None), (1 / 6, 3.0), (1.0, 2.0), (2.5, 30.0)]  # Cohere, Granite and a cap, tight caps, Gemma 2
+
+
+def shaped_head(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Any = None,
+    temperature: float = 1.0,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As Transformers writes it: scale, then cap; the sampler's temperature comes last."""
+    logits = (hidden @ weight.T if bias is None else hidden @ weight.T + bias) * logit_scale
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    log_pi = torch.log_softmax(logits / temperature, dim=-1)
+    return log_pi.gather(-1, targets[:, None]).squeeze(-1), -(log_pi.exp() * log_pi).sum(-1).detach()
+
+
+@pytest.mark.parametrize("trainable", TRAINABLE)
+@pytest.mark.parametrize(("logit_scale", "softcap"), SHAPED)
+def test_logit_scale_and_soft_cap_equal_the_plain_computation(
+    trainable: str, logit_scale: float, softcap: float | None, tiles: None
+) -> None:
+    for bias, scale in [(False, 2.0), (True, 2.0), (False, 300.0)]:  # the last reaches the far and the saturated
+        case = random_case((17, 6, 29), bias=bias, scale=scale)
+        options = {"temperature": 0.3, "logit_scale": logit_scale, "softcap": softcap}
+        truth = run(shaped_head, case, **options)
+        assert_float64(run(linear_logps_and_entropy, case, trainable=trainable, **options), truth)
+
+
+def test_scale_comes_before_the_cap_and_the_temperature_after_it() -> None:
+    # products 1 and 3, scale 2, cap 4, temperature 0.5: z = 8 tanh(0.5) and 8 tanh(1.5)
+    hidden, weight = torch.ones(1, 1, dtype=torch.float64), torch.tensor([[1.0], [3.0]], dtype=torch.float64)
+    options = {"temperature": 0.5, "logit_scale": 2.0, "softcap": 4.0}
+    logps, _ = linear_logps_and_entropy(hidden, weight, torch.tensor([0]), **options)
+    assert logps.item() == pytest.approx(-math.log1p(math.exp(8 * math.tanh(1.5) - 8 * math.tanh(0.5))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("trainable", ["nothing", "weight"])
+def test_soft_cap_in_short_dtypes(dtype: torch.dtype, trainable: str, tiles: None) -> None:
+    case = random_case((64, 16, 100), scale=6.0).to(dtype)
+    options = {"softcap": 5.0, "logit_scale": 0.5}
+    truth = run(shaped_head, case.to(torch.float64), **options)
+    ours = run(linear_logps_and_entropy, case, trainable=trainable, **options)
+    tolerance = 2e-6 if dtype == torch.float32 else 2e-2
+    for name, actual in ours.items().items():
+        assert (actual.double() - truth.items()[name]).norm() < tolerance * truth.items()[name].norm(), name
+
+
+def test_logit_scale_and_soft_cap_that_are_not_positive_are_refused() -> None:
+    case = random_case((2, 3, 5))
+    for options in ({"logit_scale": 0.0}, {"logit_scale": -1.0}, {"softcap": 0.0}, {"softcap": math.nan}):
+        with pytest.raises(ValueError, match="positive"):
+            linear_logps_and_entropy(case.hidden, case.weight, case.targets, **options)
+
+
+# --- autocast and the compiled middle --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
+@pytest.mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
+def test_autocast_changes_no_number(trainable: str, far: bool) -> None:
+    case = random_case((33, 16, 129), bias=True, scale=100.0 if far else 2.0).to(torch.float32)
+    expected = run(linear_logps_and_entropy, case, trainable=trainable)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (case.hidden @ case.weight.T).dtype == torch.bfloat16, "autocast is not on"
+        ours = run(linear_logps_and_entropy, case, trainable=trainable)
+    for name, actual in ours.items().items():
+        assert_equal(actual, expected.items()[name])
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)], ids=str)
+def test_hidden_states_and_head_may_differ_in_dtype(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    case = random_case((33, 16, 129))
+    truth = run(plain_head, case)
+    mixed = Case(case.hidden.to(dtypes[0]), case.weight.to(dtypes[1]), case.targets, None, case.upstream)
+    ours = run(linear_logps_and_entropy, mixed, trainable="nothing")
+    assert ours.grad_hidden.dtype == dtypes[0]
+    assert (ours.grad_hidden.double() - truth.grad_hidden).norm() < 1e-2 * truth.grad_hidden.norm()
+
+
+def test_compiled_middle_equals_the_eager_one() -> None:
+    # What runs on CUDA; without a compiler PyTorch falls back to the eager function, and this holds all the more.
+    generator = torch.Generator().manual_seed(0)
+    for rows, columns in [(64, 300), (33, 77)]:
+        z, origin = torch.randn(rows, columns, generator=generator) * 5, torch.randn(rows, generator=generator)
+        module._leave_out(z, torch.randint(-5, columns + 5, (rows,), generator=generator))
+        eager, compiled = torch.empty(2, rows, columns, dtype=torch.bfloat16)
+        expected = module._exponentials(z, origin, 0.7, eager)
+        actual = module._compiled_exponentials()(z, origin, 0.7, compiled)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(compiled, eager, rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_matmuls_with_float32_output_round_no_logit(
+    dtype: torch.dtype, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # CUDA's matmuls of half-precision factors into float32, put together here from float32 ones.
+    mm, addmm = torch.mm, torch.addmm
+
+    def wide_mm(a: Tensor, b: Tensor, *, out_dtype: Any = None, out: Any = None) -> Tensor:
+        return mm(a, b, out=out) if out_dtype is None else mm(a.to(out_dtype), b.to(out_dtype), out=out)
+
+    def wide_addmm(total: Tensor, a: Tensor, b: Tensor, *, out_dtype: torch.dtype, out: Tensor) -> Tensor:
+        return addmm(total, a.to(out_dtype), b.to(out_dtype), out=out)
+
+    case = random_case((64, 16, 300), scale=6.0).to(dtype)
+    set_tiles(monkeypatch, 16, 64)
+    truth = run(shaped_head, case.to(torch.float64), softcap=softcap)
+    narrow = run(linear_logps_and_entropy, case, trainable="nothing", softcap=softcap)
+    monkeypatch.setattr(module, "_wide_output", lambda device: True)
+    monkeypatch.setattr(torch, "mm", wide_mm)
+    monkeypatch.setattr(torch, "addmm", wide_addmm)
+    wide = run(linear_logps_and_entropy, case, trainable="nothing", softcap=softcap)
+    torch.testing.assert_close(wide.logps.double(), truth.logps, atol=1e-5, rtol=0)
+    torch.testing.assert_close(wide.entropy.double(), truth.entropy, atol=1e-5, rtol=0)
+    error, own = ((x.grad_hidden.double() - truth.grad_hidden).norm() for x in (wide, narrow))
+    assert error < 0.8 * own  # observed 0.4 to 0.6
+
+
 # --- extremes --------------------------------------------------------------------------------------------------------
 
 
@@ -396,6 +524,36 @@ def test_confident_tokens_are_right_in_relative_terms(dtype: torch.dtype, traina
         assert worst_row(ours, name) < CONFIDENT[dtype], name
     if surprise == 1e-7 and dtype != torch.float64:
         assert worst_row(plain, "grad_hidden") > 0.5  # the case is one in which the textbook formula fails
+
+
+def test_float16_keeps_the_gradient_of_a_certain_token() -> None:
+    # 1 - p = 1e-7 is below what float16 holds in full; a loss scale brings the gradient back into its range.
+    case = confident_case(1e-7).to(torch.float16)
+    case.upstream = torch.full_like(case.upstream, 2.0**16)
+    truth = run(plain_head, case.to(torch.float64))
+    ours = run(linear_logps_and_entropy, case, trainable="nothing")
+    error = (ours.grad_hidden.double() - truth.grad_hidden).norm(dim=-1) / truth.grad_hidden.norm(dim=-1)
+    assert error.max() < 0.03  # observed 0.013, of the float16 logits
+
+
+def test_bfloat16_gradient_of_confident_tokens_is_within_one_per_cent() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(2048, 256, generator=generator) / 8
+    targets = torch.randint(0, 2048, (256,), generator=generator)
+    lean = 6 * torch.rand(256, 1, generator=generator)
+    hidden = torch.randn(256, 256, generator=generator) + lean * weight[targets]
+    case = Case(hidden, weight, targets, None, torch.ones(256)).to(torch.bfloat16)
+    truth = run(plain_head, case.to(torch.float64))
+    sure = truth.logps > math.log(0.99)
+    assert sure.sum() > 50 and (~sure).sum() > 50
+
+    def error(outcome: Outcome, rows: Tensor) -> float:
+        difference = outcome.grad_hidden.double() - truth.grad_hidden
+        return (difference[rows].norm() / truth.grad_hidden[rows].norm()).item()
+
+    ours, plain = run(linear_logps_and_entropy, case, trainable="nothing"), run(plain_head, case)
+    assert error(ours, sure) < 0.01 and error(plain, sure) > 0.1  # observed 0.005 and 0.49
+    assert error(ours, ~sure) < 0.01
 
 
 def far_tolerances(logps: float, entropy: float, gradient: float) -> dict[str, tuple[float, float]]:
@@ -580,6 +738,23 @@ def test_no_tensor_of_tokens_times_vocabulary_is_made(
         run(linear_logps_and_entropy, case, trainable=trainable)
     assert largest.elements >= 128 * 1024, "the mode did not see the tiles"
     assert largest.elements <= 128 * 1024, "something is larger than a tile (hidden and weight are smaller)"
+
+
+@pytest.mark.parametrize(("wanted", "matmuls"), [("all", 2.0), ("half", 1.5), ("none", 1.0)])
+def test_frozen_head_takes_two_matmuls(wanted: str, matmuls: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_tiles(monkeypatch, 16, 64)
+    case = random_case((64, 8, 300)).to(torch.bfloat16)
+    grad_rows = {"all": None, "half": torch.arange(64) % 2 == 0, "none": torch.zeros(64, dtype=torch.bool)}[wanted]
+    with FlopCounterMode(display=False) as flops:
+        run(linear_logps_and_entropy, case, trainable="nothing", grad_rows=grad_rows)
+    assert flops.get_total_flops() == matmuls * (64 * 8 * 300 * 2)
+
+
+def test_trainable_head_takes_four_matmuls() -> None:
+    case = random_case((64, 8, 300)).to(torch.bfloat16)
+    with FlopCounterMode(display=False) as flops:
+        run(linear_logps_and_entropy, case, trainable="weight")
+    assert flops.get_total_flops() == 4 * (64 * 8 * 300 * 2)
 
 
 def test_largest_tensor_of_the_plain_head_would_have_been_seen() -> None:

@@ -1,9 +1,6 @@
 """The trainers against TRL's own, against the naive references, and against themselves cut into pieces."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from reference import (
     naive_gtpo_loss,
     unpad,
 )
-from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, CohereConfig, Gemma2Config, GraniteConfig
 
 ATOL = 1e-6  # of a weight's update at learning rate 0.03; observed 3e-8
 
@@ -54,29 +51,6 @@ def test_micro_batches_do_not_change_the_update(
         gradient_accumulation_steps=GROUP // micro_batch,
     )
     assert_same(trained_weights(cut), whole)
-
-
-@pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_two_processes_do_not_change_the_update(method: str, tiny: Path, tmp_path: Path) -> None:
-    single = make_trainer(method, tiny, tmp_path / "single", max_steps=2)
-    expected = trained_weights(single)
-    (tmp_path / "two").mkdir()
-    settings = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "max_steps": 2}
-    here = Path(__file__).parent
-    completed = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
-            *(str(here / "canned.py"), method, str(tiny), str(tmp_path / "two"), json.dumps(settings)),
-        ],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])},
-        capture_output=True,
-        text=True,
-    )
-    assert completed.returncode == 0, completed.stderr[-3000:]
-    assert_same(load_file(tmp_path / "two" / "weights.safetensors"), expected)
-    log = json.loads((tmp_path / "two" / "log.json").read_text())
-    for name in ("entropy", "conflict_tokens", "conflict_fraction", "completion_length"):
-        assert log[0][name] == pytest.approx(single.state.log_history[0][name], abs=1e-5), name
 
 
 def test_gtpo_without_its_parts_is_grpo(tiny: Path, tmp_path: Path) -> None:
@@ -235,7 +209,6 @@ def test_settings_that_change_the_objective_are_refused(
 
 def test_lora_on_the_head_and_scaled_logits_are_refused(tiny: Path, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig
 
     from trainer import GRPOTrainer
@@ -253,6 +226,39 @@ def test_lora_on_the_head_and_scaled_logits_are_refused(tiny: Path, tmp_path: Pa
     with pytest.raises(ValueError, match="LoRA on lm_head is not supported"):
         build(get_peft_model(model, LoraConfig(target_modules=["lm_head"])))
     model = AutoModelForCausalLM.from_pretrained(tiny)
-    model.config.final_logit_softcapping = 30.0
-    with pytest.raises(ValueError, match="final_logit_softcapping"):
+    model.config.lm_head_multiplier = 2.0
+    with pytest.raises(ValueError, match="lm_head_multiplier"):
         build(model)
+
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES |= {"num_key_value_heads": 2, "head_dim": 32, "initializer_range": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (Gemma2Config, {"final_logit_softcapping": 2.0, "query_pre_attn_scalar": 32}),  # caps
+        (CohereConfig, {"logit_scale": 0.25}),  # multiplies
+        (GraniteConfig, {"logits_scaling": 3.0}),  # divides
+    ],
+)
+def test_what_a_model_does_to_its_logits_is_done_in_the_head(
+    config: Any, options: dict[str, Any], tiny: Path, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config(vocab_size=len(tokenizer), pad_token_id=0, **SIZES, **options))
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    trainer = make_trainer("grpo", tmp_path / "model", tmp_path / "run", temperature=0.8)
+    batch = batch_of(trainer)
+    logps, entropies = plain_logps_and_entropy(trainer, batch)
+    found_logps, found_entropy = trainer._logps_and_entropy(trainer.model, batch)
+    for found, expected in ((found_logps, logps), (found_entropy, entropies)):
+        rows = unpad(found, batch["completion_mask"])
+        assert len(rows) == GROUP
+        for row, plain in zip(rows, expected, strict=True):
+            assert row == pytest.approx(plain, abs=1e-4)
+    uniform = torch.tensor(len(tokenizer)).log().item()
+    assert abs(entropies[0][0] - uniform) > 0.005  # not a head that hides what is done to it

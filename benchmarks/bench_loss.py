@@ -1,0 +1,478 @@
+"""Time, memory and accuracy of the head and the objective, beside TRL's, Liger's, the authors' and bare matmuls.
+
+    python benchmarks/bench_loss.py                                  # bfloat16, H = 512, V = 32,768: two minutes
+    python benchmarks/bench_loss.py --shapes bfloat16:512:32768 float32:512:32768 bfloat16:2048:32768
+    python benchmarks/bench_loss.py --authors DIR                    # with a checkout of winstonsmith1897/GTPO
+    python benchmarks/bench_loss.py --device cuda --shapes bfloat16:4096:128256 --group 12 --length 1500
+    python benchmarks/bench_loss.py --markdown results/loss_cpu.json # the tables of a run
+
+One step: conflict weights, log-probabilities, entropy, loss, and its gradient with respect to the hidden states. Each
+peer runs its own code, imported from its package (benchmarks/requirements.txt); one that cannot run here says why. On a
+CPU times are CPU seconds of one thread, on CUDA those between two events: medians over rounds in which all take turns.
+Each peak is what one step adds, in a process of its own. Liger's loss gives no entropy. The limit is the head's two
+matrix products alone, tile by tile, at the best of several tilings.
+"""
+
+import argparse
+import ast
+import contextlib
+import datetime
+import io
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from gtpo_loss import conflict_mask, conflict_weights, gtpo_loss, linear_logps_and_entropy  # noqa: E402
+
+OURS, LIMIT = "ours", "limit"
+PEERS = {
+    "trl logits": "TRL, logits path",
+    "trl fused": "TRL, fused head",
+    "liger": "Liger, fused linear GRPO",
+    "authors": "authors' functions, eager",
+}
+NAMES = {OURS: "ours", **PEERS, LIMIT: "limit: two matmuls"}
+CONFIDENT = 0.99
+
+
+class Case(NamedTuple):
+    """G completions of T tokens; about a third of the tokens have p > 0.99, the rest are spread out."""
+
+    hidden: Tensor  # (G, T, H)
+    weight: Tensor  # (V, H)
+    ids: Tensor  # (G, T)
+    mask: Tensor  # (G, T)
+    advantages: Tensor  # (G,)
+
+
+def make_case(shape: str, group: int, length: int, device: str) -> Case:
+    dtype, width, vocabulary = parse_shape(shape)
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(vocabulary, width, generator=generator).mul_(2 / width**0.5)
+    ids = torch.randint(0, vocabulary, (group, length), generator=generator)
+    lean = torch.rand(group, length, 1, generator=generator) * 6  # towards the row of the token that was drawn
+    hidden = torch.randn(group, length, width, generator=generator) + lean * weight[ids]
+    advantages = torch.linspace(-1.5, 1.5, group)
+    tensors = hidden.to(dtype), weight.to(dtype), ids, torch.ones_like(ids), advantages
+    return Case(*(tensor.to(device) for tensor in tensors))
+
+
+def parse_shape(shape: str) -> tuple[torch.dtype, int, int]:
+    dtype, width, vocabulary = shape.split(":")
+    return getattr(torch, dtype), int(width), int(vocabulary)
+
+
+# --- the contestants: a step from hidden states to their gradient ----------------------------------------------------
+
+Head = Callable[[Tensor, Case], tuple[Tensor, Tensor]]  # hidden (G, T, H) -> logps, entropy (G, T)
+
+
+def our_head(hidden: Tensor, case: Case, grad_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    outputs = linear_logps_and_entropy(hidden.flatten(0, 1), case.weight, case.ids.flatten(), grad_rows=grad_rows)
+    logps, entropy = (output.view_as(case.ids) for output in outputs)
+    return logps, entropy
+
+
+def trl_logits_head(hidden: Tensor, case: Case) -> tuple[Tensor, Tensor]:
+    from trl.trainer.utils import selective_log_softmax_and_entropy
+
+    logits = F.linear(F.pad(hidden, (0, 0, 0, 1)), case.weight)  # its model call gives one position more than is used
+    logits = logits[:, :-1, :]
+    return selective_log_softmax_and_entropy(logits, case.ids, entropy_requires_grad=False, row_mask=case.mask)
+
+
+def trl_fused_head(hidden: Tensor, case: Case) -> tuple[Tensor, Tensor]:
+    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+    from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
+
+    rows, targets = hidden.flatten(0, 1), case.ids.flatten()
+    settings = 1.0, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, ("entropy",)
+    logps, entropy, *_ = ChunkedLogProbFunction.apply(rows, case.weight, None, targets, *settings)
+    return logps.view_as(case.ids), entropy.detach().view_as(case.ids)
+
+
+def gtpo_step(head: Head, case: Case) -> Tensor:
+    hidden = case.hidden.detach().requires_grad_()
+    weights = conflict_weights(conflict_mask(case.ids, case.mask, case.advantages, len(case.ids)), case.advantages)
+    if head is our_head:
+        logps, entropy = our_head(hidden, case, grad_rows=(weights != 0).flatten())
+    else:
+        logps, entropy = head(hidden, case)
+    loss, _ = gtpo_loss(logps, entropy, case.mask, case.advantages, weights, initial_entropy=None, filter_mode="off")
+    loss.backward()
+    return hidden.grad
+
+
+def liger_step(case: Case, advantages: Tensor | None = None) -> Tensor:
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
+
+    hidden = case.hidden.detach().requires_grad_()
+    compiled = case.hidden.is_cuda  # its (G, T) loss alone; on a CPU that would ask for a C++ compiler
+    grpo = LigerFusedLinearGRPOLoss(beta=0.0, use_ref_model=False, loss_type="grpo", compiled=compiled)
+    loss, _ = grpo(hidden, case.weight, case.ids, case.mask, case.advantages if advantages is None else advantages)
+    loss.backward()
+    return hidden.grad
+
+
+def authors_module(checkout: str) -> types.SimpleNamespace:
+    """The functions of gtpo/gtpo_training.py by themselves: the file imports names that TRL no longer has."""
+    source = (Path(checkout) / "gtpo" / "gtpo_training.py").read_text()
+    wanted = {"compute_completion_stats", "build_conflict_mask", "gtpo_compute_loss", "UnslothEfficientGTPO"}
+    body = [
+        node
+        for node in ast.parse(source).body
+        if getattr(node, "name", None) in wanted
+        or (isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Constant))
+    ]
+    names: dict[str, Any] = {"torch": torch, "Tuple": tuple, "wandb": types.SimpleNamespace(run=None)}
+    future = ast.ImportFrom("__future__", [ast.alias("annotations")], 0)
+    module = ast.fix_missing_locations(ast.Module([future, *body], []))
+    exec(compile(module, "gtpo_training.py", "exec"), names)
+    return types.SimpleNamespace(**names)
+
+
+def authors_step(case: Case, authors: Any) -> Tensor:
+    """On L + 1 hidden states, as their trainer passes them; the reference forward is given, its two matmuls are not."""
+    hidden = F.pad(case.hidden.detach(), (0, 0, 0, 1)).requires_grad_()
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints every mask
+        loss, *_ = authors.UnslothEfficientGTPO.apply(
+            hidden[None], hidden[None].detach(), case.weight, case.ids[None], case.mask[None], case.advantages,
+            case.advantages, 0.0, None, 1,
+        )  # fmt: skip
+        # Its backward returns 13 gradients for 10 inputs, which today's autograd refuses: they are in its saved tensor.
+        return loss.grad_fn.saved_tensors[0][0, :, :-1]
+
+
+def limit_step(case: Case, tile: tuple[int, int]) -> Tensor:
+    hidden, weight = case.hidden.flatten(0, 1), case.weight
+    gradient = torch.empty_like(hidden)
+    for rows in zip(hidden.split(tile[0]), gradient.split(tile[0]), strict=True):
+        for columns in weight.split(tile[1]):
+            torch.mm(rows[0] @ columns.T, columns, out=rows[1])
+    return gradient
+
+
+def limit_tiles(device: str) -> list[tuple[int, int]]:
+    return [(4096, 16384), (8192, 16384)] if device == "cuda" else [(1024, 4096), (2048, 4096), (2048, 2048)]
+
+
+def contestants(
+    case: Case, authors: str | None, only: str | None = None
+) -> tuple[dict[str, Callable[[], Tensor]], dict[str, str]]:
+    """Steps by name, and for those that cannot run here the reason."""
+    steps: dict[str, Callable[[], Tensor]] = {
+        OURS: lambda: gtpo_step(our_head, case),
+        "trl logits": lambda: gtpo_step(trl_logits_head, case),
+        "trl fused": lambda: gtpo_step(trl_fused_head, case),
+        "liger": lambda: liger_step(case),
+    }
+    reasons = {}
+    if authors is None:
+        reasons["authors"] = "no --authors DIR: their code is not a package"
+    else:
+        module = authors_module(authors)
+        steps["authors"] = lambda: authors_step(case, module)
+    small = Case(case.hidden[:2, :4], case.weight[:64], case.ids[:2, :4] % 64, case.mask[:2, :4], case.advantages[:2])
+    tries = {
+        "trl logits": lambda: gtpo_step(trl_logits_head, small),
+        "trl fused": lambda: gtpo_step(trl_fused_head, small),
+        "liger": lambda: liger_step(small),
+    }
+    for name, attempt in tries.items():
+        if only not in (None, name):
+            continue
+        try:
+            attempt()
+        except Exception as error:
+            reasons[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            del steps[name]
+    return steps, reasons
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+def seconds_of(step: Callable[[], object], device: str) -> float:
+    if device == "cuda":
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        step()
+        stop.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(stop) / 1e3
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    begin = clock()
+    step()
+    return clock() - begin
+
+
+def medians(steps: Mapping[str, Callable[[], object]], rounds: int, device: str) -> dict[str, float]:
+    for step in steps.values():
+        step()  # warm: libraries loaded, kernels compiled
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            seconds[name].append(seconds_of(step, device))
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def time_shape(case: Case, steps: dict[str, Callable[[], Tensor]], rounds: int, device: str) -> dict[str, float]:
+    tiles = {f"{LIMIT} {rows}x{columns}": (rows, columns) for rows, columns in limit_tiles(device)}
+    limits = {name: partial(limit_step, case, tile) for name, tile in tiles.items()}
+    seconds = medians({**steps, **limits}, rounds, device)
+    best = min(seconds[name] for name in limits)
+    return {name: value for name, value in seconds.items() if name not in limits} | {LIMIT: best}
+
+
+def scaling(shape: str, group: int, length: int, rounds: int, device: str) -> dict[str, float]:
+    """How our step's time grows when T, V or G doubles."""
+    dtype, width, vocabulary = shape.split(":")
+    cases = {
+        "1": make_case(shape, group, length, device),
+        "T": make_case(shape, group, 2 * length, device),
+        "V": make_case(f"{dtype}:{width}:{2 * int(vocabulary)}", group, length, device),
+        "G": make_case(shape, 2 * group, length, device),
+    }
+    steps = {name: partial(gtpo_step, our_head, case) for name, case in cases.items()}
+    seconds = medians(steps, rounds, device)
+    return {name: seconds[name] / seconds["1"] for name in ("T", "V", "G")}
+
+
+def conflict_inputs(device: str) -> tuple[Tensor, Tensor, Tensor, int]:
+    group, length, vocabulary = 12, 1500, 128256
+    ids = torch.randint(0, vocabulary, (group, length), generator=torch.Generator().manual_seed(0))
+    ids[:, :100], ids[:, -100:] = ids[0, :100], ids[0, -100:]
+    return ids.to(device), torch.ones_like(ids).to(device), torch.linspace(-1, 1, group).to(device), group
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def peak_in_own_process(name: str, shape: str, args: argparse.Namespace) -> float:
+    """MiB that one step adds, measured in a fresh process."""
+    command = [sys.executable, __file__, "--peak", name, "--shapes", shape, "--device", args.device]
+    command += ["--group", str(args.group), "--length", str(args.length), "--threads", str(args.threads)]
+    command += ["--authors", args.authors] if args.authors else []
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def peak(name: str, shape: str, args: argparse.Namespace) -> float:
+    if name == "conflict_mask":
+        inputs = conflict_inputs(args.device)
+
+        def step() -> Tensor:
+            return conflict_mask(*inputs)
+
+        conflict_mask(inputs[0][:, :8], inputs[1][:, :8], inputs[2], inputs[3])
+    else:
+        case = make_case(shape, args.group, args.length, args.device)
+        few = Case(case.hidden[:2, :4], case.weight, case.ids[:2, :4], case.mask[:2, :4], case.advantages[:2])
+        contestants(few, args.authors, only=name)[0][name]()  # libraries load before the measurement
+        step = contestants(case, args.authors, only=name)[0][name]
+    if args.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        kept = step()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
+    before = status_kib("VmRSS")
+    kept = step()
+    grown = status_kib("VmHWM") - before
+    del kept
+    return grown / 2**10
+
+
+def status_kib(key: str) -> int:
+    return next(
+        int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)
+    )
+
+
+# --- accuracy --------------------------------------------------------------------------------------------------------
+
+
+def accuracy(case: Case, names: list[str]) -> dict[str, dict[str, float]]:
+    """Relative error of d logp / d hidden over all rows and over those with p > 0.99; entropy error, nats."""
+    hidden, ids = case.hidden.flatten(0, 1), case.ids.flatten()
+    truth, logps, entropies = (torch.cat(parts) for parts in zip(*exact(hidden, case.weight, ids), strict=True))
+    sure = logps > torch.tensor(CONFIDENT).log()
+    heads = {OURS: our_head, "trl logits": trl_logits_head, "trl fused": trl_fused_head}
+    errors = {}
+    for name in names:
+        entropy = None
+        if name in heads:
+            leaf = case.hidden.detach().requires_grad_()
+            logp, entropy = heads[name](leaf, case)
+            logp.float().sum().backward()
+            gradient = leaf.grad.flatten(0, 1).double()
+        elif name == "liger":  # with A = 1 its loss is minus the mean log-probability
+            gradient = -len(ids) * liger_step(case, torch.ones_like(case.advantages)).flatten(0, 1).double()
+        else:
+            continue
+        error = gradient - truth
+        errors[name] = {
+            "gradient": (error.norm() / truth.norm()).item(),
+            "gradient, confident": (error[sure].norm() / truth[sure].norm()).item(),
+        }
+        if entropy is not None:
+            difference = (entropy.flatten().double() - entropies).abs()
+            errors[name] |= {"entropy": difference.mean().item(), "entropy, largest": difference.max().item()}
+    return errors
+
+
+def exact(hidden: Tensor, weight: Tensor, ids: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """d logp / d hidden, logp and entropy in float64, some rows at a time."""
+    weight = weight.double()
+    for states, targets in zip(hidden.double().split(256), ids.split(256), strict=True):
+        log_pi = (states @ weight.T).log_softmax(-1)
+        pi = log_pi.exp()
+        logps = log_pi.gather(1, targets[:, None])
+        entropy = -(pi * log_pi).sum(-1)
+        grad_logits = pi.neg().scatter_(1, targets[:, None], -torch.expm1(logps))
+        yield grad_logits @ weight, logps.squeeze(1), entropy
+
+
+# --- the run and its tables ------------------------------------------------------------------------------------------
+
+
+def provenance(args: argparse.Namespace) -> dict[str, Any]:
+    def git(*command: str) -> str:
+        return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    def version(package: str) -> str | None:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(package)
+        return None
+
+    device = args.device
+    command = [
+        "python",
+        "benchmarks/bench_loss.py",
+        *("DIR" if word == args.authors else word for word in sys.argv[1:]),
+    ]
+    model = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
+    amx = ", AMX" if torch.cpu._is_amx_tile_supported() else ""
+    return {
+        "command": " ".join(command),
+        "date": datetime.date.today().isoformat(),
+        "revision": git("rev-parse", "--short", "HEAD") + ("-dirty" if git("status", "--porcelain") else ""),
+        "machine": torch.cuda.get_device_name() if device == "cuda" else f"{model[0].split(': ')[1]}{amx}",
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("torch", "trl", "liger-kernel", "transformers")},
+    }
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    result: dict[str, Any] = {**provenance(args), "group": args.group, "length": args.length, "shapes": {}}
+    for shape in args.shapes:
+        _, width, vocabulary = parse_shape(shape)
+        case = make_case(shape, args.group, args.length, args.device)
+        steps, reasons = contestants(case, args.authors)
+        entry: dict[str, Any] = {"seconds": time_shape(case, steps, args.rounds, args.device), "reasons": reasons}
+        work = 4 * args.group * args.length * width * vocabulary  # two matmuls
+        entry["tflops"] = {name: work / entry["seconds"][name] / 1e12 for name in (OURS, LIMIT)}
+        few = Case(case.hidden[:2], case.weight, case.ids[:2], case.mask[:2], case.advantages[:2])
+        entry["accuracy"] = accuracy(few, list(steps))
+        entry["peak_mib"] = {name: peak_in_own_process(name, shape, args) for name in steps}
+        result["shapes"][shape] = entry
+        print(f"{shape}: {entry}", file=sys.stderr)
+    shape = args.shapes[0]
+    result["scaling"] = scaling(shape, args.group, args.length, args.rounds, args.device)
+    wide = shape.rsplit(":", 1)[0] + ":128256"
+    result["peak_mib at V = 128256"] = {OURS: peak_in_own_process(OURS, wide, args)}
+    inputs = conflict_inputs(args.device)
+    seconds = medians({"mask": lambda: conflict_mask(*inputs)}, 25, args.device)["mask"]
+    result["conflict_mask"] = {"ms": 1e3 * seconds, "peak_mib": peak_in_own_process("conflict_mask", shape, args)}
+    return result
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The tables of a results file: how many times slower than ours, memory and errors."""
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
+    lines = []
+    for shape, entry in result["shapes"].items():
+        dtype, width, vocabulary = shape.split(":")
+        seconds, ours = entry["seconds"], entry["seconds"][OURS]
+        lines += [
+            f"{dtype}, H = {int(width):,}, V = {int(vocabulary):,}, {result['group']} completions of "
+            f"{result['length']} tokens",
+            "",
+            "| | ms | x ours | peak extra, MiB | gradient error | where p > 0.99 | entropy error, nats | largest |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for name, label in NAMES.items():
+            if name not in seconds:
+                lines.append(f"| {label} | {entry['reasons'].get(name, '')} | | | | | | |")
+                continue
+            errors, memory = entry["accuracy"].get(name, {}), entry["peak_mib"].get(name)
+            cells = [f"{seconds[name] * 1e3:,.0f}", f"{seconds[name] / ours:.2f}"]
+            cells.append("" if memory is None else f"{memory:,.0f}")
+            cells += [percent(errors.get(key)) for key in ("gradient", "gradient, confident")]
+            cells += [f"{errors[key]:.1e}" if key in errors else "" for key in ("entropy", "entropy, largest")]
+            lines.append(f"| {label} | {' | '.join(cells)} |")
+        lines.append("")
+    grown, wide, mask = result["scaling"], result["peak_mib at V = 128256"][OURS], result["conflict_mask"]
+    lines += [
+        f"Twice the tokens of a completion take {grown['T']:.2f} times as long, twice the vocabulary {grown['V']:.2f}, "
+        f"twice the completions {grown['G']:.2f}. Peak at V = 128,256: {wide:.0f} MiB. `conflict_mask`, 12 completions "
+        f"of 1,500 tokens: {mask['ms']:.1f} ms, {mask['peak_mib']:.0f} MiB.",
+        "",
+        f"{result['machine']}, {result['threads']} thread(s); {versions}; {result['date']}, revision "
+        f"{result['revision']}: `{result['command']}`",
+    ]
+    return "\n".join(lines)
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2g} %"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=["bfloat16:512:32768"], metavar="DTYPE:H:V")
+    parser.add_argument("--group", type=int, default=8, help="G, completions")
+    parser.add_argument("--length", type=int, default=256, help="T, tokens of a completion")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--threads", type=int, default=1, help="on a CPU")
+    parser.add_argument("--authors", metavar="DIR", help="checkout of github.com/winstonsmith1897/GTPO")
+    parser.add_argument("--output", type=Path, help="where the results go, as JSON")
+    parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the tables of a results file and stop")
+    parser.add_argument("--peak", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.markdown:
+        print(markdown(json.loads(args.markdown.read_text())))
+        return
+    torch.set_num_threads(args.threads)
+    if args.authors:
+        torch.compiler.set_stance("force_eager")
+    if args.peak:
+        print(peak(args.peak, args.shapes[0], args))
+        return
+    result = run(args)
+    print(markdown(result))
+    if args.output:
+        args.output.parent.mkdir(exist_ok=True)
+        args.output.write_text(json.dumps(result, indent=1) + os.linesep)
+
+
+if __name__ == "__main__":
+    main()

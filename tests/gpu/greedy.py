@@ -1,0 +1,45 @@
+"""Greedy tokens with and without an adapter: ``python greedy.py vllm|transformers MODEL ADAPTER OUTPUT N``.
+
+The samplers are those of evaluate.py. ``OUTPUT`` is JSON, ids under "prompts", "base" and "adapter": a list for each of
+PROBLEMS prompts, N tokens of each completion. A program of its own, because vLLM keeps its memory until its process
+ends.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+ROOT = Path(__file__).parents[2]
+PROBLEMS = 8
+
+
+def greedy_tokens(backend: str, model: str, adapter: Path, tokens: int) -> dict[str, list[list[int]]]:
+    import sampling
+    from data import arithmetic
+
+    def keep_ids(request: Any, ids: Any, finished: bool, tokenizer: Any) -> dict[str, Any]:
+        return {"id": request.id, "sample": request.sample, "ids": [int(token) for token in ids]}
+
+    settings = sampling.Sampling(k=1, temperature=0.0, max_new_tokens=tokens, batch_size=PROBLEMS)
+    sampler: Any
+    if backend == "vllm":
+        rank = json.loads((adapter / "adapter_config.json").read_text())["r"]
+        sampler = sampling.VLLMSampler(model, settings, rank, gpu_memory_utilization=0.4)
+    else:
+        sampler = sampling.TransformersSampler(model, settings)
+    problems = [{"id": str(i), "question": row["question"]} for i, row in enumerate(arithmetic("test", PROBLEMS, 0))]
+    requests = sampling.make_requests(sampler, problems, settings)
+    result = {"prompts": [request.prompt_ids for request in requests]}
+    for name, folder in (("base", None), ("adapter", adapter)):
+        with patch.object(sampling, "to_row", keep_ids):  # the rows of evaluate.py hold text, which hides ids
+            rows = [row for batch in sampler.sample(requests, set(), folder) for row in batch]
+        result[name] = [row["ids"] for row in sorted(rows, key=lambda row: int(row["id"]))]
+    return result
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+    backend, model, adapter, output, tokens = sys.argv[1:]
+    Path(output).write_text(json.dumps(greedy_tokens(backend, model, Path(adapter), int(tokens))))

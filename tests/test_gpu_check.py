@@ -1,0 +1,196 @@
+"""`make gpu-check` without a GPU: what a CPU can run of it, its report, and that the test suite passes it by."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+GPU = ROOT / "tests" / "gpu"
+
+
+def pytest_run(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Another pytest on this repository's settings, its report in ``folder``; it sees no GPU."""
+    output = ("--gpu-check-output", folder / "report") if "--gpu-check-device" in words else ()
+    options = ("-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", "--basetemp", folder / "pytest")
+    command = [sys.executable, "-m", "pytest", *map(str, (*words, *output, *options))]
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return subprocess.run(
+        command, cwd=ROOT, env=variables | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=900
+    )
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The report of a run on the CPU: all parts but the benchmark and three of the four small training runs."""
+    folder = tmp_path_factory.mktemp("gpu-check")
+    chosen = "not (qwen and transformers) and not (grpo and transformers) and not benchmark"
+    ended = pytest_run(GPU, "--gpu-check-device", "cpu", "-k", chosen, folder=folder)
+    assert ended.returncode == 0, ended.stdout[-4000:]
+    assert sorted(path.name for path in (folder / "report").iterdir()) == ["cpu.json"]
+    report = json.loads((folder / "report" / "cpu.json").read_text())
+    assert report.keys() == {"environment", "parts"}
+    environment = report["environment"]
+    assert environment["device"] == "cpu" and environment["packages"]["torch"] == torch.__version__
+    for part in report["parts"].values():
+        assert part["git_revision"] == environment["git_revision"]
+        assert part["outcome"] in ("passed", "skipped") and part["seconds"] >= 0
+    return report["parts"]
+
+
+def test_what_a_cpu_cannot_run_says_why(parts: dict[str, Any]) -> None:
+    skipped = {name: part["reason"] for name, part in parts.items() if part["outcome"] == "skipped"}
+    unsloth = "needs a GPU: bitsandbytes, unsloth, vllm run there only"
+    names = ("steps[llama-gtpo-unsloth]", "adapter[unsloth]", "resume[unsloth]", "peak_memory[unsloth]")
+    assert [skipped[name] for name in names] == [unsloth] * 4
+    assert skipped["adapter[transformers-vllm]"] == "needs a GPU: vllm run there only"
+    assert skipped["peak_memory[transformers]"] == "peak memory is read on a GPU"
+    passed = {name for name, part in parts.items() if part["outcome"] == "passed"}
+    heads = {f"head[{dtype}]" for dtype in ("bfloat16", "float16", "float32", "float64")}
+    runs = {"steps[llama-gtpo-transformers]", "resume[transformers]", "step_time[transformers]"}
+    assert heads | runs | {"environment"} <= passed
+
+
+def test_errors_of_the_head_are_in_the_report(parts: dict[str, Any]) -> None:
+    exact, half = (parts[f"head[{dtype}]"]["numbers"]["40x64x4096"] for dtype in ("float64", "bfloat16"))
+    assert exact["confident_rows"] >= 13
+    assert exact["ours"]["gradient"] < 1e-12 < 1e-5 < half["ours"]["gradient"] < 0.01
+    assert exact["logits_path"] == dict.fromkeys(exact["logits_path"], 0.0)  # the reference itself
+    assert half["ours"]["gradient_confident"] < 0.03 < half["logits_path"]["gradient_confident"]
+
+
+def test_numbers_of_the_training_run(parts: dict[str, Any]) -> None:
+    numbers = parts["steps[llama-gtpo-transformers]"]["numbers"]
+    assert len(numbers["loss"]) == len(numbers["grad_norm"]) == len(numbers["entropy"]) == 4
+    assert numbers["sampler_logp_gap"] == []
+    # A random model hardly prefers a token: its entropy is about ln V, V = 1024 as it was built.
+    assert numbers["initial_entropy"] == pytest.approx(math.log(1024), abs=0.2)
+    for loss, entropy in zip(numbers["loss"], numbers["entropy"], strict=True):
+        assert loss == pytest.approx(0.1 * entropy, rel=0.05)  # Eq. 11: gamma <H>; advantages of a group cancel
+
+
+def test_resumed_run_is_the_whole_run(parts: dict[str, Any]) -> None:
+    numbers = parts["resume[transformers]"]["numbers"]
+    assert numbers["same_completions"] and numbers["difference_over_distance"] < 1e-3
+    assert numbers["entropy"][0] == pytest.approx(numbers["entropy"][1], rel=1e-4)
+
+
+def test_adapter_changes_what_the_model_says(parts: dict[str, Any]) -> None:
+    part = parts["adapter[transformers]"]
+    assert part["reason"] == "needs a GPU: vllm run there only"  # PEFT's half has run by then
+    assert part["numbers"]["changed_by_the_adapter"] > 0.5
+
+
+def test_phases_and_estimate_of_the_measured_run(parts: dict[str, Any]) -> None:
+    numbers = parts["step_time[transformers]"]["numbers"]
+    seconds = numbers["seconds"]
+    assert seconds.keys() == {"generation", "scoring", "loss", "backward", "optimizer", "other"}
+    assert all(value > 0 for value in seconds.values())
+    assert numbers["completion_length"] == 12 and numbers["G"] == 4
+    estimated = parts["peak_memory[transformers]"]["numbers"]["estimate_gib"]
+    rank_times_widths = 4 * 2 * (4 * (64 + 64) - 2 * 32 + 3 * (64 + 128))  # rank, layers, inputs and outputs
+    assert estimated["LoRA"] * 2**30 == 4 * rank_times_widths
+
+
+PARTS = """
+import pytest
+
+def test_good(numbers): numbers["value"] = 1
+def test_bad(numbers):
+    numbers["value"] = 2
+    assert 1 == 2, "one is not two"
+def test_left_out(): pytest.skip("no reason")
+@pytest.fixture
+def broken(): raise OSError("no disk")
+def test_broken(broken): pass
+"""
+
+
+@pytest.fixture
+def other_parts(tmp_path: Path) -> Path:
+    """The machinery of tests/gpu with parts of this test's own."""
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for name in ("conftest.py", "checks.py"):
+        shutil.copy(GPU / name, folder)
+    (folder / "test_parts.py").write_text(PARTS)
+    return folder
+
+
+def test_failed_parts_are_in_the_report_with_their_numbers(other_parts: Path, tmp_path: Path) -> None:
+    ended = pytest_run(other_parts, "--gpu-check-device", "cpu", folder=tmp_path)
+    assert ended.returncode == 1 and "report: " in ended.stdout
+    found = json.loads((tmp_path / "report" / "cpu.json").read_text())["parts"]
+    assert {name: part["outcome"] for name, part in found.items()} == {
+        "good": "passed",
+        "bad": "failed",
+        "left_out": "skipped",
+        "broken": "failed",
+    }
+    assert found["bad"]["message"].startswith("one is not two") and found["bad"]["numbers"] == {"value": 2}
+    assert found["left_out"]["reason"] == "no reason" and found["broken"]["message"] == "no disk"
+
+    first = found["good"] | {"git_revision": "an earlier one"}
+    report = {"environment": {}, "parts": {"good": first, "bad": found["bad"]}}
+    (tmp_path / "report" / "cpu.json").write_text(json.dumps(report))
+    pytest_run(other_parts, "--gpu-check-device", "cpu", "-k", "bad", folder=tmp_path)
+    again = json.loads((tmp_path / "report" / "cpu.json").read_text())["parts"]
+    assert again.keys() == {"good", "bad"} and again["good"] == first  # a part that was left out keeps its entry
+    assert not list((tmp_path / "report").glob("*.tmp"))
+
+
+def test_without_a_gpu_the_check_says_so_in_one_sentence(tmp_path: Path) -> None:
+    ended = pytest_run(GPU, folder=tmp_path)
+    assert ended.returncode == 4
+    assert "PyTorch sees no GPU here" in ended.stderr and "Traceback" not in ended.stderr + ended.stdout
+
+
+def test_the_test_suite_passes_it_by(tmp_path: Path) -> None:
+    """Otherwise `make test` on a machine with a card would take half an hour."""
+    ended = pytest_run("--collect-only", "--ignore-glob", ROOT / "tests" / "test_*.py", folder=tmp_path)
+    assert ended.returncode == 5, ended.stdout  # nothing collected
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The part that compares greedy tokens, as a module."""
+    monkeypatch.syspath_prepend(GPU)
+    import test_gpu_training
+
+    return test_gpu_training
+
+
+def test_greedy_tokens_may_part_where_two_logits_tie_and_nowhere_else(
+    training: Any, tiny: Path, tmp_path: Path
+) -> None:
+    from greedy import greedy_tokens
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    policy = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    policy = get_peft_model(policy, lora)
+    policy.save_pretrained(tmp_path)
+    found = greedy_tokens("transformers", str(tiny), tmp_path, 5)
+    prompts, texts = found["prompts"], found["adapter"]
+    assert training.differences(str(tiny), tmp_path, prompts, texts, texts) == []
+
+    with torch.inference_mode():
+        logits = policy(input_ids=torch.tensor([prompts[0] + texts[0][:2]])).logits[0, -1].double()
+    best, second, *_, last = logits.argsort(descending=True).tolist()
+    assert texts[0][2] == best
+    for other in (second, last):
+        changed = [[*texts[0][:2], other, *texts[0][3:]], *texts[1:]]
+        (difference,) = training.differences(str(tiny), tmp_path, prompts, texts, changed)
+        assert difference == pytest.approx(float((logits[best] - logits[other]) / logits.std()), rel=1e-4)
+    assert difference > training.NEAR_TIE
+    assert training.differences(str(tiny), tmp_path, prompts, texts, [texts[0][:2], *texts[1:]]) == [math.inf]
+    assert training.share_of_equal(texts, changed) == 7 / 8

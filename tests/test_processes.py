@@ -1,0 +1,73 @@
+"""Several processes (gloo, on a CPU) compute what one does: the same updates and metrics, however a group is cut."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from canned import GROUP, make_trainer, trained_weights
+from safetensors.torch import load_file
+
+STEPS = 10
+OWN_CLOCK = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+
+
+def torchrun(processes: int, method: str, tiny: Path, out: Path, settings: dict[str, Any], *flags: str) -> Path:
+    """Train in so many processes; the folder with the weights and the log of the first."""
+    out.mkdir()
+    here = Path(__file__).parent
+    completed = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)),
+            *(str(here / "canned.py"), method, str(tiny), str(out), json.dumps(settings), *flags),
+        ],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    return out
+
+
+def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(
+            found[name], weight, atol=1e-6, rtol=1e-6, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.parametrize(("method", "beta"), [("gtpo", 0.0), ("grpo", 0.04)])
+@pytest.mark.parametrize(("processes", "batch"), [(2, 3), (4, 1)])
+def test_ten_steps_are_those_of_one_process(
+    method: str, beta: float, processes: int, batch: int, tiny: Path, tmp_path: Path
+) -> None:
+    settings = {"max_steps": STEPS, "beta": beta, "num_train_epochs": 2}
+    single = make_trainer(method, tiny, tmp_path / "single", **settings)
+    expected = trained_weights(single)
+    cut = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": GROUP // (processes * batch)}
+    out = torchrun(processes, method, tiny, tmp_path / "several", settings | cut)
+    assert_close(load_file(out / "weights.safetensors"), expected)
+    log = json.loads((out / "log.json").read_text())
+    assert len(log) == len(single.state.log_history) == STEPS + 1
+    for mine, other in zip(log, single.state.log_history, strict=True):
+        assert mine.keys() == other.keys()
+        for name in mine.keys() - OWN_CLOCK:
+            assert mine[name] == pytest.approx(other[name], rel=1e-4, abs=1e-5), (name, other["step"])
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_the_gradient_of_a_model_cut_by_fsdp2_is_the_same(method: str, tiny: Path, tmp_path: Path) -> None:
+    single = make_trainer(method, tiny, tmp_path / "single")
+    single.model.train()
+    single.current_gradient_accumulation_steps = 1
+    batch = single._generate_and_score_completions([single.train_dataset[0]] * GROUP)
+    single.compute_loss(single.model, batch).backward()
+    expected = {name: weight.grad for name, weight in single.model.named_parameters() if weight.requires_grad}
+    settings = {"per_device_train_batch_size": GROUP // 2}
+    out = torchrun(2, method, tiny, tmp_path / "sharded", settings, "--sharded")
+    assert_close(load_file(out / "weights.safetensors"), expected)
