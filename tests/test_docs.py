@@ -1,0 +1,42 @@
+"""What the documents point at is there: functions, tests, files, headings."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    for link in links:
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        path, _, heading = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), link
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert heading in anchors, link
+
+
+def test_the_paper_map_names_functions_and_tests_that_exist() -> None:
+    text = (ROOT / "docs" / "paper_map.md").read_text()
+    tests = re.findall(r"`(test_\w+)::(test_\w+)`", text)
+    assert len(tests) > 40
+    for file, name in tests:
+        assert f"def {name}(" in (ROOT / "tests" / f"{file}.py").read_text(), f"{file}::{name}"
+    for cell in re.findall(r"^\|[^|]*\|([^|]*)\|", text, re.MULTILINE):
+        files = re.findall(r"\(`(\w+\.py)`\)", cell)
+        sources = "".join((ROOT / file).read_text() for file in files)
+        for name in re.findall(r"`([A-Za-z_]\w+(?:\.\w+)?)`(?!\))", cell):
+            assert (ROOT / name).is_file() or not files or re.search(rf"\b{name.split('.')[-1]}\b", sources), name
+
+
+def test_every_module_is_in_the_file_list_of_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert [path.name for path in ROOT.glob("*.py") if f"`{path.name}`" not in readme] == []
