@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-vllm test-unsloth gpu-check lint bench bench-loss clean
+.PHONY: install demo test test-vllm test-unsloth gpu-check lock lint bench bench-loss clean
 
 install: .venv/installed
 
@@ -45,6 +45,13 @@ gpu-check: $(if $(GPU_PYTHON),,.venv/installed-gpu)
 .venv/installed-gpu: .venv/installed requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@
+
+# The versions that requirements.txt resolves to, one file for each Python; `pip install -r` takes either.
+LOCK := pip compile requirements.txt --quiet --python-platform x86_64-manylinux_2_31 --only-binary :all: --no-annotate \
+	--no-header --no-emit-index-url --no-emit-find-links
+lock: install
+	UV_PYTHON_DOWNLOADS=never $(BIN)/uv $(LOCK) --python-version 3.11 --output-file requirements-lock-py311.txt
+	UV_PYTHON_DOWNLOADS=never $(BIN)/uv $(LOCK) --python-version 3.12 --output-file requirements-lock-py312.txt
 
 lint: install
 	$(BIN)/ruff check .
