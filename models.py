@@ -6,6 +6,7 @@
 import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 import random
 import shutil
@@ -21,6 +22,7 @@ from filelock import FileLock
 from config import MODEL_ALIASES, ModelArguments, UsageError, early_arguments, gpu_is_available, is_installed
 from prompts import SYSTEM_PROMPT, TAGS, to_completion, to_messages
 
+logger = logging.getLogger(__name__)
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports each trainer's construction otherwise
 
 GPU_PACKAGES = {  # as in requirements.txt; Unsloth goes on without 4-bit weights where bitsandbytes is missing
@@ -94,6 +96,8 @@ def load_backend(argv: list[str] | None = None) -> str:
         raise UsageError(
             f"{sorted(early_imports)[0]} was imported before Unsloth, which patches it: load_backend() first."
         )
+    if os.environ.get("UNSLOTH_VLLM_STANDBY") == "1":
+        logger.warning("UNSLOTH_VLLM_STANDBY=1: Unsloth takes its own share of the GPU, not --gpu_memory_utilization")
     import unsloth  # noqa: F401  (its import is its effect)
     from trl import GRPOTrainer
 

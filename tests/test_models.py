@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -319,6 +320,98 @@ def test_missing_unsloth_says_what_to_install(gpu: None) -> None:
 
 def test_a_plan_needs_no_unsloth(gpu: None) -> None:
     assert load_backend(["--model", "llama", "--dry_run"]) == "unsloth"
+
+
+# Unsloth itself cannot be imported without a GPU: a stand-in for its surface, none for our own steps around it.
+
+
+class StandIn:
+    """What unsloth offers: it patches trl when it is imported, and loads models."""
+
+    def __init__(self, patches_trl: bool = True) -> None:
+        self.__spec__ = None
+        self.asked: dict[str, Any] = {}
+        self.FastLanguageModel = self
+        self.patches_trl = patches_trl
+
+    def from_pretrained(self, **options: Any) -> tuple[Any, Any]:
+        from transformers import AutoModelForCausalLM
+
+        self.asked |= options
+        model = AutoModelForCausalLM.from_pretrained(options["model_name"])
+        model.config._name_or_path = "unsloth/its-own-copy-bnb-4bit"
+        return model, AutoTokenizer.from_pretrained(options["model_name"])
+
+    def get_peft_model(self, model: Any, **options: Any) -> Any:
+        from peft import LoraConfig, get_peft_model
+
+        self.asked |= options
+        return get_peft_model(model, LoraConfig(r=options["r"], target_modules=options["target_modules"]))
+
+
+@pytest.fixture
+def unsloth(gpu: None, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    stand_in = StandIn()
+    monkeypatch.setitem(sys.modules, "unsloth", stand_in)  # type: ignore[arg-type]
+    monkeypatch.setattr(models, "is_installed", lambda package: True)
+    monkeypatch.setattr("importlib.metadata.version", lambda package: models.GPU_PACKAGES[package])
+    monkeypatch.setattr("trl.GRPOTrainer", type("UnslothGRPOTrainer", (), {}))
+    return stand_in
+
+
+def test_on_a_gpu_unsloth_is_the_backend(unsloth: StandIn) -> None:
+    assert load_backend(["--model", "llama"]) == load_backend(["--backend", "unsloth"]) == "unsloth"
+
+
+@pytest.mark.parametrize("package", models.GPU_PACKAGES)
+def test_another_version_of_a_gpu_package_is_refused(
+    package: str, unsloth: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM from 0.28 on wants a plugin for 4-bit weights, and Unsloth goes on without what it misses."""
+    versions = models.GPU_PACKAGES | {package: "9.9"}
+    monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
+    with pytest.raises(UsageError, match=rf"{package} 9.9 is installed, {models.GPU_PACKAGES[package]} is needed"):
+        load_backend(["--model", "llama"])
+    monkeypatch.setattr(models, "is_installed", lambda name: name != package)
+    with pytest.raises(UsageError, match=f"{package} is not installed"):
+        load_backend(["--model", "llama"])
+
+
+def test_what_unsloth_patches_must_not_be_imported_before_it(unsloth: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "unsloth")
+    with pytest.raises(UsageError, match=r"(peft|transformers|trl) was imported before Unsloth"):
+        load_backend(["--model", "llama"])
+
+
+def test_a_trainer_that_was_not_patched_is_refused(unsloth: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trl.GRPOTrainer", type("GRPOTrainer", (), {}))
+    with pytest.raises(UsageError, match=r"Unsloth did not patch trl\.GRPOTrainer: delete unsloth_compiled_cache/"):
+        load_backend(["--model", "llama"])
+
+
+def test_standby_is_told(unsloth: StandIn, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("UNSLOTH_VLLM_STANDBY", "1")
+    load_backend(["--model", "llama"])
+    assert "not --gpu_memory_utilization" in caplog.text
+
+
+@pytest.mark.parametrize("use_vllm", [True, False])
+def test_vllm_and_fast_inference_go_together(use_vllm: bool, unsloth: StandIn, tiny: Path) -> None:
+    arguments = ModelArguments(model=str(tiny), lora_rank=8, load_in_4bit=True, max_seq_length=99)
+    model, tokenizer = load_policy(arguments, "unsloth", seed=5, use_vllm=use_vllm)
+    assert unsloth.asked["fast_inference"] is use_vllm
+    expected = {"load_in_4bit": True, "max_seq_length": 99, "max_lora_rank": 8, "gpu_memory_utilization": 0.4, "r": 8}
+    expected |= {"lora_alpha": 8, "random_state": 5, "use_gradient_checkpointing": "unsloth"}
+    assert {name: unsloth.asked[name] for name in expected} == expected
+    # The adapter names the model that was asked for, not the 4-bit copy that Unsloth took in its place.
+    assert model.peft_config["default"].base_model_name_or_path == str(tiny)
+    assert tokenizer.pad_token != tokenizer.eos_token
+
+
+def test_trl_cannot_hand_4bit_weights_to_vllm(gpu: None, tiny: Path) -> None:
+    arguments = ModelArguments(model=str(tiny), load_in_4bit=True)
+    with pytest.raises(UsageError, match="TRL cannot hand 4-bit weights to vLLM: --backend unsloth can"):
+        load_policy(arguments, "transformers", seed=0, use_vllm=True)
 
 
 # ---- 4-bit weights ----
