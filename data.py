@@ -96,7 +96,8 @@ BENCHMARKS = {
     "amc23": Source("math-ai/amc23", ("default",), "test", "amc2023.jsonl", ("question", "answer"), _read_amc),
 }
 DATASETS = (*TRAIN, "arithmetic")
-BENCHMARK_NAMES = (*BENCHMARKS, "arithmetic")
+ARITHMETIC_STEPS = {"arithmetic": (1, 2, 3), "arithmetic_hard": (4, 5)}  # benchmark -> operations in a problem
+BENCHMARK_NAMES = (*BENCHMARKS, *ARITHMETIC_STEPS)
 
 ARITHMETIC_TRAIN_ROWS, ARITHMETIC_TEST_ROWS = 4000, 500
 
@@ -138,8 +139,8 @@ def load_benchmark(name: str, data_dir: str | None = None) -> list[Row]:
     Raises:
         UsageError: As :func:`load_train`.
     """
-    if name == "arithmetic":
-        rows = list(arithmetic("test", ARITHMETIC_TEST_ROWS, seed=0))
+    if name in ARITHMETIC_STEPS:
+        rows = list(arithmetic("test", ARITHMETIC_TEST_ROWS, seed=0, steps=ARITHMETIC_STEPS[name]))
     elif name in BENCHMARKS:
         rows = _read(name, BENCHMARKS[name], data_dir)
     else:
@@ -255,7 +256,8 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".") + "."
 
 
-# Arithmetic: word problems of one to three steps with worked solutions, for the tiny model.
+# Arithmetic: word problems of one to three steps with worked solutions, for the tiny model. Those of four and five
+# steps are never trained on: they are to the tiny model what AIME and AMC are to the paper's.
 
 _NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe")
 _THINGS = ("apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamps")

@@ -35,6 +35,7 @@ TITLES = {
     "aime25": "AIME 2025",
     "amc23": "AMC 2023",
     "arithmetic": "Arithmetic",
+    "arithmetic_hard": "Arithmetic, 4 to 5 steps",
 }
 PASS_COLUMNS, MAJ_COLUMNS = (1, 8, 16, 32, 64), (4, 8, 16, 32, 64)  # Table 1
 DEFAULTS = {

@@ -129,6 +129,21 @@ def assert_full_marks(rows: Dataset) -> None:
     assert not wrong, [(rows["answer"][i], solutions[i][-200:]) for i in wrong[:3]]
 
 
+def test_hard_arithmetic_is_longer_and_held_out() -> None:
+    """Four and five steps, where training stops at three: no problem of training or of the other benchmark is in it."""
+    problems = load_benchmark("arithmetic_hard")
+    assert len(problems) == 500 and problems[0]["id"] == "arithmetic_hard/0"
+    solved = [result_of_story(row["question"]) for row in problems]
+    assert [(str(total), steps) for total, steps in solved] == [
+        (row["gold"], steps) for row, (_, steps) in zip(problems, solved, strict=True)
+    ]
+    assert {steps for _, steps in solved} == {4, 5}
+    asked = {row["question"] for row in problems}
+    assert len(asked) == 500
+    assert not asked & {row["question"] for row in load_benchmark("arithmetic")}
+    assert not asked & {row["question"] for seed in range(3) for row in arithmetic("train", 4000, seed)}
+
+
 def test_arithmetic_rows_earn_full_marks() -> None:
     rows = load_train("arithmetic")
     assert_rows_are_training_rows(rows)

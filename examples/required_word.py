@@ -1,0 +1,52 @@
+"""A task without mathematics, with a reward of its own: the answer has to hold a required word.
+
+    python examples/required_word.py          # writes examples/required_word.jsonl
+    python train_gtpo.py --model tiny --dataset examples/required_word.jsonl \\
+        --reward format examples/required_word.py:word_reward
+
+The tiny model writes nothing but small sums, so the words are digits: "1" where the story is about apples, books, cards
+or coins, "2" where it is about eggs, pens, shells or stamps. What the story adds up to does not matter.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script
+
+from answers import extract_answer
+from data import arithmetic
+
+WORDS = {
+    "apples": "1",
+    "books": "1",
+    "cards": "1",
+    "coins": "1",
+    "eggs": "2",
+    "pens": "2",
+    "shells": "2",
+    "stamps": "2",
+}
+WORD_MAX = 10.0
+
+
+def word_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
+    """10 for each completion whose answer block holds its required word, else 0; TRL's signature."""
+    return [
+        WORD_MAX if word in (extract_answer(completion[0]["content"]) or "") else 0.0
+        for completion, word in zip(completions, answer, strict=True)
+    ]
+
+
+def rows(size: int = 400) -> Iterator[dict[str, str]]:
+    """Training rows: ``prompt``, a story, and ``answer``, its required word."""
+    for row in arithmetic("train", size, seed=0):
+        question = row["question"]
+        yield {"prompt": question, "answer": next(word for thing, word in WORDS.items() if f" {thing}." in question)}
+
+
+if __name__ == "__main__":
+    lines = [json.dumps(row) + "\n" for row in rows()]
+    Path(__file__).with_suffix(".jsonl").write_text("".join(lines))

@@ -1,0 +1,253 @@
+"""docs/reproduction.md and results/tiny/: the paper's claims beside the runs of the tiny scale.
+
+    python reproduce.py --page
+
+Every number on the page comes from results/tiny/: the runs are condensed there, the claims of configs/claims.yaml are
+judged by one rule, and the template docs/reproduction.template.md gives the words around them.
+"""
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from config import CONFIGS, read_yaml
+from experiments import ROOT, Matrix, Results, experiments_of, figure_names, find_figure, groups_of, read_results
+from figures import LABELS, SCORES, draw_all, smooth, table1, table_markdown
+
+FOLDER = Path("results") / "tiny"
+TEMPLATE, PAGE = Path("docs") / "reproduction.template.md", Path("docs") / "reproduction.md"
+METRICS = tuple(name for name in LABELS if name not in SCORES)
+MEASURE = re.compile(r"(?P<kind>[\w ]+|(?:pass|maj)@\d+) of (?P<what>\S+) in (?P<runs>\S+(?:, \S+)*)")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric of one run: as logged, and smoothed by a trailing mean over ``window`` steps."""
+
+    steps: list[int]
+    raw: list[float]
+    smoothed: list[float]
+    window: int
+
+    def part(self, start: float, end: float) -> float:
+        """Mean of the logged values over a part of the training, 0 to 1."""
+        values = self.raw[round(start * len(self.raw)) : round(end * len(self.raw))]
+        return sum(values) / len(values)
+
+    @property
+    def full(self) -> int:
+        """Index of the first full window, or of the last value of a shorter run."""
+        return min(self.window, len(self.raw)) - 1
+
+    @property
+    def peak(self) -> int:
+        return max(range(self.full, len(self.smoothed)), key=self.smoothed.__getitem__)
+
+    def measure(self, kind: str) -> float:
+        """A kind of configs/claims.yaml."""
+        highest, lowest = self.smoothed[self.peak], min(self.smoothed[self.peak :])
+        match kind:
+            case "start":
+                return self.smoothed[self.full]
+            case "end":
+                return self.smoothed[-1]
+            case "highest":
+                return highest
+            case "early":
+                return self.part(0, 1 / 3)
+            case "late":
+                return self.part(2 / 3, 1)
+            case "mean":
+                return self.part(0, 1)
+            case "fall":
+                return highest - lowest
+            case "fall step":
+                values = zip(self.steps[self.peak :], self.smoothed[self.peak :], strict=True)
+                return next(step for step, value in values if value <= (highest + lowest) / 2)
+            case "half step":
+                values = zip(self.steps, self.smoothed, strict=True)
+                return next(step for step, value in values if value >= max(self.smoothed) / 2)
+        raise ValueError(f"kind {kind!r} is unknown: see configs/claims.yaml")
+
+
+def curve(results: Results, run: str, seed: int, metric: str, window: int) -> Curve:
+    """A metric of one run. Raises KeyError where there is none."""
+    rows = [row for row in results.metrics[run][seed] if row.get(metric) is not None]
+    if not rows:
+        raise KeyError(metric)
+    raw = [row[metric] for row in rows]
+    return Curve([row["step"] for row in rows], raw, smooth(raw, window), window)
+
+
+def measure(results: Results, words: str | float, seed: int, window: int) -> float:
+    """What ``more`` or ``less`` of a claim is in one seed, of several runs the best. Raises KeyError without them."""
+    if not isinstance(words, str):
+        return float(words)
+    match = MEASURE.fullmatch(words)
+    if not match:
+        raise ValueError(f"{words!r}: expected `KIND of METRIC in RUN, RUN`")
+    kind, what, runs = match["kind"], match["what"], match["runs"].split(", ")
+    if "@" in kind:
+        score, k = kind.split("@")
+        return max(results.scores[run][what][seed]["scores"][score][k] for run in runs)
+    return max(curve(results, run, seed, what, window).measure(kind) for run in runs)
+
+
+def unit_of(words: str) -> str:
+    """The unit of a measure: points (of a hundred), nats, tokens or steps."""
+    kind, what = words.partition(" in ")[0].split(" of ")
+    return (
+        "steps"
+        if kind.endswith("step")
+        else {"entropy": "nats", "kl": "nats", "conflict_tokens": "tokens"}.get(what, "points")
+    )
+
+
+def verdict(margins: Sequence[float], least: float, met: bool = True) -> str:
+    """What the margins of the seeds say of a claim.
+
+    "holds" where their mean is at least ``least`` and none is below 0; "does not hold" where the mean is at most
+    -``least`` and none is above 0; "cannot be seen at this scale" for the rest: the seeds disagree, the difference is
+    too small, or what the claim speaks of did not happen (``met`` is false). "not run" without margins.
+    """
+    if not margins:
+        return "not run"
+    mean = sum(margins) / len(margins)
+    if met and mean >= least and min(margins) >= 0:
+        return "holds"
+    if met and mean <= -least and max(margins) <= 0:
+        return "does not hold"
+    return "cannot be seen at this scale"
+
+
+def judge(
+    claim: dict[str, Any], results: Results, seeds: Sequence[int], window: int, least: dict[str, float]
+) -> dict[str, Any]:
+    """A claim with its margins, by seed, and its verdict."""
+    margins: dict[str, float] = {}
+    met = "needs" not in claim
+    for seed in seeds:
+        try:
+            more, less = (measure(results, claim[side], seed, window) for side in ("more", "less"))
+            margins[str(seed)] = round(more - less, 4)
+            if "needs" in claim:
+                words, _, bound = claim["needs"].rpartition(" > ")
+                met = met or measure(results, words, seed, window) > float(bound)
+        except KeyError:
+            continue
+    unit = unit_of(claim["more"])
+    word = verdict(list(margins.values()), least[unit], met)
+    return claim | {
+        "needs": claim.get("needs"),
+        "unit": unit,
+        "margins": margins,
+        "mean": _mean(margins.values()),
+        "met": met,
+        "verdict": word,
+    }
+
+
+def _mean(values: Any) -> float | None:
+    values = list(values)
+    return round(sum(values) / len(values), 4) if values else None
+
+
+def summarise(matrix: Matrix, results: Results) -> dict[str, Any]:
+    """Everything that the page says: settings, the judged claims, the runs behind each figure, Table 1."""
+    spec, rules = matrix["tiny"], read_yaml(CONFIGS / "claims.yaml")
+    runs = {}
+    for name, seeds in sorted(results.metrics.items()):
+        row: dict[str, Any] = {"seeds": sorted(seeds)}
+        for metric in (*METRICS, "step_time"):
+            try:
+                curves = [curve(results, name, seed, metric, spec["window"]) for seed in sorted(seeds)]
+            except KeyError:
+                continue
+            if metric == "step_time":
+                row["minutes"] = _mean(sum(one.raw) / 60 for one in curves)
+                continue
+            row[metric] = {
+                kind: _mean(one.measure(kind) for one in curves)
+                for kind in ("start", "end", "highest", "fall", "early", "late", "mean")
+            }
+        for benchmark, entries in results.scores.get(name, {}).items():
+            tables = [entry["scores"] for entry in entries.values()]
+            row[benchmark] = {
+                f"{score}@{k}": _mean(table[score][k] for table in tables) for score in SCORES for k in tables[0][score]
+            }
+        runs[name] = row
+    names = [name for name in figure_names(matrix) if groups_of(matrix, name, "tiny")]
+    return {
+        "settings": {key: spec[key] for key in ("seeds", "window", "base", "evaluation")},
+        "least": rules["least"],
+        "claims": [judge(claim, results, spec["seeds"], spec["window"], rules["least"]) for claim in rules["claims"]],
+        "titles": {name: find_figure(matrix, name)["title"] for name in names},
+        "curves": {name: groups_of(matrix, name, "tiny") for name in names},
+        "runs": runs,
+        "table1": table_markdown(table1(matrix, "tiny", results)),
+    }
+
+
+def condense(results: Results, folder: Path) -> None:
+    """Keep what figures and page need: ``metrics.parquet``, every step of every run, and ``evaluation.json``."""
+    from pyarrow import Table, parquet
+
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"run": name, "seed": seed, "step": row["step"]}
+        | {key: _short(row.get(key)) for key in (*METRICS, "step_time")}
+        for name, seeds in sorted(results.metrics.items())
+        for seed, lines in sorted(seeds.items())
+        for row in lines
+    ]
+    parquet.write_table(Table.from_pylist(rows), folder / "metrics.parquet", compression="zstd")
+    kept = ("label", "adapter", "benchmark", "problems", "k", "scores", "intervals")
+    entries = [
+        {key: entry[key] for key in kept}
+        for _, benchmarks in sorted(results.scores.items())
+        for _, seeds in sorted(benchmarks.items())
+        for _, entry in sorted(seeds.items())
+    ]
+    (folder / "evaluation.json").write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
+
+
+def _short(value: Any) -> float | None:
+    """Five significant digits: what a figure can show, in a third of the bytes."""
+    return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None
+
+
+def render(summary: dict[str, Any], template: str) -> str:
+    """The page: the template (Jinja) with the values of ``summary.json``."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return environment.from_string(template).render(**summary)
+
+
+def write_page(matrix: Matrix) -> list[Path]:
+    """Condense the finished runs under outputs/reproduce/tiny/, if there are any; draw and write all from what is kept.
+
+    Returns:
+        The files written.
+    """
+    done = [run for run in experiments_of(matrix, figure_names(matrix), "tiny") if run.done]
+    if done:
+        found = read_results([ROOT / "tiny"])
+        metrics: dict[str, dict[int, list[dict[str, Any]]]] = {}
+        for run in done:
+            metrics.setdefault(run.name, {})[run.seed] = found.metrics[run.name][run.seed]
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        condense(Results(metrics, found.scores), FOLDER)
+    results = read_results([FOLDER])
+    drawn, _ = draw_all(matrix, figure_names(matrix), "tiny", results, FOLDER)
+    summary = summarise(matrix, results)
+    (FOLDER / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    PAGE.write_text(render(summary, TEMPLATE.read_text()))
+    return [FOLDER / "metrics.parquet", FOLDER / "evaluation.json", *drawn, FOLDER / "summary.json", PAGE]
