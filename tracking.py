@@ -76,6 +76,10 @@ def check_run(resolved: dict[str, Any], run: RunArguments, rows: int) -> str | N
     for name in [reporters] if isinstance(reporters, str) else reporters:
         if name not in (known := {*INTEGRATION_TO_CALLBACK, "all", "none"}):
             raise UsageError(f"--report_to {name!r} is unknown{nearest(name, known)}: wandb, tensorboard, none, ...")
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    completions = resolved["per_device_train_batch_size"] * resolved["gradient_accumulation_steps"] * processes
+    if rows < (prompts := completions // resolved.get("num_generations", 1)):
+        raise UsageError(f"{rows} training rows are too few for a step of {prompts} prompts: lower --prompts_per_step.")
     folder = Path(resolved["output_dir"])
     if ON_MAIN_PROCESS and (folder / LOCK).exists():
         _lock(folder)

@@ -112,6 +112,13 @@ def test_other_processes_are_not_refused_what_the_first_one_made(
     assert start(tmp_path / "run", "--seed", "1") is None
 
 
+def test_fewer_rows_than_a_step_takes_are_refused(tmp_path: Path) -> None:
+    _, _, run, _, _, resolved = parse("gtpo", CLASSES, ["--G", "6", "--prompts_per_step", "3"])
+    with pytest.raises(UsageError, match="2 training rows are too few for a step of 3 prompts"):
+        check_run(resolved, run, rows=2)
+    check_run(resolved, run, rows=3)
+
+
 def test_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     for extra in ([], ["--overwrite"]):

@@ -1,0 +1,70 @@
+"""The examples of docs/use_in_your_code.md, run as they stand but for the model and what a CPU needs."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "use_in_your_code.md").read_text()
+HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+
+
+def section(title: str, language: str) -> list[str]:
+    """The code blocks of a language under a heading."""
+    part = re.split(r"^## ", PAGE, flags=re.MULTILINE)
+    (text,) = (text for text in part if text.startswith(title))
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def run(folder: Path, *argv: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *argv], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_own_rows_and_reward(tiny: Path, tmp_path: Path) -> None:
+    title = "Your rows and your reward"
+    (tmp_path / "my_reward.py").write_text(section(title, "python")[0])
+    (tmp_path / "my_rows.jsonl").write_text(section(title, "json")[0])
+    (command,) = section(title, "bash")
+    python, script, *flags = command.replace(HUB_MODEL, str(tiny)).split()
+    assert python == "python"
+    small = ["--max_steps", "2", "--max_completion_length", "8", "--initial_entropy", "0.5", "--output_dir", "run"]
+    run(tmp_path, str(ROOT / script), *flags, *small)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["reward"] for line in lines] == [line["rewards/concise/mean"] for line in lines]
+    assert not (tmp_path / "run" / "merged").exists()
+    (_, merge) = section("Serve the adapter", "bash")[0].splitlines()
+    run(tmp_path, *merge.partition("#")[0].replace("train", f"{ROOT}/train").replace("outputs/RUN", "run").split()[1:])
+    assert (tmp_path / "run" / "merged" / "model.safetensors").is_file()
+
+
+def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: Path) -> None:
+    (script,) = section("GTPO in a TRL script", "python")
+    assert len([line for line in script.splitlines() if line and "import" not in line]) < 15
+    cpu = 'GRPOConfig(bf16=False, use_cpu=True, report_to="none", per_device_train_batch_size=4, '
+    (tmp_path / "mine.py").write_text(script.replace(HUB_MODEL, str(tiny)).replace("GRPOConfig(o", cpu + "o"))
+    run(tmp_path, "mine.py")
+    assert json.loads((tmp_path / "outputs" / "mine" / "initial_entropy.json").read_text())["prompts"] == 4
+
+
+def test_the_loss_alone(tmp_path: Path) -> None:
+    (script,) = section("The loss alone", "python")
+    checks = "\nassert (weights[:2, :2] == 2).all() and (weights[2:, :2] == 0).all() and hidden.grad.norm() > 0\n"
+    checks += "assert (hidden.grad[2:, :2] == 0).all() and hidden.grad[:, 2:].any()\n"
+    (tmp_path / "mine.py").write_text(script + checks)
+    assert "filtered_fraction" in run(tmp_path, "mine.py")
+
+
+@pytest.mark.parametrize("flag", re.findall(r"python (\w+\.py) (.*)", PAGE))
+def test_flags_of_every_command_exist(flag: tuple[str, str]) -> None:
+    script, words = flag
+    text = run(ROOT, script, *(["--help_all"] if script.startswith("train_") else ["--help"]))
+    for name in re.findall(r"--(\w+)", words):
+        assert f"--{name}" in text, name
