@@ -22,7 +22,7 @@ ORPHAN_LIMIT = 8  # seconds; the parent kills at 5, so this fires only where the
 NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET of <sched.h>
 NO_NEW_PRIVILEGES = 38  # PR_SET_NO_NEW_PRIVS of <sys/prctl.h>
 CREATE_RULESET, RESTRICT_SELF = 444, 446  # system calls of Landlock, Linux 5.13
-WRITING = 0b1111111110010  # each Landlock right on files but to execute and to read them
+WRITING, TRUNCATING = 0b1111111110010, 1 << 14  # Landlock's rights on files but to execute and to read; Linux 6.2
 DIGITS = 300  # a constant that stays 0 to so many digits is taken as 0
 
 
@@ -55,9 +55,10 @@ def main() -> None:
 
 
 def isolate() -> None:
-    """Give up the network and the writing of files, as far as the system allows: the parser reads hostile text.
+    """Give up the network and the changing of files, as far as the system allows: the parser reads hostile text.
 
     A network namespace of its own (Linux, where users may make one), Landlock (Linux 5.13), and a file size limit of 0.
+    Files can still be read: Python imports from many places.
     """
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     if sys.platform != "linux":
@@ -65,7 +66,8 @@ def isolate() -> None:
     libc = ctypes.CDLL(None)
     if libc.unshare(NEW_NETWORK):  # not root
         libc.unshare(NEW_USER | NEW_NETWORK)
-    ruleset = libc.syscall(CREATE_RULESET, ctypes.byref(ctypes.c_uint64(WRITING)), ctypes.c_size_t(8), 0)
+    rights = WRITING | (TRUNCATING if libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1) >= 3 else 0)
+    ruleset = libc.syscall(CREATE_RULESET, ctypes.byref(ctypes.c_uint64(rights)), ctypes.c_size_t(8), 0)
     if ruleset >= 0:  # rights that no rule of it grants are gone
         libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         libc.syscall(RESTRICT_SELF, ruleset, 0)

@@ -36,6 +36,9 @@ MODEL_ALIASES = {
 class UsageError(ValueError):
     """Bad input, told in one sentence: what came, what was expected, the way out. Scripts exit with 2 on it."""
 
+    def __init__(self, sentence: str) -> None:
+        super().__init__(" ".join(sentence.split()))  # a value of the user's or a library's words may hold line breaks
+
 
 class RunError(RuntimeError):
     """A run that cannot go on, told in one sentence: what happened, what is kept, the way out. Exit code 1."""
@@ -233,7 +236,7 @@ def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None 
         parser.set_defaults(**read_yaml(preset))
         parser.print_help()
         raise SystemExit(0)
-    preset_arguments = [*_as_flags(preset, parser), *_precision_of_this_gpu()]
+    preset_arguments = [*_as_flags(preset, parser), *_precision_of_this_gpu(preset)]
     values = vars(parser.parse_args([*preset_arguments, *file_arguments, *argv]))
     for name in ("config", "help_all"):
         values.pop(name)
@@ -266,15 +269,24 @@ def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None 
     resolved = {
         key: value for key, value in values.items() if key not in ("resume", "overwrite", "dry_run", "hub_token")
     }
+    if token := values.pop("hub_token"):
+        os.environ["HF_TOKEN"] = token  # where huggingface_hub looks for it, and nothing is stored
     values["push_to_hub"] = False  # ours uploads the adapter at the end; the Trainer's sends the whole run at each save
     if early.dry_run and not gpu_is_available():
         values["use_cpu"] = True  # or Transformers refuses bf16
     try:
-        return (*parser.parse_dict(values), resolved)
+        built = parser.parse_dict(values)
     except UsageError:
         raise
-    except (ValueError, TypeError, ImportError) as error:
+    except Exception as error:  # TRL and Transformers raise whatever the first use of a setting raises
         raise UsageError(f"the settings do not fit together: {error}") from error
+    from torch import distributed
+
+    if distributed.is_initialized():  # the clocks of several processes need not agree on a name
+        names = [resolved["output_dir"], resolved["run_name"]]
+        distributed.broadcast_object_list(names)
+        resolved["output_dir"], resolved["run_name"] = built[-1].output_dir, built[-1].run_name = names
+    return (*built, resolved)
 
 
 def preset_for(method: str, model: str, backend: str | None = None, dry_run: bool = False) -> Path:
@@ -284,7 +296,7 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
         UsageError: If the model or backend needs a GPU, there is none, and more is wanted than a plan.
     """
     alias = next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), None)
-    if alias != "tiny" and (gpu_is_available() or (dry_run and alias)):
+    if alias != "tiny" and (gpu_is_available() or dry_run):
         return CONFIGS / method / f"{alias or 'qwen'}.yaml"
     if backend == "unsloth" or alias in ("llama", "qwen"):
         raise UsageError(
@@ -295,22 +307,37 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
     return CONFIGS / method / "tiny.yaml"
 
 
-def _precision_of_this_gpu() -> list[str]:
-    """float16 in place of the presets' bfloat16 on a GPU that lacks it (T4, V100); a flag or --config still wins."""
+def _precision_of_this_gpu(preset: Path) -> list[str]:
+    """float16 in place of a preset's bfloat16 on a GPU that lacks it (T4, V100); a flag or --config still wins."""
     import torch
 
-    if torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
+    if (
+        read_yaml(preset).get("bf16")
+        and torch.cuda.is_available()
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
         return ["--bf16=false", "--fp16=true"]
     return []
 
 
 def _check_values(values: dict[str, Any]) -> None:
     """Refuse what TRL or Transformers would only trip over later."""
+    for name, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"--{name} is {value}: expected a finite number.")
+    for name in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps"):
+        if values[name] is not None and values[name] < 0:
+            raise UsageError(f"--{name} is {values[name]}: expected at least 0.")
+    for name in ("adam_beta1", "adam_beta2"):
+        if not 0 <= values[name] < 1:
+            raise UsageError(f"--{name} is {values[name]}: expected 0 up to, but not including, 1.")
     for name in ("seed", "data_seed"):
         if values.get(name) is not None and not 0 <= values[name] < 2**32:
             raise UsageError(f"--{name} is {values[name]}: expected 0 to 4294967295.")
+    optim = str(values["optim"])
     needed = {
-        ("optim", "bitsandbytes", "adamw_torch"): bool({"bnb", "8bit", "paged"} & set(str(values["optim"]).split("_"))),
+        ("optim", "bitsandbytes", "adamw_torch"): not optim.startswith("adamw_torch")  # torchao's
+        and bool({"bnb", "8bit", "paged"} & set(optim.split("_"))),
         ("use_vllm", "vllm", "false"): values.get("use_vllm", False),
     }
     for (flag, package, other), is_needed in needed.items():
@@ -319,6 +346,13 @@ def _check_values(values: dict[str, Any]) -> None:
                 f"--{flag} {values[flag]} needs {package}, which is not installed: `pip install -r requirements.txt`, "
                 f"or --{flag} {other}."
             )
+    if values["save_total_limit"] == 1:
+        raise UsageError(
+            "--save_total_limit 1 deletes the old checkpoint before the new one is whole, so a kill could leave none: "
+            "expected at least 2."
+        )
+    if values["merge"] != "none" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        raise UsageError("--merge does not go with DeepSpeed: merge afterwards, --resume RUN --merge 16bit on one GPU.")
     lengths = [values[name] for name in ("max_prompt_length", "max_completion_length") if name in values]
     if sum(lengths) > values["max_seq_length"]:
         raise UsageError(
@@ -421,8 +455,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         settings = yaml.safe_load(Path(path).read_text())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    except Exception as error:  # PyYAML: also ValueError, KeyError, RecursionError and others of Python's own
+        raise UsageError(f"{path} is not valid YAML: {str(error) or type(error).__name__}.") from error
     if not isinstance(settings, dict):
         raise UsageError(f"{path} holds {type(settings).__name__}: expected `key: value` lines, each key a flag.")
     return settings
@@ -451,13 +485,22 @@ def run_script(main: Callable[[], None]) -> NoReturn:
 
 
 def _leave(sentence: str, code: int) -> NoReturn:
+    from tqdm import tqdm
+
+    for bar in list(tqdm._instances):
+        bar.close()  # or it would be drawn once more over the sentence
     print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
     sys.exit(code)
 
 
 def _is_disk_full(error: BaseException) -> bool:
     """Also where PyTorch or safetensors tell it in words of their own."""
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error)
+    words = (
+        "No space left on device",
+        "PytorchStreamWriter failed",
+        "unexpected pos",
+    )  # torch.save: a write fell short
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in words)
 
 
 def _build_parser(method: str, argument_classes: Sequence[type], show_all: bool) -> Any:
@@ -516,10 +559,17 @@ def _as_flags(path: str | Path, parser: Any) -> list[str]:
         if isinstance(value, list):
             if not value and parser._option_string_actions[f"--{key}"].default:
                 raise UsageError(f"{path}: {key} is an empty list: name at least one, or leave the key out.")
+            if flags := [item for item in value if isinstance(item, str) and item.startswith("-")]:
+                raise UsageError(f"{path}: {key} holds {flags[0]!r}: expected values, none that starts with a dash.")
             words += [f"--{key}", *map(str, value)] if value else []
         elif isinstance(value, bool):  # YAML reads on and off as booleans too
             choices = parser._option_string_actions[f"--{key}"].choices
             words.append(f"--{key}={('off', 'on')[value] if choices else str(value).lower()}")
+        elif isinstance(value, dict):
+            try:
+                words.append(f"--{key}={json.dumps(value)}")
+            except (TypeError, ValueError) as error:
+                raise UsageError(f"{path}: {key} holds what JSON has no form for: {error}.") from error
         elif value is not None:
-            words.append(f"--{key}={json.dumps(value) if isinstance(value, dict) else value}")
+            words.append(f"--{key}={value}")
     return words

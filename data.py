@@ -189,13 +189,24 @@ def _read_own(path: Path) -> Dataset:
         raise UsageError(
             f"{path} has no column 'prompt': expected a question or a conversation in each, found {rows.column_names}."
         )
-    whole = rows.filter(lambda row: all(value not in (None, "", []) for value in row.values()))
+    ours = {"prompt", "answer", "solution"} & set(rows.column_names)
+    whole = rows.filter(lambda row: all(row[name] not in (None, "", []) for name in ours))
     if not len(whole):
-        raise UsageError(f"{path} has no row without an empty value ({len(rows)} read).")
+        raise UsageError(f"{path} has no row with {', '.join(sorted(ours))} ({len(rows)} read).")
     if len(whole) < len(rows):
-        logger.warning("%s: %d of %d rows dropped, a value in them is empty", path, len(rows) - len(whole), len(rows))
+        logger.warning(
+            "%s: %d of %d rows dropped, their prompt, answer or solution is empty",
+            path,
+            len(rows) - len(whole),
+            len(rows),
+        )
     columns = {name: list(whole[name]) for name in whole.column_names}
     columns["prompt"] = [to_messages(prompt) if isinstance(prompt, str) else prompt for prompt in columns["prompt"]]
+    for prompt in columns["prompt"]:
+        if not isinstance(prompt, list) or any(not isinstance(turn, dict) or "role" not in turn for turn in prompt):
+            raise UsageError(
+                f"{path}: prompt {prompt!r} is neither a question nor a conversation [{{'role': ..., 'content': ...}}]."
+            )
     if "answer" in columns:
         columns["answer"] = [str(answer) for answer in columns["answer"]]
     return Dataset.from_dict(columns)

@@ -9,15 +9,17 @@ import logging
 import os
 import shutil
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-from config import RunError
+from config import RunError, UsageError
 
 logger = logging.getLogger(__name__)
 MANIFEST = "files.json"
@@ -32,6 +34,24 @@ def on_any_process(flag: bool, device: torch.device) -> bool:
     return bool(shared)
 
 
+def in_one_piece(parameter: Any) -> Any:
+    """A parameter gathered from the processes, where FSDP2 or DeepSpeed ZeRO-3 has cut it; every process has to ask.
+
+    Raises:
+        UsageError: If it is a head that is trained under ZeRO-3, which knows no gradient of a gathered copy.
+    """
+    if isinstance(parameter, DTensor):
+        return parameter.full_tensor()
+    if parameter is not None and hasattr(parameter, "ds_id"):
+        from deepspeed.zero import GatheredParameters
+
+        if parameter.requires_grad and torch.is_grad_enabled():
+            raise UsageError("a trainable lm_head under DeepSpeed ZeRO-3 is not supported: train LoRA, or use FSDP2.")
+        with GatheredParameters([parameter]):
+            return parameter.detach().clone()
+    return parameter
+
+
 class StopOnSignal(TrainerCallback):
     """Ctrl-C and SIGTERM: the step is finished, a checkpoint written, and the script exits with 130 or 143.
 
@@ -43,7 +63,8 @@ class StopOnSignal(TrainerCallback):
         self.before: dict[int, Any] = {}
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        self.before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        if threading.current_thread() is threading.main_thread():  # others cannot be told of signals
+            self.before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def _note(self, number: int, frame: Any) -> None:
         self.received = number
@@ -95,6 +116,12 @@ def not_finite(what: str, trainer: Any, batches: list[dict[str, Any]]) -> RunErr
         batches: The micro-batches of the step, as TRL's trainer holds them.
     """
     step = trainer.state.global_step + 1
+    way_out = (
+        f"--resume {trainer.args.output_dir} goes on from the last checkpoint, at its learning rate: lower "
+        "--max_grad_norm or --temperature with it, or start anew with a lower --learning_rate."
+    )
+    if not batches:  # SFT
+        return RunError(f"{what} of step {step} is not finite, so the run stops before it is learned from. {way_out}")
     folder = Path(trainer.args.output_dir) / f"not-finite-step-{step}"
     folder.mkdir(parents=True, exist_ok=True)
     rank = trainer.accelerator.process_index
@@ -103,8 +130,7 @@ def not_finite(what: str, trainer: Any, batches: list[dict[str, Any]]) -> RunErr
     (folder / f"completions-{rank}.json").write_text(json.dumps(texts, indent=1, ensure_ascii=False))
     return RunError(
         f"{what} of step {step} is not finite, so the run stops before it is learned from; the batch and its "
-        f"completions lie in {folder}. --resume {trainer.args.output_dir} goes on from the last checkpoint, for "
-        "instance with a lower --learning_rate."
+        f"completions lie in {folder}. {way_out}"
     )
 
 
@@ -136,6 +162,10 @@ class WholeCheckpoints(TrainerCallback):
         self.trainer._step = state.global_step * args.gradient_accumulation_steps
         file = self._file(args, state)
         if file.is_file():
+            for name, column in json.loads(file.with_suffix(".json").read_text()).items():  # TRL's table of completions
+                kept = self.trainer._logs[name]
+                for key, values in column.items() if isinstance(column, dict) else [(None, column)]:
+                    (kept if key is None else kept[key]).extend(values)
             batches: list[dict[str, Tensor]] = [{} for _ in range(args.steps_per_generation)]
             for name, tensor in load_file(file, device=str(args.device)).items():
                 index, _, key = name.partition(".")
@@ -146,11 +176,20 @@ class WholeCheckpoints(TrainerCallback):
         buffer = getattr(self.trainer, "_buffered_inputs", None)
         if buffer and self.trainer._step % (args.steps_per_generation * args.num_iterations):
             _save_batches(buffer, self._file(args, state))
+            table = {
+                name: {key: list(values) for key, values in column.items()}
+                if isinstance(column, dict)
+                else list(column)
+                for name, column in self.trainer._logs.items()
+            }
+            self._file(args, state).with_suffix(".json").write_text(json.dumps(table))
         if torch.distributed.is_initialized():
             torch.distributed.barrier()  # each process writes its own random state
         if state.is_world_process_zero:
             folder = _checkpoint(args, state)
-            sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+            (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
+            files = [path for path in folder.rglob("*") if path.is_file()]
+            sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
             unfinished = folder / f"{MANIFEST}.tmp"
             unfinished.write_text(json.dumps(sizes, indent=1))
             unfinished.replace(folder / MANIFEST)
@@ -173,7 +212,7 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def replace_folder(unfinished: Path, folder: Path) -> None:
-    """Put a folder that is whole where another may stand; at no time is there neither."""
+    """Put a folder that is whole where another may stand, which is kept as ``.old`` until then."""
     old = folder.with_name(f"{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

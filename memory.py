@@ -64,6 +64,9 @@ def shape_of(model: str) -> Shape:
         config = AutoConfig.from_pretrained(model).get_text_config()
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the config.json of {model!r}: {str(error).splitlines()[0]}") from error
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    if experts or not hasattr(config, "intermediate_size") or not hasattr(config, "num_key_value_heads"):
+        raise UsageError(f"{model} ({config.model_type}) is no dense Llama-like model, so its memory is not estimated.")
     return Shape(
         config.vocab_size,
         config.hidden_size,
@@ -91,8 +94,9 @@ def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
     lora = shape.layers * sum(
         settings["lora_rank"] * sum(modules[name]) for name in settings["lora_target_modules"] if name in modules
     )
-    completion = settings.get("max_completion_length") or settings["max_length"] - settings["max_prompt_length"]
-    length = min(settings["max_prompt_length"] + completion, settings["max_seq_length"])
+    length = min(settings.get("max_length") or settings["max_seq_length"], settings["max_seq_length"])
+    completion = settings.get("max_completion_length") or max(1, length - settings["max_prompt_length"])
+    length = min(settings["max_prompt_length"] + completion, length)
     rows = settings["per_device_train_batch_size"]
     hidden = rows * length * shape.hidden_size * width
     one_layer = rows * length * width * (2 * shape.hidden_size + sum(o for _, o in modules.values()))

@@ -224,15 +224,14 @@ def save_adapter(trainer: Any, resolved: dict[str, Any]) -> None:
     card = run_directory / "README.md"
     base = trainer.model.config._name_or_path  # TRL links the base model to the Hub, where a local folder is not
     text = card.read_text().replace("[None](https://huggingface.co/None)", f"`{base}`")
-    (unfinished / "README.md").write_text(text + _usage_and_settings(resolved))
+    (unfinished / "README.md").write_text(text + _usage(resolved) + _settings(resolved))
     card.unlink()
     replace_folder(unfinished, folder)
     if resolved["merge"] == "16bit":
         merge_adapter(folder, resolve_model(resolved["model"]), run_directory / "merged")
+        (run_directory / "merged" / "README.md").write_text(text + _MERGED_USAGE + _settings(resolved))
     if resolved["push_to_hub"]:
-        _upload(
-            run_directory / ("merged" if resolved["merge"] == "16bit" else "adapter"), resolved, trainer.args.hub_token
-        )
+        _upload(run_directory / ("merged" if resolved["merge"] == "16bit" else "adapter"), resolved)
 
 
 def merge_adapter(adapter: str | Path, base: str, folder: str | Path) -> None:
@@ -252,11 +251,21 @@ def merge_adapter(adapter: str | Path, base: str, folder: str | Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, device_map="cpu")
     PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(unfinished)
     AutoTokenizer.from_pretrained(adapter).save_pretrained(unfinished)
-    shutil.copy(Path(adapter) / "README.md", unfinished)
     replace_folder(unfinished, folder)
 
 
-def _usage_and_settings(resolved: dict[str, Any]) -> str:
+_MERGED_USAGE = """
+## Use
+
+The adapter is merged into the weights: the model stands alone.
+
+```bash
+vllm serve PATH_OR_HUB_ID
+```
+"""
+
+
+def _usage(resolved: dict[str, Any]) -> str:
     base, rank = MODEL_ALIASES.get(resolved["model"], resolved["model"]), resolved["lora_rank"]
     return f"""
 ## Use
@@ -270,7 +279,11 @@ model = AutoPeftModelForCausalLM.from_pretrained("PATH_OR_HUB_ID")
 ```bash
 vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules adapter=PATH_OR_HUB_ID
 ```
+"""
 
+
+def _settings(resolved: dict[str, Any]) -> str:
+    return f"""
 It answers in the tags of its system prompt:
 
 ```text
@@ -285,15 +298,16 @@ It answers in the tags of its system prompt:
 """
 
 
-def _upload(folder: Path, resolved: dict[str, Any], token: str | None) -> None:
+def _upload(folder: Path, resolved: dict[str, Any]) -> None:
+    import httpx
     from huggingface_hub import HfApi
 
     name = resolved["hub_model_id"] or Path(resolved["output_dir"]).name
-    hub = HfApi(token=token)
+    hub = HfApi()
     try:
         repository = hub.create_repo(name, private=resolved["hub_private_repo"], exist_ok=True).repo_id
         hub.upload_folder(folder_path=folder, repo_id=repository, commit_message="Trained adapter")
-    except (OSError, ValueError) as error:  # no network, no right to write, no such name
+    except (OSError, ValueError, httpx.HTTPError) as error:  # no network, no right to write, no such name
         raise UsageError(
             f"trained and saved in {folder}, but not uploaded: {str(error).splitlines()[0]} "
             f"`hf upload {name} {folder}` sends it."

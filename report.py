@@ -21,7 +21,7 @@ import torch
 from config import UsageError, read_yaml, run_script
 from figures import PANELS, plot_training, read_metrics
 from gtpo_loss import completion_entropy
-from tracking import write_atomically
+from tracking import ON_MAIN_PROCESS, write_atomically
 
 # Translucent, and text in the page's own colour: readable on a light and on a dark page.
 _GREEN, _GREY = "rgba(46, 160, 67, 0.4)", "rgba(128, 128, 128, 0.4)"
@@ -158,7 +158,7 @@ def _texts(tokenizer: Any, ids: list[int]) -> list[str]:
 
 
 def write_report(run_directory: str | Path, groups: int = 3) -> Path:
-    """Write ``report.html``: the curves of a run and a few of its groups, from first to last step.
+    """Write ``report.html``: the curves of a run and a few of its groups, from first to last step; one process does.
 
     Args:
         run_directory: A run of ``train_gtpo.py``, ``train_grpo.py`` or ``train_sft.py``.
@@ -168,9 +168,12 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
         UsageError: If the run has no metrics.
     """
     run = Path(run_directory)
+    if not ON_MAIN_PROCESS:
+        return run / "report.html"
     rows = read_metrics(run)
     settings = read_yaml(run / "config.yaml")
-    panels = PANELS if "accuracy" in rows[0] else {"loss": "loss", "entropy": PANELS["entropy"]}
+    own = "reward" if "reward" in rows[0] else "loss"  # a reward of the user's own, or SFT
+    panels = PANELS if "accuracy" in rows[0] else {own: own, "entropy": PANELS["entropy"]}
     svg = io.StringIO()
     plot_training({settings["run_name"]: rows}, panels=panels).savefig(svg, format="svg")
     tables = sorted((run / "completions").glob("*.parquet"))

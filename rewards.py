@@ -97,14 +97,14 @@ def _import_reward(name: str) -> Reward:
         raise UsageError(f"reward {name!r} is unknown: pick format, accuracy, module:function or file.py:function.")
     try:
         if module.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(module).stem, module)
+            spec = importlib.util.spec_from_file_location(f"reward_{Path(module).stem}", module)
             found = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]  # a .py file always has a spec
+            sys.modules[found.__name__] = found  # dataclasses look themselves up there
             spec.loader.exec_module(found)  # type: ignore[union-attr]
         else:
-            sys.path.insert(0, str(Path.cwd()))
+            sys.path.append(str(Path.cwd()))
             found = importlib.import_module(module)
-            sys.path.pop(0)
-    except (ImportError, OSError, SyntaxError) as error:
+    except (ImportError, OSError, SyntaxError, TypeError, ValueError) as error:
         raise UsageError(f"reward {name!r} cannot be imported: {error}.") from error
     if not callable(reward := getattr(found, function, None)):
         raise UsageError(f"reward {name!r}: {module} has no function {function!r}.")

@@ -26,7 +26,7 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK, WandbCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from config import RunArguments, UsageError, nearest
-from faults import StopOnNonFiniteGradient, StopOnSignal, WholeCheckpoints, is_whole, replace_folder
+from faults import StopOnNonFiniteGradient, StopOnSignal, WholeCheckpoints, in_one_piece, is_whole, replace_folder
 from memory import GIB, plan
 
 logger = logging.getLogger(__name__)
@@ -99,9 +99,10 @@ def check_run(resolved: dict[str, Any], run: RunArguments, rows: int) -> str | N
             raise UsageError(
                 f"{folder} exists: --resume continues it, --overwrite replaces it, --run_name names another."
             )
-        if not (folder / "config.yaml").is_file():
+        if not all((folder / name).is_file() for name in ("config.yaml", "environment.json")):
             raise UsageError(
-                f"{folder} is no run (it has no config.yaml), so --overwrite leaves it alone: name another."
+                f"{folder} is no run (it lacks config.yaml or environment.json), so --overwrite leaves it alone: name "
+                "another."
             )
     return None
 
@@ -117,7 +118,7 @@ def start_run(resolved: dict[str, Any], run: RunArguments) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _lock(folder)
         for path in folder.iterdir() if run.overwrite else ():
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != LOCK:
                 path.unlink()
@@ -126,7 +127,7 @@ def start_run(resolved: dict[str, Any], run: RunArguments) -> None:
 
 
 def _lock(folder: Path) -> None:
-    lock = _locks.setdefault(str(folder.resolve()), FileLock(folder / LOCK))
+    lock = _locks.setdefault(str(folder.resolve()), FileLock(folder / LOCK, thread_local=False))
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
@@ -191,6 +192,8 @@ def write_atomically(path: Path, text: str) -> None:
 def track(trainer: Any, resolved: dict[str, Any], title: str) -> None:
     """Put our callbacks on a trainer: progress bar, metrics.jsonl and wandb, best adapter, care for faults."""
     folder = Path(resolved["output_dir"])
+    if trainer.args.device.type == "cpu":  # of several processes it is cpu:0, and no checkpoint can be loaded to that
+        trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
     ProgressBar.attach(trainer, title)
     trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
     wandb = "wandb" in trainer.args.report_to and ON_MAIN_PROCESS
@@ -226,7 +229,12 @@ def start_wandb(folder: Path, resolved: dict[str, Any], method: str) -> Any:
         "tags": [method, Path(resolved["model"]).name, resolved["dataset"], f"seed {resolved['seed']}"],
         "config": {"method": method} | resolved,
         "dir": str(folder),
-        "settings": wandb.Settings(silent=True, finish_timeout=60, finish_timeout_raises=False),
+        "settings": wandb.Settings(
+            silent=True,
+            finish_timeout=60,
+            finish_timeout_raises=False,
+            x_disable_meta=True,  # it would hold the command line, and a token on it; environment.json has the rest
+        ),
     }
     try:
         run = wandb.init(mode=mode, **options)
@@ -303,8 +311,10 @@ class BestAdapter(TrainerCallback):
         if len(self.recent) < min(BEST_WINDOW, state.max_steps) or accuracy <= self.best["accuracy"]:
             return
         self.best = {"accuracy": accuracy, "step": state.global_step}
+        with torch.no_grad():
+            whole = {name: in_one_piece(weight) for name, weight in get_peft_model_state_dict(model).items()}
         if state.is_world_process_zero:
-            self.weights = {name: w.detach().cpu().clone() for name, w in get_peft_model_state_dict(model).items()}
+            self.weights = {name: weight.detach().cpu().clone() for name, weight in whole.items()}
 
     def on_save(self, args, state, control, model=None, **kwargs):  # type: ignore[no-untyped-def]
         if self.weights is None:

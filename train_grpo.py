@@ -41,8 +41,8 @@ def main() -> None:
     )
     track(trainer, resolved, title="GRPO")
     trainer.train(resume_from_checkpoint=checkpoint)
-    save_adapter(trainer, resolved)
     write_report(args.output_dir)
+    save_adapter(trainer, resolved)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ def main() -> None:
     )
     track(trainer, resolved, title="GTPO")
     trainer.train(resume_from_checkpoint=checkpoint)
-    save_adapter(trainer, resolved)
     write_report(args.output_dir)
+    save_adapter(trainer, resolved)
 
 
 if __name__ == "__main__":

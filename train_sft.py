@@ -34,8 +34,8 @@ def main() -> None:
     )
     track(trainer, resolved, title="SFT")
     trainer.train(resume_from_checkpoint=checkpoint)
-    save_adapter(trainer, resolved)
     write_report(args.output_dir)
+    save_adapter(trainer, resolved)
 
 
 if __name__ == "__main__":

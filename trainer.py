@@ -1,11 +1,12 @@
 """GTPO and GRPO on TRL's GRPOTrainer: whole groups get their conflict mask, and our head makes the loss.
 
-Three methods of TRL's trainer are overridden, whatever class it is (plain, or Unsloth's rewritten one):
+What is overridden of TRL's trainer, whatever class it is (plain, or Unsloth's rewritten one):
 
 * ``_generate_and_score_completions``: the one place where every process can see whole groups. The (B, T) conflict mask
   made there rides along while TRL shuffles the rows and cuts them into micro-batches.
 * ``compute_loss``: hidden states of the completion tokens, then ``gtpo_loss.py``; the (B, T, V) logits are never made.
 * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
+* ``_load_from_checkpoint``: a resumed policy gets its own adapter beside KL's reference.
 
 GRPO and GTPO differ in ``_objective`` alone.
 """
@@ -24,11 +25,10 @@ import trl
 from accelerate.utils import gather_object
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from trl.trainer.utils import pad
 
 from config import GTPOArguments, RunError, UsageError
-from faults import not_finite
+from faults import in_one_piece, not_finite
 from gtpo_loss import (
     completion_entropy,
     conflict_mask,
@@ -293,10 +293,10 @@ class GRPOTrainer(trl.GRPOTrainer):
         head = causal_lm.get_output_embeddings()
         logps, entropy = linear_logps_and_entropy(
             hidden,
-            _in_one_piece(head.weight),
+            in_one_piece(head.weight),
             inputs["completion_ids"][completion_mask],
             temperature=self.temperature,
-            bias=_in_one_piece(getattr(head, "bias", None)),
+            bias=in_one_piece(getattr(head, "bias", None)),
             grad_rows=None if grad_rows is None else grad_rows[completion_mask],
             **self._logit_options,
         )
@@ -470,24 +470,6 @@ def _logit_options(config: Any) -> dict[str, Any]:
         "logit_scale": scale / (getattr(config, "logits_scaling", None) or 1.0),
         "softcap": getattr(config, "final_logit_softcapping", None),
     }
-
-
-def _in_one_piece(parameter: Tensor | None) -> Tensor | None:
-    """A parameter of the head, gathered where FSDP2 or DeepSpeed ZeRO-3 has cut it over the processes.
-
-    Raises:
-        UsageError: If it is to be trained under ZeRO-3, which knows no gradient of a gathered copy.
-    """
-    if isinstance(parameter, DTensor):
-        return parameter.full_tensor()
-    if parameter is not None and hasattr(parameter, "ds_id"):
-        from deepspeed.zero import GatheredParameters
-
-        if parameter.requires_grad:
-            raise UsageError("a trainable lm_head under DeepSpeed ZeRO-3 is not supported: train LoRA, or use FSDP2.")
-        with GatheredParameters([parameter]):
-            return parameter.detach().clone()
-    return parameter
 
 
 @contextmanager

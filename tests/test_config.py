@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import os
 import re
 import shlex
 from pathlib import Path
@@ -461,6 +462,7 @@ def test_a_gpu_without_bfloat16_trains_in_float16(
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation)
     got = settings("--model", "qwen", "--use_cpu", "true")
     assert (got["bf16"], got["fp16"]) == expected
+    assert settings("--model", "tiny")["fp16"] is False
     by_hand = settings("--model", "qwen", "--use_cpu", "true", "--bf16", "false", "--fp16", "false")
     assert (by_hand["bf16"], by_hand["fp16"]) == (False, False)
 
@@ -507,6 +509,7 @@ def test_a_setting_whose_package_is_missing(
         (["--lora_target_modules", "q_proj", "lm_head"], "LoRA on lm_head"),
         (["--seed", "-5"], "--seed is -5: expected 0 to 4294967295"),
         (["--max_seq_length", "0"], "max_seq_length is 0|do not fit into max_seq_length 0"),
+        (["--save_total_limit", "1"], "--save_total_limit 1 .* expected at least 2"),
         (["--max_completion_length", "1025"], "prompts of up to 1024 tokens and completions of up to 1025 do not fit"),
     ],
 )
@@ -527,9 +530,11 @@ def test_an_empty_list_of_layers_in_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_publishing_needs_a_token_and_does_not_store_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "")  # put back at the end
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(UsageError, match="hf auth login"):
         settings("--push_to_hub", "true")
     *_, args, got = parse("gtpo", CLASSES["gtpo"], ["--push_to_hub", "true", "--hub_token", "hf_secret"])
     assert got["push_to_hub"] is True and "hf_secret" not in str(got)
-    assert args.push_to_hub is False and args.hub_token == "hf_secret"  # ours uploads; the Trainer would at each save
+    assert args.push_to_hub is False and args.hub_token is None  # ours uploads; the Trainer would at each save
+    assert os.environ["HF_TOKEN"] == "hf_secret"

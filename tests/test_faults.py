@@ -5,21 +5,28 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import canned
 import pytest
 import torch
 from canned import GROUP, canned_group, make_trainer
 from filelock import FileLock
 from safetensors.torch import load_file
-from transformers import TrainerCallback
+from transformers import AutoTokenizer, TrainerCallback
 
+import answers
 import config
 import tracking
 from config import RunError, UsageError
 from faults import MANIFEST, is_whole, replace_folder
+from prompts import to_messages
+from rewards import accuracy_reward
 from tracking import checkpoints, track
 
 ROOT = Path(__file__).parent.parent
@@ -59,7 +66,9 @@ class Poison(TrainerCallback):
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(method: str, tiny: Path, tmp_path: Path) -> None:
     trainer = tracked(method, tiny, tmp_path / "run", max_steps=5)
     trainer.add_callback(Poison(2))
-    with pytest.raises(RunError, match=r"of step 3 is not finite.*not-finite-step-3.*--resume .*run goes on"):
+    with pytest.raises(
+        RunError, match=r"of step 3 is not finite.*not-finite-step-3.*--resume .*run goes on from the last checkpoint"
+    ):
         trainer.train()
     kept = tmp_path / "run" / "not-finite-step-3"
     batch = load_file(kept / "batch-0.safetensors")
@@ -110,6 +119,14 @@ def test_a_checkpoint_counts_when_every_file_is_there_in_full(tiny: Path, tmp_pa
         assert not is_whole(run / "checkpoint-1")
     (run / "checkpoint-1" / MANIFEST).unlink()
     assert checkpoints(run) == []
+    assert not list(run.rglob("training_args.bin"))  # a pickle
+
+
+def test_the_adapter_of_the_reference_counts_too(tiny: Path, tmp_path: Path) -> None:
+    tracked("grpo", tiny, tmp_path / "run", max_steps=1, beta=0.04).train()
+    (checkpoint,) = checkpoints(tmp_path / "run")
+    (checkpoint / "ref" / "adapter_model.safetensors").write_bytes(b"")
+    assert checkpoints(tmp_path / "run") == []
 
 
 @pytest.mark.parametrize(
@@ -118,10 +135,11 @@ def test_a_checkpoint_counts_when_every_file_is_there_in_full(tiny: Path, tmp_pa
         ("gtpo", {"num_iterations": 2}),  # a checkpoint between two steps on the same completions
         ("gtpo", {"num_iterations": 3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}),
         ("gtpo", {"steps_per_generation": 2, "per_device_train_batch_size": 6}),
+        ("gtpo", {"num_iterations": 2, "log_completions": True, "num_completions_to_print": 0}),
         ("grpo", {"beta": 0.04}),  # its reference is an adapter too
         ("grpo", {"optim": "adamw_torch", "lr_scheduler_type": "cosine"}),
     ],
-    ids=["two-iterations", "three-in-micro-batches", "two-steps-per-generation", "kl", "adam-and-schedule"],
+    ids=["two-iterations", "three-in-micro-batches", "two-steps-per-generation", "table", "kl", "adam-and-schedule"],
 )
 def test_a_run_resumed_at_any_step_is_the_same_run(
     method: str, settings: dict[str, Any], tiny: Path, tmp_path: Path
@@ -225,7 +243,13 @@ def test_a_run_in_use_is_refused_and_a_killed_one_is_free(tiny: Path, tmp_path: 
         (RunError("it stopped"), 1, "it stopped"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "the disk is full"),
-        (RuntimeError("PytorchStreamWriter failed: No space left on device (os error 28)"), 1, "the disk is full"),
+        (RuntimeError("Error while serializing: I/O error: No space left on device"), 1, "the disk is full"),
+        (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), 1, "the disk is full"),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 14656 vs 14548"),
+            1,
+            "the disk is full",
+        ),
     ],
 )
 def test_a_script_ends_with_one_sentence(
@@ -247,3 +271,204 @@ def test_another_fault_keeps_its_traceback() -> None:
 
     with pytest.raises(ZeroDivisionError):
         config.run_script(main)
+
+
+# ---- the disk ----
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """``small_disk("2m")`` -> a file system of that size, the same one grown or shrunk at the next call."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def of_size(size: str) -> Path:
+        options = f"remount,size={size}" if folder.is_mount() else f"size={size}"
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True)
+        if mounted.returncode:
+            pytest.skip("mounting a small file system needs root")
+        return folder
+
+    yield of_size
+    subprocess.run(["umount", folder], capture_output=True)
+
+
+def test_a_disk_that_fills_while_a_checkpoint_is_saved(tiny: Path, small_disk: Callable[[str], Path]) -> None:
+    run = small_disk("1200k") / "run"  # two checkpoints of half a megabyte, and not the third
+    argv = [sys.executable, "train_gtpo.py", "--model", tiny, "--dataset", "arithmetic", "--G", "4", "--lora_rank", "4"]
+    argv += ["--prompts_per_step", "1", "--initial_entropy", "0.5", "--max_completion_length", "8", "--save_steps", "1"]
+    argv += ["--max_steps", "5", "--output_dir", run]
+    full = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert full.returncode == 1 and "Traceback" not in full.stderr, full.stderr[-2000:]
+    said = full.stderr.splitlines()[-1]
+    assert said.startswith("train_gtpo.py: the disk is full (") and "--resume RUN goes on" in said
+    kept = [path.name for path in checkpoints(run)]
+    assert kept and kept == [f"checkpoint-{step}" for step in range(1, len(kept) + 1)]
+    small_disk("64m")
+    subprocess.run([sys.executable, "train_gtpo.py", "--resume", run], cwd=ROOT, check=True, capture_output=True)
+    lines = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [1, 2, 3, 4, 5] and (run / "adapter" / "adapter_model.safetensors").is_file()
+
+
+# ---- what a run leans on goes away ----
+
+
+class WandbServer(BaseHTTPRequestHandler):
+    """As much of wandb's API as an online run asks for."""
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        asked = json.loads(body) if self.path == "/graphql" else {}
+        files = asked.get("variables", {}).get("files") or []
+        upload = f"http://127.0.0.1:{self.server.server_port}/upload"  # type: ignore[attr-defined]
+        project = {"id": "p", "name": "gtpo", "entity": {"id": "e", "name": "me"}}
+        bucket = {"id": "b", "name": "run", "displayName": "run", "config": "{}", "historyLineCount": 0}
+        data = {
+            "viewer": {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}},
+            "serverInfo": {"cliVersionInfo": {"max_cli_version": "99.0"}, "features": []},
+            "upsertBucket": {"bucket": bucket | {"project": project}, "inserted": True},
+            "createRunFiles": {"runID": "b", "files": [{"name": name, "uploadUrl": upload} for name in files]},
+        }
+        answer = json.dumps({"data": data}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_PUT = do_POST
+
+
+def test_a_wandb_server_that_vanishes_does_not_stop_the_run(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), WandbServer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    patience = []
+
+    def impatient(finish_timeout: float, **settings: Any) -> Any:
+        patience.append(finish_timeout)
+        return Settings(finish_timeout=3, **settings)
+
+    Settings = wandb.Settings
+    monkeypatch.setattr(wandb, "Settings", impatient)
+
+    class Vanish(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 2:
+                server.shutdown()
+                server.server_close()
+
+    trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=6, report_to="wandb")
+    trainer.add_callback(Vanish())
+    track(trainer, {"output_dir": str(tmp_path), "model": "tiny", "dataset": "own", "seed": 1}, title="test")
+    assert not wandb.run.offline
+    trainer.train()
+    lines = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [1, 2, 3, 4, 5, 6] and patience == [60]
+    assert wandb.run is None  # it has given up
+
+
+def test_a_reward_worker_that_is_killed_is_replaced(tiny: Path, tmp_path: Path) -> None:
+    rewarded = []
+
+    def graded(completions: Any, **kwargs: Any) -> list[float]:
+        step = trainer.state.global_step
+        texts = [f"<answer>{i}x + {step}x^2</answer>" for i in range(GROUP)]  # none that was compared before
+        scores = accuracy_reward(texts, answer=[f"x({i} + {step if i % 3 else 99}x)" for i in range(GROUP)])
+        rewarded.append(scores)
+        worker = answers._worker._process
+        assert worker is not None
+        worker.kill()
+        worker.wait()
+        return scores
+
+    trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=4)
+    trainer.reward_funcs = [graded]
+    late = answers.timeouts()
+    trainer.train()
+    assert rewarded == [[10.0 if i % 3 else 0.0 for i in range(GROUP)]] * 4
+    assert answers.timeouts() == late
+
+
+# ---- groups at the edge ----
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+@pytest.mark.parametrize(
+    "group",
+    [
+        [[2]] * GROUP,  # the policy ends at once
+        [[300]] * GROUP,  # one token, cut off
+        [[2], [300, 2]] * (GROUP // 2),
+        [[300 + row] * 32 for row in range(GROUP)],  # every one fills max_completion_length and is cut off
+    ],
+    ids=["end-at-once", "one-token", "one-or-two", "cut-off"],
+)
+def test_short_and_cut_off_completions_train(
+    method: str, group: list[list[int]], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(canned, "canned_group", lambda step, size=GROUP: group)
+    trainer = make_trainer(method, tiny, tmp_path, max_steps=2)
+    trainer.reward_funcs = [lambda completions, **kwargs: [float(row % 3) for row in range(len(completions))]]
+    after = canned.trained_weights(trainer)
+    assert all(weight.isfinite().all() for weight in after.values())
+    log = trainer.state.log_history[0]
+    lengths = [len(ids) for ids in group]
+    assert log["completion_length"] == sum(lengths) / GROUP
+    assert log["completions/clipped_ratio"] == sum(ids[-1] != 2 for ids in group) / GROUP
+    assert log["grad_norm"] > 0 or group[0] == group[1]  # the same token with both signs: nothing to learn
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_a_group_of_equal_rewards_teaches_nothing_but_entropy(method: str, tiny: Path, tmp_path: Path) -> None:
+    def train(gtpo: dict[str, Any]) -> bool:
+        trainer = make_trainer(method, tiny, tmp_path, gtpo, max_steps=1)
+        trainer.reward_funcs = [lambda completions, **kwargs: [5.0] * len(completions)]
+        before = {n: w.detach().clone() for n, w in trainer.model.named_parameters() if w.requires_grad}
+        after = canned.trained_weights(trainer)
+        assert trainer.state.log_history[0]["frac_reward_zero_std"] == 1
+        assert trainer.state.log_history[0]["conflict_tokens"] == 0
+        return same(before, after)
+
+    assert train({"gamma": 0.0})
+    assert train({"gamma": 0.1}) is (method == "grpo")
+
+
+def test_prompts_and_completions_that_fill_the_context_train(tiny: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    argv = [
+        sys.executable,
+        "train_gtpo.py",
+        "--model",
+        tiny,
+        "--dataset",
+        tmp_path / "long.jsonl",
+        "--reward",
+        "format",
+    ]
+    argv += ["--G", "2", "--prompts_per_step", "1", "--initial_entropy", "0.5", "--max_steps", "1", "--output_dir", run]
+    argv += ["--max_prompt_length", "4088", "--max_completion_length", "8", "--max_seq_length", "4096"]
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+
+    def tokens(words: int) -> int:
+        return len(
+            tokenizer.apply_chat_template(to_messages("é" * words), add_generation_prompt=True, return_dict=False)
+        )
+
+    longest = 1 + next(size for size in range(2100, 0, -1) if tokens(size) <= 4088)
+    rows = [{"prompt": "é" * (longest - 1 + more)} for more in (0, 1)]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "1 of 2 prompts dropped: over 4088 tokens" in ended.stderr
+    (line,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert line["completion_length"] <= 8 and line["num_tokens"] >= 2 * 4087

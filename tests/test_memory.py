@@ -7,7 +7,15 @@ import pytest
 import torch
 import yaml
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoConfig,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from config import CONFIGS, UsageError
 from memory import GIB, KNOWN, Shape, estimate, plan, shape_of
@@ -110,6 +118,19 @@ def test_a_local_folder_is_read_and_a_missing_one_named(tiny: Path, tmp_path: Pa
     with pytest.raises(UsageError, match="cannot read the config"):
         shape_of(str(tmp_path))
     assert shape_of("meta-llama/Llama-3.1-8B-Instruct") is KNOWN["llama"]
+
+
+def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
+    for config in (GPT2Config(), MixtralConfig()):
+        config.save_pretrained(tmp_path)
+        with pytest.raises(UsageError, match=r"\((gpt2|mixtral)\) is no dense Llama-like model"):
+            shape_of(str(tmp_path))
+
+
+def test_no_part_is_negative_however_short_the_texts() -> None:
+    sft = {key: value for key, value in SETTINGS.items() if key not in ("max_completion_length", "num_generations")}
+    for length in (100, None):
+        assert all(size >= 0 for size in estimate(KNOWN["llama"], sft | {"max_length": length}).values())
 
 
 def test_every_preset_has_a_plan() -> None:

@@ -471,7 +471,8 @@ def test_merged_weights_are_base_plus_adapter_in_16_bits(trained: tuple[Any, dic
     torch.testing.assert_close(merged[f"{name}.weight"].float(), expected.detach(), rtol=2**-7, atol=2e-3)
     assert merged.keys() == base.keys()
     assert AutoTokenizer.from_pretrained(Path(resolved["output_dir"]) / "merged").chat_template
-    assert "2508.03772" in (Path(resolved["output_dir"]) / "merged" / "README.md").read_text()
+    card = (Path(resolved["output_dir"]) / "merged" / "README.md").read_text()
+    assert "2508.03772" in card and "stands alone" in card and "--enable-lora" not in card
 
 
 class Hub:
@@ -479,9 +480,6 @@ class Hub:
 
     calls: list[tuple[Any, ...]] = []
     fails = False
-
-    def __init__(self, token: str | None = None) -> None:
-        self.calls.append(("token", token))
 
     def create_repo(self, name: str, private: bool | None, exist_ok: bool) -> Any:
         if self.fails:
@@ -500,10 +498,9 @@ def test_what_was_written_last_is_uploaded(
     trainer, resolved = trained
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     monkeypatch.setattr(Hub, "calls", [])
-    trainer.args.hub_token = "hf_secret"
     save_adapter(trainer, resolved | {"push_to_hub": True, "hub_model_id": "mine", "merge": merge})
-    token, create, (verb, files, repository) = Hub.calls
-    assert (token, create) == (("token", "hf_secret"), ("create", "mine", None, True))
+    create, (verb, files, repository) = Hub.calls
+    assert create == ("create", "mine", None, True)
     assert (verb, repository) == ("upload", "me/mine") and {weights, "README.md", "tokenizer.json"} <= set(files)
 
 

@@ -46,6 +46,11 @@ def test_a_conversation_is_used_as_it_is(tmp_path: Path) -> None:
     assert row == {"prompt": turns}
 
 
+def test_a_column_that_only_some_rows_have_drops_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", {"prompt": "a", "hint": "b"}, {"prompt": "c", "note": None})
+    assert load_train(path)["hint"][:] == ["b", None]
+
+
 def test_rows_with_an_empty_value_are_dropped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(
         tmp_path / "own.jsonl",
@@ -61,7 +66,9 @@ def test_rows_with_an_empty_value_are_dropped_and_counted(tmp_path: Path, caplog
     ("rows", "message"),
     [
         ([{"question": "a"}], "has no column 'prompt'"),
-        ([{"prompt": ""}], "no row without an empty value"),
+        ([{"prompt": ""}], r"no row with prompt \(1 read\)"),
+        ([{"prompt": 5}], "prompt 5 is neither a question nor a conversation"),
+        ([{"prompt": ["a", "b"]}], "is neither a question nor a conversation"),
         ([], "is empty"),
         (None, "does not exist"),
     ],
@@ -104,6 +111,16 @@ def test_rewards_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch: pyte
 def test_a_reward_that_cannot_be_used(names: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_rewards(names, ["prompt"])
+
+
+def test_a_file_named_as_one_of_ours_is_the_users(tmp_path: Path) -> None:
+    lines = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Pair:\n    a: int\n"
+    )
+    (tmp_path / "data.py").write_text(lines + REWARD)
+    (reward,) = load_rewards([f"{tmp_path}/data.py:short"], ["prompt"])
+    assert reward(["abc"], limit=[5]) == [1.0]
+    assert load_train.__module__ == "data" and sys.modules["data"].load_train is load_train
 
 
 def test_it_trains_on_both(tiny: Path, tmp_path: Path) -> None:
