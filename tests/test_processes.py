@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -71,3 +72,39 @@ def test_the_gradient_of_a_model_cut_by_fsdp2_is_the_same(method: str, tiny: Pat
     settings = {"per_device_train_batch_size": GROUP // 2}
     out = torchrun(2, method, tiny, tmp_path / "sharded", settings, "--sharded")
     assert_close(load_file(out / "weights.safetensors"), expected)
+
+
+def test_two_processes_resume_and_agree_on_one_directory(tiny: Path, tmp_path: Path) -> None:
+    argv = ["--model", str(tiny), "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_steps", "4"]
+    argv += ["--save_steps", "2", "--max_completion_length", "8", "--initial_entropy", "0.5"]
+    here = Path(__file__).parent.parent
+
+    def launch(*more: str) -> Path:
+        completed = subprocess.run(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
+                *(str(here / "train_gtpo.py"), *argv, *more),
+            ],
+            cwd=tmp_path,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert completed.returncode == 0, completed.stderr[-3000:]
+        (run,) = (tmp_path / "outputs").iterdir()  # of both processes
+        return run
+
+    run = launch()
+    expected = load_file(run / "adapter" / "adapter_model.safetensors")
+    metrics = (run / "metrics.jsonl").read_text().splitlines()
+    shutil.rmtree(run / "checkpoint-4")
+    shutil.rmtree(run / "adapter")
+    assert {path.name for path in (run / "checkpoint-2").glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
+    launch("--resume", str(run))
+    found = load_file(run / "adapter" / "adapter_model.safetensors")
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    again = (run / "metrics.jsonl").read_text().splitlines()
+    for line, other in zip(map(json.loads, again), map(json.loads, metrics), strict=True):
+        assert {k: v for k, v in line.items() if k not in (*OWN_CLOCK, "tokens_per_second")} == {
+            k: v for k, v in other.items() if k not in (*OWN_CLOCK, "tokens_per_second")
+        }
