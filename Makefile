@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-vllm test-unsloth gpu-check lock lint bench bench-loss clean
+.PHONY: install demo test test-vllm test-unsloth gpu-check lock lint bench bench-loss soak clean
 
 install: .venv/installed
 
@@ -70,6 +70,10 @@ bench-loss: .venv-bench/installed
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
 	touch $@
+
+# Memory, child processes and open files over 2,000 steps.
+soak: install
+	$(BIN)/python benchmarks/soak.py
 
 clean:
 	rm -rf .venv .venv-vllm .venv-unsloth .venv-bench outputs .pytest_cache .ruff_cache .mypy_cache .hypothesis

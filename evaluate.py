@@ -289,6 +289,8 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read {path}: {error}.") from error
     if not isinstance(config, dict) or not config.get("base_model_name_or_path"):
         raise UsageError(f"{path} names no base_model_name_or_path: write the model's Hub id or folder there.")
+    if not (adapter / "adapter_model.safetensors").is_file():
+        raise UsageError(f"{adapter} has no adapter_model.safetensors; adapter_model.bin, a pickle, is not read.")
     return config
 
 

@@ -475,9 +475,11 @@ class _Head(NamedTuple):
         """z = gain * (hidden @ weight.T)."""
         return self.bias is None and self.softcap is None
 
-    def products(self, hidden: Tensor, columns: slice, out: Tensor | None = None) -> Tensor:
-        """hidden @ weight[columns].T. Shape (R, H) -> (R, C)."""
+    def products(self, hidden: Tensor, columns: slice, base: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """hidden @ weight[columns].T, less ``base`` before the result is rounded. Shape (R, H), (R,) -> (R, C)."""
         factors = hidden.to(self.matmul_dtype), self.weight[columns].to(self.matmul_dtype).T
+        if base is not None:
+            return torch.addmm(base[:, None], *factors, beta=-1, out=out)
         if out is None or out.dtype == self.matmul_dtype:
             return torch.mm(*factors, out=out)
         return torch.mm(*factors, out_dtype=out.dtype, out=out)
@@ -523,25 +525,31 @@ def _scan(
     exponentials = _compiled_exponentials() if compiled else _exponentials
     apart = wide or compiled  # elsewhere the exponentials take the place of the logits
     e_buffer = torch.empty(size, dtype=head.matmul_dtype, device=device) if apart else tile_buffer
+    rounds = tile_buffer.dtype != dtype
 
     so, sz = torch.zeros(2, len(hidden), dtype=dtype, device=device)
     direction = None if wanted is None else torch.zeros_like(hidden)
     for rows, with_gradient in _row_tiles(wanted, len(hidden), tile_rows, device):
         states, own = hidden[rows], targets[rows]
-        origin = head.target_products(states, own)  # what the row's tiles are measured from, (R,)
-        origin = origin if head.is_linear else head.finish(origin, own)
+        product = head.target_products(states, own)  # (R,)
+        origin = product if head.is_linear else head.finish(product.clone(), own)  # z_y, or z_y / gain
         sums = torch.zeros(2, len(rows), dtype=dtype, device=device)  # so and sz
         others = torch.zeros(states.shape, dtype=dtype, device=device)  # sum_{k != y} e_k c_k W_k / gain, (R, H)
         for columns in _chunks(len(head.weight), tile_columns):
             shape = len(rows), columns.stop - columns.start
             tile, e = (buffer[: shape[0] * shape[1]].view(shape) for buffer in (tile_buffer, e_buffer))
-            head.products(states, columns, out=tile)
-            z = tile if head.is_linear else head.finish(tile.to(dtype), columns)
+            base = torch.zeros_like(product)
+            if rounds:  # half precision has its digits near 0: put that where the row's mass lies, as far as is known
+                base = product + torch.log1p(sums[0]) / head.gain
+                base = base.clamp(0.0, torch.finfo(tile.dtype).max).to(tile.dtype)  # it hardly ever lies below 0
+            head.products(states, columns, base if rounds else None, out=tile)
+            if head.is_linear:
+                z, start, gain = tile, origin - base, head.gain
+            else:
+                z, start, gain = head.finish(tile.to(dtype).add_(base[:, None]), columns), origin, 1.0
             _leave_out(z, own - columns.start)
             slope = head.slope(z) if with_gradient else None
-            part = torch.empty_like(sums)
-            for few in _blocks(z):
-                part[:, few] = exponentials(z[few], origin[few], head.gain if head.is_linear else 1.0, e[few])
+            part = torch.cat([exponentials(z[few], start[few], gain, e[few]) for few in _blocks(z)], dim=1)
             sums += part
             if with_gradient:
                 divisor = part[0] if e.dtype == torch.float16 else None
@@ -585,7 +593,7 @@ def _exponentials(z: Tensor, origin: Tensor, gain: float, out: Tensor) -> Tensor
 
     In float16, which holds 6e-8 to 65504, ``out`` is divided by its row's sum.
     """
-    excess = z.to(origin.dtype) - origin[:, None]
+    excess = z - origin[:, None] if z.dtype == origin.dtype else z.to(origin.dtype).sub_(origin[:, None])
     if gain != 1.0:
         excess *= gain
     excess.clamp_(-_MAX_DEFICIT, _MAX_EXCESS)

@@ -103,10 +103,12 @@ def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
     layers_kept = shape.layers * (hidden if settings["gradient_checkpointing"] else one_layer)
     generated = settings.get("generation_batch_size") or rows * settings["gradient_accumulation_steps"]
     kv_cache = generated * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * width
+    merges = settings.get("use_vllm") and settings.get("backend") == "transformers"  # then the base is float32
     tokens = rows * completion
     tile = min(TILE_ROWS, tokens) * min(TILE_COLUMNS, shape.vocab_size)
     parts = {
-        "weights": projections * (NF4_BYTES if settings["load_in_4bit"] else width) + embeddings * width,
+        "weights": projections * (NF4_BYTES if settings["load_in_4bit"] else 4 if merges else width)
+        + embeddings * (4 if merges else width),
         "LoRA": lora * 4,
         "gradients": lora * 4,
         "optimizer": lora * (2 if "8bit" in settings["optim"] else 8),

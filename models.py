@@ -122,7 +122,8 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
         raise UsageError(  # https://github.com/huggingface/trl/issues/4973
             "TRL cannot hand 4-bit weights to vLLM: --backend unsloth can, or leave out --load_in_4bit or --use_vllm."
         )
-    model, tokenizer = load_base(path, arguments.load_in_4bit)
+    # TRL merges the adapter into the weights for vLLM and takes it out again: in bfloat16 that wears them out.
+    model, tokenizer = load_base(path, arguments.load_in_4bit, full_precision=use_vllm)
     set_seed(seed)  # the adapter's starting weights
     lora = LoraConfig(
         r=arguments.lora_rank,
@@ -136,12 +137,13 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
         raise UsageError(f"PEFT cannot put the adapter on {path}: {str(error).splitlines()[0]}") from error
 
 
-def load_base(path: str, load_in_4bit: bool = False) -> tuple[Any, Any]:
+def load_base(path: str, load_in_4bit: bool = False, full_precision: bool = False) -> tuple[Any, Any]:
     """A causal language model and its tokenizer with Transformers: bfloat16 on a GPU that has it, float32 on a CPU.
 
     Args:
         path: Hub id or local folder.
         load_in_4bit: QLoRA's NF4 weights (arXiv 2305.14314) with bitsandbytes, each process on its own GPU.
+        full_precision: float32 on a GPU too.
 
     Raises:
         UsageError: If the model cannot be loaded, or 4-bit weights are wanted without a GPU or bitsandbytes.
@@ -150,7 +152,7 @@ def load_base(path: str, load_in_4bit: bool = False) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
     has_bf16 = gpu_is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    options: dict[str, Any] = {"dtype": torch.bfloat16 if has_bf16 else torch.float32}
+    options: dict[str, Any] = {"dtype": torch.bfloat16 if has_bf16 and not full_precision else torch.float32}
     if load_in_4bit:
         if not gpu_is_available():
             raise UsageError("--load_in_4bit needs a GPU, and PyTorch sees none: leave it out on a CPU.")

@@ -204,6 +204,17 @@ def track(trainer: Any, resolved: dict[str, Any], title: str) -> None:
     trainer.add_callback(StopOnSignal())  # last: it ends the process when the others are done
 
 
+def train(trainer: Any, checkpoint: str | None) -> None:
+    """Train, from a checkpoint if there is one; that of the last step is loaded and left, as Transformers would not."""
+    if checkpoint is not None:
+        state = json.loads((Path(checkpoint) / "trainer_state.json").read_text())
+        last = trainer.args.max_steps if trainer.args.max_steps > 0 else state["max_steps"]
+        if state["global_step"] >= last:
+            trainer._load_from_checkpoint(checkpoint)
+            return
+    trainer.train(resume_from_checkpoint=checkpoint)
+
+
 def start_wandb(folder: Path, resolved: dict[str, Any], method: str) -> Any:
     """A wandb run, the same one when a run is resumed; offline where there is no login or no answer.
 
@@ -271,8 +282,12 @@ class MetricsWriter(TrainerCallback):
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
         if self.wandb_run is not None:
-            # Steps that a resumed run makes again are behind wandb's count, which leaves them out.
-            self.wandb_run.log(line, step=state.global_step * WANDB_STEPS, commit=True)
+            try:  # steps that a resumed run makes again are behind wandb's count, which leaves them out
+                self.wandb_run.log(line, step=state.global_step * WANDB_STEPS, commit=True)
+            except Exception as error:  # its service process is gone: the run matters more
+                logger.warning("wandb: %s; the run goes on without it, metrics.jsonl has all", error)
+                self.wandb_run = None
+                args.report_to = [name for name in args.report_to if name != "wandb"]  # TRL logs to it too
 
     def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if self.wandb_run is not None:

@@ -22,7 +22,7 @@ def main() -> None:
     from models import load_policy, save_adapter
     from report import write_report
     from rewards import load_rewards
-    from tracking import check_run, start_run, track
+    from tracking import check_run, start_run, track, train
     from trainer import GTPOTrainer
 
     GTPOTrainer.check_settings(args)
@@ -41,7 +41,7 @@ def main() -> None:
         train_dataset=rows,
     )
     track(trainer, resolved, title="GTPO")
-    trainer.train(resume_from_checkpoint=checkpoint)
+    train(trainer, checkpoint)
     write_report(args.output_dir)
     save_adapter(trainer, resolved)
 

@@ -19,7 +19,7 @@ def main() -> None:
     from data import drop_long_prompts, load_train, to_demonstrations
     from models import load_policy, save_adapter
     from report import write_report
-    from tracking import check_run, start_run, track
+    from tracking import check_run, start_run, track, train
 
     rows = load_train(data.dataset, data.data_dir, args.seed)
     checkpoint = check_run(resolved, run, len(rows))
@@ -33,7 +33,7 @@ def main() -> None:
         train_dataset=to_demonstrations(rows),
     )
     track(trainer, resolved, title="SFT")
-    trainer.train(resume_from_checkpoint=checkpoint)
+    train(trainer, checkpoint)
     write_report(args.output_dir)
     save_adapter(trainer, resolved)
 

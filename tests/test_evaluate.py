@@ -203,6 +203,9 @@ def test_the_adapter_names_its_base_model(outputs: Path, tiny: Path, monkeypatch
     rename_base(newer.adapter, None)
     with pytest.raises(UsageError, match="names no base_model_name_or_path"):
         evaluate.base_model([newer], None)
+    (older.adapter / "adapter_model.safetensors").rename(older.adapter / "adapter_model.bin")
+    with pytest.raises(UsageError, match=r"older/adapter has no adapter_model.safetensors; .* a pickle, is not read"):
+        evaluate.base_model([older], None)
     (newer.adapter / "adapter_config.json").write_text("{")
     with pytest.raises(UsageError, match=r"cannot read .*adapter_config.json"):
         evaluate.base_model([newer], None)

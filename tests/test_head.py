@@ -204,6 +204,29 @@ def test_bfloat16_sums_over_many_tiles_in_float32(
         assert error.square().mean().sqrt() <= 1.5 * own.square().mean().sqrt(), name  # observed 0.1 to 1.1
 
 
+@pytest.mark.parametrize("tile", [(1024, 4096), (1024, 200)], ids=str)
+@pytest.mark.parametrize("softcap", [None, 300.0])
+def test_bfloat16_keeps_its_digits_for_what_separates_the_logits(
+    softcap: float | None, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Logits near 100, where bfloat16 has steps of 0.5, and targets drawn from the policy.
+    case = random_case((256, 33, 2000), scale=1.5)
+    case.hidden[:, 0], case.weight[:, 0] = 100.0, 1.0
+    case = case.to(torch.bfloat16)
+    doubles = case.to(torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    case.targets = torch.multinomial((doubles.hidden @ doubles.weight.T).softmax(-1), 1, generator=generator)[:, 0]
+    doubles.targets = case.targets
+    truth = run(shaped_head, doubles, softcap=softcap)
+    plain = run(shaped_head, case, softcap=softcap)
+    set_tiles(monkeypatch, *tile)
+    ours = run(linear_logps_and_entropy, case, trainable="nothing", softcap=softcap)
+    error, own = ((outcome.entropy.double() - truth.entropy).abs() for outcome in (ours, plain))
+    # Observed 0.033 and, with tiles measured from where the earlier ones found the mass, 0.020; unmeasured 0.83.
+    assert error.max() < (0.05 if tile == (1024, 4096) else 0.025) * own.max()
+    assert error.mean() < 1e-3  # nats; observed 6e-4, unmeasured 1.7e-2
+
+
 def test_uniform_logits_give_ln_of_the_vocabulary(tiles: None) -> None:
     for vocabulary in (1, 2, 3, 50, 129):
         hidden, weight = torch.zeros(4, 3), torch.randn(vocabulary, 3)
@@ -480,7 +503,7 @@ def test_matmuls_with_float32_output_round_no_logit(
     torch.testing.assert_close(wide.logps.double(), truth.logps, atol=1e-5, rtol=0)
     torch.testing.assert_close(wide.entropy.double(), truth.entropy, atol=1e-5, rtol=0)
     error, own = ((x.grad_hidden.double() - truth.grad_hidden).norm() for x in (wide, narrow))
-    assert error < 0.8 * own  # observed 0.4 to 0.6
+    assert error < 0.9 * own  # observed 0.5 to 0.82
 
 
 # --- extremes --------------------------------------------------------------------------------------------------------

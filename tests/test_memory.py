@@ -83,6 +83,7 @@ def test_what_grows_with_what() -> None:
     changes: list[tuple[dict[str, Any], str, float]] = [
         ({"optim": "adamw_torch"}, "optimizer", 4.0),
         ({"bf16": False}, "weights", 2.0),
+        ({"backend": "transformers"}, "weights", 2.0),
         ({"num_generations": 24, "gradient_accumulation_steps": 24}, "KV cache", 2.0),
         ({"per_device_train_batch_size": 2}, "activations", 2.0),
         ({"lora_rank": 64}, "LoRA", 0.5),

@@ -56,7 +56,7 @@ def test_it_trains_as_the_script_does(statements: list[ast.stmt]) -> None:
         if isinstance(statement, ast.ImportFrom):
             in_notebook |= {f"from {statement.module} import {alias.name}" for alias in statement.names}
     missing = [line for line in map(ast.unparse, main.body) if line not in in_notebook]
-    differing = ("load_backend()", "parse('gtpo'", "checkpoint = check_run", "resume_from_checkpoint=checkpoint")
+    differing = ("load_backend()", "parse('gtpo'", "import check_run", "checkpoint = check_run", "train(trainer, ")
     assert len(missing) == len(differing), missing
     assert all(part in line for line, part in zip(missing, differing, strict=True)), missing
 

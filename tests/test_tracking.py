@@ -385,6 +385,18 @@ def test_a_resumed_run_is_the_same_run_of_wandb_and_logs_no_step_twice(
     assert logged == [(1, 1000), (2, 2000), (3, 3000), (3, 3000), (4, 4000)]
 
 
+def test_a_wandb_that_dies_does_not_stop_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def die(line: Any, **options: Any) -> None:
+        raise ConnectionResetError("Connection lost")
+
+    writer = MetricsWriter(tmp_path, SimpleNamespace(log=die))
+    with caplog.at_level(logging.WARNING):
+        for step in (1, 2, 3):
+            log(writer, step, accuracy=1.0)
+    assert [line["step"] for line in lines(writer)] == [1, 2, 3]
+    assert caplog.text.count("Connection lost; the run goes on without it") == 1
+
+
 def test_without_an_answer_from_wandb_the_run_is_kept_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

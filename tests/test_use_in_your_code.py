@@ -43,6 +43,7 @@ def test_own_rows_and_reward(tiny: Path, tmp_path: Path) -> None:
     (_, merge) = section("Serve the adapter", "bash")[0].splitlines()
     run(tmp_path, *merge.partition("#")[0].replace("train", f"{ROOT}/train").replace("outputs/RUN", "run").split()[1:])
     assert (tmp_path / "run" / "merged" / "model.safetensors").is_file()
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2  # no step too many
 
 
 def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""What must not be run, loaded or written down: a model's own code, weights behind a licence, secrets."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from config import UsageError
+from models import load_base
+
+ROOT = Path(__file__).parent.parent
+SECRETS = {"HF_TOKEN": "hf_secretOfTheHub", "WANDB_API_KEY": "secretOfWandb".ljust(40, "x")}
+
+
+def test_no_secret_is_written_or_printed(tiny: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    argv = [sys.executable, "train_gtpo.py", "--model", tiny, "--dataset", "arithmetic", "--G", "2", "--lora_rank", "2"]
+    argv += ["--prompts_per_step", "1", "--initial_entropy", "0.5", "--max_completion_length", "4", "--max_steps", "2"]
+    argv += ["--save_steps", "1", "--report_to", "wandb", "--hub_token", "hf_secretOfTheFlag", "--output_dir", run]
+    environment = os.environ | SECRETS | {"WANDB_MODE": "offline"}
+    ended = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert {"config.yaml", "environment.json", "metrics.jsonl", "report.html"} <= {path.name for path in files}
+    assert any(path.suffix == ".wandb" for path in files)
+    for secret in (*SECRETS.values(), "hf_secretOfTheFlag"):
+        assert secret.encode() not in ended.stdout + ended.stderr
+        assert [path for path in files if secret.encode() in path.read_bytes()] == []
+
+
+def test_code_in_a_model_folder_is_not_run(tmp_path: Path) -> None:
+    folder, ran = tmp_path / "model", tmp_path / "ran"
+    folder.mkdir()
+    code = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "theirs", "auto_map": code}))
+    (folder / "theirs.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    with pytest.raises(UsageError, match=f"cannot load model '{folder}'"):
+        load_base(str(folder))
+    assert not ran.exists()
+
+
+def test_no_script_trusts_remote_code() -> None:
+    assert [path.name for path in ROOT.glob("*.py") if "trust_remote_code" in path.read_text()] == []
+
+
+def test_gated_weights_say_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError("You are trying to access a gated repo.\nMake sure to have access to it at https://...")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", refuse)
+    with pytest.raises(
+        UsageError, match=r"^meta-llama/x is gated: accept its licence on the Hub, then `hf auth login`"
+    ):
+        load_base("meta-llama/x")

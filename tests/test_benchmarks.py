@@ -1,0 +1,100 @@
+"""The benchmark scripts: a run at a tiny shape, what its results hold, and that docs/performance.md shows results."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import bench_loss  # noqa: E402
+import bench_step  # noqa: E402
+
+PROVENANCE = {"command", "date", "revision", "machine", "threads", "python", "versions"}
+
+
+def results_of(script: str, folder: Path, *flags: str) -> dict[str, Any]:
+    """Run the script; its JSON, after a look at its own table of it."""
+    output = folder / "results" / "out.json"
+    command = [sys.executable, f"benchmarks/{script}.py", *flags, "--output", str(output)]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr[-2000:]
+    result = json.loads(output.read_text())
+    table = {"bench_loss": bench_loss, "bench_step": bench_step}[script].markdown(result)
+    assert completed.stdout.strip().endswith(table)  # libraries may say something first
+    assert result.keys() > PROVENANCE
+    assert result["command"].startswith(f"python benchmarks/{script}.py {flags[0]} ")
+    assert result["threads"] == 1 and result["versions"]["torch"]
+    return result
+
+
+def test_loss_benchmark_times_measures_and_compares(tmp_path: Path) -> None:
+    shape = "float32:8:64"
+    flags = ["--shapes", shape, "--group", "4", "--length", "6", "--rounds", "1"]
+    result = results_of("bench_loss", tmp_path, *flags)
+    assert (result["group"], result["length"], list(result["shapes"])) == (4, 6, [shape])
+    entry = result["shapes"][shape]
+    limits = {bench_loss.LIMIT, bench_loss.SAME_TILES}
+    assert {bench_loss.OURS, "trl logits"} | limits <= entry["seconds"].keys()
+    assert "no --authors DIR" in entry["reasons"]["authors"]
+    for peer in bench_loss.PEERS:  # runs, or says why it cannot
+        assert (peer in entry["seconds"]) != bool(entry["reasons"].get(peer)), peer
+    assert min(entry["seconds"].values()) > 0
+    assert entry["peak_mib"].keys() == entry["seconds"].keys() - limits
+    work = 4 * 24 * 8 * 64  # two matmuls of 24 rows, a multiplication and an addition each
+    assert entry["tflops"][bench_loss.OURS] == pytest.approx(work / entry["seconds"][bench_loss.OURS] / 1e12)
+    ours = entry["accuracy"][bench_loss.OURS]
+    assert ours.keys() == {"gradient", "gradient, confident", "entropy", "entropy, largest"}
+    assert max(ours.values()) < 1e-5  # observed 1e-6
+    assert result["scaling"].keys() == {"T", "V", "G"}
+    assert result["conflict_mask"]["ms"] > 0
+
+
+def test_step_benchmark_times_every_trainer_on_the_same_completions(tmp_path: Path) -> None:
+    result = results_of("bench_step", tmp_path, "--models", "tiny", "--rounds", "1", "--steps", "1", "--length", "16")
+    assert result["length"] == 16 and list(result["models"]) == ["tiny"]
+    entry = result["models"]["tiny"]
+    assert entry["seconds"].keys() == bench_step.NAMES.keys() and min(entry["seconds"].values()) > 0
+    assert entry["parameters"] == 2 * 512 * 128 + 3 * (4 * 128**2 + 3 * 128 * 384 + 2 * 128) + 128
+
+
+def test_canned_completions_share_their_first_and_last_eighth() -> None:
+    group = bench_step.canned_group(step=3, length=64)
+    assert group == bench_step.canned_group(step=3, length=64) != bench_step.canned_group(step=4, length=64)
+    assert len(group) == bench_step.GROUP and all(32 <= len(ids) <= 64 for ids in group)
+    assert len({tuple(ids[:8]) for ids in group}) == len({tuple(ids[-8:]) for ids in group}) == 1
+    assert len({tuple(ids) for ids in group}) == bench_step.GROUP
+
+
+def test_loss_benchmarks_truth_equals_autograd_in_float64() -> None:
+    case = bench_loss.make_case("float64:4:7", group=2, length=3, device="cpu")
+    hidden, ids = case.hidden.flatten(0, 1).requires_grad_(), case.ids.flatten()
+    log_pi = (hidden @ case.weight.T).log_softmax(-1)
+    logps, entropy = log_pi.gather(1, ids[:, None]).squeeze(1), -(log_pi.exp() * log_pi).sum(-1)
+    logps.sum().backward()
+    (truth,) = bench_loss.exact(hidden.detach(), case.weight, ids)
+    for actual, expected in zip(truth, (hidden.grad, logps, entropy), strict=True):
+        assert (actual - expected).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "shown"), [(bench_loss, "loss", "bfloat16:512:32768"), (bench_step, "step", "30m")]
+)
+def test_the_page_shows_the_tables_of_the_results(
+    script: ModuleType, name: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = ROOT / "results" / f"{name}_cpu.json"
+    result = json.loads(path.read_text())
+    assert shown in result["shapes" if name == "loss" else "models"]
+    monkeypatch.setattr(sys, "argv", [f"bench_{name}.py", "--markdown", str(path)])
+    script.main()
+    table = capsys.readouterr().out.strip()
+    command = f"python benchmarks/bench_{name}.py --markdown results/{path.name}"
+    assert table in (ROOT / "docs" / "performance.md").read_text(), f"paste the output of `{command}`"

@@ -1,0 +1,297 @@
+"""Whatever is typed, written in a file or sampled by a model: an answer or one sentence, never a traceback.
+
+    python -m pytest tests/test_fuzz.py                          # a few hundred examples of each kind
+    GTPO_FUZZ=full python -m pytest tests/test_fuzz.py           # 2,400 settings and 24,000 completions
+
+Examples are drawn anew each time; hypothesis prints the smallest one that fails.
+"""
+
+import contextlib
+import io
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trl import GRPOConfig, SFTConfig
+
+import answers
+import config
+from config import DataArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments, parse, run_script
+from rewards import accuracy_reward, format_reward
+
+FULL = os.environ.get("GTPO_FUZZ") == "full"
+BATCH = 24  # completions of one call of the rewards
+
+CLASSES: dict[str, tuple[type, ...]] = {
+    "gtpo": (DataArguments, RewardArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
+    "grpo": (DataArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig),
+    "sft": (DataArguments, ModelArguments, RunArguments, SFTConfig),
+}
+ACTIONS = {
+    method: {
+        flag: action
+        for flag, action in config._build_parser(method, classes, True)._option_string_actions.items()
+        if flag.startswith("--")
+    }
+    for method, classes in CLASSES.items()
+}
+
+
+def examples(few: int, full: int) -> settings:
+    checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    return settings(max_examples=full if FULL else few, deadline=None, database=None, suppress_health_check=checks)
+
+
+# ---- settings ----
+
+ODD = ["", " ", "-", "--", "=", "a=b", "\n", "a\nb", "\r", "\u2028", "é", "🙂", "\udcff", "x" * 3000, "%s", "%", "{0}"]
+ODD += ["nan", "inf", "-inf", "1e400", "-1e400", "1e-320", "9" * 25, "9" * 5000, "0x12", "1_0", "１２", "-0", "1.0"]
+ODD += ["true", "False", "oui", "on", "off", "none", "None", "null", "auto", "[]", "{}", '{"a": [1]}', "[1, 2]", "{"]
+ODD += ["../..", "/dev/null", "~", "$HOME", "-x", "-h", "--help", "--gamma=3", "tiny", "llama", "gsm8k", "lm_head"]
+WORDS = st.sampled_from(ODD) | st.text(max_size=8) | st.integers().map(str) | st.floats().map(str)
+INTEGERS = st.sampled_from(["0", "-1", "1", "2", "3", "12", "100", "-5", str(2**32), str(2**63), "1" + "0" * 30])
+FLOATS = st.sampled_from(["0", "-1", "1e-6", "0.5", "1", "1.5", "1e9", "1e308", "1e-320", "nan", "inf", "1e400"])
+YAML_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | WORDS
+    | st.dates()
+    | st.datetimes()
+    | st.binary(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS | st.integers() | st.dates(), inner, max_size=2),
+    max_leaves=4,
+)
+YAML_TEXTS = ["a: [", "- 1", "gamma: 1\ngamma: 2", "gamma: &a [*a]", "lr_scheduler_kwargs: &a {b: *a}", "<<: 1"]
+YAML_TEXTS += ["gamma: !!int ''", "gamma: !!bool x", "gamma: !!timestamp x", "gamma: !!float x", "gamma: 2001-99-99"]
+YAML_TEXTS += [
+    "gamma: !!python/object:os.system {}",
+    "gamma: " + "9" * 5000,
+    "? [1]\n: 2",
+    "\x00",
+    "\ufeff",
+    "gamma: 0b",
+]
+YAML_TEXTS += ["gamma: 'a\n", "gamma: |\n  a\n  b", "gamma: 1:30:00", "gamma: .nan", "--- 1\n--- 2", "gamma: \t1"]
+YAML_TEXTS += ["[" * 5000, "gamma: " + "{a: " * 5000]
+
+
+def fitting(action: Any) -> st.SearchStrategy[str]:
+    """Values of the kind that a flag takes, sensible and absurd; "" is the flag alone."""
+    if action.choices:
+        return st.sampled_from([str(choice) for choice in action.choices])
+    if action.nargs == 0:
+        return st.just("")
+    kinds = {"int": INTEGERS, "float": FLOATS, "string_to_bool": st.sampled_from(["true", "false", ""])}
+    return kinds.get(getattr(action.type, "__name__", ""), WORDS | INTEGERS)
+
+
+@st.composite
+def command_lines(draw: Any, method: str) -> list[str]:
+    argv: list[str] = []
+    for _ in range(draw(st.integers(0, 3))):
+        flag = draw(st.sampled_from(sorted(ACTIONS[method])))
+        if draw(st.integers(0, 4)):
+            value = draw(fitting(ACTIONS[method][flag]))
+            argv += [f"{flag}={value}"] if value else [flag]
+        else:
+            argv += [draw(st.just(flag) | st.text(max_size=6).map("--".__add__)), *draw(st.lists(WORDS, max_size=2))]
+    return argv
+
+
+@st.composite
+def files(draw: Any, method: str) -> bytes:
+    if not draw(st.integers(0, 6)):
+        return draw(
+            st.sampled_from(YAML_TEXTS).map(str.encode) | st.binary(max_size=20) | st.text(max_size=20).map(str.encode)
+        )
+    content: dict[Any, Any] = {}
+    for _ in range(draw(st.integers(0, 3))):
+        flag = draw(st.sampled_from(sorted(ACTIONS[method])))
+        if draw(st.integers(0, 3)):
+            content[flag[2:]] = draw(fitting(ACTIONS[method][flag]))
+        else:
+            content[draw(st.just(flag[2:]) | WORDS | st.integers())] = draw(YAML_VALUES)
+    return yaml.safe_dump(content, allow_unicode=True).encode(errors="surrogatepass")
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working directory, and the state of the process as it is before each parse."""
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(config, "gpu_is_available", lambda: False)
+    environment = dict(os.environ)
+    yield tmp_path / "empty"
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def assert_settings_or_one_sentence(method: str, argv: list[str], empty: Path) -> None:
+    """As the script ends: 0 with settings that a file can hold, or 2 with one sentence; nothing is written."""
+    resolved: dict[str, Any] = {}
+    said = io.StringIO()
+    sys.argv = [f"train_{method}.py"]
+    with (
+        contextlib.redirect_stderr(said),
+        contextlib.redirect_stdout(io.StringIO()),
+        pytest.raises(SystemExit) as ended,
+    ):
+        run_script(lambda: resolved.update(parse(method, CLASSES[method], argv)[-1]))
+    assert list(empty.iterdir()) == []
+    if ended.value.code == 0:
+        wants_help = any(word.startswith("-h") or word in ("--help", "--help_all") for word in argv)
+        assert wants_help or yaml.safe_load(yaml.safe_dump(resolved)) == resolved
+        return
+    assert ended.value.code == 2
+    (line,) = said.getvalue().splitlines()
+    assert line.startswith(f"train_{method}.py: ") and len(line) > len(f"train_{method}.py: ")
+
+
+@pytest.mark.parametrize("method", CLASSES)
+def test_a_command_line_is_settings_or_one_sentence(method: str, empty: Path) -> None:
+    @examples(40, 400)
+    @given(command_lines(method))
+    def holds(argv: list[str]) -> None:
+        assert_settings_or_one_sentence(method, argv, empty)
+
+    holds()
+
+
+@pytest.mark.parametrize("method", CLASSES)
+def test_a_file_of_settings_is_settings_or_one_sentence(method: str, empty: Path) -> None:
+    file = empty.parent / "settings.yaml"
+
+    @examples(40, 400)
+    @given(files(method))
+    def holds(text: bytes) -> None:
+        file.write_bytes(text)
+        assert_settings_or_one_sentence(method, ["--config", str(file)], empty)
+
+    holds()
+
+
+# ---- completions ----
+
+GOLDS = ["18", "-3", "0.5", r"\frac{1}{2}", "(3, 4)", r"[0, 1)", r"x^2 + 1", r"2\sqrt{3}", "204_5", r"\{1, 2\}", "033"]
+GOLDS += [
+    r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}",
+    r"\frac{\pi}{3}",
+    "x = 5",
+    r"10\%",
+    r"\text{Monday}",
+    "y < 3",
+    "2^{99}",
+]
+TAGS = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"]
+
+
+def attack(generator: random.Random) -> str:
+    """A text made to break a parser, exhaust it, or be run by it."""
+    n = generator.choice([1, 2, 3, 10, 39, 41, 200, 900, 5000])
+    return generator.choice(
+        [
+            "^".join(["9"] * n),
+            "9^{" * n + "9" + "}" * n,
+            "{" * n + "1" + "}" * n,
+            "(" * n + "1" + ")" * n,
+            r"\frac{" * n,
+            r"\frac{1}{" * n + "x" + "}" * n,
+            r"\sqrt{" * n + "2" + "}" * n,
+            r"\boxed{" * n + "18" + "}" * n,
+            r"\left(" * n + "1",
+            "9" * n,
+            "0." + "3" * n,
+            "1e" + "9" * n,
+            "9" * min(n, 8) + "!" * min(n, 4),
+            "((" + "9" * min(n, 5) + "!)!)!",
+            rf"\binom{{{10 ** min(n, 20)}}}{{{10 ** min(n, 19)}}}",
+            rf"\sum_{{i=1}}^{{{10 ** min(n, 30)}}} i",
+            rf"\int_0^1 x^{{{n}}} dx",
+            rf"(x+1)^{{{n}}}",
+            rf"x^{{{n}}} - 1 = 0",
+            "+".join(f"x_{{{i}}}" for i in range(min(n, 300))),
+            ", ".join(map(str, range(min(n, 300)))),
+            r"\cup".join(rf"[{i}, {i + 1})" for i in range(min(n, 60))),
+            "|" * n + "x" + "|" * n,
+            " " * n + "1" + "\t" * n,
+            "~" * n,
+            "$" * n + "18" + "$" * n,
+            r"\text{" * n + "a" + "}" * n,
+            "__import__('os').system('touch hacked')",
+            "().__class__.__bases__[0].__subclasses__()",
+            "lambda: open('hacked', 'w')",
+            "exec(\"open('hacked', 'w')\")",
+            r"\input{/etc/passwd}",
+            r"\def\x{\x\x}\x",
+            "%s%n{0}{}",
+            "0" * n + "x1F",
+            "１８",
+            "٣",
+            "\u202e81",
+            "1\u0301" * min(n, 300),
+            r"\begin{pmatrix}" + r" 1 \\" * min(n, 200) + r"\end{pmatrix}",
+            r"\infty - \infty",
+            r"\frac{0}{0}",
+            r"0^{0}",
+            r"\log(-1)",
+            r"(-8)^{1/3}",
+        ]
+    )
+
+
+def fragment(generator: random.Random) -> str:
+    return generator.choice(
+        [
+            lambda: generator.choice(TAGS),
+            lambda: generator.choice(GOLDS),
+            lambda: generator.choice(GOLDS).replace("1", generator.choice("0123456789")),
+            lambda: attack(generator),
+            lambda: generator.randbytes(generator.randrange(30)).decode("latin-1"),
+            lambda: generator.randbytes(generator.randrange(30)).decode("utf-8", "replace"),
+            lambda: generator.randbytes(generator.randrange(30)).decode("utf-8", "surrogateescape"),
+            lambda: "".join(chr(generator.randrange(0x110000)) for _ in range(generator.randrange(12))),
+            lambda: "".join(
+                generator.choice(r"0123456789x+-*/^_{}()[]\,.=<>|!%$& ") for _ in range(generator.randrange(40))
+            ),
+            lambda: generator.choice(["\n", " ", "", "The answer is ", "**", "$"]),
+        ]
+    )()
+
+
+def hostile(generator: random.Random) -> Any:
+    """A completion: well formed around an absurd answer, or fragments in any order; text or a conversation."""
+    if generator.random() < 0.5:
+        inside = "".join(fragment(generator) for _ in range(generator.choice([1, 1, 1, 2, 3])))
+        text = f"<reasoning>\n{fragment(generator)}\n</reasoning>\n<answer>\n{inside}\n</answer>"
+    else:
+        text = "".join(fragment(generator) for _ in range(generator.randrange(12)))
+    return generator.choice([text, text, [{"role": "assistant", "content": text}]])
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_any_completion_is_rewarded(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    generator = random.Random() if FULL else random.Random(part)
+    for _ in range(100 if FULL else 3):
+        seed = generator.randrange(2**32)
+        drawn = random.Random(seed)
+        completions = [hostile(drawn) for _ in range(BATCH)]
+        golds = [drawn.choice(GOLDS) for _ in range(BATCH)]
+        told: dict[str, float] = {}
+        before = answers.worker_calls()
+        formats = format_reward(completions)
+        right = accuracy_reward(completions, answer=golds, log_metric=told.__setitem__)
+        assert len(formats) == len(right) == BATCH, seed
+        assert set(formats) <= {0.0, 1.0, 10.0} and set(right) <= {0.0, 10.0}, seed
+        assert 0 <= told["grader_timeouts"] <= answers.worker_calls() - before, seed
+    assert list(tmp_path.iterdir()) == []
