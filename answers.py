@@ -805,27 +805,32 @@ class _Worker:
         self._greeted = False
 
     def ask(self, a: str, b: str, tolerance: Fraction | None, limit: float) -> tuple[bool, float]:
-        """(verdict, seconds spent); raises _GivenUp after `limit` seconds or if the process dies."""
+        """(verdict, seconds spent); raises _GivenUp after `limit` seconds, or if the process dies of the question."""
         question = json.dumps([a, b, None if tolerance is None else str(tolerance)]).encode() + b"\n"
         with self._lock:
-            connection = self._connect()
             self.calls += 1
-            start = time.monotonic()
-            reply = b""
-            try:
-                connection.settimeout(max(limit, 0.01))
-                connection.sendall(question)
-                reply = connection.recv(1)
-            except OSError:
-                pass  # late, or dead
-            finally:
-                if not reply:  # also where Ctrl-C comes between question and reply: they must not go out of step
-                    self.stop()
+            spent = 0.0
+            for _ in range(2):  # a process that someone else has killed gets a successor, and the question again
+                connection = self._connect()
+                start = time.monotonic()
+                reply = b""
+                try:
+                    connection.settimeout(max(limit - spent, 0.01))
+                    connection.sendall(question)
+                    reply = connection.recv(1)
+                except OSError:
+                    pass  # late, or dead
+                finally:
+                    spent += time.monotonic() - start
+                    if not reply:  # also where Ctrl-C comes between question and reply: they must not go out of step
+                        self.stop()
+                if reply or spent >= limit:
+                    break
             if not reply:
                 self.given_up += 1
                 self._start()  # the successor imports sympy while the caller goes on
                 raise _GivenUp
-            return reply == b"1", time.monotonic() - start
+            return reply == b"1", spent
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()

@@ -979,6 +979,26 @@ def test_wrong_golds_are_wrong_and_nine_in_ten_never_reach_sympy(golds: dict[str
     assert answers.worker_calls() - before <= len(pairs) // 10
 
 
+def test_a_worker_killed_by_someone_else_costs_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = answers._Worker()
+    assert worker.ask("x+1", "1+x", None, 5.0)[0]  # it runs
+    connect = worker._connect
+    kills = []
+
+    def connect_then_kill() -> socket.socket:
+        connection = connect()
+        if not kills and worker._process is not None:  # between the connection and the reply, once
+            worker._process.kill()
+            worker._process.wait()
+            kills.append(worker._process.pid)
+        return connection
+
+    monkeypatch.setattr(worker, "_connect", connect_then_kill)
+    assert worker.ask("x+2", "2+x", None, 5.0)[0]
+    assert (len(kills), worker.given_up, worker.calls) == (1, 0, 2)
+    worker.stop()
+
+
 ISOLATED = """
 import os, socket, sys
 sys.path[:0] = [ROOT, *PATHS]
