@@ -224,10 +224,6 @@ def start_wandb(folder: Path, resolved: dict[str, Any], method: str) -> Any:
     import wandb
 
     mode = os.environ.get("WANDB_MODE")
-    how_to_sync = f"`wandb sync {folder / 'wandb'}/offline-run-*` uploads it"
-    if mode is None and not wandb.login(prompt=False):
-        mode = "offline"
-        logger.warning("wandb: not logged in, so this run is kept offline; %s.", how_to_sync)
     identity = folder / "wandb_id"
     if not identity.is_file():
         write_atomically(identity, uuid.uuid4().hex[:8])
@@ -247,10 +243,17 @@ def start_wandb(folder: Path, resolved: dict[str, Any], method: str) -> Any:
             x_disable_meta=True,  # it would hold the command line, and a token on it; environment.json has the rest
         ),
     }
+    run, reason = None, "not logged in"
     try:
-        run = wandb.init(mode=mode, **options)
-    except wandb.errors.CommError as error:
-        logger.warning("wandb: %s, so this run is kept offline; %s.", str(error).rstrip("."), how_to_sync)
+        if mode is not None or wandb.login(prompt=False):
+            run = wandb.init(mode=mode, **options)
+    except wandb.Error as error:
+        reason = str(error).rstrip(".")
+        options["id"] = uuid.uuid4().hex[:8]  # the run that did not start still holds the other
+        write_atomically(identity, str(options["id"]))
+    if run is None:
+        how_to_sync = f"`wandb sync {folder / 'wandb'}/offline-run-*` uploads it"
+        logger.warning("wandb: %s, so this run is kept offline; %s.", reason, how_to_sync)
         run = wandb.init(mode="offline", **options)
     # TRL logs its completions and timings in between, which moves wandb's own step on: ours is the training step.
     run.define_metric("step")

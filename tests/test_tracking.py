@@ -339,6 +339,7 @@ def test_offline_wandb_has_the_values_of_metrics_jsonl(
     """Without a login and without WANDB_MODE: offline with one line that says how to sync, and no question."""
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setattr("wandb.login", lambda prompt: False)  # another test may have logged in, for the whole process
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.chdir(tmp_path)
@@ -347,6 +348,7 @@ def test_offline_wandb_has_the_values_of_metrics_jsonl(
     with caplog.at_level(logging.WARNING):
         run = start_wandb(folder, SETTINGS, "GTPO")
     assert f"wandb sync {folder / 'wandb'}" in caplog.text
+    assert run.id == (folder / "wandb_id").read_text()
     assert run.settings._offline and run.name == "a-run-s1" and run.config["gamma"] == 0.25
     writer = MetricsWriter(folder, run)
     for step in (1, 2, 5):
@@ -402,10 +404,11 @@ def test_without_an_answer_from_wandb_the_run_is_kept_offline(
 ) -> None:
     import wandb
 
-    modes = []
+    modes, identities = [], []
 
     def init(mode: str | None, **options: Any) -> Any:
         modes.append(mode)
+        identities.append(options["id"])
         if mode != "offline":
             raise wandb.errors.CommError("run initialization has timed out")
         return SimpleNamespace(define_metric=lambda *args, **kwargs: None)
@@ -415,4 +418,5 @@ def test_without_an_answer_from_wandb_the_run_is_kept_offline(
     with caplog.at_level(logging.WARNING):
         start_wandb(tmp_path, SETTINGS, "GTPO")
     assert modes == ["online", "offline"]
+    assert identities[0] != identities[1] == (tmp_path / "wandb_id").read_text()  # wandb still holds the first
     assert "timed out, so this run is kept offline; `wandb sync" in caplog.text
