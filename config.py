@@ -200,13 +200,41 @@ _DESCRIPTIONS = {
     "grpo": "Train a policy with GRPO, the baseline: group-relative advantages, optional KL term.",
     "sft": "Fine-tune on the reference solutions in the paper's tags, the supervised baseline.",
 }
-# Of some 200 settings of TRL and Transformers those that a run of ours usually touches; --help_all shows every one.
+# Of some 200 settings of TRL and Transformers those that a run of ours usually touches, by group, with our words where
+# theirs are long; --help_all shows every one.
 _SHOWN_TRAINING_FIELDS = {
-    *("help", "help_all", "config", "output_dir", "run_name", "report_to", "seed", "save_steps", "use_vllm", "bf16"),
-    *("num_generations", "beta", "num_iterations", "temperature", "max_completion_length", "max_length"),
-    *("max_steps", "num_train_epochs", "learning_rate", "lr_scheduler_type", "warmup_steps", "optim"),
-    *("adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"),
+    "sampling and objective (TRL)": {
+        "num_generations": "G, completions per prompt [Section 6: 8 or 12].",
+        "beta": "Weight of the KL term, GRPO only [Section 6: 0, 1e-6 or 0.04].",
+        "temperature": "Of sampling; log-probabilities and entropies are taken at it too [Listing 1: 1.0].",
+        "max_completion_length": "Tokens; a longer completion is cut.",
+        "num_iterations": "Optimizer steps per batch of completions [Section 5: 1].",
+        "use_vllm": "Sample with vLLM, on a GPU.",
+        "max_length": "Prompt and solution, tokens; a longer one is cut.",
+    },
+    "optimisation (Transformers)": {
+        "max_steps": "Optimizer steps; -1: as many as num_train_epochs make.",
+        "num_train_epochs": "Passes over the data, where max_steps is -1.",
+        "learning_rate": "Peak of the schedule [Listing 1: 1e-6].",
+        "lr_scheduler_type": "cosine, linear, constant, constant_with_warmup, ... [Listing 1: cosine].",
+        "warmup_steps": "Steps; below 1 the share of all steps [Listing 1: 0.005].",
+        "optim": "adamw_torch, paged_adamw_8bit (needs bitsandbytes), ... [Listing 1].",
+        "adam_beta1": "[Listing 1, Fig. 6]",
+        "adam_beta2": "[Listing 1, Fig. 6]",
+        "weight_decay": "[Listing 1: 0.1]",
+        "max_grad_norm": "Gradients are clipped to this norm; 0: not at all [Listing 1: 0.1].",
+        "per_device_train_batch_size": "Completions in memory at once; from prompts_per_step if not given.",
+        "gradient_accumulation_steps": "Micro-batches per step; from prompts_per_step if not given.",
+        "gradient_checkpointing": "Less memory, slower.",
+        "bf16": "bfloat16 mixed precision, on a GPU that has it.",
+    },
+    "files and logs (Transformers)": {
+        "output_dir": "The run directory; by default outputs/METHOD-MODEL-DATASET-RUN_NAME.",
+        "run_name": "The last part of the directory's name, and the name in wandb; by default the time.",
+        "report_to": "wandb, another integration of Transformers, or none.",
+        "save_steps": "Steps between checkpoints.",
+        "seed": "Of sampling, shuffling and the adapter [Listing 1: 3407].",
+    },
 }
 
 
@@ -525,26 +553,47 @@ def _build_parser(method: str, argument_classes: Sequence[type], show_all: bool)
         allow_abbrev=False,
         conflict_handler="resolve",  # max_seq_length is ours, and a field of the SFTConfig that Unsloth writes
     )
-    parser._optionals.title = "training (TRL and Transformers)"
+    parser._optionals.title = (
+        "every other setting of TRL and Transformers" if show_all else "help and files of settings"
+    )
     parser.add_argument("--config", metavar="FILE", help="YAML file of settings; the command line wins over it.")
     parser.add_argument("--help_all", action="store_true", help="Show every setting of TRL and Transformers too.")
     flags = parser._option_string_actions
     if "--num_generations" in flags:
         flags["--G"] = flags["--num_generations"]
         flags["--G"].option_strings = ["--G", "--num_generations"]
-        flags["--G"].help = "G, completions per prompt [Section 6: 8 or 12]."
     flags["--resume"].nargs, flags["--resume"].const = "?", "auto"
     parser.set_defaults(output_dir=None, per_device_train_batch_size=None, gradient_accumulation_steps=None)
     if "--use_vllm" in flags:
         parser.set_defaults(vllm_gpu_memory_utilization=None, vllm_max_model_length=None)
-    for action in parser._actions:  # only how they are shown changes: every spelling and choice stays valid
-        action.option_strings = [flag for flag in action.option_strings if "-" not in flag[2:]]
-        if action.choices and len(list(action.choices)) > 6:
-            action.metavar = "NAME"
-    for action in parser._optionals._group_actions:
-        if not show_all and (action.dest not in _SHOWN_TRAINING_FIELDS or action.option_strings[0].startswith("--no_")):
-            action.help = argparse.SUPPRESS
+    _arrange_help(parser, show_all)
     return parser
+
+
+def _arrange_help(parser: Any, show_all: bool) -> None:
+    """Our groups first, then the usual settings of the trainers. Only the page changes: every spelling stays valid."""
+    rest, wanted = parser._optionals, {"help", "help_all", "config"}
+    for title, fields in _SHOWN_TRAINING_FIELDS.items():
+        group = parser.add_argument_group(title)
+        for dest, words in fields.items():
+            for action in [one for one in rest._group_actions if one.dest == dest]:
+                rest._group_actions.remove(action)
+                action.help = words
+                group._group_actions.append(action)
+    parser._action_groups.remove(rest)
+    parser._action_groups.append(rest)
+    kinds = {"int": "N", "float": "X", "string_to_bool": "true|false"}
+    for action in parser._actions:
+        action.option_strings = [flag for flag in action.option_strings if "-" not in flag[2:]]
+        negated = action.option_strings[0].startswith("--no_")
+        if negated or (action in rest._group_actions and not show_all and action.dest not in wanted):
+            action.help = argparse.SUPPRESS
+        elif action.default is None or action.dest == "help_all":
+            action.help = f"{action.help}%(default).0s"  # argparse then adds no "(default: None)"
+        if len(list(action.choices or "")) > 6:
+            action.metavar = "NAME"
+        elif not action.choices and action.nargs != 0 and action.metavar is None:
+            action.metavar = kinds.get(getattr(action.type, "__name__", ""), "VALUE")
 
 
 def _as_flags(path: str | Path, parser: Any) -> list[str]:

@@ -429,8 +429,11 @@ def test_help_shows_our_settings_in_groups(flag: str, capsys: pytest.CaptureFixt
         settings(flag)
     shown = capsys.readouterr().out
     assert ended.value.code == 0
-    for title in ("data:", "model:", "GTPO:", "run:", "training"):
-        assert re.search(rf"^{title}", shown, flags=re.MULTILINE), title
+    titles = ["data", "model", "run", "GTPO", "sampling and objective", "optimisation", "files and logs"]
+    groups = re.findall(r"^([A-Za-z][\w ]*?)(?: \(.*\))?:$\n((?: .*\n)+)", shown, flags=re.MULTILINE)
+    assert [title for title, _ in groups] == [*titles, "help and files of settings"]
+    assert all(len(lines.splitlines()) <= 40 for _, lines in groups)  # a screen each
+    assert "None" not in shown and "--no_" not in shown
     for cls in CLASSES["gtpo"][:-1]:
         for field in dataclasses.fields(cls):
             assert f"--{field.name}" in shown
