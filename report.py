@@ -2,8 +2,11 @@
 
 python report.py outputs/RUN            # writes outputs/RUN/report.html: its curves and a few of its groups
 
+In a notebook:
+
 view = group_of(trainer, row=0)         # G completions of one prompt, sampled and scored now; nothing is trained
-HTML(group_html(view))                  # in a notebook
+HTML(group_html(view))
+trainer.add_callback(LiveCurves("GTPO"))  # the curves below the cell, as they grow
 """
 
 import argparse
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
 
 from config import UsageError, read_yaml, run_script
 from figures import PANELS, plot_training, read_metrics
@@ -155,6 +159,27 @@ def _texts(tokenizer: Any, ids: list[int]) -> list[str]:
     alone = [tokenizer.decode([token]) for token in ids]
     pairs = [tokenizer.decode(ids[t - 1 : t + 1]) for t in range(1, len(ids))]
     return alone[:1] + [pair[len(first) :] for first, pair in zip(alone[:-1], pairs, strict=True)]
+
+
+class LiveCurves(TrainerCallback):
+    """Draws the curves of a run below the notebook cell that trains it, in place of those before, every few steps.
+
+    To be added after ``tracking.track``, whose metrics.jsonl it reads.
+    """
+
+    def __init__(self, label: str, every: int = 10) -> None:
+        self.label, self.every, self.shown = label, every, None
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        from IPython.display import display
+
+        if state.global_step % self.every and state.global_step != state.max_steps:
+            return
+        curves = plot_training({self.label: read_metrics(args.output_dir)})
+        if self.shown is None:
+            self.shown = display(curves, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self.shown.update(curves)
 
 
 def write_report(run_directory: str | Path, groups: int = 3) -> Path:

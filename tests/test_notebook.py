@@ -1,4 +1,4 @@
-"""The notebook: stored without outputs, without logic of its own, and it runs from top to bottom."""
+"""The notebooks: stored without outputs, without logic of their own, and each runs from top to bottom."""
 
 import ast
 import json
@@ -12,7 +12,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent
-NOTEBOOK = ROOT / "notebooks" / "gtpo_colab.ipynb"
+WALKTHROUGH, RESULTS = (ROOT / "notebooks" / f"{name}.ipynb" for name in ("gtpo_colab", "results"))
 STEPS = 2
 
 
@@ -20,21 +20,16 @@ def code_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-@pytest.fixture(scope="module")
-def stored() -> Any:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbformat.validate(notebook)
-    return notebook
-
-
-@pytest.fixture(scope="module")
-def statements(stored: Any) -> list[ast.stmt]:
+def statements(path: Path) -> list[ast.stmt]:
     """What the code cells say, %magics as the calls that IPython makes of them."""
-    source = [TransformerManager().transform_cell(cell.source) for cell in code_cells(stored)]
-    return ast.parse("\n".join(source)).body
+    cells = code_cells(nbformat.read(path, as_version=4))
+    return ast.parse("\n".join(TransformerManager().transform_cell(cell.source) for cell in cells)).body
 
 
-def test_it_is_stored_without_outputs(stored: Any) -> None:
+@pytest.mark.parametrize("path", [WALKTHROUGH, RESULTS], ids=lambda path: path.stem)
+def test_it_is_stored_without_outputs(path: Path) -> None:
+    stored = nbformat.read(path, as_version=4)
+    nbformat.validate(stored)
     assert len(code_cells(stored)) >= 5
     for cell in code_cells(stored):
         assert cell.outputs == [] and cell.execution_count is None, cell.id
@@ -42,17 +37,18 @@ def test_it_is_stored_without_outputs(stored: Any) -> None:
     assert "widgets" not in stored.metadata
 
 
-def test_it_defines_no_functions_or_classes(statements: list[ast.stmt]) -> None:
+@pytest.mark.parametrize("path", [WALKTHROUGH, RESULTS], ids=lambda path: path.stem)
+def test_it_defines_no_functions_or_classes(path: Path) -> None:
     defining = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-    assert not [node.lineno for node in ast.walk(ast.Module(statements, [])) if isinstance(node, defining)]
+    assert not [node.lineno for node in ast.walk(ast.Module(statements(path), [])) if isinstance(node, defining)]
 
 
-def test_it_trains_as_the_script_does(statements: list[ast.stmt]) -> None:
+def test_it_trains_as_the_script_does() -> None:
     """Every line of train_gtpo.py stands in the notebook, but for those that read the command line or resume."""
     script = ast.parse((ROOT / "train_gtpo.py").read_text())
     main = next(node for node in script.body if isinstance(node, ast.FunctionDef) and node.name == "main")
-    in_notebook = {ast.unparse(statement) for statement in statements}
-    for statement in statements:  # an import of several names counts for each of them
+    in_notebook = {ast.unparse(statement) for statement in statements(WALKTHROUGH)}
+    for statement in statements(WALKTHROUGH):  # an import of several names counts for each of them
         if isinstance(statement, ast.ImportFrom):
             in_notebook |= {f"from {statement.module} import {alias.name}" for alias in statement.names}
     missing = [line for line in map(ast.unparse, main.body) if line not in in_notebook]
@@ -61,33 +57,54 @@ def test_it_trains_as_the_script_does(statements: list[ast.stmt]) -> None:
     assert all(part in line for line, part in zip(missing, differing, strict=True)), missing
 
 
+def execute(path: Path, folder: Path, **environment: str) -> dict[str, Any]:
+    """Run a notebook from a folder, as a user without a GPU; its code cells by name."""
+    notebook = nbformat.read(path, as_version=4)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # a GPU would take its own preset, with 4-bit weights and vLLM
+        patch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")  # a test run may have set another
+        where = {"metadata": {"path": str(folder)}}
+        NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where).execute()
+    return {cell.id: cell for cell in code_cells(notebook)}
+
+
+def pictures(cell: Any) -> list[int]:
+    """The size of each picture that a cell shows, in characters of base64."""
+    return [len(output.data["image/png"]) for output in cell.outputs if "image/png" in output.get("data", {})]
+
+
 @pytest.fixture(scope="module")
 def executed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A copy of the repository in which the notebook ran, started inside notebooks/; and its cells by name."""
+    """A copy of the repository in which the walkthrough ran, started inside notebooks/; and its cells by name."""
     folder = tmp_path_factory.mktemp("repository")
     for file in ROOT.glob("*.py"):
         shutil.copy(file, folder)
     shutil.copytree(ROOT / "configs", folder / "configs")
     (folder / "notebooks").mkdir()
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    where = {"metadata": {"path": str(folder / "notebooks")}}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GTPO_NOTEBOOK_MODEL", str(tiny))
-        patch.setenv("GTPO_NOTEBOOK_STEPS", str(STEPS))
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # a GPU would take its own preset, with 4-bit weights and vLLM
-        patch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")  # a test run may have set another
-        NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where).execute()
-    return folder, {cell.id: cell for cell in code_cells(notebook)}
+    settings = {"GTPO_NOTEBOOK_MODEL": str(tiny), "GTPO_NOTEBOOK_STEPS": str(STEPS), "GTPO_NOTEBOOK_PROBLEMS": "2"}
+    return folder, execute(WALKTHROUGH, folder / "notebooks", **settings)
 
 
-def test_it_runs_and_leaves_a_run(executed: tuple[Path, dict[str, Any]]) -> None:
+def test_it_runs_and_leaves_both_runs(executed: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = executed
-    (run,) = (folder / "outputs").iterdir()
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    assert (run / "adapter" / "adapter_model.safetensors").is_file()
-    assert "<table" in (run / "report.html").read_text()
+    for method in ("gtpo", "grpo"):
+        run = folder / "outputs" / f"notebook-{method}"
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+        assert (run / "adapter" / "adapter_model.safetensors").is_file()
+        assert "<table" in (run / "report.html").read_text()
     assert not [path.name for path in (folder / "notebooks").iterdir()]  # all of it lies in the repository's root
+
+
+def test_it_evaluates_before_and_after(executed: tuple[Path, dict[str, Any]]) -> None:
+    folder, cells = executed
+    results = json.loads((folder / "outputs" / "notebook-evaluation" / "results.json").read_text())["results"]
+    scored = {entry["adapter"] and Path(entry["adapter"]).parent.name for entry in results}
+    assert scored == {None, "notebook-gtpo", "notebook-grpo"}
+    shown = "".join(output.text for output in cells["evaluate"].outputs)
+    assert "2 problems, k = 8" in shown, shown
 
 
 def test_nothing_is_installed_where_all_is_there(executed: tuple[Path, dict[str, Any]]) -> None:
@@ -101,6 +118,16 @@ def test_it_shows_groups_and_curves(executed: tuple[Path, dict[str, Any]]) -> No
     for name in ("group", "after"):
         (output,) = cells[name].outputs
         assert output.data["text/html"].count("<tr>") == 1 + 12
-    for name in ("entropy", "curves"):
+    for name in ("entropy", "train", "curves"):  # "train" shows its own, replaced as it goes on
+        (size,) = pictures(cells[name])
+        assert size > 5000, name
+
+
+def test_the_results_notebook_draws_every_figure() -> None:
+    cells = execute(RESULTS, RESULTS.parent, GTPO_NOTEBOOK_SEARCH="results/tiny")
+    for name in ("fig1", "fig2", "fig3", "fig4a", "fig4b", "fig4c", "fig4d", "fig5a", "fig5b", "fig6"):
+        (size,) = pictures(cells[name])
+        assert size > 10000, name
+    for name in ("table1", "caption"):
         (output,) = cells[name].outputs
-        assert len(output.data["image/png"]) > 5000, name
+        assert output.data["text/markdown"].count("|") > 30
