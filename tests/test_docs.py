@@ -1,11 +1,12 @@
 """What the documents point at is there: functions, tests, files, headings."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import ROOT, Ended
 
-ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md") if ".template" not in path.name)]
 
 
@@ -40,3 +41,26 @@ def test_the_paper_map_names_functions_and_tests_that_exist() -> None:
 def test_every_module_is_in_the_file_list_of_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
     assert [path.name for path in ROOT.glob("*.py") if f"`{path.name}`" not in readme] == []
+
+
+@pytest.fixture(scope="module")
+def help_of(run_script: Callable[..., Ended], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The whole help of a script, asked for once."""
+    texts: dict[str, str] = {}
+
+    def ask(script: str) -> str:
+        if script not in texts:
+            flag = "--help_all" if script.startswith("train_") else "--help"
+            texts[script] = run_script(tmp_path_factory.mktemp("help"), script, flag).stdout
+        return texts[script]
+
+    return ask
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_flag_of_a_command_exists(page: Path, help_of: Callable[..., str]) -> None:
+    text = page.read_text().replace("\\\n", " ")
+    for script, words in re.findall(r"(?<![\w/])(\w+\.py) ((?:[^`#\n]*))", text):
+        if (ROOT / script).is_file():
+            for name in re.findall(r"--(\w+)", words):
+                assert f"--{name}" in help_of(script) + " --debug", f"{script} --{name}"

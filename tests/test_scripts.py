@@ -1,26 +1,25 @@
 """The train scripts as a user runs them: what a run leaves behind, resuming, and bad usage in one sentence.
 
-One run starts Python as a shell would. The others are forked from a process that has imported trl once, which spares
-each of them some eight seconds; the script itself and our modules are imported anew every time.
+One run starts Python as a shell would; the others are forked (conftest.run_script).
 """
 
 import difflib
+import functools
 import json
 import math
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas
 import pytest
 import torch
 import yaml
+from conftest import SCRIPT_SECONDS, Ended, user_environment
 from peft import PeftModel
 from safetensors.torch import load_file
 from tokenizers import AddedToken
@@ -30,57 +29,12 @@ from models import build_tiny
 from rewards import format_reward
 
 ROOT = Path(__file__).parent.parent
-DROPPED = ("PYTHONPATH", "WORLD_SIZE", "RANK", "WANDB_MODE")  # of this process, not of a user
-SECONDS = 180  # no run here takes a tenth of it
 SMALL = ("--G", "4", "--prompts_per_step", "1", "--max_completion_length", "12", "--lora_rank", "4")
-
-SERVER = f"""
-import atexit, gc, json, os, runpy, signal, sys
-import datasets, pandas, peft, torch, transformers, trl.trainer.grpo_trainer, trl.trainer.sft_trainer
-import transformers.integrations, transformers.models.llama.modeling_llama
-torch.set_num_threads(1)
-gc.freeze()
-for line in sys.stdin:
-    request = json.loads(line)
-    if (child := os.fork()) == 0:
-        signal.alarm({SECONDS})
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(os.open(request["stdout"], os.O_CREAT | os.O_WRONLY), 1)
-        os.dup2(os.open(request["stderr"], os.O_CREAT | os.O_WRONLY), 2)
-        os.chdir(request["cwd"])
-        sys.argv, sys.path[0] = request["argv"], os.path.dirname(request["argv"][0])
-        code = 0
-        try:
-            runpy.run_path(sys.argv[0], run_name="__main__")
-        except SystemExit as exit:
-            code = exit.code or 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            code = 1
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # the interpreter's own end would take longer than many of the runs
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
 
 ANSWER = "<reasoning>\\n3 + 4 = 7\\n</reasoning>\\n<answer>\\n7\\n</answer>"
 
 
-class Ended(NamedTuple):
-    code: int
-    stdout: str
-    stderr: str
-
-
 Run = Callable[..., Ended]
-
-
-def environment() -> dict[str, str]:
-    """That of a user: no GPU, no network, one thread."""
-    given = {key: value for key, value in os.environ.items() if key not in DROPPED}
-    return given | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -90,27 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """``run("train_gtpo.py", *argv)`` -> (exit code, stdout, stderr)."""
-    logs = tmp_path_factory.mktemp("logs")
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
-    )
-    assert server.stdin and server.stdout
-
-    def ask(script: str, *argv: str) -> Ended:
-        number = len(list(logs.iterdir()))
-        paths = {name: str(logs / f"{number:03}.{name}") for name in ("stdout", "stderr")}
-        request = {"argv": [str(ROOT / script), *argv], "cwd": str(folder), **paths}
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        code = int(server.stdout.readline())
-        assert code != -signal.SIGALRM, f"{script} {argv} hung"
-        return Ended(code, *(Path(paths[name]).read_text() for name in ("stdout", "stderr")))
-
-    yield ask
-    server.stdin.close()
-    server.wait(timeout=10)
+def run(folder: Path, run_script: Callable[..., Ended]) -> Run:
+    """``run("train_gtpo.py", *argv)`` in that directory."""
+    return functools.partial(run_script, folder)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -162,10 +98,10 @@ def gsm8k_run(tiny: Path, folder: Path, data_dir: Path) -> Path:
     completed = subprocess.run(
         [sys.executable, str(ROOT / "train_gtpo.py"), *argv, "--run_name", "a", "--learning_rate", "0.01"],
         cwd=folder,
-        env=environment(),
+        env=user_environment(),
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=SCRIPT_SECONDS,
     )
     assert completed.returncode == 0, completed.stderr[-3000:]
     assert "Traceback" not in completed.stderr

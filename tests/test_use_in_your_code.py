@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "use_in_your_code.md").read_text()
 HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -61,11 +59,3 @@ def test_the_loss_alone(tmp_path: Path) -> None:
     checks += "assert (hidden.grad[2:, :2] == 0).all() and hidden.grad[:, 2:].any()\n"
     (tmp_path / "mine.py").write_text(script + checks)
     assert "filtered_fraction" in run(tmp_path, "mine.py")
-
-
-@pytest.mark.parametrize("flag", re.findall(r"python (\w+\.py) (.*)", PAGE))
-def test_flags_of_every_command_exist(flag: tuple[str, str]) -> None:
-    script, words = flag
-    text = run(ROOT, script, *(["--help_all"] if script.startswith("train_") else ["--help"]))
-    for name in re.findall(r"--(\w+)", words):
-        assert f"--{name}" in text, name

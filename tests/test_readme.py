@@ -1,0 +1,99 @@
+"""Every command of the README, run in order in one folder: small on the tiny model, as a plan where it wants a GPU."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Ended
+
+import models
+
+README = (ROOT / "README.md").read_text()
+BASH = [
+    line.partition(" #")[0].strip()
+    for block in re.findall(r"^```bash\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.strip() and not line.startswith("#")
+]
+TRAIN_SMALL = ["--max_steps", "2", "--lora_rank", "4"]
+RL_SMALL = ["--num_generations", "4", "--prompts_per_step", "1", "--max_completion_length", "12"]
+NEEDS_GPU = ("llama", "qwen", "configs/paper/")
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with an untrained model in the place of the tiny base, and the README's rows and reward."""
+    folder = tmp_path_factory.mktemp("readme")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(models, "make_tiny", lambda target: shutil.copytree(tiny, target))
+        base = models.ensure_tiny()
+        (base / "tiny.json").write_text(json.dumps(models.TINY))
+    (reward,) = re.findall(r"^```python\n# my_reward.py\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    (folder / "my_reward.py").write_text(reward)
+    (rows,) = re.findall(r"^```json\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    (folder / "my_rows.jsonl").write_text(rows)
+    (folder / "configs").symlink_to(ROOT / "configs")
+    (folder / "results").symlink_to(ROOT / "results")
+    return folder
+
+
+def small(words: list[str], data_dir: Path) -> list[str]:
+    """The flags that make a command short, or where it wants a GPU a plan."""
+    if any(name in " ".join(words) for name in NEEDS_GPU):
+        return ["--dry_run", "--data_dir", str(data_dir)]
+    if words[0].startswith("train_"):
+        return TRAIN_SMALL if words[0] == "train_sft.py" else TRAIN_SMALL + RL_SMALL
+    evaluation = ["--limit", "1", "--max_new_tokens", "4", "--data_dir", str(data_dir)]
+    return {"evaluate.py": evaluation, "reproduce.py": ["--list"]}.get(words[0], [])
+
+
+@pytest.mark.parametrize("line", [line for line in BASH if line.startswith("python ")])
+def test_every_script_runs_as_the_readme_calls_it(
+    line: str, folder: Path, data_dir: Path, run_script: Callable[..., Ended]
+) -> None:
+    words = [path for word in shlex.split(line)[1:] for path in matching(folder, word)]
+    flags = small(words, data_dir)
+    ended = run_script(folder, *words, *flags)
+    if words == ["figures.py"]:  # none of the matrix's runs is here
+        assert ended.code == 2 and "python reproduce.py fig3" in ended.stderr
+        return
+    assert ended.code == 0, ended.stderr[-2000:]
+    if "--dry_run" in [*words, *flags]:
+        assert "training rows" in ended.stdout and "GiB" in ended.stdout
+    elif words[0].startswith("train_"):
+        method = words[0][len("train_") : -len(".py")]
+        assert list((folder / "outputs").glob(f"{method}-*/adapter/adapter_model.safetensors"))
+    elif words[0] == "evaluate.py":
+        assert "Pass@k (%), unbiased" in ended.stdout and "Maj@k (%)" in ended.stdout
+    elif "--output" in words:
+        assert (folder / words[words.index("--output") + 1]).stat().st_size > 10_000
+
+
+def matching(folder: Path, word: str) -> list[str]:
+    """What a shell makes of a word: the paths that a pattern matches, or the word itself."""
+    return sorted(str(path.relative_to(folder)) for path in folder.glob(word)) if "*" in word else [word]
+
+
+@pytest.mark.parametrize("line", [line for line in BASH if not line.startswith("python ")])
+def test_every_other_command_of_the_readme_has_what_it_names(line: str) -> None:
+    program, *words = shlex.split(line)
+    if program == "make":
+        subprocess.run(["make", "--dry-run", *words], cwd=ROOT, check=True, capture_output=True)
+    elif line.startswith("pip install -r") or program == "source":
+        assert words[-1] == ".venv/bin/activate" or (ROOT / words[-1]).is_file()
+    elif program == "vllm":
+        served = dict(zip(words[2::2], words[3::2], strict=False))
+        assert words[0] == "serve" and "--lora-modules" in words, served
+    else:
+        pytest.fail(f"no test runs `{program}`")
+
+
+def test_make_targets_in_the_text_exist() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"`make ([a-z-]+)", README)) <= set(targets)
