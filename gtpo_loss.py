@@ -11,6 +11,8 @@ Shapes: B = P * G rows (P prompts, G completions each, the rows of a group adjac
 """
 
 import math
+import os
+import shutil
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
@@ -25,7 +27,8 @@ CONFLICT_SPANS = ("anchored", "first_run", "common")
 # The head's logits are made in tiles of rows x columns: the largest that is ever held.
 _TILES = {"cpu": (1024, 4096), "cuda": (4096, 16384)}
 _CACHE_ELEMENTS = 2**17  # of a tile that are worked on at once on a CPU: two copies in float32 fit its cache
-_COMPILE = True  # on CUDA, the work between the two matmuls
+_COMPILE = True  # the work between the two matmuls, where it is worth it
+_MANY_LOGITS = 2**26  # rows x V from which a CPU compiles
 _MAX_EXCESS = 68.0  # e^68 ~ 3e29: a logit this far above the target's still leaves room to sum in float32
 _MAX_DEFICIT = 1e4  # e^-1e4 = 0 in float64 too, and 0 * 1e4 is a number where 0 * inf is none
 
@@ -521,11 +524,13 @@ def _scan(
     size = min(tile_rows, len(hidden)) * min(tile_columns, len(head.weight))
     wide = _wide_output(device) and head.matmul_dtype != dtype
     tile_buffer = torch.empty(size, dtype=dtype if wide else head.matmul_dtype, device=device)
-    compiled = device.type == "cuda" and _COMPILE
-    exponentials = _compiled_exponentials() if compiled else _exponentials
+    compiled = _worth_compiling(device, len(hidden) * len(head.weight))
     apart = wide or compiled  # elsewhere the exponentials take the place of the logits
     e_buffer = torch.empty(size, dtype=head.matmul_dtype, device=device) if apart else tile_buffer
     rounds = tile_buffer.dtype != dtype
+    first = tile_columns // 16 if rounds else 0  # a narrow tile, in float32, shows about where a row's mass lies
+    column_tiles = [slice(0, min(first, len(head.weight)))] if first else []
+    column_tiles += _chunks(len(head.weight), tile_columns, start=first)
 
     so, sz = torch.zeros(2, len(hidden), dtype=dtype, device=device)
     direction = None if wanted is None else torch.zeros_like(hidden)
@@ -535,21 +540,28 @@ def _scan(
         origin = product if head.is_linear else head.finish(product.clone(), own)  # z_y, or z_y / gain
         sums = torch.zeros(2, len(rows), dtype=dtype, device=device)  # so and sz
         others = torch.zeros(states.shape, dtype=dtype, device=device)  # sum_{k != y} e_k c_k W_k / gain, (R, H)
-        for columns in _chunks(len(head.weight), tile_columns):
+        for columns in column_tiles:
             shape = len(rows), columns.stop - columns.start
             tile, e = (buffer[: shape[0] * shape[1]].view(shape) for buffer in (tile_buffer, e_buffer))
             base = torch.zeros_like(product)
-            if rounds:  # half precision has its digits near 0: put that where the row's mass lies, as far as is known
+            if not rounds:
+                head.products(states, columns, out=tile)
+            elif columns.start == 0:
+                tile = head._replace(matmul_dtype=dtype).products(states, columns)
+            else:  # half precision has its digits near 0: put that where the row's mass lies, as far as is known
                 base = product + torch.log1p(sums[0]) / head.gain
                 base = base.clamp(0.0, torch.finfo(tile.dtype).max).to(tile.dtype)  # it hardly ever lies below 0
-            head.products(states, columns, base if rounds else None, out=tile)
+                head.products(states, columns, base, out=tile)
             if head.is_linear:
                 z, start, gain = tile, origin - base, head.gain
             else:
                 z, start, gain = head.finish(tile.to(dtype).add_(base[:, None]), columns), origin, 1.0
             _leave_out(z, own - columns.start)
             slope = head.slope(z) if with_gradient else None
-            part = torch.cat([exponentials(z[few], start[few], gain, e[few]) for few in _blocks(z)], dim=1)
+            if compiled and z.dtype == tile_buffer.dtype:  # one kernel, not another for the narrow tile
+                part = _compiled_exponentials()(z, start, gain, e)
+            else:
+                part = torch.cat([_exponentials(z[few], start[few], gain, e[few]) for few in _blocks(z)], dim=1)
             sums += part
             if with_gradient:
                 divisor = part[0] if e.dtype == torch.float16 else None
@@ -602,6 +614,13 @@ def _exponentials(z: Tensor, origin: Tensor, gain: float, out: Tensor) -> Tensor
     if e is not out:
         out.copy_(e / so[:, None].clamp(min=torch.finfo(e.dtype).tiny) if out.dtype == torch.float16 else e)
     return torch.stack((so, excess.mul_(e).sum(-1)))
+
+
+def _worth_compiling(device: torch.device, logits: int) -> bool:
+    """On CUDA; on a CPU with a C++ compiler where there is much to do, for it takes some ten seconds once."""
+    if device.type == "cpu":
+        return _COMPILE and logits >= _MANY_LOGITS and shutil.which(os.environ.get("CXX", "g++")) is not None
+    return _COMPILE and device.type == "cuda"
 
 
 @cache
@@ -667,5 +686,5 @@ def _split(rows: Tensor, size: int) -> tuple[Tensor, ...]:
     return rows.split(size) if len(rows) else ()
 
 
-def _chunks(length: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+def _chunks(length: int, size: int, start: int = 0) -> list[slice]:
+    return [slice(at, min(at + size, length)) for at in range(start, length, size)]
