@@ -1,4 +1,4 @@
-"""docs/reproduction.md and results/tiny/: the paper's claims beside the runs of the tiny scale.
+"""results/tiny/, docs/reproduction.md and the README's tables: the paper's claims beside the runs of the tiny scale.
 
     python reproduce.py --page
 
@@ -17,10 +17,11 @@ from typing import Any
 
 from config import CONFIGS, read_yaml
 from experiments import ROOT, Matrix, Results, experiments_of, figure_names, find_figure, groups_of, read_results
-from figures import LABELS, SCORES, draw_all, smooth, table1, table_markdown
+from figures import LABELS, METHODS, SCORES, best_variant, draw_all, smooth, table1, table_markdown
 
 FOLDER = Path("results") / "tiny"
 TEMPLATE, PAGE = Path("docs") / "reproduction.template.md", Path("docs") / "reproduction.md"
+README = Path("README.md")
 METRICS = tuple(name for name in LABELS if name not in SCORES)
 MEASURE = re.compile(r"(?P<kind>[\w ]+|(?:pass|maj)@\d+) of (?P<what>\S+) in (?P<runs>\S+(?:, \S+)*)")
 
@@ -231,6 +232,46 @@ def render(summary: dict[str, Any], template: str) -> str:
     return environment.from_string(template).render(**summary)
 
 
+def readme_tables(matrix: Matrix, results: Results) -> dict[str, str]:
+    """The README's tables in Markdown, by the comment that they follow there."""
+    rows = [row for row in table1(matrix, "paper", results) if row["k"] == 64]
+    columns = list(dict.fromkeys((row["benchmark"], row["score"]) for row in rows))
+    lines = [f"| trained on | method | {' | '.join(f'{name}, {score}@64' for name, score in columns)} |"]
+    lines.append("|---" * (len(columns) + 2) + "|")
+    for group, method in dict.fromkeys((row["group"], row["method"]) for row in rows):
+        cells = [row for row in rows if (row["group"], row["method"]) == (group, method)]
+        numbers = [
+            " / ".join("-" if row[of] is None else f"{row[of]:.1f}" for of in ("ours", "paper")) for row in cells
+        ]
+        lines.append(f"| {group} | {method} | {' | '.join(numbers)} |")
+    tables = {"paper scale": "\n".join(lines)}
+
+    shown = [("arithmetic", score) for score in ("pass@1", "pass@32", "maj@32")]
+    shown += [("arithmetic_hard", score) for score in ("pass@1", "pass@64", "maj@64")]
+    words = {"arithmetic": "held out", "arithmetic_hard": "harder"}
+    lines = [f"| | {' | '.join(f'{words[name]}, {score}' for name, score in shown)} |", "|---" * (len(shown) + 1) + "|"]
+    variants = [run for group in groups_of(matrix, "table1", "tiny").values() for run in group.values()]
+    for method, title in METHODS.items():
+        run = best_variant(results, [run for run in variants if run.startswith(method)], "arithmetic")
+        numbers = []
+        for name, score in shown:
+            kind, _, k = score.partition("@")
+            entries = results.scores.get(run or "", {}).get(name, {}).values()
+            values = [entry["scores"][kind][k] for entry in entries]
+            numbers.append(f"{sum(values) / len(values):.1f} ({min(values):.1f} - {max(values):.1f})" if values else "-")
+        lines.append(f"| {title} ({run or 'not run'}) | {' | '.join(numbers)} |")
+    return tables | {"tiny scale": "\n".join(lines)}
+
+
+def fill(text: str, name: str, content: str) -> str:
+    """The text with ``content`` between the comments ``<!-- name -->`` and ``<!-- end -->``."""
+    before, mark, rest = text.partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    if not end:
+        raise ValueError(f"no `<!-- {name} -->` with a `<!-- end -->` after it")
+    return f"{before}{mark}\n{content}\n\n{end}{after}"
+
+
 def write_page(matrix: Matrix) -> list[Path]:
     """Condense the finished runs under outputs/reproduce/tiny/, if there are any; draw and write all from what is kept.
 
@@ -250,4 +291,6 @@ def write_page(matrix: Matrix) -> list[Path]:
     summary = summarise(matrix, results)
     (FOLDER / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     PAGE.write_text(render(summary, TEMPLATE.read_text()))
-    return [FOLDER / "metrics.parquet", FOLDER / "evaluation.json", *drawn, FOLDER / "summary.json", PAGE]
+    for name, table in readme_tables(matrix, results).items():
+        README.write_text(fill(README.read_text(), name, table))
+    return [FOLDER / "metrics.parquet", FOLDER / "evaluation.json", *drawn, FOLDER / "summary.json", PAGE, README]

@@ -177,7 +177,7 @@ class LiveCurves(TrainerCallback):
             return
         curves = plot_training({self.label: read_metrics(args.output_dir)})
         if self.shown is None:
-            self.shown = display(curves, display_id=True)  # type: ignore[no-untyped-call]
+            self.shown = display(curves, display_id=True)
         else:
             self.shown.update(curves)
 

@@ -407,6 +407,7 @@ def test_page_of_a_few_runs(sandbox: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Condensed, judged and rendered from what the stand-ins left; a second time from the condensed numbers alone."""
     (sandbox / "docs").mkdir()
     (sandbox / page.TEMPLATE).write_text((ROOT / page.TEMPLATE).read_text())
+    page.README.write_text("<!-- paper scale -->\n<!-- end -->\nbetween\n<!-- tiny scale -->\nold\n<!-- end -->\n")
     assert command(monkeypatch, "fig2", "--seeds", "1", "2") == 0
     made = page.write_page(MATRIX)
     assert all(path.is_file() for path in made)
@@ -419,6 +420,30 @@ def test_page_of_a_few_runs(sandbox: Path, monkeypatch: pytest.MonkeyPatch) -> N
     page.write_page(MATRIX)
     assert page.PAGE.read_text() == first
     assert "GTPO trains to higher accuracy than GRPO, G = 8." in first and "not run" in first
+    readme = page.README.read_text()
+    assert "| LLaMA, GSM8K | GTPO | - / 30.0 | - / 13.3 | - / 80.0 | - / 42.5 |" in readme  # Table 1, k = 64
+    assert "between" in readme and "old" not in readme and readme.count("<!-- end -->") == 2
+
+
+def test_readme_table_has_mean_and_range_over_seeds() -> None:
+    def entries(value: float) -> dict[str, dict[int, dict[str, Any]]]:
+        scores = [{str(2**i): value + add for i in range(7)} for add in (0.0, 3.0)]
+        seeds = {seed: {"scores": {"pass": table, "maj": table}} for seed, table in enumerate(scores)}
+        return dict.fromkeys(("arithmetic", "arithmetic_hard"), seeds)
+
+    scores = {"gtpo-g8": entries(10.0), "gtpo-g12": entries(20.0), "sft": entries(5.0)}
+    table = page.readme_tables(MATRIX, Results({}, scores))["tiny scale"].splitlines()
+    assert table[2:] == [
+        "| SFT (sft) |" + " 6.5 (5.0 - 8.0) |" * 6,
+        "| GRPO (not run) |" + " - |" * 6,
+        "| GTPO (gtpo-g12) |" + " 21.5 (20.0 - 23.0) |" * 6,
+    ]
+
+
+def test_fill_wants_its_comments() -> None:
+    assert page.fill("a\n<!-- x -->\nold\n<!-- end -->b", "x", "new") == "a\n<!-- x -->\n\nnew\n\n<!-- end -->b"
+    with pytest.raises(ValueError, match="no `<!-- y -->`"):
+        page.fill("a\n<!-- x -->\n<!-- end -->", "y", "new")
 
 
 @pytest.mark.skipif(not (ROOT / page.PAGE).is_file(), reason="docs/reproduction.md has not been written")
@@ -426,6 +451,9 @@ def test_page_has_the_numbers_of_the_results() -> None:
     summary = json.loads((ROOT / page.FOLDER / "summary.json").read_text())
     assert page.summarise(MATRIX, read_results([ROOT / page.FOLDER])) == summary
     assert render(summary, (ROOT / page.TEMPLATE).read_text()) == (ROOT / page.PAGE).read_text()
+    readme = (ROOT / "README.md").read_text()
+    for name, table in page.readme_tables(MATRIX, read_results([ROOT / page.FOLDER])).items():
+        assert page.fill(readme, name, table) == readme
 
 
 @pytest.mark.skipif(not (ROOT / page.FOLDER).is_dir(), reason="results/tiny has not been written")
