@@ -7,6 +7,8 @@ BIN := .venv/bin
 install: .venv/installed
 
 .venv/installed: requirements-cpu.txt requirements-dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || { echo "Python 3.11 or 3.12 \
+	is needed, $(PYTHON) is $$($(PYTHON) --version): make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $@
@@ -75,5 +77,6 @@ bench-loss: .venv-bench/installed
 soak: install
 	$(BIN)/python benchmarks/soak.py
 
+# Environments and caches; the runs in outputs/ stay.
 clean:
-	rm -rf .venv .venv-vllm .venv-unsloth .venv-bench outputs .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-unsloth .venv-bench .pytest_cache .ruff_cache .mypy_cache .hypothesis

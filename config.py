@@ -264,7 +264,11 @@ def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None 
         parser.set_defaults(**read_yaml(preset))
         parser.print_help()
         raise SystemExit(0)
-    preset_arguments = [*_as_flags(preset, parser), *_precision_of_this_gpu(preset)]
+    preset_arguments = [
+        *_as_flags(preset, parser),
+        *_precision_of_this_gpu(preset),
+        *_weights_of(early.backend, preset),
+    ]
     values = vars(parser.parse_args([*preset_arguments, *file_arguments, *argv]))
     for name in ("config", "help_all"):
         values.pop(name)
@@ -324,6 +328,8 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
         UsageError: If the model or backend needs a GPU, there is none, and more is wanted than a plan.
     """
     alias = next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), None)
+    if alias == "tiny" and backend == "unsloth":
+        raise UsageError("--backend unsloth does not train --model tiny: leave --backend out.")
     if alias != "tiny" and (gpu_is_available() or dry_run):
         return CONFIGS / method / f"{alias or 'qwen'}.yaml"
     if backend == "unsloth" or alias in ("llama", "qwen"):
@@ -346,6 +352,13 @@ def _precision_of_this_gpu(preset: Path) -> list[str]:
     ):
         return ["--bf16=false", "--fp16=true"]
     return []
+
+
+def _weights_of(backend: str, preset: Path) -> list[str]:
+    """Whole weights in place of a preset's 4-bit ones where TRL hands them to vLLM; a flag or --config still wins."""
+    settings = read_yaml(preset)
+    whole = backend == "transformers" and settings.get("use_vllm") and settings.get("load_in_4bit")
+    return ["--load_in_4bit=false"] if whole else []
 
 
 def _check_values(values: dict[str, Any]) -> None:
@@ -374,6 +387,11 @@ def _check_values(values: dict[str, Any]) -> None:
                 f"--{flag} {values[flag]} needs {package}, which is not installed: `pip install -r requirements.txt`, "
                 f"or --{flag} {other}."
             )
+    if values["backend"] == "transformers" and values.get("use_vllm") and values["load_in_4bit"]:
+        raise UsageError(  # https://github.com/huggingface/trl/issues/4973
+            "TRL cannot hand 4-bit weights to vLLM: --backend unsloth can; or set --load_in_4bit false, or --use_vllm "
+            "false."
+        )
     if values["save_total_limit"] == 1:
         raise UsageError(
             "--save_total_limit 1 deletes the old checkpoint before the new one is whole, so a kill could leave none: "
@@ -461,9 +479,12 @@ def early_arguments(argv: list[str]) -> argparse.Namespace:
     parser = Parser(add_help=False, allow_abbrev=False)
     for name in ("--model", "--backend", "--config"):
         parser.add_argument(name)
+    parser.add_argument("--output_dir")
     parser.add_argument("--resume", nargs="?", const="auto")
     parser.add_argument("--dry_run", nargs="?", const="true", default="false")
     early = parser.parse_known_args(argv)[0]
+    if early.resume == "auto" and early.output_dir and (Path(early.output_dir) / "config.yaml").is_file():
+        early.resume = early.output_dir
     if early.resume not in (None, "auto"):
         early.config = early.config or str(Path(early.resume) / "config.yaml")
     settings = read_yaml(early.config) if early.config else {}

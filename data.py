@@ -74,9 +74,7 @@ _GSM8K_COLUMNS, _MATH_COLUMNS = ("question", "answer"), ("problem", "solution")
 
 TRAIN = {
     "gsm8k": Source("openai/gsm8k", ("main",), "train", "gsm8k_train.jsonl", _GSM8K_COLUMNS, _read_gsm8k),
-    "math": Source(
-        "EleutherAI/hendrycks_math", _MATH_CONFIGS, "train", "math_train.jsonl.gz", _MATH_COLUMNS, _read_math
-    ),
+    "math": Source("EleutherAI/hendrycks_math", _MATH_CONFIGS, "train", "math_train.jsonl", _MATH_COLUMNS, _read_math),
 }
 BENCHMARKS = {
     "gsm8k": Source("openai/gsm8k", ("main",), "test", "gsm8k_test.jsonl", _GSM8K_COLUMNS, _read_gsm8k),
@@ -241,6 +239,8 @@ def _raw_rows(name: str, source: Source, data_dir: str | None) -> Dataset:
         rows = concatenate_datasets(parts)
     else:
         path = Path(data_dir) / source.file
+        packed = path.with_name(f"{path.name}.gz")
+        path = packed if packed.is_file() and not path.is_file() else path
         where = str(path)
         rows = _read_jsonl(
             path, f"{where} does not exist: --data_dir names a folder that holds {source.file} for {name}."

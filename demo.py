@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from config import UsageError, run_script
-from tracking import write_atomically
+from faults import write_atomically
 
 FOLDER = Path("outputs") / "demo"
 

@@ -462,7 +462,7 @@ def grader() -> dict[str, Any]:
 
 def write_results(folder: Path, entries: Sequence[Entry]) -> Path:
     """Write each entry beside its completions, and results.json with every entry in ``folder``; none of them half."""
-    from tracking import write_atomically
+    from faults import write_atomically
 
     for entry in entries:
         write_atomically(folder / entry["label"] / f"{entry['benchmark']}.json", json.dumps(entry, indent=1))

@@ -210,9 +210,13 @@ class Results:
 
 
 def split_name(folder: Path) -> tuple[str, int | None]:
-    """Name and seed of a run from its directory: ``gtpo-g8-s2`` is run gtpo-g8 with seed 2; no seed, then None."""
+    """Name and seed of a run from its directory: ``gtpo-g8-s2`` is run gtpo-g8 with seed 2; no seed, then None.
+
+    An ending ``-paper`` is left out: the files of SFT in configs/paper/ call their runs so.
+    """
     match = re.fullmatch(r"(.+)-s(\d+)", folder.name)
-    return (match[1], int(match[2])) if match else (folder.name, None)
+    name, seed = (match[1], int(match[2])) if match else (folder.name, None)
+    return name.removesuffix("-paper"), seed
 
 
 def read_metrics(run: str | Path) -> list[dict[str, Any]]:
@@ -260,7 +264,7 @@ def read_results(places: list[Path]) -> Results:
             settings = path.parent / "config.yaml"
             seed = int(yaml.safe_load(settings.read_text()).get("seed", 0)) if settings.is_file() else 0
         if rows := _rows(path.parent):
-            results.metrics.setdefault(name.removesuffix("-paper"), {})[seed] = rows
+            results.metrics.setdefault(name, {})[seed] = rows
     scored = {path for place in places for path in place.rglob("results.json")}
     for path in sorted(scored, key=lambda path: path.stat().st_mtime):
         for entry in json.loads(path.read_text())["results"]:
@@ -279,7 +283,7 @@ def _rows(run: Path) -> list[dict[str, Any]]:
 def add_score(results: Results, entry: dict[str, Any]) -> None:
     """Put an entry of an evaluation where its run and seed belong."""
     name, seed = split_name(Path(entry["adapter"]).parent)
-    results.scores.setdefault(name.removesuffix("-paper"), {}).setdefault(entry["benchmark"], {})[seed or 0] = entry
+    results.scores.setdefault(name, {}).setdefault(entry["benchmark"], {})[seed or 0] = entry
 
 
 def _read_condensed(folder: Path, results: Results) -> None:

@@ -190,9 +190,7 @@ class WholeCheckpoints(TrainerCallback):
             (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
             files = [path for path in folder.rglob("*") if path.is_file()]
             sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
-            unfinished = folder / f"{MANIFEST}.tmp"
-            unfinished.write_text(json.dumps(sizes, indent=1))
-            unfinished.replace(folder / MANIFEST)
+            write_atomically(folder / MANIFEST, json.dumps(sizes, indent=1))
 
     def _file(self, args: Any, state: Any) -> Path:
         return _checkpoint(args, state) / f"generated-{args.process_index}.safetensors"
@@ -209,6 +207,13 @@ def is_whole(checkpoint: Path) -> bool:
         return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, AttributeError):
         return False
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file whole or not at all: to a temporary name, then renamed."""
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.write_text(text)
+    unfinished.replace(path)
 
 
 def replace_folder(unfinished: Path, folder: Path) -> None:

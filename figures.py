@@ -357,8 +357,10 @@ def caption(matrix: Matrix, name: str, scale: str, results: Results) -> str:
             "seed. Accuracy and formatting in percent of the maximum reward."
         )
         if set(SCORES) & set(spec["panels"]):
+            best = " and ".join(f"{name}..." for name in matrix[scale]["best"])
             lines.append(
-                "pass@k is the unbiased estimate; GRPO is evaluated at its highest accuracy reward (Section 6.1)."
+                f"pass@k is the unbiased estimate; the runs {best} are evaluated at their highest accuracy reward, as "
+                "the paper's GRPO on LLaMA (Section 6.1)."
             )
     lines += ["", "| | curve | run | seeds |", "|---|---|---|---|"]
     for group, curves in groups_of(matrix, name, scale).items():
@@ -386,7 +388,7 @@ def read_wandb(project: str) -> Results:
             rows = [row for row in run.scan_history() if row.get("step") is not None]
             if rows:
                 seed = int(run.config.get("seed", 0)) if seed is None else seed
-                results.metrics.setdefault(name.removesuffix("-paper"), {})[seed] = rows
+                results.metrics.setdefault(name, {})[seed] = rows
     except (wandb.errors.Error, ValueError, OSError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(

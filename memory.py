@@ -147,9 +147,9 @@ def plan(settings: dict[str, Any], rows: int, gpus: Sequence[tuple[str, float]] 
         held = parts["weights"] + parts["KV cache"]
         for name, size in gpus or [("a card of 40 GiB", 40.0), ("a card of 80 GiB", 80.0)]:
             rest = sum(parts.values()) - held
-            fits = share * size >= parts["weights"] and share * size + rest < size
+            fits = share * size >= held and share * size + rest < size
             lines.append(
-                f"{name}: vLLM takes {share:g} of it, {share * size:.0f} GiB with the weights; training adds "
+                f"{name}: vLLM takes {share:g} of it, {share * size:.0f} GiB, and needs {held:.1f}; training adds "
                 f"{rest:.1f} GiB: {'fits' if fits else 'does not fit'}"
             )
     return "".join(f"# {line}\n" for line in lines)

@@ -118,10 +118,6 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
     from peft import LoraConfig, get_peft_model
     from transformers import set_seed
 
-    if use_vllm and arguments.load_in_4bit:
-        raise UsageError(  # https://github.com/huggingface/trl/issues/4973
-            "TRL cannot hand 4-bit weights to vLLM: --backend unsloth can, or leave out --load_in_4bit or --use_vllm."
-        )
     # TRL merges the adapter into the weights for vLLM and takes it out again: in bfloat16 that wears them out.
     model, tokenizer = load_base(path, arguments.load_in_4bit, full_precision=use_vllm)
     set_seed(seed)  # the adapter's starting weights

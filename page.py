@@ -258,7 +258,9 @@ def readme_tables(matrix: Matrix, results: Results) -> dict[str, str]:
             kind, _, k = score.partition("@")
             entries = results.scores.get(run or "", {}).get(name, {}).values()
             values = [entry["scores"][kind][k] for entry in entries]
-            numbers.append(f"{sum(values) / len(values):.1f} ({min(values):.1f} - {max(values):.1f})" if values else "-")
+            numbers.append(
+                f"{sum(values) / len(values):.1f} ({min(values):.1f} - {max(values):.1f})" if values else "-"
+            )
         lines.append(f"| {title} ({run or 'not run'}) | {' | '.join(numbers)} |")
     return tables | {"tiny scale": "\n".join(lines)}
 

@@ -23,9 +23,11 @@ import torch
 from transformers import TrainerCallback
 
 from config import UsageError, read_yaml, run_script
-from figures import PANELS, plot_training, read_metrics
+from experiments import read_metrics
+from faults import write_atomically
+from figures import PANELS, plot_training
 from gtpo_loss import completion_entropy
-from tracking import ON_MAIN_PROCESS, write_atomically
+from tracking import ON_MAIN_PROCESS
 
 # Translucent, and text in the page's own colour: readable on a light and on a dark page.
 _GREEN, _GREY = "rgba(46, 160, 67, 0.4)", "rgba(128, 128, 128, 0.4)"
@@ -227,7 +229,8 @@ def stored_group(path: str | Path, group_size: int) -> tuple[int, GroupView]:
         edges = [0, *(edge for span in row["conflicts"] for edge in span), len(row["completion"])]
         tokens.append([row["completion"][a:b] for a, b in itertools.pairwise(edges)])
         weights.append([on_span if piece % 2 else 1.0 for piece in range(len(edges) - 1)])
-    names = [name for name in rows[0] if name.endswith("_reward")]
+    known = {"step", "prompt", "completion", "advantage", "entropy", "delta", "conflicts"}
+    names = [name for name in rows[0] if name not in known]
     return rows[0]["step"], GroupView(
         prompt=rows[0]["prompt"],
         tokens=tokens,

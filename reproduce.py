@@ -64,8 +64,7 @@ def main() -> None:
         print(listing(runs, flags.scale))
         return
 
-    cores = len(os.sched_getaffinity(0))
-    failed = train(runs, flags.scale, flags.jobs or (cores if flags.scale == "tiny" else 1))
+    failed = train(runs, flags.scale, flags.jobs or (cores() if flags.scale == "tiny" else 1))
     failed += evaluate(evaluations(matrix, figures, flags.scale, flags.seeds), ROOT / flags.scale / "logs")
 
     from figures import draw_all
@@ -98,7 +97,7 @@ def train(runs: Sequence[Experiment], scale: str, jobs: int) -> list[str]:
         from models import ensure_tiny
 
         ensure_tiny()  # all runs start from it
-    threads = max(1, len(os.sched_getaffinity(0)) // jobs)
+    threads = max(1, cores() // jobs)
     failed = []
     with ThreadPoolExecutor(jobs) as pool, tqdm(total=len(runs), initial=len(runs) - len(todo), unit=" runs") as bar:
         futures = {pool.submit(run_one, run, threads): run for run in todo}
@@ -138,9 +137,14 @@ def evaluate(calls: Sequence[Evaluation], logs: Path) -> list[str]:
     for evaluation in tqdm([evaluation for evaluation in calls if not evaluation.done], unit=" evaluations"):
         path = logs / f"evaluate-{evaluation.benchmark}-{evaluation.checkpoint}.log"
         with path.open("a") as log:
-            if code := call([sys.executable, *evaluation.words], log, len(os.sched_getaffinity(0))):
+            if code := call([sys.executable, *evaluation.words], log, cores()):
                 failed.append(f"{path.stem} failed (exit code {code}): {path} tells why; {evaluation.command}")
     return failed
+
+
+def cores() -> int:
+    """Those that this process may use; outside Linux all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def call(words: list[str], log: object, threads: int) -> int:

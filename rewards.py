@@ -14,6 +14,7 @@ from typing import Any
 
 from answers import extract_answer, is_correct, timeouts
 from config import UsageError
+from prompts import TAGS
 
 __all__ = [
     "ACCURACY_MAX",
@@ -28,7 +29,6 @@ __all__ = [
 
 FORMAT_MAX = 10.0  # a step's mean reward over this, in percent, is the `formatting` of Figs. 1-6
 ACCURACY_MAX = 10.0  # and over this the `accuracy`
-TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 Completion = str | Sequence[dict[str, Any]]
 Reward = Callable[..., list[float]]

@@ -279,7 +279,7 @@ class VLLMSampler:
         self.sampling = sampling
         dtype = "float32"
         if torch.cuda.is_available():
-            dtype = "bfloat16" if torch.cuda.is_bf16_supported() else "float16"
+            dtype = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
         lora = {}
         if lora_rank is not None:
             rank = next((allowed for allowed in VLLM_LORA_RANKS if allowed >= lora_rank), None)

@@ -26,7 +26,15 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK, WandbCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from config import RunArguments, UsageError, nearest
-from faults import StopOnNonFiniteGradient, StopOnSignal, WholeCheckpoints, in_one_piece, is_whole, replace_folder
+from faults import (
+    StopOnNonFiniteGradient,
+    StopOnSignal,
+    WholeCheckpoints,
+    in_one_piece,
+    is_whole,
+    replace_folder,
+    write_atomically,
+)
 from memory import GIB, plan
 
 logger = logging.getLogger(__name__)
@@ -180,13 +188,6 @@ def git_revision() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return described.stdout.strip()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all: to a temporary name, then renamed."""
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(text)
-    unfinished.replace(path)
 
 
 def track(trainer: Any, resolved: dict[str, Any], title: str) -> None:

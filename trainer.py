@@ -8,7 +8,7 @@ What is overridden of TRL's trainer, whatever class it is (plain, or Unsloth's r
 * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
 * ``_load_from_checkpoint``: a resumed policy gets its own adapter beside KL's reference.
 
-GRPO and GTPO differ in ``_objective`` alone.
+GTPO adds to GRPO its objective, the weights and the filter that go into it, and the initial entropy, measured once.
 """
 
 import json
@@ -28,7 +28,7 @@ from torch import Tensor
 from trl.trainer.utils import pad
 
 from config import GTPOArguments, RunError, UsageError
-from faults import in_one_piece, not_finite
+from faults import in_one_piece, not_finite, write_atomically
 from gtpo_loss import (
     completion_entropy,
     conflict_mask,
@@ -417,9 +417,7 @@ class GTPOTrainer(GRPOTrainer):
             }
         if self.accelerator.is_main_process:
             path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".tmp")
-            unfinished.write_text(json.dumps(record, indent=2))
-            unfinished.replace(path)
+            write_atomically(path, json.dumps(record, indent=2))
         self.accelerator.wait_for_everyone()
         return float(record["initial_entropy"])
 

@@ -470,6 +470,26 @@ def test_a_gpu_without_bfloat16_trains_in_float16(
     assert (by_hand["bf16"], by_hand["fp16"]) == (False, False)
 
 
+def test_weights_that_trl_hands_to_vllm_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "gpu_is_available", lambda: True)
+    large = ("--model", "llama", "--use_cpu", "true")
+    assert settings(*large)["load_in_4bit"] is True  # Unsloth
+    assert settings(*large, "--backend", "transformers")["load_in_4bit"] is False
+    with pytest.raises(UsageError, match="TRL cannot hand 4-bit weights to vLLM: --backend unsloth can"):
+        settings(*large, "--backend", "transformers", "--load_in_4bit", "true")
+    got = settings(*large, "--backend", "transformers", "--load_in_4bit", "true", "--use_vllm", "false")
+    assert got["load_in_4bit"] is True
+    with pytest.raises(UsageError, match="--backend unsloth does not train --model tiny"):
+        settings("--backend", "unsloth")
+
+
+def test_bare_resume_takes_model_and_backend_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model: qwen\nbackend: transformers\n")
+    early = config.early_arguments(["--output_dir", str(tmp_path), "--resume"])
+    assert (early.model, early.backend) == ("qwen", "transformers")
+    assert config.early_arguments(["--output_dir", str(tmp_path / "new"), "--resume"]).model == "tiny"
+
+
 def test_a_plan_of_a_large_model_needs_no_gpu() -> None:
     for model in ("llama", "qwen"):
         *_, args, got = parse("gtpo", CLASSES["gtpo"], ["--model", model, "--G", "8", "--dry_run"])

@@ -102,8 +102,10 @@ def test_the_plan_in_words() -> None:
     assert lines[0] == "# 7,473 training rows, 7,473 steps of 1 prompt(s) x 12 completion(s) per process"
     assert lines[1] == "# at most 135 million tokens generated per process"  # 7473 x 12 x 1500
     assert "weights 5.31, LoRA 1.25, gradients 1.25, optimizer 0.62, KV cache 8.06" in lines[2]
-    assert lines[4].startswith("# A100: vLLM takes 0.4 of it, 16 GiB") and lines[4].endswith(": fits")
-    assert lines[5].startswith("# T4: vLLM takes 0.4 of it, 6 GiB") and lines[5].endswith(": fits")
+    assert lines[4].startswith("# A100: vLLM takes 0.4 of it, 16 GiB, and needs 13.4;") and lines[4].endswith(": fits")
+    assert lines[5].startswith("# T4: vLLM takes 0.4 of it, 6 GiB, and needs 13.4;") and lines[5].endswith(
+        "does not fit"
+    )
     (small,) = plan(SETTINGS, rows=1, gpus=[("T4", 14.6)]).splitlines()[4:]
     assert small.endswith("does not fit")  # 15 GiB of weights in 16 bits
 

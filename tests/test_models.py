@@ -408,12 +408,6 @@ def test_vllm_and_fast_inference_go_together(use_vllm: bool, unsloth: StandIn, t
     assert tokenizer.pad_token != tokenizer.eos_token
 
 
-def test_trl_cannot_hand_4bit_weights_to_vllm(gpu: None, tiny: Path) -> None:
-    arguments = ModelArguments(model=str(tiny), load_in_4bit=True)
-    with pytest.raises(UsageError, match="TRL cannot hand 4-bit weights to vLLM: --backend unsloth can"):
-        load_policy(arguments, "transformers", seed=0, use_vllm=True)
-
-
 # ---- 4-bit weights ----
 
 

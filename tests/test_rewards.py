@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rewards
-from rewards import ACCURACY_MAX, FORMAT_MAX, TAGS, accuracy_reward, format_reward, score_format
+from prompts import TAGS
+from rewards import ACCURACY_MAX, FORMAT_MAX, accuracy_reward, format_reward, score_format
 
 GOOD = "<reasoning>9 + 9 = 18</reasoning>\n<answer>18</answer>"
 

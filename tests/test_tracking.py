@@ -19,8 +19,8 @@ from transformers import TrainerControl, TrainerState
 from trl import GRPOConfig
 
 from config import DataArguments, GTPOArguments, ModelArguments, RunArguments, UsageError, parse
-from faults import MANIFEST
-from tracking import LOCK, MetricsWriter, check_run, checkpoints, git_revision, start_run, start_wandb, write_atomically
+from faults import MANIFEST, write_atomically
+from tracking import LOCK, MetricsWriter, check_run, checkpoints, git_revision, start_run, start_wandb
 
 CLASSES = (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
 
