@@ -5,8 +5,8 @@
     python benchmarks/bench_grading.py --math_problems 500                     # a tenth of it, in seconds
 
 Completions are canned and seeded: 64 per problem, some right in one of several spellings, the rest drawn from a few
-wrong answers with the skew of a sampled model (golds of other problems, changed digits, unreadable text). "no sympy" is the
-share that the rules of answers.py decided alone, "late" the comparisons given up, "peak" the memory of this process.
+wrong answers with the skew of a sampled model (golds of other problems, changed digits, unreadable text). "no sympy" is
+the share that the rules of answers.py decided alone, "late" the comparisons given up, "peak" this process's memory.
 """
 
 import argparse
