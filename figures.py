@@ -321,7 +321,7 @@ def draw_all(
         figure = draw(matrix, name, scale, results)
         for suffix in ("png", "pdf"):
             path = folder / f"{name}.{suffix}"
-            figure.savefig(path, dpi=120, metadata={"CreationDate": None} if suffix == "pdf" else None)
+            figure.savefig(path, dpi=100, metadata={"CreationDate": None} if suffix == "pdf" else None)
             drawn.append(path)
         (folder / f"{name}.md").write_text(caption(matrix, name, scale, results))
     return drawn, sentences
