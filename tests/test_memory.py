@@ -17,6 +17,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+import gtpo_loss
+import memory
+import models
 from config import CONFIGS, UsageError
 from memory import GIB, KNOWN, Shape, estimate, plan, shape_of
 
@@ -94,6 +97,14 @@ def test_what_grows_with_what() -> None:
     assert (
         estimate(KNOWN["llama"], SETTINGS | {"gradient_checkpointing": False})["activations"] > 5 * base["activations"]
     )
+
+
+def test_numbers_that_stand_elsewhere_too_are_the_same() -> None:
+    tiny = KNOWN["tiny"]
+    shape = {"vocab_size": tiny.vocab_size, "hidden_size": tiny.hidden_size, "num_attention_heads": tiny.heads}
+    shape |= {"intermediate_size": tiny.intermediate_size, "num_hidden_layers": tiny.layers}
+    assert models.TINY.items() >= shape.items()
+    assert gtpo_loss._TILES["cuda"] == (memory.TILE_ROWS, memory.TILE_COLUMNS)
 
 
 def test_the_plan_in_words() -> None:
