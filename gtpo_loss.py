@@ -11,8 +11,6 @@ Shapes: B = P * G rows (P prompts, G completions each, the rows of a group adjac
 """
 
 import math
-import os
-import shutil
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
@@ -27,8 +25,7 @@ CONFLICT_SPANS = ("anchored", "first_run", "common")
 # The head's logits are made in tiles of rows x columns: the largest that is ever held.
 _TILES = {"cpu": (1024, 4096), "cuda": (4096, 16384)}
 _CACHE_ELEMENTS = 2**17  # of a tile that are worked on at once on a CPU: two copies in float32 fit its cache
-_COMPILE = True  # the work between the two matmuls, where it is worth it
-_MANY_LOGITS = 2**26  # rows x V from which a CPU compiles
+_COMPILE = True  # on CUDA, the work between the two matmuls
 _MAX_EXCESS = 68.0  # e^68 ~ 3e29: a logit this far above the target's still leaves room to sum in float32
 _MAX_DEFICIT = 1e4  # e^-1e4 = 0 in float64 too, and 0 * 1e4 is a number where 0 * inf is none
 
@@ -524,7 +521,7 @@ def _scan(
     size = min(tile_rows, len(hidden)) * min(tile_columns, len(head.weight))
     wide = _wide_output(device) and head.matmul_dtype != dtype
     tile_buffer = torch.empty(size, dtype=dtype if wide else head.matmul_dtype, device=device)
-    compiled = _worth_compiling(device, len(hidden) * len(head.weight))
+    compiled = device.type == "cuda" and _COMPILE
     apart = wide or compiled  # elsewhere the exponentials take the place of the logits
     e_buffer = torch.empty(size, dtype=head.matmul_dtype, device=device) if apart else tile_buffer
     rounds = tile_buffer.dtype != dtype
@@ -614,13 +611,6 @@ def _exponentials(z: Tensor, origin: Tensor, gain: float, out: Tensor) -> Tensor
     if e is not out:
         out.copy_(e / so[:, None].clamp(min=torch.finfo(e.dtype).tiny) if out.dtype == torch.float16 else e)
     return torch.stack((so, excess.mul_(e).sum(-1)))
-
-
-def _worth_compiling(device: torch.device, logits: int) -> bool:
-    """On CUDA; on a CPU with a C++ compiler where there is much to do, for it takes some ten seconds once."""
-    if device.type == "cpu":
-        return _COMPILE and logits >= _MANY_LOGITS and shutil.which(os.environ.get("CXX", "g++")) is not None
-    return _COMPILE and device.type == "cuda"
 
 
 @cache

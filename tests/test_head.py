@@ -5,7 +5,6 @@ tile sizes and over which of weight and bias wants a gradient. The references li
 """
 
 import math
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -477,24 +476,6 @@ def test_compiled_middle_equals_the_eager_one() -> None:
         actual = module._compiled_exponentials()(z, origin, 0.7, compiled)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(compiled, eager, rtol=1e-2, atol=0)
-
-
-def test_a_cpu_compiles_where_there_is_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = random_case((33, 16, 300)).to(torch.bfloat16)
-    eager = run(linear_logps_and_entropy, case, trainable="nothing")
-    calls = []
-    whole = module._compiled_exponentials()
-    monkeypatch.setattr(module, "_compiled_exponentials", lambda: lambda *given: calls.append(1) or whole(*given))
-    monkeypatch.setattr(module, "_MANY_LOGITS", 33 * 300)
-    compiled = run(linear_logps_and_entropy, case, trainable="nothing")
-    assert calls or shutil.which("g++") is None
-    torch.testing.assert_close(compiled.logps, eager.logps, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(compiled.entropy, eager.entropy, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(compiled.grad_hidden, eager.grad_hidden, rtol=1e-2, atol=1e-3)
-    monkeypatch.setattr(module, "_MANY_LOGITS", 33 * 300 + 1)
-    calls.clear()
-    run(linear_logps_and_entropy, case, trainable="nothing")
-    assert not calls
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
