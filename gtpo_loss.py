@@ -522,6 +522,7 @@ def _scan(
     wide = _wide_output(device) and head.matmul_dtype != dtype
     tile_buffer = torch.empty(size, dtype=dtype if wide else head.matmul_dtype, device=device)
     compiled = device.type == "cuda" and _COMPILE
+    exponentials = _compiled_exponentials() if compiled else _exponentials
     apart = wide or compiled  # elsewhere the exponentials take the place of the logits
     e_buffer = torch.empty(size, dtype=head.matmul_dtype, device=device) if apart else tile_buffer
     rounds = tile_buffer.dtype != dtype
@@ -555,10 +556,7 @@ def _scan(
                 z, start, gain = head.finish(tile.to(dtype).add_(base[:, None]), columns), origin, 1.0
             _leave_out(z, own - columns.start)
             slope = head.slope(z) if with_gradient else None
-            if compiled and z.dtype == tile_buffer.dtype:  # one kernel, not another for the narrow tile
-                part = _compiled_exponentials()(z, start, gain, e)
-            else:
-                part = torch.cat([_exponentials(z[few], start[few], gain, e[few]) for few in _blocks(z)], dim=1)
+            part = torch.cat([exponentials(z[few], start[few], gain, e[few]) for few in _blocks(z)], dim=1)
             sums += part
             if with_gradient:
                 divisor = part[0] if e.dtype == torch.float16 else None
