@@ -85,16 +85,21 @@ def test_loss_benchmarks_truth_equals_autograd_in_float64() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "name", "shown"), [(bench_loss, "loss", "bfloat16:512:32768"), (bench_step, "step", "30m")]
+    ("script", "name", "shown"),
+    [
+        (bench_loss, "loss_cpu", "bfloat16:512:32768"),
+        (bench_loss, "loss_cpu_amx", "bfloat16:512:32768"),
+        (bench_step, "step_cpu", "30m"),
+    ],
 )
 def test_the_page_shows_the_tables_of_the_results(
     script: ModuleType, name: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = ROOT / "results" / f"{name}_cpu.json"
+    path = ROOT / "results" / f"{name}.json"
     result = json.loads(path.read_text())
-    assert shown in result["shapes" if name == "loss" else "models"]
-    monkeypatch.setattr(sys, "argv", [f"bench_{name}.py", "--markdown", str(path)])
+    assert shown in result["models" if script is bench_step else "shapes"]
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--markdown", str(path)])
     script.main()
     table = capsys.readouterr().out.strip()
-    command = f"python benchmarks/bench_{name}.py --markdown results/{path.name}"
+    command = f"python benchmarks/{script.__name__}.py --markdown results/{path.name}"
     assert table in (ROOT / "docs" / "performance.md").read_text(), f"paste the output of `{command}`"
