@@ -255,6 +255,8 @@ def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None 
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _build_parser(method, argument_classes, show_all="--help_all" in argv)
     early = early_arguments(argv)
+    if early.resume not in (None, "auto"):
+        _check_method(method, early.resume)
     file_arguments = _as_flags(early.config, parser) if early.config else []
     wants_help = {"-h", "--help", "--help_all"} & set(argv)
     preset = (
@@ -352,6 +354,13 @@ def _precision_of_this_gpu(preset: Path) -> list[str]:
     ):
         return ["--bf16=false", "--fp16=true"]
     return []
+
+
+def _check_method(method: str, run: str) -> None:
+    settings = read_yaml(Path(run) / "config.yaml")
+    of_run = "gtpo" if "gamma" in settings else "grpo" if "num_generations" in settings else "sft"
+    if method != of_run and "model" in settings:
+        raise UsageError(f"{run} is a run of train_{of_run}.py: resume it with that script.")
 
 
 def _weights_of(backend: str, preset: Path) -> list[str]:
@@ -487,6 +496,9 @@ def early_arguments(argv: list[str]) -> argparse.Namespace:
         early.resume = early.output_dir
     if early.resume not in (None, "auto"):
         early.config = early.config or str(Path(early.resume) / "config.yaml")
+        if not Path(early.resume).is_dir():
+            runs = [str(path.parent) for path in Path("outputs").glob("*/config.yaml")]
+            raise UsageError(f"--resume {early.resume} is no folder{nearest(early.resume, runs)}: name a run.")
     settings = read_yaml(early.config) if early.config else {}
     early.model = early.model or settings.get("model") or ModelArguments.model
     early.backend = early.backend or settings.get("backend") or ModelArguments.backend
@@ -521,7 +533,11 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     try:
         main()
     except KeyboardInterrupt:
-        _leave("interrupted; --resume RUN goes on from the last checkpoint", 130)
+        _leave(
+            "interrupted"
+            + ("; a run that has a checkpoint goes on with --resume RUN" if "train_" in sys.argv[0] else ""),
+            130,
+        )
     except (UsageError, RunError) as error:
         if debug:
             raise

@@ -199,7 +199,14 @@ def find_targets(adapters: Sequence[str] | None, model: str | None, checkpoint: 
         adapters = [newest]
     if not model and set(adapters) == {"base"}:
         raise UsageError("--adapter base alone names no base model: add a run to it, or --model tiny|llama|qwen.")
-    targets = [Target("") if name == "base" else adapter_target(name, checkpoint) for name in adapters]
+    targets = []
+    for name in adapters:
+        try:
+            targets.append(Target("") if name == "base" else adapter_target(name, checkpoint))
+        except UsageError as error:
+            if len(adapters) == 1 or not Path(name).is_dir():
+                raise
+            print(f"Left out: {error}", flush=True)
     labels = [target.label for target in targets]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
@@ -232,11 +239,7 @@ def adapter_target(name: str, checkpoint: str) -> Target:
             for path in folder.glob("*/adapter_config.json")
             if path.parent.name in ("adapter", "best") or path.parent.name.startswith("checkpoint-")
         )
-        way_out = (
-            f"--checkpoint takes {', '.join(there)} here"
-            if there
-            else "it holds no adapter: has its training finished?"
-        )
+        way_out = f"--checkpoint takes {', '.join(there)} here" if there else "its training has not finished"
         raise UsageError(f"{name} has no {adapter.name}/adapter_config.json: {way_out}.")
     at = "" if checkpoint == DEFAULTS["checkpoint"] else f"@{checkpoint}"
     return Target(label_of(folder) + at, adapter, checkpoint)
@@ -562,8 +565,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     what.add_argument("--data_dir", metavar="DIR", help="Folder of JSONL files to read instead of the Hub.")
     how = parser.add_argument_group("how completions are drawn")
     how.add_argument("--k", type=int, help="Completions of each problem. [64]")
-    how.add_argument("--temperature", type=float, help="0 is greedy. [1.0]")
-    how.add_argument("--top_p", type=float, help="Nucleus sampling, up to 1: off. [1.0]")
+    how.add_argument("--temperature", metavar="X", type=float, help="0 is greedy. [1.0]")
+    how.add_argument("--top_p", metavar="X", type=float, help="Nucleus sampling, up to 1: off. [1.0]")
     how.add_argument("--seed", type=int, help="The same seed gives the same completions. [0]")
     how.add_argument("--max_new_tokens", type=int, metavar="N", help="Tokens of a completion. [1500]")
     how.add_argument(

@@ -230,7 +230,8 @@ def read_metrics(run: str | Path) -> list[dict[str, Any]]:
     """
     path = run_directory(run) / "metrics.jsonl"
     if not path.is_file():
-        raise UsageError(f"{run} holds no metrics.jsonl: name the directory of a training run.")
+        what = "holds no metrics.jsonl" if Path(run).is_dir() else "is no folder"
+        raise UsageError(f"{run} {what}: name the directory of a training run.")
     rows = []
     for line in path.read_text().splitlines():
         try:

@@ -13,7 +13,7 @@ known by its name, with or without its seed (gtpo-g8-s1).
 import argparse
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +91,12 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panel
     Args:
         runs: Legend name -> the rows of :func:`read_metrics`.
         window: Steps of the trailing mean.
-        panels: Metric -> title of its panel; those of ``PANELS`` by default.
+        panels: Metric -> title of its panel; those of :func:`panels_of` by default.
 
     Returns:
         The matplotlib figure.
     """
-    panels = panels or PANELS
+    panels = panels or panels_of(runs.values())
     figure, axes = _grid(1, len(panels))
     for axis, (metric, label) in zip(axes[0], panels.items(), strict=True):
         for number, (name, rows) in enumerate(runs.items()):
@@ -111,6 +111,15 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panel
     _legend(figure)
     figure.suptitle(f"Training on samples of the policy; bold: mean of the last {window} steps", fontsize=10)
     return figure
+
+
+def panels_of(runs: Iterable[list[dict[str, Any]]]) -> dict[str, str]:
+    """The panels for some runs: those of ``PANELS`` that one of them logged, and the rewards of a user's own."""
+    logged = {key for rows in runs for row in rows for key, value in row.items() if value is not None}
+    own = [key for key in sorted(logged) if key.startswith("rewards/") and key.endswith("/mean")]
+    panels = {key: key.split("/")[1] for key in own if not key.startswith(("rewards/format_", "rewards/accuracy_"))}
+    panels |= {metric: label for metric, label in PANELS.items() if metric in logged}
+    return panels if len(panels) > 1 else {"loss": "loss"} | panels
 
 
 def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
@@ -403,7 +412,12 @@ def read_wandb(project: str) -> Results:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1; all by default.")
+    parser.add_argument(
+        "figures",
+        nargs="*",
+        metavar="FIGURE",
+        help="fig1, fig2, fig3, fig4a ... fig4d, fig5a, fig5b, fig6, table1; all by default.",
+    )
     parser.add_argument("--scale", choices=SCALES, help="Both by default.")
     parser.add_argument("--search", nargs="+", metavar="DIR", help="Where runs are looked for. [outputs]")
     parser.add_argument("--wandb", metavar="ENTITY/PROJECT", help="Read the runs from wandb instead.")
@@ -412,7 +426,9 @@ def main() -> None:
         "--labels", nargs="+", metavar="NAME", help="Legend names of --runs; the directories' by default."
     )
     parser.add_argument("--output", metavar="PATH", help="Picture of --runs [curves.png]; else a folder [figures].")
-    parser.add_argument("--window", type=int, default=10, help="Steps of the trailing mean of --runs. [10]")
+    parser.add_argument(
+        "--window", metavar="N", type=int, default=10, help="Steps of the trailing mean of --runs. [10]"
+    )
     flags = parser.parse_args()
     if flags.runs:
         print(draw_runs(flags.runs, flags.labels, flags.output or "curves.png", flags.window))

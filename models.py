@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from filelock import FileLock
 
-from config import MODEL_ALIASES, ModelArguments, UsageError, early_arguments, gpu_is_available, is_installed
+from config import MODEL_ALIASES, ModelArguments, UsageError, early_arguments, gpu_is_available, is_installed, nearest
 from prompts import SYSTEM_PROMPT, TAGS, to_completion, to_messages
 
 logger = logging.getLogger(__name__)
@@ -178,6 +178,11 @@ def load_base(path: str, load_in_4bit: bool = False, full_precision: bool = Fals
 def resolve_model(name: str) -> str:
     """The Hub id or local path behind ``--model``; ``tiny`` is built first where it is missing."""
     target = MODEL_ALIASES.get(name, name)
+    if "/" not in target and target != "tiny" and not Path(target).is_dir():
+        raise UsageError(
+            f"model {name!r} is unknown{nearest(name, MODEL_ALIASES)}: pick tiny, llama, qwen, a Hub id (owner/name) "
+            "or a local path."
+        )
     return str(ensure_tiny()) if target == "tiny" else target
 
 
@@ -228,6 +233,11 @@ def save_adapter(trainer: Any, resolved: dict[str, Any]) -> None:
     if resolved["merge"] == "16bit":
         merge_adapter(folder, resolve_model(resolved["model"]), run_directory / "merged")
         (run_directory / "merged" / "README.md").write_text(text + _MERGED_USAGE + _settings(resolved))
+    merged = ", merged/ a model that stands alone" if resolved["merge"] == "16bit" else ""
+    logger.warning(
+        "%s: report.html shows the run, adapter/ is what was trained%s; python evaluate.py --adapter %s scores it",
+        *(run_directory, merged, run_directory),
+    )
     if resolved["push_to_hub"]:
         _upload(run_directory / ("merged" if resolved["merge"] == "16bit" else "adapter"), resolved)
 

@@ -25,7 +25,7 @@ from transformers import TrainerCallback
 from config import UsageError, read_yaml, run_script
 from experiments import read_metrics
 from faults import write_atomically
-from figures import PANELS, plot_training
+from figures import plot_training
 from gtpo_loss import completion_entropy
 from tracking import ON_MAIN_PROCESS
 
@@ -199,10 +199,8 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
         return run / "report.html"
     rows = read_metrics(run)
     settings = read_yaml(run / "config.yaml")
-    own = "reward" if "reward" in rows[0] else "loss"  # a reward of the user's own, or SFT
-    panels = PANELS if "accuracy" in rows[0] else {own: own, "entropy": PANELS["entropy"]}
     svg = io.StringIO()
-    plot_training({settings["run_name"]: rows}, panels=panels).savefig(svg, format="svg")
+    plot_training({settings["run_name"]: rows}).savefig(svg, format="svg")
     tables = sorted((run / "completions").glob("*.parquet"))
     chosen = [tables[i * (len(tables) - 1) // max(1, groups - 1)] for i in range(min(groups, len(tables)))]
     parts = []

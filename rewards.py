@@ -7,13 +7,14 @@ A completion is a string, or a conversation ``[{"role": "assistant", "content": 
 
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from answers import extract_answer, is_correct, timeouts
-from config import UsageError
+from config import UsageError, nearest
 from prompts import TAGS
 
 __all__ = [
@@ -72,7 +73,7 @@ def accuracy_reward(completions: Sequence[Completion], answer: Sequence[str], **
     return rewards
 
 
-def load_rewards(names: Sequence[str], columns: Iterable[str]) -> list[Reward]:
+def load_rewards(names: Sequence[str], columns: Collection[str]) -> list[Reward]:
     """The reward functions behind ``--reward``, whose sum is the reward.
 
     Args:
@@ -81,20 +82,32 @@ def load_rewards(names: Sequence[str], columns: Iterable[str]) -> list[Reward]:
         columns: Columns of the data set.
 
     Raises:
-        UsageError: If a name is unknown, cannot be imported, or the accuracy reward finds no column ``answer``.
+        UsageError: If a name is unknown, cannot be imported, or a reward needs a column that is not there.
     """
     if not names:
         raise UsageError("--reward is empty: name format, accuracy, module:function or file.py:function.")
     if "accuracy" in names and "answer" not in columns:
         raise UsageError("the accuracy reward needs a column 'answer': add it to the data, or name another --reward.")
     ours: dict[str, Reward] = {"format": format_reward, "accuracy": accuracy_reward}
-    return [ours[name] if name in ours else _import_reward(name) for name in names]
+    rewards = [ours[name] if name in ours else _import_reward(name) for name in names]
+    given = {"completions", "prompts", "completion_ids", "trainer_state", "log_extra", "log_metric", *columns}
+    for name, reward in zip(names, rewards, strict=True):
+        wanted = inspect.signature(reward).parameters.values()
+        named = [p.name for p in wanted if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        if lacking := [argument for argument in named if argument not in given]:
+            raise UsageError(
+                f"reward {name!r} needs a column {lacking[0]!r}, and the data has {', '.join(sorted(columns))}."
+            )
+    return rewards
 
 
 def _import_reward(name: str) -> Reward:
     module, colon, function = name.rpartition(":")
     if not colon:
-        raise UsageError(f"reward {name!r} is unknown: pick format, accuracy, module:function or file.py:function.")
+        raise UsageError(
+            f"reward {name!r} is unknown{nearest(name, ('format', 'accuracy'))}: pick format, accuracy, "
+            "module:function or file.py:function."
+        )
     try:
         if module.endswith(".py"):
             spec = importlib.util.spec_from_file_location(f"reward_{Path(module).stem}", module)

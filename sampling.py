@@ -475,6 +475,7 @@ def check_settings(path: Path, settings: Row) -> None:
         raise UsageError(f"{path} is no file of completions (its first line holds no settings): move it away.")
     changed = [name for name in {**settings, **stored} if stored.get(name) != settings.get(name)]
     if changed:
+        changed = [name for name in changed if not name.endswith("_hash")] or changed
         differences = ", ".join(f"{name} was {stored.get(name)!r}, is {settings.get(name)!r}" for name in changed)
         raise UsageError(
             f"{path} was made with other settings ({differences}): name another --output_dir, or --overwrite it."

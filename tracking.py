@@ -25,7 +25,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.integrations import INTEGRATION_TO_CALLBACK, WandbCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
-from config import RunArguments, UsageError, nearest
+from config import RunArguments, UsageError, nearest, read_yaml
 from faults import (
     StopOnNonFiniteGradient,
     StopOnSignal,
@@ -55,6 +55,7 @@ PACKAGES = (
 )
 ON_MAIN_PROCESS = int(os.environ.get("RANK", 0)) == 0
 LOCK = "run.lock"
+_BEFORE_STEP_1 = {LOCK, "config.yaml", "environment.json", "initial_entropy.json"}  # nothing in it was trained
 WANDB_STEPS = 1000  # of wandb's own count in a step of ours: TRL logs tables and timings in between
 _locks: dict[str, FileLock] = {}  # held until the process ends
 
@@ -99,10 +100,12 @@ def check_run(resolved: dict[str, Any], run: RunArguments, rows: int) -> str | N
             raise UsageError(
                 f"{folder} holds no checkpoint to resume: name the run with --resume RUN, or start it anew."
             )
+        _check_same_policy(folder, resolved)
         return str(found[-1])
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: --output_dir names the directory of the run.")
-    if ON_MAIN_PROCESS and folder.is_dir() and any(folder.iterdir()):  # the others find what the main one has made
+    was_used = folder.is_dir() and any(path.name not in _BEFORE_STEP_1 for path in folder.iterdir())
+    if ON_MAIN_PROCESS and was_used:  # the others find what the main one has made
         if not run.overwrite:
             raise UsageError(
                 f"{folder} exists: --resume continues it, --overwrite replaces it, --run_name names another."
@@ -115,6 +118,16 @@ def check_run(resolved: dict[str, Any], run: RunArguments, rows: int) -> str | N
     return None
 
 
+def _check_same_policy(folder: Path, resolved: dict[str, Any]) -> None:
+    stored = read_yaml(folder / "config.yaml") if (folder / "config.yaml").is_file() else resolved
+    for name in ("model", "lora_rank", "lora_target_modules"):
+        if stored.get(name, resolved[name]) != resolved[name]:
+            raise UsageError(
+                f"{folder} was trained with --{name} {stored[name]}, which a checkpoint cannot change to "
+                f"{resolved[name]}: leave it out."
+            )
+
+
 def start_run(resolved: dict[str, Any], run: RunArguments) -> None:
     """Make the run directory, checked by :func:`check_run`, with ``config.yaml`` and ``environment.json``.
 
@@ -125,7 +138,9 @@ def start_run(resolved: dict[str, Any], run: RunArguments) -> None:
     if ON_MAIN_PROCESS:
         folder.mkdir(parents=True, exist_ok=True)
         _lock(folder)
-        for path in folder.iterdir() if run.overwrite else ():
+        for path in folder.iterdir():
+            if not run.overwrite and (run.resume or path.name not in _BEFORE_STEP_1):
+                continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != LOCK:
@@ -366,7 +381,7 @@ def _step(line: str) -> float:
 class ProgressBar(ProgressCallback):
     """Transformers' progress bar with the newest metrics at its end, where the default prints a line for each step."""
 
-    shown = {"accuracy": "{:.0f}%", "formatting": "{:.0f}%", "entropy": "{:.2f}", "loss": "{:.3f}"}
+    shown = {"accuracy": "{:.0f}%", "formatting": "{:.0f}%", "entropy": "{:.2f}", "reward": "{:.2f}", "loss": "{:.3f}"}
 
     def __init__(self, title: str) -> None:
         super().__init__()
@@ -387,4 +402,7 @@ class ProgressBar(ProgressCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
         if self.training_bar is not None:
             shown = {key: form.format(logs[key]) for key, form in self.shown.items() if logs and key in logs}
-            self.training_bar.set_postfix(shown)
+            if "accuracy" in shown:
+                shown.pop("reward", None)
+            if shown:  # the last log sums up the run, without them
+                self.training_bar.set_postfix(shown)

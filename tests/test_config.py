@@ -483,6 +483,27 @@ def test_weights_that_trl_hands_to_vllm_are_whole(monkeypatch: pytest.MonkeyPatc
         settings("--backend", "unsloth")
 
 
+@pytest.mark.parametrize(
+    ("settings_of_run", "script"), [("gamma: 0.1", "gtpo"), ("num_generations: 4", "grpo"), ("packing: false", "sft")]
+)
+def test_a_run_of_another_method_is_not_resumed(settings_of_run: str, script: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"model: tiny\n{settings_of_run}\n")
+    for method in CLASSES:
+        if method != script:
+            with pytest.raises(UsageError, match=rf"is a run of train_{script}\.py: resume it with that script"):
+                settings("--resume", str(tmp_path), method=method)
+
+
+def test_a_run_that_is_not_there_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs" / "gtpo-a").mkdir(parents=True)
+    (tmp_path / "outputs" / "gtpo-a" / "config.yaml").write_text("model: tiny\n")
+    with pytest.raises(
+        UsageError, match=r"outputs/gtpo-b is no folder \(did you mean 'outputs/gtpo-a'\?\): name a run"
+    ):
+        settings("--resume", "outputs/gtpo-b")
+
+
 def test_bare_resume_takes_model_and_backend_of_the_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("model: qwen\nbackend: transformers\n")
     early = config.early_arguments(["--output_dir", str(tmp_path), "--resume"])

@@ -171,7 +171,7 @@ def test_runs_and_adapter_folders_and_base_are_targets(outputs: Path) -> None:
         (["outputs/oldest"], "last", r"--adapter outputs/oldest is no folder \(did you mean 'outputs/older'\?\)"),
         (["outputs/unfinished"], "last", r"unfinished has no adapter/adapter_config.json: --checkpoint takes 50 here"),
         (["outputs/older"], "9", r"older has no checkpoint-9/.*: --checkpoint takes best, last here"),
-        (["outputs"], "last", r"outputs has no adapter/.*: it holds no adapter: has its training finished\?"),
+        (["outputs"], "last", r"outputs has no adapter/.*: its training has not finished\."),
         (["outputs/older/best"], "best", "--checkpoint best is part of a run, and outputs/older/best is an adapter"),
         (["base"], "last", "--adapter base alone names no base model"),
         (["outputs/older", "outputs/older/"], "last", "two of --adapter are called 'older'"),
@@ -180,6 +180,12 @@ def test_runs_and_adapter_folders_and_base_are_targets(outputs: Path) -> None:
 def test_what_is_no_adapter_is_refused(outputs: Path, names: list[str], checkpoint: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         evaluate.find_targets(names, None, checkpoint)
+
+
+def test_of_several_runs_the_unfinished_is_left_out(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    targets = evaluate.find_targets(["base", "outputs/older", "outputs/unfinished"], None, "last")
+    assert [target.label for target in targets] == ["", "older"]
+    assert "Left out: outputs/unfinished has no adapter" in capsys.readouterr().out
 
 
 def rename_base(adapter: Path, base: object) -> None:

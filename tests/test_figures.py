@@ -17,7 +17,19 @@ from hypothesis import strategies as st
 import figures
 from config import UsageError
 from experiments import Results, figure_names, groups_of, load_matrix, read_results, runs_of
-from figures import LABELS, PANELS, caption, draw, draw_all, missing, plot_training, read_metrics, smooth, table1
+from figures import (
+    LABELS,
+    PANELS,
+    caption,
+    draw,
+    draw_all,
+    missing,
+    panels_of,
+    plot_training,
+    read_metrics,
+    smooth,
+    table1,
+)
 
 FACTORS = {"accuracy": 2.0, "formatting": 3.0, "entropy": 0.01, "conflict_tokens": 5.0}
 
@@ -88,6 +100,19 @@ def test_ln_2_is_drawn_with_the_entropy_alone() -> None:
     assert shown[PANELS["entropy"]]["ln 2"][1] == [pytest.approx(0.693147, abs=1e-6)] * 2
     assert all("ln 2" not in lines for title, lines in shown.items() if title != PANELS["entropy"])
     assert math.isclose(shown[PANELS["entropy"]]["ln 2"][1][0], math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("row", "panels"),
+    [
+        ({"accuracy": 1.0, "entropy": 0.1, "rewards/accuracy_reward/mean": 1.0}, ["accuracy", "entropy"]),
+        ({"entropy": 0.1, "accuracy": None, "rewards/concise/mean": 2.0}, ["rewards/concise/mean", "entropy"]),
+        ({"entropy": 0.1, "loss": 2.0}, ["loss", "entropy"]),
+    ],
+    ids=["paper's rewards", "own reward", "sft"],
+)
+def test_panels_are_those_that_a_run_logged(row: dict[str, Any], panels: list[str]) -> None:
+    assert list(panels_of([[row | {"step": 1}]])) == panels
 
 
 def test_step_without_a_metric_is_left_out() -> None:

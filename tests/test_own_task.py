@@ -90,7 +90,7 @@ def test_rewards_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "my_rewards.py").write_text(REWARD)
     monkeypatch.chdir(tmp_path)
     names = ["format", "accuracy", str(tmp_path / "my_rewards.py") + ":short", "my_rewards:short"]
-    ours, accuracy, by_file, by_module = load_rewards(names, ["prompt", "answer"])
+    ours, accuracy, by_file, by_module = load_rewards(names, ["prompt", "answer", "limit"])
     assert (ours, accuracy) == (format_reward, accuracy_reward)
     for reward in (by_file, by_module):
         assert reward.__name__ == "short"
@@ -100,7 +100,10 @@ def test_rewards_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["acuracy"], "reward 'acuracy' is unknown: pick format, accuracy, module:function"),
+        (
+            ["acuracy"],
+            r"reward 'acuracy' is unknown \(did you mean 'accuracy'\?\): pick format, accuracy, module:function",
+        ),
         (["no_such_module:fn"], "'no_such_module:fn' cannot be imported: No module named"),
         (["missing.py:fn"], "'missing.py:fn' cannot be imported: .*No such file"),
         (["json:no_such_function"], "json has no function 'no_such_function'"),
@@ -118,9 +121,16 @@ def test_a_file_named_as_one_of_ours_is_the_users(tmp_path: Path) -> None:
         "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Pair:\n    a: int\n"
     )
     (tmp_path / "data.py").write_text(lines + REWARD)
-    (reward,) = load_rewards([f"{tmp_path}/data.py:short"], ["prompt"])
+    (reward,) = load_rewards([f"{tmp_path}/data.py:short"], ["prompt", "limit"])
     assert reward(["abc"], limit=[5]) == [1.0]
     assert load_train.__module__ == "data" and sys.modules["data"].load_train is load_train
+
+
+def test_a_reward_whose_column_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(REWARD + "def free(completions, prompts, bonus=1, **columns):\n    return []\n")
+    with pytest.raises(UsageError, match=r"own.py:short' needs a column 'limit', and the data has answer, prompt\."):
+        load_rewards([f"{tmp_path}/own.py:short"], ["prompt", "answer"])
+    assert len(load_rewards([f"{tmp_path}/own.py:free"], ["prompt"])) == 1
 
 
 def test_it_trains_on_both(tiny: Path, tmp_path: Path) -> None:

@@ -74,10 +74,32 @@ def test_git_revision_is_a_commit() -> None:
 
 def test_existing_run_is_refused_and_kept(tmp_path: Path) -> None:
     start(tmp_path / "run", "--seed", "1")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(UsageError, match="exists: --resume continues it, --overwrite replaces it") as caught:
         start(tmp_path / "run", "--seed", "2")
     assert "\n" not in str(caught.value) and str(tmp_path / "run") in str(caught.value)
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 1
+
+
+def test_a_run_that_failed_before_its_first_step_is_started_anew(tmp_path: Path) -> None:
+    start(tmp_path / "run", "--seed", "1")
+    (tmp_path / "run" / "initial_entropy.json").write_text("{}")  # of whatever model that was
+    assert start(tmp_path / "run", "--seed", "2") is None
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 2
+    assert not (tmp_path / "run" / "initial_entropy.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("model", "other/model"), ("lora_rank", "8"), ("lora_target_modules", "q_proj")]
+)
+def test_a_resumed_run_keeps_its_policy(flag: str, value: str, tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    checkpoint(tmp_path / "run", 5)
+    before = (tmp_path / "run" / "config.yaml").read_text()
+    with pytest.raises(UsageError, match=f"run was trained with --{flag} .*cannot change to .*{value}.*leave it out"):
+        start(tmp_path / "run", "--resume", f"--{flag}", value)
+    assert (tmp_path / "run" / "config.yaml").read_text() == before
+    assert start(tmp_path / "run", "--resume", "--max_steps", "9") == str(tmp_path / "run" / "checkpoint-5")
 
 
 def test_empty_directory_is_taken(tmp_path: Path) -> None:
