@@ -42,6 +42,17 @@ def test_own_rows_and_reward(tiny: Path, tmp_path: Path) -> None:
     run(tmp_path, *merge.partition("#")[0].replace("train", f"{ROOT}/train").replace("outputs/RUN", "run").split()[1:])
     assert (tmp_path / "run" / "merged" / "model.safetensors").is_file()
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2  # no step too many
+    (load,) = section("Serve the adapter", "python")
+    (tmp_path / "load.py").write_text(load.replace("outputs/RUN", "run") + "print(model.peft_config['default'].r)\n")
+    assert run(tmp_path, "load.py").split()[-1] == "32"  # the tiny preset
+
+
+def test_any_model_is_evaluated(tiny: Path, data_dir: Path, tmp_path: Path) -> None:
+    (command,) = section("Evaluate any model", "bash")
+    words = command.partition("#")[0].replace(HUB_MODEL, str(tiny)).split()[1:]
+    small = ["--limit", "1", "--max_new_tokens", "4", "--data_dir", str(data_dir)]
+    shown = run(tmp_path, f"{ROOT}/{words[0]}", *words[1:], *small)
+    assert "GSM8K: 1 problems, k = 64" in shown and "AIME 2024: 1 problems, k = 64" in shown
 
 
 def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: Path) -> None:
