@@ -12,58 +12,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
+from as_a_user import ROOT, SERVER, Ended, user_environment
 
 torch.set_num_threads(1)
-
-ROOT = Path(__file__).parent.parent
-SCRIPT_SECONDS = 180  # no script that a test runs takes a tenth of it
-DROPPED = ("PYTHONPATH", "WORLD_SIZE", "RANK", "WANDB_MODE")  # of this process, not of a user
-
-SERVER = f"""
-import atexit, gc, json, os, runpy, signal, sys
-import datasets, pandas, peft, torch, transformers, trl.trainer.grpo_trainer, trl.trainer.sft_trainer
-import transformers.integrations, transformers.models.llama.modeling_llama
-torch.set_num_threads(1)
-gc.freeze()
-for line in sys.stdin:
-    request = json.loads(line)
-    if (child := os.fork()) == 0:
-        signal.alarm({SCRIPT_SECONDS})
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(os.open(request["stdout"], os.O_CREAT | os.O_WRONLY), 1)
-        os.dup2(os.open(request["stderr"], os.O_CREAT | os.O_WRONLY), 2)
-        os.chdir(request["cwd"])
-        sys.argv, sys.path[0] = request["argv"], os.path.dirname(request["argv"][0])
-        code = 0
-        try:
-            runpy.run_path(sys.argv[0], run_name="__main__")
-        except SystemExit as exit:
-            code = exit.code or 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            code = 1
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # the interpreter's own end would take longer than many of the runs
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-class Ended(NamedTuple):
-    code: int
-    stdout: str
-    stderr: str
-
-
-def user_environment() -> dict[str, str]:
-    """That of a user: no GPU, no network, one thread."""
-    given = {key: value for key, value in os.environ.items() if key not in DROPPED}
-    return given | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="session")

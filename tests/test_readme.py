@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Ended
+from as_a_user import ROOT, Ended
 
 import models
 

@@ -19,7 +19,7 @@ import pandas
 import pytest
 import torch
 import yaml
-from conftest import SCRIPT_SECONDS, Ended, user_environment
+from as_a_user import SCRIPT_SECONDS, Ended, user_environment
 from peft import PeftModel
 from safetensors.torch import load_file
 from tokenizers import AddedToken

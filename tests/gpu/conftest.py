@@ -103,7 +103,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def write(report: dict[str, Any]) -> None:
-    from tracking import write_atomically
+    from faults import write_atomically
 
     path = report["path"]
     path.parent.mkdir(parents=True, exist_ok=True)
