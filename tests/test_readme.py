@@ -21,7 +21,7 @@ BASH = [
     if line.strip() and not line.startswith("#")
 ]
 TRAIN_SMALL = ["--max_steps", "2", "--lora_rank", "4"]
-RL_SMALL = ["--num_generations", "4", "--prompts_per_step", "1", "--max_completion_length", "12"]
+RL_SMALL = ["--num_generations", "4", "--max_completion_length", "12"]
 NEEDS_GPU = ("llama", "qwen", "configs/paper/")
 
 
