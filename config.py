@@ -533,11 +533,8 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     try:
         main()
     except KeyboardInterrupt:
-        _leave(
-            "interrupted"
-            + ("; a run that has a checkpoint goes on with --resume RUN" if "train_" in sys.argv[0] else ""),
-            130,
-        )
+        trains = Path(sys.argv[0]).name.startswith("train_")
+        _leave("interrupted" + "; a run that has a checkpoint goes on with --resume RUN" * trains, 130)
     except (UsageError, RunError) as error:
         if debug:
             raise

@@ -204,9 +204,11 @@ def find_targets(adapters: Sequence[str] | None, model: str | None, checkpoint: 
         try:
             targets.append(Target("") if name == "base" else adapter_target(name, checkpoint))
         except UsageError as error:
-            if len(adapters) == 1 or not Path(name).is_dir():
+            if not Path(name).is_dir() or set(adapters) <= {name, "base"}:
                 raise
             print(f"Left out: {error}", flush=True)
+    if not any(target.adapter for target in targets) and set(adapters) != {"base"}:
+        raise UsageError(f"none of --adapter {' '.join(adapters)} is finished: name a run that is.")
     labels = [target.label for target in targets]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:

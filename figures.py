@@ -13,7 +13,8 @@ known by its name, with or without its seed (gtpo-g8-s1).
 import argparse
 import csv
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +114,17 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panel
     return figure
 
 
-def panels_of(runs: Iterable[list[dict[str, Any]]]) -> dict[str, str]:
+def reward_names(rows: list[dict[str, Any]]) -> list[str]:
+    """The reward functions of a run, from its metrics."""
+    names = (re.fullmatch("rewards/(.+)/mean", key) for key in rows[0])
+    return [match[1] for match in names if match]
+
+
+def panels_of(runs: Collection[list[dict[str, Any]]]) -> dict[str, str]:
     """The panels for some runs: those of ``PANELS`` that one of them logged, and the rewards of a user's own."""
     logged = {key for rows in runs for row in rows for key, value in row.items() if value is not None}
-    own = [key for key in sorted(logged) if key.startswith("rewards/") and key.endswith("/mean")]
-    panels = {key: key.split("/")[1] for key in own if not key.startswith(("rewards/format_", "rewards/accuracy_"))}
+    own = sorted({name for rows in runs for name in reward_names(rows)} - {"format_reward", "accuracy_reward"})
+    panels = {f"rewards/{name}/mean": name for name in own}
     panels |= {metric: label for metric, label in PANELS.items() if metric in logged}
     return panels if len(panels) > 1 else {"loss": "loss"} | panels
 

@@ -233,11 +233,12 @@ def save_adapter(trainer: Any, resolved: dict[str, Any]) -> None:
     if resolved["merge"] == "16bit":
         merge_adapter(folder, resolve_model(resolved["model"]), run_directory / "merged")
         (run_directory / "merged" / "README.md").write_text(text + _MERGED_USAGE + _settings(resolved))
+    from data import BENCHMARK_NAMES
+
     merged = ", merged/ a model that stands alone" if resolved["merge"] == "16bit" else ""
-    logger.warning(
-        "%s: report.html shows the run, adapter/ is what was trained%s; python evaluate.py --adapter %s scores it",
-        *(run_directory, merged, run_directory),
-    )
+    score = f"python evaluate.py --benchmarks {resolved['dataset']} --adapter {run_directory}"
+    score = f"; to score it: {score}" if resolved["dataset"] in BENCHMARK_NAMES else ""
+    logger.warning("%s: report.html shows the run, adapter/ is what was trained%s%s", run_directory, merged, score)
     if resolved["push_to_hub"]:
         _upload(run_directory / ("merged" if resolved["merge"] == "16bit" else "adapter"), resolved)
 

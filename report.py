@@ -25,7 +25,7 @@ from transformers import TrainerCallback
 from config import UsageError, read_yaml, run_script
 from experiments import read_metrics
 from faults import write_atomically
-from figures import plot_training
+from figures import plot_training, reward_names
 from gtpo_loss import completion_entropy
 from tracking import ON_MAIN_PROCESS
 
@@ -205,7 +205,7 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
     chosen = [tables[i * (len(tables) - 1) // max(1, groups - 1)] for i in range(min(groups, len(tables)))]
     parts = []
     for path in chosen:
-        step, view = stored_group(path, settings["num_generations"])
+        step, view = stored_group(path, settings["num_generations"], reward_names(rows))
         parts.append(f"<h2>A group of step {step}</h2>{group_html(view)}")
     if parts and not settings.get("conflict_correction"):
         parts.insert(0, "<p>This run gives every token weight 1: the colours show what the correction would do.</p>")
@@ -215,8 +215,14 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
     return run / "report.html"
 
 
-def stored_group(path: str | Path, group_size: int) -> tuple[int, GroupView]:
-    """The step and the first group of a stored table of completions (``completions/*.parquet`` of a run)."""
+def stored_group(path: str | Path, group_size: int, rewards: Sequence[str]) -> tuple[int, GroupView]:
+    """The step and the first group of a stored table of completions (``completions/*.parquet`` of a run).
+
+    Args:
+        path: The table.
+        group_size: G.
+        rewards: Which columns are rewards; a reward function may have logged others of its own.
+    """
     from pyarrow.parquet import read_table
 
     rows = read_table(path).to_pylist()[:group_size]
@@ -227,12 +233,10 @@ def stored_group(path: str | Path, group_size: int) -> tuple[int, GroupView]:
         edges = [0, *(edge for span in row["conflicts"] for edge in span), len(row["completion"])]
         tokens.append([row["completion"][a:b] for a, b in itertools.pairwise(edges)])
         weights.append([on_span if piece % 2 else 1.0 for piece in range(len(edges) - 1)])
-    known = {"step", "prompt", "completion", "advantage", "entropy", "delta", "conflicts"}
-    names = [name for name in rows[0] if name not in known]
     return rows[0]["step"], GroupView(
         prompt=rows[0]["prompt"],
         tokens=tokens,
-        rewards={name: [row[name] for row in rows] for name in names},
+        rewards={name: [row[name] for row in rows] for name in rewards},
         advantages=[row["advantage"] for row in rows],
         weights=weights,
         entropy=[row["entropy"] for row in rows],

@@ -90,13 +90,17 @@ def load_rewards(names: Sequence[str], columns: Collection[str]) -> list[Reward]
         raise UsageError("the accuracy reward needs a column 'answer': add it to the data, or name another --reward.")
     ours: dict[str, Reward] = {"format": format_reward, "accuracy": accuracy_reward}
     rewards = [ours[name] if name in ours else _import_reward(name) for name in names]
-    given = {"completions", "prompts", "completion_ids", "trainer_state", "log_extra", "log_metric", *columns}
+    by_trl = {"completions", "prompts", "completion_ids", "trainer_state", "log_extra", "log_metric"}
+    given = by_trl | set(columns) - {"prompt", "completion"}  # TRL passes the prompts as `prompts`
     for name, reward in zip(names, rewards, strict=True):
-        wanted = inspect.signature(reward).parameters.values()
+        try:
+            wanted = inspect.signature(reward).parameters.values()
+        except ValueError:  # some built-in functions have none to read
+            continue
         named = [p.name for p in wanted if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         if lacking := [argument for argument in named if argument not in given]:
             raise UsageError(
-                f"reward {name!r} needs a column {lacking[0]!r}, and the data has {', '.join(sorted(columns))}."
+                f"reward {name!r} needs a column {lacking[0]!r}, and it can be given {', '.join(sorted(given))}."
             )
     return rewards
 

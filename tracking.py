@@ -25,7 +25,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.integrations import INTEGRATION_TO_CALLBACK, WandbCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
-from config import RunArguments, UsageError, nearest, read_yaml
+from config import MODEL_ALIASES, RunArguments, UsageError, nearest, read_yaml
 from faults import (
     StopOnNonFiniteGradient,
     StopOnSignal,
@@ -104,8 +104,7 @@ def check_run(resolved: dict[str, Any], run: RunArguments, rows: int) -> str | N
         return str(found[-1])
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: --output_dir names the directory of the run.")
-    was_used = folder.is_dir() and any(path.name not in _BEFORE_STEP_1 for path in folder.iterdir())
-    if ON_MAIN_PROCESS and was_used:  # the others find what the main one has made
+    if ON_MAIN_PROCESS and _holds_something(folder):  # the others find what the main one has made
         if not run.overwrite:
             raise UsageError(
                 f"{folder} exists: --resume continues it, --overwrite replaces it, --run_name names another."
@@ -118,10 +117,19 @@ def check_run(resolved: dict[str, Any], run: RunArguments, rows: int) -> str | N
     return None
 
 
+def _holds_something(folder: Path) -> bool:
+    """Whether there is more in a folder than a run leaves that failed before its first step."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return not (names <= {LOCK} or {"config.yaml", "environment.json"} <= names <= _BEFORE_STEP_1)
+
+
 def _check_same_policy(folder: Path, resolved: dict[str, Any]) -> None:
     stored = read_yaml(folder / "config.yaml") if (folder / "config.yaml").is_file() else resolved
     for name in ("model", "lora_rank", "lora_target_modules"):
-        if stored.get(name, resolved[name]) != resolved[name]:
+        old, new = (
+            MODEL_ALIASES.get(str(value), value) for value in (stored.get(name, resolved[name]), resolved[name])
+        )
+        if old != new:
             raise UsageError(
                 f"{folder} was trained with --{name} {stored[name]}, which a checkpoint cannot change to "
                 f"{resolved[name]}: leave it out."

@@ -186,6 +186,11 @@ def test_of_several_runs_the_unfinished_is_left_out(outputs: Path, capsys: pytes
     targets = evaluate.find_targets(["base", "outputs/older", "outputs/unfinished"], None, "last")
     assert [target.label for target in targets] == ["", "older"]
     assert "Left out: outputs/unfinished has no adapter" in capsys.readouterr().out
+    (Path("outputs") / "failed").mkdir()
+    with pytest.raises(UsageError, match="none of --adapter outputs/unfinished outputs/failed is finished"):
+        evaluate.find_targets(["outputs/unfinished", "outputs/failed"], None, "last")
+    with pytest.raises(UsageError, match=r"outputs/failed has no adapter/.*: its training has not finished"):
+        evaluate.find_targets(["base", "outputs/failed"], None, "last")
 
 
 def rename_base(adapter: Path, base: object) -> None:

@@ -128,8 +128,12 @@ def test_a_file_named_as_one_of_ours_is_the_users(tmp_path: Path) -> None:
 
 def test_a_reward_whose_column_is_missing(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(REWARD + "def free(completions, prompts, bonus=1, **columns):\n    return []\n")
-    with pytest.raises(UsageError, match=r"own.py:short' needs a column 'limit', and the data has answer, prompt\."):
+    with pytest.raises(UsageError, match=r"own.py:short' needs a column 'limit', and it can be given answer, "):
         load_rewards([f"{tmp_path}/own.py:short"], ["prompt", "answer"])
+    (tmp_path / "own2.py").write_text("def alike(completions, prompt):\n    return []\n")
+    with pytest.raises(UsageError, match=r"alike' needs a column 'prompt', and it can be given .*prompts"):
+        load_rewards([f"{tmp_path}/own2.py:alike"], ["prompt"])
+    assert load_rewards(["builtins:max"], ["prompt"]) == [max]  # no signature to read
     assert len(load_rewards([f"{tmp_path}/own.py:free"], ["prompt"])) == 1
 
 

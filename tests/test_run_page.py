@@ -1,11 +1,12 @@
 """A run's table of completions and its page: what is stored belongs to its own completion, though rows are shuffled."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 from canned import GROUP, canned_group, make_trainer, trained_weights
-from pyarrow.parquet import read_table
+from pyarrow.parquet import read_table, write_table
 from reference import naive_completion_entropy, naive_conflict_mask, naive_entropy_filter
 from test_trainer import plain_logps_and_entropy
 
@@ -44,7 +45,7 @@ def test_each_completion_has_its_own_entropy_delta_and_spans(run: Path, tiny: Pa
 
 
 def test_the_stored_group_weighs_spans_by_the_sign_of_the_advantage(run: Path) -> None:
-    step, view = stored_group(sorted((run / "completions").glob("*.parquet"))[0], GROUP)
+    step, view = stored_group(sorted((run / "completions").glob("*.parquet"))[0], GROUP, ["reward_parity"])
     assert step == 1 and len(view.tokens) == GROUP
     seen = set()
     for advantage, pieces, weights in zip(view.advantages, view.tokens, view.weights, strict=True):
@@ -53,6 +54,15 @@ def test_the_stored_group_weighs_spans_by_the_sign_of_the_advantage(run: Path) -
         assert set(weights) <= {1.0, on_span}
         seen |= set(weights)
     assert seen == {0.0, 1.0, 2.0}
+
+
+def test_a_column_that_a_reward_logged_is_not_taken_for_a_reward(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    for path in (copy / "completions").glob("*.parquet"):
+        table = read_table(path)
+        write_table(table.append_column("extracted", [[f"answer {i}" for i in range(len(table))]]), path)
+    page = write_report(copy).read_text()
+    assert ">reward_parity</th>" in page and "extracted" not in page
 
 
 def test_the_page_shows_curves_and_groups_and_escapes(run: Path) -> None:

@@ -89,6 +89,14 @@ def test_a_run_that_failed_before_its_first_step_is_started_anew(tmp_path: Path)
     assert not (tmp_path / "run" / "initial_entropy.json").exists()
 
 
+def test_a_folder_that_is_no_run_is_not_taken_for_a_failed_one(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text("of: another program\n")
+    with pytest.raises(UsageError, match="mine exists: "):
+        start(tmp_path / "mine")
+    assert (tmp_path / "mine" / "config.yaml").read_text() == "of: another program\n"
+
+
 @pytest.mark.parametrize(
     ("flag", "value"), [("model", "other/model"), ("lora_rank", "8"), ("lora_target_modules", "q_proj")]
 )
