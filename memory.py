@@ -116,6 +116,8 @@ def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
         "activations": layers_kept + 2 * one_layer,
         "head": 2 * tokens * shape.hidden_size * width + 3 * 4 * tile,  # hidden states, their gradient, three tiles
     }
+    if merges:
+        parts["vLLM's weights"] = (projections + embeddings) * 2  # a copy of its own, in 16 bits
     return {name: size / GIB for name, size in parts.items()}
 
 
@@ -144,12 +146,14 @@ def plan(settings: dict[str, Any], rows: int, gpus: Sequence[tuple[str, float]] 
     lines += [f"GPU memory at the longest texts, GiB, an estimate: {listed}", f"in all {sum(parts.values()):.1f} GiB"]
     if settings.get("use_vllm") and settings.get("vllm_mode") == "colocate":
         share = settings["gpu_memory_utilization"]
-        held = parts["weights"] + parts["KV cache"]
+        generated = settings.get("generation_batch_size") or completions
+        engine = parts.get("vLLM's weights", parts["weights"])  # Unsloth's are shared
         for name, size in gpus or [("a card of 40 GiB", 40.0), ("a card of 80 GiB", 80.0)]:
-            rest = sum(parts.values()) - held
-            fits = share * size >= held and share * size + rest < size
+            rest = sum(parts.values()) - engine - parts["KV cache"]
+            at_once = max(0, min(generated, int((share * size - engine) / (parts["KV cache"] / generated))))
+            fits = at_once > 0 and share * size + rest < size
             lines.append(
-                f"{name}: vLLM takes {share:g} of it, {share * size:.0f} GiB, and needs {held:.1f}; training adds "
-                f"{rest:.1f} GiB: {'fits' if fits else 'does not fit'}"
+                f"{name}: vLLM takes {share:g} of it, {share * size:.0f} GiB: its weights and {at_once} of {generated} "
+                f"completions at once; training adds {rest:.1f} GiB: {'fits' if fits else 'does not fit'}"
             )
     return "".join(f"# {line}\n" for line in lines)

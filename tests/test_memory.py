@@ -113,12 +113,23 @@ def test_the_plan_in_words() -> None:
     assert lines[0] == "# 7,473 training rows, 7,473 steps of 1 prompt(s) x 12 completion(s) per process"
     assert lines[1] == "# at most 135 million tokens generated per process"  # 7473 x 12 x 1500
     assert "weights 5.31, LoRA 1.25, gradients 1.25, optimizer 0.62, KV cache 8.06" in lines[2]
-    assert lines[4].startswith("# A100: vLLM takes 0.4 of it, 16 GiB, and needs 13.4;") and lines[4].endswith(": fits")
-    assert lines[5].startswith("# T4: vLLM takes 0.4 of it, 6 GiB, and needs 13.4;") and lines[5].endswith(
+    assert lines[4].startswith("# A100: vLLM takes 0.4 of it, 16 GiB: its weights and 12 of 12 completions") and lines[
+        4
+    ].endswith(": fits")
+    assert lines[5].startswith("# T4: vLLM takes 0.4 of it, 6 GiB: its weights and 0 of 12 ") and lines[5].endswith(
         "does not fit"
     )
+    assert plan(SETTINGS | {"load_in_4bit": True}, 1, [("A", 24.0)]).endswith(
+        "10 GiB: its weights and 6 of 12 completions at once; training adds 5.8 GiB: fits\n"
+    )  # (9.6 - 5.31) / 0.67 = 6.4
     (small,) = plan(SETTINGS, rows=1, gpus=[("T4", 14.6)]).splitlines()[4:]
     assert small.endswith("does not fit")  # 15 GiB of weights in 16 bits
+
+
+def test_vllm_has_weights_of_its_own_where_trl_hands_them_over() -> None:
+    parts = estimate(KNOWN["llama"], SETTINGS | {"backend": "transformers", "use_vllm": True})
+    assert parts["vLLM's weights"] == pytest.approx(parts["weights"] / 2)  # bfloat16 beside float32
+    assert "vLLM's weights" not in estimate(KNOWN["llama"], SETTINGS | {"backend": "unsloth", "use_vllm": True})
 
 
 def test_steps_are_those_asked_for() -> None:
