@@ -236,8 +236,9 @@ def save_adapter(trainer: Any, resolved: dict[str, Any]) -> None:
     from data import BENCHMARK_NAMES
 
     merged = ", merged/ a model that stands alone" if resolved["merge"] == "16bit" else ""
-    score = f"python evaluate.py --benchmarks {resolved['dataset']} --adapter {run_directory}"
-    score = f"; to score it: {score}" if resolved["dataset"] in BENCHMARK_NAMES else ""
+    benchmark = resolved.get("dataset")
+    score = f"; to score it: python evaluate.py --benchmarks {benchmark} --adapter {run_directory}"
+    score = score if benchmark in BENCHMARK_NAMES else ""
     logger.warning("%s: report.html shows the run, adapter/ is what was trained%s%s", run_directory, merged, score)
     if resolved["push_to_hub"]:
         _upload(run_directory / ("merged" if resolved["merge"] == "16bit" else "adapter"), resolved)
