@@ -19,14 +19,34 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from config import MODEL_ALIASES, UsageError, gpu_is_available, nearest, run_script
+from gtpo.arguments import MODEL_ALIASES
+from gtpo.cli import run_script
+from gtpo.data import load_benchmark
+from gtpo.errors import UsageError, nearest
+from gtpo.evaluation.sampling import Sampler, Sampling, TransformersSampler, VLLMSampler, choose_backend, complete
+from gtpo.evaluation.scores import Entry, grade, write_results
+from gtpo.evaluation.storage import check_settings, fingerprint, read_completions
+from gtpo.evaluation.table import table
+from gtpo.evaluation.targets import (
+    OUTPUTS,
+    Target,
+    adapter_config,
+    base_model,
+    find_targets,
+    is_tiny,
+    refuse_large_model_without_gpu,
+    same_model,
+    short_name,
+)
+from gtpo.models import resolve_model
+from gtpo.prompts import to_messages
+from gtpo.runs import environment
 
 if TYPE_CHECKING:
-    from sampling import Sampler, Sampling
+    pass
 
 # From the repository root this file shadows the Hugging Face package `evaluate`: heavy imports stay in the functions.
 
-OUTPUTS = Path("outputs")
 TITLES = {
     "gsm8k": "GSM8K",
     "math": "MATH",
@@ -37,7 +57,6 @@ TITLES = {
     "arithmetic": "Arithmetic",
     "arithmetic_hard": "Arithmetic, 4 to 5 steps",
 }
-PASS_COLUMNS, MAJ_COLUMNS = (1, 8, 16, 32, 64), (4, 8, 16, 32, 64)  # Table 1
 DEFAULTS = {
     "checkpoint": "last",
     "k": 64,
@@ -49,17 +68,6 @@ DEFAULTS = {
     "batch_size": 64,
     "gpu_memory_utilization": 0.9,
 }
-
-Entry = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Target:
-    """One row of the table: an adapter, or the base model where ``adapter`` is None."""
-
-    label: str
-    adapter: Path | None = None
-    checkpoint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,9 +103,9 @@ def evaluate(flags: argparse.Namespace) -> list[Entry]:
         refuse_large_model_without_gpu(base if not flags.model else MODEL_ALIASES.get(flags.model, flags.model))
     problems = {name: load_problems(name, flags.data_dir, flags.limit) for name in flags.benchmarks}
 
-    from models import resolve_model
-    from sampling import Sampling, check_settings, choose_backend, complete, fingerprint
-    from tracking import environment
+    pass
+    pass
+    pass
 
     model = resolve_model(flags.model or base)
     if any(target.adapter for target in targets) and not same_model(model, base):
@@ -160,7 +168,7 @@ def regrade(flags: argparse.Namespace) -> list[Entry]:
         raise UsageError(
             f"no stored completions under {flags.output_dir}: evaluate first, or name their folder with --output_dir."
         )
-    from sampling import read_completions
+    pass
 
     entries = []
     for path in paths:
@@ -177,183 +185,20 @@ def regrade(flags: argparse.Namespace) -> list[Entry]:
 # What to evaluate
 
 
-def find_targets(adapters: Sequence[str] | None, model: str | None, checkpoint: str) -> list[Target]:
-    """The rows of the table, in the order of the flags; without any, the newest finished run under outputs/.
-
-    Raises:
-        UsageError: If a run or adapter is not there, or two of them have one name.
-    """
-    if not adapters and model:
-        return [Target("")]
-    if not adapters:
-        finished = sorted(OUTPUTS.rglob("adapter/adapter_config.json"), key=lambda path: path.stat().st_mtime)
-        if not finished:
-            raise UsageError(
-                f"no finished run under {OUTPUTS}/: train one (`python train_gtpo.py --model tiny --dataset "
-                "arithmetic` on a CPU), name a run with --adapter RUN, or evaluate a base model with --model tiny."
-            )
-        newest = str(finished[-1].parent.parent)
-        print(
-            f"Evaluating {newest}, the newest finished run under {OUTPUTS}/ (--adapter RUN names another).", flush=True
-        )
-        adapters = [newest]
-    if not model and set(adapters) == {"base"}:
-        raise UsageError("--adapter base alone names no base model: add a run to it, or --model tiny|llama|qwen.")
-    targets = []
-    for name in adapters:
-        try:
-            targets.append(Target("") if name == "base" else adapter_target(name, checkpoint))
-        except UsageError as error:
-            if not Path(name).is_dir() or set(adapters) <= {name, "base"}:
-                raise
-            print(f"Left out: {error}", flush=True)
-    if not any(target.adapter for target in targets) and set(adapters) != {"base"}:
-        raise UsageError(f"none of --adapter {' '.join(adapters)} is finished: name a run that is.")
-    labels = [target.label for target in targets]
-    twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice is not None:
-        raise UsageError(
-            f"two of --adapter are called {twice or 'base'!r}: name each once, or evaluate them into two --output_dir."
-        )
-    return targets
-
-
-def adapter_target(name: str, checkpoint: str) -> Target:
-    """The adapter of a run at a checkpoint, or an adapter folder itself.
-
-    Raises:
-        UsageError: If there is no such adapter.
-    """
-    folder = Path(name)
-    if not folder.is_dir():
-        runs = [str(path.parent.parent) for path in OUTPUTS.rglob("adapter/adapter_config.json")]
-        raise UsageError(f"--adapter {name} is no folder{nearest(name, runs)}: expected a run directory or an adapter.")
-    if (folder / "adapter_config.json").is_file():
-        if checkpoint != DEFAULTS["checkpoint"]:
-            raise UsageError(
-                f"--checkpoint {checkpoint} is part of a run, and {name} is an adapter itself: name the run."
-            )
-        return Target(label_of(folder), folder)
-    adapter = folder / {"last": "adapter", "best": "best"}.get(checkpoint, f"checkpoint-{checkpoint}")
-    if not (adapter / "adapter_config.json").is_file():
-        there = sorted(
-            path.parent.name.removeprefix("checkpoint-").replace("adapter", "last")
-            for path in folder.glob("*/adapter_config.json")
-            if path.parent.name in ("adapter", "best") or path.parent.name.startswith("checkpoint-")
-        )
-        way_out = f"--checkpoint takes {', '.join(there)} here" if there else "its training has not finished"
-        raise UsageError(f"{name} has no {adapter.name}/adapter_config.json: {way_out}.")
-    at = "" if checkpoint == DEFAULTS["checkpoint"] else f"@{checkpoint}"
-    return Target(label_of(folder) + at, adapter, checkpoint)
-
-
-def label_of(folder: Path) -> str:
-    """A run's name in tables and paths: its path under outputs/, joined with dashes; elsewhere the folder's name."""
-    folder, root = folder.resolve(), OUTPUTS.resolve()
-    if folder.name == "adapter":
-        folder = folder.parent
-    return "-".join(folder.relative_to(root).parts) if folder.is_relative_to(root) else folder.name
-
-
-def base_model(targets: Sequence[Target], model: str | None) -> str:
-    """The base model that all adapters were trained on; without an adapter, what --model names.
-
-    Raises:
-        UsageError: If an adapter names none, two name different ones, or it is a local folder that is gone.
-    """
-    bases: dict[str, Path] = {}
-    for target in targets:
-        if target.adapter:
-            bases.setdefault(adapter_config(target.adapter)["base_model_name_or_path"], target.adapter)
-    first, *others = bases or [MODEL_ALIASES.get(str(model), str(model))]
-    for other in others:
-        if not same_model(first, other):
-            raise UsageError(
-                f"{bases[first]} was trained on {first} and {bases[other]} on {other}: evaluate them in two calls, "
-                "`--regrade` prints one table of all."
-            )
-    local = Path(first).is_absolute() or first.startswith(".") or first.count("/") > 1
-    if bases and local and not model and not Path(first).exists():
-        raise UsageError(
-            f"{bases[first]} was trained on {first}, which is not here: name the base model with --model "
-            "(--model tiny makes the tiny one)."
-        )
-    return first
-
-
-def adapter_config(adapter: Path) -> dict[str, Any]:
-    """The LoRA settings that PEFT stores with an adapter.
-
-    Raises:
-        UsageError: If they cannot be read or name no base model.
-    """
-    path = adapter / "adapter_config.json"
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {error}.") from error
-    if not isinstance(config, dict) or not config.get("base_model_name_or_path"):
-        raise UsageError(f"{path} names no base_model_name_or_path: write the model's Hub id or folder there.")
-    if not (adapter / "adapter_model.safetensors").is_file():
-        raise UsageError(f"{adapter} has no adapter_model.safetensors; adapter_model.bin, a pickle, is not read.")
-    return config
-
-
-def same_model(a: str, b: str) -> bool:
-    """Whether two names mean one model: equal, one folder, or of one last part where a Hub id has a copy.
-
-    Copies are a local folder (downloaded, or moved since) and Unsloth's, of which an adapter trained in 4 bit names
-    ``unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit`` or the like.
-    """
-    here = [Path(name).exists() for name in (a, b)]
-    if a == b or all(here):
-        return a == b or Path(a).samefile(b)
-    plain = [
-        Path(name).name.lower().removesuffix("-bnb-4bit").removesuffix("-unsloth").removeprefix("meta-")
-        for name in (a, b)
-    ]
-    return plain[0] == plain[1] and (any(here) or "unsloth" in (a.partition("/")[0], b.partition("/")[0]))
-
-
-def refuse_large_model_without_gpu(model: str) -> None:
-    """Refuse the paper's models on a CPU, unless --backend transformers asks for it.
-
-    Raises:
-        UsageError: Without a GPU.
-    """
-    large = any(same_model(model, MODEL_ALIASES[alias]) for alias in ("llama", "qwen"))
-    if (large or model.endswith("bnb-4bit")) and not gpu_is_available():
-        raise UsageError(
-            f"{model} needs a GPU and PyTorch sees none here: check torch.cuda.is_available() and the NVIDIA driver "
-            "(R580 or newer), evaluate --model tiny --benchmarks arithmetic on a CPU, or insist with --backend "
-            "transformers (hours)."
-        )
-
-
-def is_tiny(model: str) -> bool:
-    """Whether a resolved model is the tiny base that is built here."""
-    return (Path(model) / "tiny.json").is_file()
-
-
-def short_name(model: str) -> str:
-    """A model's name in tables and paths."""
-    return "tiny" if is_tiny(model) else Path(model).name
-
-
 def load_problems(name: str, data_dir: str | None, limit: int | None) -> list[dict[str, Any]]:
     """The first ``limit`` problems of a benchmark, {id, question, gold}.
 
     Raises:
         UsageError: If they cannot be read.
     """
-    from data import load_benchmark
+    pass
 
     return load_benchmark(name, data_dir)[:limit]
 
 
 def problems_hash(rows: Sequence[dict[str, Any]]) -> str:
     """A hash of what the models are asked; a gold answer that is read differently leaves it alone."""
-    from prompts import to_messages
+    pass
 
     asked = [[row["id"], to_messages(row["question"])] for row in rows]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
@@ -363,7 +208,7 @@ def load_sampler(
     model: str, backend: str, sampling: "Sampling", targets: Sequence[Target], gpu_memory_utilization: float
 ) -> "Sampler":
     """The model on its backend, once for all benchmarks and adapters."""
-    from sampling import TransformersSampler, VLLMSampler
+    pass
 
     if backend == "transformers":
         return TransformersSampler(model, sampling)
@@ -373,153 +218,6 @@ def load_sampler(
 
 
 # Scores
-
-
-def grade(path: Path, rows: Sequence[dict[str, Any]]) -> Entry:
-    """The entry of one file of completions: what ``results.json`` holds for it (docs/evaluation.md).
-
-    Args:
-        path: The completions.
-        rows: The problems, {id, question, gold}.
-
-    Raises:
-        UsageError: If completions are missing.
-    """
-    from tqdm import tqdm
-
-    from answers import timeouts
-    from metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
-    from rewards import FORMAT_MAX, extract_answer, is_correct, score_format
-    from sampling import read_completions
-
-    head, completions = read_completions(path)
-    k, expected = head["settings"]["k"], len(rows) * head["settings"]["k"]
-    if len(completions) != expected:
-        raise UsageError(
-            f"{path} holds {len(completions)} of {expected} completions: run its evaluation again without --regrade, "
-            "it continues where it stopped."
-        )
-    samples: dict[tuple[str, int], dict[str, Any]] = {(row["id"], row["sample"]): row for row in completions}
-    problems, answers, correct = [], [], []
-    timeouts_before = timeouts()
-    for row in tqdm(rows, desc="  grading", unit=" problems", leave=False):
-        texts = [samples[row["id"], sample]["completion"] for sample in range(k)]
-        answers.append([extract_answer(text) for text in texts])
-        correct.append([is_correct(answer, row["gold"]) for answer in answers[-1]])
-        problems.append(
-            {
-                "id": row["id"],
-                "gold": row["gold"],
-                "n": k,
-                "c": sum(correct[-1]),
-                "formatted": sum(score_format(text) == FORMAT_MAX for text in texts),
-                "correct": "".join("01"[right] for right in correct[-1]),
-            }
-        )
-
-    sizes = sorted({2**power for power in range(k.bit_length())} | {k})
-    of_each: dict[str, dict[int, list[float]]] = {  # the score of each problem
-        "pass": {size: [pass_at_k(k, problem["c"], size) for problem in problems] for size in sizes},
-        "pass_first_k": {size: [first_k_pass(marks, size) for marks in correct] for size in sizes},
-        "maj": {size: [majority_at_k(*both, size) for both in zip(answers, correct, strict=True)] for size in sizes},
-    }
-    means = {
-        name: {str(size): percent(sum(values) / len(values)) for size, values in by_size.items()}
-        for name, by_size in of_each.items()
-    }
-    intervals = {
-        name: {str(size): [percent(end) for end in bootstrap_interval(of_each[name][size])] for size in sizes}
-        for name in ("pass", "maj")
-    }
-    return {
-        "label": path.parent.name,
-        "benchmark": path.stem,
-        "problems": len(rows),
-        "k": k,
-        "scores": {
-            **means,
-            "format": percent(sum(problem["formatted"] for problem in problems) / expected),
-            "finished": percent(sum(row["finished"] for row in completions) / expected),
-            "tokens": sum(row["tokens"] for row in completions) / expected,
-        },
-        "intervals": intervals,
-        "settings": head["settings"],
-        **head["about"],
-        "graded_by": {**grader(), "timeouts": timeouts() - timeouts_before},
-        "per_problem": problems,
-    }
-
-
-def percent(fraction: float) -> float:
-    """A share from 0 to 1 in percent, without the noise of its last digits."""
-    return round(100 * fraction, 6)
-
-
-@functools.cache
-def grader() -> dict[str, Any]:
-    """What decides the marks: this checkout and math-verify."""
-    import importlib.metadata
-
-    from tracking import git_revision
-
-    return {"git_revision": git_revision(), "math-verify": importlib.metadata.version("math-verify")}
-
-
-def write_results(folder: Path, entries: Sequence[Entry]) -> Path:
-    """Write each entry beside its completions, and results.json with every entry in ``folder``; none of them half."""
-    from faults import write_atomically
-
-    for entry in entries:
-        write_atomically(folder / entry["label"] / f"{entry['benchmark']}.json", json.dumps(entry, indent=1))
-    paths = [path.with_suffix(".json") for path in sorted(folder.glob("*/*.jsonl")) if path.stem in TITLES]
-    stored = [json.loads(path.read_text()) for path in paths if path.is_file()]
-    write_atomically(folder / "results.json", json.dumps({"results": stored}, indent=1))
-    return folder / "results.json"
-
-
-def table(entries: Sequence[Entry]) -> str:
-    """The entries as text: a block for each benchmark with the rows and columns of Table 1, all in percent."""
-    blocks = []
-    for benchmark in dict.fromkeys(entry["benchmark"] for entry in entries):
-        rows = [entry for entry in entries if entry["benchmark"] == benchmark]
-        pass_columns, maj_columns = (
-            sorted({k for row in rows for k in columns_up_to(row["k"], columns)})
-            for columns in (PASS_COLUMNS, MAJ_COLUMNS)
-        )
-        groups = [
-            ("Pass@k (%), unbiased", "pass", pass_columns),
-            ("Pass@k (%), first k", "pass_first_k", pass_columns),
-            ("Maj@k (%)", "maj", maj_columns),
-        ]
-        cells = [["", "", *(title for title, _, _ in groups), "Format", "Pass@1"]]
-        cells.append(
-            ["Model", "Method", *(" ".join(f"{k:>5}" for k in ks) for _, _, ks in groups), "(%)", "95 % interval"]
-        )
-        for row in rows:
-            numbers = [
-                " ".join(
-                    f"{row['scores'][name][str(k)]:5.1f}" if str(k) in row["scores"][name] else "    -" for k in ks
-                )
-                for _, name, ks in groups
-            ]
-            low, high = row["intervals"]["pass"]["1"]
-            format_rate = f"{row['scores']['format']:.1f}"
-            method = row["label"] if row["adapter"] else "base"
-            cells.append([short_name(row["model"]), method, *numbers, format_rate, f"{low:.1f} to {high:.1f}"])
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
-        ]
-        rule = "-" * max(map(len, lines))
-        sizes = " and ".join(str(k) for k in sorted({row["k"] for row in rows}))
-        lines.insert(0, f"{TITLES[benchmark]}: {rows[0]['problems']} problems, k = {sizes}")
-        blocks.append("\n".join([lines[0], rule, *lines[1:3], rule, *lines[3:], rule]))
-    return "\n\n".join(blocks)
-
-
-def columns_up_to(k: int, columns: Sequence[int]) -> list[int]:
-    """The columns of Table 1 that k samples can fill, and k itself."""
-    return sorted({column for column in columns if column <= k} | {k})
 
 
 # Flags

@@ -7,8 +7,17 @@
 Differs from train_gtpo.py by the lack of GTPOArguments and by the trainer, nothing else.
 """
 
-from config import DataArguments, ModelArguments, RewardArguments, RunArguments, parse, run_script
-from models import load_backend
+from gtpo.arguments import DataArguments, ModelArguments, RewardArguments, RunArguments
+from gtpo.backend import load_backend
+from gtpo.callbacks import track, train
+from gtpo.cli import parse, run_script
+from gtpo.data import drop_long_prompts, load_train
+from gtpo.export import save_adapter
+from gtpo.models import load_policy
+from gtpo.report import write_report
+from gtpo.reward_functions import load_rewards
+from gtpo.runs import check_run, start_run
+from gtpo.trainer import GRPOTrainer
 
 
 def main() -> None:
@@ -18,12 +27,12 @@ def main() -> None:
     data, reward, model, run, args, resolved = parse(
         "grpo", (DataArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig)
     )
-    from data import drop_long_prompts, load_train
-    from models import load_policy, save_adapter
-    from report import write_report
-    from rewards import load_rewards
-    from tracking import check_run, start_run, track, train
-    from trainer import GRPOTrainer
+    pass
+    pass
+    pass
+    pass
+    pass
+    pass
 
     GRPOTrainer.check_settings(args)
     rows = load_train(data.dataset, data.data_dir, args.seed)

@@ -16,8 +16,9 @@ import sys
 import time
 from pathlib import Path
 
-from config import UsageError, run_script
-from faults import write_atomically
+from gtpo.cli import run_script
+from gtpo.errors import UsageError
+from gtpo.runs import write_atomically
 
 SEED = 3407  # Listing 1
 

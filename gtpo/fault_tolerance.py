@@ -6,8 +6,6 @@ own time, so the processes agree before they act on it.
 
 import json
 import logging
-import os
-import shutil
 import signal
 import threading
 from pathlib import Path
@@ -16,40 +14,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-from config import RunError, UsageError
+from gtpo.distributed import on_any_process
+from gtpo.errors import RunError
+from gtpo.runs import MANIFEST, write_atomically
 
 logger = logging.getLogger(__name__)
-MANIFEST = "files.json"
-
-
-def on_any_process(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is set on any process of the run."""
-    if not torch.distributed.is_initialized():
-        return flag
-    shared = torch.tensor(int(flag), device=device)
-    torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
-    return bool(shared)
-
-
-def in_one_piece(parameter: Any) -> Any:
-    """A parameter gathered from the processes, where FSDP2 or DeepSpeed ZeRO-3 has cut it; every process has to ask.
-
-    Raises:
-        UsageError: If it is a head that is trained under ZeRO-3, which knows no gradient of a gathered copy.
-    """
-    if isinstance(parameter, DTensor):
-        return parameter.full_tensor()
-    if parameter is not None and hasattr(parameter, "ds_id"):
-        from deepspeed.zero import GatheredParameters
-
-        if parameter.requires_grad and torch.is_grad_enabled():
-            raise UsageError("a trainable lm_head under DeepSpeed ZeRO-3 is not supported: train LoRA, or use FSDP2.")
-        with GatheredParameters([parameter]):
-            return parameter.detach().clone()
-    return parameter
 
 
 class StopOnSignal(TrainerCallback):
@@ -198,29 +169,3 @@ class WholeCheckpoints(TrainerCallback):
 
 def _checkpoint(args: Any, state: Any) -> Path:
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"
-
-
-def is_whole(checkpoint: Path) -> bool:
-    """Whether every file of a checkpoint is there in its full size."""
-    try:
-        sizes = json.loads((checkpoint / MANIFEST).read_text())
-        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all: to a temporary name, then renamed."""
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(text)
-    unfinished.replace(path)
-
-
-def replace_folder(unfinished: Path, folder: Path) -> None:
-    """Put a folder that is whole where another may stand, which is kept as ``.old`` until then."""
-    old = folder.with_name(f"{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        os.rename(folder, old)
-    os.rename(unfinished, folder)
-    shutil.rmtree(old, ignore_errors=True)

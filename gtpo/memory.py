@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from config import MODEL_ALIASES, UsageError
+from gtpo.arguments import MODEL_ALIASES
+from gtpo.errors import UsageError
 
 GIB = 2**30
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # a parameter in 4 bits, and its share of the double-quantised block scales

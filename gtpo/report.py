@@ -22,12 +22,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from config import UsageError, read_yaml, run_script
-from experiments import read_metrics
-from faults import write_atomically
-from figures import plot_training, reward_names
+from gtpo.cli import read_yaml, run_script
+from gtpo.errors import UsageError
+from gtpo.paper.figures import plot_training, reward_names
+from gtpo.runs import ON_MAIN_PROCESS, read_metrics, write_atomically
 from gtpo_loss import completion_entropy
-from tracking import ON_MAIN_PROCESS
 
 # Translucent, and text in the page's own colour: readable on a light and on a dark page.
 _GREEN, _GREY = "rgba(46, 160, 67, 0.4)", "rgba(128, 128, 128, 0.4)"

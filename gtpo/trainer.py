@@ -27,17 +27,13 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from trl.trainer.utils import pad
 
-from config import GTPOArguments, RunError, UsageError
-from faults import in_one_piece, not_finite, write_atomically
-from gtpo_loss import (
-    completion_entropy,
-    conflict_mask,
-    conflict_weights,
-    entropy_filter,
-    grpo_loss,
-    gtpo_loss,
-    linear_logps_and_entropy,
-)
+from gtpo.arguments import GTPOArguments
+from gtpo.distributed import in_one_piece
+from gtpo.errors import RunError, UsageError
+from gtpo.fault_tolerance import not_finite
+from gtpo.head import linear_logps_and_entropy
+from gtpo.runs import write_atomically
+from gtpo_loss import completion_entropy, conflict_mask, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
 from rewards import ACCURACY_MAX, FORMAT_MAX
 
 INITIAL_ENTROPY_PROMPTS = 100  # Section 6: "the first 100 samples of the training set"

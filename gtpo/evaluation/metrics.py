@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from answers import equivalent, normalise
+from gtpo.grading.compare import equivalent
+from gtpo.grading.normalise import normalise
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

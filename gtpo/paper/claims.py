@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from config import CONFIGS, read_yaml
-from experiments import ROOT, Matrix, Results, experiments_of, figure_names, find_figure, groups_of, read_results
-from figures import LABELS, METHODS, SCORES, best_variant, draw_all, smooth, table1, table_markdown
+from gtpo.cli import CONFIGS, read_yaml
+from gtpo.paper.figures import LABELS, METHODS, SCORES, best_variant, draw_all, smooth, table1, table_markdown
+from gtpo.paper.matrix import ROOT, Matrix, experiments_of, figure_names, find_figure, groups_of
+from gtpo.paper.results import Results, read_results
 
 FOLDER = Path("results") / "tiny"
 TEMPLATE, PAGE = Path("docs") / "reproduction.template.md", Path("docs") / "reproduction.md"

@@ -18,21 +18,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from config import UsageError, run_script
-from experiments import (
-    SCALES,
-    Matrix,
-    Results,
-    experiments_of,
-    figure_names,
-    find_figure,
-    groups_of,
-    load_matrix,
-    read_metrics,
-    read_results,
-    runs_of,
-    split_name,
-)
+from gtpo.cli import run_script
+from gtpo.errors import UsageError
+from gtpo.paper.matrix import SCALES, Matrix, experiments_of, figure_names, find_figure, groups_of, load_matrix, runs_of
+from gtpo.paper.results import Results, read_results, split_name
+from gtpo.runs import read_metrics
 
 PANELS = {  # metric -> axis label; percent of the maximum reward, as in the paper
     "accuracy": "accuracy (%)",

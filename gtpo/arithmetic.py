@@ -1,0 +1,52 @@
+import random
+import zlib
+from collections.abc import Iterator
+
+_NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe")
+
+
+_THINGS = ("apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamps")
+
+
+def arithmetic(split: str, size: int, seed: int, steps: tuple[int, ...] = (1, 2, 3)) -> Iterator[Row]:
+    """``size`` word problems {question, gold, reasoning}; no train problem is a test problem, whatever the seed.
+
+    Args:
+        split: "train" or "test".
+        size: Number of problems, all different.
+        seed: Of the generator.
+        steps: How many operations a problem may have.
+    """
+    generator = random.Random(f"{split}-{seed}")
+    seen: set[str] = set()
+    while len(seen) < size:
+        row = _word_problem(generator, generator.choice(steps))
+        in_test = zlib.crc32(row["question"].encode()) % 5 == 0  # a fifth of all problems is held out
+        if row["question"] in seen or in_test != (split == "test"):
+            continue
+        seen.add(row["question"])
+        yield row
+
+
+def _word_problem(generator: random.Random, steps: int) -> Row:
+    name, thing = generator.choice(_NAMES), generator.choice(_THINGS)
+    total = generator.randint(2, 10)
+    story, working = [f"{name} has {total} {thing}."], []
+    for _ in range(steps):
+        operation = generator.choice(["+"] * (total < 30) + ["-"] * (total > 2) + ["*"] * (total <= 10))
+        if operation == "+":
+            number = generator.randint(1, 9)
+            result = total + number
+            story.append(f"{name} finds {number} more.")
+        elif operation == "-":
+            number = generator.randint(1, min(total - 1, 9))
+            result = total - number
+            story.append(f"{name} gives away {number}.")
+        else:
+            number = generator.randint(2, 3)
+            result = total * number
+            story.append(f"{name} gets {number} times as many.")
+        working.append(f"{total} {operation} {number} = {result}")
+        total = result
+    question = f"{' '.join(story)} How many {thing} does {name} have?"
+    return {"question": question, "gold": str(total), "reasoning": "\n".join(working)}

@@ -1,0 +1,382 @@
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# The head's logits are made in tiles of rows x columns: the largest that is ever held.
+_TILES = {"cpu": (1024, 4096), "cuda": (4096, 16384)}
+
+
+_CACHE_ELEMENTS = 2**17  # of a tile that are worked on at once on a CPU: two copies in float32 fit its cache
+
+
+_COMPILE = True  # on CUDA, the work between the two matmuls
+
+
+_MAX_EXCESS = 68.0  # e^68 ~ 3e29: a logit this far above the target's still leaves room to sum in float32
+
+
+_MAX_DEFICIT = 1e4  # e^-1e4 = 0 in float64 too, and 0 * 1e4 is a number where 0 * inf is none
+
+
+def linear_logps_and_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    bias: Tensor | None = None,
+    grad_rows: Tensor | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """ln pi(target) and the entropy of pi = softmax(z), row by row, without ever holding the logits z.
+
+        z = logit_scale * (hidden @ weight.T + bias) / temperature, or with a soft cap
+        z = softcap * tanh(logit_scale * (hidden @ weight.T + bias) / softcap) / temperature
+
+    The logits are made tile by tile, and each is measured from the target's own: with e_k = exp(z_k - z_y),
+    so = sum_{k != y} e_k and sz = sum_{k != y} e_k (z_k - z_y),
+
+        ln pi_y = -log1p(so),    H = log1p(so) - sz / (1 + so),    1 - pi_y = so / (1 + so),
+        d ln pi_y / dh = (1 - pi_y) (c_y W_y - sum_{k != y} e_k c_k W_k / so),    c = dz / d(hidden @ weight.T),
+
+    in which nothing cancels when pi_y is close to 1. Where the head is frozen (LoRA), d ln pi_y / dh is formed on the
+    same tile in the forward (two matmuls in all) and scaled in the backward. Where ``weight`` or ``bias`` is trainable,
+    the backward makes the tiles again (four matmuls in all, in float32: right, and slower). Autocast changes nothing:
+    the matmuls run in the dtype of ``weight``, the sums in float32 (float64).
+
+    Args:
+        hidden: Last hidden states of the tokens that predict the targets. Shape (N, H).
+        weight: Rows of the language-model head. Shape (V, H).
+        targets: Token ids that were generated. Shape (N,).
+        temperature: Sampling temperature, > 0.
+        bias: Bias of the head. Shape (V,).
+        grad_rows: Bool, the rows whose gradient is wanted (lambda != 0); the others get a zero gradient and, with a
+            frozen head, skip their share of the second matmul. None means all. Shape (N,).
+        logit_scale: The model's factor on its logits, > 0: Cohere's ``logit_scale``, or 1 / ``logits_scaling`` of
+            Granite.
+        softcap: The model's cap on its logits, > 0: ``final_logit_softcapping`` of Gemma 2. None means no cap.
+
+    Returns:
+        Log-probabilities, with gradient, and entropies, without, in nats. Shape (N,) each.
+
+    Raises:
+        ValueError: If the shapes disagree or the temperature, the scale or the cap is not positive.
+    """
+    if (
+        hidden.dim() != 2
+        or weight.dim() != 2
+        or hidden.shape[1] != weight.shape[1]
+        or targets.shape != hidden.shape[:1]
+    ):
+        raise ValueError(
+            f"expected hidden (N, H), weight (V, H) and targets (N,), got {tuple(hidden.shape)}, {tuple(weight.shape)} "
+            f"and {tuple(targets.shape)}: flatten the completion tokens first."
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"expected a bias of shape ({len(weight)},), got {tuple(bias.shape)}.")
+    if not temperature > 0:
+        raise ValueError(f"temperature {temperature} is not positive: sampling temperature 0 has no log-probabilities.")
+    if not logit_scale > 0 or (softcap is not None and not softcap > 0):
+        raise ValueError(f"logit_scale {logit_scale} and softcap {softcap} have to be positive (softcap or None).")
+    if grad_rows is None:
+        grad_rows = torch.ones_like(targets, dtype=torch.bool)
+    elif grad_rows.shape != targets.shape:
+        raise ValueError(f"expected grad_rows of shape {tuple(targets.shape)}, got {tuple(grad_rows.shape)}.")
+    trainable_head = weight.requires_grad or (bias is not None and bias.requires_grad)
+    function = _TrainableHead if trainable_head else _FrozenHead
+    logps, entropy = function.apply(hidden, weight, bias, targets, grad_rows, temperature, logit_scale, softcap)
+    return logps, entropy
+
+
+class _FrozenHead(torch.autograd.Function):
+    """Forward makes logp, entropy and d logp / d hidden on one pass over the tiles; backward scales."""
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, targets, grad_rows, *settings):  # type: ignore[no-untyped-def]
+        head = _Head(weight, bias, weight.dtype, *settings)
+        with torch.autocast(hidden.device.type, enabled=False):
+            wanted = grad_rows if ctx.needs_input_grad[0] else None
+            logps, entropy, direction, length = _scan(head, hidden, targets, wanted)
+        ctx.save_for_backward(direction, length)
+        ctx.mark_non_differentiable(entropy)
+        return logps, entropy
+
+    @staticmethod
+    def backward(ctx, grad_logps, _):  # type: ignore[no-untyped-def]
+        direction, length = ctx.saved_tensors
+        grad_hidden, factor = torch.empty_like(direction), grad_logps * length
+        for rows in _blocks(direction):
+            grad_hidden[rows] = direction[rows] * factor[rows, None]
+        return grad_hidden, *[None] * 7
+
+
+class _TrainableHead(torch.autograd.Function):
+    """Forward as with a frozen head, without the gradient; backward makes each tile of logits once more.
+
+    The matmuls are float32 (float64) here: the backward's logits have to agree with those that the forward normalised.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, targets, grad_rows, *settings):  # type: ignore[no-untyped-def]
+        head = _Head(weight, bias, _sum_dtype(hidden), *settings)
+        with torch.autocast(hidden.device.type, enabled=False):
+            logps, entropy, _, _ = _scan(head, hidden, targets, None)
+        ctx.save_for_backward(hidden, weight, bias, targets, grad_rows, logps)
+        ctx.settings = settings
+        ctx.mark_non_differentiable(entropy)
+        return logps, entropy
+
+    @staticmethod
+    def backward(ctx, grad_logps, _):  # type: ignore[no-untyped-def]
+        hidden, weight, bias, targets, grad_rows, logps = ctx.saved_tensors
+        head = _Head(weight, bias, logps.dtype, *ctx.settings)
+        upstream = torch.where(grad_rows, grad_logps, 0.0) * head.gain
+        grad_hidden = torch.zeros(hidden.shape, dtype=logps.dtype, device=hidden.device)
+        grad_weight = torch.zeros(weight.shape, dtype=logps.dtype, device=weight.device)
+        grad_bias = torch.zeros(len(weight), dtype=logps.dtype, device=weight.device)
+        tile_rows, tile_columns = _tile_size(hidden.device)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for rows in _chunks(len(hidden), tile_rows):
+                surprise = -torch.expm1(logps[rows, None])  # 1 - pi_y: nothing cancels
+                z_y = head.finish(head.target_products(hidden[rows], targets[rows]), targets[rows])
+                for columns in _chunks(len(weight), tile_columns):
+                    z = head.finish(head.products(hidden[rows], columns), columns)
+                    pi = (z - (z_y - logps[rows])[:, None]).clamp_(max=0.0).exp_()
+                    is_target = targets[rows, None] == torch.arange(columns.start, columns.stop, device=targets.device)
+                    grad = _times(torch.where(is_target, surprise, -pi) * upstream[rows, None], head.slope(z))
+                    grad_hidden[rows] += grad @ weight[columns].to(logps.dtype)
+                    grad_weight[columns] += grad.T @ hidden[rows].to(logps.dtype)
+                    grad_bias[columns] += grad.sum(0)
+        return (
+            grad_hidden.to(hidden.dtype),
+            grad_weight.to(weight.dtype) if ctx.needs_input_grad[1] else None,
+            grad_bias.to(bias.dtype) if bias is not None and ctx.needs_input_grad[2] else None,
+            *[None] * 5,
+        )
+
+
+class _Head(NamedTuple):
+    """What turns hidden states into logits: z = finish(hidden @ weight.T), the matmul in ``matmul_dtype``."""
+
+    weight: Tensor  # (V, H)
+    bias: Tensor | None  # (V,)
+    matmul_dtype: torch.dtype
+    temperature: float
+    logit_scale: float
+    softcap: float | None
+
+    @property
+    def gain(self) -> float:
+        return self.logit_scale / self.temperature
+
+    @property
+    def is_linear(self) -> bool:
+        """z = gain * (hidden @ weight.T)."""
+        return self.bias is None and self.softcap is None
+
+    def products(self, hidden: Tensor, columns: slice, base: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """hidden @ weight[columns].T, less ``base`` before the result is rounded. Shape (R, H), (R,) -> (R, C)."""
+        factors = hidden.to(self.matmul_dtype), self.weight[columns].to(self.matmul_dtype).T
+        if base is not None:
+            return torch.addmm(base[:, None], *factors, beta=-1, out=out)
+        if out is None or out.dtype == self.matmul_dtype:
+            return torch.mm(*factors, out=out)
+        return torch.mm(*factors, out_dtype=out.dtype, out=out)
+
+    def finish(self, products: Tensor, tokens: slice | Tensor) -> Tensor:
+        """hidden @ weight[tokens].T -> z, in place."""
+        if self.bias is not None:
+            products += self.bias[tokens].to(products.dtype)
+        if self.softcap is None:
+            return products.mul_(self.gain)
+        return products.mul_(self.logit_scale / self.softcap).tanh_().mul_(self.softcap / self.temperature)
+
+    def slope(self, z: Tensor) -> Tensor | None:
+        """dz / d(hidden @ weight.T), as a multiple of gain: 1 - tanh^2 with a soft cap; without, 1, said as None."""
+        if self.softcap is None:
+            return None
+        return 1 - (z * (self.temperature / self.softcap)).clamp_(-1, 1).square_()
+
+    def target_products(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """hidden . weight[target], summed in float32 (float64). Shape (R, H), (R,) -> (R,)."""
+        products = torch.empty(len(hidden), dtype=_sum_dtype(hidden), device=hidden.device)
+        for rows in _blocks(hidden):
+            products[rows] = (hidden[rows].to(products.dtype) * self.weight[targets[rows]].to(products.dtype)).sum(-1)
+        return products
+
+
+def _scan(
+    head: _Head, hidden: Tensor, targets: Tensor, wanted: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """One pass over the tiles.
+
+    Returns:
+        logps (N,), entropy (N,) and, unless ``wanted`` is None, the gradient d logp / d hidden of the wanted rows (zero
+        elsewhere) as direction (N, H) times length (N,). The length is 1 - pi_y: apart from it, the direction keeps
+        its digits in float16 too, where p = 1 - 1e-7 would leave none.
+    """
+    dtype, device = _sum_dtype(hidden), hidden.device
+    tile_rows, tile_columns = _tile_size(device)
+    size = min(tile_rows, len(hidden)) * min(tile_columns, len(head.weight))
+    wide = _wide_output(device) and head.matmul_dtype != dtype
+    tile_buffer = torch.empty(size, dtype=dtype if wide else head.matmul_dtype, device=device)
+    compiled = device.type == "cuda" and _COMPILE
+    exponentials = _compiled_exponentials() if compiled else _exponentials
+    apart = wide or compiled  # elsewhere the exponentials take the place of the logits
+    e_buffer = torch.empty(size, dtype=head.matmul_dtype, device=device) if apart else tile_buffer
+    rounds = tile_buffer.dtype != dtype
+    first = tile_columns // 16 if rounds else 0  # a narrow tile, in float32, shows about where a row's mass lies
+    column_tiles = [slice(0, min(first, len(head.weight)))] if first else []
+    column_tiles += _chunks(len(head.weight), tile_columns, start=first)
+
+    so, sz = torch.zeros(2, len(hidden), dtype=dtype, device=device)
+    direction = None if wanted is None else torch.zeros_like(hidden)
+    for rows, with_gradient in _row_tiles(wanted, len(hidden), tile_rows, device):
+        states, own = hidden[rows], targets[rows]
+        product = head.target_products(states, own)  # (R,)
+        origin = product if head.is_linear else head.finish(product.clone(), own)  # z_y, or z_y / gain
+        sums = torch.zeros(2, len(rows), dtype=dtype, device=device)  # so and sz
+        others = torch.zeros(states.shape, dtype=dtype, device=device)  # sum_{k != y} e_k c_k W_k / gain, (R, H)
+        for columns in column_tiles:
+            shape = len(rows), columns.stop - columns.start
+            tile, e = (buffer[: shape[0] * shape[1]].view(shape) for buffer in (tile_buffer, e_buffer))
+            base = torch.zeros_like(product)
+            if not rounds:
+                head.products(states, columns, out=tile)
+            elif columns.start == 0:
+                tile = head._replace(matmul_dtype=dtype).products(states, columns)
+            else:  # half precision has its digits near 0: put that where the row's mass lies, as far as is known
+                base = product + torch.log1p(sums[0]) / head.gain
+                base = base.clamp(0.0, torch.finfo(tile.dtype).max).to(tile.dtype)  # it hardly ever lies below 0
+                head.products(states, columns, base, out=tile)
+            if head.is_linear:
+                z, start, gain = tile, origin - base, head.gain
+            else:
+                z, start, gain = head.finish(tile.to(dtype).add_(base[:, None]), columns), origin, 1.0
+            _leave_out(z, own - columns.start)
+            slope = head.slope(z) if with_gradient else None
+            part = torch.cat([exponentials(z[few], start[few], gain, e[few]) for few in _blocks(z)], dim=1)
+            sums += part
+            if with_gradient:
+                divisor = part[0] if e.dtype == torch.float16 else None
+                _add_product(others, _times(e, slope), head.weight[columns], divisor)
+        so[rows], sz[rows] = sums
+        if direction is not None and with_gradient:
+            slope = head.slope(origin)
+            for few in _blocks(others):
+                own_row = _times(head.weight[own[few]].to(dtype), None if slope is None else slope[few, None])
+                mean_row = others[few] / sums[0, few, None].clamp(min=torch.finfo(dtype).tiny)
+                direction[rows[few]] = ((own_row - mean_row) * head.gain).to(direction.dtype)
+    logps, entropy = -torch.log1p(so), torch.log1p(so) - sz / (1 + so)
+    length = None if wanted is None else torch.where(wanted, so / (1 + so), 0.0)
+
+    unlikely = (so > math.exp(_MAX_EXCESS) / 2).nonzero().squeeze(1)  # rare: there e_k saturates
+    for few in _split(unlikely, max(1, tile_rows * tile_columns // len(head.weight))):
+        logps[few], entropy[few], exact = _unlikely_rows(head._replace(matmul_dtype=dtype), hidden[few], targets[few])
+        if direction is not None and length is not None and wanted is not None:
+            direction[few], length[few] = (exact * wanted[few, None]).to(direction.dtype), 1.0
+    return logps, entropy, direction, length
+
+
+def _row_tiles(wanted: Tensor | None, rows: int, size: int, device: torch.device) -> list[tuple[Tensor, bool]]:
+    """Indices of up to ``size`` rows that want a gradient, True; then those of the others, False."""
+    if wanted is None:
+        parts = [(torch.arange(rows, device=device), False)]
+    else:
+        parts = [(wanted.nonzero().squeeze(1), True), ((~wanted).nonzero().squeeze(1), False)]
+    return [(tile, flag) for part, flag in parts for tile in _split(part, size)]
+
+
+def _leave_out(z: Tensor, target: Tensor) -> None:
+    """Writes -inf at each row's target, whose exponential is then 0; a target outside the tile is left alone."""
+    inside = (target >= 0) & (target < z.shape[1])
+    at = torch.arange(len(z), device=z.device), target.clamp(0, z.shape[1] - 1)
+    z.index_put_(at, z[at].masked_fill(inside, -math.inf))
+
+
+def _exponentials(z: Tensor, origin: Tensor, gain: float, out: Tensor) -> Tensor:
+    """e_k = exp(gain * (z_k - origin)) into ``out``, and sum e_k and sum e_k ln e_k. Shape (R, C) -> (2, R).
+
+    In float16, which holds 6e-8 to 65504, ``out`` is divided by its row's sum.
+    """
+    excess = z - origin[:, None] if z.dtype == origin.dtype else z.to(origin.dtype).sub_(origin[:, None])
+    if gain != 1.0:
+        excess *= gain
+    excess.clamp_(-_MAX_DEFICIT, _MAX_EXCESS)
+    e = torch.exp(excess, out=out) if out.dtype == excess.dtype else excess.exp()
+    so = e.sum(-1)
+    if e is not out:
+        out.copy_(e / so[:, None].clamp(min=torch.finfo(e.dtype).tiny) if out.dtype == torch.float16 else e)
+    return torch.stack((so, excess.mul_(e).sum(-1)))
+
+
+@cache
+def _compiled_exponentials() -> Callable[..., Tensor]:
+    """The above as one kernel; where there is no compiler, PyTorch warns once and runs it as it is."""
+    return torch._dynamo.config.patch(suppress_errors=True)(torch.compile(_exponentials, dynamic=True))
+
+
+def _add_product(total: Tensor, e: Tensor, weight: Tensor, factor: Tensor | None) -> None:
+    """total += factor[:, None] * (e @ weight), summed in the dtype of ``total``."""
+    if factor is not None:
+        total += (e @ weight) * factor[:, None]
+    elif e.dtype == total.dtype:
+        total.addmm_(e, weight)
+    elif _wide_output(total.device):
+        torch.addmm(total, e, weight, out_dtype=total.dtype, out=total)
+    else:
+        product = e @ weight
+        for rows in _blocks(total):
+            total[rows] += product[rows]
+
+
+def _unlikely_rows(head: _Head, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(logps, entropy, d logp / d hidden) in float32 by the textbook: for targets far below the largest logit."""
+    tiles = _chunks(len(head.weight), _tile_size(hidden.device)[1])
+    z = torch.cat([head.finish(head.products(hidden, columns), columns) for columns in tiles], dim=-1)
+    log_pi = z.log_softmax(-1)  # (few, V), no larger than a tile
+    pi = log_pi.exp()
+    entropy = -(pi * log_pi.clamp(min=-_MAX_DEFICIT)).sum(-1)
+    pi.neg_().scatter_add_(1, targets[:, None], torch.ones_like(pi[:, :1]))
+    grad = _times(pi, head.slope(z)) * head.gain  # d logp / d(hidden @ weight.T)
+    direction = torch.zeros(hidden.shape, dtype=pi.dtype, device=pi.device)
+    for columns in tiles:
+        direction += grad[:, columns] @ head.weight[columns].to(pi.dtype)
+    return log_pi.gather(1, targets[:, None]).squeeze(1), entropy, direction
+
+
+def _sum_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype of sums: float64 for float64, else float32 (those of bfloat16 are off by 1e-2 nats)."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _wide_output(device: torch.device) -> bool:
+    """Whether a matmul of half-precision factors can leave its float32 sums unrounded."""
+    return device.type == "cuda" and torch.version.hip is None
+
+
+def _tile_size(device: torch.device) -> tuple[int, int]:
+    return _TILES["cuda" if device.type == "cuda" else "cpu"]
+
+
+def _times(tensor: Tensor, slope: Tensor | None) -> Tensor:
+    return tensor if slope is None else tensor.mul_(slope)
+
+
+def _blocks(tensor: Tensor) -> list[slice]:
+    """Rows to work on at once: as many as a CPU's cache holds through several operations; elsewhere all."""
+    cached = max(1, _CACHE_ELEMENTS // max(1, tensor.shape[1])) if tensor.device.type == "cpu" else len(tensor)
+    return _chunks(len(tensor), max(1, cached))
+
+
+def _split(rows: Tensor, size: int) -> tuple[Tensor, ...]:
+    return rows.split(size) if len(rows) else ()
+
+
+def _chunks(length: int, size: int, start: int = 0) -> list[slice]:
+    return [slice(at, min(at + size, length)) for at in range(start, length, size)]
