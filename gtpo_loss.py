@@ -1,13 +1,16 @@
 """The GTPO objective (arXiv 2508.03772v5) as pure tensor functions: no trainer, no tokenizer, no I/O.
 
 Shapes: B = P * G rows (P prompts, G completions each, the rows of a group adjacent), T completion tokens
-(right-padded), N tokens, H hidden size, V vocabulary. Log-probabilities and entropies are in nats. Results are float32
-(float64 where the input is float64), whatever the dtype of the policy.
+(right-padded). Log-probabilities and entropies are in nats. Results are float32 (float64 for float64 inputs), whatever
+the dtype of the policy.
 
     mask = conflict_mask(completion_ids, completion_mask, advantages, group_size)  # M, Section 5.1
     weights = conflict_weights(mask, advantages)  # lambda, Eq. 9
-    logps, entropy = linear_logps_and_entropy(hidden, lm_head.weight, targets)  # ln pi and H_it
-    loss, metrics = gtpo_loss(logps, entropy, completion_mask, advantages, weights, initial_entropy=h_ini)  # Eq. 10, 11
+    entropy = completion_entropy(token_entropy, completion_mask)  # <H>_i, Section 4.2
+    keep = entropy_filter(entropy, advantages, initial_entropy)  # delta, Eq. 10
+    loss, metrics = gtpo_loss(per_token_logps, entropy, completion_mask, advantages, weights, keep)  # Eq. 11
+
+``gtpo.head.linear_logps_and_entropy`` computes ``per_token_logps`` and ``token_entropy`` without the (B, T, V) logits.
 """
 
 import math
@@ -25,33 +28,33 @@ def conflict_mask(
 ) -> Tensor:
     """The opening and closing conflict spans M = M_fw OR M_bw of Section 5.1.
 
-    A token is in conflict at position p if a completion with A > 0 and one with A < 0 of the same group both have it
-    there; the forward span is the run of conflict tokens that starts at the first token. The backward span is the same
-    with positions counted from the last token of each completion. A row with A = 0 makes no conflict; it is marked
-    where it has the token of one, and its weight stays 1 there.
+    A token is a conflict token at position p if a completion with A > 0 and one with A < 0 of the same group both have
+    it there. The forward span is the run of conflict tokens that starts at the first token; the backward span is the
+    same with positions counted from the last token of each completion. A row with A = 0 causes no conflict; it is
+    marked where it has a conflict token, and its weight stays 1 there.
 
     Args:
         completion_ids: Token ids. Shape (B, T).
         completion_mask: 1 on tokens the policy generated, EOS included; 0 on the padding to their right. Shape (B, T).
         advantages: A_i. Shape (B,).
         group_size: G; rows k*G to (k+1)*G-1 are one group.
-        span: Which run of conflict tokens is meant, where the paper leaves it open: "anchored", the run that starts at
-            the first (last) token; "first_run", the first run met from the left (right), wherever it starts; "common",
-            the longest prefix (suffix) that all completions with A != 0 share.
+        span: Which run of conflict tokens counts, where the paper is ambiguous: "anchored", the run that starts at the
+            first (last) token; "first_run", the first run from the left (right), wherever it starts; "common", the
+            longest prefix (suffix) that all completions with A != 0 share.
 
     Returns:
         Bool, shape (B, T).
 
     Raises:
-        ValueError: If the shapes disagree, B is no multiple of G, or ``span`` is unknown.
+        ValueError: If the shapes disagree, B is not a multiple of G, or ``span`` is unknown.
     """
     if span not in CONFLICT_SPANS:
         raise ValueError(f"conflict span {span!r} is unknown: pick one of {', '.join(CONFLICT_SPANS)}.")
-    _check_rows("conflict_mask", completion_mask, advantages, completion_ids=completion_ids)
+    _check_rows("conflict_mask", completion_mask, {"advantages": advantages}, completion_ids=completion_ids)
     if group_size < 1 or len(completion_ids) % group_size:
         raise ValueError(
             f"{len(completion_ids)} completions do not divide into groups of {group_size}: pass whole groups, "
-            "their rows adjacent."
+            "rows adjacent."
         )
     valid = completion_mask.bool()
     if not valid.numel():
@@ -68,12 +71,12 @@ def _conflict_run(ids: Tensor, valid: Tensor, advantages: Tensor, group_size: in
     """The run of conflict tokens counted from the first column. Shapes (B, T), (B, T), (B,) -> bool (B, T)."""
     in_group = torch.arange(group_size, device=ids.device)[:, None]
     tokens = ids.view(-1, group_size, ids.shape[1])  # (P, G, T)
-    tokens = torch.where(valid.view_as(tokens), tokens, -1 - in_group)  # padding equals nothing but its own row
+    tokens = torch.where(valid.view_as(tokens), tokens, -1 - in_group)  # padding only equals padding of its own row
     sign = advantages.sign().view(-1, group_size, 1)
     positive, negative = sign > 0, sign < 0
     in_positive, in_negative = torch.zeros(2, *tokens.shape, dtype=torch.bool, device=ids.device)
     common = torch.ones_like(in_positive)
-    for other in range(group_size):  # one (P, G, T) comparison at a time: memory does not grow with G * G
+    for other in range(group_size):  # one (P, G, T) comparison at a time: memory stays linear in G
         same = tokens == tokens[:, other, None]
         in_positive |= same & positive[:, other, None]
         in_negative |= same & negative[:, other, None]
@@ -99,7 +102,7 @@ def conflict_weights(mask: Tensor, advantages: Tensor, positive_weight: float = 
     Returns:
         Shape (B, T), in the dtype of the advantages.
     """
-    _check_rows("conflict_weights", mask, advantages)
+    _check_rows("conflict_weights", mask, {"advantages": advantages})
     on_mask = torch.where(advantages > 0, positive_weight, torch.where(advantages < 0, 0.0, 1.0)).to(advantages.dtype)
     return torch.where(mask, on_mask[:, None], torch.ones_like(on_mask)[:, None])
 
@@ -109,10 +112,10 @@ def completion_entropy(token_entropy: Tensor, completion_mask: Tensor) -> Tensor
 
         <H>_i = 1/|o_i| * sum_t H_it,    H_it = -sum_v pi(v | s_it) ln pi(v | s_it)
 
-    It weighs the gradient and carries none (Eq. 28, 30), so the result is detached.
+    It weights the gradient and has none itself (Eq. 28, 30): the result is detached.
 
     Args:
-        token_entropy: H_it. Shape (B, T); what stands on padding is ignored.
+        token_entropy: H_it. Shape (B, T); values on padding are ignored.
         completion_mask: 1 on the completion's tokens. Shape (B, T).
 
     Returns:
@@ -139,12 +142,12 @@ def entropy_filter(
     """delta of Eq. 10: 0 for a completion that is filtered out, 1 for one that is kept.
 
     Args:
-        entropy: <H>_i in nats. Shape (B,). Exactly the threshold is kept.
+        entropy: <H>_i in nats. Shape (B,). A value equal to the threshold is kept.
         advantages: A_i. Shape (B,).
-        initial_entropy: <H>_ini in nats, of the policy before training; only mode "auto" reads it.
-        threshold: Above it a completion is filtered, in nats.
-        mode: "auto" filters if <H>_ini < ln 2 (the paper), "on" always, "off" never, "negative_only" always but spares
-            completions with A >= 0 (Fig. 4c).
+        initial_entropy: <H>_ini in nats, of the policy before training; used by mode "auto" only.
+        threshold: Completions above it are filtered, in nats.
+        mode: "auto" filters if <H>_ini < ln 2 (the paper), "on" always, "off" never, "negative_only" always, but only
+            completions with A < 0 (Fig. 4c).
 
     Returns:
         Shape (B,), 0.0 or 1.0 in the dtype of ``entropy``.
@@ -156,8 +159,8 @@ def entropy_filter(
         raise ValueError(f"entropy filter mode {mode!r} is unknown: pick one of {', '.join(FILTER_MODES)}.")
     if mode == "auto" and initial_entropy is None:
         raise ValueError(
-            "the entropy filter in mode 'auto' needs initial_entropy, the mean entropy of the untrained policy: "
-            "measure it before training, give it, or choose mode on, off or negative_only."
+            "entropy filter mode 'auto' needs initial_entropy, the mean entropy of the untrained policy: measure it "
+            "before training and pass it, or use mode on, off or negative_only."
         )
     if entropy.shape != advantages.shape:
         raise ValueError(
@@ -174,52 +177,49 @@ def entropy_filter(
 
 def gtpo_loss(
     per_token_logps: Tensor,
-    token_entropy: Tensor,
+    entropy: Tensor,
     completion_mask: Tensor,
     advantages: Tensor,
     weights: Tensor,
+    keep: Tensor,
     *,
-    initial_entropy: float | None,
     gamma: float = 0.1,
-    threshold: float = LN2,
-    filter_mode: str = "auto",
     old_per_token_logps: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The GTPO loss, -J of Eq. 11, averaged over the rows that are passed.
+    """The GTPO loss, -J of Eq. 11, averaged over the rows.
 
         J = 1/G * sum_i delta_i (A_i - gamma <H>_i) / |o_i| * sum_t r_it lambda_it
 
     Args:
         per_token_logps: ln pi(o_it), with gradient. Shape (B, T).
-        token_entropy: H_it in nats; no gradient flows into it. Shape (B, T).
+        entropy: <H>_i of :func:`completion_entropy` in nats; no gradient flows into it. Shape (B,).
         completion_mask: 1 on the completion's tokens. Shape (B, T).
         advantages: A_i. Shape (B,).
-        weights: lambda_it of :func:`conflict_weights`; ones switch the conflict correction off. Shape (B, T).
-        initial_entropy: <H>_ini in nats, see :func:`entropy_filter`.
-        gamma: Strength of the entropy penalty; 0 switches it off.
-        threshold: Threshold of the entropy filter in nats.
-        filter_mode: Mode of :func:`entropy_filter`.
+        weights: lambda_it of :func:`conflict_weights`; ones disable the conflict correction. Shape (B, T).
+        keep: delta_i of :func:`entropy_filter`; ones disable the filter. Shape (B,).
+        gamma: Weight of the entropy penalty; 0 disables it.
         old_per_token_logps: ln pi_old(o_it); None on the first iteration, where r_it = 1 with gradient. Shape (B, T).
 
     Returns:
         The loss, and detached 0-d tensors: ``entropy`` (mean <H>_i, nats) and ``filtered_fraction`` (share of rows with
         delta = 0).
+
+    Raises:
+        ValueError: If the shapes disagree.
     """
     _check_rows(
         "gtpo_loss",
         completion_mask,
-        advantages,
+        {"advantages": advantages, "entropy": entropy, "keep": keep},
         per_token_logps=per_token_logps,
-        token_entropy=token_entropy,
         weights=weights,
         old_per_token_logps=old_per_token_logps,
     )
-    entropy = completion_entropy(token_entropy, completion_mask)  # (B,)
-    delta = entropy_filter(entropy, advantages, initial_entropy, threshold, filter_mode)  # (B,)
+    entropy, keep = _promote(entropy.detach()), _promote(keep)  # (B,)
     ratio = _ratio(per_token_logps, old_per_token_logps, completion_mask)  # (B, T)
     per_completion = _completion_mean(ratio * _promote(weights), completion_mask)  # (B,)
-    objective = delta * (_promote(advantages) - gamma * entropy) * per_completion
-    return -objective.mean(), {"entropy": entropy.mean(), "filtered_fraction": (delta == 0).to(entropy.dtype).mean()}
+    objective = keep * (_promote(advantages) - gamma * entropy) * per_completion
+    return -objective.mean(), {"entropy": entropy.mean(), "filtered_fraction": (keep == 0).to(entropy.dtype).mean()}
 
 
 def grpo_loss(
@@ -233,7 +233,7 @@ def grpo_loss(
     ref_per_token_logps: Tensor | None = None,
     old_per_token_logps: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The GRPO loss, -J of Eq. 1 and 2, averaged over the rows that are passed.
+    """The GRPO loss, -J of Eq. 1 and 2, averaged over the rows.
 
     The KL term is the estimator of GRPO's paper (arXiv 2402.03300, Eq. 4): exp(d) - d - 1 with d = ln pi_ref - ln pi.
 
@@ -251,12 +251,12 @@ def grpo_loss(
         The loss, and detached 0-d tensors: ``kl`` (nats, mean over all tokens) where beta != 0.
 
     Raises:
-        ValueError: If shapes disagree, or beta != 0 comes without ``ref_per_token_logps``.
+        ValueError: If the shapes disagree, or beta != 0 without ``ref_per_token_logps``.
     """
     _check_rows(
         "grpo_loss",
         completion_mask,
-        advantages,
+        {"advantages": advantages},
         per_token_logps=per_token_logps,
         ref_per_token_logps=ref_per_token_logps,
         old_per_token_logps=old_per_token_logps,
@@ -278,7 +278,7 @@ def grpo_loss(
 
 
 def _ratio(logps: Tensor, old_logps: Tensor | None, completion_mask: Tensor) -> Tensor:
-    """r_it = pi / pi_old, with gradient; 1 on padding, where neither value nor gradient may leak. Shape (B, T)."""
+    """r_it = pi / pi_old, with gradient; 1 without gradient on padding. Shape (B, T)."""
     logps = _promote(logps)
     old_logps = logps.detach() if old_logps is None else _promote(old_logps)
     return (logps - old_logps).masked_fill(~completion_mask.bool(), 0.0).exp()
@@ -291,18 +291,19 @@ def _completion_mean(per_token: Tensor, completion_mask: Tensor) -> Tensor:
 
 
 def _promote(tensor: Tensor) -> Tensor:
-    """float32 for half precision, whose sums are off by 1e-2; float32 and float64 as they are."""
+    """float32 for half precision, whose sums have errors of 1e-2; float32 and float64 unchanged."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
-def _check_rows(name: str, reference: Tensor, advantages: Tensor, **tensors: Tensor | None) -> None:
-    for key, tensor in tensors.items():
-        if tensor is not None and tensor.shape != reference.shape:
+def _check_rows(name: str, mask: Tensor, per_row: dict[str, Tensor], **per_token: Tensor | None) -> None:
+    """Raise ValueError unless ``mask`` is (B, T), every ``per_row`` tensor (B,) and every ``per_token`` one (B, T)."""
+    for key, tensor in per_token.items():
+        if tensor is not None and tensor.shape != mask.shape:
             raise ValueError(
-                f"{name}: {key} has shape {tuple(tensor.shape)} but the mask covers (B, T) = {tuple(reference.shape)}."
+                f"{name}: {key} has shape {tuple(tensor.shape)} but the mask covers (B, T) = {tuple(mask.shape)}."
             )
-    if reference.dim() != 2 or advantages.shape != reference.shape[:1]:
-        raise ValueError(
-            f"{name}: expected a mask (B, T) and advantages (B,), got {tuple(reference.shape)} and "
-            f"{tuple(advantages.shape)}."
-        )
+    for key, tensor in per_row.items():
+        if mask.dim() != 2 or tensor.shape != mask.shape[:1]:
+            raise ValueError(
+                f"{name}: expected a mask (B, T) and {key} (B,), got {tuple(mask.shape)} and {tuple(tensor.shape)}."
+            )

@@ -1,6 +1,6 @@
-"""Train a policy with GRPO (arXiv 2402.03300), the baseline: the same data, rewards, logs and flags as train_gtpo.py.
+"""Train a policy with GRPO (arXiv 2402.03300), the baseline: data, rewards, logs and flags as in train_gtpo.py.
 
-    python train_grpo.py --model tiny --dataset arithmetic --G 12     # a CPU, minutes
+    python train_grpo.py --model tiny --dataset arithmetic --G 12        # a CPU, minutes
     python train_grpo.py --model qwen --dataset math --G 8 --beta 1e-6   # one GPU, Listing 1 of the paper
     python train_grpo.py --help
 
@@ -8,50 +8,46 @@ Differs from train_gtpo.py by the lack of GTPOArguments and by the trainer, noth
 """
 
 from gtpo.arguments import DataArguments, ModelArguments, RewardArguments, RunArguments
-from gtpo.backend import load_backend
-from gtpo.callbacks import track, train
-from gtpo.cli import parse, run_script
-from gtpo.data import drop_long_prompts, load_train
-from gtpo.export import save_adapter
-from gtpo.models import load_policy
-from gtpo.report import write_report
-from gtpo.reward_functions import load_rewards
-from gtpo.runs import check_run, start_run
-from gtpo.trainer import GRPOTrainer
+from gtpo.cli import load_backend_from_flags, parse, run_script
 
 
 def main() -> None:
-    backend = load_backend()  # before trl, transformers and peft, which Unsloth patches
+    backend = load_backend_from_flags()  # before trl, transformers and peft are imported: Unsloth patches them
     from trl import GRPOConfig
 
-    data, reward, model, run, args, resolved = parse(
-        "grpo", (DataArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig)
-    )
-    pass
-    pass
-    pass
-    pass
-    pass
-    pass
+    from gtpo import GRPOTrainer
+    from gtpo.callbacks import attach_callbacks, train
+    from gtpo.data import drop_long_prompts, load_train
+    from gtpo.export import save_adapter
+    from gtpo.memory import plan
+    from gtpo.models import load_policy
+    from gtpo.report import write_report
+    from gtpo.reward_functions import load_rewards
+    from gtpo.runs import check_run, start_run
+    from rewards import accuracy_reward, format_reward
 
-    GRPOTrainer.check_settings(args)
-    rows = load_train(data.dataset, data.data_dir, args.seed)
-    rewards = load_rewards(reward.reward, rows.column_names)
-    checkpoint = check_run(resolved, run, len(rows))
-    policy, tokenizer = load_policy(model, backend, args.seed, args.use_vllm)
-    rows = drop_long_prompts(rows, tokenizer, data.max_prompt_length)
-    start_run(resolved, run)
+    settings = parse("grpo", (DataArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig))
+    GRPOTrainer.check_settings(settings.trainer)
+    rows = load_train(settings.data.dataset, settings.data.data_dir, settings.trainer.seed)
+    known = {"format": format_reward, "accuracy": accuracy_reward}
+    rewards = load_rewards(settings.reward.reward, known, rows.column_names)
+    if settings.run.dry_run:
+        return print(plan(settings, len(rows)))
+    checkpoint = check_run(settings, len(rows))
+    policy, tokenizer = load_policy(settings.model, backend, settings.trainer.seed, settings.trainer.use_vllm)
+    rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length)
+    start_run(settings)
     trainer = GRPOTrainer(
         model=policy,
         processing_class=tokenizer,
         reward_funcs=rewards,
-        args=args,
+        args=settings.trainer,
         train_dataset=rows,
     )
-    track(trainer, resolved, title="GRPO")
+    attach_callbacks(trainer, settings)
     train(trainer, checkpoint)
-    write_report(args.output_dir)
-    save_adapter(trainer, resolved)
+    write_report(settings.output_dir)
+    save_adapter(trainer, settings)
 
 
 if __name__ == "__main__":

@@ -4,45 +4,43 @@
     python train_sft.py --model llama --dataset gsm8k                  # one GPU, Listing 1 of the paper
     python train_sft.py --help
 
-The prompts are those of GTPO and GRPO; the loss is on the completion alone: solution and answer in the paper's tags.
+The prompts are those of GTPO and GRPO; the loss covers the completion only: solution and answer in the paper's tags.
 """
 
 from gtpo.arguments import DataArguments, ModelArguments, RunArguments
-from gtpo.backend import load_backend
-from gtpo.callbacks import track, train
-from gtpo.cli import parse, run_script
-from gtpo.data import drop_long_prompts, load_train, to_demonstrations
-from gtpo.export import save_adapter
-from gtpo.models import load_policy
-from gtpo.report import write_report
-from gtpo.runs import check_run, start_run
+from gtpo.cli import load_backend_from_flags, parse, run_script
 
 
 def main() -> None:
-    backend = load_backend()  # before trl, transformers and peft, which Unsloth patches
+    backend = load_backend_from_flags()  # before trl, transformers and peft are imported: Unsloth patches them
     from trl import SFTConfig, SFTTrainer
 
-    data, model, run, args, resolved = parse("sft", (DataArguments, ModelArguments, RunArguments, SFTConfig))
-    pass
-    pass
-    pass
-    pass
+    from gtpo.callbacks import attach_callbacks, train
+    from gtpo.data import drop_long_prompts, load_train, to_demonstrations
+    from gtpo.export import save_adapter
+    from gtpo.memory import plan
+    from gtpo.models import load_policy
+    from gtpo.report import write_report
+    from gtpo.runs import check_run, start_run
 
-    rows = load_train(data.dataset, data.data_dir, args.seed)
-    checkpoint = check_run(resolved, run, len(rows))
-    policy, tokenizer = load_policy(model, backend, args.seed)
-    rows = drop_long_prompts(rows, tokenizer, data.max_prompt_length)
-    start_run(resolved, run)
+    settings = parse("sft", (DataArguments, ModelArguments, RunArguments, SFTConfig))
+    rows = load_train(settings.data.dataset, settings.data.data_dir, settings.trainer.seed)
+    if settings.run.dry_run:
+        return print(plan(settings, len(rows)))
+    checkpoint = check_run(settings, len(rows))
+    policy, tokenizer = load_policy(settings.model, backend, settings.trainer.seed)
+    rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length)
+    start_run(settings)
     trainer = SFTTrainer(
         model=policy,
         processing_class=tokenizer,
-        args=args,
+        args=settings.trainer,
         train_dataset=to_demonstrations(rows),
     )
-    track(trainer, resolved, title="SFT")
+    attach_callbacks(trainer, settings)
     train(trainer, checkpoint)
-    write_report(args.output_dir)
-    save_adapter(trainer, resolved)
+    write_report(settings.output_dir)
+    save_adapter(trainer, settings)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Time, memory and sympy's share of grading: an AIME/AMC evaluation with its votes, and 5,000 x 64 answers of MATH.
+"""Time, memory and sympy's share of grading: AIME/AMC with majority votes, and 5,000 x 64 answers of MATH.
 
-    python benchmarks/bench_grading.py                              # benchmarks from the Hub
-    python benchmarks/bench_grading.py --data_dir DIR                       # from JSONL files (or GTPO_DATA_DIR)
-    python benchmarks/bench_grading.py --math_problems 500                     # a tenth of it, in seconds
+    python benchmarks/bench_grading.py                        # benchmarks from the Hub
+    python benchmarks/bench_grading.py --data_dir DIR         # from JSONL files (or set GTPO_DATA_DIR)
+    python benchmarks/bench_grading.py --math_problems 500    # one tenth, a few seconds
 
-Completions are canned and seeded: 64 per problem, some right in one of several spellings, the rest drawn from a few
-wrong answers with the skew of a sampled model (golds of other problems, changed digits, unreadable text). "no sympy" is
-the share that the rules of answers.py decided alone, "late" the comparisons given up, "peak" this process's memory.
+Completions are synthetic and seeded: 64 per problem, some correct in one of several spellings, the others drawn from a
+few wrong answers with a skewed distribution, as a model samples them (gold answers of other problems, changed digits,
+unreadable text). "no sympy" is the share of completions graded without sympy, "late" the number of comparisons that
+exceeded a limit, "peak" the memory of this process.
 """
 
 import argparse
@@ -20,9 +21,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import answers
-from data import load_benchmark
-from metrics import majority_at_k
+from gtpo import grading
+from gtpo.data import load_benchmark
+from gtpo.evaluation.metrics import majority_at_k
 
 SAMPLES = 64
 WRAPPINGS = ("{}", "${}$", r"\boxed{{{}}}", r"$\boxed{{{}}}$", "{}.", "The answer is ${}$.", " {}\n", "**{}**")
@@ -34,37 +35,37 @@ def main(data_dir: str | None, math_problems: int, seed: int) -> None:
     math = [row["gold"] for row in load_benchmark("math", data_dir)][:math_problems]
 
     columns = f"{'seconds':>9}{'per second':>12}{'no sympy':>10}{'late':>6}{'peak MiB':>10}"
-    print(f"{'':14}{'completions':>12}{'right':>8}{columns}")
+    print(f"{'':14}{'completions':>12}{'correct':>9}{columns}")
     measure("AIME and AMC", contest, contest, rng, vote=True)
     measure("MATH", math, math, rng, vote=False)
 
 
 def measure(name: str, golds: list[str], pool: list[str], rng: random.Random, *, vote: bool) -> None:
-    """Grades 64 completions of each problem (and votes over 4, 8, ... 64 of them); prints one line."""
-    calls, late = answers.worker_calls(), answers.timeouts()
-    right = total = won = 0
+    """Grade 64 completions of each problem, vote over 4, 8, ... 64 of them if `vote`, and print one line."""
+    calls, late = grading.worker_calls(), grading.timeouts()
+    correct = total = won = 0
     seconds = 0.0
     for gold in golds:
-        completions_G = sample(gold, pool, rng)  # outside the clock
+        completions_G = sample(gold, pool, rng)  # not timed
         start = time.perf_counter()
-        extracted_G = [answers.extract_answer(completion) for completion in completions_G]
-        correct_G = [answers.is_correct(answer, gold) for answer in extracted_G]
+        extracted_G = [grading.extract_answer(completion) for completion in completions_G]
+        correct_G = [grading.is_correct(answer, gold) for answer in extracted_G]
         if vote:
             won += sum(majority_at_k(extracted_G, correct_G, k) for k in (4, 8, 16, 32, 64)) >= 3
         seconds += time.perf_counter() - start
-        right, total = right + sum(correct_G), total + len(correct_G)
-    by_rule = 1 - (answers.worker_calls() - calls) / total
+        correct, total = correct + sum(correct_G), total + len(correct_G)
+    no_sympy = 1 - (grading.worker_calls() - calls) / total
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
-        f"{name:14}{total:12,}{right:8,}{seconds:9.1f}{total / seconds:12,.0f}{by_rule:10.2%}"
-        f"{answers.timeouts() - late:6}{peak:10.0f}"
+        f"{name:14}{total:12,}{correct:9,}{seconds:9.1f}{total / seconds:12,.0f}{no_sympy:10.2%}"
+        f"{grading.timeouts() - late:6}{peak:10.0f}"
     )
     if vote:
-        print(f"{'':14}{won} of {len(golds)} problems won by most of the votes over 4, 8, 16, 32, 64 samples")
+        print(f"{'':14}{won} of {len(golds)} problems correct in most of the votes over 4, 8, 16, 32, 64 samples")
 
 
 def sample(gold: str, pool: list[str], rng: random.Random) -> list[str]:
-    """64 completions of one problem: about 12 different answers, the popular ones many times."""
+    """64 completions of one problem: about 12 different answers, with a skewed distribution."""
     wrong = [rng.choice(pool) for _ in range(6)]
     wrong += [re.sub(r"\d", lambda digit: rng.choice("0123456789"), gold, count=1) for _ in range(6)]
     wrong += [f"{gold}+1", f"-{gold}", f"{gold} or {rng.choice(pool)}", "I am not sure", r"\frac{1}{" + gold]
@@ -79,7 +80,7 @@ def sample(gold: str, pool: list[str], rng: random.Random) -> list[str]:
 
 
 def respell(gold: str, rng: random.Random) -> str:
-    """A right answer as another writer would put it."""
+    """The gold answer in another spelling."""
     spellings = [gold, gold.replace(r"\frac", r"\dfrac"), gold.replace(" ", ""), f"x = {gold}", gold.replace(",", ", ")]
     spellings.append(re.sub(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}", r"\1/\2", gold))
     if re.fullmatch(r"[\w ^{}]+[+-][\w ^{}]+", gold):

@@ -1,16 +1,16 @@
-"""Time, memory and accuracy of the head and the objective, beside TRL's, Liger's, the authors' and bare matmuls.
+"""Time, memory and accuracy of the head and the objective: ours, TRL's, Liger's, the authors', and bare matmuls.
 
     python benchmarks/bench_loss.py                                  # bfloat16, H = 512, V = 32,768: a minute or two
     python benchmarks/bench_loss.py --shapes bfloat16:512:32768 float32:512:32768 bfloat16:2048:32768
     python benchmarks/bench_loss.py --authors DIR                    # with a checkout of winstonsmith1897/GTPO
     python benchmarks/bench_loss.py --device cuda --shapes bfloat16:4096:128256 --group 12 --length 1500
-    python benchmarks/bench_loss.py --markdown results/loss_cpu.json # the tables of a run
+    python benchmarks/bench_loss.py --markdown results/benchmarks/loss_cpu.json   # the tables of a run
 
 One step: conflict weights, log-probabilities, entropy, loss, and its gradient with respect to the hidden states. Each
-peer runs its own code, imported from its package (benchmarks/requirements.txt); one that cannot run here says why. On a
-CPU times are CPU seconds of one thread, on CUDA those between two events: medians over rounds in which all take turns.
-Each peak is what one step adds, in a process of its own. Liger's loss gives no entropy. The limit is the head's two
-matrix products alone, tile by tile, at the best of several tilings and at ours.
+peer runs its own code, imported from its package (requirements/bench.txt); for one that cannot run, the results have
+the reason. Times are medians over interleaved rounds: CPU seconds of one thread, or the time between two CUDA events.
+Each peak is the memory that one step adds, measured in a fresh process. Liger's loss returns no entropy. The limit is
+the two matmuls of the head alone, tile by tile, with the best of several tile sizes and with ours.
 """
 
 import argparse
@@ -39,7 +39,8 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gtpo_loss import conflict_mask, conflict_weights, gtpo_loss, linear_logps_and_entropy  # noqa: E402
+from gtpo.head import TILES, linear_logps_and_entropy  # noqa: E402
+from gtpo_loss import completion_entropy, conflict_mask, conflict_weights, entropy_filter, gtpo_loss  # noqa: E402
 
 OURS, LIMIT, SAME_TILES = "ours", "limit", "limit, our tiles"
 PEERS = {
@@ -53,7 +54,7 @@ CONFIDENT = 0.99
 
 
 class Case(NamedTuple):
-    """G completions of T tokens; about a third of the tokens have p > 0.99, the rest are spread out."""
+    """G completions of T tokens; about a third of the tokens have p > 0.99, the others less."""
 
     hidden: Tensor  # (G, T, H)
     weight: Tensor  # (V, H)
@@ -67,7 +68,7 @@ def make_case(shape: str, group: int, length: int, device: str) -> Case:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(vocabulary, width, generator=generator).mul_(2 / width**0.5)
     ids = torch.randint(0, vocabulary, (group, length), generator=generator)
-    lean = torch.rand(group, length, 1, generator=generator) * 6  # towards the row of the token that was drawn
+    lean = torch.rand(group, length, 1, generator=generator) * 6  # towards the head row of the sampled token
     hidden = torch.randn(group, length, width, generator=generator) + lean * weight[ids]
     advantages = torch.linspace(-1.5, 1.5, group)
     tensors = hidden.to(dtype), weight.to(dtype), ids, torch.ones_like(ids), advantages
@@ -79,7 +80,7 @@ def parse_shape(shape: str) -> tuple[torch.dtype, int, int]:
     return getattr(torch, dtype), int(width), int(vocabulary)
 
 
-# --- the contestants: a step from hidden states to their gradient ----------------------------------------------------
+# Implementations: one step, from the hidden states to their gradient
 
 Head = Callable[[Tensor, Case], tuple[Tensor, Tensor]]  # hidden (G, T, H) -> logps, entropy (G, T)
 
@@ -91,16 +92,16 @@ def our_head(hidden: Tensor, case: Case, grad_rows: Tensor | None = None) -> tup
 
 
 def trl_logits_head(hidden: Tensor, case: Case) -> tuple[Tensor, Tensor]:
-    # What GRPOTrainer calls on the model's logits where the head is not fused: the default up to TRL 1.14.
+    # GRPOTrainer calls it on the model's logits where the head is not fused: the default up to TRL 1.14.
     from trl.trainer.utils import selective_log_softmax_and_entropy
 
-    logits = F.linear(F.pad(hidden, (0, 0, 0, 1)), case.weight)  # its model call gives one position more than is used
+    logits = F.linear(F.pad(hidden, (0, 0, 0, 1)), case.weight)  # its model call returns one position more than is used
     logits = logits[:, :-1, :]
     return selective_log_softmax_and_entropy(logits, case.ids, entropy_requires_grad=False, row_mask=case.mask)
 
 
 def trl_fused_head(hidden: Tensor, case: Case) -> tuple[Tensor, Tensor]:
-    # What the forward that GRPOTrainer gives its model calls on the hidden states of the scored tokens.
+    # GRPOTrainer's patched forward calls it on the hidden states of the completion tokens.
     from trl.kernels.chunked_logprob import ChunkedLogProbFunction
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
@@ -117,7 +118,9 @@ def gtpo_step(head: Head, case: Case) -> Tensor:
         logps, entropy = our_head(hidden, case, grad_rows=(weights != 0).flatten())
     else:
         logps, entropy = head(hidden, case)
-    loss, _ = gtpo_loss(logps, entropy, case.mask, case.advantages, weights, initial_entropy=None, filter_mode="off")
+    mean_entropy = completion_entropy(entropy, case.mask)
+    keep = entropy_filter(mean_entropy, case.advantages, None, mode="off")
+    loss, _ = gtpo_loss(logps, mean_entropy, case.mask, case.advantages, weights, keep)
     loss.backward()
     return hidden.grad
 
@@ -126,7 +129,7 @@ def liger_step(case: Case, advantages: Tensor | None = None) -> Tensor:
     from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
 
     hidden = case.hidden.detach().requires_grad_()
-    compiled = case.hidden.is_cuda  # its (G, T) loss alone; on a CPU that would ask for a C++ compiler
+    compiled = case.hidden.is_cuda  # only its (G, T) loss; on a CPU that needs a C++ compiler
     grpo = LigerFusedLinearGRPOLoss(beta=0.0, use_ref_model=False, loss_type="grpo", compiled=compiled)
     loss, _ = grpo(hidden, case.weight, case.ids, case.mask, case.advantages if advantages is None else advantages)
     loss.backward()
@@ -134,7 +137,7 @@ def liger_step(case: Case, advantages: Tensor | None = None) -> Tensor:
 
 
 def authors_module(checkout: str) -> types.SimpleNamespace:
-    """The functions of gtpo/gtpo_training.py by themselves: the file imports names that TRL no longer has."""
+    """The functions of their gtpo/gtpo_training.py, without its imports: TRL no longer has some of the names."""
     source = (Path(checkout) / "gtpo" / "gtpo_training.py").read_text()
     wanted = {"compute_completion_stats", "build_conflict_mask", "gtpo_compute_loss", "UnslothEfficientGTPO"}
     body = [
@@ -151,14 +154,14 @@ def authors_module(checkout: str) -> types.SimpleNamespace:
 
 
 def authors_step(case: Case, authors: Any) -> Tensor:
-    """On L + 1 hidden states, as their trainer passes them; the reference forward is given, its two matmuls are not."""
+    """On L + 1 hidden states, as their trainer passes them; the reference's hidden states are given, its logits not."""
     hidden = F.pad(case.hidden.detach(), (0, 0, 0, 1)).requires_grad_()
     with contextlib.redirect_stdout(io.StringIO()):  # it prints every mask
         loss, *_ = authors.UnslothEfficientGTPO.apply(
             hidden[None], hidden[None].detach(), case.weight, case.ids[None], case.mask[None], case.advantages,
             case.advantages, 0.0, None, 1,
         )  # fmt: skip
-        # Its backward returns 13 gradients for 10 inputs, which today's autograd refuses: they are in its saved tensor.
+        # Its backward returns 13 gradients for 10 inputs, which current PyTorch refuses: read its saved tensor instead.
         return loss.grad_fn.saved_tensors[0][0, :, :-1]
 
 
@@ -172,14 +175,14 @@ def limit_step(case: Case, tile: tuple[int, int]) -> Tensor:
 
 
 def limit_tiles(device: str) -> list[tuple[int, int]]:
-    """Rows x columns, those of our head first."""
-    return [(4096, 16384), (8192, 16384)] if device == "cuda" else [(1024, 4096), (2048, 2048), (2048, 1024)]
+    """(rows, columns) to try; the first is the tile size of our head."""
+    return [TILES[device], *([(8192, 16384)] if device == "cuda" else [(2048, 2048), (2048, 1024)])]
 
 
-def contestants(
+def implementations(
     case: Case, authors: str | None, only: str | None = None
 ) -> tuple[dict[str, Callable[[], Tensor]], dict[str, str]]:
-    """Steps by name, and for those that cannot run here the reason."""
+    """Steps by name, and the reason for those that cannot run."""
     steps: dict[str, Callable[[], Tensor]] = {
         OURS: lambda: gtpo_step(our_head, case),
         "trl logits": lambda: gtpo_step(trl_logits_head, case),
@@ -209,7 +212,7 @@ def contestants(
     return steps, reasons
 
 
-# --- time ------------------------------------------------------------------------------------------------------------
+# Time
 
 
 def seconds_of(step: Callable[[], object], device: str) -> float:
@@ -228,7 +231,7 @@ def seconds_of(step: Callable[[], object], device: str) -> float:
 
 def medians(steps: Mapping[str, Callable[[], object]], rounds: int, device: str) -> dict[str, float]:
     for step in steps.values():
-        step()  # warm: libraries loaded, kernels compiled
+        step()  # warm-up: libraries are loaded, kernels compiled
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
@@ -246,7 +249,7 @@ def time_shape(case: Case, steps: dict[str, Callable[[], Tensor]], rounds: int, 
 
 
 def scaling(shape: str, group: int, length: int, rounds: int, device: str) -> dict[str, float]:
-    """How our step's time grows when T, V or G doubles."""
+    """Factor by which our step's time grows when T, V or G doubles."""
     dtype, width, vocabulary = shape.split(":")
     cases = {
         "1": make_case(shape, group, length, device),
@@ -266,7 +269,7 @@ def conflict_inputs(device: str) -> tuple[Tensor, Tensor, Tensor, int]:
     return ids.to(device), torch.ones_like(ids).to(device), torch.linspace(-1, 1, group).to(device), group
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+# Memory
 
 
 def peak_in_own_process(name: str, shape: str, args: argparse.Namespace) -> float:
@@ -288,14 +291,14 @@ def peak(name: str, shape: str, args: argparse.Namespace) -> float:
     else:
         case = make_case(shape, args.group, args.length, args.device)
         few = Case(case.hidden[:2, :4], case.weight, case.ids[:2, :4], case.mask[:2, :4], case.advantages[:2])
-        contestants(few, args.authors, only=name)[0][name]()  # libraries load before the measurement
-        step = contestants(case, args.authors, only=name)[0][name]
+        implementations(few, args.authors, only=name)[0][name]()  # loads libraries before the measurement
+        step = implementations(case, args.authors, only=name)[0][name]
     if args.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         kept = step()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = status_kib("VmRSS")
     kept = step()
     grown = status_kib("VmHWM") - before
@@ -309,11 +312,11 @@ def status_kib(key: str) -> int:
     )
 
 
-# --- accuracy --------------------------------------------------------------------------------------------------------
+# Accuracy
 
 
 def accuracy(case: Case, names: list[str]) -> dict[str, dict[str, float]]:
-    """Relative error of d logp / d hidden over all rows and over those with p > 0.99; entropy error, nats."""
+    """Relative error of d logp / d hidden over all rows and over those with p > 0.99; error of the entropy, nats."""
     hidden, ids = case.hidden.flatten(0, 1), case.ids.flatten()
     truth, logps, entropies = (torch.cat(parts) for parts in zip(*exact(hidden, case.weight, ids), strict=True))
     sure = logps > torch.tensor(CONFIDENT).log()
@@ -326,7 +329,7 @@ def accuracy(case: Case, names: list[str]) -> dict[str, dict[str, float]]:
             logp, entropy = heads[name](leaf, case)
             logp.float().sum().backward()
             gradient = leaf.grad.flatten(0, 1).double()
-        elif name == "liger":  # with A = 1 its loss is minus the mean log-probability
+        elif name == "liger":  # with A = 1 its gradient is that of minus the mean log-probability
             gradient = -len(ids) * liger_step(case, torch.ones_like(case.advantages)).flatten(0, 1).double()
         else:
             continue
@@ -342,7 +345,7 @@ def accuracy(case: Case, names: list[str]) -> dict[str, dict[str, float]]:
 
 
 def exact(hidden: Tensor, weight: Tensor, ids: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """d logp / d hidden, logp and entropy in float64, some rows at a time."""
+    """d logp / d hidden, logp and entropy in float64, 256 rows at a time."""
     weight = weight.double()
     for states, targets in zip(hidden.double().split(256), ids.split(256), strict=True):
         log_pi = (states @ weight.T).log_softmax(-1)
@@ -353,11 +356,11 @@ def exact(hidden: Tensor, weight: Tensor, ids: Tensor) -> Iterator[tuple[Tensor,
         yield grad_logits @ weight, logps.squeeze(1), entropy
 
 
-# --- the run and its tables ------------------------------------------------------------------------------------------
+# Results and tables
 
 
 def provenance(device: str, packages: tuple[str, ...], hidden: str | None = None) -> dict[str, Any]:
-    """Command (without the word ``hidden``, a local folder), date, revision, machine and versions of a run."""
+    """Command (with DIR in place of ``hidden``, a local directory), date, revision, machine and versions of a run."""
 
     def git(*command: str) -> str:
         return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True).stdout.strip()
@@ -367,11 +370,11 @@ def provenance(device: str, packages: tuple[str, ...], hidden: str | None = None
             return metadata.version(package)
         return None
 
-    words = ("DIR" if word == hidden else word for word in sys.argv[1:])
+    argv = ("DIR" if argument == hidden else argument for argument in sys.argv[1:])
     model = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
     amx = ", AMX" if torch.cpu._is_amx_tile_supported() else ""
     return {
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words]),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *argv]),
         "date": datetime.date.today().isoformat(),
         "revision": git("rev-parse", "--short", "HEAD") + ("-dirty" if git("status", "--porcelain") else ""),
         "machine": torch.cuda.get_device_name() if device == "cuda" else f"{model[0].split(': ')[1]}{amx}",
@@ -382,7 +385,7 @@ def provenance(device: str, packages: tuple[str, ...], hidden: str | None = None
 
 
 def origin(result: Mapping[str, Any]) -> str:
-    """The line below a table: where its numbers come from."""
+    """The line below a table: machine, versions, date, revision and command."""
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items() if version)
     return (
         f"{result['machine']}, {result['threads']} thread(s); {versions}; {result['date']}, revision "
@@ -396,7 +399,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     for shape in args.shapes:
         _, width, vocabulary = parse_shape(shape)
         case = make_case(shape, args.group, args.length, args.device)
-        steps, reasons = contestants(case, args.authors)
+        steps, reasons = implementations(case, args.authors)
         entry: dict[str, Any] = {"seconds": time_shape(case, steps, args.rounds, args.device), "reasons": reasons}
         work = 4 * args.group * args.length * width * vocabulary  # two matmuls
         entry["tflops"] = {name: work / entry["seconds"][name] / 1e12 for name in (OURS, LIMIT)}
@@ -416,7 +419,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The tables of a results file: how many times slower than ours, memory and errors."""
+    """The tables of a results file: time, time relative to ours, memory and errors."""
     lines = []
     for shape, entry in result["shapes"].items():
         dtype, width, vocabulary = shape.split(":")
@@ -463,8 +466,8 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=1, help="on a CPU")
     parser.add_argument("--authors", metavar="DIR", help="checkout of github.com/winstonsmith1897/GTPO")
-    parser.add_argument("--output", type=Path, help="where the results go, as JSON")
-    parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the tables of a results file and stop")
+    parser.add_argument("--output", type=Path, help="file for the results, JSON")
+    parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the tables of a results file and exit")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.markdown:
@@ -479,7 +482,7 @@ def main() -> None:
     result = run(args)
     print(markdown(result))
     if args.output:
-        args.output.parent.mkdir(exist_ok=True)
+        args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps(result, indent=1) + os.linesep)
 
 

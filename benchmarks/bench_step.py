@@ -1,13 +1,13 @@
-"""Time of an optimizer step: GTPO's, GRPO's and TRL's own GRPO's, with and without KL, on the same canned completions.
+"""Time of an optimizer step of GTPO, GRPO and TRL's GRPOTrainer, with and without KL, on the same canned completions.
 
     python benchmarks/bench_step.py                                # both models: some minutes
-    python benchmarks/bench_step.py --models tiny                  # the tiny model alone: half a minute
-    python benchmarks/bench_step.py --markdown results/step_cpu.json # the table of a run
+    python benchmarks/bench_step.py --models tiny                  # only the tiny model: half a minute
+    python benchmarks/bench_step.py --markdown results/benchmarks/step_cpu.json   # the table of a run
 
-A step is all that the trainer does for one batch but generating it and logging: rewards and advantages, reference
+A step is what the trainer does for one batch, without generation and logging: rewards and advantages, reference
 log-probabilities where beta is not 0, conflict mask, loss, backward pass and optimizer. The models are Llamas with
-random float32 weights and LoRA on every linear layer. Seconds are CPU seconds of one thread: medians over rounds in
-which all trainers take turns.
+random float32 weights and LoRA on every linear layer. Times are CPU seconds of one thread: medians over interleaved
+rounds.
 """
 
 import argparse
@@ -25,10 +25,7 @@ import torch
 from bench_loss import ROOT, origin, provenance
 
 sys.path.insert(0, str(ROOT))
-
-from models import build_tiny  # before TRL: it switches telemetry off
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before TRL is imported: also disables its telemetry
 
 import trl
 from datasets import Dataset
@@ -36,8 +33,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 
-from config import GTPOArguments
-from trainer import GRPOTrainer, GTPOTrainer
+from gtpo.arguments import GTPOArguments
+from gtpo.tiny import build_tiny
+from gtpo.trainer import GRPOTrainer, GTPOTrainer
 
 GROUP = 8
 BETA = 0.04
@@ -69,7 +67,7 @@ def canned_group(step: int, length: int) -> list[list[int]]:
 
 
 class Canned:
-    """Mixin of a trainer: completions are at hand, nothing is generated."""
+    """Mixin of a trainer: the canned completions take the place of generation."""
 
     length: int
 
@@ -94,13 +92,13 @@ def reward_parity(completions: Any, completion_ids: list[list[int]], **kwargs: A
     return [float(sum(ids) % 2) for ids in completion_ids]
 
 
-def make_trainer(name: str, shape: str, folder: Path, length: int, steps: int) -> Any:
+def make_trainer(name: str, shape: str, directory: Path, length: int, steps: int) -> Any:
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SHAPES[shape], pad_token_id=0, bos_token_id=1, eos_token_id=2))
     model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))
     kind = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "trl": trl.GRPOTrainer}[name.split()[0]]
     args = trl.GRPOConfig(
-        output_dir=str(folder / name.replace(" ", "_")),
+        output_dir=str(directory / name.replace(" ", "_")),
         per_device_train_batch_size=GROUP,
         num_generations=GROUP,
         max_steps=steps,
@@ -117,13 +115,13 @@ def make_trainer(name: str, shape: str, folder: Path, length: int, steps: int) -
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    # The initial entropy is given, for it is measured once in a run; above ln 2 no completion is filtered out.
+    # With a given initial entropy nothing is measured before step 1; above ln 2 no completion is filtered.
     extra = {"gtpo": GTPOArguments(initial_entropy=1.0)} if name == "gtpo" else {}
     trainer = type(f"Canned{kind.__name__}", (Canned, kind), {"length": length})(
         model=model,
         reward_funcs=[reward_parity],
         args=args,
-        processing_class=AutoTokenizer.from_pretrained(folder / "tokenizer"),
+        processing_class=AutoTokenizer.from_pretrained(directory / "tokenizer"),
         train_dataset=Dataset.from_dict({"prompt": [f"Question {i}: how much is {i} + {i}?" for i in range(8)]}),
         callbacks=[Stopwatch()],
         **extra,
@@ -132,11 +130,11 @@ def make_trainer(name: str, shape: str, folder: Path, length: int, steps: int) -
     return trainer
 
 
-def time_steps(shape: str, folder: Path, length: int, rounds: int, steps: int) -> dict[str, Any]:
-    """Median seconds of a step by trainer; each turn's first step is left out."""
-    trainers = {name: make_trainer(name, shape, folder, length, 1 + steps) for name in NAMES}
+def time_steps(shape: str, directory: Path, length: int, rounds: int, steps: int) -> dict[str, Any]:
+    """Median seconds of a step by trainer; the first step of each turn is not counted."""
+    trainers = {name: make_trainer(name, shape, directory, length, 1 + steps) for name in NAMES}
     seconds: dict[str, list[float]] = {name: [] for name in NAMES}
-    for turn in range(1 + rounds):  # the first is for libraries to load and caches to fill
+    for turn in range(1 + rounds):  # the first is a warm-up: libraries are loaded, caches filled
         for name, trainer in trainers.items():
             watch = next(x for x in trainer.callback_handler.callbacks if isinstance(x, Stopwatch))
             watch.seconds.clear()
@@ -149,7 +147,7 @@ def time_steps(shape: str, folder: Path, length: int, rounds: int, steps: int) -
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of a results file: milliseconds of a step, and how many times GTPO's."""
+    """The table of a results file: milliseconds of a step, and relative to GTPO's."""
     models = result["models"]
     titles = [f"{name}, {entry['parameters'] / 1e6:.1f} M parameters, ms | x GTPO" for name, entry in models.items()]
     lines = [f"| | {' | '.join(titles)} |", "|---" * (1 + 2 * len(models)) + "|"]
@@ -168,9 +166,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--length", type=int, default=128, help="T, tokens of the longest completions")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=3, help="measured steps of a trainer's turn")
-    parser.add_argument("--output", type=Path, help="where the results go, as JSON")
-    parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the table of a results file and stop")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps per trainer and round")
+    parser.add_argument("--output", type=Path, help="file for the results, JSON")
+    parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the table of a results file and exit")
     args = parser.parse_args()
     if args.markdown:
         print(markdown(json.loads(args.markdown.read_text())))
@@ -178,13 +176,13 @@ def main() -> None:
     torch.set_num_threads(1)
     disable_progress_bar()
     result = provenance("cpu", ("torch", "trl", "transformers", "peft")) | {"length": args.length, "models": {}}
-    with tempfile.TemporaryDirectory() as folder:
-        build_tiny(Path(folder) / "tokenizer")
+    with tempfile.TemporaryDirectory() as directory:
+        build_tiny(Path(directory) / "tokenizer")
         for shape in args.models:
-            result["models"][shape] = time_steps(shape, Path(folder), args.length, args.rounds, args.steps)
+            result["models"][shape] = time_steps(shape, Path(directory), args.length, args.rounds, args.steps)
     print(markdown(result))
     if args.output:
-        args.output.parent.mkdir(exist_ok=True)
+        args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps(result, indent=1) + os.linesep)
 
 

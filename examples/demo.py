@@ -1,14 +1,15 @@
-"""Watch a small model learn with GTPO on a CPU: tiny base -> GTPO -> evaluation before and after -> curves.
+"""Train a small model with GTPO on a CPU: evaluation before and after, and the curves of the training.
 
     make demo
-    python demo.py --seed 1
+    python examples/demo.py --seed 1
 
-Runs the scripts a user would run, each command shown, and writes outputs/demo/: the run, its evaluation, curves.png and
-summary.json (accuracy and formatting before and after in percent, wall seconds).
+Runs train_gtpo.py, evaluate.py and figures.py as a user would and prints each command. Writes outputs/demo/: the run,
+its evaluation, curves.png and summary.json (accuracy and formatting before and after in percent, duration in seconds).
 """
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -16,78 +17,73 @@ import sys
 import time
 from pathlib import Path
 
-from gtpo.cli import run_script
-from gtpo.errors import UsageError
-from gtpo.runs import write_atomically
-
+REPOSITORY = Path(__file__).resolve().parent.parent
 SEED = 3407  # Listing 1
 
 
-def run(*words: str) -> None:
-    """Show a command of this repository and run it.
-
-    Raises:
-        UsageError: If it fails; its own message stands above.
-    """
-    print(f"\n$ python {shlex.join(words)}", flush=True)
-    if code := subprocess.run([sys.executable, *words]).returncode:
-        raise UsageError(f"the demo stopped: `python {words[0]}` ended with exit code {code}, see its message above.")
+def run(*argv: str) -> None:
+    """Print a command and run it; exit with its exit code if it fails."""
+    print(f"\n$ python {shlex.join(argv)}", flush=True)
+    if code := subprocess.run([sys.executable, *argv]).returncode:
+        print(f"demo.py: `python {argv[0]}` failed with exit code {code}; its message is above.", file=sys.stderr)
+        sys.exit(code)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--seed", type=int, default=SEED, help="Seed of the GTPO run; another than 3407 goes to outputs/demo-sN/."
+        "--seed", type=int, default=SEED, help="seed of the training [3407]; others write to outputs/demo-sN/"
     )
-    parser.add_argument("--small", action="store_true", help="A tenth of the steps: checks that everything runs.")
-    arguments = parser.parse_args()
-    started = time.time()
-    folder = Path("outputs") / ("demo" if arguments.seed == SEED else f"demo-s{arguments.seed}")
-    shutil.rmtree(folder, ignore_errors=True)
+    parser.add_argument("--small", action="store_true", help="a tenth of the steps, to check that everything runs")
+    flags = parser.parse_args()
+    start = time.time()
+    if Path.cwd() != REPOSITORY:
+        print(f"Working directory: {REPOSITORY}")
+        os.chdir(REPOSITORY)
+    directory = Path("outputs") / ("demo" if flags.seed == SEED else f"demo-s{flags.seed}")
+    shutil.rmtree(directory, ignore_errors=True)
+    gtpo, grpo, evaluation = (str(directory / name) for name in ("gtpo", "grpo", "evaluation"))
+    problems = "40" if flags.small else "200"
 
-    training = ["--model", "tiny", "--dataset", "arithmetic", "--G", "12", "--seed", str(arguments.seed)]
-    small = ["--max_steps", "12"] if arguments.small else []
-    run("train_gtpo.py", *training, "--output_dir", str(folder / "gtpo"), *small)
-    problems = "40" if arguments.small else "200"
-    evaluation = ["--benchmarks", "arithmetic", "--k", "1", "--limit", problems]
-    run(
-        "evaluate.py",
-        *evaluation,
-        "--adapter",
-        "base",
-        str(folder / "gtpo"),
-        "--output_dir",
-        str(folder / "evaluation"),
-    )
-    run("figures.py", "--runs", str(folder / "gtpo"), "--labels", "GTPO", "--output", str(folder / "curves.png"))
+    training = ["--model", "tiny", "--dataset", "arithmetic", "--G", "12", "--seed", str(flags.seed)]
+    training += ["--max_steps", "12"] if flags.small else []
+    run("train_gtpo.py", *training, "--output_dir", gtpo)
+    sampling = ["--benchmarks", "arithmetic", "--k", "1", "--limit", problems]
+    run("evaluate.py", *sampling, "--adapter", "base", gtpo, "--output_dir", evaluation)
+    run("figures.py", "--runs", gtpo, "--labels", "GTPO", "--output", str(directory / "curves.png"))
 
-    results = json.loads((folder / "evaluation" / "results.json").read_text())["results"]
-    before = next(entry for entry in results if entry["adapter"] is None)
-    after = next(entry for entry in results if entry["adapter"] is not None)
+    entries = json.loads((directory / "evaluation" / "results.json").read_text())["results"]
+    before = next(entry["scores"] for entry in entries if entry["adapter"] is None)
+    after = next(entry["scores"] for entry in entries if entry["adapter"] is not None)
     summary = {
-        "accuracy_before": before["scores"]["pass"]["1"],
-        "accuracy_after": after["scores"]["pass"]["1"],
-        "formatting_before": before["scores"]["format"],
-        "formatting_after": after["scores"]["format"],
-        "seconds": round(time.time() - started, 1),
+        "accuracy_before": before["pass"]["1"],
+        "accuracy_after": after["pass"]["1"],
+        "formatting_before": before["format"],
+        "formatting_after": after["format"],
+        "seconds": round(time.time() - start, 1),
     }
-    write_atomically(folder / "summary.json", json.dumps(summary, indent=2))
+    (directory / "summary.json").write_text(json.dumps(summary, indent=2))
     print(f"""
-On {problems} held-out problems, one sample each at temperature 1:
+{problems} held-out problems, one sample each at temperature 1:
 
                       before    after GTPO
   accuracy   (%)      {summary["accuracy_before"]:6.1f}        {summary["accuracy_after"]:6.1f}
   formatting (%)      {summary["formatting_before"]:6.1f}        {summary["formatting_after"]:6.1f}
 
-It took {summary["seconds"]:.0f} s. Everything is in {folder}/:
+Finished in {summary["seconds"]:.0f} s. {directory}/ contains:
   curves.png       accuracy, formatting, entropy and conflict tokens over the training steps
   gtpo/            the run: report.html, metrics.jsonl, sampled completions, checkpoints, the trained adapter
-  evaluation/      every completion of the evaluation, and its scores
+  evaluation/      every sampled completion, and the scores
   summary.json     the numbers above
 
-Next: python train_grpo.py --model tiny --dataset arithmetic (the baseline), or the notebook in notebooks/.
+Next, train the GRPO baseline with the same settings and compare the curves:
+  python train_grpo.py {shlex.join(training)} --output_dir {grpo}
+  python figures.py --runs {gtpo} {grpo} --labels GTPO GRPO --output {directory}/gtpo_grpo.png
 """)
 
 
 if __name__ == "__main__":
-    run_script(main)
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -16,8 +16,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script
 
-from answers import extract_answer
-from data import arithmetic
+from gtpo.arithmetic import arithmetic
+from gtpo.grading import extract_answer
 
 WORDS = {
     "apples": "1",

@@ -1,0 +1,33 @@
+"""GTPO (arXiv 2508.03772) on TRL. Names are imported on first use: ``import gtpo`` loads neither torch nor trl.
+
+    from gtpo import GRPOTrainer, GTPOArguments, GTPOTrainer, load_backend
+
+With Unsloth, ``load_backend()`` comes first: it imports Unsloth before trl, transformers and peft.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gtpo.arguments import GTPOArguments
+    from gtpo.backend import load_backend
+    from gtpo.trainer import GRPOTrainer, GTPOTrainer
+
+__all__ = ["GRPOTrainer", "GTPOArguments", "GTPOTrainer", "load_backend"]
+
+_MODULES = {
+    "GRPOTrainer": "gtpo.trainer",
+    "GTPOArguments": "gtpo.arguments",
+    "GTPOTrainer": "gtpo.trainer",
+    "load_backend": "gtpo.backend",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'gtpo' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

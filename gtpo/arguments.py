@@ -1,6 +1,16 @@
+"""Settings as dataclasses: what is trained on, the policy, the method, the run, and the evaluation.
+
+Every field is a command-line flag and a key of a YAML file (``gtpo/cli.py``); TRL's GRPOConfig and SFTConfig stand
+beside them. Nothing heavy is imported here.
+"""
+
+import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
 
 from gtpo.errors import UsageError
 
@@ -13,40 +23,41 @@ MODEL_ALIASES = {
 
 @dataclass
 class DataArguments:
-    """What is trained on."""
+    """The training data."""
 
     _argument_group_name = "data"
 
     dataset: str = field(
         default="gsm8k",
-        metadata={"help": "gsm8k, math, arithmetic (generated), or a JSONL file with a column prompt of your own."},
+        metadata={"help": "gsm8k, math, arithmetic (generated), or a JSONL file of your own with a column `prompt`."},
     )
     data_dir: str | None = field(
-        default=None, metadata={"help": "Folder of JSONL files to read instead of the Hub (gsm8k_train.jsonl, ...)."}
+        default=None, metadata={"help": "Directory of JSONL files to read instead of the Hub (gsm8k_train.jsonl, ...)."}
     )
     max_prompt_length: int = field(
-        default=4000, metadata={"help": "Tokens; longer prompts are dropped and counted [Listing 1]."}
+        default=4000,
+        metadata={"help": "Maximum prompt length in tokens; longer prompts are dropped and counted [Listing 1]."},
     )
 
 
 @dataclass
 class RewardArguments:
-    """What is rewarded, in GTPO and GRPO."""
+    """The reward functions of GTPO and GRPO."""
 
     _argument_group_name = "reward"
 
     reward: list[str] = field(
         default_factory=lambda: ["format", "accuracy"],
         metadata={
-            "help": "Rewards that are summed: format and accuracy [Section 8.2], or one of your own as module:function "
-            "or file.py:function, with TRL's signature."
+            "help": "Reward functions, summed: format and accuracy [Section 8.2], or your own as file.py:function or "
+            "module:function, with TRL's signature."
         },
     )
 
 
 @dataclass
 class ModelArguments:
-    """The policy and the backend that runs it."""
+    """The policy, its LoRA adapter and the backend."""
 
     _argument_group_name = "model"
 
@@ -59,15 +70,17 @@ class ModelArguments:
     )
     backend: str = field(
         default="auto",
-        metadata={"help": "auto: unsloth on a GPU, transformers without one. unsloth | transformers choose by hand."},
+        metadata={"help": "auto: unsloth on a GPU, transformers without one. Or choose unsloth or transformers."},
     )
     lora_rank: int = field(default=64, metadata={"help": "Rank of the LoRA adapter; alpha = rank [Listing 1]."})
     lora_target_modules: list[str] = field(
         default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        metadata={"help": "Layers that get an adapter [Listing 1]."},
+        metadata={"help": "Modules that get an adapter [Listing 1]."},
     )
     load_in_4bit: bool = field(default=False, metadata={"help": "4-bit base weights, on a GPU [Listing 1: true]."})
-    max_seq_length: int = field(default=5500, metadata={"help": "Prompt and completion, tokens [Listing 1]."})
+    max_seq_length: int = field(
+        default=5500, metadata={"help": "Maximum length of prompt and completion in tokens [Listing 1]."}
+    )
     gpu_memory_utilization: float = field(
         default=0.4, metadata={"help": "Share of GPU memory for vLLM, 0 to 1 [Listing 1]."}
     )
@@ -76,13 +89,13 @@ class ModelArguments:
         if self.lora_rank < 1:
             raise UsageError(f"lora_rank is {self.lora_rank}: expected at least 1.")
         if not self.lora_target_modules:
-            raise UsageError("lora_target_modules is empty: name the layers that get an adapter, such as q_proj.")
+            raise UsageError("lora_target_modules is empty: name the modules that get an adapter, such as q_proj.")
         if "lm_head" in self.lora_target_modules:
-            raise UsageError("LoRA on lm_head is not supported: take it out of --lora_target_modules.")
+            raise UsageError("LoRA on lm_head is not supported: remove it from --lora_target_modules.")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise UsageError(
-                f"gpu_memory_utilization is {self.gpu_memory_utilization}: expected a share of the GPU's memory, over "
-                "0 and up to 1."
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}: expected a share of GPU memory above 0, at "
+                "most 1."
             )
         if self.max_seq_length < 1:
             raise UsageError(f"max_seq_length is {self.max_seq_length}: expected at least 1.")
@@ -90,35 +103,33 @@ class ModelArguments:
 
 @dataclass
 class GTPOArguments:
-    """The method (paper, Section 5); every ablation is a value here."""
+    """The method (Section 5 of the paper); every ablation is a value here."""
 
     _argument_group_name = "GTPO"
 
-    gamma: float = field(default=0.1, metadata={"help": "Strength of the entropy penalty, >= 0 [Eq. 11, Section 6]."})
+    gamma: float = field(default=0.1, metadata={"help": "Weight of the entropy penalty, >= 0 [Eq. 11, Section 6]."})
     entropy_threshold: float = field(
         default=math.log(2.0),
-        metadata={"help": "Completions of higher mean entropy are filtered, nats [Eq. 10: ln 2]."},
+        metadata={"help": "Completions with a higher mean entropy (nats) are filtered [Eq. 10: ln 2]."},
     )
     entropy_filter: Literal["auto", "on", "off", "negative_only"] = field(
         default="auto",
         metadata={
-            "help": "auto: only if the untrained policy's entropy is below ln 2 [Eq. 10]; negative_only [Fig. 4c]."
+            "help": "auto: on if the untrained policy's entropy is below ln 2 [Eq. 10]; negative_only [Fig. 4c]."
         },
     )
-    conflict_correction: bool = field(
-        default=True, metadata={"help": "false: weight 1 on every token, no conflict-aware correction [Eq. 9]."}
-    )
+    conflict_correction: bool = field(default=True, metadata={"help": "false: weight 1 on every token [Eq. 9]."})
     conflict_span: Literal["anchored", "first_run", "common"] = field(
         default="anchored",
         metadata={
-            "help": "Which conflict tokens count: the runs at both ends [Section 5.1], the first run anywhere, or the "
-            "prefix and suffix common to the group."
+            "help": "Which conflict tokens count: the runs anchored at both ends [Section 5.1], the first run "
+            "anywhere, or the prefix and suffix common to the group."
         },
     )
     initial_entropy: float | None = field(
         default=None,
         metadata={
-            "help": "Mean entropy of the untrained policy, nats; measured on 100 prompts if not given [Section 6]."
+            "help": "Mean entropy of the untrained policy in nats; measured on 100 prompts if not given [Section 6]."
         },
     )
 
@@ -133,24 +144,152 @@ class GTPOArguments:
 
 @dataclass
 class RunArguments:
-    """Where the run goes and how it starts."""
+    """How the run starts, and what it saves."""
 
     _argument_group_name = "run"
 
     prompts_per_step: int | None = field(
         default=None,
         metadata={
-            "help": "Prompts, with G completions each, per optimizer step [Listing 1: 1]. Batch size and gradient "
-            "accumulation follow from it where they are not given."
+            "help": "Prompts per optimizer step, with G completions each [Listing 1: 1]. Batch size and gradient "
+            "accumulation are derived from it unless given."
         },
     )
     resume: str | None = field(
-        default=None, metadata={"help": "Continue the run directory (this one, or the one named)."}
+        default=None,
+        metadata={"help": "Resume the run in --output_dir, or in the directory named.", "nargs": "?", "const": "auto"},
     )
     overwrite: bool = field(default=False, metadata={"help": "Replace the run directory if it exists."})
     merge: Literal["none", "16bit"] = field(
-        default="none", metadata={"help": "16bit: write merged/ too, base and adapter as one standalone model."}
+        default="none", metadata={"help": "16bit: also write merged/, base and adapter as one standalone model."}
     )
-    dry_run: bool = field(
-        default=False, metadata={"help": "Print the resolved settings, steps and expected memory, and stop."}
+    dry_run: bool = field(default=False, metadata={"help": "Print settings, steps and expected memory, and exit."})
+    push_to_hub: bool = field(default=False, init=False)  # TRL's flag: its trainer would upload every checkpoint
+
+
+@dataclass
+class EvaluationArguments:
+    """What is evaluated, how completions are sampled, and where they are kept."""
+
+    _argument_group_name = "evaluation"
+
+    benchmarks: list[str] = field(default_factory=list, metadata={"help": "gsm8k, math, math500, aime24, ..."})
+    adapter: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Run directories or adapter directories, side by side in one table; `base` is the model they were "
+            "trained from. Default: the newest finished run under outputs/."
+        },
     )
+    model: str | None = field(
+        default=None,
+        metadata={"help": "Base model to evaluate, without --adapter: tiny, llama, qwen, a Hub id or a path."},
+    )
+    checkpoint: str = field(
+        default="last", metadata={"help": "Adapter of a run: last (the final one), best, or the number of a step."}
+    )
+    limit: int | None = field(default=None, metadata={"help": "Only the first N problems of each benchmark."})
+    data_dir: str | None = field(
+        default=None, metadata={"help": "Directory of JSONL files to read instead of the Hub."}
+    )
+    k: int = field(default=64, metadata={"help": "Completions per problem."})
+    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature; 0 is greedy."})
+    top_p: float = field(default=1.0, metadata={"help": "Nucleus sampling; 1 switches it off."})
+    seed: int = field(default=0, metadata={"help": "The same seed gives the same completions."})
+    max_new_tokens: int = field(default=1500, metadata={"help": "Maximum tokens of a completion."})
+    backend: Literal["auto", "vllm", "transformers"] = field(
+        default="auto",
+        metadata={"help": "auto: vLLM on a GPU; Transformers without one, and for the tiny model."},
+    )
+    batch_size: int = field(default=64, metadata={"help": "Completions per batch, Transformers."})
+    gpu_memory_utilization: float = field(default=0.9, metadata={"help": "Share of GPU memory for vLLM, 0 to 1."})
+    output_dir: str = field(default="outputs/evaluation", metadata={"help": "Directory of completions and scores."})
+    regrade: bool = field(
+        default=False,
+        metadata={"help": "Grade stored completions again without a model: all, or those of --benchmarks."},
+    )
+    overwrite: bool = field(default=False, metadata={"help": "Discard stored completions and sample them again."})
+
+    def __post_init__(self) -> None:
+        checks: dict[str, tuple[Callable[[Any], bool], str]] = {
+            "limit": (lambda x: x is None or x >= 1, "at least 1"),
+            "k": (lambda x: x >= 1, "at least 1"),
+            "temperature": (lambda x: math.isfinite(x) and x >= 0, "a number >= 0 (0 is greedy)"),
+            "top_p": (lambda x: 0 < x <= 1, "a number above 0, at most 1"),
+            "seed": (lambda x: x >= 0, "an integer >= 0"),
+            "max_new_tokens": (lambda x: x >= 1, "at least 1"),
+            "batch_size": (lambda x: x >= 1, "at least 1"),
+            "gpu_memory_utilization": (lambda x: 0 < x <= 1, "a share above 0, at most 1"),
+            "checkpoint": (lambda x: x in ("last", "best") or x.isdecimal(), "last, best or the number of a step"),
+        }
+        for name, (holds, expected) in checks.items():
+            if not holds(value := getattr(self, name)):
+                raise UsageError(f"--{name} is {value}: expected {expected}.")
+        if self.temperature == 0 and self.k > 1:
+            raise UsageError(
+                f"--temperature 0 samples the same completion {self.k} times: add --k 1, or set a temperature above 0."
+            )
+        if self.regrade and self.overwrite:
+            raise UsageError("--regrade keeps the stored completions and --overwrite discards them: give one of them.")
+
+
+@dataclass
+class Settings:
+    """All settings of one training run.
+
+    Attributes:
+        method: gtpo, grpo or sft.
+        data, model, run, reward, gtpo: The groups of this module; reward and gtpo where the method has them.
+        trainer: TRL's GRPOConfig or SFTConfig.
+    """
+
+    method: str
+    data: DataArguments
+    model: ModelArguments
+    run: RunArguments
+    trainer: Any
+    reward: RewardArguments | None = None
+    gtpo: GTPOArguments | None = None
+
+    @property
+    def output_dir(self) -> Path:
+        """The run directory."""
+        return Path(self.trainer.output_dir)
+
+    @property
+    def completions_per_step(self) -> int:
+        """Completions per optimizer step and process."""
+        return int(self.trainer.per_device_train_batch_size * self.trainer.gradient_accumulation_steps)
+
+    @property
+    def group_size(self) -> int:
+        """G; supervised fine-tuning has one completion per prompt."""
+        return int(getattr(self.trainer, "num_generations", 1))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every value as ``config.yaml`` stores it: flat, plain types, no secrets, nothing that only starts a run."""
+        groups = [self.data, self.reward, self.model, self.run, self.gtpo, self.trainer]
+        values = {
+            item.name: _plain(getattr(group, item.name))
+            for group in groups
+            if group is not None
+            for item in dataclasses.fields(group)
+            if item.init and item.name not in _NOT_STORED
+        }
+        values["push_to_hub"] = self.run.push_to_hub
+        reporters = values["report_to"]  # a list; an empty one in YAML would keep the preset's value
+        values["report_to"] = reporters[0] if len(reporters) == 1 else reporters or "none"
+        if "generation_batch_size" in values:  # TRL derives both of these, and refuses both as input
+            values["generation_batch_size"] = None
+            if values["steps_per_generation"] == values["gradient_accumulation_steps"]:
+                values["steps_per_generation"] = None
+        return values
+
+
+_NOT_STORED = {"resume", "overwrite", "dry_run", "hub_token"}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    return value.to_dict() if hasattr(value, "to_dict") else value

@@ -1,27 +1,34 @@
+"""Arithmetic word problems with worked solutions, generated from a seed: what the tiny model is trained on.
+
+Problems of one to three steps are for training and testing; those of four and five steps are never trained on and play
+the part of AIME and AMC for the tiny model.
+"""
+
 import random
 import zlib
 from collections.abc import Iterator
+from typing import Any
+
+Row = dict[str, Any]
 
 _NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe")
-
-
 _THINGS = ("apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamps")
 
 
 def arithmetic(split: str, size: int, seed: int, steps: tuple[int, ...] = (1, 2, 3)) -> Iterator[Row]:
-    """``size`` word problems {question, gold, reasoning}; no train problem is a test problem, whatever the seed.
+    """``size`` word problems {question, gold, reasoning}; no training problem is a test problem, for any seed.
 
     Args:
         split: "train" or "test".
-        size: Number of problems, all different.
-        seed: Of the generator.
-        steps: How many operations a problem may have.
+        size: Number of distinct problems.
+        seed: Seed of the generator.
+        steps: Possible numbers of operations in a problem.
     """
     generator = random.Random(f"{split}-{seed}")
     seen: set[str] = set()
     while len(seen) < size:
         row = _word_problem(generator, generator.choice(steps))
-        in_test = zlib.crc32(row["question"].encode()) % 5 == 0  # a fifth of all problems is held out
+        in_test = zlib.crc32(row["question"].encode()) % 5 == 0  # a fifth of all problems is for testing
         if row["question"] in seen or in_test != (split == "test"):
             continue
         seen.add(row["question"])

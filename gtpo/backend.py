@@ -1,13 +1,27 @@
+"""Which backend trains: Unsloth on a GPU, plain Transformers and PEFT elsewhere."""
+
 import importlib.metadata
+import importlib.util
+import logging
 import os
 import sys
 
-from gtpo.cli import early_arguments
 from gtpo.errors import UsageError
+
+logger = logging.getLogger(__name__)
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports each trainer's construction otherwise
+
+BACKENDS = ("auto", "unsloth", "transformers")
+GPU_PACKAGES = {  # as in requirements/gpu.txt; Unsloth silently drops 4-bit weights where bitsandbytes is missing
+    "unsloth": "2026.10.7",
+    "unsloth_zoo": "2026.10.7",
+    "vllm": "0.27.1",
+    "bitsandbytes": "0.50.2",
+}
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported; it is not."""
+    """Whether a package can be imported; it is not imported."""
     return importlib.util.find_spec(package) is not None
 
 
@@ -18,55 +32,58 @@ def gpu_is_available() -> bool:
     return torch.cuda.is_available()
 
 
-GPU_PACKAGES = {  # as in requirements.txt; Unsloth goes on without 4-bit weights where bitsandbytes is missing
-    "unsloth": "2026.10.7",
-    "unsloth_zoo": "2026.10.7",
-    "vllm": "0.27.1",
-    "bitsandbytes": "0.50.2",
-}
-
-
-def load_backend(argv: list[str] | None = None) -> str:
-    """Decide between Unsloth and Transformers, and import Unsloth where it is chosen: the first thing a script does.
+def choose_backend(backend: str = "auto", model: str | None = None) -> str:
+    """ "unsloth" or "transformers".
 
     Args:
-        argv: Command line without the program; ``sys.argv[1:]`` by default.
+        backend: auto, unsloth or transformers; auto is Unsloth on a GPU, except for the tiny model.
+        model: As for ``--model``.
+
+    Raises:
+        UsageError: If the backend is unknown.
+    """
+    if backend not in BACKENDS:
+        raise UsageError(f"--backend {backend!r} is unknown: pick one of {', '.join(BACKENDS)}.")
+    if backend == "auto":
+        return "unsloth" if model != "tiny" and gpu_is_available() else "transformers"
+    return backend
+
+
+def load_backend(backend: str = "auto", model: str | None = None) -> str:
+    """Choose a backend and import Unsloth where it is the one. Call it before trl, transformers and peft are imported.
+
+    Args:
+        backend: As for :func:`choose_backend`.
+        model: As for :func:`choose_backend`.
 
     Returns:
         "unsloth" or "transformers".
 
     Raises:
-        UsageError: If the backend is unknown, or Unsloth is chosen and cannot run, or was imported too late.
+        UsageError: If the backend is unknown, or Unsloth is chosen and cannot run or is imported too late.
     """
-    early = early_arguments(list(sys.argv[1:] if argv is None else argv))
-    choice = early.backend
-    if choice not in ("auto", "unsloth", "transformers"):
-        raise UsageError(f"--backend {choice!r} is unknown: pick one of auto, unsloth, transformers.")
-    if choice == "auto":
-        choice = "unsloth" if early.model != "tiny" and gpu_is_available() else "transformers"
-    if choice == "transformers" or early.dry_run:  # a plan needs neither GPU nor packages
-        return choice
+    backend = choose_backend(backend, model)
+    if backend == "transformers":
+        return backend
     if not gpu_is_available():
-        raise UsageError(
-            "--backend unsloth needs a GPU that PyTorch sees, and there is none: use --backend transformers."
-        )
+        raise UsageError("--backend unsloth needs a GPU and PyTorch sees none: use --backend transformers.")
     for package, pinned in GPU_PACKAGES.items():
         if not is_installed(package):
             raise UsageError(
-                f"{package} is not installed: `pip install -r requirements.txt`, or --backend transformers."
+                f"{package} is not installed: `pip install -r requirements.txt`, or use --backend transformers."
             )
         if (found := importlib.metadata.version(package)) != pinned:
             raise UsageError(f"{package} {found} is installed, {pinned} is needed: `pip install -r requirements.txt`.")
     early_imports = {"trl", "transformers", "peft"} & sys.modules.keys()
     if early_imports and "unsloth" not in sys.modules:
         raise UsageError(
-            f"{sorted(early_imports)[0]} was imported before Unsloth, which patches it: load_backend() first."
+            f"{sorted(early_imports)[0]} was imported before Unsloth, which patches it: call load_backend() first."
         )
     if os.environ.get("UNSLOTH_VLLM_STANDBY") == "1":
-        logger.warning("UNSLOTH_VLLM_STANDBY=1: Unsloth takes its own share of the GPU, not --gpu_memory_utilization")
-    import unsloth  # noqa: F401  (its import is its effect)
+        logger.warning("UNSLOTH_VLLM_STANDBY=1: Unsloth sets its own GPU memory share and ignores yours")
+    import unsloth  # noqa: F401  (imported for its side effects)
     from trl import GRPOTrainer
 
     if not GRPOTrainer.__name__.startswith("Unsloth"):
-        raise UsageError("Unsloth did not patch trl.GRPOTrainer: delete unsloth_compiled_cache/ and start again.")
-    return choice
+        raise UsageError("Unsloth did not patch trl.GRPOTrainer: delete unsloth_compiled_cache/ and restart.")
+    return backend

@@ -1,121 +1,171 @@
-"""Settings of a run: the dataclasses behind the flags, and the one way from presets, YAML and command line to them.
+"""From presets, YAML files and the command line to dataclasses, and the exit codes of scripts.
 
-Precedence, lowest first: the preset of the method and model (``configs/<method>/<model>.yaml``), the file given with
-``--config``, the command line. A YAML key is a flag without its dashes, so both are checked by the same parser and an
-unknown one stops the run by name. Nothing heavy is imported before the flags are read.
+Precedence, lowest first: the preset of method and model (``configs/<method>/<model>.yaml``), the file given with
+``--config``, the command line. A YAML key is a flag without its dashes: one parser checks both, and an unknown key is
+an error that names it. Presets are part of the repository, not of the installed package.
 """
 
 import argparse
+import dataclasses
 import errno
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-import yaml
-
-from gtpo.arguments import MODEL_ALIASES, ModelArguments
-from gtpo.backend import gpu_is_available, is_installed
+from gtpo.arguments import (
+    MODEL_ALIASES,
+    DataArguments,
+    EvaluationArguments,
+    GTPOArguments,
+    ModelArguments,
+    RewardArguments,
+    RunArguments,
+    Settings,
+)
+from gtpo.backend import choose_backend, gpu_is_available, is_installed, load_backend
 from gtpo.errors import RunError, UsageError, nearest
+from gtpo.files import read_yaml
+from gtpo.runs import RunDirectory, find_runs
 
-# Read by OpenMP when PyTorch is imported. Threads that spin while they wait are no faster on an idle machine and, where
-# another program uses a core, made the tiny model's training 20 times slower.
+# OpenMP reads it when PyTorch is imported. Waiting threads that spin are no faster on an idle machine, and made
+# training of the tiny model 20 times slower on a machine where another program uses a core.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-CONFIGS = Path(__file__).parent / "configs"
-
-
-_DESCRIPTIONS = {
+CONFIGS = Path(__file__).parent.parent / "configs"
+COMMAND_LINE_ONLY = ("config", "help", "help_all", "dry_run", "resume", "overwrite", "regrade")
+ALIASES = {"G": "num_generations"}
+DERIVED = (  # from other settings, unless given
+    "output_dir",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "vllm_gpu_memory_utilization",
+    "vllm_max_model_length",
+)
+GROUPS: dict[type, str] = {  # attribute of Settings
+    DataArguments: "data",
+    RewardArguments: "reward",
+    ModelArguments: "model",
+    RunArguments: "run",
+    GTPOArguments: "gtpo",
+}
+DESCRIPTIONS = {
     "gtpo": "Train a policy with GTPO: conflict-aware gradient correction and entropy control, no reference model.",
     "grpo": "Train a policy with GRPO, the baseline: group-relative advantages, optional KL term.",
     "sft": "Fine-tune on the reference solutions in the paper's tags, the supervised baseline.",
+    "evaluate": "Evaluate models on GSM8K, MATH, AIME, AMC or arithmetic: pass@k and maj@k as in Table 1.",
 }
-# Of some 200 settings of TRL and Transformers those that a run of ours usually touches, by group, with our words where
-# theirs are long; --help_all shows every one.
-_SHOWN_TRAINING_FIELDS = {
+# Of some 200 settings of TRL and Transformers those that a run usually sets; --help_all shows all.
+SHOWN_TRAINER_FIELDS = {
     "sampling and objective (TRL)": {
-        "num_generations": "G, completions per prompt [Section 6: 8 or 12].",
+        "num_generations": "G, completions per prompt; --G is short for it [Section 6: 8 or 12].",
         "beta": "Weight of the KL term, GRPO only [Section 6: 0, 1e-6 or 0.04].",
-        "temperature": "Of sampling; log-probabilities and entropies are taken at it too [Listing 1: 1.0].",
-        "max_completion_length": "Tokens; a longer completion is cut.",
+        "temperature": "Sampling temperature; log-probabilities and entropies use it too [Listing 1: 1.0].",
+        "max_completion_length": "Maximum completion length in tokens.",
         "num_iterations": "Optimizer steps per batch of completions [Section 5: 1].",
-        "use_vllm": "Sample with vLLM, on a GPU.",
-        "max_length": "Prompt and solution, tokens; a longer one is cut.",
+        "use_vllm": "Generate with vLLM, on a GPU.",
+        "max_length": "Maximum length of prompt and solution in tokens.",
     },
-    "optimisation (Transformers)": {
-        "max_steps": "Optimizer steps; -1: as many as num_train_epochs make.",
+    "optimization (Transformers)": {
+        "max_steps": "Optimizer steps; -1: num_train_epochs decides.",
         "num_train_epochs": "Passes over the data, where max_steps is -1.",
-        "learning_rate": "Peak of the schedule [Listing 1: 1e-6].",
+        "learning_rate": "Peak learning rate [Listing 1: 1e-6].",
         "lr_scheduler_type": "cosine, linear, constant, constant_with_warmup, ... [Listing 1: cosine].",
         "warmup_steps": "Steps; below 1 the share of all steps [Listing 1: 0.005].",
         "optim": "adamw_torch, paged_adamw_8bit (needs bitsandbytes), ... [Listing 1].",
         "adam_beta1": "[Listing 1, Fig. 6]",
         "adam_beta2": "[Listing 1, Fig. 6]",
         "weight_decay": "[Listing 1: 0.1]",
-        "max_grad_norm": "Gradients are clipped to this norm; 0: not at all [Listing 1: 0.1].",
-        "per_device_train_batch_size": "Completions in memory at once; from prompts_per_step if not given.",
-        "gradient_accumulation_steps": "Micro-batches per step; from prompts_per_step if not given.",
+        "max_grad_norm": "Gradient clipping norm; 0 disables it [Listing 1: 0.1].",
+        "per_device_train_batch_size": "Completions per micro-batch; derived from prompts_per_step unless given.",
+        "gradient_accumulation_steps": "Micro-batches per step; derived from prompts_per_step unless given.",
         "gradient_checkpointing": "Less memory, slower.",
-        "bf16": "bfloat16 mixed precision, on a GPU that has it.",
+        "bf16": "bfloat16 mixed precision, on a GPU that supports it.",
     },
     "files and logs (Transformers)": {
         "output_dir": "The run directory; by default outputs/METHOD-MODEL-DATASET-RUN_NAME.",
-        "run_name": "The last part of the directory's name, and the name in wandb; by default the time.",
+        "run_name": "Last part of the directory name, and the name in wandb; by default the time.",
         "report_to": "wandb, another integration of Transformers, or none.",
         "save_steps": "Steps between checkpoints.",
-        "seed": "Of sampling, shuffling and the adapter [Listing 1: 3407].",
+        "seed": "Seed of sampling, shuffling and the adapter [Listing 1: 3407].",
     },
 }
 
 
-def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None = None) -> tuple[Any, ...]:
-    """Read preset, ``--config`` and command line into one instance of each class.
+# What scripts call
+
+
+def run_script(main: Callable[[], None]) -> NoReturn:
+    """Run a script's main and exit. A UsageError is printed as one line; ``--debug`` shows the traceback instead.
+
+    Exit codes: 2 for invalid input, 1 for a run that had to stop, 130 after Ctrl-C, 143 after SIGTERM.
+    """
+    debug = "--debug" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    try:
+        main()
+    except KeyboardInterrupt:
+        resumable = Path(sys.argv[0]).name.startswith("train_")
+        _exit("interrupted" + "; a run that has a checkpoint can be resumed with --resume RUN" * resumable, 130)
+    except (UsageError, RunError) as error:
+        if debug:
+            raise
+        _exit(str(error), 2 if isinstance(error, UsageError) else 1)
+    except Exception as error:
+        if debug or not _is_disk_full(error):
+            raise
+        _exit(f"the disk is full ({error}); free some space, then --resume RUN from the last checkpoint", 1)
+    sys.exit(0)
+
+
+def load_backend_from_flags(argv: Sequence[str] | None = None) -> str:
+    """:func:`gtpo.backend.load_backend` for the model and backend of a command line; the first call of a train script.
 
     Args:
-        method: gtpo, grpo or sft: the folder of presets, and the start of the run's name.
-        argument_classes: The dataclasses; the last one is the trainer's config of TRL.
         argv: Command line without the program; ``sys.argv[1:]`` by default.
 
     Returns:
-        The instances, then the resolved settings as a flat dict: what ``config.yaml`` of the run holds.
+        "unsloth" or "transformers"; with ``--dry_run`` neither GPU nor packages are needed.
 
     Raises:
-        UsageError: If a key or value is not valid.
+        UsageError: As for ``load_backend``, or if a file that the flags name cannot be read.
+    """
+    early = _early_flags(sys.argv[1:] if argv is None else argv)
+    load = choose_backend if early.dry_run else load_backend
+    return load(early.backend, early.model)
+
+
+def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = None) -> Settings:
+    """Read preset, ``--config`` and command line of a training run.
+
+    Args:
+        method: gtpo, grpo or sft: the preset directory, and the first part of the run's name.
+        classes: The dataclasses; the last one is TRL's trainer config.
+        argv: Command line without the program; ``sys.argv[1:]`` by default.
+
+    Raises:
+        UsageError: If a key or value is invalid.
+        SystemExit: After ``--help`` or ``--help_all``.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = _build_parser(method, argument_classes, show_all="--help_all" in argv)
-    early = early_arguments(argv)
+    _print_help_if_asked(method, classes, argv)
+    early = _early_flags(argv)
     if early.resume not in (None, "auto"):
-        _check_method(method, early.resume)
-    file_arguments = _as_flags(early.config, parser) if early.config else []
-    wants_help = {"-h", "--help", "--help_all"} & set(argv)
-    preset = (
-        CONFIGS / method / "tiny.yaml" if wants_help else preset_for(method, early.model, early.backend, early.dry_run)
-    )
-    if wants_help:
-        parser.set_defaults(**read_yaml(preset))
-        parser.print_help()
-        raise SystemExit(0)
-    preset_arguments = [
-        *_as_flags(preset, parser),
-        *_precision_of_this_gpu(preset),
-        *_weights_of(early.backend, preset),
-    ]
-    values = vars(parser.parse_args([*preset_arguments, *file_arguments, *argv]))
-    for name in ("config", "help_all"):
-        values.pop(name)
+        _check_method(method, RunDirectory(early.resume))
+    preset = preset_for(method, early.model, early.backend, early.dry_run)
+    values = _read(classes, [preset, *([early.config] if early.config else [])], argv, _machine_flags(early, preset))
     _check_values(values)
-    group_size = values.get("num_generations", 1)  # supervised fine-tuning has one completion per prompt
-    if method != "sft" and group_size < 2:
+    if method != "sft" and values["num_generations"] < 2:
         raise UsageError(
-            f"--G is {group_size}: a group needs at least 2 completions, their advantages compare them with each other."
+            f"--G is {values['num_generations']}: expected at least 2, advantages are relative to the group."
         )
     values["per_device_train_batch_size"], values["gradient_accumulation_steps"] = batch_geometry(
-        group_size,
+        values.get("num_generations", 1),
         values["prompts_per_step"],
         values["per_device_train_batch_size"],
         values["gradient_accumulation_steps"],
@@ -126,46 +176,42 @@ def parse(method: str, argument_classes: Sequence[type], argv: list[str] | None 
     name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
     label = f"{Path(early.model).name}-{Path(values['dataset']).name.partition('.')[0]}"
     values["output_dir"] = values["output_dir"] or str(Path("outputs") / f"{method}-{label}-{name}")
-    if values["resume"] == "auto" and not early.config and (Path(values["output_dir"]) / "config.yaml").is_file():
-        return parse(method, argument_classes, [*argv, "--resume", values["output_dir"]])  # with the run's settings
+    if values["resume"] == "auto" and not early.config and RunDirectory(values["output_dir"]).config.is_file():
+        return parse(method, classes, [*argv, "--resume", values["output_dir"]])  # with the run's settings
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
-    if values.get("use_vllm") and values["vllm_mode"] == "colocate":  # TRL's names for two of ours
+    if values.get("use_vllm") and values["vllm_mode"] == "colocate":  # TRL's names for two settings of ours
         values["vllm_gpu_memory_utilization"] = (
             values["vllm_gpu_memory_utilization"] or values["gpu_memory_utilization"]
         )
         values["vllm_max_model_length"] = values["vllm_max_model_length"] or values["max_seq_length"]
-    resolved = {
-        key: value for key, value in values.items() if key not in ("resume", "overwrite", "dry_run", "hub_token")
-    }
-    if token := values.pop("hub_token"):
-        os.environ["HF_TOKEN"] = token  # where huggingface_hub looks for it, and nothing is stored
-    values["push_to_hub"] = False  # ours uploads the adapter at the end; the Trainer's sends the whole run at each save
-    if early.dry_run and not gpu_is_available():
-        values["use_cpu"] = True  # or Transformers refuses bf16
-    try:
-        built = parser.parse_dict(values)
-    except UsageError:
-        raise
-    except Exception as error:  # TRL and Transformers raise whatever the first use of a setting raises
-        raise UsageError(f"the settings do not fit together: {error}") from error
-    from torch import distributed
+    return _build_settings(method, classes, values)
 
-    if distributed.is_initialized():  # the clocks of several processes need not agree on a name
-        names = [resolved["output_dir"], resolved["run_name"]]
-        distributed.broadcast_object_list(names)
-        resolved["output_dir"], resolved["run_name"] = built[-1].output_dir, built[-1].run_name = names
-    return (*built, resolved)
+
+def parse_evaluation(argv: Sequence[str] | None = None) -> EvaluationArguments:
+    """Read ``--config`` and command line of an evaluation.
+
+    Raises:
+        UsageError: If a key or value is invalid.
+        SystemExit: After ``--help``.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    _print_help_if_asked("evaluate", [EvaluationArguments], argv)
+    config = _early_flags(argv).config
+    return EvaluationArguments(**_read([EvaluationArguments], [config] if config else [], argv))
+
+
+# Presets and the machine
 
 
 def preset_for(method: str, model: str, backend: str | None = None, dry_run: bool = False) -> Path:
     """The preset of a model: its own; for another model Qwen's on a GPU and the tiny one without.
 
     Raises:
-        UsageError: If the model or backend needs a GPU, there is none, and more is wanted than a plan.
+        UsageError: If the model or backend needs a GPU, there is none, and this is not a dry run.
     """
     alias = next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), None)
     if alias == "tiny" and backend == "unsloth":
-        raise UsageError("--backend unsloth does not train --model tiny: leave --backend out.")
+        raise UsageError("--backend unsloth does not train --model tiny: remove --backend.")
     if alias != "tiny" and (gpu_is_available() or dry_run):
         return CONFIGS / method / f"{alias or 'qwen'}.yaml"
     if backend == "unsloth" or alias in ("llama", "qwen"):
@@ -177,83 +223,24 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
     return CONFIGS / method / "tiny.yaml"
 
 
-def _precision_of_this_gpu(preset: Path) -> list[str]:
-    """float16 in place of a preset's bfloat16 on a GPU that lacks it (T4, V100); a flag or --config still wins."""
+def _machine_flags(early: argparse.Namespace, preset: Path) -> list[str]:
+    """Flags that adapt a preset to this machine; --config and the command line override them."""
     import torch
 
-    if (
-        read_yaml(preset).get("bf16")
-        and torch.cuda.is_available()
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
-        return ["--bf16=false", "--fp16=true"]
-    return []
+    settings, flags = read_yaml(preset), []
+    has_gpu = torch.cuda.is_available()
+    if settings.get("bf16") and has_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+        flags += ["--bf16=false", "--fp16=true"]
+    if early.backend == "transformers" and settings.get("use_vllm") and settings.get("load_in_4bit"):
+        flags += ["--load_in_4bit=false"]  # TRL cannot sync 4-bit weights to vLLM
+    return flags
 
 
-def _check_method(method: str, run: str) -> None:
-    settings = read_yaml(Path(run) / "config.yaml")
+def _check_method(method: str, run: RunDirectory) -> None:
+    settings = read_yaml(run.config)
     of_run = "gtpo" if "gamma" in settings else "grpo" if "num_generations" in settings else "sft"
     if method != of_run and "model" in settings:
-        raise UsageError(f"{run} is a run of train_{of_run}.py: resume it with that script.")
-
-
-def _weights_of(backend: str, preset: Path) -> list[str]:
-    """Whole weights in place of a preset's 4-bit ones where TRL hands them to vLLM; a flag or --config still wins."""
-    settings = read_yaml(preset)
-    whole = backend == "transformers" and settings.get("use_vllm") and settings.get("load_in_4bit")
-    return ["--load_in_4bit=false"] if whole else []
-
-
-def _check_values(values: dict[str, Any]) -> None:
-    """Refuse what TRL or Transformers would only trip over later."""
-    for name, value in values.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"--{name} is {value}: expected a finite number.")
-    for name in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps"):
-        if values[name] is not None and values[name] < 0:
-            raise UsageError(f"--{name} is {values[name]}: expected at least 0.")
-    for name in ("adam_beta1", "adam_beta2"):
-        if not 0 <= values[name] < 1:
-            raise UsageError(f"--{name} is {values[name]}: expected 0 up to, but not including, 1.")
-    for name in ("seed", "data_seed"):
-        if values.get(name) is not None and not 0 <= values[name] < 2**32:
-            raise UsageError(f"--{name} is {values[name]}: expected 0 to 4294967295.")
-    optim = str(values["optim"])
-    needed = {
-        ("optim", "bitsandbytes", "adamw_torch"): not optim.startswith("adamw_torch")  # torchao's
-        and bool({"bnb", "8bit", "paged"} & set(optim.split("_"))),
-        ("use_vllm", "vllm", "false"): values.get("use_vllm", False),
-    }
-    for (flag, package, other), is_needed in needed.items():
-        if is_needed and not values["dry_run"] and not is_installed(package):
-            raise UsageError(
-                f"--{flag} {values[flag]} needs {package}, which is not installed: `pip install -r requirements.txt`, "
-                f"or --{flag} {other}."
-            )
-    if values["backend"] == "transformers" and values.get("use_vllm") and values["load_in_4bit"]:
-        raise UsageError(  # https://github.com/huggingface/trl/issues/4973
-            "TRL cannot hand 4-bit weights to vLLM: --backend unsloth can; or set --load_in_4bit false, or --use_vllm "
-            "false."
-        )
-    if values["save_total_limit"] == 1:
-        raise UsageError(
-            "--save_total_limit 1 deletes the old checkpoint before the new one is whole, so a kill could leave none: "
-            "expected at least 2."
-        )
-    if values["merge"] != "none" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        raise UsageError("--merge does not go with DeepSpeed: merge afterwards, --resume RUN --merge 16bit on one GPU.")
-    lengths = [values[name] for name in ("max_prompt_length", "max_completion_length") if name in values]
-    if sum(lengths) > values["max_seq_length"]:
-        raise UsageError(
-            f"prompts of up to {lengths[0]} tokens and completions of up to {sum(lengths[1:])} do not fit into "
-            f"max_seq_length {values['max_seq_length']}: lower --max_prompt_length or --max_completion_length, or "
-            "raise --max_seq_length."
-        )
-    if values["push_to_hub"] and not values["hub_token"]:
-        from huggingface_hub import get_token
-
-        if get_token() is None:
-            raise UsageError("--push_to_hub needs a token of the Hugging Face Hub: `hf auth login` or set HF_TOKEN.")
+        raise UsageError(f"{run.path} is a run of train_{of_run}.py: resume it with that script.")
 
 
 def batch_geometry(
@@ -263,10 +250,10 @@ def batch_geometry(
     accumulation_steps: int | None = None,
     processes: int = 1,
 ) -> tuple[int, int]:
-    """(per_device_train_batch_size, gradient_accumulation_steps) of steps that take whole groups.
+    """(per_device_train_batch_size, gradient_accumulation_steps) of steps that consist of whole groups.
 
-    batch size * accumulation * processes = G * prompts per step. What is not given follows from the rest; with nothing
-    given a step is one prompt, in one micro-batch.
+    batch size * accumulation * processes = G * prompts per step. What is not given is derived; with nothing given a
+    step is one prompt in one micro-batch.
 
     Raises:
         UsageError: If a number is below 1, or they do not divide.
@@ -291,36 +278,88 @@ def batch_geometry(
             f"process(es) = {batch * steps * processes} completions, and a step needs a multiple of G = "
             f"{num_generations}"
             + (f", {completions} for {prompts_per_step} prompt(s)" if prompts_per_step else "")
-            + ": change --per_device_train_batch_size or --gradient_accumulation_steps, or leave both out."
+            + ": change --per_device_train_batch_size or --gradient_accumulation_steps, or remove both."
         )
     return batch, steps
 
 
-def early_arguments(argv: list[str]) -> argparse.Namespace:
-    """What decides how the rest is read: model, backend, config and resume, from the flags and the file they name.
+def _check_values(values: Mapping[str, Any]) -> None:
+    """Refuse values that TRL or Transformers would fail on later."""
+    for name, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"--{name} is {value}: expected a finite number.")
+    for name in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps"):
+        if values[name] is not None and values[name] < 0:
+            raise UsageError(f"--{name} is {values[name]}: expected at least 0.")
+    for name in ("adam_beta1", "adam_beta2"):
+        if not 0 <= values[name] < 1:
+            raise UsageError(f"--{name} is {values[name]}: expected at least 0 and less than 1.")
+    for name in ("seed", "data_seed"):
+        if values.get(name) is not None and not 0 <= values[name] < 2**32:
+            raise UsageError(f"--{name} is {values[name]}: expected 0 to 4294967295.")
+    optim = str(values["optim"])
+    needed = {
+        ("optim", "bitsandbytes", "adamw_torch"): not optim.startswith("adamw_torch")  # adamw_torch_8bit is torchao's
+        and bool({"bnb", "8bit", "paged"} & set(optim.split("_"))),
+        ("use_vllm", "vllm", "false"): values.get("use_vllm", False),
+    }
+    for (flag, package, other), is_needed in needed.items():
+        if is_needed and not values["dry_run"] and not is_installed(package):
+            raise UsageError(
+                f"--{flag} {values[flag]} needs {package}, which is not installed: `pip install -r requirements.txt`, "
+                f"or --{flag} {other}."
+            )
+    if values["backend"] == "transformers" and values.get("use_vllm") and values["load_in_4bit"]:
+        raise UsageError(  # https://github.com/huggingface/trl/issues/4973
+            "TRL cannot sync 4-bit weights to vLLM: use --backend unsloth, --load_in_4bit false or --use_vllm false."
+        )
+    if values["save_total_limit"] == 1:
+        raise UsageError(
+            "--save_total_limit 1 deletes the old checkpoint before the new one is complete, so a kill could leave "
+            "none: expected at least 2."
+        )
+    if values["merge"] != "none" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        raise UsageError("--merge does not support DeepSpeed: merge afterwards, --resume RUN --merge 16bit on one GPU.")
+    lengths = [values[name] for name in ("max_prompt_length", "max_completion_length") if name in values]
+    if sum(lengths) > values["max_seq_length"]:
+        raise UsageError(
+            f"prompts of up to {lengths[0]} tokens and completions of up to {sum(lengths[1:])} exceed max_seq_length "
+            f"{values['max_seq_length']}: lower --max_prompt_length or --max_completion_length, or raise "
+            "--max_seq_length."
+        )
+    if values["push_to_hub"] and not values["hub_token"]:
+        from huggingface_hub import get_token
+
+        if get_token() is None:
+            raise UsageError("--push_to_hub needs a token of the Hugging Face Hub: `hf auth login` or set HF_TOKEN.")
+
+
+# The parser
+
+
+def _early_flags(argv: Sequence[str]) -> argparse.Namespace:
+    """Model, backend, config, resume and dry_run: what decides how everything else is read, before TRL is imported.
 
     Raises:
-        UsageError: If the file cannot be read.
+        UsageError: If a file that they name cannot be read.
     """
-
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise UsageError(f"{message}.")
-
-    parser = Parser(add_help=False, allow_abbrev=False)
-    for name in ("--model", "--backend", "--config"):
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in ("--model", "--backend", "--config", "--output_dir"):
         parser.add_argument(name)
-    parser.add_argument("--output_dir")
     parser.add_argument("--resume", nargs="?", const="auto")
     parser.add_argument("--dry_run", nargs="?", const="true", default="false")
-    early = parser.parse_known_args(argv)[0]
-    if early.resume == "auto" and early.output_dir and (Path(early.output_dir) / "config.yaml").is_file():
+    try:
+        early = parser.parse_known_args(list(argv))[0]
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{error}.") from error
+    if early.resume == "auto" and early.output_dir and RunDirectory(early.output_dir).config.is_file():
         early.resume = early.output_dir
     if early.resume not in (None, "auto"):
-        early.config = early.config or str(Path(early.resume) / "config.yaml")
-        if not Path(early.resume).is_dir():
-            runs = [str(path.parent) for path in Path("outputs").glob("*/config.yaml")]
-            raise UsageError(f"--resume {early.resume} is no folder{nearest(early.resume, runs)}: name a run.")
+        run = RunDirectory(early.resume)
+        early.config = early.config or str(run.config)
+        if not run.path.is_dir():
+            known = [str(other.path) for other in find_runs([Path("outputs")])]
+            raise UsageError(f"--resume: {early.resume} is not a directory{nearest(early.resume, known)}: name a run.")
     settings = read_yaml(early.config) if early.config else {}
     early.model = early.model or settings.get("model") or ModelArguments.model
     early.backend = early.backend or settings.get("backend") or ModelArguments.backend
@@ -328,153 +367,175 @@ def early_arguments(argv: list[str]) -> argparse.Namespace:
     return early
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file of flat settings.
+def _read(
+    classes: Sequence[type], files: Sequence[str | Path], argv: Sequence[str], defaults: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The value of every field: the first file, then ``defaults``, the other files and the command line override it."""
+    from transformers import HfArgumentParser
 
-    Raises:
-        UsageError: If it is missing, is no YAML, or is no mapping.
-    """
+    parser = HfArgumentParser(
+        classes,
+        add_help=False,
+        allow_abbrev=False,
+        exit_on_error=False,
+        conflict_handler="resolve",  # max_seq_length is also a field of the SFTConfig that Unsloth generates
+    )
+    parser.add_argument("--config")
+    parser.add_argument("--help_all", action="store_true")
+    fields = _fields(classes)
+    if RunArguments in classes:
+        parser.set_defaults(**{name: None for name in DERIVED if name in fields})
+    words = [word for file in files[:1] for word in _as_flags(file, fields)]
+    words += [*defaults, *(word for file in files[1:] for word in _as_flags(file, fields))]
     try:
-        settings = yaml.safe_load(Path(path).read_text())
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}.") from error
-    except Exception as error:  # PyYAML: also ValueError, KeyError, RecursionError and others of Python's own
-        raise UsageError(f"{path} is not valid YAML: {str(error) or type(error).__name__}.") from error
-    if not isinstance(settings, dict):
-        raise UsageError(f"{path} holds {type(settings).__name__}: expected `key: value` lines, each key a flag.")
+        namespace, unknown = parser.parse_known_args([*words, *map(_without_alias, argv)])
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{error}.") from error
+    flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+    if flags:
+        close = nearest(flags[0], [f"--{name}" for name in (*fields, *ALIASES)])
+        raise UsageError(f"unknown option {flags[0]}{close}; --help_all lists all options.")
+    if unknown:
+        raise UsageError(f"unexpected argument {unknown[0]!r}: every setting is an option, --key value.")
+    return {name: value for name, value in vars(namespace).items() if name in fields}
+
+
+def _fields(classes: Sequence[type]) -> dict[str, dataclasses.Field[Any]]:
+    return {item.name: item for cls in classes for item in dataclasses.fields(cls) if item.init}
+
+
+def _without_alias(word: str) -> str:
+    flag, equals, value = word.partition("=")
+    target = ALIASES.get(flag.removeprefix("--")) if flag.startswith("--") else None
+    return f"--{target}{equals}{value}" if target else word
+
+
+def _as_flags(path: str | Path, fields: Mapping[str, dataclasses.Field[Any]]) -> list[str]:
+    """The settings of a YAML file as command-line words; null keeps the default."""
+    words: list[str] = []
+    for key, value in read_yaml(path).items():
+        name = ALIASES.get(key, key)
+        if name in COMMAND_LINE_ONLY:
+            raise UsageError(f"{path}: {key!r} is for the command line only.")
+        if name not in fields:
+            raise UsageError(f"{path}: unknown setting {key!r}{nearest(str(key), [*fields, *ALIASES])}.")
+        if isinstance(value, list):
+            factory = fields[name].default_factory
+            if not value and factory is not dataclasses.MISSING and factory():
+                raise UsageError(f"{path}: {key} is an empty list: name at least one value, or remove the key.")
+            if flags := [item for item in value if isinstance(item, str) and item.startswith("-")]:
+                raise UsageError(f"{path}: {key} contains {flags[0]!r}: expected values that do not start with a dash.")
+            words += [f"--{name}", *map(str, value)] if value else []
+        elif isinstance(value, bool):  # YAML 1.1 reads `on` and `off` as booleans too
+            is_choice = typing.get_origin(fields[name].type) is Literal
+            words.append(f"--{name}={('off', 'on')[value] if is_choice else str(value).lower()}")
+        elif isinstance(value, dict):
+            try:
+                words.append(f"--{name}={json.dumps(value)}")
+            except (TypeError, ValueError) as error:
+                raise UsageError(f"{path}: {key} cannot be written as JSON: {error}.") from error
+        elif value is not None:
+            words.append(f"--{name}={value}")
+    return words
+
+
+def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]) -> Settings:
+    *ours, trainer_class = classes
+    if token := values.pop("hub_token"):
+        os.environ["HF_TOKEN"] = token  # where huggingface_hub looks for it; it is not stored
+    push_to_hub, values["push_to_hub"] = values["push_to_hub"], False
+    if values["dry_run"] and not gpu_is_available():
+        values["use_cpu"] = True  # otherwise Transformers refuses bf16
+    try:
+        built = {cls: cls(**{name: values[name] for name in _fields([cls])}) for cls in ours}
+        trainer = trainer_class(**{name: values[name] for name in _fields([trainer_class]) if name in values})
+    except UsageError:
+        raise
+    except Exception as error:  # TRL and Transformers raise various errors on first use of a setting
+        raise UsageError(f"invalid combination of settings: {error}") from error
+    from torch import distributed
+
+    if distributed.is_initialized():  # the clocks of several processes may give different names
+        names = [trainer.output_dir, trainer.run_name]
+        distributed.broadcast_object_list(names)
+        trainer.output_dir, trainer.run_name = names
+    settings = Settings(method, trainer=trainer, **{GROUPS[cls]: group for cls, group in built.items()})
+    settings.run.push_to_hub = push_to_hub
     return settings
 
 
-def run_script(main: Callable[[], None]) -> NoReturn:
-    """Run a script's main: a UsageError is one sentence and exit code 2; ``--debug`` shows the traceback instead.
-
-    Exit codes: 1 for a run that had to stop, 130 after Ctrl-C, 143 after SIGTERM.
-    """
-    debug = "--debug" in sys.argv
-    sys.argv = [argument for argument in sys.argv if argument != "--debug"]
-    try:
-        main()
-    except KeyboardInterrupt:
-        trains = Path(sys.argv[0]).name.startswith("train_")
-        _leave("interrupted" + "; a run that has a checkpoint goes on with --resume RUN" * trains, 130)
-    except (UsageError, RunError) as error:
-        if debug:
-            raise
-        _leave(str(error), 2 if isinstance(error, UsageError) else 1)
-    except Exception as error:
-        if debug or not _is_disk_full(error):
-            raise
-        _leave(f"the disk is full ({error}); free some space, and --resume RUN goes on from the last checkpoint", 1)
-    sys.exit(0)
+# Help
 
 
-def _leave(sentence: str, code: int) -> NoReturn:
+def _print_help_if_asked(script: str, classes: Sequence[type], argv: Sequence[str]) -> None:
+    if not {"-h", "--help", "--help_all"} & set(argv):
+        return
+    training = script != "evaluate"
+    sections = {cls._argument_group_name: _fields([cls]) for cls in classes if hasattr(cls, "_argument_group_name")}
+    texts = {name: str(item.metadata.get("help", "")) for group in sections.values() for name, item in group.items()}
+    preset = read_yaml(CONFIGS / script / "tiny.yaml") if training else {}
+    if training:
+        rest = _fields(classes[-1:])
+        for title, shown in SHOWN_TRAINER_FIELDS.items():
+            sections[title] = {name: rest.pop(name) for name in shown if name in rest}
+            texts |= shown
+        if "--help_all" in argv:
+            sections["all other settings of TRL and Transformers"] = rest
+            texts |= {name: str(item.metadata.get("help", "")) for name, item in rest.items()}
+    page = argparse.ArgumentParser(
+        prog=f"train_{script}.py" if training else "evaluate.py",
+        usage="%(prog)s [--config FILE] [--key value ...]",
+        description=DESCRIPTIONS[script],
+        epilog=f"[...] names the source of a value in the paper. Defaults are those of --model tiny; configs/{script}/ "
+        "has the other presets. --debug shows the traceback of an error."
+        if training
+        else "docs/evaluation.md explains the scores. --debug shows the traceback of an error.",
+        add_help=False,
+    )
+    for title, fields in sections.items():
+        group = page.add_argument_group(title)
+        for name, item in fields.items():
+            default = preset.get(name, item.default)
+            if default is dataclasses.MISSING and item.default_factory is not dataclasses.MISSING:
+                default = " ".join(map(str, item.default_factory()))
+            hidden = name in DERIVED or default in (None, dataclasses.MISSING, "")
+            default = "" if hidden else f" (default: {default})"
+            group.add_argument(
+                f"--{name}", metavar=_placeholder(item.type), help=f"{texts[name]}{default}".replace("%", "%%")
+            )
+    group = page.add_argument_group("help and files of settings")
+    group.add_argument("--config", metavar="FILE", help="YAML file of settings; the command line overrides it.")
+    group.add_argument("--help", action="store_true", help="Show this page.")
+    if training:
+        group.add_argument("--help_all", action="store_true", help="Also show all settings of TRL and Transformers.")
+    page.print_help()
+    raise SystemExit(0)
+
+
+def _placeholder(type_: Any) -> str:
+    """int | None -> N, bool -> true|false, Literal -> its values."""
+    options = [option for option in typing.get_args(type_) if option is not type(None)]
+    if typing.get_origin(type_) is Literal:
+        return "|".join(map(str, options))
+    for option in [*options, type_]:
+        if option in (bool, int, float):
+            return {bool: "true|false", int: "N", float: "X"}[option]
+    return "VALUE"
+
+
+# Exit
+
+
+def _exit(message: str, code: int) -> NoReturn:
     from tqdm import tqdm
 
     for bar in list(tqdm._instances):
-        bar.close()  # or it would be drawn once more over the sentence
-    print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
+        bar.close()  # otherwise it is drawn again over the message
+    print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     sys.exit(code)
 
 
 def _is_disk_full(error: BaseException) -> bool:
-    """Also where PyTorch or safetensors tell it in words of their own."""
-    words = (
-        "No space left on device",
-        "PytorchStreamWriter failed",
-        "unexpected pos",
-    )  # torch.save: a write fell short
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in words)
-
-
-def _build_parser(method: str, argument_classes: Sequence[type], show_all: bool) -> Any:
-    from trl import TrlParser
-
-    class Parser(TrlParser):
-        def error(self, message: str) -> NoReturn:
-            flags = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
-            if message.startswith("unrecognized arguments") and flags:
-                message = (
-                    f"{flags[0]} is no setting{nearest(flags[0], self._option_string_actions)}; --help_all lists them"
-                )
-            raise UsageError(f"{message}.")
-
-    parser = Parser(
-        argument_classes,
-        prog=f"train_{method}.py",
-        usage="%(prog)s [--config FILE] [--key value ...]",
-        description=_DESCRIPTIONS[method],
-        epilog="[...] names a value's source in the paper. Shown defaults are those of --model tiny; other models take "
-        f"theirs from configs/{method}/. --debug shows the traceback of an error.",
-        allow_abbrev=False,
-        conflict_handler="resolve",  # max_seq_length is ours, and a field of the SFTConfig that Unsloth writes
-    )
-    parser._optionals.title = (
-        "every other setting of TRL and Transformers" if show_all else "help and files of settings"
-    )
-    parser.add_argument("--config", metavar="FILE", help="YAML file of settings; the command line wins over it.")
-    parser.add_argument("--help_all", action="store_true", help="Show every setting of TRL and Transformers too.")
-    flags = parser._option_string_actions
-    if "--num_generations" in flags:
-        flags["--G"] = flags["--num_generations"]
-        flags["--G"].option_strings = ["--G", "--num_generations"]
-    flags["--resume"].nargs, flags["--resume"].const = "?", "auto"
-    parser.set_defaults(output_dir=None, per_device_train_batch_size=None, gradient_accumulation_steps=None)
-    if "--use_vllm" in flags:
-        parser.set_defaults(vllm_gpu_memory_utilization=None, vllm_max_model_length=None)
-    _arrange_help(parser, show_all)
-    return parser
-
-
-def _arrange_help(parser: Any, show_all: bool) -> None:
-    """Our groups first, then the usual settings of the trainers. Only the page changes: every spelling stays valid."""
-    rest, wanted = parser._optionals, {"help", "help_all", "config"}
-    for title, fields in _SHOWN_TRAINING_FIELDS.items():
-        group = parser.add_argument_group(title)
-        for dest, words in fields.items():
-            for action in [one for one in rest._group_actions if one.dest == dest]:
-                rest._group_actions.remove(action)
-                action.help = words
-                group._group_actions.append(action)
-    parser._action_groups.remove(rest)
-    parser._action_groups.append(rest)
-    kinds = {"int": "N", "float": "X", "string_to_bool": "true|false"}
-    for action in parser._actions:
-        action.option_strings = [flag for flag in action.option_strings if "-" not in flag[2:]]
-        negated = action.option_strings[0].startswith("--no_")
-        if negated or (action in rest._group_actions and not show_all and action.dest not in wanted):
-            action.help = argparse.SUPPRESS
-        elif action.default is None or action.dest == "help_all":
-            action.help = f"{action.help}%(default).0s"  # argparse then adds no "(default: None)"
-        if len(list(action.choices or "")) > 6:
-            action.metavar = "NAME"
-        elif not action.choices and action.nargs != 0 and action.metavar is None:
-            action.metavar = kinds.get(getattr(action.type, "__name__", ""), "VALUE")
-
-
-def _as_flags(path: str | Path, parser: Any) -> list[str]:
-    """The settings of a YAML file as command-line words; null leaves the default."""
-    words: list[str] = []
-    for key, value in read_yaml(path).items():
-        if key in ("config", "help", "help_all", "dry_run", "resume", "overwrite"):
-            raise UsageError(f"{path}: {key!r} is for the command line alone.")
-        if f"--{key}" not in parser._option_string_actions:
-            known = [option[2:] for option in parser._option_string_actions if option.startswith("--")]
-            raise UsageError(f"{path}: {key!r} is no setting{nearest(str(key), known)}.")
-        if isinstance(value, list):
-            if not value and parser._option_string_actions[f"--{key}"].default:
-                raise UsageError(f"{path}: {key} is an empty list: name at least one, or leave the key out.")
-            if flags := [item for item in value if isinstance(item, str) and item.startswith("-")]:
-                raise UsageError(f"{path}: {key} holds {flags[0]!r}: expected values, none that starts with a dash.")
-            words += [f"--{key}", *map(str, value)] if value else []
-        elif isinstance(value, bool):  # YAML reads on and off as booleans too
-            choices = parser._option_string_actions[f"--{key}"].choices
-            words.append(f"--{key}={('off', 'on')[value] if choices else str(value).lower()}")
-        elif isinstance(value, dict):
-            try:
-                words.append(f"--{key}={json.dumps(value)}")
-            except (TypeError, ValueError) as error:
-                raise UsageError(f"{path}: {key} holds what JSON has no form for: {error}.") from error
-        elif value is not None:
-            words.append(f"--{key}={value}")
-    return words
+    """Also where PyTorch or safetensors report a short write in other words."""
+    texts: Iterable[str] = ("No space left on device", "PytorchStreamWriter failed", "unexpected pos")
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in texts)

@@ -1,7 +1,8 @@
-"""Training rows and benchmarks: GSM8K, MATH, AIME, AMC (Hub or a folder of JSONL files), arithmetic, your own JSONL.
+"""Training rows and benchmarks: GSM8K, MATH, AIME, AMC (Hub or a directory of JSONL files), arithmetic, your JSONL.
 
-A training row is ``prompt`` (a conversation), ``answer`` (the gold, text) and ``solution`` (the reference completion in
-the paper's tags, for SFT). Rows whose gold cannot be read and prompts over the length limit are dropped and counted.
+A training row is ``prompt`` (a conversation), ``answer`` (the gold answer as text) and ``solution`` (the reference
+completion in the paper's tags, for SFT). Rows without a readable gold answer and prompts over the length limit are
+dropped and counted. ``datasets`` is imported when rows are read.
 """
 
 import logging
@@ -9,16 +10,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from datasets import Dataset, concatenate_datasets, load_dataset
-from datasets.exceptions import DatasetGenerationError
+from typing import TYPE_CHECKING, Any
 
 from gtpo.arithmetic import arithmetic
 from gtpo.errors import UsageError, nearest
-from gtpo.grading.extract import gsm8k_gold
-from gtpo.grading.normalise import last_boxed
+from gtpo.grading import gsm8k_gold, last_boxed
 from gtpo.prompts import to_completion, to_messages
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 Row = dict[str, Any]
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Source:
-    """Where one split lives, and how its rows are read."""
+    """Where a split is stored, and how its rows are read."""
 
     hub_id: str
     configs: tuple[str, ...]
@@ -38,11 +38,8 @@ class Source:
 
 def _read_gsm8k(row: Row) -> tuple[str, str | None, str | None]:
     reasoning = row["answer"].rpartition("####")[0].strip()
-    return (
-        row["question"],
-        gsm8k_gold(row["answer"]),
-        re.sub(r"<<[^<>]*>>", "", reasoning),
-    )  # <<3*4=12>>: calculator marks
+    without_calculator = re.sub(r"<<[^<>]*>>", "", reasoning)  # <<3*4=12>>
+    return row["question"], gsm8k_gold(row["answer"]), without_calculator
 
 
 def _read_math(row: Row) -> tuple[str, str | None, str | None]:
@@ -95,20 +92,29 @@ BENCHMARKS = {
 }
 DATASETS = (*TRAIN, "arithmetic")
 ARITHMETIC_STEPS = {"arithmetic": (1, 2, 3), "arithmetic_hard": (4, 5)}  # benchmark -> operations in a problem
-BENCHMARK_NAMES = (*BENCHMARKS, *ARITHMETIC_STEPS)
+BENCHMARK_TITLES = {
+    "gsm8k": "GSM8K",
+    "math": "MATH",
+    "math500": "MATH-500",
+    "aime24": "AIME 2024",
+    "aime25": "AIME 2025",
+    "amc23": "AMC 2023",
+    "arithmetic": "Arithmetic",
+    "arithmetic_hard": "Arithmetic, 4 to 5 steps",
+}
 
 ARITHMETIC_TRAIN_ROWS, ARITHMETIC_TEST_ROWS = 4000, 500
 
 
-def load_train(name: str, data_dir: str | None = None, seed: int = 0) -> Dataset:
-    """The training split of ``name``: columns prompt, answer, solution. How many rows were dropped is logged.
+def load_train(name: str, data_dir: str | None = None, seed: int = 0) -> "Dataset":
+    """The training split of ``name``: columns prompt, answer, solution. The number of dropped rows is logged.
 
     Args:
-        name: gsm8k, math, arithmetic, or a JSONL file of your own: a column ``prompt`` (a question, or a conversation
-            that is used as it is), and ``answer`` and ``solution`` where the rewards or SFT need them. Its other
-            columns reach the rewards.
-        data_dir: A folder with the JSONL files that replace the Hub (their names are in ``TRAIN``).
-        seed: Which arithmetic problems are generated; the other datasets ignore it.
+        name: gsm8k, math, arithmetic, or your JSONL file with a column ``prompt`` (a question, or a conversation that
+            is used as it is), and ``answer`` and ``solution`` where the rewards or SFT need them. Other columns are
+            passed to the rewards.
+        data_dir: Directory of JSONL files that replace the Hub (``TRAIN`` has their names).
+        seed: Seed of the generated arithmetic problems; other datasets ignore it.
 
     Raises:
         UsageError: If the name is unknown, or a file is missing, empty, or lacks a column.
@@ -128,7 +134,7 @@ def load_train(name: str, data_dir: str | None = None, seed: int = 0) -> Dataset
         "answer": [row["gold"] for row in rows],
         "solution": [to_completion(row["reasoning"], row["gold"]) for row in rows],
     }
-    return Dataset.from_dict(columns)
+    return _to_dataset(columns)
 
 
 def load_benchmark(name: str, data_dir: str | None = None) -> list[Row]:
@@ -143,16 +149,16 @@ def load_benchmark(name: str, data_dir: str | None = None) -> list[Row]:
         rows = _read(name, BENCHMARKS[name], data_dir)
     else:
         raise UsageError(
-            f"benchmark {name!r} is unknown{nearest(name, BENCHMARK_NAMES)}: pick from {', '.join(BENCHMARK_NAMES)}."
+            f"benchmark {name!r} is unknown{nearest(name, BENCHMARK_TITLES)}: pick from {', '.join(BENCHMARK_TITLES)}."
         )
     return [{"id": f"{name}/{i}", "question": r["question"], "gold": r["gold"]} for i, r in enumerate(rows)]
 
 
-def drop_long_prompts(rows: Dataset, tokenizer: Any, max_prompt_length: int) -> Dataset:
-    """Drop the prompts of more than ``max_prompt_length`` tokens, chat template included; how many is logged.
+def drop_long_prompts(rows: "Dataset", tokenizer: Any, max_prompt_length: int) -> "Dataset":
+    """Drop prompts of more than ``max_prompt_length`` tokens, chat template included; their number is logged.
 
     Raises:
-        UsageError: If no prompt is left.
+        UsageError: If no prompt remains.
     """
     kept = [
         i
@@ -169,44 +175,50 @@ def drop_long_prompts(rows: Dataset, tokenizer: Any, max_prompt_length: int) -> 
     return rows.select(kept)
 
 
-def to_demonstrations(rows: Dataset) -> Dataset:
-    """Prompts with their reference solutions, columns prompt and completion as TRL's SFTTrainer takes them.
+def to_demonstrations(rows: "Dataset") -> "Dataset":
+    """Prompts with their reference solutions: columns prompt and completion, as TRL's SFTTrainer expects.
 
     Raises:
         UsageError: If the rows have no solutions.
     """
     if "solution" not in rows.column_names:
-        raise UsageError("SFT learns from reference solutions: the dataset has no column 'solution'.")
+        raise UsageError("SFT needs reference solutions: the dataset has no column 'solution'.")
     turns = [[{"role": "assistant", "content": solution}] for solution in rows["solution"]]
-    return Dataset.from_dict({"prompt": rows["prompt"], "completion": turns})
+    return _to_dataset({"prompt": rows["prompt"], "completion": turns})
 
 
-def _read_own(path: Path) -> Dataset:
+def _read_own(path: Path) -> "Dataset":
     rows = _read_jsonl(path, f"{path} does not exist: --dataset names gsm8k, math, arithmetic or a JSONL file.")
     if "prompt" not in rows.column_names:
         raise UsageError(
             f"{path} has no column 'prompt': expected a question or a conversation in each, found {rows.column_names}."
         )
     ours = {"prompt", "answer", "solution"} & set(rows.column_names)
-    whole = rows.filter(lambda row: all(row[name] not in (None, "", []) for name in ours))
-    if not len(whole):
+    complete = rows.filter(lambda row: all(row[name] not in (None, "", []) for name in ours))
+    if not len(complete):
         raise UsageError(f"{path} has no row with {', '.join(sorted(ours))} ({len(rows)} read).")
-    if len(whole) < len(rows):
+    if len(complete) < len(rows):
         logger.warning(
-            "%s: %d of %d rows dropped, their prompt, answer or solution is empty",
+            "%s: %d of %d rows dropped: empty prompt, answer or solution",
             path,
-            len(rows) - len(whole),
+            len(rows) - len(complete),
             len(rows),
         )
-    columns = {name: list(whole[name]) for name in whole.column_names}
+    columns = {name: list(complete[name]) for name in complete.column_names}
     columns["prompt"] = [to_messages(prompt) if isinstance(prompt, str) else prompt for prompt in columns["prompt"]]
     for prompt in columns["prompt"]:
         if not isinstance(prompt, list) or any(not isinstance(turn, dict) or "role" not in turn for turn in prompt):
             raise UsageError(
-                f"{path}: prompt {prompt!r} is neither a question nor a conversation [{{'role': ..., 'content': ...}}]."
+                f"{path}: prompt {prompt!r} is neither a string nor a conversation [{{'role': ..., 'content': ...}}]."
             )
     if "answer" in columns:
         columns["answer"] = [str(answer) for answer in columns["answer"]]
+    return _to_dataset(columns)
+
+
+def _to_dataset(columns: dict[str, list[Any]]) -> "Dataset":
+    from datasets import Dataset
+
     return Dataset.from_dict(columns)
 
 
@@ -220,21 +232,23 @@ def _read(name: str, source: Source, data_dir: str | None) -> list[Row]:
         if question and gold is not None:
             rows.append({"question": question, "gold": gold, "reasoning": reasoning})
     if not rows:
-        raise UsageError(f"dataset {name!r} has no row with a readable gold answer ({len(raw)} read).")
+        raise UsageError(f"dataset {name!r} has no row with a readable gold answer ({len(raw)} rows read).")
     if len(rows) < len(raw):
-        logger.warning("%s: %d of %d rows dropped, no gold answer in them", name, len(raw) - len(rows), len(raw))
+        logger.warning("%s: %d of %d rows dropped: no readable gold answer", name, len(raw) - len(rows), len(raw))
     return rows
 
 
-def _raw_rows(name: str, source: Source, data_dir: str | None) -> Dataset:
+def _raw_rows(name: str, source: Source, data_dir: str | None) -> "Dataset":
     if data_dir is None:
         where = source.hub_id
         try:
+            from datasets import concatenate_datasets, load_dataset
+
             parts = [load_dataset(where, config, split=source.hub_split) for config in source.configs]
         except (OSError, ValueError) as error:
             raise UsageError(
-                f"cannot read {where} from the Hub: {_first_line(error)} Check the network, or give --data_dir, a "
-                f"folder that holds {source.file}."
+                f"cannot read {where} from the Hub: {_first_line(error)} Check the network, or set --data_dir to a "
+                f"directory that contains {source.file}."
             ) from error
         rows = concatenate_datasets(parts)
     else:
@@ -242,20 +256,21 @@ def _raw_rows(name: str, source: Source, data_dir: str | None) -> Dataset:
         packed = path.with_name(f"{path.name}.gz")
         path = packed if packed.is_file() and not path.is_file() else path
         where = str(path)
-        rows = _read_jsonl(
-            path, f"{where} does not exist: --data_dir names a folder that holds {source.file} for {name}."
-        )
+        rows = _read_jsonl(path, f"{where} does not exist: for {name}, --data_dir must contain {source.file}.")
     missing = [column for column in source.columns if column not in rows.column_names]
     if missing:
         raise UsageError(f"{where} has no column {missing[0]!r}: expected {source.columns}, found {rows.column_names}.")
     return rows
 
 
-def _read_jsonl(path: Path, if_missing: str) -> Dataset:
+def _read_jsonl(path: Path, if_missing: str) -> "Dataset":
     if not path.is_file():
         raise UsageError(if_missing)
     if path.stat().st_size == 0:
         raise UsageError(f"{path} is empty: expected one JSON object per line.")
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
+
     try:
         return load_dataset("json", data_files=str(path), split="train")
     except (OSError, ValueError, DatasetGenerationError) as error:
@@ -265,7 +280,3 @@ def _read_jsonl(path: Path, if_missing: str) -> Dataset:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".") + "."
-
-
-# Arithmetic: word problems of one to three steps with worked solutions, for the tiny model. Those of four and five
-# steps are never trained on: they are to the tiny model what AIME and AMC are to the paper's.

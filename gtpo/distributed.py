@@ -1,3 +1,5 @@
+"""Agreement and sharded parameters across the processes of a run."""
+
 from typing import Any
 
 import torch
@@ -6,8 +8,8 @@ from torch.distributed.tensor import DTensor
 from gtpo.errors import UsageError
 
 
-def on_any_process(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is set on any process of the run."""
+def any_process(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is set on any process of the run; every process has to call it."""
     if not torch.distributed.is_initialized():
         return flag
     shared = torch.tensor(int(flag), device=device)
@@ -15,11 +17,11 @@ def on_any_process(flag: bool, device: torch.device) -> bool:
     return bool(shared)
 
 
-def in_one_piece(parameter: Any) -> Any:
-    """A parameter gathered from the processes, where FSDP2 or DeepSpeed ZeRO-3 has cut it; every process has to ask.
+def gather_full_parameter(parameter: Any) -> Any:
+    """The full parameter, where FSDP2 or DeepSpeed ZeRO-3 has sharded it; every process has to call it.
 
     Raises:
-        UsageError: If it is a head that is trained under ZeRO-3, which knows no gradient of a gathered copy.
+        UsageError: For a trainable head under ZeRO-3, where a gathered copy has no gradient.
     """
     if isinstance(parameter, DTensor):
         return parameter.full_tensor()

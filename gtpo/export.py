@@ -1,80 +1,85 @@
+"""Save, merge and upload a trained adapter, with its model card."""
+
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from gtpo.arguments import MODEL_ALIASES
-from gtpo.data import BENCHMARK_NAMES
+from gtpo.arguments import MODEL_ALIASES, Settings
+from gtpo.data import BENCHMARK_TITLES
 from gtpo.errors import UsageError
+from gtpo.files import replace_directory
 from gtpo.models import resolve_model
 from gtpo.prompts import SYSTEM_PROMPT
-from gtpo.runs import replace_folder
+from gtpo.runs import RunDirectory
+
+logger = logging.getLogger(__name__)
 
 
-def save_adapter(trainer: Any, resolved: dict[str, Any]) -> None:
-    """Write the trained adapter with tokenizer and model card to ``adapter/``, whole or not at all.
+def save_adapter(trainer: Any, settings: Settings) -> None:
+    """Save the trained adapter with tokenizer and model card to ``adapter/``, completely or not at all.
 
-    ``merge: 16bit`` writes ``merged/`` beside it, and ``push_to_hub`` uploads what was written last.
+    ``merge: 16bit`` also writes ``merged/``, and ``push_to_hub`` uploads it, or the adapter.
 
     Raises:
-        UsageError: If the upload fails; what was trained lies in the run directory by then.
+        UsageError: If the upload fails; the adapter is in the run directory by then.
     """
-    run_directory = Path(resolved["output_dir"])
-    folder, unfinished = run_directory / "adapter", run_directory / "adapter.tmp"
+    run = RunDirectory(settings.output_dir)
+    unfinished = run.path / f"{run.adapter.name}.tmp"
     shutil.rmtree(unfinished, ignore_errors=True)
-    pass
-
     trainer.save_model(str(unfinished))  # every process takes part; the main one writes
     if not trainer.is_world_process_zero():
         return
-    (unfinished / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml holds the settings
+    (unfinished / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml has the settings
     shutil.rmtree(unfinished / "ref", ignore_errors=True)  # the reference of GRPO's KL: the adapter at step 0
-    trainer.create_model_card(model_name=run_directory.name)
-    card = run_directory / "README.md"
-    base = trainer.model.config._name_or_path  # TRL links the base model to the Hub, where a local folder is not
+    trainer.create_model_card(model_name=run.path.name)
+    card = run.path / "README.md"
+    base = trainer.model.config._name_or_path  # TRL links every base model to the Hub, local directories too
     text = card.read_text().replace("[None](https://huggingface.co/None)", f"`{base}`")
-    (unfinished / "README.md").write_text(text + _usage(resolved) + _settings(resolved))
+    (unfinished / "README.md").write_text(text + _adapter_usage(settings) + _settings(settings))
     card.unlink()
-    replace_folder(unfinished, folder)
-    if resolved["merge"] == "16bit":
-        merge_adapter(folder, resolve_model(resolved["model"]), run_directory / "merged")
-        (run_directory / "merged" / "README.md").write_text(text + _MERGED_USAGE + _settings(resolved))
-    pass
+    replace_directory(unfinished, run.adapter)
+    merges = settings.run.merge == "16bit"
+    if merges:
+        merge_adapter(run.adapter, resolve_model(settings.model.model), run.merged)
+        (run.merged / "README.md").write_text(text + _MERGED_USAGE + _settings(settings))
+    dataset = settings.data.dataset
+    evaluation = f"; to evaluate it: python evaluate.py --benchmarks {dataset} --adapter {run.path}"
+    logger.warning(
+        "%s: %s has the curves, %s the adapter%s%s",
+        run.path,
+        run.report.name,
+        f"{run.adapter.name}/",
+        f", {run.merged.name}/ the merged model" if merges else "",
+        evaluation if dataset in BENCHMARK_TITLES else "",
+    )
+    if settings.run.push_to_hub:
+        _upload(run.merged if merges else run.adapter, settings)
 
-    merged = ", merged/ a model that stands alone" if resolved["merge"] == "16bit" else ""
-    benchmark = resolved.get("dataset")
-    score = f"; to score it: python evaluate.py --benchmarks {benchmark} --adapter {run_directory}"
-    score = score if benchmark in BENCHMARK_NAMES else ""
-    logger.warning("%s: report.html shows the run, adapter/ is what was trained%s%s", run_directory, merged, score)
-    if resolved["push_to_hub"]:
-        _upload(run_directory / ("merged" if resolved["merge"] == "16bit" else "adapter"), resolved)
 
+def merge_adapter(adapter: str | Path, base: str, directory: str | Path) -> None:
+    """Save ``base`` with the adapter merged into its weights as a standalone model in bfloat16.
 
-def merge_adapter(adapter: str | Path, base: str, folder: str | Path) -> None:
-    """Write ``base`` with the adapter merged into its weights, in 16 bits, as a model that stands alone.
-
-    The base is loaded anew in bfloat16 in the main memory, not the 4-bit weights that were trained on: twice as many GB
-    as it has billions of parameters.
+    The base is loaded in bfloat16 into host memory, two bytes per parameter; 4-bit training weights are not used.
     """
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    pass
-
-    folder, unfinished = Path(folder), Path(f"{folder}.tmp")
+    directory, unfinished = Path(directory), Path(f"{directory}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, device_map="cpu")
     PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(unfinished)
     AutoTokenizer.from_pretrained(adapter).save_pretrained(unfinished)
-    replace_folder(unfinished, folder)
+    replace_directory(unfinished, directory)
 
 
 _MERGED_USAGE = """
 ## Use
 
-The adapter is merged into the weights: the model stands alone.
+The adapter is merged into the weights; the model needs no PEFT.
 
 ```bash
 vllm serve PATH_OR_HUB_ID
@@ -82,8 +87,8 @@ vllm serve PATH_OR_HUB_ID
 """
 
 
-def _usage(resolved: dict[str, Any]) -> str:
-    base, rank = MODEL_ALIASES.get(resolved["model"], resolved["model"]), resolved["lora_rank"]
+def _adapter_usage(settings: Settings) -> str:
+    base, rank = MODEL_ALIASES.get(settings.model.model, settings.model.model), settings.model.lora_rank
     return f"""
 ## Use
 
@@ -99,9 +104,10 @@ vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules adapter=PA
 """
 
 
-def _settings(resolved: dict[str, Any]) -> str:
+def _settings(settings: Settings) -> str:
+    values = {key: value for key, value in settings.to_dict().items() if value is not None}
     return f"""
-It answers in the tags of its system prompt:
+The model answers in the tags of its system prompt:
 
 ```text
 {SYSTEM_PROMPT}
@@ -110,22 +116,22 @@ It answers in the tags of its system prompt:
 ## Settings
 
 ```yaml
-{yaml.safe_dump({key: value for key, value in resolved.items() if value is not None}, sort_keys=True).strip()}
+{yaml.safe_dump(values, sort_keys=True).strip()}
 ```
 """
 
 
-def _upload(folder: Path, resolved: dict[str, Any]) -> None:
+def _upload(directory: Path, settings: Settings) -> None:
     import httpx
     from huggingface_hub import HfApi
 
-    name = resolved["hub_model_id"] or Path(resolved["output_dir"]).name
+    name = settings.trainer.hub_model_id or settings.output_dir.name
     hub = HfApi()
     try:
-        repository = hub.create_repo(name, private=resolved["hub_private_repo"], exist_ok=True).repo_id
-        hub.upload_folder(folder_path=folder, repo_id=repository, commit_message="Trained adapter")
-    except (OSError, ValueError, httpx.HTTPError) as error:  # no network, no right to write, no such name
+        repository = hub.create_repo(name, private=settings.trainer.hub_private_repo, exist_ok=True).repo_id
+        hub.upload_folder(folder_path=directory, repo_id=repository, commit_message="Trained adapter")
+    except (OSError, ValueError, httpx.HTTPError) as error:  # no network, no write access, invalid name
         raise UsageError(
-            f"trained and saved in {folder}, but not uploaded: {str(error).splitlines()[0]} "
-            f"`hf upload {name} {folder}` sends it."
+            f"trained and saved in {directory}, but not uploaded: {str(error).splitlines()[0].rstrip('.')}. "
+            f"Upload it with `hf upload {name} {directory}`."
         ) from error

@@ -1,7 +1,7 @@
-"""What can befall a run, and what is kept of it: signals, numbers that are not finite, half-written checkpoints.
+"""Fault-tolerance callbacks: signals, non-finite values, complete checkpoints.
 
-Callbacks for any trainer of Transformers; ``tracking.track`` puts them on. Each process of a run sees a fault at its
-own time, so the processes agree before they act on it.
+They work with any trainer of Transformers; ``gtpo.callbacks.attach_callbacks`` adds them. The processes of a run see a
+fault at different times, so they agree before they act on it.
 """
 
 import json
@@ -16,17 +16,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import TrainerCallback
 
-from gtpo.distributed import on_any_process
+from gtpo.distributed import any_process
 from gtpo.errors import RunError
-from gtpo.runs import MANIFEST, write_atomically
+from gtpo.runs import RunDirectory, write_manifest
 
 logger = logging.getLogger(__name__)
 
 
 class StopOnSignal(TrainerCallback):
-    """Ctrl-C and SIGTERM: the step is finished, a checkpoint written, and the script exits with 130 or 143.
+    """On Ctrl-C or SIGTERM finish the step, write a checkpoint, and exit with 130 or 143.
 
-    A second signal leaves at once. To be added last: it ends the process when the other callbacks are done.
+    A second signal exits immediately. Add it last: it ends the process after the other callbacks.
     """
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class StopOnSignal(TrainerCallback):
         self.before: dict[int, Any] = {}
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        if threading.current_thread() is threading.main_thread():  # others cannot be told of signals
+        if threading.current_thread() is threading.main_thread():  # only the main thread receives signals
             self.before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def _note(self, number: int, frame: Any) -> None:
         self.received = number
         self._restore()
-        logger.warning("\nfinishing this step and writing a checkpoint; once more leaves at once")
+        logger.warning("\nfinishing this step and writing a checkpoint; press Ctrl-C again to exit immediately")
 
     def _restore(self) -> None:
         for number, handler in self.before.items():
@@ -48,21 +48,21 @@ class StopOnSignal(TrainerCallback):
         self.before = {}
 
     def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        if on_any_process(self.received is not None, args.device):
+        if any_process(self.received is not None, args.device):
             control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         self._restore()
-        if state.global_step < state.max_steps and on_any_process(self.received is not None, args.device):
+        if state.global_step < state.max_steps and any_process(self.received is not None, args.device):
             if state.is_world_process_zero:
-                logger.warning("stopped after step %d: --resume %s goes on", state.global_step, args.output_dir)
+                logger.warning("stopped after step %d; continue with --resume %s", state.global_step, args.output_dir)
             raise SystemExit(128 + (self.received or signal.SIGTERM))
 
 
 class StopOnNonFiniteGradient(TrainerCallback):
-    """Ends the run before the optimizer takes a gradient that is not finite.
+    """Stop the run before the optimizer applies a non-finite gradient.
 
-    With fp16 such gradients are part of the loss scale's search, and the step is skipped by Accelerate.
+    With fp16 such gradients are part of loss scaling: Accelerate skips the step.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -73,49 +73,49 @@ class StopOnNonFiniteGradient(TrainerCallback):
             return
         gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
         finite = torch.stack([gradient.isfinite().all() for gradient in gradients]).all() if gradients else True
-        if on_any_process(not bool(finite), args.device):
+        if any_process(not bool(finite), args.device):
             batches = getattr(self.trainer, "_buffered_inputs", None) or []
             raise not_finite("the gradient", self.trainer, batches)
 
 
 def not_finite(what: str, trainer: Any, batches: list[dict[str, Any]]) -> RunError:
-    """The error for a number that is not finite, after its batches and their texts have been put into the run.
+    """The error for a non-finite value, after the batches and their texts are saved in the run directory.
 
     Args:
         what: What is not finite.
-        trainer: Whose step it is.
-        batches: The micro-batches of the step, as TRL's trainer holds them.
+        trainer: The trainer, in the step.
+        batches: The micro-batches of the step, as TRL's trainer stores them.
     """
     step = trainer.state.global_step + 1
-    way_out = (
-        f"--resume {trainer.args.output_dir} goes on from the last checkpoint, at its learning rate: lower "
-        "--max_grad_norm or --temperature with it, or start anew with a lower --learning_rate."
+    advice = (
+        f"Continue from the last checkpoint with --resume {trainer.args.output_dir} and a lower --max_grad_norm or "
+        "--temperature, or start again with a lower --learning_rate."
     )
     if not batches:  # SFT
-        return RunError(f"{what} of step {step} is not finite, so the run stops before it is learned from. {way_out}")
-    folder = Path(trainer.args.output_dir) / f"not-finite-step-{step}"
-    folder.mkdir(parents=True, exist_ok=True)
+        return RunError(f"{what} of step {step} is not finite: the run stops before the update. {advice}")
+    directory = RunDirectory(trainer.args.output_dir).not_finite(step)
+    directory.mkdir(parents=True, exist_ok=True)
     rank = trainer.accelerator.process_index
-    _save_batches(batches, folder / f"batch-{rank}.safetensors")
+    _save_batches(batches, directory / f"batch-{rank}.safetensors")
     texts = [trainer.processing_class.batch_decode(batch["completion_ids"]) for batch in batches]
-    (folder / f"completions-{rank}.json").write_text(json.dumps(texts, indent=1, ensure_ascii=False))
+    (directory / f"completions-{rank}.json").write_text(json.dumps(texts, indent=1, ensure_ascii=False))
     return RunError(
-        f"{what} of step {step} is not finite, so the run stops before it is learned from; the batch and its "
-        f"completions lie in {folder}. {way_out}"
+        f"{what} of step {step} is not finite: the run stops before the update; the batch and its completions are in "
+        f"{directory}. {advice}"
     )
 
 
 def _save_batches(batches: list[dict[str, Any]], file: Path) -> None:
-    """The tensors of micro-batches, each under its batch's index and its own name."""
+    """Save the tensors of micro-batches as ``<index of the batch>.<name>``."""
     tensors = {f"{i}.{k}": v for i, batch in enumerate(batches) for k, v in batch.items() if isinstance(v, Tensor)}
     save_file({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}, file)
 
 
-class WholeCheckpoints(TrainerCallback):
-    """Lists the files of a checkpoint when all are written; :func:`is_whole` believes no other checkpoint.
+class CompleteCheckpoints(TrainerCallback):
+    """Write the manifest of a checkpoint when all its files are written; a checkpoint without one is not resumed.
 
-    Keeps what TRL's trainer would forget: completions that several optimizer steps learn from (``num_iterations`` or
-    ``steps_per_generation``), where a checkpoint falls between two of these steps. To be added after the callbacks that
+    Also saves what TRL's trainer does not: completions that several optimizer steps train on (``num_iterations`` or
+    ``steps_per_generation``), where a checkpoint falls between two of these steps. Add it after the callbacks that
     write into a checkpoint.
     """
 
@@ -125,7 +125,7 @@ class WholeCheckpoints(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if not state.global_step:
             return
-        # TRL's SFTTrainer counts from zero again.
+        # TRL's SFTTrainer restarts the count at zero.
         counts = [row["num_tokens"] for row in state.log_history if "num_tokens" in row]
         self.trainer._total_train_tokens = int(counts[-1]) if counts else 0
         if not hasattr(self.trainer, "_buffered_inputs"):
@@ -155,17 +155,12 @@ class WholeCheckpoints(TrainerCallback):
             }
             self._file(args, state).with_suffix(".json").write_text(json.dumps(table))
         if torch.distributed.is_initialized():
-            torch.distributed.barrier()  # each process writes its own random state
+            torch.distributed.barrier()  # each process writes its random state
         if state.is_world_process_zero:
-            folder = _checkpoint(args, state)
-            (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
-            files = [path for path in folder.rglob("*") if path.is_file()]
-            sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
-            write_atomically(folder / MANIFEST, json.dumps(sizes, indent=1))
+            checkpoint = RunDirectory(args.output_dir).checkpoint(state.global_step)
+            (checkpoint / "training_args.bin").unlink(missing_ok=True)  # an unused pickle
+            write_manifest(checkpoint)
 
     def _file(self, args: Any, state: Any) -> Path:
-        return _checkpoint(args, state) / f"generated-{args.process_index}.safetensors"
-
-
-def _checkpoint(args: Any, state: Any) -> Path:
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        checkpoint = RunDirectory(args.output_dir).checkpoint(state.global_step)
+        return checkpoint / f"generated-{args.process_index}.safetensors"

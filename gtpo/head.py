@@ -1,3 +1,8 @@
+"""Log-probabilities and entropy of the language-model head, tile by tile, without the (B, T, V) logits.
+
+Shapes: N tokens, H hidden size, V vocabulary; R rows and C columns of a tile. Needs torch only.
+"""
+
 import math
 from collections.abc import Callable
 from functools import cache
@@ -6,20 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The head's logits are made in tiles of rows x columns: the largest that is ever held.
-_TILES = {"cpu": (1024, 4096), "cuda": (4096, 16384)}
-
-
-_CACHE_ELEMENTS = 2**17  # of a tile that are worked on at once on a CPU: two copies in float32 fit its cache
-
-
-_COMPILE = True  # on CUDA, the work between the two matmuls
-
-
-_MAX_EXCESS = 68.0  # e^68 ~ 3e29: a logit this far above the target's still leaves room to sum in float32
-
-
-_MAX_DEFICIT = 1e4  # e^-1e4 = 0 in float64 too, and 0 * 1e4 is a number where 0 * inf is none
+TILES = {"cpu": (1024, 4096), "cuda": (4096, 16384)}  # rows and columns of the largest block of logits in memory
+CACHE_ELEMENTS = 2**17  # elements processed at once on a CPU: two float32 copies fit its cache
+COMPILE = True  # on CUDA, the elementwise work between the two matmuls
+MAX_EXCESS = 68.0  # e^68 ~ 3e29: a logit this far above the target's still sums in float32
+MAX_DEFICIT = 1e4  # e^-1e4 = 0 in float64 too, and 0 * 1e4 is finite where 0 * inf is not
 
 
 def linear_logps_and_entropy(
@@ -33,39 +29,38 @@ def linear_logps_and_entropy(
     logit_scale: float = 1.0,
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """ln pi(target) and the entropy of pi = softmax(z), row by row, without ever holding the logits z.
+    """ln pi(target) and the entropy of pi = softmax(z), row by row, without storing the logits z.
 
         z = logit_scale * (hidden @ weight.T + bias) / temperature, or with a soft cap
         z = softcap * tanh(logit_scale * (hidden @ weight.T + bias) / softcap) / temperature
 
-    The logits are made tile by tile, and each is measured from the target's own: with e_k = exp(z_k - z_y),
+    The logits are computed tile by tile, relative to the target's own: with e_k = exp(z_k - z_y),
     so = sum_{k != y} e_k and sz = sum_{k != y} e_k (z_k - z_y),
 
         ln pi_y = -log1p(so),    H = log1p(so) - sz / (1 + so),    1 - pi_y = so / (1 + so),
         d ln pi_y / dh = (1 - pi_y) (c_y W_y - sum_{k != y} e_k c_k W_k / so),    c = dz / d(hidden @ weight.T),
 
-    in which nothing cancels when pi_y is close to 1. Where the head is frozen (LoRA), d ln pi_y / dh is formed on the
-    same tile in the forward (two matmuls in all) and scaled in the backward. Where ``weight`` or ``bias`` is trainable,
-    the backward makes the tiles again (four matmuls in all, in float32: right, and slower). Autocast changes nothing:
-    the matmuls run in the dtype of ``weight``, the sums in float32 (float64).
+    where nothing cancels for pi_y close to 1. With a frozen head (LoRA), the forward computes d ln pi_y / dh on the
+    same tile (two matmuls in total) and the backward scales it. With a trainable ``weight`` or ``bias``, the backward
+    recomputes the tiles (four matmuls in total, in float32). Autocast has no effect: the matmuls run in the dtype of
+    ``weight``, the sums in float32 (float64).
 
     Args:
         hidden: Last hidden states of the tokens that predict the targets. Shape (N, H).
         weight: Rows of the language-model head. Shape (V, H).
-        targets: Token ids that were generated. Shape (N,).
+        targets: Generated token ids. Shape (N,).
         temperature: Sampling temperature, > 0.
         bias: Bias of the head. Shape (V,).
-        grad_rows: Bool, the rows whose gradient is wanted (lambda != 0); the others get a zero gradient and, with a
-            frozen head, skip their share of the second matmul. None means all. Shape (N,).
-        logit_scale: The model's factor on its logits, > 0: Cohere's ``logit_scale``, or 1 / ``logits_scaling`` of
-            Granite.
-        softcap: The model's cap on its logits, > 0: ``final_logit_softcapping`` of Gemma 2. None means no cap.
+        grad_rows: Bool, the rows that need a gradient (lambda != 0); the others get a zero gradient and, with a frozen
+            head, skip the second matmul. None means all. Shape (N,).
+        logit_scale: Factor on the logits, > 0: ``logit_scale`` of Cohere, 1 / ``logits_scaling`` of Granite.
+        softcap: Soft cap of the logits, > 0: ``final_logit_softcapping`` of Gemma 2. None means no cap.
 
     Returns:
         Log-probabilities, with gradient, and entropies, without, in nats. Shape (N,) each.
 
     Raises:
-        ValueError: If the shapes disagree or the temperature, the scale or the cap is not positive.
+        ValueError: If the shapes disagree, or the temperature, scale or cap is not positive.
     """
     if (
         hidden.dim() != 2
@@ -80,9 +75,9 @@ def linear_logps_and_entropy(
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"expected a bias of shape ({len(weight)},), got {tuple(bias.shape)}.")
     if not temperature > 0:
-        raise ValueError(f"temperature {temperature} is not positive: sampling temperature 0 has no log-probabilities.")
+        raise ValueError(f"temperature {temperature} is not positive: greedy sampling has no log-probabilities.")
     if not logit_scale > 0 or (softcap is not None and not softcap > 0):
-        raise ValueError(f"logit_scale {logit_scale} and softcap {softcap} have to be positive (softcap or None).")
+        raise ValueError(f"logit_scale {logit_scale} and softcap {softcap} must be positive (softcap may be None).")
     if grad_rows is None:
         grad_rows = torch.ones_like(targets, dtype=torch.bool)
     elif grad_rows.shape != targets.shape:
@@ -94,7 +89,7 @@ def linear_logps_and_entropy(
 
 
 class _FrozenHead(torch.autograd.Function):
-    """Forward makes logp, entropy and d logp / d hidden on one pass over the tiles; backward scales."""
+    """Forward computes logp, entropy and d logp / d hidden in one pass over the tiles; backward scales."""
 
     @staticmethod
     def forward(ctx, hidden, weight, bias, targets, grad_rows, *settings):  # type: ignore[no-untyped-def]
@@ -116,9 +111,9 @@ class _FrozenHead(torch.autograd.Function):
 
 
 class _TrainableHead(torch.autograd.Function):
-    """Forward as with a frozen head, without the gradient; backward makes each tile of logits once more.
+    """Forward as with a frozen head, without the gradient; backward recomputes each tile of logits.
 
-    The matmuls are float32 (float64) here: the backward's logits have to agree with those that the forward normalised.
+    The matmuls are float32 (float64): the logits of the backward must agree with those that the forward normalized.
     """
 
     @staticmethod
@@ -142,7 +137,7 @@ class _TrainableHead(torch.autograd.Function):
         tile_rows, tile_columns = _tile_size(hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _chunks(len(hidden), tile_rows):
-                surprise = -torch.expm1(logps[rows, None])  # 1 - pi_y: nothing cancels
+                surprise = -torch.expm1(logps[rows, None])  # 1 - pi_y without cancellation
                 z_y = head.finish(head.target_products(hidden[rows], targets[rows]), targets[rows])
                 for columns in _chunks(len(weight), tile_columns):
                     z = head.finish(head.products(hidden[rows], columns), columns)
@@ -161,7 +156,7 @@ class _TrainableHead(torch.autograd.Function):
 
 
 class _Head(NamedTuple):
-    """What turns hidden states into logits: z = finish(hidden @ weight.T), the matmul in ``matmul_dtype``."""
+    """The map from hidden states to logits: z = finish(hidden @ weight.T), the matmul in ``matmul_dtype``."""
 
     weight: Tensor  # (V, H)
     bias: Tensor | None  # (V,)
@@ -180,7 +175,7 @@ class _Head(NamedTuple):
         return self.bias is None and self.softcap is None
 
     def products(self, hidden: Tensor, columns: slice, base: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """hidden @ weight[columns].T, less ``base`` before the result is rounded. Shape (R, H), (R,) -> (R, C)."""
+        """hidden @ weight[columns].T minus ``base``, subtracted before rounding. Shape (R, H), (R,) -> (R, C)."""
         factors = hidden.to(self.matmul_dtype), self.weight[columns].to(self.matmul_dtype).T
         if base is not None:
             return torch.addmm(base[:, None], *factors, beta=-1, out=out)
@@ -197,7 +192,7 @@ class _Head(NamedTuple):
         return products.mul_(self.logit_scale / self.softcap).tanh_().mul_(self.softcap / self.temperature)
 
     def slope(self, z: Tensor) -> Tensor | None:
-        """dz / d(hidden @ weight.T), as a multiple of gain: 1 - tanh^2 with a soft cap; without, 1, said as None."""
+        """dz / d(hidden @ weight.T), as a multiple of gain: 1 - tanh^2 with a soft cap; None stands for 1."""
         if self.softcap is None:
             return None
         return 1 - (z * (self.temperature / self.softcap)).clamp_(-1, 1).square_()
@@ -217,20 +212,20 @@ def _scan(
 
     Returns:
         logps (N,), entropy (N,) and, unless ``wanted`` is None, the gradient d logp / d hidden of the wanted rows (zero
-        elsewhere) as direction (N, H) times length (N,). The length is 1 - pi_y: apart from it, the direction keeps
-        its digits in float16 too, where p = 1 - 1e-7 would leave none.
+        elsewhere) as direction (N, H) times length (N,). The length is 1 - pi_y: without it, the direction keeps its
+        precision in float16 too, where p = 1 - 1e-7 would leave none.
     """
     dtype, device = _sum_dtype(hidden), hidden.device
     tile_rows, tile_columns = _tile_size(device)
     size = min(tile_rows, len(hidden)) * min(tile_columns, len(head.weight))
     wide = _wide_output(device) and head.matmul_dtype != dtype
     tile_buffer = torch.empty(size, dtype=dtype if wide else head.matmul_dtype, device=device)
-    compiled = device.type == "cuda" and _COMPILE
+    compiled = device.type == "cuda" and COMPILE
     exponentials = _compiled_exponentials() if compiled else _exponentials
-    apart = wide or compiled  # elsewhere the exponentials take the place of the logits
+    apart = wide or compiled  # otherwise the exponentials overwrite the logits
     e_buffer = torch.empty(size, dtype=head.matmul_dtype, device=device) if apart else tile_buffer
     rounds = tile_buffer.dtype != dtype
-    first = tile_columns // 16 if rounds else 0  # a narrow tile, in float32, shows about where a row's mass lies
+    first = tile_columns // 16 if rounds else 0  # a narrow float32 tile estimates where a row's mass lies
     column_tiles = [slice(0, min(first, len(head.weight)))] if first else []
     column_tiles += _chunks(len(head.weight), tile_columns, start=first)
 
@@ -250,9 +245,9 @@ def _scan(
                 head.products(states, columns, out=tile)
             elif columns.start == 0:
                 tile = head._replace(matmul_dtype=dtype).products(states, columns)
-            else:  # half precision has its digits near 0: put that where the row's mass lies, as far as is known
+            else:  # half precision is most accurate near 0: shift that to the row's mass
                 base = product + torch.log1p(sums[0]) / head.gain
-                base = base.clamp(0.0, torch.finfo(tile.dtype).max).to(tile.dtype)  # it hardly ever lies below 0
+                base = base.clamp(0.0, torch.finfo(tile.dtype).max).to(tile.dtype)  # it is rarely below 0
                 head.products(states, columns, base, out=tile)
             if head.is_linear:
                 z, start, gain = tile, origin - base, head.gain
@@ -275,7 +270,7 @@ def _scan(
     logps, entropy = -torch.log1p(so), torch.log1p(so) - sz / (1 + so)
     length = None if wanted is None else torch.where(wanted, so / (1 + so), 0.0)
 
-    unlikely = (so > math.exp(_MAX_EXCESS) / 2).nonzero().squeeze(1)  # rare: there e_k saturates
+    unlikely = (so > math.exp(MAX_EXCESS) / 2).nonzero().squeeze(1)  # rare: e_k saturates
     for few in _split(unlikely, max(1, tile_rows * tile_columns // len(head.weight))):
         logps[few], entropy[few], exact = _unlikely_rows(head._replace(matmul_dtype=dtype), hidden[few], targets[few])
         if direction is not None and length is not None and wanted is not None:
@@ -284,7 +279,7 @@ def _scan(
 
 
 def _row_tiles(wanted: Tensor | None, rows: int, size: int, device: torch.device) -> list[tuple[Tensor, bool]]:
-    """Indices of up to ``size`` rows that want a gradient, True; then those of the others, False."""
+    """Indices of up to ``size`` rows that need a gradient, True; then those of the others, False."""
     if wanted is None:
         parts = [(torch.arange(rows, device=device), False)]
     else:
@@ -293,7 +288,7 @@ def _row_tiles(wanted: Tensor | None, rows: int, size: int, device: torch.device
 
 
 def _leave_out(z: Tensor, target: Tensor) -> None:
-    """Writes -inf at each row's target, whose exponential is then 0; a target outside the tile is left alone."""
+    """Write -inf at each row's target, whose exponential is then 0; targets outside the tile are ignored."""
     inside = (target >= 0) & (target < z.shape[1])
     at = torch.arange(len(z), device=z.device), target.clamp(0, z.shape[1] - 1)
     z.index_put_(at, z[at].masked_fill(inside, -math.inf))
@@ -302,12 +297,12 @@ def _leave_out(z: Tensor, target: Tensor) -> None:
 def _exponentials(z: Tensor, origin: Tensor, gain: float, out: Tensor) -> Tensor:
     """e_k = exp(gain * (z_k - origin)) into ``out``, and sum e_k and sum e_k ln e_k. Shape (R, C) -> (2, R).
 
-    In float16, which holds 6e-8 to 65504, ``out`` is divided by its row's sum.
+    In float16 (6e-8 to 65504) ``out`` is divided by its row's sum.
     """
     excess = z - origin[:, None] if z.dtype == origin.dtype else z.to(origin.dtype).sub_(origin[:, None])
     if gain != 1.0:
         excess *= gain
-    excess.clamp_(-_MAX_DEFICIT, _MAX_EXCESS)
+    excess.clamp_(-MAX_DEFICIT, MAX_EXCESS)
     e = torch.exp(excess, out=out) if out.dtype == excess.dtype else excess.exp()
     so = e.sum(-1)
     if e is not out:
@@ -317,7 +312,7 @@ def _exponentials(z: Tensor, origin: Tensor, gain: float, out: Tensor) -> Tensor
 
 @cache
 def _compiled_exponentials() -> Callable[..., Tensor]:
-    """The above as one kernel; where there is no compiler, PyTorch warns once and runs it as it is."""
+    """:func:`_exponentials` as one kernel; without a compiler PyTorch warns once and runs it eagerly."""
     return torch._dynamo.config.patch(suppress_errors=True)(torch.compile(_exponentials, dynamic=True))
 
 
@@ -336,12 +331,12 @@ def _add_product(total: Tensor, e: Tensor, weight: Tensor, factor: Tensor | None
 
 
 def _unlikely_rows(head: _Head, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(logps, entropy, d logp / d hidden) in float32 by the textbook: for targets far below the largest logit."""
+    """(logps, entropy, d logp / d hidden) by float32 log_softmax: for targets far below the largest logit."""
     tiles = _chunks(len(head.weight), _tile_size(hidden.device)[1])
     z = torch.cat([head.finish(head.products(hidden, columns), columns) for columns in tiles], dim=-1)
     log_pi = z.log_softmax(-1)  # (few, V), no larger than a tile
     pi = log_pi.exp()
-    entropy = -(pi * log_pi.clamp(min=-_MAX_DEFICIT)).sum(-1)
+    entropy = -(pi * log_pi.clamp(min=-MAX_DEFICIT)).sum(-1)
     pi.neg_().scatter_add_(1, targets[:, None], torch.ones_like(pi[:, :1]))
     grad = _times(pi, head.slope(z)) * head.gain  # d logp / d(hidden @ weight.T)
     direction = torch.zeros(hidden.shape, dtype=pi.dtype, device=pi.device)
@@ -351,17 +346,17 @@ def _unlikely_rows(head: _Head, hidden: Tensor, targets: Tensor) -> tuple[Tensor
 
 
 def _sum_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype of sums: float64 for float64, else float32 (those of bfloat16 are off by 1e-2 nats)."""
+    """The dtype of sums: float64 for float64, else float32 (bfloat16 sums have errors of 1e-2 nats)."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _wide_output(device: torch.device) -> bool:
-    """Whether a matmul of half-precision factors can leave its float32 sums unrounded."""
+    """Whether a matmul of half-precision factors can return its float32 sums."""
     return device.type == "cuda" and torch.version.hip is None
 
 
 def _tile_size(device: torch.device) -> tuple[int, int]:
-    return _TILES["cuda" if device.type == "cuda" else "cpu"]
+    return TILES["cuda" if device.type == "cuda" else "cpu"]
 
 
 def _times(tensor: Tensor, slope: Tensor | None) -> Tensor:
@@ -369,8 +364,8 @@ def _times(tensor: Tensor, slope: Tensor | None) -> Tensor:
 
 
 def _blocks(tensor: Tensor) -> list[slice]:
-    """Rows to work on at once: as many as a CPU's cache holds through several operations; elsewhere all."""
-    cached = max(1, _CACHE_ELEMENTS // max(1, tensor.shape[1])) if tensor.device.type == "cpu" else len(tensor)
+    """Rows to process at once: as many as fit the CPU cache; on other devices all."""
+    cached = max(1, CACHE_ELEMENTS // max(1, tensor.shape[1])) if tensor.device.type == "cpu" else len(tensor)
     return _chunks(len(tensor), max(1, cached))
 
 

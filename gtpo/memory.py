@@ -1,24 +1,29 @@
-"""What a run will take, worked out from the shape of the model and the settings: steps, tokens, GPU memory.
+"""Steps, tokens and GPU memory of a run, estimated from the shape of the model and the settings.
 
 An estimate for one GPU, printed by ``--dry_run``: the parts that grow with the model and the batch, without the few
-hundred MiB of CUDA itself and what the allocators leave unused.
+hundred MiB of the CUDA context and what the allocators reserve unused.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gtpo.arguments import MODEL_ALIASES
+import yaml
+
+from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.errors import UsageError
+from gtpo.head import TILES
 
 GIB = 2**30
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)  # a parameter in 4 bits, and its share of the double-quantised block scales
-TILE_ROWS, TILE_COLUMNS = 4096, 16384  # logits that the head holds at a time on a GPU
+NF4_BYTES = (
+    0.5 + 1 / 64 + 4 / (64 * 256)
+)  # bytes of a 4-bit parameter with its share of the double-quantized block scales
+TILE_ROWS, TILE_COLUMNS = TILES["cuda"]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers of a Llama-like decoder that decide its size."""
+    """The numbers that determine the size of a Llama-like decoder."""
 
     vocab_size: int
     hidden_size: int
@@ -43,7 +48,7 @@ class Shape:
         }
 
 
-KNOWN = {  # so that a plan for them needs neither the Hub nor a licence
+KNOWN = {  # a plan for them needs neither the Hub nor access to gated weights
     "llama": Shape(128256, 4096, 14336, 32, 32, 8, 128, tied=False),
     "qwen": Shape(151936, 2048, 11008, 36, 16, 2, 128, tied=True),
     "tiny": Shape(512, 128, 384, 3, 4, 4, 32, tied=False),
@@ -51,10 +56,10 @@ KNOWN = {  # so that a plan for them needs neither the Hub nor a licence
 
 
 def shape_of(model: str) -> Shape:
-    """The shape of an alias, a Hub id or a local folder; only its config.json is read.
+    """The shape of an alias, a Hub id or a local directory; only its config.json is read.
 
     Raises:
-        UsageError: If that cannot be read.
+        UsageError: If it cannot be read or is not a dense Llama-like model.
     """
     alias = next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), None)
     if alias is not None:
@@ -67,7 +72,9 @@ def shape_of(model: str) -> Shape:
         raise UsageError(f"cannot read the config.json of {model!r}: {str(error).splitlines()[0]}") from error
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     if experts or not hasattr(config, "intermediate_size") or not hasattr(config, "num_key_value_heads"):
-        raise UsageError(f"{model} ({config.model_type}) is no dense Llama-like model, so its memory is not estimated.")
+        raise UsageError(
+            f"{model} ({config.model_type}) is not a dense Llama-like model: its memory cannot be estimated."
+        )
     return Shape(
         config.vocab_size,
         config.hidden_size,
@@ -81,11 +88,11 @@ def shape_of(model: str) -> Shape:
 
 
 def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
-    """Peak memory in GiB by what takes it, at the longest prompts and completions that the settings allow.
+    """Peak memory in GiB by part, at the longest prompts and completions that the settings allow.
 
     Args:
-        shape: Of the model.
-        settings: The resolved settings of a run, flat.
+        shape: The shape of the model.
+        settings: ``Settings.to_dict()`` of a run.
     """
     half = settings["bf16"] or settings["fp16"]
     width = 2 if half else 4  # bytes of an activation
@@ -104,7 +111,7 @@ def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
     layers_kept = shape.layers * (hidden if settings["gradient_checkpointing"] else one_layer)
     generated = settings.get("generation_batch_size") or rows * settings["gradient_accumulation_steps"]
     kv_cache = generated * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * width
-    merges = settings.get("use_vllm") and settings.get("backend") == "transformers"  # then the base is float32
+    merges = settings.get("use_vllm") and settings.get("backend") == "transformers"  # the base is float32 then
     tokens = rows * completion
     tile = min(TILE_ROWS, tokens) * min(TILE_COLUMNS, shape.vocab_size)
     parts = {
@@ -118,38 +125,42 @@ def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
         "head": 2 * tokens * shape.hidden_size * width + 3 * 4 * tile,  # hidden states, their gradient, three tiles
     }
     if merges:
-        parts["vLLM's weights"] = (projections + embeddings) * 2  # a copy of its own, in 16 bits
+        parts["vLLM's weights"] = (projections + embeddings) * 2  # its own copy, 16 bits
     return {name: size / GIB for name, size in parts.items()}
 
 
-def plan(settings: dict[str, Any], rows: int, gpus: Sequence[tuple[str, float]] = ()) -> str:
-    """Steps, tokens and memory of a run as lines of YAML comments.
+def plan(settings: Settings, rows: int, gpus: Sequence[tuple[str, float]] | None = None) -> str:
+    """The settings as YAML, then steps, tokens and memory of the run as YAML comments: what ``--dry_run`` prints.
 
     Args:
-        settings: The resolved settings, flat.
+        settings: All settings of the run.
         rows: Training rows.
-        gpus: Name and memory (GiB) of each GPU at hand.
+        gpus: Name and memory (GiB) of each GPU; those of this machine by default.
     """
-    group = settings.get("num_generations", 1)
-    completions = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
-    prompts = max(1, completions // group)
-    steps = settings["max_steps"]
+    values = settings.to_dict()
+    completions = settings.completions_per_step
+    prompts = max(1, completions // settings.group_size)
+    steps = values["max_steps"]
     if steps <= 0:
-        steps = int(settings["num_train_epochs"] * rows / prompts)
-    parts = estimate(shape_of(settings["model"]), settings)
+        steps = int(values["num_train_epochs"] * rows / prompts)
+    parts = estimate(shape_of(values["model"]), values)
     lines = [
-        f"{rows:,} training rows, {steps:,} steps of {prompts} prompt(s) x {group} completion(s) per process",
+        f"{rows:,} training rows, {steps:,} steps of {prompts} prompt(s) x {settings.group_size} completion(s) per "
+        "process",
     ]
-    if "max_completion_length" in settings:
-        most = steps * completions * settings["max_completion_length"] / 1e6
-        lines.append(f"at most {most:,.3g} million tokens generated per process")
+    if "max_completion_length" in values:
+        most = steps * completions * values["max_completion_length"] / 1e6
+        lines.append(f"at most {most:,.3g} million generated tokens per process")
     listed = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
-    lines += [f"GPU memory at the longest texts, GiB, an estimate: {listed}", f"in all {sum(parts.values()):.1f} GiB"]
-    if settings.get("use_vllm") and settings.get("vllm_mode") == "colocate":
-        share = settings["gpu_memory_utilization"]
-        generated = settings.get("generation_batch_size") or completions
-        engine = parts.get("vLLM's weights", parts["weights"])  # Unsloth's are shared
-        for name, size in gpus or [("a card of 40 GiB", 40.0), ("a card of 80 GiB", 80.0)]:
+    lines += [
+        f"GPU memory at the maximum lengths, GiB, an estimate: {listed}",
+        f"total {sum(parts.values()):.1f} GiB",
+    ]
+    if values.get("use_vllm") and values.get("vllm_mode") == "colocate":
+        share = values["gpu_memory_utilization"]
+        generated = values.get("generation_batch_size") or completions
+        engine = parts.get("vLLM's weights", parts["weights"])  # Unsloth shares the weights
+        for name, size in (_gpus() if gpus is None else gpus) or [("a 40 GiB GPU", 40.0), ("an 80 GiB GPU", 80.0)]:
             rest = sum(parts.values()) - engine - parts["KV cache"]
             at_once = max(0, min(generated, int((share * size - engine) / (parts["KV cache"] / generated))))
             fits = at_once > 0 and share * size + rest < size
@@ -157,4 +168,11 @@ def plan(settings: dict[str, Any], rows: int, gpus: Sequence[tuple[str, float]] 
                 f"{name}: vLLM takes {share:g} of it, {share * size:.0f} GiB: its weights and {at_once} of {generated} "
                 f"completions at once; training adds {rest:.1f} GiB: {'fits' if fits else 'does not fit'}"
             )
-    return "".join(f"# {line}\n" for line in lines)
+    return yaml.safe_dump(values, sort_keys=True) + "".join(f"# {line}\n" for line in lines)
+
+
+def _gpus() -> list[tuple[str, float]]:
+    import torch
+
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [(device.name, device.total_memory / GIB) for device in devices]

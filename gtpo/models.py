@@ -1,9 +1,5 @@
-"""The policy: which backend runs it, the tiny model that is built here, LoRA, loading and saving.
+"""Load a policy: the base model with a LoRA adapter, by Transformers and PEFT or by Unsloth."""
 
-``load_backend`` has to run before anything imports trl, transformers or peft: on a GPU, Unsloth patches all three.
-"""
-
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -13,15 +9,12 @@ from gtpo.backend import gpu_is_available, is_installed
 from gtpo.errors import UsageError, nearest
 from gtpo.tiny import ensure_tiny
 
-logger = logging.getLogger(__name__)
-os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports each trainer's construction otherwise
-
 
 def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bool = False) -> tuple[Any, Any]:
     """The base model with a fresh LoRA adapter, and its tokenizer.
 
     Raises:
-        UsageError: If the model cannot be found, is gated, or its tokenizer pads with its end-of-text token.
+        UsageError: If the model cannot be found, is gated, or its tokenizer pads with its EOS token.
     """
     path = resolve_model(arguments.model)
     if backend == "unsloth":
@@ -29,9 +22,9 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
     from peft import LoraConfig, get_peft_model
     from transformers import set_seed
 
-    # TRL merges the adapter into the weights for vLLM and takes it out again: in bfloat16 that wears them out.
+    # TRL merges the adapter for vLLM and unmerges it: repeated merging in bfloat16 degrades the weights.
     model, tokenizer = load_base(path, arguments.load_in_4bit, full_precision=use_vllm)
-    set_seed(seed)  # the adapter's starting weights
+    set_seed(seed)  # initial weights of the adapter
     lora = LoraConfig(
         r=arguments.lora_rank,
         lora_alpha=arguments.lora_rank,
@@ -41,19 +34,19 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
     try:
         return get_peft_model(model, lora), tokenizer
     except ValueError as error:
-        raise UsageError(f"PEFT cannot put the adapter on {path}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"PEFT cannot add the adapter to {path}: {str(error).splitlines()[0]}") from error
 
 
 def load_base(path: str, load_in_4bit: bool = False, full_precision: bool = False) -> tuple[Any, Any]:
-    """A causal language model and its tokenizer with Transformers: bfloat16 on a GPU that has it, float32 on a CPU.
+    """A causal language model and its tokenizer with Transformers: bfloat16 on a GPU that supports it, else float32.
 
     Args:
-        path: Hub id or local folder.
-        load_in_4bit: QLoRA's NF4 weights (arXiv 2305.14314) with bitsandbytes, each process on its own GPU.
-        full_precision: float32 on a GPU too.
+        path: Hub id or local directory.
+        load_in_4bit: NF4 weights of QLoRA (arXiv 2305.14314) with bitsandbytes, each process on its own GPU.
+        full_precision: float32 on a GPU as well.
 
     Raises:
-        UsageError: If the model cannot be loaded, or 4-bit weights are wanted without a GPU or bitsandbytes.
+        UsageError: If the model cannot be loaded, or for 4-bit weights without a GPU or bitsandbytes.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
@@ -62,7 +55,7 @@ def load_base(path: str, load_in_4bit: bool = False, full_precision: bool = Fals
     options: dict[str, Any] = {"dtype": torch.bfloat16 if has_bf16 and not full_precision else torch.float32}
     if load_in_4bit:
         if not gpu_is_available():
-            raise UsageError("--load_in_4bit needs a GPU, and PyTorch sees none: leave it out on a CPU.")
+            raise UsageError("--load_in_4bit needs a GPU and PyTorch sees none: set --load_in_4bit false.")
         if not is_installed("bitsandbytes"):
             raise UsageError("--load_in_4bit needs bitsandbytes: `pip install -r requirements.txt`.")
         half = torch.bfloat16 if has_bf16 else torch.float16
@@ -73,7 +66,7 @@ def load_base(path: str, load_in_4bit: bool = False, full_precision: bool = Fals
                 bnb_4bit_quant_type="nf4",
                 bnb_4bit_use_double_quant=True,
                 bnb_4bit_compute_dtype=half,
-                bnb_4bit_quant_storage=half,  # so that FSDP can shard them
+                bnb_4bit_quant_storage=half,  # FSDP can shard this dtype
             ),
             "device_map": {"": int(os.environ.get("LOCAL_RANK", 0))},
         }
@@ -87,7 +80,7 @@ def load_base(path: str, load_in_4bit: bool = False, full_precision: bool = Fals
 
 
 def resolve_model(name: str) -> str:
-    """The Hub id or local path behind ``--model``; ``tiny`` is built first where it is missing."""
+    """The Hub id or local path of ``--model``; ``tiny`` is built first if it is missing."""
     target = MODEL_ALIASES.get(name, name)
     if "/" not in target and target != "tiny" and not Path(target).is_dir():
         raise UsageError(
@@ -98,10 +91,10 @@ def resolve_model(name: str) -> str:
 
 
 def check_tokenizer(tokenizer: Any, path: str) -> None:
-    """Give a tokenizer without a padding token one of its reserved tokens; refuse one that pads with its EOS.
+    """Set one of the reserved tokens as padding token where there is none; refuse one that pads with its EOS token.
 
     Raises:
-        UsageError: If padding cannot be told from the end of a completion, or there is no chat template.
+        UsageError: If the padding token is the EOS token, or there is no chat template.
     """
     if tokenizer.pad_token_id is None:
         reserved = ("<|finetune_right_pad_id|>", "<|reserved_special_token_0|>", "<|endoftext|>", "<pad>", "<unk>")
@@ -109,8 +102,8 @@ def check_tokenizer(tokenizer: Any, path: str) -> None:
         tokenizer.pad_token = free[0] if free else tokenizer.eos_token
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise UsageError(
-            f"the tokenizer of {path} pads with its end-of-text token {tokenizer.eos_token!r}, so the end of a "
-            "completion could not be told from padding: set another pad_token in its tokenizer_config.json."
+            f"the tokenizer of {path} pads with its EOS token {tokenizer.eos_token!r}, so padding cannot be told "
+            "from the end of a completion: set another pad_token in its tokenizer_config.json."
         )
     if tokenizer.chat_template is None:
         raise UsageError(f"the tokenizer of {path} has no chat template: use an instruction-tuned model.")
@@ -118,9 +111,11 @@ def check_tokenizer(tokenizer: Any, path: str) -> None:
 
 def _why_not_loaded(path: str, error: Exception) -> str:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "gated repo" in str(error):  # as Transformers words it
-        return f"{path} is gated: accept its licence on the Hub, then `hf auth login` or set HF_TOKEN."
-    return f"cannot load model {path!r}: {reason} Pick tiny, llama, qwen, a Hub id or a folder with a config.json."
+    if "gated repo" in str(error):  # the wording of Transformers
+        return f"{path} is gated: accept its license on the Hub, then `hf auth login` or set HF_TOKEN."
+    return (
+        f"cannot load model {path!r}: {reason} Expected tiny, llama, qwen, a Hub id or a directory with a config.json."
+    )
 
 
 def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: bool) -> tuple[Any, Any]:
@@ -131,7 +126,7 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: boo
             model_name=path,
             max_seq_length=arguments.max_seq_length,
             load_in_4bit=arguments.load_in_4bit,
-            fast_inference=use_vllm,  # vLLM in this process, sharing the weights; goes with use_vllm
+            fast_inference=use_vllm,  # vLLM in this process, sharing the weights
             max_lora_rank=arguments.lora_rank,
             gpu_memory_utilization=arguments.gpu_memory_utilization,
         )
@@ -143,12 +138,9 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: boo
         r=arguments.lora_rank,
         lora_alpha=arguments.lora_rank,
         target_modules=arguments.lora_target_modules,
-        use_gradient_checkpointing="unsloth",  # keeps the activations in main memory
+        use_gradient_checkpointing="unsloth",  # offloads activations to host memory
         random_state=seed,
     )
-    # Unsloth loads its own 4-bit copy of a known model; the adapter belongs to the model that was named.
+    # Unsloth loads its own 4-bit copy of a known model; the adapter names the original model.
     model.peft_config["default"].base_model_name_or_path = path
     return model, tokenizer
-
-
-# The tiny model: a Llama of about a million parameters that plays the part of the paper's instruct model.

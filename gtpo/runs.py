@@ -1,52 +1,27 @@
+"""The run directory: names of its files, lock, readers, and the checks before a run starts, resumes or is replaced."""
+
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import shutil
 import subprocess
-import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from filelock import FileLock, Timeout
-from transformers.integrations import INTEGRATION_TO_CALLBACK
 
-from gtpo.arguments import MODEL_ALIASES, RunArguments
-from gtpo.cli import read_yaml
+from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.errors import UsageError, nearest
-from gtpo.memory import GIB, plan
+from gtpo.files import read_yaml, write_atomically
 
-MANIFEST = "files.json"
+logger = logging.getLogger(__name__)
 
-
-def is_whole(checkpoint: Path) -> bool:
-    """Whether every file of a checkpoint is there in its full size."""
-    try:
-        sizes = json.loads((checkpoint / MANIFEST).read_text())
-        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all: to a temporary name, then renamed."""
-    unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(text)
-    unfinished.replace(path)
-
-
-def replace_folder(unfinished: Path, folder: Path) -> None:
-    """Put a folder that is whole where another may stand, which is kept as ``.old`` until then."""
-    old = folder.with_name(f"{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        os.rename(folder, old)
-    os.rename(unfinished, folder)
-    shutil.rmtree(old, ignore_errors=True)
-
-
+ON_MAIN_PROCESS = int(os.environ.get("RANK", 0)) == 0
 PACKAGES = (
     "torch",
     "transformers",
@@ -59,140 +34,280 @@ PACKAGES = (
     "bitsandbytes",
     "wandb",
 )
-
-
-ON_MAIN_PROCESS = int(os.environ.get("RANK", 0)) == 0
-
-
-LOCK = "run.lock"
-
-
-_BEFORE_STEP_1 = {LOCK, "config.yaml", "environment.json", "initial_entropy.json"}  # nothing in it was trained
-
-
 _locks: dict[str, FileLock] = {}  # held until the process ends
 
 
-def check_run(resolved: dict[str, Any], run: RunArguments, rows: int) -> str | None:
+@dataclass(frozen=True)
+class RunDirectory:
+    """The files of one training run (README, "Train").
+
+    Attributes:
+        path: ``output_dir`` of the run.
+    """
+
+    path: Path
+
+    def __init__(self, path: str | Path) -> None:
+        object.__setattr__(self, "path", Path(path))
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "run.lock"
+
+    @property
+    def config(self) -> Path:
+        """Every setting, resolved."""
+        return self.path / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, git revision, hardware."""
+        return self.path / "environment.json"
+
+    @property
+    def initial_entropy(self) -> Path:
+        return self.path / "initial_entropy.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line per logged step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def wandb_id(self) -> Path:
+        return self.path / "wandb_id"
+
+    @property
+    def adapter(self) -> Path:
+        """The final adapter."""
+        return self.path / "adapter"
+
+    @property
+    def best(self) -> Path:
+        """The adapter with the highest smoothed accuracy reward."""
+        return self.path / "best"
+
+    @property
+    def merged(self) -> Path:
+        """Base model and adapter as one standalone model."""
+        return self.path / "merged"
+
+    def checkpoint(self, step: int | str) -> Path:
+        return self.path / f"checkpoint-{step}"
+
+    def not_finite(self, step: int) -> Path:
+        """Where the batch of a step with a non-finite loss or gradient is saved."""
+        return self.path / f"not-finite-step-{step}"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the final adapter is saved."""
+        return (self.adapter / "adapter_config.json").is_file()
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether a checkpoint lists its files; they are not checked."""
+        return any(self.path.glob(f"checkpoint-*/{MANIFEST}"))
+
+    def checkpoints(self) -> list[Path]:
+        """The complete checkpoints, oldest first; an incomplete one is skipped with a warning."""
+        complete = []
+        for path in self.path.glob("checkpoint-*"):
+            if not path.name.removeprefix("checkpoint-").isdigit():
+                continue
+            if is_complete(path):
+                complete.append(path)
+            else:
+                logger.warning("%s is incomplete and is skipped", path)
+        return sorted(complete, key=lambda path: int(path.name.removeprefix("checkpoint-")))
+
+    def completion_tables(self) -> list[Path]:
+        """The logged completions, one parquet table per logged step, oldest first."""
+        return sorted((self.path / "completions").glob("*.parquet"))
+
+    def read_config(self) -> dict[str, Any]:
+        """The settings as stored.
+
+        Raises:
+            UsageError: If they cannot be read.
+        """
+        return read_yaml(self.config)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``, oldest first; a last line truncated by a kill is skipped.
+
+        Raises:
+            UsageError: If the run has no metrics.
+        """
+        if not self.metrics.is_file():
+            what = "contains no metrics.jsonl" if self.path.is_dir() else "is not a directory"
+            raise UsageError(f"{self.path} {what}: expected the directory of a training run.")
+        rows = []
+        for line in self.metrics.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        if not rows:
+            raise UsageError(f"{self.metrics} is empty: the run has not logged a step yet.")
+        return rows
+
+
+def run_of(directory: str | Path) -> RunDirectory:
+    """The run in a directory, or the run that contains an offline wandb run (``RUN/wandb/offline-run-...``)."""
+    directory = Path(directory)
+    return RunDirectory(directory.parent.parent if directory.parent.name == "wandb" else directory)
+
+
+def find_runs(places: Iterable[Path], *, finished: bool = False) -> list[RunDirectory]:
+    """The runs below some directories, least recently written first; ``finished``: only those with a final adapter."""
+    name = "adapter/adapter_config.json" if finished else "config.yaml"
+    found = {path for place in places for path in place.rglob(name)}
+    ordered = sorted(found, key=lambda path: path.stat().st_mtime)
+    return [RunDirectory(path.parent.parent if finished else path.parent) for path in ordered]
+
+
+# Checkpoints
+
+MANIFEST = "files.json"
+
+
+def write_manifest(checkpoint: Path) -> None:
+    """List the files of a checkpoint with their sizes, once all are written."""
+    files = [path for path in checkpoint.rglob("*") if path.is_file()]
+    sizes = {str(path.relative_to(checkpoint)): path.stat().st_size for path in files}
+    write_atomically(checkpoint / MANIFEST, json.dumps(sizes, indent=1))
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether every file of a checkpoint is there in its full size."""
+    try:
+        sizes = json.loads((checkpoint / MANIFEST).read_text())
+        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+# Start of a run
+
+
+def check_run(settings: Settings, rows: int) -> str | None:
     """Refuse what cannot become a run, before a model is loaded; nothing is written.
 
     Args:
-        resolved: Every setting of the run, flat; ``output_dir`` names the directory.
-        run: Whether an existing directory is resumed or replaced, or nothing is run at all (``dry_run``).
+        settings: All settings; ``output_dir`` names the directory.
         rows: Training rows.
 
     Returns:
         The checkpoint to resume from, or None.
 
     Raises:
-        UsageError: If the directory exists and neither was asked for, is no run, or there is nothing to resume; or if
-            ``report_to`` names an unknown reporter.
-        SystemExit: After a dry run has printed the settings, and the plan as comments of the same YAML.
+        UsageError: If the directory exists and neither --resume nor --overwrite is given, is not a run or has no
+            checkpoint; if ``report_to`` is unknown; or if there are fewer rows than prompts in a step.
     """
-    if run.dry_run:
-        devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        gpus = [(device.name, device.total_memory / GIB) for device in devices]
-        sys.stdout.write(yaml.safe_dump(resolved, sort_keys=True) + plan(resolved, rows, gpus))
-        raise SystemExit(0)
-    reporters = resolved.get("report_to") or []
-    for name in [reporters] if isinstance(reporters, str) else reporters:
-        if name not in (known := {*INTEGRATION_TO_CALLBACK, "all", "none"}):
-            raise UsageError(f"--report_to {name!r} is unknown{nearest(name, known)}: wandb, tensorboard, none, ...")
-    processes = int(os.environ.get("WORLD_SIZE", 1))
-    completions = resolved["per_device_train_batch_size"] * resolved["gradient_accumulation_steps"] * processes
-    if rows < (prompts := completions // resolved.get("num_generations", 1)):
+    _check_reporters(settings.trainer.report_to)
+    prompts = settings.completions_per_step * int(os.environ.get("WORLD_SIZE", 1)) // settings.group_size
+    if rows < prompts:
         raise UsageError(f"{rows} training rows are too few for a step of {prompts} prompts: lower --prompts_per_step.")
-    folder = Path(resolved["output_dir"])
-    if ON_MAIN_PROCESS and (folder / LOCK).exists():
-        _lock(folder)
-    found = checkpoints(folder)
-    if run.resume and run.overwrite:
+    run, start = RunDirectory(settings.output_dir), settings.run
+    if ON_MAIN_PROCESS and run.lock.exists():
+        _lock(run)
+    checkpoints = run.checkpoints()
+    if start.resume and start.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
-    if run.resume:
-        if not found:
+    if start.resume:
+        if not checkpoints:
+            raise UsageError(f"{run.path} has no checkpoint: name the run with --resume RUN, or start it again.")
+        _check_same_policy(run, settings)
+        return str(checkpoints[-1])
+    if run.path.exists() and not run.path.is_dir():
+        raise UsageError(f"{run.path} is a file: --output_dir names the directory of the run.")
+    if ON_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
+        if not start.overwrite:
             raise UsageError(
-                f"{folder} holds no checkpoint to resume: name the run with --resume RUN, or start it anew."
+                f"{run.path} exists: --resume continues it, --overwrite replaces it, --run_name names another."
             )
-        _check_same_policy(folder, resolved)
-        return str(found[-1])
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file: --output_dir names the directory of the run.")
-    if ON_MAIN_PROCESS and _holds_something(folder):  # the others find what the main one has made
-        if not run.overwrite:
+        if not (run.config.is_file() and run.environment.is_file()):
             raise UsageError(
-                f"{folder} exists: --resume continues it, --overwrite replaces it, --run_name names another."
-            )
-        if not all((folder / name).is_file() for name in ("config.yaml", "environment.json")):
-            raise UsageError(
-                f"{folder} is no run (it lacks config.yaml or environment.json), so --overwrite leaves it alone: name "
-                "another."
+                f"{run.path} is not a run (it lacks config.yaml or environment.json), so --overwrite does not delete "
+                "it: name another directory."
             )
     return None
 
 
-def _holds_something(folder: Path) -> bool:
-    """Whether there is more in a folder than a run leaves that failed before its first step."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    return not (names <= {LOCK} or {"config.yaml", "environment.json"} <= names <= _BEFORE_STEP_1)
-
-
-def _check_same_policy(folder: Path, resolved: dict[str, Any]) -> None:
-    stored = read_yaml(folder / "config.yaml") if (folder / "config.yaml").is_file() else resolved
-    for name in ("model", "lora_rank", "lora_target_modules"):
-        old, new = (
-            MODEL_ALIASES.get(str(value), value) for value in (stored.get(name, resolved[name]), resolved[name])
-        )
-        if old != new:
-            raise UsageError(
-                f"{folder} was trained with --{name} {stored[name]}, which a checkpoint cannot change to "
-                f"{resolved[name]}: leave it out."
-            )
-
-
-def start_run(resolved: dict[str, Any], run: RunArguments) -> None:
-    """Make the run directory, checked by :func:`check_run`, with ``config.yaml`` and ``environment.json``.
+def start_run(settings: Settings) -> None:
+    """Create the run directory, checked by :func:`check_run`, with ``config.yaml`` and ``environment.json``.
 
     Raises:
         UsageError: If another process uses it.
     """
-    folder = Path(resolved["output_dir"])
-    if ON_MAIN_PROCESS:
-        folder.mkdir(parents=True, exist_ok=True)
-        _lock(folder)
-        for path in folder.iterdir():
-            if not run.overwrite and (run.resume or path.name not in _BEFORE_STEP_1):
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name != LOCK:
-                path.unlink()
-        write_atomically(folder / "config.yaml", yaml.safe_dump(resolved, sort_keys=True))
-        write_atomically(folder / "environment.json", json.dumps(environment(), indent=2))
+    if not ON_MAIN_PROCESS:
+        return
+    run = RunDirectory(settings.output_dir)
+    run.path.mkdir(parents=True, exist_ok=True)
+    _lock(run)
+    for path in run.path.iterdir():
+        if not settings.run.overwrite and (settings.run.resume or path.name not in _before_step_1(run)):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path != run.lock:
+            path.unlink()
+    write_atomically(run.config, yaml.safe_dump(settings.to_dict(), sort_keys=True))
+    write_atomically(run.environment, json.dumps(environment(), indent=2))
 
 
-def _lock(folder: Path) -> None:
-    lock = _locks.setdefault(str(folder.resolve()), FileLock(folder / LOCK, thread_local=False))
+def _before_step_1(run: RunDirectory) -> set[str]:
+    """The files of a run that failed before its first step: nothing in them was trained."""
+    return {path.name for path in (run.lock, run.config, run.environment, run.initial_entropy)}
+
+
+def _has_content(run: RunDirectory) -> bool:
+    """Whether a directory contains more than a run leaves that failed before its first step."""
+    names = {path.name for path in run.path.iterdir()} if run.path.is_dir() else set()
+    started = {run.config.name, run.environment.name}
+    return not (names <= {run.lock.name} or started <= names <= _before_step_1(run))
+
+
+def _check_reporters(reporters: Sequence[str] | str) -> None:
+    from transformers.integrations import INTEGRATION_TO_CALLBACK
+
+    known = {*INTEGRATION_TO_CALLBACK, "all", "none"}
+    for name in [reporters] if isinstance(reporters, str) else reporters or []:
+        if name not in known:
+            raise UsageError(f"--report_to {name!r} is unknown{nearest(name, known)}: wandb, tensorboard, none, ...")
+
+
+def _check_same_policy(run: RunDirectory, settings: Settings) -> None:
+    stored = run.read_config() if run.config.is_file() else {}
+    for name in ("model", "lora_rank", "lora_target_modules"):
+        new = getattr(settings.model, name)
+        if name in stored and MODEL_ALIASES.get(str(stored[name]), stored[name]) != MODEL_ALIASES.get(str(new), new):
+            raise UsageError(
+                f"{run.path} was trained with --{name} {stored[name]}; a checkpoint cannot be resumed with {new}: "
+                f"remove --{name}."
+            )
+
+
+def _lock(run: RunDirectory) -> None:
+    lock = _locks.setdefault(str(run.path.resolve()), FileLock(run.lock, thread_local=False))
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise UsageError(f"{folder} is in use by another process: wait for it, or name another run.") from error
+        raise UsageError(f"{run.path} is in use by another process: wait for it, or name another run.") from error
 
 
-def checkpoints(folder: str | Path) -> list[Path]:
-    """The whole checkpoints of a run, oldest first; one that was cut short or damaged is left out with a word."""
-    whole = []
-    for path in Path(folder).glob("checkpoint-*"):
-        if not path.name.removeprefix("checkpoint-").isdigit():
-            continue
-        if is_whole(path):
-            whole.append(path)
-        else:
-            logger.warning("%s is not whole, so it is not used", path)
-    return sorted(whole, key=lambda path: int(path.name.removeprefix("checkpoint-")))
+# Provenance
 
 
 def environment() -> dict[str, Any]:
-    """Versions, git revision and hardware: what has to be known to repeat a run."""
+    """Versions, git revision and hardware."""
+    import torch
+
     versions: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
@@ -224,33 +339,3 @@ def git_revision() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return described.stdout.strip()
-
-
-def read_metrics(run: str | Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl`` of a run, oldest first; a last line cut short by a kill is left out.
-
-    An offline run of wandb (``RUN/wandb/offline-run-...``) is read beside it: the run's own file has the same names and
-    values.
-
-    Raises:
-        UsageError: If the run has no metrics.
-    """
-    path = run_directory(run) / "metrics.jsonl"
-    if not path.is_file():
-        what = "holds no metrics.jsonl" if Path(run).is_dir() else "is no folder"
-        raise UsageError(f"{run} {what}: name the directory of a training run.")
-    rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    if not rows:
-        raise UsageError(f"{path} is empty: the run has not logged a step yet.")
-    return rows
-
-
-def run_directory(folder: str | Path) -> Path:
-    """The run directory that holds an offline wandb run, or the folder itself."""
-    folder = Path(folder)
-    return folder.parent.parent if folder.parent.name == "wandb" else folder

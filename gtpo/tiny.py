@@ -1,3 +1,8 @@
+"""The tiny base: a Llama of about a million parameters that takes the place of the paper's instruct model.
+
+It is built from a seed and trained once, all weights, on arithmetic with deliberately imperfect targets, then cached.
+"""
+
 import hashlib
 import json
 import os
@@ -12,11 +17,9 @@ from typing import Any
 from filelock import FileLock
 
 from gtpo.arithmetic import arithmetic
-from gtpo.callbacks import ProgressBar
 from gtpo.prompts import SYSTEM_PROMPT, TAGS, to_completion, to_messages
 
-# Of torchrun and Accelerate.
-_LAUNCHER_VARIABLES = (
+LAUNCHER_VARIABLES = (  # prefixes, of torchrun and Accelerate
     "ACCELERATE_",
     "FSDP_",
     "GROUP_",
@@ -27,12 +30,8 @@ _LAUNCHER_VARIABLES = (
     "TORCHELASTIC_",
     "WORLD_",
 )
-
-
 TINY_ROOT = Path("outputs") / "tiny"
-
-
-TINY = {  # everything that decides the tiny base; its hash names the cache folder
+TINY = {  # everything that determines the tiny base; its hash names the cache directory
     "seed": 0,
     "vocab_size": 512,
     "hidden_size": 128,
@@ -42,13 +41,13 @@ TINY = {  # everything that decides the tiny base; its hash names the cache fold
     "steps": 800,
     "batch_size": 32,
     "learning_rate": 2e-3,
-    "spoiled_format": 0.5,  # share of warm-start targets that lack a tag: formatting has room to grow
-    "spoiled_answer": 0.1,  # share with a wrong result: accuracy has room to grow
+    "spoiled_format": 0.5,  # share of warm-start targets without one of the tags: leaves formatting to learn
+    "spoiled_answer": 0.1,  # share with a wrong result: leaves accuracy to learn
 }
 
 
-def build_tiny(folder: str | Path, seed: int = 0) -> Path:
-    """An untrained tiny Llama with its tokenizer and chat template, saved to ``folder``; the same for the same seed."""
+def build_tiny(directory: str | Path, seed: int = 0) -> Path:
+    """Save an untrained tiny Llama with tokenizer and chat template to ``directory``; deterministic in the seed."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -69,58 +68,56 @@ def build_tiny(folder: str | Path, seed: int = 0) -> Path:
             eos_token_id=tokenizer.eos_token_id,
         )
     )
-    folder = Path(folder)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    directory = Path(directory)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
 
 
 def ensure_tiny(root: str | Path = TINY_ROOT) -> Path:
-    """The tiny base: trained once, all weights, on arithmetic with deliberately imperfect targets, then cached.
-
-    Returns:
-        Its folder, with the settings it was made from in ``tiny.json``.
-    """
+    """The directory of the tiny base, trained first if it is not cached; its ``tiny.json`` has the settings."""
     key = hashlib.sha256(json.dumps(TINY, sort_keys=True).encode()).hexdigest()[:8]
-    folder = Path(root) / f"base-{key}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):  # the first of several processes makes it, the others wait
-        if (folder / "tiny.json").is_file():
-            return folder
-        if "WORLD_SIZE" in os.environ:  # torchrun's environment would make its training one of several processes too
-            environment = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER_VARIABLES)}
-            command = "import sys; from pathlib import Path; from models import make_tiny; make_tiny(Path(sys.argv[1]))"
-            paths = {"PYTHONPATH": str(Path(__file__).parent)}
-            subprocess.run([sys.executable, "-c", command, str(folder)], env=environment | paths, check=True)
+    directory = Path(root) / f"base-{key}"
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{directory}.lock"):  # the first process trains it, the others wait
+        if (directory / "tiny.json").is_file():
+            return directory
+        if "WORLD_SIZE" in os.environ:  # without torchrun's environment, which would make it one of several processes
+            environment = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
+            command = (
+                "import sys; from pathlib import Path; from gtpo.tiny import make_tiny; make_tiny(Path(sys.argv[1]))"
+            )
+            paths = {"PYTHONPATH": str(Path(__file__).parent.parent)}
+            subprocess.run([sys.executable, "-c", command, str(directory)], env=environment | paths, check=True)
         else:
-            make_tiny(folder)
-    return folder
+            make_tiny(directory)
+    return directory
 
 
-def make_tiny(folder: Path) -> None:
-    """Train the tiny base into ``folder``, whole or not at all."""
-    unfinished = Path(f"{folder}.tmp")
+def make_tiny(directory: Path) -> None:
+    """Train the tiny base into ``directory``, completely or not at all."""
+    unfinished = Path(f"{directory}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     build_tiny(unfinished, seed=int(TINY["seed"]))
     _warm_start(unfinished)
     (unfinished / "tiny.json").write_text(json.dumps(TINY, indent=2))
-    shutil.rmtree(folder, ignore_errors=True)  # damaged, or it would have been used
-    unfinished.rename(folder)
+    shutil.rmtree(directory, ignore_errors=True)  # incomplete
+    unfinished.rename(directory)
 
 
-def _warm_start(folder: Path) -> None:
+def _warm_start(directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
-    pass
+    from gtpo.callbacks import ProgressBar
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     examples = [_tokenize(tokenizer, question, target) for question, target in _imperfect_targets()]
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
-            output_dir=str(folder / "trainer"),
+            output_dir=str(directory / "trainer"),
             max_steps=int(TINY["steps"]),
             per_device_train_batch_size=int(TINY["batch_size"]),
             learning_rate=TINY["learning_rate"],
@@ -138,15 +135,13 @@ def _warm_start(folder: Path) -> None:
         train_dataset=examples,
         data_collator=DataCollatorForSeq2Seq(tokenizer),
     )
-    ProgressBar.attach(trainer, "tiny base (made once)")
+    ProgressBar.attach(trainer, "tiny base (trained once)")
     trainer.train()
-    model.save_pretrained(folder)
-    shutil.rmtree(folder / "trainer", ignore_errors=True)
+    model.save_pretrained(directory)
+    shutil.rmtree(directory / "trainer", ignore_errors=True)
 
 
 def _imperfect_targets() -> Iterator[tuple[str, str]]:
-    pass
-
     generator = random.Random(f"tiny-{TINY['seed']}")
     size = int(TINY["steps"]) * int(TINY["batch_size"])
     for row in arithmetic("train", size, seed=1 + int(TINY["seed"])):
@@ -172,8 +167,6 @@ def _tiny_tokenizer() -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    pass
-
     rows = list(arithmetic("train", 2000, seed=0))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -187,7 +180,7 @@ def _tiny_tokenizer() -> Any:
     )
     texts = [row["question"] + "\n" + to_completion(row["reasoning"], row["gold"]) for row in rows]
     tokenizer.train_from_iterator(texts, trainer)
-    # The system prompt is the same in every row: one token for each of its lines keeps prompts short on a CPU.
+    # Every row has the same system prompt: one token per line keeps prompts short.
     tokenizer.add_tokens([AddedToken(line, normalized=False) for line in SYSTEM_PROMPT.split("\n")])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -1,23 +1,23 @@
-"""GTPO and GRPO on TRL's GRPOTrainer: whole groups get their conflict mask, and our head makes the loss.
+"""GTPO and GRPO on TRL's GRPOTrainer: the conflict mask of whole groups, and a loss without the (B, T, V) logits.
 
-What is overridden of TRL's trainer, whatever class it is (plain, or Unsloth's rewritten one):
+Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
 
-* ``_generate_and_score_completions``: the one place where every process can see whole groups. The (B, T) conflict mask
-  made there rides along while TRL shuffles the rows and cuts them into micro-batches.
-* ``compute_loss``: hidden states of the completion tokens, then ``gtpo_loss.py``; the (B, T, V) logits are never made.
+* ``_generate_and_score_completions``: the one place where every process sees whole groups. The (B, T) conflict mask
+  stays in the batch while TRL shuffles the rows and splits them into micro-batches.
+* ``compute_loss``: hidden states of the completion tokens, ``gtpo/head.py``, then ``gtpo_loss.py``.
 * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
-* ``_load_from_checkpoint``: a resumed policy gets its own adapter beside KL's reference.
+* ``_load_from_checkpoint``: loads the trained adapter beside KL's reference adapter.
 
-GTPO adds to GRPO its objective, the weights and the filter that go into it, and the initial entropy, measured once.
+GTPO adds its objective, the weights and the filter that enter it, and the initial entropy, measured once.
 """
 
+import copy
 import json
 import os
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,20 +28,20 @@ from torch import Tensor
 from trl.trainer.utils import pad
 
 from gtpo.arguments import GTPOArguments
-from gtpo.distributed import in_one_piece
+from gtpo.distributed import gather_full_parameter
 from gtpo.errors import RunError, UsageError
 from gtpo.fault_tolerance import not_finite
+from gtpo.files import write_atomically
+from gtpo.groups import Group
 from gtpo.head import linear_logps_and_entropy
-from gtpo.runs import write_atomically
+from gtpo.runs import RunDirectory
 from gtpo_loss import completion_entropy, conflict_mask, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
-from rewards import ACCURACY_MAX, FORMAT_MAX
 
 INITIAL_ENTROPY_PROMPTS = 100  # Section 6: "the first 100 samples of the training set"
-ROLLOUT_CHECK_STEPS = 20  # optimizer steps from one check of the rollouts to the next; it scores them twice
+ROLLOUT_CHECK_STEPS = 20  # optimizer steps between two checks of the rollouts, which score them twice
 MAX_SAMPLER_GAP = 0.3  # nats per token; bfloat16 engines differ by 0.01 to 0.06
-PERCENT_METRICS = {"accuracy": ("accuracy_reward", ACCURACY_MAX), "formatting": ("format_reward", FORMAT_MAX)}
 
-# Settings of TRL that change its loss and that ours does not carry: anything else than this value is refused.
+# Settings of TRL that change its loss and that ours does not implement: any other value is refused.
 _SUPPORTED = {
     "loss_type": "grpo",  # token mean within a completion, mean over the group [Eq. 1, 2]
     "importance_sampling_level": "token",
@@ -53,24 +53,24 @@ _SUPPORTED = {
     "delta": None,
     "off_policy_mask_threshold": None,
     "use_bias_correction_kl": False,
-    "mask_truncated_completions": False,  # it would hide completions from the conflict mask
+    "mask_truncated_completions": False,  # hides completions from the conflict mask
     "use_liger_kernel": False,
 }
 
 
 class GRPOTrainer(trl.GRPOTrainer):
-    """TRL's GRPOTrainer with our head: Eq. 1 and 2, and the conflict and entropy curves of the paper.
+    """GRPO (Eq. 1 and 2) with the conflict and entropy metrics of the paper; arguments as for TRL's GRPOTrainer.
 
     Raises:
-        UsageError: For settings that would change the loss in a way it does not carry, each named.
+        UsageError: For settings that change the loss and are not implemented, each named.
     """
 
     _next_rollout_check = 0
-    conflict_span = "anchored"  # of the conflict curves; GTPO's own follows its settings
+    conflict_span = "anchored"  # of the conflict metrics; a GTPOTrainer takes it from its settings
 
     @classmethod
     def check_settings(cls, args: trl.GRPOConfig) -> None:
-        """Refuse settings that the objective does not carry; needs no model, so a script calls it before it loads one.
+        """Refuse settings that the objective does not implement; needs no model.
 
         Raises:
             UsageError: As for the class.
@@ -78,15 +78,15 @@ class GRPOTrainer(trl.GRPOTrainer):
         for name, value in _SUPPORTED.items():
             if getattr(args, name) != value and not (name == "use_bias_correction_kl" and args.beta == 0):
                 raise UsageError(
-                    f"{name} = {getattr(args, name)!r} is not supported: the paper's objective has {value!r}."
+                    f"{name} = {getattr(args, name)!r} is not supported: expected {value!r}, as in the paper."
                 )
         for name, least in (("num_iterations", 1), ("max_completion_length", 1), ("beta", 0)):
             if getattr(args, name) < least:
                 raise UsageError(f"{name} is {getattr(args, name)}: expected at least {least}.")
         if not args.temperature > 0:
-            raise UsageError(f"temperature is {args.temperature}: a group is sampled, so it has to be above 0.")
+            raise UsageError(f"temperature is {args.temperature}: expected a value above 0, groups are sampled.")
         if args.use_vllm and args.vllm_importance_sampling_correction:
-            raise UsageError("vllm_importance_sampling_correction alters the loss of the paper: set it to false.")
+            raise UsageError("vllm_importance_sampling_correction changes the paper's loss: set it to false.")
 
     def __init__(self, model: Any, reward_funcs: Any, args: trl.GRPOConfig, **kwargs: Any) -> None:
         self.check_settings(args)
@@ -94,7 +94,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         causal_lm = self._causal_lm(self.model)
         head = causal_lm.get_output_embeddings()
         if isinstance(head, BaseTunerLayer):
-            raise UsageError("LoRA on lm_head is not supported: take 'lm_head' out of lora_target_modules.")
+            raise UsageError("LoRA on lm_head is not supported: remove 'lm_head' from lora_target_modules.")
         self._logit_options = _logit_options(causal_lm.config.get_text_config())
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -110,42 +110,40 @@ class GRPOTrainer(trl.GRPOTrainer):
         first = self.accelerator.process_index * rows
         batch["conflict_mask"] = mask[first : first + rows, :width]
         if mode == "train" and self.log_completions:
-            batch["row"] = torch.arange(first, first + rows, device=mask.device)  # survives TRL's shuffle
+            batch["row"] = torch.arange(first, first + rows, device=mask.device)  # follows TRL's shuffle
             table = self._logs["extra"]
             table["conflicts"].extend(self._spans(*row) for row in zip(ids, valid, mask, strict=True))
             for column in ("entropy", "delta"):
-                table[column].extend([None] * len(mask))  # filled in when the loss is made
+                table[column].extend([None] * len(mask))  # filled in by compute_loss
 
         metrics = self._metrics[mode]
         metrics["conflict_tokens"].append((mask.sum() / len(mask)).item())
         metrics["conflict_fraction"].append((mask.sum() / tokens.clamp(min=1)).item())
         metrics["completion_length"].append((tokens / len(mask)).item())
-        for name, (reward, maximum) in PERCENT_METRICS.items():
-            if means := metrics.get(f"rewards/{reward}/mean"):
-                metrics[name].append(100 * means[-1] / maximum)
         return batch
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
         if return_outputs:
-            raise UsageError("return_outputs is not supported: the loss is made without the logits.")
+            raise UsageError("return_outputs is not supported: the loss is computed without the logits.")
         mode = "train" if self.model.training else "eval"
-        weights = self._weights(inputs)
+        weights = self._weights(inputs)  # lambda, (B, T)
         logps, token_entropy = self._logps_and_entropy(model, inputs, self._grad_tokens(weights, inputs))
-        loss, metrics = self._objective(logps, token_entropy, weights, inputs)
-        entropy = completion_entropy(token_entropy, inputs["completion_mask"])  # (B,)
+        entropy = completion_entropy(token_entropy, inputs["completion_mask"])  # <H>_i, (B,)
+        keep = self._keep(entropy, inputs)  # delta, (B,)
+        loss, metrics = self._objective(logps, entropy, weights, keep, inputs)
         finite = loss.detach().isfinite() & entropy.isfinite().all()
-        if not self.accelerator.gather(finite).all():  # on every process, or the others would wait for this one
+        if not self.accelerator.gather(finite).all():  # every process raises, or the others would hang
             what = "the loss" if entropy.isfinite().all() else "the entropy"
             raise not_finite(what, self, [inputs | {"logps": logps, "token_entropy": token_entropy}])
         metrics["entropy"] = entropy.mean()
         if "row" in inputs:
-            self._fill_in(inputs["row"], entropy=entropy, delta=self._delta(entropy, inputs))
+            self._fill_in(inputs["row"], entropy=entropy, delta=keep)
         if inputs.get("sampling_per_token_logps") is not None:
-            drawn = inputs.get("old_per_token_logps", logps.detach())  # by the weights that vLLM drew them with
+            drawn = inputs.get("old_per_token_logps", logps.detach())  # under the weights that vLLM sampled with
             metrics["sampler_logp_gap"] = self._sampler_gap(drawn, inputs)
-        if "kl" in metrics:  # a mean over tokens: each process and micro-batch counts by its tokens
+        if "kl" in metrics:  # a mean over tokens: weight each process and micro-batch by its tokens
             share = inputs["completion_mask"].sum() / inputs["num_items_in_batch"]
             micro_batches = self.args.steps_per_generation if mode == "train" else 1
             metrics["kl"] = metrics["kl"] * share * self.accelerator.num_processes * micro_batches
@@ -156,16 +154,17 @@ class GRPOTrainer(trl.GRPOTrainer):
     def _sampler_gap(self, logps: Tensor, inputs: dict[str, Any]) -> Tensor:
         """Mean |ln pi - ln pi of the sampler| over the completion tokens, in nats."""
         gap = (logps - inputs["sampling_per_token_logps"]).abs()
-        return gap[inputs["completion_mask"].bool() & gap.isfinite()].mean()  # NaN: a token that vLLM did not score
+        return gap[inputs["completion_mask"].bool() & gap.isfinite()].mean()  # NaN: a token without a score of vLLM
 
     def _check_rollouts(self, batch: dict[str, Any]) -> None:
-        """Stop a run whose rollouts do not come from the adapter: nothing else would show it.
+        """Stop a run whose rollouts do not come from the adapter; no other metric shows it.
 
-        Rounding separates the sampler from the policy as much as from the base model, so no gap in nats tells the two
-        apart. Rollouts to which the base model (the adapter off) is twice as close as the policy did not use it.
+        Rounding separates the sampler from the policy as much as from the base model, so a threshold in nats cannot
+        tell the two apart. Instead, rollouts that are twice as close to the base model (adapter disabled) as to the
+        policy count as sampled without the adapter.
 
         Raises:
-            RunError: If they did not, or if the sampler is far from both.
+            RunError: If the rollouts do not come from the adapter, or the sampler is far from both.
         """
         step, policy = self.state.global_step, self.accelerator.unwrap_model(self.model)
         if batch.get("sampling_per_token_logps") is None or not hasattr(policy, "disable_adapter"):
@@ -187,7 +186,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             raise RunError(
                 f"rollouts do not come from the adapter at step {step}: vLLM's log-probabilities differ from the "
                 f"policy's by {policy_gap:.2g} nats per token and from the base model's by {base_gap:.2g}. Install the "
-                "versions of requirements.txt and delete unsloth_compiled_cache/, or set --use_vllm false."
+                "versions in requirements.txt and delete unsloth_compiled_cache/, or set --use_vllm false."
             )
 
     def _get_per_token_logps_and_entropies(
@@ -199,10 +198,10 @@ class GRPOTrainer(trl.GRPOTrainer):
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor, None]:
-        """ln pi and H under the old policy or the reference, by the head of the loss. Shape (B, T) each.
+        """ln pi and H under the old policy or the reference, with the head of the loss. Shape (B, T) each.
 
-        TRL's makes the logits; Unsloth's packs rows by the pad id, and returns them shifted where the prompts of a step
-        differ in length.
+        TRL's method computes the logits; Unsloth's packs rows by the pad id, and shifts them where the prompts of a
+        step differ in length.
         """
         start = input_ids.shape[1] - logits_to_keep
         rows = batch_size or len(input_ids)
@@ -225,11 +224,64 @@ class GRPOTrainer(trl.GRPOTrainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         policy = self.accelerator.unwrap_model(self.model)
         if model is None and len(getattr(policy, "peft_config", ())) > 1:
-            # Beside KL's adapter "ref", in a folder of its own, Transformers leaves out the one that is trained.
+            # With KL's adapter "ref" in a subdirectory, Transformers does not load the trained one.
             policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
+    def inspect_group(self, row: int) -> Group:
+        """Generate and score G completions of one training prompt as a training step does, without training on them.
+
+        Nothing is logged or counted, and the state of the random generators is restored: a run is the same with and
+        without the call, and a second call returns the same completions. GTPO measures its initial entropy if it has
+        not yet.
+
+        Args:
+            row: Index into ``train_dataset``.
+
+        Raises:
+            UsageError: If several processes are running.
+        """
+        if self.accelerator.num_processes > 1:
+            raise UsageError(f"inspect_group needs one process, and {self.accelerator.num_processes} are running.")
+        before = copy.deepcopy((self._metrics, self._logs)), self.state.num_input_tokens_seen
+        was_training = self.model.training
+        self.model.train()  # groups of training mode; there is no dropout
+        devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(devices), torch.no_grad():
+                batch = self._generate_and_score_completions([self.train_dataset[row]] * self.num_generations)
+                rewards = {
+                    name: list(self._logs["rewards"][name])[-self.num_generations :] for name in self.reward_func_names
+                }
+                entropy = self._mean_entropies(batch)
+        finally:
+            self.model.train(was_training)
+            (self._metrics, self._logs), self.state.num_input_tokens_seen = before
+        valid, weights = batch["completion_mask"].bool(), self._weights(batch)
+        tokenizer = self.processing_class
+        rows = range(self.num_generations)
+        return Group(
+            prompt=tokenizer.decode(batch["prompt_ids"][0][batch["prompt_mask"][0].bool()]),
+            tokens=[_token_texts(tokenizer, batch["completion_ids"][i][valid[i]].tolist()) for i in rows],
+            rewards=rewards,
+            advantages=batch["advantages"].tolist(),
+            weights=[weights[i][valid[i]].tolist() for i in rows],
+            entropy=entropy.tolist(),
+            keep=self._keep(entropy, batch).tolist(),
+        )
+
+    def _mean_entropies(self, batch: dict[str, Tensor]) -> Tensor:
+        """<H>_i, in micro-batches of the training size. Shape (B,)."""
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        parts = zip(*(batch[name].split(self.args.per_device_train_batch_size) for name in names), strict=True)
+        entropies = []
+        for part in parts:
+            inputs = dict(zip(names, part, strict=True))
+            _, token_entropy = self._logps_and_entropy(self.model_wrapped, inputs)
+            entropies.append(completion_entropy(token_entropy, inputs["completion_mask"]))
+        return torch.cat(entropies)
+
     def _fill_in(self, rows: Tensor, **columns: Tensor) -> None:
-        """Put values known only when the loss is made, shape (B,) each, into the table of completions."""
+        """Write values that compute_loss knows, shape (B,) each, into the table of completions."""
         rows = self.accelerator.gather(rows)
         for column, local in columns.items():
             for row, value in zip(rows.tolist(), self.accelerator.gather(local).tolist(), strict=True):
@@ -242,21 +294,21 @@ class GRPOTrainer(trl.GRPOTrainer):
         texts = [self.processing_class.decode(ids[:edge], skip_special_tokens=True) for edge in edges.tolist()]
         return [[len(start), len(end)] for start, end in zip(texts[::2], texts[1::2], strict=True)]
 
-    def _delta(self, entropy: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """delta of the rows at hand: 1 everywhere in GRPO. Shape (B,)."""
+    def _keep(self, entropy: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """delta of the rows: 1 everywhere in GRPO. Shape (B,)."""
         return torch.ones_like(entropy)
 
     def _weights(self, inputs: dict[str, Any]) -> Tensor:
-        """lambda of this objective for the rows at hand: 1 everywhere in GRPO. Shape (B, T)."""
+        """lambda of the rows: 1 everywhere in GRPO. Shape (B, T)."""
         return torch.ones_like(inputs["completion_mask"], dtype=torch.float32)
 
     def _grad_tokens(self, weights: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """The tokens whose gradient is not known to be zero. Bool, shape (B, T)."""
+        """The tokens that may have a gradient. Bool, shape (B, T)."""
         learns = (inputs["advantages"] != 0) | (self.beta != 0)
         return learns[:, None].expand_as(weights)
 
     def _objective(
-        self, logps: Tensor, token_entropy: Tensor, weights: Tensor, inputs: dict[str, Any]
+        self, logps: Tensor, entropy: Tensor, weights: Tensor, keep: Tensor, inputs: dict[str, Any]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         return grpo_loss(
             logps,
@@ -277,7 +329,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         prompt_lengths = inputs["prompt_mask"].sum(-1)
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        # Pack each row to the left, by the masks: a token id equal to the pad id is a token like any other.
+        # Left-align each row by the masks: a token equal to the pad id is a token like any other.
         order = (1 - mask).argsort(dim=1, stable=True)[:, : int(mask.sum(-1).max())]
         ids, mask = ids.gather(1, order), mask.gather(1, order)
 
@@ -289,10 +341,10 @@ class GRPOTrainer(trl.GRPOTrainer):
         head = causal_lm.get_output_embeddings()
         logps, entropy = linear_logps_and_entropy(
             hidden,
-            in_one_piece(head.weight),
+            gather_full_parameter(head.weight),
             inputs["completion_ids"][completion_mask],
             temperature=self.temperature,
-            bias=in_one_piece(getattr(head, "bias", None)),
+            bias=gather_full_parameter(getattr(head, "bias", None)),
             grad_rows=None if grad_rows is None else grad_rows[completion_mask],
             **self._logit_options,
         )
@@ -303,7 +355,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         return {"logits_to_keep": 1} if "logits_to_keep" in self.model_kwarg_keys else {}
 
     def _causal_lm(self, model: Any) -> Any:
-        """The CausalLM inside the wrappers of DDP and PEFT."""
+        """The CausalLM without the wrappers of DDP and PEFT."""
         model = self.accelerator.unwrap_model(model)
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -313,11 +365,11 @@ class GRPOTrainer(trl.GRPOTrainer):
 
 
 class GTPOTrainer(GRPOTrainer):
-    """GTPO (arXiv 2508.03772): Eq. 11 in place of GRPO's objective; no KL term, no reference model, no clipping.
+    """GTPO (arXiv 2508.03772): the objective of Eq. 11; no KL term, no reference model, no clipping.
 
     Args:
         gtpo: Settings of the method; the paper's by default.
-        model, reward_funcs, args, kwargs: As for TRL's GRPOTrainer, with ``loss_type="grpo"`` and ``beta=0``.
+        model, reward_funcs, args, kwargs: As for TRL's GRPOTrainer; ``args`` with ``loss_type="grpo"`` and ``beta=0``.
 
     Raises:
         UsageError: If ``beta`` is not 0, or as for :class:`GRPOTrainer`.
@@ -340,7 +392,7 @@ class GTPOTrainer(GRPOTrainer):
     @classmethod
     def check_settings(cls, args: trl.GRPOConfig) -> None:
         if args.beta != 0.0:
-            raise UsageError(f"beta = {args.beta}: GTPO has no KL term and no reference model, so beta has to be 0.")
+            raise UsageError(f"beta = {args.beta}: expected 0, GTPO has no KL term and no reference model.")
         super().check_settings(args)
 
     def __init__(
@@ -349,7 +401,7 @@ class GTPOTrainer(GRPOTrainer):
         self.gtpo = gtpo or GTPOArguments()
         self.conflict_span = self.gtpo.conflict_span
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
-        self.initial_entropy: float | None = None  # known from the first batch on
+        self.initial_entropy: float | None = None  # set before the first batch
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.initial_entropy is None:
@@ -366,32 +418,35 @@ class GTPOTrainer(GRPOTrainer):
             return super()._weights(inputs)
         return conflict_weights(inputs["conflict_mask"], inputs["advantages"].float())
 
-    def _delta(self, entropy: Tensor, inputs: dict[str, Any]) -> Tensor:
-        settings = self.gtpo.entropy_threshold, self.gtpo.entropy_filter
-        return entropy_filter(entropy, inputs["advantages"], self.initial_entropy, *settings)
+    def _keep(self, entropy: Tensor, inputs: dict[str, Any]) -> Tensor:
+        return entropy_filter(
+            entropy,
+            inputs["advantages"],
+            self.initial_entropy,
+            threshold=self.gtpo.entropy_threshold,
+            mode=self.gtpo.entropy_filter,
+        )
 
     def _grad_tokens(self, weights: Tensor, inputs: dict[str, Any]) -> Tensor:
         return weights != 0
 
     def _objective(
-        self, logps: Tensor, token_entropy: Tensor, weights: Tensor, inputs: dict[str, Any]
+        self, logps: Tensor, entropy: Tensor, weights: Tensor, keep: Tensor, inputs: dict[str, Any]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         return gtpo_loss(
             logps,
-            token_entropy,
+            entropy,
             inputs["completion_mask"],
             inputs["advantages"],
             weights,
-            initial_entropy=self.initial_entropy,
+            keep,
             gamma=self.gtpo.gamma,
-            threshold=self.gtpo.entropy_threshold,
-            filter_mode=self.gtpo.entropy_filter,
             old_per_token_logps=inputs.get("old_per_token_logps"),
         )
 
     def _read_or_measure_initial_entropy(self) -> float:
-        """<H>_ini of Section 5.2: given, or measured before step 0 and never on a trained policy; kept."""
-        path = Path(self.args.output_dir) / "initial_entropy.json"
+        """<H>_ini of Section 5.2: given, or measured before step 0, never on a trained policy; stored with the run."""
+        path = RunDirectory(self.args.output_dir).initial_entropy
         record: dict[str, Any]
         if self.gtpo.initial_entropy is not None:
             record = {"initial_entropy": self.gtpo.initial_entropy, "given": True}
@@ -399,7 +454,7 @@ class GTPOTrainer(GRPOTrainer):
             if not path.is_file():
                 raise UsageError(
                     f"{path} is missing and the policy is at step {self.state.global_step}: the initial entropy can "
-                    "only be measured before training. Give it with --initial_entropy."
+                    "only be measured before training. Set --initial_entropy."
                 )
             return float(json.loads(path.read_text())["initial_entropy"])
         else:
@@ -418,15 +473,14 @@ class GTPOTrainer(GRPOTrainer):
         return float(record["initial_entropy"])
 
     def _sampled_entropies(self, prompts: list[Any]) -> list[float]:
-        """<H>_i of one completion of each prompt, in the order of the prompts, which are dealt out over the processes.
+        """<H>_i of one completion per prompt, in the order of the prompts, which are split over the processes.
 
-        The state of the random generators is put back, so that a run samples the same groups as with a given value.
+        The state of the random generators is restored: a run samples the same groups as with a given value.
         """
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
         share = -(-len(prompts) // ranks)
-        mine = [
-            prompts[min(i, len(prompts) - 1)] for i in range(rank * share, (rank + 1) * share)
-        ]  # same count on each
+        first = rank * share
+        mine = [prompts[min(i, len(prompts) - 1)] for i in range(first, first + share)]  # the same number on each
         chunk = max(1, self.args.generation_batch_size // ranks)
         entropies: list[float] = []
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
@@ -450,11 +504,18 @@ class GTPOTrainer(GRPOTrainer):
         return {key: tensor.to(self.accelerator.device) for key, tensor in batch.items()}
 
 
+def _token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
+    """The text of each token after the one before it: some tokenizers drop a leading space otherwise."""
+    alone = [tokenizer.decode([token]) for token in ids]
+    pairs = [tokenizer.decode(ids[t - 1 : t + 1]) for t in range(1, len(ids))]
+    return alone[:1] + [pair[len(first) :] for first, pair in zip(alone[:-1], pairs, strict=True)]
+
+
 def _logit_options(config: Any) -> dict[str, Any]:
-    """What a model does to its logits, as Transformers has it: Gemma caps, Cohere multiplies, Granite divides.
+    """How a model scales its logits in Transformers: Gemma caps, Cohere multiplies, Granite divides.
 
     Raises:
-        UsageError: For a model that does something else.
+        UsageError: For other scalings.
     """
     for name in ("output_multiplier", "lm_head_multiplier"):
         if getattr(config, name, None) not in (None, 1.0):
@@ -468,14 +529,14 @@ def _logit_options(config: Any) -> dict[str, Any]:
 
 @contextmanager
 def _hidden_states_of(decoder: Any) -> Iterator[list[Tensor]]:
-    """Collect the last hidden states (B, T, H) that the decoder body returns while the whole model runs."""
+    """Collect the last hidden states (B, T, H) that the decoder body returns while the model runs."""
     seen: list[Tensor] = []
 
     def keep(module: Any, args: Any, output: Any) -> None:
         seen.append(output[0] if isinstance(output, tuple) else output.last_hidden_state)
 
     hook = decoder.register_forward_hook(keep)
-    # Unsloth's CausalLM then returns hidden states for logits and skips its own head; others do not read it.
+    # Unsloth's CausalLM then skips its head and returns hidden states as logits; other models ignore it.
     before = os.environ.get("UNSLOTH_RETURN_HIDDEN_STATES")
     os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "1"
     try:

@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from as_a_user import ROOT, SERVER, Ended, user_environment
+from helpers.scripts import ROOT, SERVER, Ended, user_environment
+from helpers.unsloth import StandIn
+
+from gtpo.backend import GPU_PACKAGES
 
 torch.set_num_threads(1)
 
@@ -51,7 +54,7 @@ def run_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of an untrained tiny Llama with tokenizer and chat template."""
-    from models import build_tiny
+    from gtpo.tiny import build_tiny
 
     return build_tiny(tmp_path_factory.mktemp("tiny"))
 
@@ -63,3 +66,28 @@ def data_dir() -> Path:
     if not folder:
         pytest.skip("GTPO_DATA_DIR does not name the folder of the real data files")
     return Path(folder)
+
+
+GPU_QUERIES = ("backend", "models")  # modules that ask for a GPU by that name
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in GPU_QUERIES:
+        monkeypatch.setattr(f"gtpo.{module}.gpu_is_available", lambda: True)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in GPU_QUERIES:
+        monkeypatch.setattr(f"gtpo.{module}.gpu_is_available", lambda: False)
+
+
+@pytest.fixture
+def unsloth(gpu: None, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    stand_in = StandIn()
+    monkeypatch.setitem(sys.modules, "unsloth", stand_in)  # type: ignore[arg-type]
+    monkeypatch.setattr("gtpo.backend.is_installed", lambda package: True)
+    monkeypatch.setattr("importlib.metadata.version", lambda package: GPU_PACKAGES[package])
+    monkeypatch.setattr("trl.GRPOTrainer", type("UnslothGRPOTrainer", (), {}))
+    return stand_in

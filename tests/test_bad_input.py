@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from config import UsageError
-from models import load_base
+from gtpo.errors import UsageError
+from gtpo.models import load_base
 
 ROOT = Path(__file__).parent.parent
 SECRETS = {"HF_TOKEN": "hf_secretOfTheHub", "WANDB_API_KEY": "secretOfWandb".ljust(40, "x")}
@@ -54,6 +54,6 @@ def test_gated_weights_say_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", refuse)
     with pytest.raises(
-        UsageError, match=r"^meta-llama/x is gated: accept its licence on the Hub, then `hf auth login`"
+        UsageError, match=r"^meta-llama/x is gated: accept its license on the Hub, then `hf auth login`"
     ):
         load_base("meta-llama/x")

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from canned import make_trainer, trained_weights
+from helpers.canned import make_trainer, trained_weights
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerControl, TrainerState
 
-import tracking
-from tracking import BestAdapter
+from gtpo import callbacks
+from gtpo.callbacks import BestAdapter
+from gtpo.runs import RunDirectory
 
 
 class Logs:
@@ -22,7 +23,7 @@ class Logs:
     def __init__(self, folder: Path, tiny: Path, max_steps: int) -> None:
         self.trainer = make_trainer("grpo", tiny, folder)
         self.model = self.trainer.model
-        self.callback = BestAdapter(folder, self.trainer.processing_class)
+        self.callback = BestAdapter(RunDirectory(folder), self.trainer.processing_class)
         self.state = TrainerState(max_steps=max_steps)
 
     def step(self, accuracy: float) -> None:
@@ -47,7 +48,7 @@ def stored_step(folder: Path) -> float:
 def test_the_best_step_is_kept_though_later_ones_are_worse(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "BEST_WINDOW", 2)
+    monkeypatch.setattr(callbacks, "BEST_WINDOW", 2)
     run = Logs(tmp_path, tiny, max_steps=100)
     for accuracy in (100, 10, 40, 50, 20):  # means over 2 steps, from the second on: 55, 25, 45, 35
         run.step(accuracy)
@@ -72,7 +73,7 @@ def test_a_short_run_takes_the_mean_of_all_its_steps(tiny: Path, tmp_path: Path)
 def test_a_resumed_run_knows_its_window_and_its_best(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracking, "BEST_WINDOW", 2)
+    monkeypatch.setattr(callbacks, "BEST_WINDOW", 2)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "accuracy": 10.0}\n{"step": 2, "accuracy": 50.0}\n')
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "best.json").write_text('{"accuracy": 30.0, "step": 2}')
@@ -87,7 +88,7 @@ def test_a_resumed_run_knows_its_window_and_its_best(
 
 def test_the_written_adapter_loads_in_peft_and_is_the_trained_one(tiny: Path, tmp_path: Path) -> None:
     trainer = make_trainer("grpo", tiny, tmp_path, max_steps=1)
-    callback = BestAdapter(tmp_path, trainer.processing_class)
+    callback = BestAdapter(RunDirectory(tmp_path), trainer.processing_class)
     trainer.add_callback(callback)
     trained = trained_weights(trainer)
     run = SimpleNamespace(max_steps=1, global_step=1, is_world_process_zero=True)

@@ -1,11 +1,7 @@
-"""What a run leaves behind: its directory, metrics.jsonl and the offline wandb run."""
+"""metrics.jsonl and the wandb run."""
 
-import importlib.metadata
 import json
 import logging
-import math
-import os
-import platform
 import struct
 import time
 from collections.abc import Iterator
@@ -14,240 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from transformers import TrainerControl, TrainerState
 from trl import GRPOConfig
 
-from config import DataArguments, GTPOArguments, ModelArguments, RunArguments, UsageError, parse
-from faults import MANIFEST, write_atomically
-from tracking import LOCK, MetricsWriter, check_run, checkpoints, git_revision, start_run, start_wandb
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments
+from gtpo.callbacks import MetricsWriter, start_wandb
+from gtpo.cli import parse
+from gtpo.runs import RunDirectory
 
 CLASSES = (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
-
-
-def start(folder: Path, *argv: str) -> str | None:
-    """``check_run`` and ``start_run`` as a train script calls them."""
-    _, _, run, _, _, resolved = parse("gtpo", CLASSES, ["--output_dir", str(folder), *argv])
-    checkpoint = check_run(resolved, run, rows=10)
-    start_run(resolved, run)
-    return checkpoint
-
-
-def checkpoint(run: Path, step: int) -> Path:
-    folder = run / f"checkpoint-{step}"
-    folder.mkdir(parents=True)
-    state = json.dumps({"global_step": step})
-    (folder / "trainer_state.json").write_text(state)
-    (folder / MANIFEST).write_text(json.dumps({"trainer_state.json": len(state)}))
-    return folder
-
-
-# ---- the run directory ----
-
-
-def test_new_run_stores_every_setting(tmp_path: Path) -> None:
-    assert start(tmp_path / "run", "--gamma", "0.25", "--seed", "11") is None
-    stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    assert (stored["gamma"], stored["seed"], stored["model"], stored["dataset"]) == (0.25, 11, "tiny", "arithmetic")
-    assert stored["entropy_threshold"] == math.log(2)
-    assert stored["adam_epsilon"] == 1e-8 and stored["top_p"] == 1.0  # values that nobody named, too
-    assert len(stored) > 150 and "hub_token" not in stored
-    again = parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")])[-1]
-    assert {key: again[key] for key in stored} == stored
-
-
-def test_new_run_stores_its_environment(tmp_path: Path) -> None:
-    start(tmp_path / "run")
-    stored = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert stored["python"] == platform.python_version()
-    for package in ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "wandb"):
-        assert stored["packages"][package] == importlib.metadata.version(package)
-    assert stored["git_revision"] == git_revision()
-    assert stored["cpu_count"] == os.cpu_count() and isinstance(stored["gpus"], list) and stored["world_size"] == 1
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.yaml", "environment.json", LOCK]
-
-
-def test_git_revision_is_a_commit() -> None:
-    revision = git_revision()
-    assert revision is None or (len(revision.removesuffix("-dirty")) == 40 and int(revision[:40], 16) >= 0)
-
-
-def test_existing_run_is_refused_and_kept(tmp_path: Path) -> None:
-    start(tmp_path / "run", "--seed", "1")
-    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(UsageError, match="exists: --resume continues it, --overwrite replaces it") as caught:
-        start(tmp_path / "run", "--seed", "2")
-    assert "\n" not in str(caught.value) and str(tmp_path / "run") in str(caught.value)
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 1
-
-
-def test_a_run_that_failed_before_its_first_step_is_started_anew(tmp_path: Path) -> None:
-    start(tmp_path / "run", "--seed", "1")
-    (tmp_path / "run" / "initial_entropy.json").write_text("{}")  # of whatever model that was
-    assert start(tmp_path / "run", "--seed", "2") is None
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 2
-    assert not (tmp_path / "run" / "initial_entropy.json").exists()
-
-
-def test_a_folder_that_is_no_run_is_not_taken_for_a_failed_one(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.yaml").write_text("of: another program\n")
-    with pytest.raises(UsageError, match="mine exists: "):
-        start(tmp_path / "mine")
-    assert (tmp_path / "mine" / "config.yaml").read_text() == "of: another program\n"
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"), [("model", "other/model"), ("lora_rank", "8"), ("lora_target_modules", "q_proj")]
-)
-def test_a_resumed_run_keeps_its_policy(flag: str, value: str, tmp_path: Path) -> None:
-    start(tmp_path / "run")
-    checkpoint(tmp_path / "run", 5)
-    before = (tmp_path / "run" / "config.yaml").read_text()
-    with pytest.raises(UsageError, match=f"run was trained with --{flag} .*cannot change to .*{value}.*leave it out"):
-        start(tmp_path / "run", "--resume", f"--{flag}", value)
-    assert (tmp_path / "run" / "config.yaml").read_text() == before
-    assert start(tmp_path / "run", "--resume", "--max_steps", "9") == str(tmp_path / "run" / "checkpoint-5")
-
-
-def test_empty_directory_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    assert start(tmp_path / "run") is None
-
-
-def test_overwrite_replaces_the_run(tmp_path: Path) -> None:
-    start(tmp_path / "run", "--seed", "1")
-    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
-    checkpoint(tmp_path / "run", 5)
-    assert start(tmp_path / "run", "--seed", "2", "--overwrite") is None
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.yaml", "environment.json", LOCK]
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 2
-
-
-def test_overwrite_spares_a_directory_that_is_no_run(tmp_path: Path) -> None:
-    """--output_dir ~ --overwrite would empty a home directory."""
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError):
-        start(tmp_path / "home", "--overwrite")
-    assert (tmp_path / "home" / "thesis.txt").read_text() == "years of work"
-
-
-def test_other_processes_are_not_refused_what_the_first_one_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under torchrun every process starts the run; the first may be ahead, and its directory is not a stranger's."""
-    start(tmp_path / "run", "--seed", "1")
-    monkeypatch.setattr("tracking.ON_MAIN_PROCESS", False)
-    assert start(tmp_path / "run", "--seed", "1") is None
-
-
-def test_fewer_rows_than_a_step_takes_are_refused(tmp_path: Path) -> None:
-    _, _, run, _, _, resolved = parse("gtpo", CLASSES, ["--G", "6", "--prompts_per_step", "3"])
-    with pytest.raises(UsageError, match="2 training rows are too few for a step of 3 prompts"):
-        check_run(resolved, run, rows=2)
-    check_run(resolved, run, rows=3)
-
-
-def test_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("a file")
-    for extra in ([], ["--overwrite"]):
-        with pytest.raises(UsageError):
-            start(tmp_path / "run", *extra)
-    assert (tmp_path / "run").read_text() == "a file"
-
-
-def test_dry_run_prints_the_settings_and_makes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        start(tmp_path / "run", "--dry_run", "--gamma", "0.25")
-    assert ended.value.code == 0
-    assert yaml.safe_load(capsys.readouterr().out)["gamma"] == 0.25
-    assert list(tmp_path.iterdir()) == []
-
-
-# ---- resuming ----
-
-
-def test_checkpoints_are_ordered_by_step(tmp_path: Path) -> None:
-    for step in (100, 20, 3):
-        checkpoint(tmp_path, step)
-    (tmp_path / "checkpoint-old").mkdir()
-    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-3", "checkpoint-20", "checkpoint-100"]
-    assert checkpoints(tmp_path / "nowhere") == []
-
-
-def test_resume_takes_the_newest_checkpoint(tmp_path: Path) -> None:
-    start(tmp_path / "run")
-    for step in (20, 100):
-        checkpoint(tmp_path / "run", step)
-    assert start(tmp_path / "run", "--resume") == str(tmp_path / "run" / "checkpoint-100")
-
-
-def test_resume_of_a_named_run_takes_its_settings(tmp_path: Path) -> None:
-    start(tmp_path / "run", "--gamma", "0.25")
-    newest = checkpoint(tmp_path / "run", 7)
-    _, _, run, gtpo, args, resolved = parse("gtpo", CLASSES, ["--resume", str(tmp_path / "run"), "--max_steps", "9"])
-    assert (gtpo.gamma, args.max_steps, args.output_dir) == (0.25, 9, str(tmp_path / "run"))
-    assert check_run(resolved, run, 10) == str(newest)
-
-
-def test_run_started_with_overwrite_can_be_resumed(tmp_path: Path) -> None:
-    start(tmp_path / "run", "--overwrite")
-    newest = checkpoint(tmp_path / "run", 7)
-    _, _, run, _, _, resolved = parse("gtpo", CLASSES, ["--resume", str(tmp_path / "run")])
-    assert check_run(resolved, run, 10) == str(newest)
-
-
-def test_config_of_a_run_repeats_it_and_harms_nothing(tmp_path: Path) -> None:
-    """--overwrite and --resume are about one start: stored, they would act on every run made from the file."""
-    start(tmp_path / "run", "--overwrite")
-    checkpoint(tmp_path / "run", 7)
-    with pytest.raises(UsageError, match="exists"):
-        _, _, run, _, _, resolved = parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")])
-        check_run(resolved, run, 10)
-    assert (tmp_path / "run" / "checkpoint-7").is_dir()
-
-    start(tmp_path / "run", "--resume")
-    again = parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")])[2]
-    assert again.resume is None and not again.overwrite
-
-
-def test_resume_skips_a_checkpoint_that_was_cut_short(tmp_path: Path) -> None:
-    """A kill or a full disk while checkpoint-9 is written: its weights are there, its state is not."""
-    start(tmp_path / "run")
-    whole = checkpoint(tmp_path / "run", 7)
-    (checkpoint(tmp_path / "run", 9) / "trainer_state.json").rename(tmp_path / "run" / "checkpoint-9" / "adapter.bin")
-    assert start(tmp_path / "run", "--resume") == str(whole)
-
-
-def test_resume_without_checkpoint_is_refused(tmp_path: Path) -> None:
-    start(tmp_path / "run")
-    for folder in (tmp_path / "run", tmp_path / "nowhere"):
-        with pytest.raises(UsageError, match="holds no checkpoint to resume"):
-            start(folder, "--resume")
-    assert not (tmp_path / "nowhere").exists()
-
-
-def test_resume_of_an_unknown_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nowhere"):
-        start(tmp_path / "run", "--resume", str(tmp_path / "nowhere"))
-
-
-def test_resume_and_overwrite_together_are_refused(tmp_path: Path) -> None:
-    start(tmp_path / "run")
-    checkpoint(tmp_path / "run", 7)
-    with pytest.raises(UsageError, match="give one of them"):
-        start(tmp_path / "run", "--resume", "--overwrite")
-    assert (tmp_path / "run" / "checkpoint-7").is_dir()
-
-
-def test_atomic_write_leaves_the_old_file_when_it_fails(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_atomically(path, "\ud800")  # cannot be encoded: fails while writing
-    assert path.read_text() == "old"
-
 
 # ---- metrics.jsonl ----
 
@@ -264,7 +35,7 @@ def lines(writer: MetricsWriter) -> list[dict[str, Any]]:
 
 
 def test_a_line_per_log_written_as_it_happens(tmp_path: Path) -> None:
-    writer = MetricsWriter(tmp_path)
+    writer = MetricsWriter(RunDirectory(tmp_path))
     writer.on_train_begin(ARGS, TrainerState(global_step=0), TrainerControl())
     for step in (1, 2, 3):
         log(writer, step, accuracy=10.0 * step, entropy=0.5)
@@ -275,7 +46,7 @@ def test_a_line_per_log_written_as_it_happens(tmp_path: Path) -> None:
 
 def test_tokens_per_second(tmp_path: Path) -> None:
     """30 tokens a completion x 6 a batch x 2 batches a step, in 0.5 s."""
-    writer = MetricsWriter(tmp_path)
+    writer = MetricsWriter(RunDirectory(tmp_path))
     log(writer, 1, completion_length=30.0, step_time=0.5)
     log(writer, 2, completion_length=30.0)
     assert lines(writer)[0]["tokens_per_second"] == 720.0
@@ -283,7 +54,7 @@ def test_tokens_per_second(tmp_path: Path) -> None:
 
 
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
-    writer = MetricsWriter(tmp_path)
+    writer = MetricsWriter(RunDirectory(tmp_path))
     writer.on_log(ARGS, TrainerState(global_step=1, is_world_process_zero=False), TrainerControl(), logs={"a": 1.0})
     assert not writer.path.exists()
 
@@ -293,7 +64,7 @@ def test_resume_drops_the_steps_after_the_checkpoint_and_half_a_line(tmp_path: P
     path.write_text(
         "".join(json.dumps({"step": step, "loss": -step}) + "\n" for step in range(1, 6)) + '{"step": 6, "lo'
     )
-    writer = MetricsWriter(tmp_path)
+    writer = MetricsWriter(RunDirectory(tmp_path))
     writer.on_train_begin(ARGS, TrainerState(global_step=3), TrainerControl())
     assert lines(writer) == [{"step": step, "loss": -step} for step in (1, 2, 3)]
     log(writer, 4, loss=0.0)
@@ -302,7 +73,7 @@ def test_resume_drops_the_steps_after_the_checkpoint_and_half_a_line(tmp_path: P
 
 def test_half_a_line_at_the_checkpoint_itself_is_dropped(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
-    writer = MetricsWriter(tmp_path)
+    writer = MetricsWriter(RunDirectory(tmp_path))
     writer.on_train_begin(ARGS, TrainerState(global_step=2), TrainerControl())
     log(writer, 3, loss=0.0)
     assert [line["step"] for line in lines(writer)] == [1, 3]
@@ -340,7 +111,9 @@ def wandb_history(folder: Path) -> list[dict[str, Any]]:
     return [{item.key or item.nested_key[0]: json.loads(item.value_json) for item in row} for row in rows]
 
 
-SETTINGS = {"run_name": "a-run-s1", "model": "tiny", "dataset": "arithmetic", "seed": 1, "gamma": 0.25}
+def wandb_run(folder: Path) -> Any:
+    """``start_wandb`` for a run in a directory."""
+    return start_wandb(parse("gtpo", CLASSES, ["--output_dir", str(folder), "--seed", "1", "--gamma", "0.25"]))
 
 
 def test_wandb_groups_are_runs_that_differ_in_their_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +124,7 @@ def test_wandb_groups_are_runs_that_differ_in_their_seed_alone(tmp_path: Path, m
 
     def group(name: str) -> str:
         (tmp_path / name).mkdir(exist_ok=True)
-        return str(start_wandb(tmp_path / name, SETTINGS, "GTPO").group)
+        return str(wandb_run(tmp_path / name).group)
 
     assert group("gtpo-llama-gsm8k-g12-s1") == group("gtpo-llama-gsm8k-g12-s2") == group("gtpo-llama-gsm8k-g12-seed17")
     names = [
@@ -376,11 +149,11 @@ def test_offline_wandb_has_the_values_of_metrics_jsonl(
     folder = tmp_path / "a-run-s1"
     folder.mkdir()
     with caplog.at_level(logging.WARNING):
-        run = start_wandb(folder, SETTINGS, "GTPO")
+        run = wandb_run(folder)
     assert f"wandb sync {folder / 'wandb'}" in caplog.text
     assert run.id == (folder / "wandb_id").read_text()
     assert run.settings._offline and run.name == "a-run-s1" and run.config["gamma"] == 0.25
-    writer = MetricsWriter(folder, run)
+    writer = MetricsWriter(RunDirectory(folder), run)
     for step in (1, 2, 5):
         run.log({"profiling/a": 1.0})  # as TRL does, which moves wandb's own step on
         log(writer, step, accuracy=100 / 3, step_time=0.5, completion_length=float(step), **{"rewards/x/mean": 2.5})
@@ -407,7 +180,7 @@ def test_a_resumed_run_is_the_same_run_of_wandb_and_logs_no_step_twice(
             define_metric=lambda *a, **k: None, log=lambda line, step, commit: logged.append((line["step"], step))
         )
         monkeypatch.setattr("wandb.init", lambda asked=asked, run=run, **options: asked.update(options) or run)
-        writer = MetricsWriter(folder, start_wandb(folder, SETTINGS, "GTPO"))
+        writer = MetricsWriter(RunDirectory(folder), wandb_run(folder))
         for step in steps:
             log(writer, step, accuracy=1.0)
         identities.add((asked["id"], asked["resume"]))
@@ -421,12 +194,12 @@ def test_a_wandb_that_dies_does_not_stop_the_run(tmp_path: Path, caplog: pytest.
     def die(line: Any, **options: Any) -> None:
         raise ConnectionResetError("Connection lost")
 
-    writer = MetricsWriter(tmp_path, SimpleNamespace(log=die))
+    writer = MetricsWriter(RunDirectory(tmp_path), SimpleNamespace(log=die))
     with caplog.at_level(logging.WARNING):
         for step in (1, 2, 3):
             log(writer, step, accuracy=1.0)
     assert [line["step"] for line in lines(writer)] == [1, 2, 3]
-    assert caplog.text.count("Connection lost; the run goes on without it") == 1
+    assert caplog.text.count("Connection lost; training continues without it") == 1
 
 
 def test_without_an_answer_from_wandb_the_run_is_kept_offline(
@@ -446,7 +219,7 @@ def test_without_an_answer_from_wandb_the_run_is_kept_offline(
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setattr("wandb.init", init)
     with caplog.at_level(logging.WARNING):
-        start_wandb(tmp_path, SETTINGS, "GTPO")
+        wandb_run(tmp_path)
     assert modes == ["online", "offline"]
     assert identities[0] != identities[1] == (tmp_path / "wandb_id").read_text()  # wandb still holds the first
-    assert "timed out, so this run is kept offline; `wandb sync" in caplog.text
+    assert "timed out, so this run is logged offline; `wandb sync" in caplog.text

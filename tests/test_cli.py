@@ -15,18 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl import GRPOConfig, SFTConfig
 
-import config
-from config import (
-    CONFIGS,
-    DataArguments,
-    GTPOArguments,
-    ModelArguments,
-    RunArguments,
-    UsageError,
-    batch_geometry,
-    parse,
-    read_yaml,
-)
+from gtpo import cli
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments
+from gtpo.cli import CONFIGS, batch_geometry, parse
+from gtpo.errors import UsageError
+from gtpo.files import read_yaml
 
 CLASSES: dict[str, tuple[type, ...]] = {
     "gtpo": (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
@@ -40,7 +33,7 @@ ONE_START = {"resume", "overwrite", "dry_run", "hub_token"}  # about one start o
 
 def settings(*argv: str, method: str = "gtpo") -> dict[str, Any]:
     """The resolved settings of a command line."""
-    return parse(method, CLASSES[method], list(argv))[-1]
+    return parse(method, CLASSES[method], list(argv)).to_dict()
 
 
 def config_file(folder: Path, text: str) -> str:
@@ -52,8 +45,8 @@ def config_file(folder: Path, text: str) -> str:
 @pytest.fixture(autouse=True)
 def one_process_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(config, "gpu_is_available", lambda: False)
-    monkeypatch.setattr(config, "is_installed", lambda package: True)  # the large presets ask for GPU packages
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: False)
+    monkeypatch.setattr(cli, "is_installed", lambda package: True)  # the large presets ask for GPU packages
 
 
 # ---- precedence ----
@@ -74,13 +67,15 @@ def test_place_of_config_on_the_command_line_does_not_matter(tmp_path: Path) -> 
 
 
 def test_instances_hold_what_is_resolved() -> None:
-    data, model, run, gtpo, args, resolved = parse("gtpo", CLASSES["gtpo"], ["--gamma", "0.01", "--G", "6"])
-    assert (gtpo.gamma, args.num_generations, args.max_steps) == (0.01, 6, resolved["max_steps"])
-    assert (data.dataset, model.model, run.prompts_per_step) == ("arithmetic", "tiny", resolved["prompts_per_step"])
+    got = parse("gtpo", CLASSES["gtpo"], ["--gamma", "0.01", "--G", "6"])
+    stored = got.to_dict()
+    assert (got.gtpo.gamma, got.trainer.num_generations, got.trainer.max_steps) == (0.01, 6, stored["max_steps"])
+    assert (got.data.dataset, got.model.model) == ("arithmetic", "tiny")
+    assert got.run.prompts_per_step == stored["prompts_per_step"]
 
 
 def test_model_named_in_the_file_chooses_the_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "gpu_is_available", lambda: True)
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     file = config_file(tmp_path, "model: llama\n")
     assert settings("--config", file, "--use_cpu", "true")["lora_rank"] == 128
     assert settings("--config", file, "--model", "qwen", "--use_cpu", "true")["lora_rank"] == 64
@@ -196,22 +191,22 @@ def test_no_token_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     [("gama", "gamma"), ("learning_rat", "learning_rate"), ("entropy_treshold", "entropy_threshold")],
 )
 def test_unknown_key_stops_by_name_with_the_nearest(key: str, nearest: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=rf"'{key}' is no setting \(did you mean '{nearest}'\?\)"):
+    with pytest.raises(UsageError, match=rf"unknown setting '{key}' \(did you mean '{nearest}'\?\)"):
         settings("--config", config_file(tmp_path, f"{key}: 1\n"))
-    with pytest.raises(UsageError, match=rf"--{key} is no setting \(did you mean '--{nearest}'\?\)"):
+    with pytest.raises(UsageError, match=rf"unknown option --{key} \(did you mean '--{nearest}'\?\)"):
         settings(f"--{key}", "1")
-    with pytest.raises(UsageError, match=f"--{key} is no setting"):
+    with pytest.raises(UsageError, match=f"unknown option --{key}"):
         settings(f"--{key}=1")
 
 
 def test_gtpo_flag_is_unknown_to_grpo_and_sft() -> None:
     for method in ("grpo", "sft"):
-        with pytest.raises(UsageError, match="--gamma is no setting"):
+        with pytest.raises(UsageError, match="unknown option --gamma"):
             settings("--gamma", "0.1", method=method)
 
 
 def test_abbreviated_flag_is_unknown() -> None:
-    with pytest.raises(UsageError, match="--learning is no setting"):
+    with pytest.raises(UsageError, match="unknown option --learning"):
         settings("--learning", "1")
 
 
@@ -227,13 +222,13 @@ def test_abbreviated_flag_is_unknown() -> None:
         (["--initial_entropy", "nan"], "initial_entropy is nan: expected"),
         (["--entropy_filter", "maybe"], "invalid choice: 'maybe'.*auto.*negative_only"),
         (["--conflict_correction", "maybe"], "got maybe"),
-        (["--G", "1"], "--G is 1: a group needs at least 2"),
-        (["--G", "0"], "--G is 0: a group needs at least 2"),
-        (["--G", "-3"], "--G is -3: a group needs at least 2"),
+        (["--G", "1"], "--G is 1: expected at least 2"),
+        (["--G", "0"], "--G is 0: expected at least 2"),
+        (["--G", "-3"], "--G is -3: expected at least 2"),
         (["--G", "two"], "invalid int value: 'two'"),
         (["--prompts_per_step", "0"], "--prompts_per_step is 0: expected at least 1"),
         (["--per_device_train_batch_size", "5"], "does not divide into groups.*G = 12"),
-        (["stray"], "unrecognized arguments: stray"),
+        (["stray"], "unexpected argument 'stray'"),
     ],
 )
 def test_bad_value_is_refused_in_one_sentence(argv: list[str], message: str) -> None:
@@ -246,9 +241,9 @@ def test_bad_value_is_refused_in_one_sentence(argv: list[str], message: str) -> 
     ("text", "message"),
     [
         ("a: [", "is not valid YAML"),
-        ("- 1\n", "holds list"),
-        ("", "holds NoneType"),
-        ("gamma: [1, 2]\n", "unrecognized"),
+        ("- 1\n", "contains list"),
+        ("", "contains NoneType"),
+        ("gamma: [1, 2]\n", "unexpected argument '2'"),
     ],
 )
 def test_bad_file_is_refused_in_one_sentence(text: str, message: str, tmp_path: Path) -> None:
@@ -334,7 +329,7 @@ def test_every_method_has_its_presets() -> None:
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_preset_parses_to_its_own_values(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "gpu_is_available", lambda: True)
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     # use_cpu: bf16 of the large presets is refused on a machine without a GPU otherwise.
     got = settings("--config", str(path), "--use_cpu", "true", method=path.parent.name)
     for key, value in read_yaml(path).items():
@@ -397,7 +392,7 @@ LISTING_1_BY_METHOD: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("method", CLASSES)
 @pytest.mark.parametrize("model", ["llama", "qwen"])
 def test_large_presets_are_listing_1(method: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "gpu_is_available", lambda: True)
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     got = settings("--model", model, "--use_cpu", "true", method=method)
     expected = LISTING_1 | LISTING_1_BY_MODEL[model] | LISTING_1_BY_METHOD[method]
     assert {key: got[key] for key in expected} == expected
@@ -407,7 +402,7 @@ def test_large_presets_are_listing_1(method: str, model: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("method", CLASSES)
 def test_warmup_below_one_is_a_share_of_all_steps(method: str) -> None:
-    args = parse(method, CLASSES[method], ["--warmup_steps", "0.005"])[-2]
+    args = parse(method, CLASSES[method], ["--warmup_steps", "0.005"]).trainer
     assert args.get_warmup_steps(7473) == 38  # rounded up, as warmup_ratio was
 
 
@@ -429,14 +424,14 @@ def test_help_shows_our_settings_in_groups(flag: str, capsys: pytest.CaptureFixt
         settings(flag)
     shown = capsys.readouterr().out
     assert ended.value.code == 0
-    titles = ["data", "model", "run", "GTPO", "sampling and objective", "optimisation", "files and logs"]
+    titles = ["data", "model", "run", "GTPO", "sampling and objective", "optimization", "files and logs"]
     groups = re.findall(r"^([A-Za-z][\w ]*?)(?: \(.*\))?:$\n((?: .*\n)+)", shown, flags=re.MULTILINE)
     assert [title for title, _ in groups] == [*titles, "help and files of settings"]
     assert all(len(lines.splitlines()) <= 40 for _, lines in groups)  # a screen each
     assert "None" not in shown and "--no_" not in shown
     for cls in CLASSES["gtpo"][:-1]:
         for field in dataclasses.fields(cls):
-            assert f"--{field.name}" in shown
+            assert f"--{field.name}" in shown or not field.init
     assert "--G" in shown and "--learning_rate" in shown
     assert "--adam_epsilon" not in shown
 
@@ -460,7 +455,7 @@ def test_help_all_shows_more_and_help_of_grpo_has_no_gtpo(capsys: pytest.Capture
 def test_a_gpu_without_bfloat16_trains_in_float16(
     bf16: bool, expected: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config, "gpu_is_available", lambda: True)
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation)
     got = settings("--model", "qwen", "--use_cpu", "true")
@@ -471,11 +466,11 @@ def test_a_gpu_without_bfloat16_trains_in_float16(
 
 
 def test_weights_that_trl_hands_to_vllm_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "gpu_is_available", lambda: True)
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     large = ("--model", "llama", "--use_cpu", "true")
     assert settings(*large)["load_in_4bit"] is True  # Unsloth
     assert settings(*large, "--backend", "transformers")["load_in_4bit"] is False
-    with pytest.raises(UsageError, match="TRL cannot hand 4-bit weights to vLLM: --backend unsloth can"):
+    with pytest.raises(UsageError, match="TRL cannot sync 4-bit weights to vLLM: use --backend unsloth"):
         settings(*large, "--backend", "transformers", "--load_in_4bit", "true")
     got = settings(*large, "--backend", "transformers", "--load_in_4bit", "true", "--use_vllm", "false")
     assert got["load_in_4bit"] is True
@@ -499,29 +494,28 @@ def test_a_run_that_is_not_there_is_not_resumed(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "outputs" / "gtpo-a").mkdir(parents=True)
     (tmp_path / "outputs" / "gtpo-a" / "config.yaml").write_text("model: tiny\n")
     with pytest.raises(
-        UsageError, match=r"outputs/gtpo-b is no folder \(did you mean 'outputs/gtpo-a'\?\): name a run"
+        UsageError, match=r"outputs/gtpo-b is not a directory \(did you mean 'outputs/gtpo-a'\?\): name a run"
     ):
         settings("--resume", "outputs/gtpo-b")
 
 
 def test_bare_resume_takes_model_and_backend_of_the_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("model: qwen\nbackend: transformers\n")
-    early = config.early_arguments(["--output_dir", str(tmp_path), "--resume"])
+    early = cli._early_flags(["--output_dir", str(tmp_path), "--resume"])
     assert (early.model, early.backend) == ("qwen", "transformers")
-    assert config.early_arguments(["--output_dir", str(tmp_path / "new"), "--resume"]).model == "tiny"
+    assert cli._early_flags(["--output_dir", str(tmp_path / "new"), "--resume"]).model == "tiny"
 
 
 def test_a_plan_of_a_large_model_needs_no_gpu() -> None:
     for model in ("llama", "qwen"):
-        *_, args, got = parse("gtpo", CLASSES["gtpo"], ["--model", model, "--G", "8", "--dry_run"])
-        assert (got["bf16"], got["load_in_4bit"], args.gradient_accumulation_steps) == (True, True, 8)
-        assert not got.get("use_cpu")
+        got = parse("gtpo", CLASSES["gtpo"], ["--model", model, "--G", "8", "--dry_run"])
+        assert (got.trainer.bf16, got.model.load_in_4bit, got.trainer.gradient_accumulation_steps) == (True, True, 8)
         with pytest.raises(UsageError, match="trains on a GPU"):
             settings("--model", model, "--G", "8", "--dry_run", "false")
 
 
 def test_trls_vllm_in_the_process_gets_our_share_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "gpu_is_available", lambda: True)
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     got = settings("--model", "llama", "--use_cpu", "true")
     assert (got["vllm_gpu_memory_utilization"], got["vllm_max_model_length"]) == (0.4, 5500)
     got = settings("--model", "llama", "--use_cpu", "true", "--vllm_gpu_memory_utilization", "0.2")
@@ -539,7 +533,7 @@ def test_trls_vllm_in_the_process_gets_our_share_and_length(monkeypatch: pytest.
 def test_a_setting_whose_package_is_missing(
     argv: list[str], package: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config, "is_installed", lambda name: name != package)
+    monkeypatch.setattr(cli, "is_installed", lambda name: name != package)
     with pytest.raises(UsageError, match=message):
         settings(*argv)
     settings(*argv, "--dry_run")
@@ -552,9 +546,9 @@ def test_a_setting_whose_package_is_missing(
         (["--gpu_memory_utilization", "0"], "gpu_memory_utilization is 0.0"),
         (["--lora_target_modules", "q_proj", "lm_head"], "LoRA on lm_head"),
         (["--seed", "-5"], "--seed is -5: expected 0 to 4294967295"),
-        (["--max_seq_length", "0"], "max_seq_length is 0|do not fit into max_seq_length 0"),
+        (["--max_seq_length", "0"], "max_seq_length is 0|exceed max_seq_length 0"),
         (["--save_total_limit", "1"], "--save_total_limit 1 .* expected at least 2"),
-        (["--max_completion_length", "1025"], "prompts of up to 1024 tokens and completions of up to 1025 do not fit"),
+        (["--max_completion_length", "1025"], "prompts of up to 1024 tokens and completions of up to 1025 exceed"),
     ],
 )
 def test_a_value_out_of_range_is_named(argv: list[str], message: str) -> None:
@@ -564,7 +558,7 @@ def test_a_value_out_of_range_is_named(argv: list[str], message: str) -> None:
 
 @pytest.mark.parametrize("key", ["config: other.yaml", "overwrite: true", "resume: auto", "dry_run: true"])
 def test_a_file_cannot_say_how_a_run_starts(key: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"{key.partition(':')[0]}' is for the command line alone"):
+    with pytest.raises(UsageError, match=f"{key.partition(':')[0]}' is for the command line only"):
         settings("--config", config_file(tmp_path, key))
 
 
@@ -578,7 +572,9 @@ def test_publishing_needs_a_token_and_does_not_store_it(monkeypatch: pytest.Monk
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(UsageError, match="hf auth login"):
         settings("--push_to_hub", "true")
-    *_, args, got = parse("gtpo", CLASSES["gtpo"], ["--push_to_hub", "true", "--hub_token", "hf_secret"])
-    assert got["push_to_hub"] is True and "hf_secret" not in str(got)
-    assert args.push_to_hub is False and args.hub_token is None  # ours uploads; the Trainer would at each save
+    got = parse("gtpo", CLASSES["gtpo"], ["--push_to_hub", "true", "--hub_token", "hf_secret"])
+    assert (
+        got.run.push_to_hub is True and got.to_dict()["push_to_hub"] is True and "hf_secret" not in str(got.to_dict())
+    )
+    assert got.trainer.push_to_hub is False and got.trainer.hub_token is None  # the Trainer would upload at each save
     assert os.environ["HF_TOKEN"] == "hf_secret"

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from helpers.reference import length_mask, pad, unpad
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import length_mask, pad, unpad
 
 from gtpo_loss import conflict_mask
 

@@ -11,18 +11,17 @@ import pytest
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-import data
-from config import UsageError
-from data import (
+from gtpo.arithmetic import arithmetic
+from gtpo.data import (
     ARITHMETIC_TEST_ROWS,
     ARITHMETIC_TRAIN_ROWS,
-    arithmetic,
     drop_long_prompts,
     load_benchmark,
     load_train,
     to_demonstrations,
 )
-from prompts import SYSTEM_PROMPT
+from gtpo.errors import UsageError
+from gtpo.prompts import SYSTEM_PROMPT
 from rewards import accuracy_reward, format_reward
 
 
@@ -272,7 +271,7 @@ def test_the_hub_is_asked_for_every_part_of_math(monkeypatch: pytest.MonkeyPatch
         asked.append((hub_id, config, split))
         return Dataset.from_dict({"problem": [f"{config}?"], "solution": [rf"\boxed{{{len(asked)}}}"]})
 
-    monkeypatch.setattr(data, "load_dataset", hub)
+    monkeypatch.setattr("datasets.load_dataset", hub)
     rows = load_train("math")
     assert rows["answer"][:] == list("1234567")
     assert {hub_id for hub_id, _, _ in asked} == {"EleutherAI/hendrycks_math"} and {s for *_, s in asked} == {"train"}
@@ -283,7 +282,7 @@ def test_without_a_network_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) 
     def unreachable(*args: object, **kwargs: object) -> Dataset:
         raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub (OfflineModeIsEnabled)")
 
-    monkeypatch.setattr(data, "load_dataset", unreachable)
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
     with pytest.raises(UsageError, match="data_dir"):
         load_train("gsm8k")
 
@@ -328,7 +327,7 @@ def test_benchmark_row_without_an_answer_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"gsm8k_train\.jsonl does not exist: --data_dir"),
+        (None, r"gsm8k_train\.jsonl does not exist: for gsm8k, --data_dir"),
         ("", r"gsm8k_train\.jsonl is empty"),
         ("\n\n", r"gsm8k_train\.jsonl"),
         (json.dumps({"question": "q"}), r"no column 'answer'.*found \['question'\]"),

@@ -12,22 +12,22 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import canned
 import pytest
 import torch
-from canned import GROUP, canned_group, make_trainer
 from filelock import FileLock
+from helpers import canned
+from helpers.canned import GROUP, canned_group, make_trainer, settings_of
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, TrainerCallback
 
-import answers
-import config
-import tracking
-from config import RunError, UsageError
-from faults import MANIFEST, is_whole, replace_folder
-from prompts import to_messages
+from gtpo import cli
+from gtpo.callbacks import attach_callbacks
+from gtpo.errors import RunError, UsageError
+from gtpo.files import replace_directory
+from gtpo.grading import worker
+from gtpo.prompts import to_messages
+from gtpo.runs import MANIFEST, RunDirectory, is_complete
 from rewards import accuracy_reward
-from tracking import checkpoints, track
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,7 +36,7 @@ def tracked(method: str, tiny: Path, folder: Path, **settings: Any) -> Any:
     """A canned trainer with the callbacks of a run, and a directory as start_run makes it."""
     folder.mkdir(exist_ok=True)
     trainer = make_trainer(method, tiny, folder, save_strategy="steps", save_steps=1, **settings)
-    track(trainer, {"output_dir": str(folder)}, title="test")
+    attach_callbacks(trainer, settings_of(trainer))
     return trainer
 
 
@@ -109,24 +109,24 @@ def test_with_fp16_the_loss_scale_looks_for_itself(tiny: Path, tmp_path: Path) -
 def test_a_checkpoint_counts_when_every_file_is_there_in_full(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     tracked("gtpo", tiny, run, max_steps=3).train()
-    assert [path.name for path in checkpoints(run)] == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert [path.name for path in RunDirectory(run).checkpoints()] == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
     weights_file = run / "checkpoint-3" / "adapter_model.safetensors"
     weights_file.write_bytes(weights_file.read_bytes()[:-1])
     (run / "checkpoint-2" / "optimizer.pt").unlink()
-    assert [path.name for path in checkpoints(run)] == ["checkpoint-1"]
+    assert [path.name for path in RunDirectory(run).checkpoints()] == ["checkpoint-1"]
     for text in ("", "[]", '{"a'):  # killed while it was written
         (run / "checkpoint-1" / MANIFEST).write_text(text)
-        assert not is_whole(run / "checkpoint-1")
+        assert not is_complete(run / "checkpoint-1")
     (run / "checkpoint-1" / MANIFEST).unlink()
-    assert checkpoints(run) == []
+    assert RunDirectory(run).checkpoints() == []
     assert not list(run.rglob("training_args.bin"))  # a pickle
 
 
 def test_the_adapter_of_the_reference_counts_too(tiny: Path, tmp_path: Path) -> None:
     tracked("grpo", tiny, tmp_path / "run", max_steps=1, beta=0.04).train()
-    (checkpoint,) = checkpoints(tmp_path / "run")
+    (checkpoint,) = RunDirectory(tmp_path / "run").checkpoints()
     (checkpoint / "ref" / "adapter_model.safetensors").write_bytes(b"")
-    assert checkpoints(tmp_path / "run") == []
+    assert RunDirectory(tmp_path / "run").checkpoints() == []
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
     for name, text in (("best", "old"), ("best.tmp", "new"), ("best.old", "older, left by a kill")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(text)
-    replace_folder(tmp_path / "best.tmp", tmp_path / "best")
+    replace_directory(tmp_path / "best.tmp", tmp_path / "best")
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
     assert (tmp_path / "best" / "file").read_text() == "new"
 
@@ -211,7 +211,7 @@ def test_a_signal_leaves_a_checkpoint_of_the_last_step(
     ended, said = run.end(number)
     assert ended == code and "Traceback" not in said
     steps = run.steps()
-    assert [path.name for path in checkpoints(run.folder)] == [f"checkpoint-{steps}"]
+    assert [path.name for path in RunDirectory(run.folder).checkpoints()] == [f"checkpoint-{steps}"]
     assert f"stopped after step {steps}: --resume {run.folder} goes on" in said
     assert not (run.folder / "adapter").exists()
     again = [sys.executable, "train_gtpo.py", "--resume", run.folder, "--max_steps", str(steps + 2)]
@@ -229,7 +229,7 @@ def test_a_run_in_use_is_refused_and_a_killed_one_is_free(tiny: Path, tmp_path: 
         assert second.returncode == 2 and f"{run.folder} is in use by another process" in second.stderr
     run.process.kill()
     run.process.communicate()
-    with FileLock(run.folder / tracking.LOCK, timeout=0):  # the system frees it, whatever end the process took
+    with FileLock(run.folder / "run.lock", timeout=0):  # the system frees it, whatever end the process took
         pass
 
 
@@ -259,7 +259,7 @@ def test_a_script_ends_with_one_sentence(
         raise error
 
     with pytest.raises(SystemExit) as ended:
-        config.run_script(main)
+        cli.run_script(main)
     assert ended.value.code == code
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
@@ -270,7 +270,7 @@ def test_another_fault_keeps_its_traceback() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        config.run_script(main)
+        cli.run_script(main)
 
 
 # ---- the disk ----
@@ -302,7 +302,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_saved(tiny: Path, small_disk: C
     assert full.returncode == 1 and "Traceback" not in full.stderr, full.stderr[-2000:]
     said = full.stderr.splitlines()[-1]
     assert said.startswith("train_gtpo.py: the disk is full (") and "--resume RUN goes on" in said
-    kept = [path.name for path in checkpoints(run)]
+    kept = [path.name for path in RunDirectory(run).checkpoints()]
     assert kept and kept == [f"checkpoint-{step}" for step in range(1, len(kept) + 1)]
     small_disk("64m")
     subprocess.run([sys.executable, "train_gtpo.py", "--resume", run], cwd=ROOT, check=True, capture_output=True)
@@ -369,7 +369,7 @@ def test_a_wandb_server_that_vanishes_does_not_stop_the_run(
 
     trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=6, report_to="wandb")
     trainer.add_callback(Vanish())
-    track(trainer, {"output_dir": str(tmp_path), "model": "tiny", "dataset": "own", "seed": 1}, title="test")
+    attach_callbacks(trainer, settings_of(trainer))
     assert not wandb.run.offline
     trainer.train()
     lines = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -385,18 +385,18 @@ def test_a_reward_worker_that_is_killed_is_replaced(tiny: Path, tmp_path: Path) 
         texts = [f"<answer>{i}x + {step}x^2</answer>" for i in range(GROUP)]  # none that was compared before
         scores = accuracy_reward(texts, answer=[f"x({i} + {step if i % 3 else 99}x)" for i in range(GROUP)])
         rewarded.append(scores)
-        worker = answers._worker._process
-        assert worker is not None
-        worker.kill()
-        worker.wait()
+        process = worker.shared_worker._process
+        assert process is not None
+        process.kill()
+        process.wait()
         return scores
 
     trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=4)
     trainer.reward_funcs = [graded]
-    late = answers.timeouts()
+    late = worker.timeouts()
     trainer.train()
     assert rewarded == [[10.0 if i % 3 else 0.0 for i in range(GROUP)]] * 4
-    assert answers.timeouts() == late
+    assert worker.timeouts() == late
 
 
 # ---- groups at the edge ----

@@ -19,11 +19,12 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import HfArgumentParser
 from trl import GRPOConfig, SFTConfig
 
-import answers
-import config
-from config import DataArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments, parse, run_script
+from gtpo import cli, grading
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments
+from gtpo.cli import parse, run_script
 from rewards import accuracy_reward, format_reward
 
 FULL = os.environ.get("GTPO_FUZZ") == "full"
@@ -37,7 +38,7 @@ CLASSES: dict[str, tuple[type, ...]] = {
 ACTIONS = {
     method: {
         flag: action
-        for flag, action in config._build_parser(method, classes, True)._option_string_actions.items()
+        for flag, action in HfArgumentParser(classes, conflict_handler="resolve")._option_string_actions.items()
         if flag.startswith("--")
     }
     for method, classes in CLASSES.items()
@@ -129,7 +130,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(config, "gpu_is_available", lambda: False)
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: False)
     environment = dict(os.environ)
     yield tmp_path / "empty"
     os.environ.clear()
@@ -288,10 +289,10 @@ def test_any_completion_is_rewarded(part: int, tmp_path: Path, monkeypatch: pyte
         completions = [hostile(drawn) for _ in range(BATCH)]
         golds = [drawn.choice(GOLDS) for _ in range(BATCH)]
         told: dict[str, float] = {}
-        before = answers.worker_calls()
+        before = grading.worker_calls()
         formats = format_reward(completions)
         right = accuracy_reward(completions, answer=golds, log_metric=told.__setitem__)
         assert len(formats) == len(right) == BATCH, seed
         assert set(formats) <= {0.0, 1.0, 10.0} and set(right) <= {0.0, 10.0}, seed
-        assert 0 <= told["grader_timeouts"] <= answers.worker_calls() - before, seed
+        assert 0 <= told["grader_timeouts"] <= grading.worker_calls() - before, seed
     assert list(tmp_path.iterdir()) == []

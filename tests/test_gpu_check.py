@@ -1,4 +1,4 @@
-"""`make gpu-check` without a GPU: what a CPU can run of it, its report, and that the test suite passes it by."""
+"""`make gpu-check` without a GPU: the parts that run on a CPU, the report, and that `make test` does not collect it."""
 
 import json
 import math
@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.scripts import ROOT
 
-ROOT = Path(__file__).parent.parent
 GPU = ROOT / "tests" / "gpu"
 
 
-def pytest_run(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Another pytest on this repository's settings, its report in ``folder``; it sees no GPU."""
-    output = ("--gpu-check-output", folder / "report") if "--gpu-check-device" in words else ()
-    options = ("-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", "--basetemp", folder / "pytest")
-    command = [sys.executable, "-m", "pytest", *map(str, (*words, *output, *options))]
+def pytest_run(*argv: str | Path, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run pytest with the settings of this repository and without a GPU; the report goes to ``directory``."""
+    output = ("--gpu-check-output", directory / "report") if "--gpu-check-device" in argv else ()
+    options = ("-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml", "--basetemp", directory / "pytest")
+    command = [sys.executable, "-m", "pytest", *map(str, (*argv, *output, *options))]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return subprocess.run(
         command, cwd=ROOT, env=variables | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=900
@@ -29,13 +29,13 @@ def pytest_run(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The report of a run on the CPU: all parts but the benchmark and three of the four small training runs."""
-    folder = tmp_path_factory.mktemp("gpu-check")
+    """The report on a CPU: all parts except the benchmark and three of the four small training runs."""
+    directory = tmp_path_factory.mktemp("gpu-check")
     chosen = "not (qwen and transformers) and not (grpo and transformers) and not benchmark"
-    ended = pytest_run(GPU, "--gpu-check-device", "cpu", "-k", chosen, folder=folder)
+    ended = pytest_run(GPU, "--gpu-check-device", "cpu", "-k", chosen, directory=directory)
     assert ended.returncode == 0, ended.stdout[-4000:]
-    assert sorted(path.name for path in (folder / "report").iterdir()) == ["cpu.json"]
-    report = json.loads((folder / "report" / "cpu.json").read_text())
+    assert sorted(path.name for path in (directory / "report").iterdir()) == ["cpu.json"]
+    report = json.loads((directory / "report" / "cpu.json").read_text())
     assert report.keys() == {"environment", "parts"}
     environment = report["environment"]
     assert environment["device"] == "cpu" and environment["packages"]["torch"] == torch.__version__
@@ -45,7 +45,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return report["parts"]
 
 
-def test_what_a_cpu_cannot_run_says_why(parts: dict[str, Any]) -> None:
+def test_parts_that_need_a_gpu_are_skipped_with_a_reason(parts: dict[str, Any]) -> None:
     skipped = {name: part["reason"] for name, part in parts.items() if part["outcome"] == "skipped"}
     unsloth = "needs a GPU: bitsandbytes, unsloth, vllm run there only"
     names = ("steps[llama-gtpo-unsloth]", "adapter[unsloth]", "resume[unsloth]", "peak_memory[unsloth]")
@@ -70,21 +70,21 @@ def test_numbers_of_the_training_run(parts: dict[str, Any]) -> None:
     numbers = parts["steps[llama-gtpo-transformers]"]["numbers"]
     assert len(numbers["loss"]) == len(numbers["grad_norm"]) == len(numbers["entropy"]) == 4
     assert numbers["sampler_logp_gap"] == []
-    # A random model hardly prefers a token: its entropy is about ln V, V = 1024 as it was built.
+    # A random model is nearly uniform: its entropy is about ln V with V = 1024.
     assert numbers["initial_entropy"] == pytest.approx(math.log(1024), abs=0.2)
     for loss, entropy in zip(numbers["loss"], numbers["entropy"], strict=True):
-        assert loss == pytest.approx(0.1 * entropy, rel=0.05)  # Eq. 11: gamma <H>; advantages of a group cancel
+        assert loss == pytest.approx(0.1 * entropy, rel=0.05)  # Eq. 11: gamma <H>; the advantages of a group sum to 0
 
 
-def test_resumed_run_is_the_whole_run(parts: dict[str, Any]) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_run(parts: dict[str, Any]) -> None:
     numbers = parts["resume[transformers]"]["numbers"]
     assert numbers["same_completions"] and numbers["difference_over_distance"] < 1e-3
     assert numbers["entropy"][0] == pytest.approx(numbers["entropy"][1], rel=1e-4)
 
 
-def test_adapter_changes_what_the_model_says(parts: dict[str, Any]) -> None:
+def test_the_adapter_changes_greedy_completions(parts: dict[str, Any]) -> None:
     part = parts["adapter[transformers]"]
-    assert part["reason"] == "needs a GPU: vllm run there only"  # PEFT's half has run by then
+    assert part["reason"] == "needs a GPU: vllm run there only"  # after the PEFT half has run
     assert part["numbers"]["changed_by_the_adapter"] > 0.5
 
 
@@ -115,17 +115,17 @@ def test_broken(broken): pass
 
 @pytest.fixture
 def other_parts(tmp_path: Path) -> Path:
-    """The machinery of tests/gpu with parts of this test's own."""
-    folder = tmp_path / "parts"
-    folder.mkdir()
+    """The conftest of tests/gpu with the parts above."""
+    directory = tmp_path / "parts"
+    directory.mkdir()
     for name in ("conftest.py", "checks.py"):
-        shutil.copy(GPU / name, folder)
-    (folder / "test_parts.py").write_text(PARTS)
-    return folder
+        shutil.copy(GPU / name, directory)
+    (directory / "test_parts.py").write_text(PARTS)
+    return directory
 
 
 def test_failed_parts_are_in_the_report_with_their_numbers(other_parts: Path, tmp_path: Path) -> None:
-    ended = pytest_run(other_parts, "--gpu-check-device", "cpu", folder=tmp_path)
+    ended = pytest_run(other_parts, "--gpu-check-device", "cpu", directory=tmp_path)
     assert ended.returncode == 1 and "report: " in ended.stdout
     found = json.loads((tmp_path / "report" / "cpu.json").read_text())["parts"]
     assert {name: part["outcome"] for name, part in found.items()} == {
@@ -140,36 +140,36 @@ def test_failed_parts_are_in_the_report_with_their_numbers(other_parts: Path, tm
     first = found["good"] | {"git_revision": "an earlier one"}
     report = {"environment": {}, "parts": {"good": first, "bad": found["bad"]}}
     (tmp_path / "report" / "cpu.json").write_text(json.dumps(report))
-    pytest_run(other_parts, "--gpu-check-device", "cpu", "-k", "bad", folder=tmp_path)
+    pytest_run(other_parts, "--gpu-check-device", "cpu", "-k", "bad", directory=tmp_path)
     again = json.loads((tmp_path / "report" / "cpu.json").read_text())["parts"]
-    assert again.keys() == {"good", "bad"} and again["good"] == first  # a part that was left out keeps its entry
+    assert again.keys() == {"good", "bad"} and again["good"] == first  # a part that is not selected keeps its entry
     assert not list((tmp_path / "report").glob("*.tmp"))
 
 
-def test_without_a_gpu_the_check_says_so_in_one_sentence(tmp_path: Path) -> None:
-    ended = pytest_run(GPU, folder=tmp_path)
+def test_without_a_gpu_the_check_exits_with_one_line(tmp_path: Path) -> None:
+    ended = pytest_run(GPU, directory=tmp_path)
     assert ended.returncode == 4
-    assert "PyTorch sees no GPU here" in ended.stderr and "Traceback" not in ended.stderr + ended.stdout
+    assert "PyTorch sees no GPU (" in ended.stderr and "Traceback" not in ended.stderr + ended.stdout
 
 
-def test_the_test_suite_passes_it_by(tmp_path: Path) -> None:
-    """Otherwise `make test` on a machine with a card would take half an hour."""
-    ended = pytest_run("--collect-only", "--ignore-glob", ROOT / "tests" / "test_*.py", folder=tmp_path)
+def test_make_test_does_not_collect_the_check(tmp_path: Path) -> None:
+    """Otherwise `make test` on a machine with a GPU would take half an hour."""
+    other = [path for path in (ROOT / "tests").iterdir() if path.is_dir() and path != GPU]
+    ignored = [option for path in other for option in ("--ignore", path)]
+    ended = pytest_run("--collect-only", "--ignore-glob", ROOT / "tests" / "test_*.py", *ignored, directory=tmp_path)
     assert ended.returncode == 5, ended.stdout  # nothing collected
 
 
 @pytest.fixture
 def training(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The part that compares greedy tokens, as a module."""
+    """The module that compares greedy tokens."""
     monkeypatch.syspath_prepend(GPU)
     import test_gpu_training
 
     return test_gpu_training
 
 
-def test_greedy_tokens_may_part_where_two_logits_tie_and_nowhere_else(
-    training: Any, tiny: Path, tmp_path: Path
-) -> None:
+def test_greedy_tokens_may_differ_only_at_near_ties(training: Any, tiny: Path, tmp_path: Path) -> None:
     from greedy import greedy_tokens
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

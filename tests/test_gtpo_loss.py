@@ -12,8 +12,8 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
-from reference import (
+from helpers.objective import composed_gtpo_loss
+from helpers.reference import (
     LN2,
     length_mask,
     naive_completion_entropy,
@@ -28,16 +28,10 @@ from reference import (
     plain_gtpo_loss,
     unpad,
 )
+from hypothesis import given, settings
 from torch import Tensor
 
-from gtpo_loss import (
-    completion_entropy,
-    conflict_mask,
-    conflict_weights,
-    entropy_filter,
-    grpo_loss,
-    gtpo_loss,
-)
+from gtpo_loss import completion_entropy, conflict_mask, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
 
 ATOL64 = 1e-12  # float64, values and gradients of order 1; observed error 3e-16
 ROUNDING = 1e-6  # float32 and bfloat16: what ours may add to the plain computation's own error
@@ -632,7 +626,7 @@ def test_auto_filter_without_initial_entropy_is_refused() -> None:
     with pytest.raises(ValueError, match="initial_entropy"):
         entropy_filter(torch.ones(2), torch.ones(2), None)
     with pytest.raises(ValueError, match="initial_entropy"):
-        gtpo_loss(torch.zeros(2, 1), torch.ones(2, 1), torch.ones(2, 1), torch.ones(2), torch.ones(2, 1),
+        composed_gtpo_loss(torch.zeros(2, 1), torch.ones(2, 1), torch.ones(2, 1), torch.ones(2), torch.ones(2, 1),
                   initial_entropy=None)  # fmt: skip
 
 
@@ -725,7 +719,7 @@ def run(
 def run_gtpo(batch: Batch, **options: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     weights = options.pop("weights", batch.weights)
     arguments = (batch.token_entropy, batch.mask, batch.advantages, weights)
-    return run(gtpo_loss, batch.logps, *arguments, **({"initial_entropy": 0.3} | options))
+    return run(composed_gtpo_loss, batch.logps, *arguments, **({"initial_entropy": 0.3} | options))
 
 
 def run_grpo(batch: Batch, **options: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -841,13 +835,13 @@ def test_gtpo_loss_computed_by_hand() -> None:
     token_entropy = torch.tensor([[0.25, 0.75, 7.0, 7.0], [2.0] * 4], dtype=torch.float64)
     arguments = (token_entropy, groups.mask, groups.scores, conflict_weights(groups.conflict_mask(), groups.scores))
     logps = torch.full((2, 4), -0.5, dtype=torch.float64)
-    loss, gradient, metrics = run(gtpo_loss, logps, *arguments, initial_entropy=0.9)
+    loss, gradient, metrics = run(composed_gtpo_loss, logps, *arguments, initial_entropy=0.9)
     assert loss.item() == pytest.approx(-0.2625, abs=1e-7)  # the advantages are float32
     assert gradient[0].tolist() == pytest.approx([-0.475, -0.2375, 0.0, 0.0], abs=1e-7)
     assert gradient[1].tolist() == pytest.approx([0.0, 0.15, 0.15, 0.15], abs=1e-7)
     assert metrics["entropy"].item() == pytest.approx(1.25)
     assert metrics["filtered_fraction"].item() == 0.0
-    loss, _, metrics = run(gtpo_loss, logps, *arguments, initial_entropy=0.3)
+    loss, _, metrics = run(composed_gtpo_loss, logps, *arguments, initial_entropy=0.3)
     assert loss.item() == pytest.approx(-0.7125, abs=1e-7)
     assert metrics["filtered_fraction"].item() == 0.5
 
@@ -938,7 +932,7 @@ def test_ratio_is_not_clipped() -> None:
     # r = e^2 on one token, far outside 1 +- 0.2, for either sign of the advantage.
     for advantage in (1.0, -1.0):
         loss, gradient, _ = run(
-            gtpo_loss,
+            composed_gtpo_loss,
             torch.tensor([[-1.0]], dtype=torch.float64),
             torch.zeros(1, 1),
             torch.ones(1, 1),
@@ -955,7 +949,7 @@ def test_length_counts_all_tokens_of_the_completion() -> None:
     # Three of four tokens have weight 0: the divisor stays 4 (the authors' code divides by the conflict tokens).
     weights = torch.tensor([[0.0, 0.0, 0.0, 1.0]])
     loss, gradient, _ = run(
-        gtpo_loss,
+        composed_gtpo_loss,
         torch.zeros(1, 4),
         torch.zeros(1, 4),
         torch.ones(1, 4),
@@ -971,7 +965,7 @@ def test_filtered_completions_still_count_in_the_mean_over_the_group() -> None:
     # Row 2 is dropped: J = 1/2 * (1 + 0), not 1.
     entropy = torch.tensor([[0.0], [2.0]])
     loss, _, metrics = run(
-        gtpo_loss,
+        composed_gtpo_loss,
         torch.zeros(2, 1),
         entropy,
         torch.ones(2, 1),
@@ -998,7 +992,7 @@ def test_empty_completions_have_no_loss_and_no_gradient() -> None:
     weights = torch.ones(2, 3)
     nothing = torch.zeros(2, 3)
     loss, gradient, metrics = run(
-        gtpo_loss, logps, weights, nothing, torch.tensor([1.0, -1.0]), weights, initial_entropy=0.3
+        composed_gtpo_loss, logps, weights, nothing, torch.tensor([1.0, -1.0]), weights, initial_entropy=0.3
     )
     assert loss.item() == 0.0 and not gradient.any()
     assert metrics["entropy"].item() == 0.0 and metrics["filtered_fraction"].item() == 0.0
@@ -1033,7 +1027,7 @@ def test_entropy_term_carries_no_gradient_to_the_entropies() -> None:
     batch = random_batch(seed=7)
     logps = batch.logps.clone().requires_grad_()
     token_entropy = batch.token_entropy.clone().requires_grad_()
-    loss, _ = gtpo_loss(logps, token_entropy, batch.mask, batch.advantages, batch.weights, initial_entropy=0.3)
+    loss, _ = composed_gtpo_loss(logps, token_entropy, batch.mask, batch.advantages, batch.weights, initial_entropy=0.3)
     (gradient,) = torch.autograd.grad(loss, token_entropy, allow_unused=True)
     assert gradient is None or not gradient.any()
 
@@ -1052,7 +1046,9 @@ def test_entropy_weighs_the_gradient_and_carries_none_where_logps_make_it() -> N
         return torch.autograd.grad(loss, leaf)[0]
 
     def ours(logps: Tensor, entropy: Tensor) -> Tensor:
-        return gtpo_loss(logps, entropy, mask, advantages, weights, initial_entropy=None, filter_mode="off", gamma=2)[0]
+        return composed_gtpo_loss(
+            logps, entropy, mask, advantages, weights, initial_entropy=None, filter_mode="off", gamma=2
+        )[0]
 
     def plain(logps: Tensor, entropy: Tensor) -> Tensor:
         return plain_gtpo_loss(logps, entropy, mask, advantages, weights, torch.ones(3), 2.0)
@@ -1101,7 +1097,7 @@ def test_gradient_scales_with_what_comes_from_above() -> None:
     arguments = (batch.token_entropy, batch.mask, batch.advantages, batch.weights)
 
     def scaled(*args: Any, **kwargs: Any) -> tuple[Tensor, dict]:
-        loss, metrics = gtpo_loss(*args, **kwargs)
+        loss, metrics = composed_gtpo_loss(*args, **kwargs)
         return loss / 4, metrics
 
     quarter = run(scaled, batch.logps, *arguments, initial_entropy=0.3)
@@ -1113,7 +1109,7 @@ def test_metrics_are_detached_scalars(name: str) -> None:
     batch = random_batch(seed=10)
     leaf = batch.logps.clone().requires_grad_()
     if name == "gtpo":
-        _, metrics = gtpo_loss(leaf, batch.token_entropy, batch.mask, batch.advantages, batch.weights,
+        _, metrics = composed_gtpo_loss(leaf, batch.token_entropy, batch.mask, batch.advantages, batch.weights,
                                initial_entropy=0.3)  # fmt: skip
         assert {"entropy", "filtered_fraction"} <= metrics.keys()
     else:
@@ -1147,7 +1143,7 @@ def test_weight_of_the_whole_signal_is_that_of_eq_25() -> None:
         weights = conflict_weights(conflicts, advantages)
         logps = torch.zeros(6, 8, dtype=torch.float64)
         options: dict[str, Any] = {"initial_entropy": None, "gamma": 0.0, "filter_mode": "off"}
-        loss, _ = gtpo_loss(logps, torch.zeros_like(logps), mask, advantages, weights, **options)
+        loss, _ = composed_gtpo_loss(logps, torch.zeros_like(logps), mask, advantages, weights, **options)
         shares = [sum(c) / n for c, n in zip(conflicts.tolist(), lengths, strict=True)]
         expected = math.fsum(share * abs(a) for share, a in zip(shares, advantages.tolist(), strict=True)) / 6
         assert -loss.item() == pytest.approx(expected, abs=ATOL64)
@@ -1156,17 +1152,32 @@ def test_weight_of_the_whole_signal_is_that_of_eq_25() -> None:
 def test_gtpo_refuses_shapes_that_disagree() -> None:
     good = {
         "per_token_logps": torch.zeros(4, 3),
-        "token_entropy": torch.zeros(4, 3),
+        "entropy": torch.zeros(4),
         "completion_mask": torch.ones(4, 3),
         "advantages": torch.ones(4),
         "weights": torch.ones(4, 3),
+        "keep": torch.ones(4),
         "old_per_token_logps": torch.zeros(4, 3),
     }
-    gtpo_loss(**good, initial_entropy=0.3)
+    gtpo_loss(**good)
     for name, value in good.items():
         for bad in (value[:2], value[..., None], value[:1], value[:, :1] if value.ndim == 2 else value[:0]):
-            with pytest.raises(ValueError):
-                gtpo_loss(**{**good, name: bad}, initial_entropy=0.3)
+            with pytest.raises(ValueError, match=name if name != "completion_mask" else "mask"):
+                gtpo_loss(**{**good, name: bad})
+
+
+def test_keep_and_entropy_enter_as_they_are() -> None:
+    # Two rows of one token: J = 1/2 sum_i keep_i (A_i - 0.5 H_i) lambda_i with r = 1. By hand:
+    # row 0: 1 * (2 - 0.5 * 0.4) * 2 = 3.6; row 1: 0 * ... = 0. Loss -1.8; gradient of row 0: -1.8, of row 1: 0.
+    logps = torch.zeros(2, 1, dtype=torch.float64, requires_grad=True)
+    entropy = torch.tensor([0.4, 0.9], dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([2.0, -1.0], dtype=torch.float64)
+    keep, weights = torch.tensor([1.0, 0.0]), torch.tensor([[2.0], [1.0]])
+    loss, metrics = gtpo_loss(logps, entropy, torch.ones(2, 1), advantages, weights, keep, gamma=0.5)
+    assert loss.item() == pytest.approx(-1.8, abs=ATOL64)
+    of_logps, of_entropy = torch.autograd.grad(loss, [logps, entropy], allow_unused=True)
+    assert of_logps.flatten().tolist() == pytest.approx([-1.8, 0.0], abs=ATOL64) and of_entropy is None
+    assert metrics["filtered_fraction"].item() == 0.5 and metrics["entropy"].item() == pytest.approx(0.65)
 
 
 # --- each component off ----------------------------------------------------------------------------------------------

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from reference import LN2, length_mask, naive_entropy_filter, naive_head, plain_gtpo_loss, plain_head
+from helpers.objective import composed_gtpo_loss
+from helpers.reference import LN2, length_mask, naive_entropy_filter, naive_head, plain_gtpo_loss, plain_head
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-import gtpo_loss as module
-from gtpo_loss import gtpo_loss, linear_logps_and_entropy
+from gtpo import head as module
+from gtpo.head import linear_logps_and_entropy
 
 ATOL64 = 1e-12  # float64, values and gradients of order 1 to 10; observed error 2e-14
 ROUNDING = 1e-6  # float32 and below: what ours may add to the plain computation's own error, relative to the values
@@ -34,7 +35,7 @@ def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def set_tiles(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int) -> None:
-    monkeypatch.setitem(module._TILES, "cpu", (rows, columns))
+    monkeypatch.setitem(module.TILES, "cpu", (rows, columns))
 
 
 @dataclass
@@ -847,7 +848,7 @@ def test_objective_from_hidden_states_equals_the_plain_formula(skip: bool, train
         grad_rows = (weights != 0)[real] if skip else None
         packed = linear_logps_and_entropy(leaf[real], matrix, ids[real], temperature=0.7, grad_rows=grad_rows)
         logps, entropy = (torch.zeros(rows, width, dtype=torch.float64).masked_scatter(real, x) for x in packed)
-        return gtpo_loss(
+        return composed_gtpo_loss(
             logps, entropy, mask, advantages, weights, initial_entropy=None, threshold=threshold, filter_mode="on"
         )[0]
 

@@ -1,10 +1,11 @@
-"""The plan of ``--dry_run``, held against models that are built (without memory) and against known sizes."""
+"""The estimate of ``--dry_run`` against models built on the meta device and against published sizes."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import trl
 import yaml
 from peft import LoraConfig, get_peft_model
 from transformers import (
@@ -17,11 +18,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-import gtpo_loss
-import memory
-import models
-from config import CONFIGS, UsageError
-from memory import GIB, KNOWN, Shape, estimate, plan, shape_of
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments, Settings
+from gtpo.cli import CONFIGS, parse
+from gtpo.errors import UsageError
+from gtpo.memory import GIB, KNOWN, Shape, estimate, plan, shape_of
+from gtpo.tiny import TINY
 
 SETTINGS: dict[str, Any] = {
     "model": "llama",
@@ -38,16 +39,28 @@ SETTINGS: dict[str, Any] = {
     "gradient_accumulation_steps": 12,
     "gradient_checkpointing": True,
     "num_generations": 12,
-    "num_train_epochs": 1.0,
-    "max_steps": -1,
     "use_vllm": True,
-    "vllm_mode": "colocate",
-    "gpu_memory_utilization": 0.4,
+}
+OURS = (DataArguments, ModelArguments, RunArguments)
+CLASSES = {
+    "gtpo": (*OURS, RewardArguments, GTPOArguments, trl.GRPOConfig),
+    "grpo": (*OURS, RewardArguments, trl.GRPOConfig),
+    "sft": (*OURS, trl.SFTConfig),
 }
 
 
+def settings_of(*argv: str, method: str = "gtpo", model: str = "llama") -> Settings:
+    """The settings of a dry run, from the preset and the flags."""
+    return parse(method, CLASSES[method], ["--model", model, "--run_name", "x", "--dry_run", *argv])
+
+
+def comments(text: str) -> list[str]:
+    """The lines of the plan; the settings stand above them."""
+    return [line for line in text.splitlines() if line.startswith("# ")]
+
+
 def on_meta(shape: Shape) -> Any:
-    """The model of Transformers of this shape, its weights without memory."""
+    """The Transformers model of this shape on the meta device."""
     sizes = {
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
@@ -63,7 +76,7 @@ def on_meta(shape: Shape) -> Any:
 
 
 @pytest.mark.parametrize(("name", "rank"), [("llama", 128), ("qwen", 64), ("tiny", 32)])
-def test_weights_and_adapter_are_those_of_the_model_that_is_built(name: str, rank: int) -> None:
+def test_weights_and_adapter_match_the_built_model(name: str, rank: int) -> None:
     shape = KNOWN[name]
     parts = estimate(shape, SETTINGS | {"lora_rank": rank})
     model = on_meta(shape)
@@ -74,14 +87,14 @@ def test_weights_and_adapter_are_those_of_the_model_that_is_built(name: str, ran
     assert parts["optimizer"] * GIB == 2 * trained
 
 
-def test_llama_in_numbers_known_elsewhere() -> None:
+def test_llama_matches_published_sizes() -> None:
     parts = estimate(KNOWN["llama"], SETTINGS | {"load_in_4bit": True})
     assert parts["weights"] * GIB / 1e9 == pytest.approx(5.70, abs=0.02)  # the 4-bit checkpoint of the Hub: 5.7 GB
-    assert parts["KV cache"] == 12 * 5500 * 128 * 1024 / GIB  # 128 KiB a token
+    assert parts["KV cache"] == 12 * 5500 * 128 * 1024 / GIB  # 128 KiB per token
     assert parts["head"] == (2 * 1500 * 4096 * 2 + 3 * 4 * 1500 * 16384) / GIB
 
 
-def test_what_grows_with_what() -> None:
+def test_each_part_scales_with_its_settings() -> None:
     base = estimate(KNOWN["llama"], SETTINGS)
     changes: list[tuple[dict[str, Any], str, float]] = [
         ({"optim": "adamw_torch"}, "optimizer", 4.0),
@@ -99,71 +112,70 @@ def test_what_grows_with_what() -> None:
     )
 
 
-def test_numbers_that_stand_elsewhere_too_are_the_same() -> None:
+def test_the_tiny_shape_is_that_of_the_tiny_model() -> None:
     tiny = KNOWN["tiny"]
     shape = {"vocab_size": tiny.vocab_size, "hidden_size": tiny.hidden_size, "num_attention_heads": tiny.heads}
     shape |= {"intermediate_size": tiny.intermediate_size, "num_hidden_layers": tiny.layers}
-    assert models.TINY.items() >= shape.items()
-    assert gtpo_loss._TILES["cuda"] == (memory.TILE_ROWS, memory.TILE_COLUMNS)
+    assert TINY.items() >= shape.items()
 
 
-def test_the_plan_in_words() -> None:
-    lines = plan(SETTINGS | {"load_in_4bit": True}, rows=7473, gpus=[("A100", 39.4), ("T4", 14.6)]).splitlines()
-    assert all(line.startswith("# ") for line in lines)  # it stands below the settings, and all of it is YAML
+def test_lines_of_the_plan() -> None:
+    settings = settings_of()
+    text = plan(settings, rows=7473, gpus=[("A100", 39.4), ("T4", 14.6)])
+    assert yaml.safe_load(text) == settings.to_dict()  # all of it is YAML: the plan is written as comments
+    lines = comments(text)
     assert lines[0] == "# 7,473 training rows, 7,473 steps of 1 prompt(s) x 12 completion(s) per process"
-    assert lines[1] == "# at most 135 million tokens generated per process"  # 7473 x 12 x 1500
+    assert lines[1] == "# at most 135 million generated tokens per process"  # 7473 x 12 x 1500
     assert "weights 5.31, LoRA 1.25, gradients 1.25, optimizer 0.62, KV cache 8.06" in lines[2]
-    assert lines[4].startswith("# A100: vLLM takes 0.4 of it, 16 GiB: its weights and 12 of 12 completions") and lines[
-        4
-    ].endswith(": fits")
-    assert lines[5].startswith("# T4: vLLM takes 0.4 of it, 6 GiB: its weights and 0 of 12 ") and lines[5].endswith(
-        "does not fit"
-    )
-    assert plan(SETTINGS | {"load_in_4bit": True}, 1, [("A", 24.0)]).endswith(
+    assert lines[4].startswith("# A100: vLLM takes 0.4 of it, 16 GiB: its weights and 12 of 12 completions")
+    assert lines[4].endswith(": fits")
+    assert lines[5].startswith("# T4: vLLM takes 0.4 of it, 6 GiB: its weights and 0 of 12 ")
+    assert lines[5].endswith("does not fit")
+    assert plan(settings, 1, [("A", 24.0)]).endswith(
         "10 GiB: its weights and 6 of 12 completions at once; training adds 5.8 GiB: fits\n"
     )  # (9.6 - 5.31) / 0.67 = 6.4
-    (small,) = plan(SETTINGS, rows=1, gpus=[("T4", 14.6)]).splitlines()[4:]
-    assert small.endswith("does not fit")  # 15 GiB of weights in 16 bits
+    (small,) = comments(plan(settings_of("--load_in_4bit", "false"), rows=1, gpus=[("T4", 14.6)]))[4:]
+    assert small.endswith("does not fit")  # 15 GiB of 16-bit weights
 
 
-def test_vllm_has_weights_of_its_own_where_trl_hands_them_over() -> None:
+def test_vllm_has_its_own_copy_of_the_weights_where_trl_syncs_them() -> None:
     parts = estimate(KNOWN["llama"], SETTINGS | {"backend": "transformers", "use_vllm": True})
     assert parts["vLLM's weights"] == pytest.approx(parts["weights"] / 2)  # bfloat16 beside float32
     assert "vLLM's weights" not in estimate(KNOWN["llama"], SETTINGS | {"backend": "unsloth", "use_vllm": True})
 
 
-def test_steps_are_those_asked_for() -> None:
-    settings = SETTINGS | {"max_steps": 10, "gradient_accumulation_steps": 48}
-    assert "10 steps of 4 prompt(s) x 12" in plan(settings, rows=100)
-    assert "75 steps of 4 prompt(s)" in plan(settings | {"max_steps": -1, "num_train_epochs": 3.0}, rows=100)
+def test_steps_follow_max_steps_or_epochs() -> None:
+    four = ("--prompts_per_step", "4")
+    assert "10 steps of 4 prompt(s) x 12" in plan(settings_of(*four, "--max_steps", "10"), rows=100)
+    assert "75 steps of 4 prompt(s)" in plan(settings_of(*four, "--num_train_epochs", "3"), rows=100)
 
 
-def test_a_local_folder_is_read_and_a_missing_one_named(tiny: Path, tmp_path: Path) -> None:
+def test_the_shape_of_a_local_model_is_read_and_a_missing_config_refused(tiny: Path, tmp_path: Path) -> None:
     assert shape_of(str(tiny)) == Shape(AutoConfig.from_pretrained(tiny).vocab_size, 128, 384, 3, 4, 4, 32, tied=False)
     with pytest.raises(UsageError, match="cannot read the config"):
         shape_of(str(tmp_path))
     assert shape_of("meta-llama/Llama-3.1-8B-Instruct") is KNOWN["llama"]
 
 
-def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_other_architectures_are_refused(tmp_path: Path) -> None:
     for config in (GPT2Config(), MixtralConfig()):
         config.save_pretrained(tmp_path)
-        with pytest.raises(UsageError, match=r"\((gpt2|mixtral)\) is no dense Llama-like model"):
+        with pytest.raises(UsageError, match=r"\((gpt2|mixtral)\) is not a dense Llama-like model"):
             shape_of(str(tmp_path))
 
 
-def test_no_part_is_negative_however_short_the_texts() -> None:
+def test_no_part_is_negative_at_short_lengths() -> None:
     sft = {key: value for key, value in SETTINGS.items() if key not in ("max_completion_length", "num_generations")}
     for length in (100, None):
         assert all(size >= 0 for size in estimate(KNOWN["llama"], sft | {"max_length": length}).values())
 
 
-def test_every_preset_has_a_plan() -> None:
-    """SFT too, which has a maximal length in place of completions and no KV cache."""
-    for path in sorted(CONFIGS.glob("*/*.yaml")):
-        if path.parent.name in ("gtpo", "grpo", "sft"):
-            unset = ("fp16", "max_steps", "num_train_epochs", "gradient_accumulation_steps", "lora_target_modules")
-            settings = {name: SETTINGS[name] for name in unset} | {"per_device_train_batch_size": 1}
-            text = plan(settings | yaml.safe_load(path.read_text()), rows=1000)
-            assert "in all" in text
-            assert ("KV cache 0.00" in text) == (path.parent.name == "sft"), path
+PRESETS = [(path.parent.name, path.stem) for method in CLASSES for path in sorted((CONFIGS / method).glob("*.yaml"))]
+
+
+@pytest.mark.parametrize(("method", "model"), PRESETS)
+def test_every_preset_has_a_plan(method: str, model: str) -> None:
+    """SFT too, which has a maximum length in place of completions, and no KV cache."""
+    text = plan(settings_of(method=method, model=model), rows=1000)
+    assert "# total " in text
+    assert ("KV cache 0.00" in text) == (method == "sft")

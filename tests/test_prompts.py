@@ -1,6 +1,6 @@
 """The prompt is box 8.2 of the paper, and the reference completion is in its format."""
 
-from prompts import SYSTEM_PROMPT, to_completion, to_messages
+from gtpo.prompts import SYSTEM_PROMPT, to_completion, to_messages
 
 BOX_8_2 = """\
 You are a helpful assistant for solving math problems.

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rewards
-from prompts import TAGS
+from gtpo.prompts import TAGS
 from rewards import ACCURACY_MAX, FORMAT_MAX, accuracy_reward, format_reward, score_format
 
 GOOD = "<reasoning>9 + 9 = 18</reasoning>\n<answer>18</answer>"
@@ -104,7 +104,7 @@ def test_comparisons_given_up_are_logged(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(rewards, "timeouts", lambda: next(given_up))
     logged: list[tuple[str, float]] = []
     accuracy_reward([GOOD], answer=["18"], log_metric=lambda name, value: logged.append((name, value)))
-    assert logged == [("grader_timeouts", 2.0)]
+    assert logged == [("accuracy", 100.0), ("grader_timeouts", 2.0)]
 
 
 def test_the_judge_is_reachable_from_here() -> None:

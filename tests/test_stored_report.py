@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from canned import GROUP, canned_group, make_trainer, trained_weights
+from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
+from helpers.reference import naive_completion_entropy, naive_conflict_mask, naive_entropy_filter
 from pyarrow.parquet import read_table, write_table
-from reference import naive_completion_entropy, naive_conflict_mask, naive_entropy_filter
 from test_trainer import plain_logps_and_entropy
 
-from report import stored_group, write_report
-from tracking import MetricsWriter
+from gtpo.callbacks import MetricsWriter
+from gtpo.groups import read_group
+from gtpo.report import write_report
+from gtpo.runs import RunDirectory
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +22,7 @@ def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": 2}
     trainer = make_trainer("gtpo", tiny, folder, log_completions=True, num_completions_to_print=0, **settings)
-    trainer.add_callback(MetricsWriter(folder))
+    trainer.add_callback(MetricsWriter(RunDirectory(folder)))
     trained_weights(trainer)
     config = {"run_name": "<a run>", "model": "tiny", "dataset": "canned", "num_generations": GROUP}
     (folder / "config.yaml").write_text(yaml.safe_dump(config | {"conflict_correction": True}))
@@ -45,7 +47,7 @@ def test_each_completion_has_its_own_entropy_delta_and_spans(run: Path, tiny: Pa
 
 
 def test_the_stored_group_weighs_spans_by_the_sign_of_the_advantage(run: Path) -> None:
-    step, view = stored_group(sorted((run / "completions").glob("*.parquet"))[0], GROUP, ["reward_parity"])
+    step, view = read_group(sorted((run / "completions").glob("*.parquet"))[0], GROUP, ["reward_parity"])
     assert step == 1 and len(view.tokens) == GROUP
     seen = set()
     for advantage, pieces, weights in zip(view.advantages, view.tokens, view.weights, strict=True):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from canned import GROUP, canned_group, make_trainer, trained_weights
-from reference import (
+from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
+from helpers.reference import (
     naive_completion_entropy,
     naive_conflict_mask,
     naive_conflict_weights,
@@ -211,7 +211,7 @@ def test_lora_on_the_head_and_scaled_logits_are_refused(tiny: Path, tmp_path: Pa
     from peft import LoraConfig, get_peft_model
     from trl import GRPOConfig
 
-    from trainer import GRPOTrainer
+    from gtpo.trainer import GRPOTrainer
 
     def build(model: Any) -> None:
         GRPOTrainer(

@@ -1,20 +1,19 @@
-"""Scores of an evaluation: pass@k, maj@k, and bootstrap intervals over problems.
+"""Evaluation metrics: pass@k, maj@k, and bootstrap intervals over problems.
 
-n samples of one problem, c of them right, k <= n samples looked at. Everything is per problem; an evaluation averages
-over problems. `pass_at_k` is the unbiased estimator, `first_k_pass` the estimate that Table 1 of the paper uses: same
-mean, 2 to 8 times the noise.
+A problem has n samples, c of them correct, and k <= n of them are considered. Each function scores one problem; an
+evaluation averages over problems. `pass_at_k` is the unbiased estimator, `first_k_pass` the estimator of Table 1 of the
+paper: the same mean, 2 to 8 times the noise.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from gtpo.grading.compare import equivalent
-from gtpo.grading.normalise import normalise
+from gtpo.grading import equivalent, normalise
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Unbiased pass@k of one problem: the chance that k of its n samples, drawn without replacement, hold a right one.
+    """Unbiased pass@k of one problem: the probability that k of its n samples include a correct one.
 
         1 - C(n - c, k) / C(n, k)  =  1 - prod_{i = n-c+1..n} (1 - k / i)
 
@@ -22,23 +21,22 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
     Args:
         n: Samples of the problem.
-        c: Right ones among them, 0 to n.
-        k: Samples looked at, 1 to n.
+        c: Number of correct samples, 0 to n.
+        k: Samples considered, 1 to n.
 
     Raises:
-        ValueError: If c or k is out of range; k > n has no unbiased estimate.
+        ValueError: If c or k is out of range; there is no unbiased estimate for k > n.
     """
     if not 0 <= c <= n:
-        raise ValueError(f"c={c} right of n={n} samples: expected 0 <= c <= n")
-    if not 1 <= k <= n:
-        raise ValueError(f"k={k} of n={n} samples: expected 1 <= k <= n; draw more samples or ask for a smaller k")
+        raise ValueError(f"c={c} correct of n={n} samples: expected 0 <= c <= n")
+    _check_k(k, n)
     if n - c < k:
-        return 1.0  # one factor is 0; those below it would be negative and large
+        return 1.0  # the product contains a zero factor; the factors below it would be negative
     return float(1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
 
 
 def first_k_pass(correct: Sequence[bool], k: int) -> float:
-    """1 if any of the first k samples of a problem is right, else 0: pass@k as Table 1 of the paper estimates it.
+    """1 if any of the first k samples of a problem is correct, else 0: pass@k as estimated in Table 1 of the paper.
 
     Raises:
         ValueError: If k is not between 1 and the number of samples.
@@ -48,50 +46,49 @@ def first_k_pass(correct: Sequence[bool], k: int) -> float:
 
 
 def majority_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int) -> float:
-    """maj@k of one problem: 1 if the most frequent answer of its first k samples is right, else 0.
+    """maj@k of one problem: 1 if the most frequent answer of its first k samples is correct, else 0.
 
-    Answers are counted by equivalence class (same normal form, same number, or the judge says so); an unreadable one
-    (None, blank) has no vote. A tie goes to the class seen first, and no votes score 0, so maj@1 is first-k pass@1.
+    Answers are counted by equivalence class: the same normalised string, or :func:`gtpo.grading.equivalent`. Missing
+    answers (None, blank) have no vote. A tie goes to the class that occurs first, and no votes score 0, so maj@1 is
+    first-k pass@1.
 
     Args:
-        answers: The extracted answer of each sample, in the order they were drawn. Length n.
-        correct: Whether each is right. Length n. A class is as right as its first member.
-        k: Samples looked at, 1 to n.
+        answers: The extracted answer of each sample, in sampling order. Length n.
+        correct: Whether each answer is correct. Length n. A class is correct if its first member is.
+        k: Samples considered, 1 to n.
 
     Raises:
         ValueError: If the lengths differ or k is not between 1 and n.
     """
     if len(answers) != len(correct):
-        raise ValueError(f"{len(answers)} answers but {len(correct)} verdicts: pass one of each per sample")
+        raise ValueError(f"{len(answers)} answers but {len(correct)} entries in correct: expected one per sample")
     _check_k(k, len(answers))
     votes: list[int] = []
-    openers: list[tuple[str, bool]] = []  # the answer that opened each class, and whether it is right
-    class_of: dict[str, int] = {}  # by normal form, so that a repeated answer costs one look-up
-    for answer, right in zip(answers[:k], correct[:k], strict=True):
+    firsts: list[tuple[str, bool]] = []  # the first answer of each class, and whether it is correct
+    class_of: dict[str, int] = {}  # by normalised string, so that a repeated answer is compared only once
+    for answer, is_correct in zip(answers[:k], correct[:k], strict=True):
         form = normalise(answer or "")
         if not form or answer is None:
             continue
         if form not in class_of:
-            class_of[form] = next(
-                (c for c, (opener, _) in enumerate(openers) if equivalent(opener, answer)), len(votes)
-            )
+            class_of[form] = next((c for c, (first, _) in enumerate(firsts) if equivalent(first, answer)), len(votes))
             if class_of[form] == len(votes):
                 votes.append(0)
-                openers.append((answer, right))
+                firsts.append((answer, is_correct))
         votes[class_of[form]] += 1
-    return float(openers[votes.index(max(votes))][1]) if votes else 0.0
+    return float(firsts[votes.index(max(votes))][1]) if votes else 0.0
 
 
 def bootstrap_interval(
     per_problem_scores: Sequence[float], level: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean score: problems are drawn with replacement, samples are kept.
+    """Percentile bootstrap interval of the mean score: problems are resampled with replacement, their samples are not.
 
     Args:
         per_problem_scores: One score per problem, such as its pass@k.
         level: Coverage, between 0 and 1.
-        resamples: Means drawn.
-        seed: Seed of the draws; the same scores and seed give the same interval.
+        resamples: Number of bootstrap resamples.
+        seed: Seed of the resampling; the same scores and seed give the same interval.
 
     Returns:
         (low, high), in the unit of the scores.
@@ -101,7 +98,7 @@ def bootstrap_interval(
     """
     scores = np.asarray(per_problem_scores, dtype=np.float64)
     if scores.ndim != 1 or not len(scores):
-        raise ValueError(f"scores of shape {scores.shape}: expected one score for each of at least one problem")
+        raise ValueError(f"scores of shape {scores.shape}: expected one score per problem, at least one problem")
     if not 0 < level < 1 or resamples < 1:
         raise ValueError(f"level={level}, resamples={resamples}: expected 0 < level < 1 and at least one resample")
     rng = np.random.default_rng(seed)
@@ -113,4 +110,4 @@ def bootstrap_interval(
 
 def _check_k(k: int, n: int) -> None:
     if not 1 <= k <= n:
-        raise ValueError(f"k={k} of n={n} samples: expected 1 <= k <= n; draw more samples or ask for a smaller k")
+        raise ValueError(f"k={k} of n={n} samples: expected 1 <= k <= n; sample more completions or lower k")

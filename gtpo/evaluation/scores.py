@@ -1,118 +1,125 @@
-import functools
+"""Scores of a completion file: grades the completions, computes the metrics, writes results.json."""
+
+import importlib.metadata
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from evaluate import TITLES
+from tqdm import tqdm
+
+from gtpo.data import BENCHMARK_TITLES
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
-from gtpo.evaluation.storage import read_completions
-from gtpo.grading.compare import is_correct, timeouts
-from gtpo.grading.extract import extract_answer
-from gtpo.runs import git_revision, write_atomically
-from rewards import FORMAT_MAX, score_format
+from gtpo.evaluation.storage import Row, find_completion_files, read_completions, scores_path
+from gtpo.files import write_atomically
+from gtpo.grading import extract_answer, is_correct, timeouts
+from gtpo.prompts import follows_format
+from gtpo.runs import git_revision
 
-Entry = dict[str, Any]
+Entry = dict[str, Any]  # one model on one benchmark, as in results.json (docs/evaluation.md)
 
 
-def grade(path: Path, rows: Sequence[dict[str, Any]]) -> Entry:
-    """The entry of one file of completions: what ``results.json`` holds for it (docs/evaluation.md).
+def grade(path: Path, problems: Sequence[Row]) -> Entry:
+    """Grade a completion file.
 
     Args:
-        path: The completions.
-        rows: The problems, {id, question, gold}.
+        path: The completion file.
+        problems: The problems, {id, question, gold}.
+
+    Returns:
+        Its entry of ``results.json``.
 
     Raises:
         UsageError: If completions are missing.
     """
-    from tqdm import tqdm
-
-    pass
-    pass
-    pass
-    pass
-
     head, completions = read_completions(path)
-    k, expected = head["settings"]["k"], len(rows) * head["settings"]["k"]
+    k, expected = head["settings"]["k"], len(problems) * head["settings"]["k"]
     if len(completions) != expected:
         raise UsageError(
-            f"{path} holds {len(completions)} of {expected} completions: run its evaluation again without --regrade, "
-            "it continues where it stopped."
+            f"{path} has {len(completions)} of {expected} completions: run the same evaluation without --regrade to "
+            "resume it."
         )
-    samples: dict[tuple[str, int], dict[str, Any]] = {(row["id"], row["sample"]): row for row in completions}
-    problems, answers, correct = [], [], []
+    samples = {(row["id"], row["sample"]): row["completion"] for row in completions}
     timeouts_before = timeouts()
-    for row in tqdm(rows, desc="  grading", unit=" problems", leave=False):
-        texts = [samples[row["id"], sample]["completion"] for sample in range(k)]
+    per_problem, answers, correct = [], [], []
+    for problem in tqdm(problems, desc="  grading", unit=" problems", leave=False):
+        texts = [samples[problem["id"], sample] for sample in range(k)]
         answers.append([extract_answer(text) for text in texts])
-        correct.append([is_correct(answer, row["gold"]) for answer in answers[-1]])
-        problems.append(
+        correct.append([is_correct(answer, problem["gold"]) for answer in answers[-1]])
+        per_problem.append(
             {
-                "id": row["id"],
-                "gold": row["gold"],
+                "id": problem["id"],
+                "gold": problem["gold"],
                 "n": k,
                 "c": sum(correct[-1]),
-                "formatted": sum(score_format(text) == FORMAT_MAX for text in texts),
+                "formatted": sum(map(follows_format, texts)),
                 "correct": "".join("01"[right] for right in correct[-1]),
             }
         )
-
-    sizes = sorted({2**power for power in range(k.bit_length())} | {k})
-    of_each: dict[str, dict[int, list[float]]] = {  # the score of each problem
-        "pass": {size: [pass_at_k(k, problem["c"], size) for problem in problems] for size in sizes},
-        "pass_first_k": {size: [first_k_pass(marks, size) for marks in correct] for size in sizes},
-        "maj": {size: [majority_at_k(*both, size) for both in zip(answers, correct, strict=True)] for size in sizes},
-    }
-    means = {
-        name: {str(size): percent(sum(values) / len(values)) for size, values in by_size.items()}
-        for name, by_size in of_each.items()
-    }
-    intervals = {
-        name: {str(size): [percent(end) for end in bootstrap_interval(of_each[name][size])] for size in sizes}
-        for name in ("pass", "maj")
-    }
+    scores, intervals = _scores(k, answers, correct)
     return {
         "label": path.parent.name,
         "benchmark": path.stem,
-        "problems": len(rows),
+        "problems": len(problems),
         "k": k,
         "scores": {
-            **means,
-            "format": percent(sum(problem["formatted"] for problem in problems) / expected),
-            "finished": percent(sum(row["finished"] for row in completions) / expected),
+            **scores,
+            "format": _percent(sum(problem["formatted"] for problem in per_problem) / expected),
+            "finished": _percent(sum(row["finished"] for row in completions) / expected),
             "tokens": sum(row["tokens"] for row in completions) / expected,
         },
         "intervals": intervals,
         "settings": head["settings"],
         **head["about"],
-        "graded_by": {**grader(), "timeouts": timeouts() - timeouts_before},
-        "per_problem": problems,
+        "graded_by": {**_grader_versions(), "timeouts": timeouts() - timeouts_before},
+        "per_problem": per_problem,
     }
 
 
-def percent(fraction: float) -> float:
-    """A share from 0 to 1 in percent, without the noise of its last digits."""
+def write_results(directory: Path, entries: Sequence[Entry]) -> Path:
+    """Write each entry beside its completions, and ``results.json`` with all entries in the directory.
+
+    Returns:
+        The path of ``results.json``.
+    """
+    for entry in entries:
+        completions = directory / entry["label"] / f"{entry['benchmark']}.jsonl"
+        write_atomically(scores_path(completions), json.dumps(entry, indent=1))
+    paths = [scores_path(path) for path in find_completion_files(directory, BENCHMARK_TITLES)]
+    stored = [json.loads(path.read_text()) for path in paths if path.is_file()]
+    results = directory / "results.json"
+    write_atomically(results, json.dumps({"results": stored}, indent=1))
+    return results
+
+
+def _scores(
+    k: int, answers: Sequence[Sequence[str | None]], correct: Sequence[Sequence[bool]]
+) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, list[float]]]]:
+    """Mean and interval of each metric in percent, by k' = 1, 2, 4, ..., k; answers and correct are per problem."""
+    sizes = sorted({2**power for power in range(k.bit_length())} | {k})
+    per_problem: dict[str, dict[int, list[float]]] = {
+        "pass": {size: [pass_at_k(k, sum(marks), size) for marks in correct] for size in sizes},
+        "pass_first_k": {size: [first_k_pass(marks, size) for marks in correct] for size in sizes},
+        "maj": {size: [majority_at_k(*both, size) for both in zip(answers, correct, strict=True)] for size in sizes},
+    }
+    means = {
+        metric: {str(size): _percent(sum(values) / len(values)) for size, values in by_size.items()}
+        for metric, by_size in per_problem.items()
+    }
+    intervals = {
+        metric: {str(size): list(map(_percent, bootstrap_interval(per_problem[metric][size]))) for size in sizes}
+        for metric in ("pass", "maj")
+    }
+    return means, intervals
+
+
+def _percent(fraction: float) -> float:
+    """A fraction in percent, rounded to hide floating-point noise."""
     return round(100 * fraction, 6)
 
 
-@functools.cache
-def grader() -> dict[str, Any]:
-    """What decides the marks: this checkout and math-verify."""
-    import importlib.metadata
-
-    pass
-
+@cache
+def _grader_versions() -> dict[str, Any]:
     return {"git_revision": git_revision(), "math-verify": importlib.metadata.version("math-verify")}
-
-
-def write_results(folder: Path, entries: Sequence[Entry]) -> Path:
-    """Write each entry beside its completions, and results.json with every entry in ``folder``; none of them half."""
-    pass
-
-    for entry in entries:
-        write_atomically(folder / entry["label"] / f"{entry['benchmark']}.json", json.dumps(entry, indent=1))
-    paths = [path.with_suffix(".json") for path in sorted(folder.glob("*/*.jsonl")) if path.stem in TITLES]
-    stored = [json.loads(path.read_text()) for path in paths if path.is_file()]
-    write_atomically(folder / "results.json", json.dumps({"results": stored}, indent=1))
-    return folder / "results.json"

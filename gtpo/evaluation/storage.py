@@ -1,24 +1,51 @@
+"""The completion file of one model on one benchmark: JSONL, appended to while completions are sampled, resumable.
+
+The first line has the settings, every other line one completion {id, sample, completion, tokens, finished}. A
+completion is identified by (id, sample). A file is only continued with the settings that it was created with.
+"""
+
 import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO, Self
 
 from gtpo.errors import UsageError
-from gtpo.evaluation.sampling import Key
+from gtpo.prompts import to_messages
+
+Row = dict[str, Any]
+Key = tuple[str, int]  # problem id, sample number
+
+
+def find_completion_files(directory: Path, benchmarks: Iterable[str]) -> list[Path]:
+    """The completion files of some benchmarks in an output directory, ``LABEL/BENCHMARK.jsonl``, sorted."""
+    names = set(benchmarks)
+    return [path for path in sorted(directory.glob("*/*.jsonl")) if path.stem in names]
+
+
+def scores_path(completions: Path) -> Path:
+    """Where the scores of a completion file are written."""
+    return completions.with_suffix(".json")
 
 
 class CompletionFile:
-    """The JSONL file of one benchmark and one model, open for appending by one process.
+    """A completion file, open for appending by one process.
 
     Attributes:
-        done: Keys of the completions that the file holds.
+        done: Keys of the completions in the file.
     """
 
     def __init__(self, path: Path, settings: Row, about: Row, overwrite: bool = False) -> None:
+        """
+        Args:
+            path: The file; it is created if it does not exist.
+            settings: Everything that determines the completions.
+            about: What else the first line of a new file contains.
+            overwrite: Discard the completions in the file.
+        """
         self.path = path
         self.settings = settings
         self.about = about
@@ -26,7 +53,7 @@ class CompletionFile:
         self.done: set[Key] = set()
         self._file: BinaryIO
 
-    def __enter__(self) -> "CompletionFile":
+    def __enter__(self) -> Self:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self.path, "ab", buffering=0)
@@ -37,14 +64,14 @@ class CompletionFile:
         except OSError as error:
             self._file.close()
             raise UsageError(
-                f"{self.path} is being written by another evaluation: wait for it, or give --output_dir."
+                f"{self.path} is in use by another evaluation: wait for it, or name another --output_dir."
             ) from error
         try:
             if not self.overwrite:
                 check_settings(self.path, self.settings)
-            whole = 0 if self.overwrite else self.path.read_bytes().rfind(b"\n") + 1
-            self._file.truncate(whole)  # of a line that was being written when the process died
-            if whole:
+            end = 0 if self.overwrite else self.path.read_bytes().rfind(b"\n") + 1
+            self._file.truncate(end)  # drop a line that was only partly written when the process was killed
+            if end:
                 self.done = {(row["id"], row["sample"]) for row in read_completions(self.path)[1]}
             else:
                 self._write([{"settings": self.settings, "about": self.about}])
@@ -59,7 +86,7 @@ class CompletionFile:
         self._file.close()
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Write completions and hand them to the operating system: they outlive the process.
+        """Write completions without buffering: they are kept if the process is killed.
 
         Raises:
             UsageError: If they cannot be written.
@@ -74,50 +101,50 @@ class CompletionFile:
                 data = data[self._file.write(data) :]
         except OSError as error:
             raise UsageError(
-                f"cannot write {self.path}: {os.strerror(error.errno or 0)}. What it holds stays good: make room and "
-                "run the same command again."
+                f"cannot write {self.path}: {os.strerror(error.errno or 0)}. The completions in it are kept: free some "
+                "space and run the same command again."
             ) from error
 
 
 def check_settings(path: Path, settings: Row) -> None:
-    """Refuse to continue a file that was made with other settings.
+    """Refuse to continue a file that was created with other settings.
 
     Raises:
-        UsageError: With the settings that differ, or if the file is no file of completions.
+        UsageError: With the settings that differ, or if the file is not a completion file.
     """
     if not path.is_file():
         return
     with path.open("rb") as file:
         first = file.readline()
     if not first.endswith(b"\n"):
-        return  # killed before the first line was whole: nothing to keep
+        return  # killed while the first line was written: there are no completions
     stored = _parse_line(path, 1, first).get("settings")
     if not isinstance(stored, dict):
-        raise UsageError(f"{path} is no file of completions (its first line holds no settings): move it away.")
+        raise UsageError(f"{path} is not a completion file (its first line has no settings): move it elsewhere.")
     changed = [name for name in {**settings, **stored} if stored.get(name) != settings.get(name)]
     if changed:
         changed = [name for name in changed if not name.endswith("_hash")] or changed
         differences = ", ".join(f"{name} was {stored.get(name)!r}, is {settings.get(name)!r}" for name in changed)
         raise UsageError(
-            f"{path} was made with other settings ({differences}): name another --output_dir, or --overwrite it."
+            f"{path} was created with other settings ({differences}): name another --output_dir, or add --overwrite."
         )
 
 
 def read_completions(path: Path) -> tuple[Row, list[Row]]:
-    """The first line and the completions of a file; a half-written last line is left out.
+    """The first line and the completions of a file, without a partly written last line.
 
     Raises:
-        UsageError: If another line is broken or a completion is there twice.
+        UsageError: If there are no completions, another line is broken, or a completion occurs more than once.
     """
     content = path.read_bytes() if path.is_file() else b""
-    lines = content.split(b"\n")[:-1]  # what follows the last newline is half a line, or nothing
+    lines = content.split(b"\n")[:-1]  # after the last newline: a partly written line, or nothing
     if not lines:
-        raise UsageError(f"{path} holds no completions: run the evaluation without --regrade.")
+        raise UsageError(f"{path} has no completions: run the evaluation without --regrade.")
     head, *rows = [_parse_line(path, number, line) for number, line in enumerate(lines, start=1)]
     keys = {(row.get("id"), row.get("sample")) for row in rows}
     if len(keys) != len(rows):
         raise UsageError(
-            f"{path} holds {len(rows) - len(keys)} completions twice: restore it, or start again with --overwrite."
+            f"{path} has {len(rows) - len(keys)} duplicate completions: restore it, or start again with --overwrite."
         )
     return head, rows
 
@@ -125,26 +152,36 @@ def read_completions(path: Path) -> tuple[Row, list[Row]]:
 def _parse_line(path: Path, number: int, line: bytes) -> Row:
     try:
         parsed = json.loads(line)
-    except ValueError as error:
-        parsed = error
+    except ValueError:
+        parsed = None
     if not isinstance(parsed, dict):
         raise UsageError(
-            f"{path}, line {number} is broken: delete the line (it is drawn again), or start with --overwrite."
+            f"{path}, line {number} is broken: delete the line (its completion is sampled again), or start again with "
+            "--overwrite."
         )
     return parsed
 
 
-def fingerprint(folder: str | Path) -> str | None:
-    """A hash that changes when weights, tokenizer or chat template in ``folder`` do; None if it is no local folder.
+# Hashes that identify problems and models in the settings
 
-    Of each file 256 blocks of 64 KiB, evenly spread, are read: a small one whole, a large one in well under a second.
+
+def problems_hash(rows: Sequence[Row]) -> str:
+    """A hash of the prompts; it does not depend on the gold answers."""
+    asked = [[row["id"], to_messages(row["question"])] for row in rows]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+
+
+def fingerprint(directory: str | Path) -> str | None:
+    """A hash of the weights, tokenizer and chat template in a directory; None if it is not a local directory.
+
+    256 evenly spaced blocks of 64 KiB are read from each file: small files completely, large ones in under a second.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
+    directory = Path(directory)
+    if not directory.is_dir():
         return None
     digest = hashlib.sha256()
     patterns = ("*.safetensors", "*.bin", "*config.json", "tokenizer.json", "chat_template*")
-    for path in sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}):
+    for path in sorted({path for pattern in patterns for path in directory.glob(pattern) if path.is_file()}):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:

@@ -1,0 +1,38 @@
+r"""Answer grading: reads the answer out of a completion and decides whether two answers mean the same.
+
+Rewards, evaluation, majority voting and data loading all use this package, so a training curve and an evaluation table
+always agree. Cheap exact rules run first and decide almost every pair; sympy comes last, in a separate process:
+
+1. equal strings after `normalise` (delimiters, LaTeX spellings, thousands separators);
+2. exact numbers: decimals, fractions, mixed numbers and percentages as `fractions.Fraction`, without a tolerance;
+3. structure, element by element: tuples and intervals in order and with their brackets, sets and lists in any order,
+   unions, matrices, ``x = ...``;
+4. units, number bases, words;
+5. math-verify for the rest (surds, polynomials, equations), in one worker process limited to 5 seconds per comparison
+   and 2 GiB of memory.
+
+Model output is untrusted input and is never evaluated as code: the worker parses it with a LaTeX grammar. If the worker
+exceeds a limit it is killed and the answer counts as wrong. A text longer than 1,000 characters is not an answer.
+`is_correct` and `equivalent` never raise because of a text, and work from any thread and in forked processes.
+
+Conventions where public graders differ: ``10\%`` equals both ``10`` and ``0.1``; a unit may be missing but not wrong;
+``1, 2`` equals ``2, 1`` and ``\{2, 1\}``, but ``(1, 2)`` only in that order; ``204_5`` equals only ``204_5``; a decimal
+equals an exact value if it is exact, or correct to the last of at least 10 significant digits.
+"""
+
+from gtpo.grading.compare import equivalent, is_correct
+from gtpo.grading.extract import extract_answer, gsm8k_gold
+from gtpo.grading.latex import last_boxed
+from gtpo.grading.normalise import normalise
+from gtpo.grading.worker import timeouts, worker_calls
+
+__all__ = [
+    "equivalent",
+    "extract_answer",
+    "gsm8k_gold",
+    "is_correct",
+    "last_boxed",
+    "normalise",
+    "timeouts",
+    "worker_calls",
+]

@@ -1,26 +1,29 @@
+"""Reads the answer out of a completion, and the gold answer out of a GSM8K solution."""
+
 from gtpo.grading.compare import equivalent
+from gtpo.prompts import ANSWER_CLOSE, ANSWER_OPEN
 
 
 def extract_answer(text: str) -> str | None:
-    """The content of the last complete ``<answer>...</answer>`` block, stripped; in time linear in the text.
+    """The stripped content of the last complete ``<answer>...</answer>`` block. Runs in linear time.
 
-    None if there is no such block, if the last one is empty, or if blocks disagree: listing several answers is not
-    answering. A block starts at the last ``<answer>`` before its ``</answer>``.
+    Returns None if there is no complete block, if the last one is empty, or if two blocks disagree. A block starts at
+    the last opening tag before its closing tag.
     """
-    blocks: list[str] = []
+    answer: str | None = None
     position = 0
-    while (end := text.find("</answer>", position)) >= 0:
-        start = text.rfind("<answer>", position, end)
+    while (end := text.find(ANSWER_CLOSE, position)) >= 0:
+        start = text.rfind(ANSWER_OPEN, position, end)
         if start >= 0:
-            block = text[start + len("<answer>") : end].strip()
-            if blocks and block != blocks[-1] and not equivalent(block, blocks[-1]):
+            block = text[start + len(ANSWER_OPEN) : end].strip()
+            if answer is not None and block != answer and not equivalent(block, answer):
                 return None
-            blocks[:] = [block]
-        position = end + len("</answer>")
-    return blocks[0] or None if blocks else None
+            answer = block
+        position = end + len(ANSWER_CLOSE)
+    return answer or None
 
 
 def gsm8k_gold(answer_text: str) -> str | None:
-    """The gold number of a GSM8K solution: the text after its last ``#### ``, commas removed; None if there is none."""
+    """The gold answer of a GSM8K solution: the text after its last ``#### ``, without commas; None if there is none."""
     _, mark, gold = answer_text.rpartition("#### ")
     return gold.replace(",", "").strip() or None if mark else None

@@ -1,41 +1,18 @@
+"""Rule 1: the normal form of an answer. Two answers with the same normal form are equal."""
+# ruff: noqa: RUF001 (the tables hold Unicode characters that look like ASCII)
+
 import re
 import unicodedata
 from functools import lru_cache
-from itertools import accumulate
+
+from gtpo.grading.latex import FUNCTIONS, bracket_balance, closing_index, last_boxed, nesting_depth
 
 MAX_LENGTH = 1_000  # characters; the longest answer in MATH has 168
-
-
-_MAX_DEPTH = 40  # nested brackets; the grammar is recursive
-
-
-def last_boxed(text: str) -> str | None:
-    r"""The gold answer of a MATH solution: the content of its last ``\boxed`` or ``\fbox``, None if missing or empty.
-
-    Braces are matched, because 23 % of MATH golds nest them; ``\boxed 2`` and ``\boxed {17}`` occur as well.
-    """
-    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    if start < 0:
-        return None
-    rest = text[start:].removeprefix("\\boxed").removeprefix("\\fbox").lstrip()
-    if not rest.startswith("{"):
-        bare = re.match(r"[^\s$\\{}.,]+", rest)
-        return bare[0] if bare else None
-    end = _closing(rest, 0)
-    return rest[1:end].strip() or None if end else None
-
-
-_FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp"
-
+_MAX_DEPTH = 40  # nested brackets; the LaTeX grammar is recursive
+_MAX_LAYERS = 8  # delimiters, bold, box and prose around one answer
 
 _GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|pi|rho|sigma|tau|phi|omega"
-
-
-_TEXT = r"\\(text(?:normal|rm|bf|it)?|mbox|math(?:rm|bf|it|sf)|operatorname)\s*\{([^{}]*)\}"
-
-
 _AND = r"(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])"
-
 
 _CHARACTERS = str.maketrans(
     {
@@ -47,33 +24,25 @@ _CHARACTERS = str.maketrans(
         **{**dict.fromkeys("€£¥", "$"), "。": "."},
     }
 )
-
-
 _SCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789-+n0123456789")
-
 
 _PROSE = re.compile(
     r"(?:(?:so|thus|hence|therefore|then)\b,?\s*)?(?:(?:the|my|our)\s+)?(?:(?:final|correct)\s+)?"
     r"(?:answer|result|solution|value)s?\s*(?:(?:is|are)\b|=|:)\s*:?\s*",
     re.IGNORECASE,
 )
-
-
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'))
 
-
-# In this order. Each line: what it rewrites, and into what.
+# Applied in this order: (pattern, replacement).
 _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?", ""),  # sizes of brackets
-        (
-            r"(?<=\d)\s*(?:,\s*\\!|\{\s*,\s*\}|\\[,;:!])\s*(?=\d{3}(?!\d))",
-            "",
-        ),  # 1,\!234  1{,}234  1\,234: surely thousands
+        # thousands separators of LaTeX: 1,\!234  1{,}234  1\,234
+        (r"(?<=\d)\s*(?:,\s*\\!|\{\s*,\s*\}|\\[,;:!])\s*(?=\d{3}(?!\d))", ""),
         (r"(?:\\\\)+\s*$|(?<!\\)\\!|\\(?:display|text)style(?![a-zA-Z])|\\(?:limits|phantom)(?![a-zA-Z])", ""),
         (r"(?<!\\)\\[,;:>\s]|\\q?quad(?![a-zA-Z])|~", " "),
-        (r"\s+", " "),  # runs of blanks would cost the patterns below cubic time
+        (r"\s+", " "),  # the patterns below take cubic time on runs of blanks
         (r"\\[dtc]frac(?![a-z])", r"\\frac"),
         (r"\\[dt]binom(?![a-z])", r"\\binom"),
         (r"<=|\\leq?(?:slant)?(?![a-zA-Z])", r"\\leq "),
@@ -95,83 +64,65 @@ _REWRITES = [
         (r"\\?\$|\\text\{\s*\$\s*\}", ""),  # currency, or math delimiters in a sentence
         (r"[(\[]?\s*\\begin\{(?:[bB]matrix|smallmatrix|matrix|array)\}(?:\{[lcr| ]*\})?", r"\\begin{pmatrix}"),
         (r"\\end\{(?:[bB]matrix|smallmatrix|matrix|array)\}\s*[)\]]?", r"\\end{pmatrix}"),
-        (rf"\s*,?\s*(?:\\(?:text|mbox)\s*\{{\s*,?\s*{_AND}\s*\}}|{_AND})\s*", ", "),  # a list; 18 or 20 is not 18
+        (rf"\s*,?\s*(?:\\(?:text|mbox)\s*\{{\s*,?\s*{_AND}\s*\}}|{_AND})\s*", ", "),  # "18 or 20" is a list
         (r"(?<![a-zA-Z\\])(?:infinity|inf|oo)(?![a-zA-Z])|\\inf(?![a-zA-Z])", r"\\infty "),
-        (rf"(?<![a-zA-Z\\])({_FUNCTIONS}|sqrt|{_GREEK})(?![a-zA-Z])", r"\\\1 "),  # plain-text mathematics
+        (rf"(?<![a-zA-Z\\])({FUNCTIONS}|sqrt|{_GREEK})(?![a-zA-Z])", r"\\\1 "),  # plain-text mathematics
         (r"(?<=\d)\^\{?\\(?:text|mathrm)?\{?(?:st|nd|rd|th)\}?\}?$|(?<=\d)(?:st|nd|rd|th)\b", ""),  # ordinals
         (r"^\s*\\approx(?![a-zA-Z])", ""),
-        (r"(?<=\S)\s*\\approx(?![a-zA-Z])[^,;]*$", ""),  # 2/3 \approx 0.67: the exact value stands first
+        (r"(?<=\S)\s*\\approx(?![a-zA-Z])[^,;]*$", ""),  # 2/3 \approx 0.67: the exact value comes first
         (r"^(\s*[-+]?\s*\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
-        (r"(?<![\w.})^/])(\d+)\s*/\s*(\d+)(?!\s*[\d.!^_])", r"\\frac{\1}{\2}"),  # 1/2x is half of x, as in y = 1/2x + 3
+        (r"(?<![\w.})^/])(\d+)\s*/\s*(\d+)(?!\s*[\d.!^_])", r"\\frac{\1}{\2}"),  # 1/2x is x/2
         (r"\s*[({]?(?:\\text\{)?\s*(?:in )?\bbase[ -](\d+)\}?[)}]?$", r"_{\1}"),  # 204 (base 5)
         (r"\\text\s*\{\s*(\w+)\s*\}(?=\s*_)|\\(?:mathrm|text)\{([ie])\}", r"\1\2"),  # \text{A5}_{11}, \mathrm{i}
         (r"\^\s*\(([^()]*)\)", r"^{\1}"),  # x^(1/2)
-        (r"\^\s*(-?\d+|[a-zA-Z])", r"^{\1}"),  # x^10 is written by people who mean ten
+        (r"\^\s*(-?\d+|[a-zA-Z])", r"^{\1}"),  # x^10 means x^{10}
         (r"_\s*(\d+|[a-zA-Z])(?![a-zA-Z])", r"_{\1}"),
         (r"_\{\s*\(?\s*(?:\\text\{)?(\w+)\}?\s*\)?\s*\}", r"_{\1}"),
     )
 ]
-
-
 _DEGREES = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z]))")
-
-
 _THOUSANDS = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d|,\d)")
-
-
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\{(\d+)\}")
-
-
-def _repeating(match: re.Match[str]) -> str:
-    r"""``0.1\overline{6}`` as 15/90."""
-    once, block = match[1] + match[2], match[3]
-    top, bottom = int(once + block) - int(once or 0), 10 ** len(match[2]) * (10 ** len(block) - 1)
-    return rf"\frac{{{top}}}{{{bottom}}}"
 
 
 @lru_cache(maxsize=2**14)
 def normalise(text: str) -> str:
-    """One spelling for what is written in many: the form in which answers are compared and cached.
+    """The normal form of an answer: one spelling for all the ways to write the same thing.
 
-    The empty string if there is nothing to compare: a blank text, or one of more than 1,000 characters.
+    Returns an empty string if there is nothing to compare: a blank text, one with more than 1,000 characters, or one
+    whose brackets do not match.
     """
     text = text.strip()
     if not text or len(text) > MAX_LENGTH:
         return ""
-    text = _unwrap(" ".join(_ascii(text).split()))
-    if len(text) > MAX_LENGTH or _depth(text) or _deepest(text) > _MAX_DEPTH:
+    text = _unwrap(" ".join(_to_ascii(text).split()))
+    if len(text) > MAX_LENGTH or bracket_balance(text) or nesting_depth(text) > _MAX_DEPTH:
         return ""
-    text = _REPEATING.sub(_repeating, text)
-    text = _THOUSANDS.sub(lambda m: m[0] if _depth(text[: m.start()]) else m[0].replace(",", ""), text)
+    text = _rewrite_numbers(text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    # Degrees of a plain angle are a unit; inside a function they are a factor, and sin 15 is not sin 15°.
-    if re.search(rf"\\(?:{_FUNCTIONS})", text):
-        text = re.sub(rf"(\d+(?:\.\d+)?){_DEGREES.pattern}", r"(\\frac{\1\\pi}{180})", text)
-    text = _DEGREES.sub("", text)
-    text = _brace_arguments(text)
-    text = re.sub(r"\s*([^\w\s\\]|\\[{}])\s*", r"\1", text)  # white space matters between words and digits only
-    text = re.sub(r"(\\[a-zA-Z]+)\s+(?![a-zA-Z])|\s+(?=\\[a-zA-Z])", r"\1", text)
-    return re.sub(r"\s+", " ", text).strip().rstrip(".,;:").removeprefix("+").strip()
+    return _strip_spaces(_brace_arguments(_rewrite_degrees(text)))
 
 
-def _ascii(text: str) -> str:
-    """ASCII for the mathematics of Unicode; NFKC alone would read ``5²`` as 52 and ``1½`` as 11/2."""
+def _to_ascii(text: str) -> str:
+    """LaTeX or ASCII for Unicode mathematics. NFKC alone would read ``5²`` as 52 and ``1½`` as 11/2."""
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+", lambda m: "^{" + m[0].translate(_SCRIPTS) + "}", text)
     text = re.sub(r"[₀-₉]+", lambda m: "_{" + m[0].translate(_SCRIPTS) + "}", text)
-    text = re.sub(
-        r"[¼-¾⅐-⅞]", lambda m: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", m[0]).split("⁄")), text
-    )
+    text = re.sub(r"[¼-¾⅐-⅞]", _vulgar_fraction, text)
     text = unicodedata.normalize("NFKC", text.translate(_CHARACTERS)).translate(_CHARACTERS)
-    return "".join(
-        " " if unicodedata.category(char) == "Cc" else char for char in text if unicodedata.category(char) != "Cf"
-    )
+    categories = ((char, unicodedata.category(char)) for char in text)
+    return "".join(" " if category == "Cc" else char for char, category in categories if category != "Cf")
+
+
+def _vulgar_fraction(match: re.Match[str]) -> str:
+    r"""``½`` as ``\frac{1}{2}``."""
+    return r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", match[0]).split("⁄"))
 
 
 def _unwrap(text: str) -> str:
-    """Takes off what surrounds an answer: delimiters, bold, "The answer is", one box, the final period."""
+    """Remove what surrounds an answer: delimiters, bold, "The answer is", one box, the final period."""
     text = re.sub(r"\*\*([A-Za-z][A-Za-z :]*)\*\*", r"\1", text)  # **Answer:** 18
-    for _ in range(8):  # layers
+    for _ in range(_MAX_LAYERS):
         before = text
         text = text.strip().rstrip(".,;:").strip().removeprefix("=")
         prose = _PROSE.match(text)
@@ -180,58 +131,76 @@ def _unwrap(text: str) -> str:
             inner = text[len(opening) : -len(closing)]
             if text.startswith(opening) and text.endswith(closing) and inner and closing not in inner:
                 text = inner
-        if text.count("\\boxed") + text.count("\\fbox") == 1:
-            box = last_boxed(text)
-            outside = text.replace(box, "", 1) if box else text
-            if box and not re.search(r"\d", outside):  # a number beside the box is a second answer
-                text = box
+        text = _unbox(text)
         if text == before:
             break
     return text
 
 
+def _unbox(text: str) -> str:
+    """The content of the only box. A number outside the box is a second answer, so the text is returned as it is."""
+    if text.count("\\boxed") + text.count("\\fbox") != 1:
+        return text
+    box = last_boxed(text)
+    return box if box and not re.search(r"\d", text.replace(box, "", 1)) else text
+
+
+def _rewrite_numbers(text: str) -> str:
+    """Repeating decimals as fractions, and no thousands separators; (1,234) is a pair and keeps its comma."""
+    text = _REPEATING.sub(_repeating_decimal, text)
+    return _THOUSANDS.sub(lambda m: m[0] if bracket_balance(text[: m.start()]) else m[0].replace(",", ""), text)
+
+
+def _repeating_decimal(match: re.Match[str]) -> str:
+    r"""``0.1\overline{6}`` as 15/90."""
+    once, block = match[1] + match[2], match[3]
+    top, bottom = int(once + block) - int(once or 0), 10 ** len(match[2]) * (10 ** len(block) - 1)
+    return rf"\frac{{{top}}}{{{bottom}}}"
+
+
+def _rewrite_degrees(text: str) -> str:
+    """Degrees are a factor inside a function (sin 15 is not sin 15°) and a unit, removed, elsewhere."""
+    if re.search(rf"\\(?:{FUNCTIONS})", text):
+        text = re.sub(rf"(\d+(?:\.\d+)?){_DEGREES.pattern}", r"(\\frac{\1\\pi}{180})", text)
+    return _DEGREES.sub("", text)
+
+
 def _brace_arguments(text: str) -> str:
-    r"""``\frac12``, ``\frac 9{20}``, ``\sqrt3``, ``\sqrt(2)`` with the braces that TeX lets one leave out."""
+    r"""Add the braces that TeX makes optional: ``\frac12``, ``\frac 9{20}``, ``\sqrt3``, and also ``\sqrt(2)``."""
     out: list[str] = []
     position = 0
     for match in re.finditer(r"\\(frac|binom|sqrt)(?![a-zA-Z])\s*(\[[^\[\]]*\])?", text):
-        if match.start() < position:
+        if match.start() < position:  # inside an argument that is already done
             continue
         out.append(text[position : match.end()].rstrip())
         position = match.end()
         for _ in range(1 if match[1] == "sqrt" else 2):
-            # \frac123 is 1/2 times 3, but nobody writes \sqrt12 for the root of 1 times 2
-            bare = re.compile(r"\s*(\\[a-zA-Z]+|\d+|[^\s{}()\[\]\\])" if match[1] == "sqrt" else r"\s*(\\[a-zA-Z]+|\w)")
-            group = re.compile(r"\s*([{(])").match(text, position)
-            if group and (group[1] == "{" or match[1] == "sqrt") and (end := _closing(text, group.end() - 1)):
-                out.append("{" + _brace_arguments(text[group.end() : end]) + "}")
-                position = end + 1
-            elif argument := bare.match(text, position):
-                if argument[1] == r"\sqrt":  # \frac\sqrt32: leave the inner command its own argument
-                    break
-                out.append("{" + argument[1] + "}")
-                position = argument.end()
-            else:
+            argument = _read_argument(text, position, is_root=match[1] == "sqrt")
+            if argument is None:
                 break
+            content, position = argument
+            out.append("{" + content + "}")
     return "".join(out) + text[position:]
 
 
-_OPENING, _CLOSING = "([{", ")]}"
+# \frac123 is 1/2 times 3, but \sqrt12 is always meant as the root of 12.
+_FRACTION_ARGUMENT = re.compile(r"\s*(\\[a-zA-Z]+|\w)")
+_ROOT_ARGUMENT = re.compile(r"\s*(\\[a-zA-Z]+|\d+|[^\s{}()\[\]\\])")
 
 
-def _depth(text: str) -> int:
-    return sum((char in _OPENING) - (char in _CLOSING) for char in text)
+def _read_argument(text: str, position: int, *, is_root: bool) -> tuple[str, int] | None:
+    r"""The argument of ``\frac``, ``\binom`` or ``\sqrt`` at `position`, and the position after it."""
+    group = re.compile(r"\s*([{(])").match(text, position)
+    if group and (group[1] == "{" or is_root) and (end := closing_index(text, group.end() - 1)):
+        return _brace_arguments(text[group.end() : end]), end + 1
+    bare = (_ROOT_ARGUMENT if is_root else _FRACTION_ARGUMENT).match(text, position)
+    if not bare or bare[1] == r"\sqrt":  # in \frac\sqrt32 the 3 belongs to the root
+        return None
+    return bare[1], bare.end()
 
 
-def _deepest(text: str) -> int:
-    return max(accumulate((char in _OPENING) - (char in _CLOSING) for char in text), default=0)
-
-
-def _closing(text: str, start: int) -> int:
-    """Index of the brace or bracket that closes the one at `start`; 0 if none does."""
-    depth = 0
-    for i in range(start, len(text)):
-        depth += (text[i] in _OPENING) - (text[i] in _CLOSING)
-        if depth == 0:
-            return i
-    return 0
+def _strip_spaces(text: str) -> str:
+    """Spaces matter between words and digits only; trailing punctuation and a plus sign in front do not matter."""
+    text = re.sub(r"\s*([^\w\s\\]|\\[{}])\s*", r"\1", text)
+    text = re.sub(r"(\\[a-zA-Z]+)\s+(?![a-zA-Z])|\s+(?=\\[a-zA-Z])", r"\1", text)
+    return re.sub(r"\s+", " ", text).strip().rstrip(".,;:").removeprefix("+").strip()

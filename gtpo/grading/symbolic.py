@@ -1,90 +1,78 @@
-"""The process that owns sympy and math-verify: answers.py starts it, sends pairs of LaTeX answers, kills it when late.
+"""The process that runs sympy and math-verify. worker.py starts it, sends it pairs of answers, and kills it when late.
 
-It runs alone (``python -I answer_worker.py PATH...``) because sympy cannot be bounded from inside: a C call outlives
-any alarm, and memory is the process's own. Standard input is a socket: a JSON line ``[a, b, tolerance]`` in, one byte
-out. Nothing is evaluated as code: the only parser is math-verify's LaTeX grammar.
+It is a separate script (``python -I symbolic.py FD PATH...``) because sympy cannot be limited from within a process: an
+alarm does not interrupt C code. Requests arrive on the connection FD as JSON ``[a, b, tolerance]``; the reply is one
+byte. The text is never evaluated as Python: the only parser is math-verify's LaTeX grammar, which passes nothing but
+numbers to `sympy.sympify`.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import resource
 import signal
-import socket
 import sys
 from fractions import Fraction
 from functools import lru_cache
+from multiprocessing.connection import Connection
 from typing import Any
 
 MEMORY_LIMIT = 2 * 1024**3  # bytes of address space; sympy and the grammar need about 0.3 GiB
-ORPHAN_LIMIT = 8  # seconds; the parent kills at 5, so this fires only where the parent is gone
-NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET of <sched.h>
-NO_NEW_PRIVILEGES = 38  # PR_SET_NO_NEW_PRIVS of <sys/prctl.h>
-CREATE_RULESET, RESTRICT_SELF = 444, 446  # system calls of Landlock, Linux 5.13
-WRITING, TRUNCATING = 0b1111111110010, 1 << 14  # Landlock's rights on files but to execute and to read; Linux 6.2
-DIGITS = 300  # a constant that stays 0 to so many digits is taken as 0
+ORPHAN_LIMIT = 8  # seconds; the parent kills after 5, so this takes effect only if the parent is gone
+MAX_DIGITS = 300  # a constant that is 0 to this many digits counts as 0
 
 
 def main() -> None:
-    """Serve comparisons until the parent closes its end."""
-    parent = socket.socket(fileno=0)
-    with contextlib.suppress(ValueError, OSError):  # a system without address-space limits still has the time limit
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-    isolate()
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a parent that ignores alarms would have passed that on
-    # gmpy2 makes ((20!)!)! abort the process and (10^8)! ignore signals; without it both end as Python errors.
+    """Answer requests until the parent closes the connection."""
+    connection = Connection(int(sys.argv[1]))
+    limit_resources()
+    # With gmpy2, ((20!)!)! aborts the process and (10^8)! ignores signals; without it both raise Python errors.
     os.environ.update(SYMPY_GROUND_TYPES="python", MPMATH_NOGMPY="1")
-    sys.path.extend(path for path in sys.argv[1:] if path not in sys.path)  # -I dropped PYTHONPATH and the like
+    sys.path.extend(path for path in sys.argv[2:] if path not in sys.path)  # -I ignores PYTHONPATH
     try:
-        same("x+1", "1+x", None)  # imports, and builds the grammar's tables, before the clock of a comparison runs
+        is_same("x+1", "1+x", None)  # imports sympy and builds the grammar's tables before any time limit applies
     except ImportError as error:
-        parent.sendall(f"{error}\n".encode())
+        connection.send_bytes(str(error).encode())
         return
-    parent.sendall(b"ready\n")
-    for line in parent.makefile("rb"):
-        signal.alarm(ORPHAN_LIMIT)  # default action: the process ends, even inside a C call
-        try:
-            answer = same(*json.loads(line))
-        except MemoryError:
-            return  # start afresh
-        except Exception:  # sympy raises anything, RecursionError included, on text it cannot handle
-            answer = False
-        signal.alarm(0)
-        parent.sendall(b"1" if answer else b"0")
+    connection.send_bytes(b"ready")
+    with contextlib.suppress(EOFError, MemoryError):  # MemoryError: the parent starts a new process
+        while True:
+            request = json.loads(connection.recv_bytes())
+            connection.send_bytes(b"1" if answer(*request) else b"0")
 
 
-def isolate() -> None:
-    """Give up the network and the changing of files, as far as the system allows: the parser reads hostile text.
-
-    A network namespace of its own (Linux, where users may make one), Landlock (Linux 5.13), and a file size limit of 0.
-    Files can still be read: Python imports from many places.
-    """
+def limit_resources() -> None:
+    """Limit the address space and forbid writing files."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None)
-    if libc.unshare(NEW_NETWORK):  # not root
-        libc.unshare(NEW_USER | NEW_NETWORK)
-    rights = WRITING | (TRUNCATING if libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1) >= 3 else 0)
-    ruleset = libc.syscall(CREATE_RULESET, ctypes.byref(ctypes.c_uint64(rights)), ctypes.c_size_t(8), 0)
-    if ruleset >= 0:  # rights that no rule of it grants are gone
-        libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-        libc.syscall(RESTRICT_SELF, ruleset, 0)
-        os.close(ruleset)
+    with contextlib.suppress(ValueError, OSError):  # not supported on every system; the time limit still applies
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent may ignore alarms, and children inherit that
 
 
-def same(a: str, b: str, tolerance: str | None) -> bool:
-    """True if two LaTeX expressions, equations, relations or sets are equal, either way round.
+def answer(a: str, b: str, tolerance: str | None) -> bool:
+    """`is_same` within ORPHAN_LIMIT seconds; False if sympy raises an exception."""
+    signal.alarm(ORPHAN_LIMIT)  # the default action ends the process, even inside C code
+    try:
+        return is_same(a, b, tolerance)
+    except MemoryError:
+        raise
+    except Exception:  # sympy raises anything, including RecursionError, on text that it cannot handle
+        return False
+    finally:
+        signal.alarm(0)
+
+
+def is_same(a: str, b: str, tolerance: str | None) -> bool:
+    """True if two LaTeX expressions, equations, relations or sets are equal.
 
     Args:
         a: LaTeX without delimiters.
-        b: The same.
-        tolerance: The unit in the last place where one side is a long decimal; None compares exactly.
+        b: LaTeX without delimiters.
+        tolerance: Largest absolute difference of two equal constants, as a fraction; None compares exactly.
     """
     from sympy import Eq, Expr, Rational, nan, oo, simplify, zoo
 
-    x, y = read(a), read(b)
+    x, y = read_latex(a), read_latex(b)
     if x is None or y is None:
         return False
     if isinstance(x, Expr) and isinstance(y, Expr):
@@ -92,25 +80,26 @@ def same(a: str, b: str, tolerance: str | None) -> bool:
             return bool(x == y)
         if tolerance is not None and not (x - y).free_symbols:
             return bool(abs((x - y).evalf(30)) <= Rational(Fraction(tolerance)))
-        if differ(x - y):
+        if is_nonzero(x - y):
             return False
     elif isinstance(x, Eq) and isinstance(y, Eq):
-        # The same curve: one side is a multiple of the other. math-verify solves, and takes "no solution" for equal.
+        # The same curve: one equation is a multiple of the other. math-verify would solve both, and calls two equations
+        # without solutions equal.
         ratio = simplify((x.lhs - x.rhs) / (y.lhs - y.rhs))
         return bool(x.free_symbols and ratio.is_number and ratio.is_finite and not ratio.is_zero)
     return verify_either_way(x, y)
 
 
 def verify_either_way(x: Any, y: Any) -> bool:
-    """math-verify's verdict, which is not symmetric, in both orders; no alarms, because the parent keeps the time."""
+    """`math_verify.verify` in both orders, because it is not symmetric. The parent process enforces the time limit."""
     from math_verify import verify
 
     return any(verify(p, q, float_rounding=12, timeout_seconds=None) for p, q in ((x, y), (y, x)))
 
 
 @lru_cache(maxsize=1024)
-def read(latex: str) -> Any:
-    """The sympy object of a LaTeX answer; None if the grammar does not accept it."""
+def read_latex(latex: str) -> Any:
+    """The sympy object of a LaTeX answer; None if it cannot be parsed."""
     from math_verify import LatexExtractionConfig, parse
     from math_verify.parser import NormalizationConfig
     from sympy import I
@@ -120,14 +109,14 @@ def read(latex: str) -> Any:
         normalization_config=NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, boxed="none"),
     )
     found = parse(f"${latex}$", [config], fallback_mode="no_fallback", parsing_timeout=0)
-    # math-verify leaves i a symbol, and would miss that i^2 = -1.
+    # math-verify parses i as a symbol; as the imaginary unit, i^2 is -1.
     return found[0].xreplace({s: I for s in found[0].free_symbols if s.name == "i"}) if found else None
 
 
-def differ(difference: Any) -> bool:
-    """True if an expression is proved not to vanish: a digit other than 0 at a fixed point.
+def is_nonzero(difference: Any) -> bool:
+    """True if the difference of two expressions is provably not zero: it has a nonzero digit at a fixed point.
 
-    Exact where math-verify rounds (1/2^99 against 1/2^98), and quick where it would simplify two unequal answers.
+    Exact where math-verify rounds (1/2^99 and 1/2^98), and fast where it would try to simplify unequal expressions.
     """
     from sympy import Rational
     from sympy.core.evalf import PrecisionExhausted
@@ -136,7 +125,7 @@ def differ(difference: Any) -> bool:
     for numerator, denominator in ((13, 7), (29, 17)):
         point = {symbol: Rational(numerator + 4 * i, denominator + i) for i, symbol in enumerate(symbols)}
         try:
-            value = difference.subs(point).evalf(10, maxn=DIGITS, strict=True)
+            value = difference.subs(point).evalf(10, maxn=MAX_DIGITS, strict=True)
         except PrecisionExhausted:
             continue
         if value.is_number and not value.is_zero and (value.is_finite or not symbols):  # 0/0 equals nothing

@@ -1,159 +1,154 @@
+"""Runs sympy comparisons in a separate process (symbolic.py): starts it, enforces the time limit, restarts it.
+
+The process starts at the first comparison and is shared by all threads. A forked process starts its own.
+"""
+
+import atexit
 import json
-import re
-import socket
+import os
 import subprocess
 import sys
 import threading
 import time
 from fractions import Fraction
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-from gtpo.grading.compare import START_LIMIT, TIME_LIMIT, _last_place
+START_LIMIT = 60.0  # seconds for the process to import sympy from a cold disk
+SCRIPT = Path(__file__).resolve().with_name("symbolic.py")
 
 
-class _GivenUp(Exception):
-    """A comparison that ran out of time or memory."""
+class ComparisonFailed(Exception):
+    """A comparison that exceeded its time or memory limit."""
 
 
-_REFUSED = [
-    re.compile(pattern)
-    for pattern in (
-        r"[^\x20-\x7e]",  # not mathematics after `normalise`
-        r"__|[@#`?\"]|\d{300}|\|(?:.*\|){8}",  # code, absurd integers, bars that the grammar pairs up in every way
-        r"\d \.?\d|\d'|[\d)}]_|dots",  # the grammar adds 18 19 to 37, and drops primes, bases and dots
-        r"\\infty\]|\[-?\\infty",  # no interval: sympy would read it as a half-open one
-        r"\^\{-?\d{5}|\^\{[^a-zA-Z]*\^|\^\{\d+\}\^",  # huge powers (MATH goes to 2^{4950}) and towers of numbers
-        r"\^\{\d{3,}\}\)+\^\{\d{3}|[a-z][^()]*\)\^\{\d{3}",  # powers of powers, sums to the power of hundreds
-        r"\^\{[^{}]*\^\{[^{}]*\^",  # towers of anything
-        r"![\s)}\]]*!|\d{5}[\s)}\]]*!|\^.*[)}]\s*!|\\binom.*\d{5}",  # huge factorials (MATH goes to 2004!)
-    )
-]
+class Worker:
+    """A process that compares pairs of LaTeX expressions, one at a time.
 
-
-def _refused(text: str) -> bool:
-    """Texts that are no answers and would cost sympy seconds or gigabytes."""
-    return any(pattern.search(text) for pattern in _REFUSED)
-
-
-class _Clock:
-    """The time that one comparison may still spend in the worker, over all of its elements."""
-
-    def __init__(self) -> None:
-        self.left = TIME_LIMIT
-
-    def judge(self, a: str, b: str) -> bool:
-        """math-verify's verdict on two expressions, equations, relations or sets."""
-        if _refused(a) or _refused(b):
-            return False
-        tolerance = _last_place(a, b)
-        verdict, seconds = _worker.ask(_latex(a), _latex(b), tolerance, self.left)
-        self.left -= seconds
-        return verdict
-
-
-def _latex(text: str) -> str:
-    """The text for math-verify, without what its grammar misreads."""
-    # Floats would be compared with an absolute rounding: decimals become fractions.
-    text = re.sub(r"(\d*)\.(\d+)", lambda m: rf"\frac{{{int(m[1] + m[2])}}}{{{10 ** len(m[2])}}}", text)
-    text = text.replace("%", r"*\frac{1}{100}")
-    # 1\frac{2}{3}\pi would be 1 times 2/3 times \pi, and (2)(3) the sum 2 + 3.
-    text = re.sub(r"(?<![\d}])(\d+)\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\\frac{\2}{\3})", text)
-    text = re.sub(r"(?<![\w\\}\]^])\{([^{}]*)\}", r"(\1)", text)
-    return re.sub(r"(?<=\d)(?=[({]|\\binom)|(?<=\))(?=[\d(])", "*", text)
-
-
-class _Worker:
-    """The process that runs answer_worker.py: started at the first question, replaced when late or dead."""
+    It runs symbolic.py as a script rather than through multiprocessing: spawn and forkserver import the user's main
+    module again, with torch and trl, and a forked process inherits the memory and the locks of the training process.
+    """
 
     def __init__(self) -> None:
         self.calls = 0
-        self.given_up = 0
+        self.failures = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._is_ready = False
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        self._greeted = False
 
-    def ask(self, a: str, b: str, tolerance: Fraction | None, limit: float) -> tuple[bool, float]:
-        """(verdict, seconds spent); raises _GivenUp after `limit` seconds, or if the process dies of the question."""
-        question = json.dumps([a, b, None if tolerance is None else str(tolerance)]).encode() + b"\n"
+    def compare(self, a: str, b: str, tolerance: Fraction | None, limit: float) -> tuple[bool, float]:
+        """Compare two expressions.
+
+        Args:
+            a: LaTeX without delimiters.
+            b: LaTeX without delimiters.
+            tolerance: Largest absolute difference of two equal values; None compares exactly.
+            limit: Seconds that the comparison may take.
+
+        Returns:
+            (True if equal, seconds taken).
+
+        Raises:
+            ComparisonFailed: If the limit is exceeded or the process dies.
+        """
+        request = json.dumps([a, b, None if tolerance is None else str(tolerance)]).encode()
         with self._lock:
             self.calls += 1
-            spent = 0.0
-            for _ in range(2):  # a process that someone else has killed gets a successor, and the question again
-                connection = self._connect()
-                start = time.monotonic()
-                reply = b""
-                try:
-                    connection.settimeout(max(limit - spent, 0.01))
-                    connection.sendall(question)
-                    reply = connection.recv(1)
-                except OSError:
-                    pass  # late, or dead
-                finally:
-                    spent += time.monotonic() - start
-                    if not reply:  # also where Ctrl-C comes between question and reply: they must not go out of step
-                        self.stop()
-                if reply or spent >= limit:
-                    break
+            reply, seconds = self._request(request, limit)
+            if not reply and seconds < limit:  # the process died, perhaps killed from outside: retry once
+                reply, more = self._request(request, limit - seconds)
+                seconds += more
             if not reply:
-                self.given_up += 1
-                self._start()  # the successor imports sympy while the caller goes on
-                raise _GivenUp
-            return reply == b"1", spent
-
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        # The root holds an evaluate.py, which must not stand in for the package of that name: -I drops the root.
-        paths = [path for path in sys.path if path and Path(path).resolve() != _WORKER_FILE.parent]
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", str(_WORKER_FILE), *paths],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C reaches the parent alone
-            )
-        self._socket, self._greeted = ours, False
-
-    def _connect(self) -> socket.socket:
-        """The connection to a process that is ready."""
-        if self._process is None or self._process.poll() is not None:
-            self.stop()
-            self._start()
-        assert self._socket is not None
-        if not self._greeted:
-            self._socket.settimeout(START_LIMIT)
-            try:
-                greeting = self._socket.makefile().readline()
-            except OSError as error:
-                greeting = str(error)
-            if greeting != "ready\n":
-                self.stop()
-                raise RuntimeError(
-                    f"the answer worker did not start ({greeting.strip() or 'it ended at once'}): "
-                    "math-verify and sympy are in requirements-cpu.txt"
-                )
-            self._greeted = True
-        return self._socket
+                self.failures += 1
+                self._start()  # the next process imports sympy in the background
+                raise ComparisonFailed
+            return reply == b"1", seconds
 
     def stop(self) -> None:
-        """Ends the process, if one runs."""
-        process, self._process = self._process, None
-        connection, self._socket = self._socket, None
+        """Kill the process if it is running."""
+        process, self.process = self.process, None
+        connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
         if process is not None:
             process.kill()
             process.wait()
 
-    def forget(self) -> None:
-        """In a forked child: the process is the parent's, a thread of it may hold the lock, and the socket closes."""
-        if self._socket is not None:
-            self._socket.close()
-        self._process, self._socket, self._lock = None, None, threading.Lock()
+    def reset_after_fork(self) -> None:
+        """In a forked child: drop the parent's process, its connection, and the lock that a thread may have held."""
+        if self._connection is not None:
+            self._connection.close()
+        self.process, self._connection, self._lock = None, None, threading.Lock()
+
+    def _request(self, request: bytes, limit: float) -> tuple[bytes, float]:
+        """(reply, seconds taken). The reply is empty, and the process stopped, if it is late or dies."""
+        connection = self._connect()
+        start = time.monotonic()
+        reply = b""
+        try:
+            connection.send_bytes(request)
+            if connection.poll(max(limit, 0.01)):
+                reply = connection.recv_bytes()
+        except (OSError, EOFError):
+            pass  # the process died
+        finally:
+            if not reply:  # also after Ctrl-C: a late reply must not be read as the reply to the next request
+                self.stop()
+        return reply, time.monotonic() - start
+
+    def _connect(self) -> Connection:
+        """The connection to a process that is ready for a request."""
+        if self.process is None or self.process.poll() is not None:
+            self.stop()
+            self._start()
+        assert self._connection is not None
+        if not self._is_ready:
+            message = self._first_message(self._connection)
+            if message != "ready":
+                self.stop()
+                raise RuntimeError(
+                    f"the grading process did not start ({message}): install math-verify and sympy with "
+                    "pip install -r requirements/cpu.txt"
+                )
+            self._is_ready = True
+        return self._connection
+
+    def _start(self) -> None:
+        ours, theirs = Pipe()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", str(SCRIPT), str(theirs.fileno()), *filter(None, sys.path)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C does not reach it
+            )
+        self._connection, self._is_ready = ours, False
+
+    @staticmethod
+    def _first_message(connection: Connection) -> str:
+        """ "ready", or the reason why the process did not start."""
+        try:
+            if connection.poll(START_LIMIT):
+                return connection.recv_bytes().decode()
+            return f"no reply after {START_LIMIT:g} seconds"
+        except (OSError, EOFError):
+            return "it exited immediately"
 
 
-_WORKER_FILE = Path(__file__).resolve().with_name("answer_worker.py")
+shared_worker = Worker()
+atexit.register(shared_worker.stop)
+os.register_at_fork(after_in_child=shared_worker.reset_after_fork)
 
 
-_worker = _Worker()
+def timeouts() -> int:
+    """Number of comparisons in this process that exceeded the time or memory limit, and so count as wrong."""
+    return shared_worker.failures
+
+
+def worker_calls() -> int:
+    """Number of comparisons in this process that reached sympy; the exact rules decided all others."""
+    return shared_worker.calls

@@ -1,13 +1,12 @@
-"""results/tiny/, docs/reproduction.md and the README's tables: the paper's claims beside the runs of the tiny scale.
+"""The paper's claims beside the runs of the tiny scale: results/tiny/, docs/reproduction.md and the README's tables.
 
     python reproduce.py --page
 
-Every number on the page comes from results/tiny/: the runs are condensed there, the claims of configs/claims.yaml are
-judged by one rule, and the template docs/reproduction.template.md gives the words around them.
+Every number of the page comes from results/tiny/, the condensed runs. One rule decides each claim of
+configs/claims.yaml; docs/reproduction.template.md holds the text around the numbers.
 """
 
 import json
-import math
 import re
 import shutil
 from collections.abc import Sequence
@@ -15,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtpo.cli import CONFIGS, read_yaml
+from gtpo.cli import CONFIGS
+from gtpo.files import read_yaml
 from gtpo.paper.figures import LABELS, METHODS, SCORES, best_variant, draw_all, smooth, table1, table_markdown
-from gtpo.paper.matrix import ROOT, Matrix, experiments_of, figure_names, find_figure, groups_of
-from gtpo.paper.results import Results, read_results
+from gtpo.paper.matrix import RUNS, Matrix, experiments_of, figure_names, find_figure, groups_of, select_figures
+from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results
 
-FOLDER = Path("results") / "tiny"
+DIRECTORY = Path("results") / "tiny"
 TEMPLATE, PAGE = Path("docs") / "reproduction.template.md", Path("docs") / "reproduction.md"
 README = Path("README.md")
 METRICS = tuple(name for name in LABELS if name not in SCORES)
@@ -29,7 +29,7 @@ MEASURE = re.compile(r"(?P<kind>[\w ]+|(?:pass|maj)@\d+) of (?P<what>\S+) in (?P
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric of one run: as logged, and smoothed by a trailing mean over ``window`` steps."""
+    """A metric of one run: logged values, and their trailing mean over ``window`` steps."""
 
     steps: list[int]
     raw: list[float]
@@ -37,21 +37,26 @@ class Curve:
     window: int
 
     def part(self, start: float, end: float) -> float:
-        """Mean of the logged values over a part of the training, 0 to 1."""
+        """Mean of the logged values from one fraction of the training to another, 0 to 1."""
         values = self.raw[round(start * len(self.raw)) : round(end * len(self.raw))]
         return sum(values) / len(values)
 
     @property
     def full(self) -> int:
-        """Index of the first full window, or of the last value of a shorter run."""
+        """Index of the first full window; of the last value if the run is shorter."""
         return min(self.window, len(self.raw)) - 1
 
     @property
     def peak(self) -> int:
+        """Index of the highest smoothed value, from the first full window on."""
         return max(range(self.full, len(self.smoothed)), key=self.smoothed.__getitem__)
 
     def measure(self, kind: str) -> float:
-        """A kind of configs/claims.yaml."""
+        """A kind of configs/claims.yaml.
+
+        Raises:
+            ValueError: If the kind is unknown.
+        """
         highest, lowest = self.smoothed[self.peak], min(self.smoothed[self.peak :])
         match kind:
             case "start":
@@ -74,11 +79,15 @@ class Curve:
             case "half step":
                 values = zip(self.steps, self.smoothed, strict=True)
                 return next(step for step, value in values if value >= max(self.smoothed) / 2)
-        raise ValueError(f"kind {kind!r} is unknown: see configs/claims.yaml")
+        raise ValueError(f"kind {kind!r} is unknown: configs/claims.yaml lists the kinds")
 
 
 def curve(results: Results, run: str, seed: int, metric: str, window: int) -> Curve:
-    """A metric of one run. Raises KeyError where there is none."""
+    """A metric of one run.
+
+    Raises:
+        KeyError: If the run or its metric does not exist.
+    """
     rows = [row for row in results.metrics[run][seed] if row.get(metric) is not None]
     if not rows:
         raise KeyError(metric)
@@ -86,13 +95,18 @@ def curve(results: Results, run: str, seed: int, metric: str, window: int) -> Cu
     return Curve([row["step"] for row in rows], raw, smooth(raw, window), window)
 
 
-def measure(results: Results, words: str | float, seed: int, window: int) -> float:
-    """What ``more`` or ``less`` of a claim is in one seed, of several runs the best. Raises KeyError without them."""
-    if not isinstance(words, str):
-        return float(words)
-    match = MEASURE.fullmatch(words)
+def measure(results: Results, expression: str | float, seed: int, window: int) -> float:
+    """The value of ``more`` or ``less`` of a claim for one seed; of several runs the highest value.
+
+    Raises:
+        KeyError: If a run or its metric does not exist.
+        ValueError: If the expression is malformed.
+    """
+    if not isinstance(expression, str):
+        return float(expression)
+    match = MEASURE.fullmatch(expression)
     if not match:
-        raise ValueError(f"{words!r}: expected `KIND of METRIC in RUN, RUN`")
+        raise ValueError(f"{expression!r} is not a measure: expected `KIND of METRIC in RUN, RUN`")
     kind, what, runs = match["kind"], match["what"], match["runs"].split(", ")
     if "@" in kind:
         score, k = kind.split("@")
@@ -100,22 +114,26 @@ def measure(results: Results, words: str | float, seed: int, window: int) -> flo
     return max(curve(results, run, seed, what, window).measure(kind) for run in runs)
 
 
-def unit_of(words: str) -> str:
-    """The unit of a measure: points (of a hundred), nats, tokens or steps."""
-    kind, what = words.partition(" in ")[0].split(" of ")
-    return (
-        "steps"
-        if kind.endswith("step")
-        else {"entropy": "nats", "kl": "nats", "conflict_tokens": "tokens"}.get(what, "points")
-    )
+def unit_of(expression: str) -> str:
+    """The unit of a measure: percentage points, nats, tokens or steps."""
+    kind, what = expression.partition(" in ")[0].split(" of ")
+    if kind.endswith("step"):
+        return "steps"
+    return {"entropy": "nats", "kl": "nats", "conflict_tokens": "tokens"}.get(what, "points")
 
 
 def verdict(margins: Sequence[float], least: float, met: bool = True) -> str:
-    """What the margins of the seeds say of a claim.
+    """Whether a claim holds, from the margins of the seeds.
 
-    "holds" where their mean is at least ``least`` and none is below 0; "does not hold" where the mean is at most
-    -``least`` and none is above 0; "cannot be seen at this scale" for the rest: the seeds disagree, the difference is
-    too small, or what the claim speaks of did not happen (``met`` is false). "not run" without margins.
+    Args:
+        margins: One per seed; positive supports the claim.
+        least: A mean margin below this is no difference.
+        met: Whether the condition of the claim (``needs``) occurred.
+
+    Returns:
+        "holds" if the mean is at least ``least`` and no margin is below 0; "does not hold" if the mean is at most
+        -``least`` and no margin is above 0; "not run" without margins; "cannot be seen at this scale" otherwise: the
+        seeds disagree, the difference is too small, or the condition did not occur.
     """
     if not margins:
         return "not run"
@@ -127,10 +145,10 @@ def verdict(margins: Sequence[float], least: float, met: bool = True) -> str:
     return "cannot be seen at this scale"
 
 
-def judge(
+def check_claim(
     claim: dict[str, Any], results: Results, seeds: Sequence[int], window: int, least: dict[str, float]
 ) -> dict[str, Any]:
-    """A claim with its margins, by seed, and its verdict."""
+    """A claim with the margin of each seed and its verdict; seeds without the runs are omitted."""
     margins: dict[str, float] = {}
     met = "needs" not in claim
     for seed in seeds:
@@ -138,19 +156,18 @@ def judge(
             more, less = (measure(results, claim[side], seed, window) for side in ("more", "less"))
             margins[str(seed)] = round(more - less, 4)
             if "needs" in claim:
-                words, _, bound = claim["needs"].rpartition(" > ")
-                met = met or measure(results, words, seed, window) > float(bound)
+                condition, _, bound = claim["needs"].rpartition(" > ")
+                met = met or measure(results, condition, seed, window) > float(bound)
         except KeyError:
             continue
     unit = unit_of(claim["more"])
-    word = verdict(list(margins.values()), least[unit], met)
     return claim | {
         "needs": claim.get("needs"),
         "unit": unit,
         "margins": margins,
         "mean": _mean(margins.values()),
         "met": met,
-        "verdict": word,
+        "verdict": verdict(list(margins.values()), least[unit], met),
     }
 
 
@@ -159,8 +176,8 @@ def _mean(values: Any) -> float | None:
     return round(sum(values) / len(values), 4) if values else None
 
 
-def summarise(matrix: Matrix, results: Results) -> dict[str, Any]:
-    """Everything that the page says: settings, the judged claims, the runs behind each figure, Table 1."""
+def summarize(matrix: Matrix, results: Results) -> dict[str, Any]:
+    """The content of summary.json: settings, claims with verdicts, the runs of each figure, Table 1."""
     spec, rules = matrix["tiny"], read_yaml(CONFIGS / "claims.yaml")
     runs = {}
     for name, seeds in sorted(results.metrics.items()):
@@ -183,11 +200,12 @@ def summarise(matrix: Matrix, results: Results) -> dict[str, Any]:
                 f"{score}@{k}": _mean(table[score][k] for table in tables) for score in SCORES for k in tables[0][score]
             }
         runs[name] = row
-    names = [name for name in figure_names(matrix) if groups_of(matrix, name, "tiny")]
+    claims = [check_claim(claim, results, spec["seeds"], spec["window"], rules["least"]) for claim in rules["claims"]]
+    names = select_figures(matrix, ["all"], "tiny")
     return {
         "settings": {key: spec[key] for key in ("seeds", "window", "base", "evaluation")},
         "least": rules["least"],
-        "claims": [judge(claim, results, spec["seeds"], spec["window"], rules["least"]) for claim in rules["claims"]],
+        "claims": claims,
         "titles": {name: find_figure(matrix, name)["title"] for name in names},
         "curves": {name: groups_of(matrix, name, "tiny") for name in names},
         "runs": runs,
@@ -195,36 +213,8 @@ def summarise(matrix: Matrix, results: Results) -> dict[str, Any]:
     }
 
 
-def condense(results: Results, folder: Path) -> None:
-    """Keep what figures and page need: ``metrics.parquet``, every step of every run, and ``evaluation.json``."""
-    from pyarrow import Table, parquet
-
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {"run": name, "seed": seed, "step": row["step"]}
-        | {key: _short(row.get(key)) for key in (*METRICS, "step_time")}
-        for name, seeds in sorted(results.metrics.items())
-        for seed, lines in sorted(seeds.items())
-        for row in lines
-    ]
-    parquet.write_table(Table.from_pylist(rows), folder / "metrics.parquet", compression="zstd")
-    kept = ("label", "adapter", "benchmark", "problems", "k", "scores", "intervals")
-    entries = [
-        {key: entry[key] for key in kept}
-        for _, benchmarks in sorted(results.scores.items())
-        for _, seeds in sorted(benchmarks.items())
-        for _, entry in sorted(seeds.items())
-    ]
-    (folder / "evaluation.json").write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
-
-
-def _short(value: Any) -> float | None:
-    """Five significant digits: what a figure can show, in a third of the bytes."""
-    return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None
-
-
 def render(summary: dict[str, Any], template: str) -> str:
-    """The page: the template (Jinja) with the values of ``summary.json``."""
+    """The page, from the Jinja template and the values of summary.json."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
@@ -234,7 +224,7 @@ def render(summary: dict[str, Any], template: str) -> str:
 
 
 def readme_tables(matrix: Matrix, results: Results) -> dict[str, str]:
-    """The README's tables in Markdown, by the comment that they follow there."""
+    """The README's tables in Markdown, by the comment that precedes each (:func:`fill`)."""
     rows = [row for row in table1(matrix, "paper", results) if row["k"] == 64]
     columns = list(dict.fromkeys((row["benchmark"], row["score"]) for row in rows))
     lines = [f"| trained on | method | {' | '.join(f'{name}, {score}@64' for name, score in columns)} |"]
@@ -249,8 +239,11 @@ def readme_tables(matrix: Matrix, results: Results) -> dict[str, str]:
 
     shown = [("arithmetic", score) for score in ("pass@1", "pass@32", "maj@32")]
     shown += [("arithmetic_hard", score) for score in ("pass@1", "pass@64", "maj@64")]
-    words = {"arithmetic": "held out", "arithmetic_hard": "harder"}
-    lines = [f"| | {' | '.join(f'{words[name]}, {score}' for name, score in shown)} |", "|---" * (len(shown) + 1) + "|"]
+    titles = {"arithmetic": "held out", "arithmetic_hard": "harder"}
+    lines = [
+        f"| | {' | '.join(f'{titles[name]}, {score}' for name, score in shown)} |",
+        "|---" * (len(shown) + 1) + "|",
+    ]
     variants = [run for group in groups_of(matrix, "table1", "tiny").values() for run in group.values()]
     for method, title in METHODS.items():
         run = best_variant(results, [run for run in variants if run.startswith(method)], "arithmetic")
@@ -267,33 +260,39 @@ def readme_tables(matrix: Matrix, results: Results) -> dict[str, str]:
 
 
 def fill(text: str, name: str, content: str) -> str:
-    """The text with ``content`` between the comments ``<!-- name -->`` and ``<!-- end -->``."""
+    """The text with ``content`` between the comments ``<!-- name -->`` and ``<!-- end -->``.
+
+    Raises:
+        ValueError: If the text lacks one of the comments.
+    """
     before, mark, rest = text.partition(f"<!-- {name} -->\n")
     _, end, after = rest.partition("<!-- end -->")
     if not end:
-        raise ValueError(f"no `<!-- {name} -->` with a `<!-- end -->` after it")
+        raise ValueError(f"no `<!-- {name} -->` followed by `<!-- end -->`: add both comments")
     return f"{before}{mark}\n{content}\n\n{end}{after}"
 
 
 def write_page(matrix: Matrix) -> list[Path]:
-    """Condense the finished runs under outputs/reproduce/tiny/, if there are any; draw and write all from what is kept.
+    """Condense the finished runs under outputs/reproduce/tiny/, if any, and write everything from the condensed runs.
 
     Returns:
         The files written.
     """
-    done = [run for run in experiments_of(matrix, figure_names(matrix), "tiny") if run.done]
-    if done:
-        found = read_results([ROOT / "tiny"])
+    experiments = experiments_of(matrix, figure_names(matrix), "tiny")
+    finished = [experiment for experiment in experiments if experiment.run.is_finished]
+    if finished:
+        found = read_results([RUNS / "tiny"])
         metrics: dict[str, dict[int, list[dict[str, Any]]]] = {}
-        for run in done:
-            metrics.setdefault(run.name, {})[run.seed] = found.metrics[run.name][run.seed]
-        shutil.rmtree(FOLDER, ignore_errors=True)
-        condense(Results(metrics, found.scores), FOLDER)
-    results = read_results([FOLDER])
-    drawn, _ = draw_all(matrix, figure_names(matrix), "tiny", results, FOLDER)
-    summary = summarise(matrix, results)
-    (FOLDER / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+        for experiment in finished:
+            name, seed = experiment.name, experiment.seed
+            metrics.setdefault(name, {})[seed] = found.metrics[name][seed]
+        shutil.rmtree(DIRECTORY, ignore_errors=True)
+        condense(Results(metrics, found.scores), DIRECTORY, [*METRICS, "step_time"])
+    results = read_results([DIRECTORY])
+    written, _ = draw_all(matrix, figure_names(matrix), "tiny", results, DIRECTORY)
+    summary = summarize(matrix, results)
+    (DIRECTORY / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     PAGE.write_text(render(summary, TEMPLATE.read_text()))
     for name, table in readme_tables(matrix, results).items():
         README.write_text(fill(README.read_text(), name, table))
-    return [FOLDER / "metrics.parquet", FOLDER / "evaluation.json", *drawn, FOLDER / "summary.json", PAGE, README]
+    return [DIRECTORY / METRICS_FILE, DIRECTORY / SCORES_FILE, *written, DIRECTORY / "summary.json", PAGE, README]

@@ -1,6 +1,6 @@
-"""The experiment matrix (configs/experiments.yaml): the runs behind each figure and table, their commands, their state.
+"""The experiment matrix (``configs/experiments.yaml``): the runs of each figure and table, their commands and states.
 
-A run is known by its name and seed: its directory is ``<name>-s<seed>``, wherever it lies. Nothing is run here.
+A run is identified by its name and seed; its directory is ``<name>-s<seed>``. Nothing is executed here.
 """
 
 import fcntl
@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtpo.cli import CONFIGS, read_yaml
+from gtpo.cli import CONFIGS
 from gtpo.errors import UsageError, nearest
+from gtpo.evaluation.targets import label_of
+from gtpo.files import read_yaml
+from gtpo.runs import RunDirectory
 
 SCALES = ("tiny", "paper")
-ROOT = Path("outputs") / "reproduce"
+RUNS = Path("outputs") / "reproduce"
+UNITS = {"tiny": "CPU minutes", "paper": "GPU hours"}  # of Experiment.cost
+STATES = ("finished", "running", "interrupted", "missing")
 Matrix = dict[str, Any]
 
 
@@ -23,16 +28,16 @@ class Experiment:
     """A training run of the matrix.
 
     Attributes:
-        words: The train script and its flags.
-        folder: The run directory.
-        log: What the script writes to the terminal; locked while it runs.
-        cost: CPU minutes at tiny scale, GPU hours at paper scale; an estimate.
+        argv: The train script and its flags.
+        run: The run directory.
+        log: Terminal output of the script; locked while it runs.
+        cost: Estimated duration in ``UNITS``.
     """
 
     name: str
     seed: int
-    words: tuple[str, ...]
-    folder: Path
+    argv: tuple[str, ...]
+    run: RunDirectory
     log: Path
     cost: float
 
@@ -42,32 +47,50 @@ class Experiment:
 
     @property
     def command(self) -> str:
-        return f"python {shlex.join(self.words)}"
-
-    @property
-    def done(self) -> bool:
-        return (self.folder / "adapter" / "adapter_config.json").is_file()
-
-    @property
-    def has_checkpoint(self) -> bool:
-        return any(self.folder.glob("checkpoint-*/files.json"))
+        return f"python {shlex.join(self.argv)}"
 
     @property
     def state(self) -> str:
-        """done (its adapter is there), running, half done (a checkpoint is there), or missing."""
-        if self.done:
-            return "done"
+        """One of ``STATES``: finished has the final adapter, interrupted has a checkpoint."""
+        if self.run.is_finished:
+            return "finished"
         if self.log.is_file():
             with self.log.open() as log:
                 try:
                     fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except OSError:
                     return "running"
-        return "half done" if self.has_checkpoint else "missing"
+        return "interrupted" if self.run.has_checkpoint else "missing"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One call of evaluate.py: a benchmark and the runs that are evaluated on it, all at the same checkpoint.
+
+    Attributes:
+        argv: The script and its flags.
+        results: The scores of each run, a JSON file.
+    """
+
+    benchmark: str
+    checkpoint: str
+    argv: tuple[str, ...]
+    results: tuple[Path, ...]
+
+    @property
+    def command(self) -> str:
+        return f"python {shlex.join(self.argv)}"
+
+    @property
+    def is_finished(self) -> bool:
+        return all(path.is_file() for path in self.results)
+
+
+# The YAML file
 
 
 def load_matrix(path: Path = CONFIGS / "experiments.yaml") -> Matrix:
-    """The matrix as it stands in the YAML file."""
+    """The content of the YAML file."""
     return read_yaml(path)
 
 
@@ -77,34 +100,55 @@ def figure_names(matrix: Matrix) -> list[str]:
 
 
 def find_figure(matrix: Matrix, name: str) -> dict[str, Any]:
-    """What the matrix says of a figure or table.
+    """The entry of a figure or table.
 
     Raises:
-        UsageError: If there is none of that name.
+        UsageError: If the name is unknown.
     """
     if name not in (known := figure_names(matrix)):
         raise UsageError(f"figure {name!r} is unknown{nearest(name, known)}: pick from {', '.join(known)}, or all.")
     return matrix["table1"] if name == "table1" else matrix["figures"][name]
 
 
+def select_figures(matrix: Matrix, names: Sequence[str], scale: str | None = None) -> list[str]:
+    """The figures that a command line names, without duplicates; ``all`` stands for every figure that has runs.
+
+    Args:
+        scale: Only figures that have runs at this scale; at any scale by default.
+
+    Raises:
+        UsageError: If a name is unknown, or a figure named has no runs at this scale.
+    """
+    if "all" in names:
+        return [name for name in figure_names(matrix) if scale is None or groups_of(matrix, name, scale)]
+    for name in names:
+        entry = find_figure(matrix, name)
+        if scale is not None and not entry.get(scale):
+            raise UsageError(f"{name} has no runs at {scale} scale: choose another --scale.")
+    return list(dict.fromkeys(names))
+
+
 def groups_of(matrix: Matrix, figure: str, scale: str) -> dict[str, dict[str, str]]:
-    """Title of a group of curves -> legend name -> run; empty where the figure has no runs at this scale."""
+    """Title of a group of curves -> legend label -> run name; empty if the figure has no runs at this scale."""
     return find_figure(matrix, figure).get(scale) or {}
 
 
 def runs_of(matrix: Matrix, figures: Sequence[str], scale: str) -> list[str]:
-    """The names of the runs behind some figures, each once."""
+    """The names of the runs of some figures, without duplicates."""
     groups = [group for figure in figures for group in groups_of(matrix, figure, scale).values()]
     return list(dict.fromkeys(name for group in groups for name in group.values()))
 
 
-def experiment(matrix: Matrix, scale: str, name: str, seed: int, root: Path = ROOT) -> Experiment:
-    """One run of the matrix, with its command."""
-    folder = root / scale / f"{name}-s{seed}"
+# Runs and evaluations
+
+
+def experiment(matrix: Matrix, scale: str, name: str, seed: int, root: Path = RUNS) -> Experiment:
+    """One run of the matrix with its command."""
+    run = RunDirectory(root / scale / f"{name}-s{seed}")
     method = name.partition("-")[0]
     if scale == "tiny":
         settings = matrix["tiny"]["base"][method] | matrix["tiny"]["runs"][name]
-        flags = [word for key, value in settings.items() for word in (f"--{key}", *_as_words(value))]
+        flags = [word for key, value in settings.items() for word in (f"--{key}", *_as_argv(value))]
         cost = matrix["tiny"]["minutes"][method]
     else:
         path = Path("configs") / "paper" / f"{name}.yaml"
@@ -113,81 +157,69 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int, root: Path = RO
         model, kind = settings["model"], "solution" if method == "sft" else "completion"
         steps, size = matrix["paper"]["steps"][settings["dataset"]], settings.get("num_generations", 1)
         cost = steps * size * matrix["paper"][f"seconds_per_{kind}"][model] / 3600
-    words = (f"train_{method}.py", *flags, "--seed", str(seed), "--output_dir", str(folder))
-    return Experiment(name, seed, words, folder, root / scale / "logs" / f"{folder.name}.log", cost)
+    argv = (f"train_{method}.py", *flags, "--seed", str(seed), "--output_dir", str(run.path))
+    return Experiment(name, seed, argv, run, root / scale / "logs" / f"{run.path.name}.log", cost)
 
 
 def experiments_of(
-    matrix: Matrix, figures: Sequence[str], scale: str, seeds: Sequence[int] | None = None, root: Path = ROOT
+    matrix: Matrix, figures: Sequence[str], scale: str, seeds: Sequence[int] | None = None, root: Path = RUNS
 ) -> list[Experiment]:
-    """The runs behind some figures, each once, the first seed of all before the second.
+    """The runs of some figures without duplicates, the first seed of all runs before the second.
 
     Args:
-        seeds: Those of the figure, or of the scale, by default.
+        seeds: By default those of the figure, or of the scale.
     """
     order: dict[tuple[int, str, int], None] = {}
     for figure in figures:
-        own = seeds or find_figure(matrix, figure).get("seeds") or matrix[scale]["seeds"]
-        order |= {(i, name, seed): None for name in runs_of(matrix, [figure], scale) for i, seed in enumerate(own)}
+        chosen = seeds or find_figure(matrix, figure).get("seeds") or matrix[scale]["seeds"]
+        order |= {(i, name, seed): None for name in runs_of(matrix, [figure], scale) for i, seed in enumerate(chosen)}
     runs = dict.fromkeys((name, seed) for _, name, seed in sorted(order, key=lambda key: key[0]))
     return [experiment(matrix, scale, name, seed, root) for name, seed in runs]
 
 
-def _as_words(value: Any) -> list[str]:
+def _as_argv(value: Any) -> list[str]:
     if isinstance(value, list):
         return [str(part) for part in value]
     return [str(value).lower() if isinstance(value, bool) else str(value)]
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """One call of evaluate.py: a benchmark and the adapters scored on it, all at one checkpoint.
-
-    Attributes:
-        results: The JSON file that each of them ends with.
-    """
-
-    benchmark: str
-    checkpoint: str
-    results: tuple[Path, ...]
-    words: tuple[str, ...]
-
-    @property
-    def command(self) -> str:
-        return f"python {shlex.join(self.words)}"
-
-    @property
-    def done(self) -> bool:
-        return all(path.is_file() for path in self.results)
-
-
-def evaluations(
-    matrix: Matrix, figures: Sequence[str], scale: str, seeds: Sequence[int] | None = None, root: Path = ROOT
+def evaluations_of(
+    matrix: Matrix, figures: Sequence[str], scale: str, seeds: Sequence[int] | None = None, root: Path = RUNS
 ) -> list[Evaluation]:
-    """The evaluations that some figures show, of the runs that are done."""
-    wanted: dict[tuple[str, str], dict[str, None]] = {}  # benchmark and checkpoint -> names
+    """The evaluations of some figures, for the runs that are finished."""
+    needed: dict[tuple[str, str], dict[str, None]] = {}  # (benchmark, checkpoint) -> run names
     for figure in figures:
         for group, benchmarks in find_figure(matrix, figure).get("benchmarks", {}).items():
             for name in groups_of(matrix, figure, scale).get(group, {}).values():
                 checkpoint = "best" if name.startswith(tuple(matrix[scale]["best"])) else "last"
                 for benchmark in benchmarks:
-                    wanted.setdefault((benchmark, checkpoint), {})[name] = None
-    calls = []
-    folder = root / scale / "evaluation"
-    for (benchmark, checkpoint), names in wanted.items():
-        runs = [
+                    needed.setdefault((benchmark, checkpoint), {})[name] = None
+    evaluations = []
+    directory = root / scale / "evaluation"
+    for (benchmark, checkpoint), names in needed.items():
+        candidates = [
             experiment(matrix, scale, name, seed, root) for name in names for seed in seeds or matrix[scale]["seeds"]
         ]
-        done = [run for run in runs if run.done]
-        at = "" if checkpoint == "last" else f"@{checkpoint}"
-        labels = ["-".join(run.folder.parts[1:]) + at for run in done]  # evaluate.py's: the path under outputs/
+        runs = [candidate.run.path for candidate in candidates if candidate.run.is_finished]
+        if not runs:
+            continue
+        suffix = "" if checkpoint == "last" else f"@{checkpoint}"
         flags = {"benchmarks": benchmark, "checkpoint": checkpoint} | matrix[scale]["evaluation"][benchmark]
-        words = ["evaluate.py", *(word for key, value in flags.items() for word in (f"--{key}", str(value)))]
-        words += ["--output_dir", str(folder), "--adapter", *(str(run.folder) for run in done)]
-        if done:
-            results = tuple(folder / label / f"{benchmark}.json" for label in labels)
-            calls.append(Evaluation(benchmark, checkpoint, results, tuple(words)))
-    return calls
+        argv = ["evaluate.py", *(word for key, value in flags.items() for word in (f"--{key}", str(value)))]
+        argv += ["--output_dir", str(directory), "--adapter", *map(str, runs)]
+        results = tuple(directory / f"{label_of(path)}{suffix}" / f"{benchmark}.json" for path in runs)
+        evaluations.append(Evaluation(benchmark, checkpoint, tuple(argv), results))
+    return evaluations
 
 
-# What there is
+def state_table(experiments: Sequence[Experiment], scale: str) -> str:
+    """The state and cost of each run, one per line, and the total that remains."""
+    rows = [(experiment, experiment.state) for experiment in experiments]
+    width = max(len(experiment.label) for experiment in experiments)
+    lines = [f"{item.label:{width}}  {state:11}  {item.cost:5.1f} {UNITS[scale]}" for item, state in rows]
+    states = [state for _, state in rows]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in STATES)
+    remaining = sum(item.cost for item, state in rows if state != "finished")
+    return "\n".join(
+        [*lines, f"{len(rows)} runs: {counts}; about {remaining:.0f} {UNITS[scale]} of training remaining."]
+    )

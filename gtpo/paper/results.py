@@ -1,82 +1,140 @@
+"""What figures and tables are drawn from: metrics and scores, read from run directories, wandb or condensed files."""
+
 import json
+import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gtpo.errors import UsageError
-from gtpo.runs import read_metrics, run_directory
+from gtpo.runs import RunDirectory, run_of
+
+METRICS_FILE, SCORES_FILE = "metrics.parquet", "evaluation.json"  # condensed results
 
 
 @dataclass(frozen=True)
 class Results:
-    """What figures are drawn from.
+    """Metrics and scores of some runs.
 
     Attributes:
-        metrics: Run name -> seed -> the rows of its ``metrics.jsonl``.
-        scores: Run name -> benchmark -> seed -> its entry of an evaluation (docs/evaluation.md).
+        metrics: Run name -> seed -> the rows of :meth:`gtpo.runs.RunDirectory.read_metrics`.
+        scores: Run name -> benchmark -> seed -> an entry of ``results.json`` (docs/evaluation.md).
     """
 
     metrics: dict[str, dict[int, list[dict[str, Any]]]]
     scores: dict[str, dict[str, dict[int, dict[str, Any]]]]
 
 
-def split_name(folder: Path) -> tuple[str, int | None]:
-    """Name and seed of a run from its directory: ``gtpo-g8-s2`` is run gtpo-g8 with seed 2; no seed, then None.
+def split_name(directory: Path) -> tuple[str, int | None]:
+    """Name and seed of a run from its directory: ``gtpo-g8-s2`` is run gtpo-g8 with seed 2; without ``-sN``, None.
 
-    An ending ``-paper`` is left out: the files of SFT in configs/paper/ call their runs so.
+    A suffix ``-paper`` is removed: it is the run name in the SFT files of ``configs/paper/``.
     """
-    match = re.fullmatch(r"(.+)-s(\d+)", folder.name)
-    name, seed = (match[1], int(match[2])) if match else (folder.name, None)
+    match = re.fullmatch(r"(.+)-s(\d+)", directory.name)
+    name, seed = (match[1], int(match[2])) if match else (directory.name, None)
     return name.removesuffix("-paper"), seed
 
 
 def read_results(places: list[Path]) -> Results:
-    """Every run and evaluation under some folders; of two with one name and seed the newer.
+    """Every run and evaluation below some directories; of two with the same name and seed, the newer one.
 
-    A folder of condensed results (``metrics.parquet`` and ``evaluation.json``, as in results/tiny) is read too.
+    A directory of condensed results (:func:`condense`) is read too, and an offline wandb run counts as its run.
     """
     results = Results({}, {})
     for place in places:
-        if (place / "metrics.parquet").is_file():
+        if (place / METRICS_FILE).is_file():
             _read_condensed(place, results)
-    found = {path for place in places for path in run_directory(place).rglob("metrics.jsonl")}
-    for path in sorted(found, key=lambda path: path.stat().st_mtime):
-        name, seed = split_name(path.parent)
+    for run in _runs_with_metrics(places):
+        name, seed = split_name(run.path)
         if seed is None:
-            settings = path.parent / "config.yaml"
-            seed = int(yaml.safe_load(settings.read_text()).get("seed", 0)) if settings.is_file() else 0
-        if rows := _rows(path.parent):
-            results.metrics.setdefault(name, {})[seed] = rows
-    scored = {path for place in places for path in place.rglob("results.json")}
-    for path in sorted(scored, key=lambda path: path.stat().st_mtime):
+            seed = int(run.read_config().get("seed", 0)) if run.config.is_file() else 0
+        try:
+            rows = run.read_metrics()
+        except UsageError:  # no step is logged yet
+            continue
+        results.metrics.setdefault(name, {})[seed] = rows
+    evaluations = {path for place in places for path in place.rglob("results.json")}
+    for path in sorted(evaluations, key=lambda path: path.stat().st_mtime):
         for entry in json.loads(path.read_text())["results"]:
             if entry["adapter"]:
                 add_score(results, entry)
     return results
 
 
-def _rows(run: Path) -> list[dict[str, Any]]:
-    try:
-        return read_metrics(run)
-    except UsageError:  # it has just started
-        return []
+def _runs_with_metrics(places: Iterable[Path]) -> list[RunDirectory]:
+    """Least recently logged first."""
+    files = {path for place in places for path in run_of(place).path.rglob(RunDirectory(place).metrics.name)}
+    return [RunDirectory(path.parent) for path in sorted(files, key=lambda path: path.stat().st_mtime)]
 
 
 def add_score(results: Results, entry: dict[str, Any]) -> None:
-    """Put an entry of an evaluation where its run and seed belong."""
+    """Add an entry of ``results.json`` under the name and seed of its run."""
     name, seed = split_name(Path(entry["adapter"]).parent)
     results.scores.setdefault(name, {}).setdefault(entry["benchmark"], {})[seed or 0] = entry
 
 
-def _read_condensed(folder: Path, results: Results) -> None:
+def read_wandb(project: str) -> Results:
+    """The runs of a wandb project, under the same names and with the same metrics; it has no scores.
+
+    Raises:
+        UsageError: If wandb cannot be reached or the project does not exist.
+    """
+    import wandb
+
+    results = Results({}, {})
+    try:
+        for run in wandb.Api().runs(project):
+            name, seed = split_name(Path(run.name))
+            rows = [row for row in run.scan_history() if row.get("step") is not None]
+            if rows:
+                seed = int(run.config.get("seed", 0)) if seed is None else seed
+                results.metrics.setdefault(name, {})[seed] = rows
+    except (wandb.errors.Error, ValueError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"cannot read {project!r} from wandb: {reason} Expected ENTITY/PROJECT and a login (`wandb login`)."
+        ) from error
+    return results
+
+
+# Condensed results, small enough for the repository
+
+
+def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
+    """Write some metrics of every step, rounded to five significant digits, and the scores without completions."""
+    from pyarrow import Table, parquet
+
+    metrics = list(metrics)
+    directory.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"run": name, "seed": seed, "step": row["step"]} | {key: _rounded(row.get(key)) for key in metrics}
+        for name, seeds in sorted(results.metrics.items())
+        for seed, logged in sorted(seeds.items())
+        for row in logged
+    ]
+    parquet.write_table(Table.from_pylist(rows), directory / METRICS_FILE, compression="zstd")
+    keys = ("label", "adapter", "benchmark", "problems", "k", "scores", "intervals")
+    entries = [
+        {key: entry[key] for key in keys}
+        for _, benchmarks in sorted(results.scores.items())
+        for _, seeds in sorted(benchmarks.items())
+        for _, entry in sorted(seeds.items())
+    ]
+    (directory / SCORES_FILE).write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
+
+
+def _rounded(value: Any) -> float | None:
+    return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None
+
+
+def _read_condensed(directory: Path, results: Results) -> None:
     from pyarrow.parquet import read_table
 
-    for row in read_table(folder / "metrics.parquet").to_pylist():
+    for row in read_table(directory / METRICS_FILE).to_pylist():
         name, seed = row.pop("run"), row.pop("seed")
         values = {key: value for key, value in row.items() if value is not None}
         results.metrics.setdefault(name, {}).setdefault(seed, []).append(values)
-    for entry in json.loads((folder / "evaluation.json").read_text()):
+    for entry in json.loads((directory / SCORES_FILE).read_text()):
         add_score(results, entry)

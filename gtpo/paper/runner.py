@@ -1,3 +1,5 @@
+"""Train and evaluate what is missing, one subprocess per run; finished runs are skipped, interrupted ones resumed."""
+
 import fcntl
 import os
 import subprocess
@@ -5,82 +7,97 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import IO
 
 from gtpo.paper.matrix import Evaluation, Experiment
-from gtpo.tiny import ensure_tiny
 
 
-def listing(runs: Sequence[Experiment], scale: str) -> str:
-    """The runs as a table, and what is left to do."""
-    unit = "CPU minutes" if scale == "tiny" else "GPU hours"
-    states = [run.state for run in runs]
-    width = max(len(run.label) for run in runs)
-    lines = [f"{run.label:{width}}  {state:9}  {run.cost:5.1f} {unit}" for run, state in zip(runs, states, strict=True)]
-    left = sum(run.cost for run, state in zip(runs, states, strict=True) if state != "done")
-    counts = ", ".join(f"{states.count(state)} {state}" for state in ("done", "running", "half done", "missing"))
-    return "\n".join([*lines, f"{len(runs)} runs: {counts}; some {left:.0f} {unit} of training are left."])
+def train(experiments: Sequence[Experiment], scale: str, jobs: int | None = None) -> list[str]:
+    """Train the runs that are not finished; a run that fails does not stop the others.
 
+    Args:
+        jobs: Runs at the same time; by default one per core at tiny scale, 1 at paper scale.
 
-def train(runs: Sequence[Experiment], scale: str, jobs: int) -> list[str]:
-    """Run what is not done, ``jobs`` at once; a sentence for each run that failed."""
+    Returns:
+        A message for each run that failed.
+    """
     from tqdm import tqdm
 
-    todo = [run for run in runs if not run.done]
+    todo = [experiment for experiment in experiments if not experiment.run.is_finished]
     if todo and scale == "tiny":
-        pass
+        from gtpo.tiny import ensure_tiny
 
-        ensure_tiny()  # all runs start from it
+        ensure_tiny()  # the base model of all runs
+    jobs = jobs or (cores() if scale == "tiny" else 1)
     threads = max(1, cores() // jobs)
+    skipped = len(experiments) - len(todo)
     failed = []
-    with ThreadPoolExecutor(jobs) as pool, tqdm(total=len(runs), initial=len(runs) - len(todo), unit=" runs") as bar:
-        futures = {pool.submit(run_one, run, threads): run for run in todo}
+    with ThreadPoolExecutor(jobs) as pool, tqdm(total=len(experiments), initial=skipped, unit=" runs") as bar:
+        futures = {pool.submit(train_one, experiment, threads): experiment for experiment in todo}
         try:
             for future in as_completed(futures):
-                run = futures[future]
-                bar.set_postfix_str(run.label)
+                experiment = futures[future]
+                bar.set_postfix_str(experiment.label)
                 bar.update()
                 if code := future.result():
-                    failed.append(f"{run.label} failed (exit code {code}): {run.log} tells why; {run.command}")
+                    failed.append(_failure(experiment.label, code, experiment.log, experiment.command))
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
             raise
     return failed
 
 
-def run_one(run: Experiment, threads: int) -> int:
-    """Train one run, resumed where it stopped; the exit code. It waits for another process that is at the same run."""
-    run.log.parent.mkdir(parents=True, exist_ok=True)
-    with run.log.open("a") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)  # the script inherits the file, and with it the lock: held while it lives
-        if run.done:
+def train_one(experiment: Experiment, threads: int) -> int:
+    """Train one run, or resume it from its last checkpoint; waits while another process trains it.
+
+    Returns:
+        The exit code of the train script; 0 if the run is finished.
+    """
+    run = experiment.run
+    experiment.log.parent.mkdir(parents=True, exist_ok=True)
+    with experiment.log.open("a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)  # the subprocess inherits the file and holds the lock until it exits
+        if run.is_finished:
             return 0
-        words = [sys.executable, *run.words]
+        argv = [sys.executable, *experiment.argv]
         if run.has_checkpoint:
-            words += ["--resume", str(run.folder)]
-        elif run.folder.exists():
-            words += ["--overwrite", "true"]
-        return call(words, log, threads)
+            argv += ["--resume", str(run.path)]
+        elif run.path.exists():
+            argv += ["--overwrite", "true"]
+        return _call(argv, log, threads)
 
 
-def evaluate(calls: Sequence[Evaluation], logs: Path) -> list[str]:
-    """Score what is not scored yet; a sentence for each call that failed."""
+def evaluate(evaluations: Sequence[Evaluation], logs: Path) -> list[str]:
+    """Evaluate what has no scores yet.
+
+    Args:
+        logs: Directory of the log files.
+
+    Returns:
+        A message for each evaluation that failed.
+    """
     from tqdm import tqdm
 
+    logs.mkdir(parents=True, exist_ok=True)
     failed = []
-    for evaluation in tqdm([evaluation for evaluation in calls if not evaluation.done], unit=" evaluations"):
+    for evaluation in tqdm([item for item in evaluations if not item.is_finished], unit=" evaluations"):
         path = logs / f"evaluate-{evaluation.benchmark}-{evaluation.checkpoint}.log"
         with path.open("a") as log:
-            if code := call([sys.executable, *evaluation.words], log, cores()):
-                failed.append(f"{path.stem} failed (exit code {code}): {path} tells why; {evaluation.command}")
+            if code := _call([sys.executable, *evaluation.argv], log, cores()):
+                failed.append(_failure(path.stem, code, path, evaluation.command))
     return failed
 
 
 def cores() -> int:
-    """Those that this process may use; outside Linux all."""
+    """CPU cores available to this process; outside Linux all of them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def call(words: list[str], log: object, threads: int) -> int:
-    """The exit code of a command of this repository whose words go to a log."""
+def _call(argv: Sequence[str], log: IO[str], threads: int) -> int:
+    """Run a command with its output in a log file; the exit code."""
     environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
-    return subprocess.run(words, stdout=log, stderr=log, env=environment).returncode  # type: ignore[call-overload]
+    return subprocess.run(argv, stdout=log, stderr=log, env=environment).returncode
+
+
+def _failure(label: str, code: int, log: Path, command: str) -> str:
+    return f"{label} failed with exit code {code}, see {log}; the command was `{command}`"

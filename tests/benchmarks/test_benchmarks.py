@@ -1,4 +1,4 @@
-"""The benchmark scripts: a run at a tiny shape, what its results hold, and that docs/performance.md shows results."""
+"""The benchmark scripts: a run at a tiny shape, the content of its results, and the tables of docs/performance.md."""
 
 import json
 import os
@@ -9,33 +9,33 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from helpers.scripts import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import bench_loss  # noqa: E402
-import bench_step  # noqa: E402
+import bench_loss
+import bench_step
 
 PROVENANCE = {"command", "date", "revision", "machine", "threads", "python", "versions"}
 
 
-def results_of(script: str, folder: Path, *flags: str) -> dict[str, Any]:
-    """Run the script; its JSON, after a look at its own table of it."""
-    output = folder / "results" / "out.json"
+def results_of(script: str, directory: Path, *flags: str) -> dict[str, Any]:
+    """Run the script from the repository root; the JSON it writes, checked against the table it prints."""
+    output = directory / "results" / "benchmarks" / "out.json"
     command = [sys.executable, f"benchmarks/{script}.py", *flags, "--output", str(output)]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     completed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert completed.returncode == 0, completed.stderr[-2000:]
     result = json.loads(output.read_text())
     table = {"bench_loss": bench_loss, "bench_step": bench_step}[script].markdown(result)
-    assert completed.stdout.strip().endswith(table)  # libraries may say something first
+    assert completed.stdout.strip().endswith(table)  # libraries may print something before it
     assert result.keys() > PROVENANCE
     assert result["command"].startswith(f"python benchmarks/{script}.py {flags[0]} ")
     assert result["threads"] == 1 and result["versions"]["torch"]
     return result
 
 
-def test_loss_benchmark_times_measures_and_compares(tmp_path: Path) -> None:
+def test_loss_benchmark_measures_time_memory_and_accuracy(tmp_path: Path) -> None:
     shape = "float32:8:64"
     flags = ["--shapes", shape, "--group", "4", "--length", "6", "--rounds", "1"]
     result = results_of("bench_loss", tmp_path, *flags)
@@ -44,7 +44,7 @@ def test_loss_benchmark_times_measures_and_compares(tmp_path: Path) -> None:
     limits = {bench_loss.LIMIT, bench_loss.SAME_TILES}
     assert {bench_loss.OURS, "trl logits"} | limits <= entry["seconds"].keys()
     assert "no --authors DIR" in entry["reasons"]["authors"]
-    for peer in bench_loss.PEERS:  # runs, or says why it cannot
+    for peer in bench_loss.PEERS:  # each has a time or a reason
         assert (peer in entry["seconds"]) != bool(entry["reasons"].get(peer)), peer
     assert min(entry["seconds"].values()) > 0
     assert entry["peak_mib"].keys() == entry["seconds"].keys() - limits
@@ -73,7 +73,7 @@ def test_canned_completions_share_their_first_and_last_eighth() -> None:
     assert len({tuple(ids) for ids in group}) == bench_step.GROUP
 
 
-def test_loss_benchmarks_truth_equals_autograd_in_float64() -> None:
+def test_exact_values_of_the_loss_benchmark_equal_autograd_in_float64() -> None:
     case = bench_loss.make_case("float64:4:7", group=2, length=3, device="cpu")
     hidden, ids = case.hidden.flatten(0, 1).requires_grad_(), case.ids.flatten()
     log_pi = (hidden @ case.weight.T).log_softmax(-1)
@@ -92,14 +92,14 @@ def test_loss_benchmarks_truth_equals_autograd_in_float64() -> None:
         (bench_step, "step_cpu", "30m"),
     ],
 )
-def test_the_page_shows_the_tables_of_the_results(
+def test_docs_show_the_tables_of_the_stored_results(
     script: ModuleType, name: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = ROOT / "results" / f"{name}.json"
+    path = ROOT / "results" / "benchmarks" / f"{name}.json"
     result = json.loads(path.read_text())
     assert shown in result["models" if script is bench_step else "shapes"]
     monkeypatch.setattr(sys, "argv", ["bench.py", "--markdown", str(path)])
     script.main()
     table = capsys.readouterr().out.strip()
-    command = f"python benchmarks/{script.__name__}.py --markdown results/{path.name}"
+    command = f"python benchmarks/{script.__name__}.py --markdown results/benchmarks/{path.name}"
     assert table in (ROOT / "docs" / "performance.md").read_text(), f"paste the output of `{command}`"

@@ -1,13 +1,16 @@
-"""What the documents point at is there: functions, tests, files, headings."""
+"""What the pages refer to exists: functions, tests, files, headings, flags."""
 
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from as_a_user import ROOT, Ended
+from helpers.scripts import ROOT, Ended
 
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md") if ".template" not in path.name)]
+PAST = [ROOT / "docs" / "log.md"]  # names what was there at the time
+SCRIPTS = [path.name for path in ROOT.glob("*.py") if "run_script(main)" in path.read_text()] + ["examples/demo.py"]
+OTHER_PROGRAMS = set("cpu num_processes num_machines config_file nproc_per_node tensor_parallel_size".split())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -25,42 +28,68 @@ def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
             assert heading in anchors, link
 
 
+def file_named(name: str, *places: str) -> Path:
+    """The file with a path from the root, or the only one of that name below some directories."""
+    if (ROOT / name).is_file():
+        return ROOT / name
+    (found,) = [path for place in places for path in (ROOT / place).rglob(name)]
+    return found
+
+
 def test_the_paper_map_names_functions_and_tests_that_exist() -> None:
     text = (ROOT / "docs" / "paper_map.md").read_text()
-    tests = re.findall(r"`(test_\w+)::(test_\w+)`", text)
+    tests = re.findall(r"`([\w/]*test_\w+)(?:\.py)?::(test_\w+)`", text)
     assert len(tests) > 40
     for file, name in tests:
-        assert f"def {name}(" in (ROOT / "tests" / f"{file}.py").read_text(), f"{file}::{name}"
+        assert f"def {name}(" in file_named(f"{file}.py", "tests").read_text(), f"{file}::{name}"
     for cell in re.findall(r"^\|[^|]*\|([^|]*)\|", text, re.MULTILINE):
-        files = re.findall(r"\(`(\w+\.py)`\)", cell)
-        sources = "".join((ROOT / file).read_text() for file in files)
+        files = re.findall(r"\(`([\w/]+\.py)`\)", cell)
+        sources = "".join(file_named(file, "gtpo").read_text() for file in files)
         for name in re.findall(r"`([A-Za-z_]\w+(?:\.\w+)?)`(?!\))", cell):
             assert (ROOT / name).is_file() or not files or re.search(rf"\b{name.split('.')[-1]}\b", sources), name
 
 
-def test_every_module_is_in_the_file_list_of_the_readme() -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_named_in_the_text_exist(page: Path) -> None:
+    """Paths of the repository, `gtpo/trainer.py` or `tests/grading/`; bare names may be files of a user."""
+    places = "gtpo|tests|configs|docs|benchmarks|examples|requirements|notebooks"
+    for name in re.findall(rf"`((?:{places})/[\w./-]*)`", page.read_text()):
+        assert (ROOT / name).exists() or page in PAST, name
+
+
+def test_every_script_and_directory_of_the_root_is_in_the_readme() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert [path.name for path in ROOT.glob("*.py") if f"`{path.name}`" not in readme] == []
+    made = re.compile(r"\..*|__pycache__|.*\.egg-info|build|figures|outputs|unsloth_compiled_cache|wandb")  # not in git
+    names = [path.name for path in ROOT.glob("*.py")]
+    names += [f"{path.name}/" for path in ROOT.iterdir() if path.is_dir() and not made.fullmatch(path.name)]
+    assert [name for name in names if f"`{name}`" not in readme] == []
 
 
 @pytest.fixture(scope="module")
-def help_of(run_script: Callable[..., Ended], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """The whole help of a script, asked for once."""
-    texts: dict[str, str] = {}
+def flags_of(run_script: Callable[..., Ended], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], set[str]]:
+    """The flags in the complete help of a script, requested once."""
+    flags: dict[str, set[str]] = {}
 
-    def ask(script: str) -> str:
-        if script not in texts:
+    def ask(script: str) -> set[str]:
+        if script not in flags:
             flag = "--help_all" if script.startswith("train_") else "--help"
-            texts[script] = run_script(tmp_path_factory.mktemp("help"), script, flag).stdout
-        return texts[script]
+            ended = run_script(tmp_path_factory.mktemp("help"), script, flag)
+            assert ended.code == 0, ended.stderr
+            flags[script] = {*re.findall(r"--(\w+)", ended.stdout), "debug"}
+        return flags[script]
 
     return ask
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_flag_of_a_command_exists(page: Path, help_of: Callable[..., str]) -> None:
+def test_every_flag_of_a_command_exists(page: Path, flags_of: Callable[[str], set[str]]) -> None:
     text = page.read_text().replace("\\\n", " ")
-    for script, words in re.findall(r"(?<![\w/])(\w+\.py) ((?:[^`#\n]*))", text):
-        if (ROOT / script).is_file():
-            for name in re.findall(r"--(\w+)", words):
-                assert f"--{name}" in help_of(script) + " --debug", f"{script} --{name}"
+    for script, words in re.findall(r"(?<![\w/])((?:examples/)?\w+\.py) ((?:[^`#\n]*))", text):
+        if script in SCRIPTS:
+            assert set(re.findall(r"--(\w+)", words)) <= flags_of(script), f"{script} {words}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in PAST], ids=lambda page: page.name)
+def test_every_flag_in_the_text_exists(page: Path, flags_of: Callable[[str], set[str]]) -> None:
+    known = OTHER_PROGRAMS.union(*map(flags_of, SCRIPTS))
+    assert [name for name in re.findall(r"`--(\w+)", page.read_text()) if name not in known] == []

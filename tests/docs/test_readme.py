@@ -1,4 +1,4 @@
-"""Every command of the README, run in order in one folder: small on the tiny model, as a plan where it wants a GPU."""
+"""Every command of the README, run in order in one directory: small on the tiny model, as a dry run where it needs a GPU."""
 
 import json
 import re
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from as_a_user import ROOT, Ended
+from helpers.scripts import ROOT, Ended
 
-import models
+from gtpo import tiny as tiny_base
 
 README = (ROOT / "README.md").read_text()
 BASH = [
@@ -20,20 +20,25 @@ BASH = [
     for line in block.replace("\\\n", " ").splitlines()
     if line.strip() and not line.startswith("#")
 ]
+MAX_LINES = 180
 TRAIN_SMALL = ["--max_steps", "2", "--lora_rank", "4"]
 RL_SMALL = ["--num_generations", "4", "--max_completion_length", "12"]
 NEEDS_GPU = ("llama", "qwen", "configs/paper/")
 
 
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= MAX_LINES
+
+
 @pytest.fixture(scope="module")
 def folder(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working directory with an untrained model in the place of the tiny base, and the README's rows and reward."""
+    """A working directory with an untrained model as the tiny base, and the README's rows and reward."""
     folder = tmp_path_factory.mktemp("readme")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(models, "make_tiny", lambda target: shutil.copytree(tiny, target))
-        base = models.ensure_tiny()
-        (base / "tiny.json").write_text(json.dumps(models.TINY))
+        patch.setattr(tiny_base, "make_tiny", lambda target: shutil.copytree(tiny, target))
+        base = tiny_base.ensure_tiny()
+        (base / "tiny.json").write_text(json.dumps(tiny_base.TINY))
     (reward,) = re.findall(r"^```python\n# my_reward.py\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     (folder / "my_reward.py").write_text(reward)
     (rows,) = re.findall(r"^```json\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
@@ -44,7 +49,7 @@ def folder(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def small(words: list[str], data_dir: Path) -> list[str]:
-    """The flags that make a command short, or where it wants a GPU a plan."""
+    """The flags that make a command short, or a dry run where it needs a GPU."""
     if any(name in " ".join(words) for name in NEEDS_GPU):
         return ["--dry_run", "--data_dir", str(data_dir)]
     if words[0].startswith("train_"):
@@ -60,7 +65,7 @@ def test_every_script_runs_as_the_readme_calls_it(
     words = [path for word in shlex.split(line)[1:] for path in matching(folder, word)]
     flags = small(words, data_dir)
     ended = run_script(folder, *words, *flags)
-    if words == ["figures.py"]:  # none of the matrix's runs is here
+    if words == ["figures.py"]:  # there are no runs of the matrix
         assert ended.code == 2 and "python reproduce.py fig3" in ended.stderr
         return
     assert ended.code == 0, ended.stderr[-2000:]
@@ -69,10 +74,10 @@ def test_every_script_runs_as_the_readme_calls_it(
     elif words[0].startswith("train_"):
         method = words[0][len("train_") : -len(".py")]
         assert list((folder / "outputs").glob(f"{method}-*/adapter/adapter_model.safetensors"))
-        own = "my_rows" in line  # no benchmark to score it on
-        told = re.findall(r"to score it: python (.+)", ended.stderr)
-        assert len(told) == (0 if own else 1)
-        for command in told:  # what a run tells its user to do next
+        own = "my_rows" in line  # no benchmark to evaluate on
+        suggested = re.findall(r"to evaluate it: python (.+)", ended.stderr)
+        assert len(suggested) == (0 if own else 1)
+        for command in suggested:  # the next command that a run prints
             scored = run_script(
                 folder, *shlex.split(command), "--k", "1", "--output_dir", "scored", *small(["evaluate.py"], data_dir)
             )
@@ -84,19 +89,24 @@ def test_every_script_runs_as_the_readme_calls_it(
 
 
 def matching(folder: Path, word: str) -> list[str]:
-    """What a shell makes of a word: the paths that a pattern matches, or the word itself."""
+    """A word after a shell's expansion: the paths that a pattern matches, or the word itself."""
     return sorted(str(path.relative_to(folder)) for path in folder.glob(word)) if "*" in word else [word]
 
 
 @pytest.mark.parametrize("line", [line for line in BASH if not line.startswith("python ")])
-def test_every_other_command_of_the_readme_has_what_it_names(line: str) -> None:
+def test_every_other_command_of_the_readme_has_what_it_names(line: str, tmp_path: Path) -> None:
     program, *words = shlex.split(line)
     if program == "make":
         subprocess.run(["make", "--dry-run", *words], cwd=ROOT, check=True, capture_output=True)
+    elif program == "git":
+        if not (ROOT / ".git").exists():
+            pytest.skip("not a git checkout")
+        assert line.count("URL-OF-THIS-REPOSITORY") == 1
+        command = line.replace("URL-OF-THIS-REPOSITORY", shlex.quote(str(ROOT))) + " && ls"
+        done = subprocess.run(command, shell=True, cwd=tmp_path, check=True, capture_output=True, text=True)
+        assert {"Makefile", "train_gtpo.py", "requirements.txt"} <= set(done.stdout.split())
     elif line.startswith("pip install -r") or program == "source":
         assert words[-1] == ".venv/bin/activate" or (ROOT / words[-1]).is_file()
-    elif program == "vllm":  # needs the weights and a GPU: that it names the adapter of a run is all that is looked at
-        assert words[0] == "serve" and words[-2:] == ["--lora-modules", "gtpo=outputs/RUN/adapter"]
     else:
         pytest.fail(f"no test runs `{program}`")
 
@@ -104,3 +114,8 @@ def test_every_other_command_of_the_readme_has_what_it_names(line: str) -> None:
 def test_make_targets_in_the_text_exist() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"`make ([a-z-]+)", README)) <= set(targets)
+
+
+def test_the_readme_speaks_of_the_project_alone() -> None:
+    """No paths of a machine, and no hosts of a package index."""
+    assert not re.findall(r"/(?:work|tmp|home|root|mnt)/|\.local\b|simple/|index-url", README)

@@ -1,13 +1,17 @@
-"""The examples of docs/use_in_your_code.md, run as they stand but for the model and what a CPU needs."""
+"""The examples of docs/use_in_your_code.md, run as written except for the model and what a CPU needs."""
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+import pytest
+from helpers.scripts import ROOT
+
 PAGE = (ROOT / "docs" / "use_in_your_code.md").read_text()
 HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 
@@ -19,15 +23,36 @@ def section(title: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-def run(folder: Path, *argv: str) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *argv], cwd=folder, env=environment, capture_output=True, text=True)
+def run(directory: Path, *argv: str, installed: Path | None = None) -> str:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    if installed is not None:
+        environment["PYTHONPATH"] = str(installed)
+    done = subprocess.run([sys.executable, *argv], cwd=directory, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
-def test_own_rows_and_reward(tiny: Path, tmp_path: Path) -> None:
-    title = "Your rows and your reward"
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with what `pip install` adds: the package and the module, without scripts, rewards and presets."""
+    directory = tmp_path_factory.mktemp("installed")
+    shutil.copytree(ROOT / "gtpo", directory / "gtpo", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "gtpo_loss.py", directory)
+    return directory
+
+
+def test_what_is_installed() -> None:
+    """tests/test_wheel.py or its like builds and installs it; here: the names on the page are those of the project."""
+    (commands,) = section("Install", "bash")
+    targets = [line.partition(" #")[0].removeprefix("pip install ").strip('" ') for line in commands.splitlines()]
+    assert targets == ["path/to/gtpo", "path/to/gtpo[gpu]"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == "gtpo"
+    assert "gpu" in project.get("optional-dependencies", {}) or "optional-dependencies" in project["dynamic"]
+
+
+def test_own_data_and_reward(tiny: Path, tmp_path: Path) -> None:
+    title = "Your data and your reward"
     (tmp_path / "my_reward.py").write_text(section(title, "python")[0])
     (tmp_path / "my_rows.jsonl").write_text(section(title, "json")[0])
     (command,) = section(title, "bash")
@@ -38,11 +63,12 @@ def test_own_rows_and_reward(tiny: Path, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["reward"] for line in lines] == [line["rewards/concise/mean"] for line in lines]
     assert not (tmp_path / "run" / "merged").exists()
-    (_, merge) = section("Serve the adapter", "bash")[0].splitlines()
+    serve, merge = section("Serve and share", "bash")[0].splitlines()
+    assert serve.startswith("vllm serve ") and serve.endswith("--lora-modules gtpo=outputs/RUN/adapter")  # not run here
     run(tmp_path, *merge.partition("#")[0].replace("train", f"{ROOT}/train").replace("outputs/RUN", "run").split()[1:])
     assert (tmp_path / "run" / "merged" / "model.safetensors").is_file()
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2  # no step too many
-    (load,) = section("Serve the adapter", "python")
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2  # no further step
+    (load,) = section("Serve and share", "python")
     (tmp_path / "load.py").write_text(load.replace("outputs/RUN", "run") + "print(model.peft_config['default'].r)\n")
     assert run(tmp_path, "load.py").split()[-1] == "32"  # the tiny preset
 
@@ -55,18 +81,21 @@ def test_any_model_is_evaluated(tiny: Path, data_dir: Path, tmp_path: Path) -> N
     assert "GSM8K: 1 problems, k = 64" in shown and "AIME 2024: 1 problems, k = 64" in shown
 
 
-def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: Path) -> None:
-    (script,) = section("GTPO in a TRL script", "python")
+def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: Path, installed: Path) -> None:
+    script, load, inspect = section("A TRL script", "python")
     assert len([line for line in script.splitlines() if line and "import" not in line]) < 15
     cpu = 'GRPOConfig(bf16=False, use_cpu=True, report_to="none", per_device_train_batch_size=4, '
-    (tmp_path / "mine.py").write_text(script.replace(HUB_MODEL, str(tiny)).replace("GRPOConfig(", cpu))
-    run(tmp_path, "mine.py")
+    script = script.replace(HUB_MODEL, str(tiny)).replace("GRPOConfig(", cpu)
+    (tmp_path / "mine.py").write_text(f"{load}\n{script}\n{inspect}")
+    run(tmp_path, "mine.py", installed=installed)
     assert json.loads((tmp_path / "outputs" / "mine" / "initial_entropy.json").read_text())["prompts"] == 4
+    assert (tmp_path / "group.html").read_text().count("<tr>") == 1 + 4
 
 
-def test_the_loss_alone(tmp_path: Path) -> None:
+def test_the_loss_alone(tmp_path: Path, installed: Path) -> None:
     (script,) = section("The loss alone", "python")
     checks = "\nassert (weights[:2, :2] == 2).all() and (weights[2:, :2] == 0).all() and hidden.grad.norm() > 0\n"
     checks += "assert (hidden.grad[2:, :2] == 0).all() and hidden.grad[:, 2:].any()\n"
+    checks += "import sys\nassert not sys.modules.keys() & {'trl', 'transformers', 'peft'}\n"  # only PyTorch
     (tmp_path / "mine.py").write_text(script + checks)
-    assert "filtered_fraction" in run(tmp_path, "mine.py")
+    assert "filtered_fraction" in run(tmp_path, "mine.py", installed=installed)

@@ -1,4 +1,4 @@
-"""pass@k against exact fractions, maj@k against a naive vote, the identities that tie them, and the bootstrap."""
+"""pass@k against exact fractions, maj@k against a naive vote, identities between them, and the bootstrap."""
 
 import math
 from fractions import Fraction
@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import answers
-from metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
+from gtpo.evaluation import metrics
+from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
+from gtpo.grading import is_correct
 
 ATOL = 1e-12  # observed error 2e-15 for all n up to 200
 
@@ -65,23 +66,23 @@ def test_first_k_pass() -> None:
 @pytest.mark.parametrize(
     ("samples", "k", "score", "reason"),
     [
-        (["1/2"], 1, 1, "one sample, right"),
+        (["1/2"], 1, 1, "one sample, correct"),
         (["2"], 1, 0, "one sample, wrong"),
-        ([None], 1, 0, "one sample, unreadable"),
+        ([None], 1, 0, "one sample, no answer"),
         (["2", "1/2", "0.5"], 3, 1, "two spellings of one number are one class"),
         (["2", "2", "1/2", r"\frac12", "0.5"], 5, 1, "three"),
-        (["2", "1/2", "0.5"], 2, 0, "a tie goes to the class seen first: wrong"),
-        (["1/2", "2", "2.0", "0.5"], 4, 1, "a tie goes to the class seen first: right"),
-        ([None, None, None, "1/2"], 4, 1, "unreadable answers have no vote"),
+        (["2", "1/2", "0.5"], 2, 0, "a tie goes to the class that occurs first: wrong"),
+        (["1/2", "2", "2.0", "0.5"], 4, 1, "a tie goes to the class that occurs first: correct"),
+        ([None, None, None, "1/2"], 4, 1, "missing answers have no vote"),
         ([None, None, "1/2"], 2, 0, "none left"),
         (["1/2", "2", "2"], 3, 0, "the majority is wrong"),
         (["1/2", "2", "2"], 1, 1, "samples after the k-th do not count"),
         (["", " ", "1/2"], 3, 1, "nor do blank ones"),
-        (["x+1", "1+x", "1/2"], 3, 0, "the judge joins what no rule joins"),
+        (["x+1", "1+x", "1/2"], 3, 0, "only the symbolic comparison sees that they are equal"),
     ],
 )
 def test_majority(samples: list[str | None], k: int, score: float, reason: str) -> None:
-    correct = [answers.is_correct(sample, "1/2") for sample in samples]
+    correct = [is_correct(sample, "1/2") for sample in samples]
     assert majority_at_k(samples, correct, k) == score, reason
 
 
@@ -112,15 +113,13 @@ def test_identities_of_any_problem(samples: list[str | None], data: st.DataObjec
 
 
 def test_majority_refuses() -> None:
-    with pytest.raises(ValueError, match="2 answers but 1 verdicts"):
+    with pytest.raises(ValueError, match="2 answers but 1 entries in correct"):
         majority_at_k(["1", "2"], [True], 1)
     with pytest.raises(ValueError, match="k=3 of n=2"):
         majority_at_k(["1", "2"], [True, False], 3)
 
 
 def test_a_repeated_answer_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    import metrics
-
     asked = []
     monkeypatch.setattr(metrics, "equivalent", lambda a, b: asked.append((a, b)))
     majority_at_k(["1", "2"] * 32, [True, False] * 32, 64)

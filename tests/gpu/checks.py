@@ -1,7 +1,7 @@
-"""What the parts of the GPU check share: sizes for a card and for a CPU, models built here, training runs.
+"""Shared by the parts of the GPU check: sizes for a GPU and for a CPU, model building, subprocesses.
 
-Nothing comes from the Hub: the models have random weights in the shapes of Llama and Qwen, the tokenizer is the tiny
-model's, filled up to their vocabularies, and the data set is the generated one.
+Nothing is downloaded: the models have random weights in the shapes of Llama and Qwen, the tokenizer is that of the
+tiny model, padded to their vocabularies, and the dataset is the generated one.
 """
 
 import importlib.util
@@ -17,28 +17,28 @@ from typing import Any
 import pytest
 import torch
 
-from memory import KNOWN, Shape
+from gtpo.memory import KNOWN, Shape
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-STEPS = 4  # of a run; a checkpoint after half of them
+STEPS = 4  # of a small run, with a checkpoint after half of them
 SMALL = Shape(128256, 1024, 3072, 4, 8, 2, 128, tied=False)
 TOY = Shape(1024, 64, 128, 2, 4, 2, 16, tied=False)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the parts are on one kind of device."""
+    """Sizes of the parts on one kind of device."""
 
-    shapes: dict[str, Shape]  # of the models that are built, by family and size
+    shapes: dict[str, Shape]  # of the models to build, by family and size
     head: tuple[tuple[int, int, int], ...]  # rows, hidden size, vocabulary
     completion: int  # tokens of a completion in the small runs
-    long_prompt: int  # tokens of the prompts and completions in the measured run
+    long_prompt: int  # tokens of the prompts and completions of the measured run
     long_completion: int
     group: int  # G of the measured run
     measured_rank: int
     benchmark: tuple[str, ...]  # flags of benchmarks/bench_loss.py
-    seconds: int  # after which a run is given up
+    seconds: int  # timeout of a run
 
 
 SIZES = {
@@ -70,7 +70,7 @@ SIZES = {
     ),
 }
 
-# What a run needs installed, and the flags that choose it. Every switch is given: the presets differ between devices.
+# Packages that a run needs, and the flags that select it. All of them are given: the presets depend on the device.
 VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unsloth": (
         ("trl", "datasets", "math_verify", "unsloth", "unsloth_zoo", "vllm", "bitsandbytes"),
@@ -93,20 +93,20 @@ GPU_ONLY = {"unsloth", "vllm", "bitsandbytes"}
 
 
 def need(packages: Sequence[str], device: str) -> None:
-    """Skip the part, naming what is missing."""
+    """Skip the part if a package is missing or needs a GPU."""
     if device == "cpu" and (missing := sorted(GPU_ONLY & set(packages))):
         pytest.skip(f"needs a GPU: {', '.join(missing)} run there only")
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}")
 
 
-def build_model(folder: Path, name: str, shape: Shape, device: str) -> Path:
-    """A random model of this shape in ``folder``: ``name`` begins with its family, llama or qwen. bfloat16 on a GPU."""
+def build_model(directory: Path, name: str, shape: Shape, device: str) -> Path:
+    """Save a random model to ``directory``; ``name`` starts with its family, llama or qwen. bfloat16 on a GPU."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
 
-    save_tokenizer(folder, shape.vocab_size)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    family = Qwen2Config if name.startswith("qwen") else LlamaConfig  # Qwen: tied head, biases on q, k and v
+    save_tokenizer(directory, shape.vocab_size)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    family = Qwen2Config if name.startswith("qwen") else LlamaConfig  # Qwen has biases on q, k and v
     config = family(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
@@ -125,21 +125,21 @@ def build_model(folder: Path, name: str, shape: Shape, device: str) -> Path:
     with torch.device(device):
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    model.save_pretrained(folder)
+    model.save_pretrained(directory)
     del model
     if device == "cuda":
         torch.cuda.empty_cache()
-    return folder
+    return directory
 
 
-def save_tokenizer(folder: Path, vocab_size: int) -> None:
-    """The tiny model's tokenizer, its vocabulary filled up to ``vocab_size`` with tokens that no text contains."""
+def save_tokenizer(directory: Path, vocab_size: int) -> None:
+    """Save the tiny model's tokenizer, padded to ``vocab_size`` with tokens that occur in no text."""
     from transformers import AutoTokenizer
 
-    from models import build_tiny
+    from gtpo.tiny import build_tiny
 
-    AutoTokenizer.from_pretrained(build_tiny(folder / "tiny")).save_pretrained(folder)
-    path = folder / "tokenizer.json"
+    AutoTokenizer.from_pretrained(build_tiny(directory / "tiny")).save_pretrained(directory)
+    path = directory / "tokenizer.json"
     content = json.loads(path.read_text())
     vocabulary = content["model"]["vocab"]
     vocabulary.update({token["content"]: token["id"] for token in content["added_tokens"]})
@@ -148,7 +148,7 @@ def save_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def environment_of_runs(device: str) -> dict[str, str]:
-    """Of a subprocess: no Hub, no telemetry, and no card where the CPU is asked for."""
+    """Environment variables of a subprocess: no Hub, no telemetry, and no GPU for device "cpu"."""
     variables = dict(os.environ) | {
         "HF_HUB_OFFLINE": "1",
         "UNSLOTH_DISABLE_STATISTICS": "1",
@@ -158,22 +158,22 @@ def environment_of_runs(device: str) -> dict[str, str]:
     if device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
     else:
-        del variables["OMP_NUM_THREADS"]  # tests/conftest.py sets it, for the tests that a CPU runs
+        del variables["OMP_NUM_THREADS"]  # tests/conftest.py sets it for tests on a CPU
     return variables
 
 
-def call(command: Sequence[str | Path], device: str, folder: Path, seconds: int) -> None:
-    """Run a program of this repository from ``folder``.
+def call(command: Sequence[str | Path], device: str, directory: Path, seconds: int) -> None:
+    """Run a script of this repository in ``directory``; its output goes to ``output.txt``.
 
     Raises:
-        AssertionError: With the end of its output, if it fails; all of it is in ``output.txt``.
+        AssertionError: If it fails, with the end of its output.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "output.txt"
+    directory.mkdir(parents=True, exist_ok=True)
+    log = directory / "output.txt"
     with log.open("w") as output:
         ended = subprocess.run(
             [sys.executable, *map(str, command)],
-            cwd=folder,
+            cwd=directory,
             env=environment_of_runs(device),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -184,7 +184,7 @@ def call(command: Sequence[str | Path], device: str, folder: Path, seconds: int)
 
 
 def flags(model: Path, variant: str, sizes: Sizes, device: str) -> list[str]:
-    """The command line of a small run, but for where it goes."""
+    """The flags of a small run, without ``--output_dir``."""
     return [
         *("--model", str(model), "--dataset", "arithmetic", "--reward", f"{HERE / 'reward.py'}:text_sum"),
         *("--G", "4", "--prompts_per_step", "1", "--per_device_train_batch_size", "2", "--lora_rank", "8"),
@@ -198,5 +198,5 @@ def flags(model: Path, variant: str, sizes: Sizes, device: str) -> list[str]:
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl``, as they stand."""
+    """The lines of ``metrics.jsonl``."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,12 +1,12 @@
-"""The GPU check (`make gpu-check`): its device, its report, and what its parts share.
+"""The GPU check (`make gpu-check`): its device, its report, and its fixtures.
 
-Each part writes its numbers into the fixture of that name. The report, ``results/gpu/<card>.json``, is written whole
-after every part, so that it holds what ran even where a later part, or the machine, gives up. A part that this call
-leaves out keeps the entry of an earlier call, which names its own revision.
+Each part stores its measurements in the fixture ``numbers``. The report, ``results/gpu/<gpu>.json``, is written after
+every part, so that it is complete even if a later part or the machine fails. A part that is not selected keeps its
+entry of an earlier call, which has its own git revision.
 
-    python -m pytest tests/gpu                                # all of it, on the card
+    python -m pytest tests/gpu                                # all parts, on a GPU
     python -m pytest tests/gpu -k head                        # one part
-    python -m pytest tests/gpu --gpu-check-device cpu         # what a CPU can run, with small shapes
+    python -m pytest tests/gpu --gpu-check-device cpu         # the parts that run on a CPU, with small shapes
 """
 
 import json
@@ -28,42 +28,43 @@ GIB = 2**30
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu-check-device", choices=("cuda", "cpu"), default="cuda")
-    parser.addoption("--gpu-check-output", help="Folder of the report; results/gpu, or outputs/gpu-check for a CPU.")
+    parser.addoption("--gpu-check-output", help="Directory of the report: results/gpu, or outputs/gpu-check for a CPU.")
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
-    """Only a call that names this folder runs it: for another, this file is not there yet when the session starts."""
+    """Collect this directory only if it is named: otherwise pytest loads this file after its session has started."""
     return None if REPORT in config.stash else True
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     device = config.getoption("gpu_check_device")
-    card = "cpu" if device == "cpu" else card_name()
-    folder = config.getoption("gpu_check_output") or ROOT / ("results/gpu" if device == "cuda" else "outputs/gpu-check")
-    path = Path(folder) / f"{re.sub(r'[^a-z0-9]+', '-', card.lower()).strip('-')}.json"
+    name = "cpu" if device == "cpu" else gpu_name()
+    default = ROOT / ("results/gpu" if device == "cuda" else "outputs/gpu-check")
+    directory = Path(config.getoption("gpu_check_output") or default)
+    path = directory / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
     earlier = json.loads(path.read_text())["parts"] if path.is_file() else {}
     config.stash[REPORT] = {"path": path, "environment": describe(device), "parts": earlier}
 
 
-def card_name() -> str:
+def gpu_name() -> str:
     if not torch.cuda.is_available():
         raise pytest.UsageError(
-            "PyTorch sees no GPU here (`torch.cuda.is_available()` is False; the NVIDIA driver has to be R580 or newer "
-            "for PyTorch 2.13): --gpu-check-device cpu runs what a CPU can run."
+            "PyTorch sees no GPU (torch.cuda.is_available() is False; PyTorch 2.13 needs NVIDIA driver R580 or newer): "
+            "--gpu-check-device cpu runs the parts that need none."
         )
     return torch.cuda.get_device_name(0)
 
 
 def describe(device: str) -> dict[str, Any]:
-    """Versions, revision and machine, and the card's driver, memory and capability."""
-    from tracking import environment
+    """Versions, git revision and machine; driver, memory and compute capability of the GPU."""
+    from gtpo.runs import environment
 
     about = environment() | {"device": device}
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         about |= {
-            "card": properties.name,
+            "gpu": properties.name,
             "driver": driver_version(),
             "cuda": torch.version.cuda,
             "capability": f"{properties.major}.{properties.minor}",
@@ -86,7 +87,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     result: pytest.TestReport = (yield).get_result()
     report = item.config.stash[REPORT]
     if result.when == "setup" and result.passed:
-        return  # its outcome comes with the call
+        return  # the outcome is that of the call
     if result.when == "teardown" and result.passed:
         return
     entry: dict[str, Any] = {"outcome": result.outcome, "seconds": round(result.duration, 3)}
@@ -103,7 +104,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def write(report: dict[str, Any]) -> None:
-    from faults import write_atomically
+    from gtpo.files import write_atomically
 
     path = report["path"]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +122,7 @@ NUMBERS = pytest.StashKey[dict[str, Any]]()
 
 @pytest.fixture
 def numbers(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What the part measures: goes into the report, whatever becomes of the part."""
+    """Measurements of the part; they are in the report even if it fails."""
     return request.node.stash.setdefault(NUMBERS, {})
 
 
@@ -137,43 +138,42 @@ def sizes(device: str) -> Sizes:
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder for models and runs; emptied afterwards, for pytest would keep three times 16 GB."""
-    folder = tmp_path_factory.mktemp("gpu-check")
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    """A directory for models and runs, deleted afterwards: pytest would keep three of them, 16 GB each."""
+    directory = tmp_path_factory.mktemp("gpu-check")
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
 def model(work: Path, sizes: Sizes, device: str) -> Callable[[str], Path]:
-    """The folder of a model of ``sizes.shapes``, built when it is first asked for."""
+    """The directory of a model of ``sizes.shapes``, built on first use."""
 
     def get(name: str) -> Path:
-        folder = work / "models" / name
-        if not folder.is_dir():
-            build_model(folder, name, sizes.shapes[name], device)
-        return folder
+        directory = work / "models" / name
+        if not directory.is_dir():
+            build_model(directory, name, sizes.shapes[name], device)
+        return directory
 
     return get
 
 
 @pytest.fixture(scope="session")
 def run(work: Path, model: Callable[[str], Path], sizes: Sizes, device: str) -> Callable[[str, str, str], Path]:
-    """The directory of a small training run; made when it is first asked for, and then shared."""
+    """The run directory of a small training run, trained on first use and then shared."""
     failed: dict[Path, str] = {}
 
     def get(method: str, name: str, variant: str) -> Path:
         need(VARIANTS[variant][0], device)
-        folder = work / "runs" / f"{method}-{name}-{variant}"
-        if folder in failed:
-            pytest.fail(failed[folder])
-        if not folder.is_dir():
-            words = flags(model(name), variant, sizes, device)
-            launch = work / "launched" / folder.name
+        directory = work / "runs" / f"{method}-{name}-{variant}"
+        if directory in failed:
+            pytest.fail(failed[directory])
+        if not directory.is_dir():
+            argv = ["--output_dir", directory, *flags(model(name), variant, sizes, device)]
             try:
-                call([ROOT / f"train_{method}.py", "--output_dir", folder, *words], device, launch, sizes.seconds)
+                call([ROOT / f"train_{method}.py", *argv], device, work / "launched" / directory.name, sizes.seconds)
             except (AssertionError, subprocess.TimeoutExpired) as error:
-                failed[folder] = f"the run {folder.name} failed: {str(error)[-3000:]}"
-                pytest.fail(failed[folder])
-        return folder
+                failed[directory] = f"the run {directory.name} failed: {str(error)[-3000:]}"
+                pytest.fail(failed[directory])
+        return directory
 
     return get

@@ -1,8 +1,7 @@
 """Greedy tokens with and without an adapter: ``python greedy.py vllm|transformers MODEL ADAPTER OUTPUT N``.
 
-The samplers are those of evaluate.py. ``OUTPUT`` is JSON, ids under "prompts", "base" and "adapter": a list for each of
-PROBLEMS prompts, N tokens of each completion. A program of its own, because vLLM keeps its memory until its process
-ends.
+The samplers are those of evaluate.py. ``OUTPUT`` is JSON: token ids under "prompts", "base" and "adapter", one list per
+prompt, up to N tokens of each completion. A script, because vLLM keeps its memory until its process exits.
 """
 
 import json
@@ -16,8 +15,8 @@ PROBLEMS = 8
 
 
 def greedy_tokens(backend: str, model: str, adapter: Path, tokens: int) -> dict[str, list[list[int]]]:
-    import sampling
-    from data import arithmetic
+    from gtpo.arithmetic import arithmetic
+    from gtpo.evaluation import sampling
 
     def keep_ids(request: Any, ids: Any, finished: bool, tokenizer: Any) -> dict[str, Any]:
         return {"id": request.id, "sample": request.sample, "ids": [int(token) for token in ids]}
@@ -32,9 +31,9 @@ def greedy_tokens(backend: str, model: str, adapter: Path, tokens: int) -> dict[
     problems = [{"id": str(i), "question": row["question"]} for i, row in enumerate(arithmetic("test", PROBLEMS, 0))]
     requests = sampling.make_requests(sampler, problems, settings)
     result = {"prompts": [request.prompt_ids for request in requests]}
-    for name, folder in (("base", None), ("adapter", adapter)):
-        with patch.object(sampling, "to_row", keep_ids):  # the rows of evaluate.py hold text, which hides ids
-            rows = [row for batch in sampler.sample(requests, set(), folder) for row in batch]
+    for name, directory in (("base", None), ("adapter", adapter)):
+        with patch.object(sampling, "to_row", keep_ids):  # the rows of evaluate.py have text in place of ids
+            rows = [row for batch in sampler.sample(requests, set(), directory) for row in batch]
         result[name] = [row["ids"] for row in sorted(rows, key=lambda row: int(row["id"]))]
     return result
 

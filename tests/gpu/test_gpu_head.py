@@ -1,4 +1,4 @@
-"""Parts 1 and 2: the card computes, and the head agrees with float64 on it."""
+"""Parts 1 and 2: a matmul, and the head against float64, on the GPU."""
 
 import math
 from typing import Any
@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import torch
 from checks import Sizes
-from reference import plain_head
+from helpers.reference import plain_head
 
-from gtpo_loss import linear_logps_and_entropy
+from gtpo.head import linear_logps_and_entropy
 
-# Bounds of the errors against float64: relative for gradients, nats for the mean entropy of the rows, as that of a
-# completion is one. Rows with p > 0.99 are "confident".
+# Bounds of the errors against float64: relative for gradients, nats for the mean entropy of the rows (<H>_i is a mean
+# over tokens too). Rows with p > 0.99 are "confident".
 GRADIENT = {torch.float64: 1e-12, torch.float32: 2e-5}
 CONFIDENT_GRADIENT = {torch.float64: 1e-8, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 3e-2}
 ENTROPY = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 3e-3, torch.float16: 3e-3}
-OF_LOGITS_PATH = 0.8  # 16-bit gradients: at most this share of its error, or the rounding of the result
+OF_LOGITS_PATH = 0.8  # 16-bit gradients: at most this share of its error, or the rounding error of the result
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
@@ -33,7 +33,7 @@ def test_environment(device: str, numbers: dict[str, Any]) -> None:
 
 
 def head_case(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> dict[str, torch.Tensor]:
-    """Random rows, every second of them confident: its hidden state leans towards its target. Values exact in dtype."""
+    """Random rows, every second one confident: its hidden state points to its target. The values are exact in dtype."""
     rows, width, vocabulary = shape
     generator = torch.Generator(device).manual_seed(sum(shape))
 
@@ -44,8 +44,8 @@ def head_case(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> d
     targets = torch.randint(0, vocabulary, (rows,), generator=generator, device=device)
     towards = weight[targets].float()
     towards = towards / towards.square().sum(-1, keepdim=True)
-    # Their logits have standard deviation 1, so the others' log-sum-exp is ln V + 1/2, and p = 1 - e^-margin. Elsewhere
-    # it is 2.
+    # The logits of confident rows have standard deviation 1, so the log-sum-exp of the other tokens is ln V + 1/2, and
+    # p = 1 - e^-margin. In the other rows it is 2.
     confident = torch.arange(rows, device=device)[:, None] % 2 == 1
     margin = 6 + 6 * torch.rand(rows, 1, generator=generator, device=device)
     hidden = normal(rows, width) * torch.where(confident, 1.0, 2.0)
@@ -69,9 +69,9 @@ def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 def test_head(dtype: torch.dtype, sizes: Sizes, device: str, numbers: dict[str, Any]) -> None:
-    """Errors of ours and of the logits path (all logits, log-softmax, autograd) in the same dtype, against float64."""
+    """Errors of our head and of the logits path (all logits, log-softmax, autograd) in one dtype, against float64."""
     if device == "cuda" and dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
-        pytest.skip("this card has no bfloat16")
+        pytest.skip("this GPU has no bfloat16")
     for shape in sizes.head:
         case = head_case(shape, dtype, device)
         options: dict[str, Any] = {} if shape == sizes.head[0] else {"temperature": 0.7}
@@ -101,20 +101,20 @@ def test_head(dtype: torch.dtype, sizes: Sizes, device: str, numbers: dict[str, 
 
 
 def test_head_without_gradient_where_none_is_wanted(sizes: Sizes, device: str, numbers: dict[str, Any]) -> None:
-    """Rows outside ``grad_rows`` get a zero gradient, the others their own; no row at all is no error."""
+    """Rows outside ``grad_rows`` get a zero gradient, the others an unchanged one; zero rows are valid."""
     case = head_case(sizes.head[0], torch.float32, device)
     wanted = torch.arange(len(case["targets"]), device=device) % 3 == 0
-    whole = outcome(linear_logps_and_entropy, case, torch.float32)
+    full = outcome(linear_logps_and_entropy, case, torch.float32)
     some = outcome(linear_logps_and_entropy, case, torch.float32, grad_rows=wanted)
     assert not some[2][~wanted].any()
-    numbers["difference"] = relative(some[2][wanted], whole[2][wanted])
+    numbers["difference"] = relative(some[2][wanted], full[2][wanted])
     assert numbers["difference"] <= 1e-5
     empty = {name: tensor[:0] if name != "weight" else tensor for name, tensor in case.items()}
     assert [len(tensor) for tensor in outcome(linear_logps_and_entropy, empty, torch.float32)] == [0, 0, 0]
 
 
 def test_head_far_below_the_largest_logit(device: str, numbers: dict[str, Any]) -> None:
-    """Log-probabilities down to -5,000 are finite and right."""
+    """Log-probabilities down to -5,000 are finite and accurate."""
     torch.manual_seed(0)
     weight = torch.randn(1000, 64, device=device)
     targets = torch.arange(8, device=device)

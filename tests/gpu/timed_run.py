@@ -1,7 +1,7 @@
-"""Run a train script with its trainer's phases timed and their memory read: ``python timed_run.py train_gtpo.py ...``.
+"""Run a train script and measure time and memory of its phases: ``python timed_run.py train_gtpo.py ...``.
 
-Writes ``phases.json`` into the run directory. Time and memory belong to the innermost phase, so the seconds of a step
-add up to it. The device is synchronised at every change of phase.
+Writes ``phases.json`` into the run directory. Time and memory are assigned to the innermost phase, so the phases of a
+step add up to its time. The device is synchronized at every change of phase.
 """
 
 import json
@@ -17,20 +17,20 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[0] = str(ROOT)
 
-from models import load_backend  # noqa: E402
+from gtpo.cli import load_backend_from_flags  # noqa: E402
 
-load_backend(sys.argv[2:])  # before transformers, as in the script itself
+load_backend_from_flags(sys.argv[2:])  # before transformers is imported, as in the script
 
 import torch  # noqa: E402
 from transformers import TrainerCallback  # noqa: E402
 
-import trainer  # noqa: E402
+from gtpo import trainer  # noqa: E402
 
 GIB = 2**30
 
 
 class Phases:
-    """Seconds of each step by phase; for each phase, memory (GiB) at its first start and its peak after step 1."""
+    """Seconds of each step by phase; memory of each phase in GiB, at its first start and its peak, after step 1."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
@@ -59,7 +59,7 @@ class Phases:
         self.open.pop()
 
     def account(self) -> None:
-        """Give the time since the last change of phase to the phase that ends or is interrupted now."""
+        """Add the time since the last change of phase to the innermost open phase."""
         on_gpu = torch.cuda.is_available()
         if on_gpu:
             torch.cuda.synchronize()
@@ -67,7 +67,7 @@ class Phases:
         if self.open:
             name = self.open[-1]
             self.seconds[name] += now - self.since
-            if on_gpu and self.steps:  # the first step warms up: kernels are compiled, caches are filled
+            if on_gpu and self.steps:  # the first step is a warm-up: kernels are compiled, caches filled
                 self.peak[name] = max(self.peak.get(name, 0.0), torch.cuda.max_memory_allocated() / GIB)
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
@@ -75,7 +75,7 @@ class Phases:
 
 
 class StepPhases(TrainerCallback):
-    """A step from its first micro-batch to its end, the optimizer in it; writes the file when training ends."""
+    """Phases of a step outside the trainer's methods; writes phases.json at the end of training."""
 
     def __init__(self, phases: Phases) -> None:
         self.phases = phases
@@ -98,12 +98,12 @@ class StepPhases(TrainerCallback):
         report: dict[str, Any] = {"steps": self.phases.steps, "start": self.phases.start, "peak": self.phases.peak}
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()
-            report["used_on_the_card"] = (total - free) / GIB  # by every process, CUDA itself and vLLM included
+            report["used_gib"] = (total - free) / GIB  # of all processes, with CUDA contexts and vLLM
         (Path(args.output_dir) / "phases.json").write_text(json.dumps(report))
 
 
 def timed(base: type) -> type:
-    """The trainer class with its phases timed."""
+    """The trainer class with timed phases."""
 
     class Timed(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -112,7 +112,7 @@ def timed(base: type) -> type:
             self.add_callback(StepPhases(self.phases))
 
         def _generate_and_score_completions(self, inputs: Any) -> Any:
-            with self.phases("scoring"):  # rewards, advantages, conflict mask; the reference model if there is one
+            with self.phases("scoring"):  # rewards, advantages, conflict mask, and the reference model if there is one
                 return super()._generate_and_score_completions(inputs)
 
         def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +124,7 @@ def timed(base: type) -> type:
                 return super().compute_loss(*args, **kwargs)
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            with self.phases("backward"):  # what is left of it; with checkpointing the forward once more
+            with self.phases("backward"):  # the rest of the step; with gradient checkpointing a second forward
                 return super().training_step(*args, **kwargs)
 
     return Timed

@@ -16,8 +16,8 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from config import GTPOArguments
-from trainer import GRPOTrainer, GTPOTrainer
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments, Settings
+from gtpo.trainer import GRPOTrainer, GTPOTrainer
 
 GROUP = 12
 OPENING, CLOSING = [300, 301, 302], [310, 311, 2]  # 2 is </s>
@@ -109,6 +109,11 @@ def make_trainer(
         train_dataset=Dataset.from_dict({"prompt": [f"Question {i}?" + " Why?" * (i % 3) for i in range(8)]}),
         **extra,
     )
+
+
+def settings_of(trainer: Any) -> Settings:
+    """What ``attach_callbacks`` needs to know of a canned trainer's run."""
+    return Settings("gtpo", DataArguments(dataset="own"), ModelArguments(), RunArguments(), trainer=trainer.args)
 
 
 def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:

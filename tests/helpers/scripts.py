@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SCRIPT_SECONDS = 180  # no script that a test runs takes a tenth of it
 DROPPED = ("PYTHONPATH", "WORLD_SIZE", "RANK", "WANDB_MODE")  # of this process, not of a user
 

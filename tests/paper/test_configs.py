@@ -1,6 +1,6 @@
-"""configs/paper: one file per training run of the paper, each in the right figures, with the right values, and it runs.
+"""configs/paper: one file per training run of the paper, in the right figures, with the right values, and it trains.
 
-The figures' runs and the meaning of a file's name are written here by hand from the paper's text.
+The meaning of a file name is written here by hand from the paper's text.
 """
 
 import dataclasses
@@ -15,26 +15,24 @@ from typing import Any
 
 import pytest
 import torch
-from canned import CannedGRPO, CannedGTPO
-from trl import GRPOConfig, SFTConfig, SFTTrainer
+from helpers.canned import CannedGRPO, CannedGTPO
+from paper_runs import CLASSES, FIGURES
+from trl import SFTTrainer
 
-import config
-import trainer as trainer_module
-from config import CONFIGS, DataArguments, GTPOArguments, ModelArguments, RunArguments, parse, read_yaml
-from data import load_train, to_demonstrations
-from models import load_policy
+import gtpo.cli
+import gtpo.trainer
+from gtpo.arguments import Settings
+from gtpo.cli import CONFIGS, parse
+from gtpo.data import load_train, to_demonstrations
+from gtpo.files import read_yaml
+from gtpo.models import load_policy
 
 FILES = sorted((CONFIGS / "paper").glob("*.yaml"))
-CLASSES: dict[str, tuple[type, ...]] = {
-    "gtpo": (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
-    "grpo": (DataArguments, ModelArguments, RunArguments, GRPOConfig),
-    "sft": (DataArguments, ModelArguments, RunArguments, SFTConfig),
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def without_old_garbage() -> Iterator[None]:
-    """Training collects garbage at its start, 0.4 s over all that the libraries hold: more than the step itself."""
+    """A trainer collects garbage when it starts: 0.4 s with all libraries imported, more than the training step."""
     gc.collect()
     gc.freeze()
     yield
@@ -43,47 +41,7 @@ def without_old_garbage() -> Iterator[None]:
 
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
-# ---- the matrix: which runs a figure or table shows ----
-
-_MAIN = {  # Section 6: all models x datasets; GRPO with beta 0 and 1e-6; G = 8 and 12
-    f"{method}-{model}-{dataset}{variant}"
-    for model in ("llama", "qwen")
-    for dataset in ("gsm8k", "math")
-    for method, variants in {
-        "sft": [""],
-        "grpo": ["-g8-beta0", "-g8-beta1e-6", "-g12-beta0", "-g12-beta1e-6"],
-        "gtpo": ["-g8", "-g12"],
-    }.items()
-    for variant in variants
-}
-FIGURES = {
-    "Fig. 1": {"grpo-llama-gsm8k-g8-beta0.04", "grpo-llama-gsm8k-g8-beta1e-6"},
-    "Fig. 2": _MAIN,
-    "Fig. 3": {
-        *("grpo-llama-gsm8k-g8-beta0", "grpo-llama-gsm8k-g8-beta0.04", "grpo-llama-gsm8k-g8-beta1e-6"),
-        *("gtpo-llama-gsm8k-g8", "gtpo-llama-gsm8k-correction-only"),
-    },
-    "Fig. 4a": {
-        *("gtpo-llama-math-g8", "gtpo-llama-math-gamma0.01", "gtpo-llama-math-gamma0.001"),
-        *("gtpo-llama-math-gamma1e-6", "gtpo-llama-math-no-filter"),
-    },
-    "Fig. 4b": {"gtpo-llama-gsm8k-h0.7", "gtpo-llama-gsm8k-h1.05", "gtpo-llama-gsm8k-h2.0"},
-    "Fig. 4c": {
-        *("grpo-qwen-gsm8k-g8-beta1e-6", "gtpo-qwen-gsm8k-g8", "gtpo-qwen-gsm8k-onlyneg0.7"),
-        *("gtpo-qwen-gsm8k-onlyneg1.05", "gtpo-qwen-gsm8k-onlyneg2.0"),
-    },
-    "Fig. 4d": {"grpo-llama-gsm8k-g8-beta0", "gtpo-llama-gsm8k-no-correction-h1.05", "gtpo-llama-gsm8k-h1.05"},
-    "Fig. 5a": {"grpo-qwen-math-g8-beta0", "grpo-qwen-math-g8-beta1e-6", "grpo-qwen-math-g8-beta0.04"},
-    "Fig. 5b": {
-        *("gtpo-llama-gsm8k-g8", "gtpo-llama-gsm8k-g12", "gtpo-llama-math-g8", "gtpo-llama-math-g12"),
-        *("gtpo-qwen-gsm8k-g8", "gtpo-qwen-gsm8k-g12", "gtpo-qwen-math-g8", "gtpo-qwen-math-g12"),
-    },
-    "Fig. 6": {
-        *("grpo-llama-math-g8-beta1e-6", "grpo-llama-math-g8-beta1e-6-adam0.999999"),
-        *("grpo-qwen-math-g8-beta1e-6", "grpo-qwen-math-g8-beta1e-6-adam0.999999"),
-    },
-    "Table 1": _MAIN,  # "using the best of GTPO, GRPO, and SFT": every run of Fig. 2 is a candidate
-}
+# The matrix: which runs a figure or table shows
 
 
 def test_headers_name_the_figures_and_each_figure_has_its_runs() -> None:
@@ -91,14 +49,14 @@ def test_headers_name_the_figures_and_each_figure_has_its_runs() -> None:
     for path in FILES:
         title = path.read_text().splitlines()[0]
         figures = re.fullmatch(r"# (?:GTPO|GRPO|SFT), [^:]+: ((?:(?:Fig\. \d[a-d]?|Table 1)(?:, |\.$))+)", title)
-        assert figures, f"{path.name} begins with {title!r}: expected the figures it is behind at the end"
+        assert figures, f"{path.name} begins with {title!r}: expected it to end with its figures"
         for figure in figures[1].rstrip(".").split(", "):
-            assert figure in named, f"{path.name}: {figure!r} is no figure of trained runs"
+            assert figure in named, f"{path.name}: {figure!r} does not show training runs"
             named[figure].add(path.stem)
     assert named == FIGURES
 
 
-def test_a_run_that_several_figures_share_is_one_file() -> None:
+def test_run_of_several_figures_is_one_file() -> None:
     seen: dict[str, str] = {}
     for path in FILES:
         run = resolved(method_of(path), "--config", str(path)) | {"run_name": None, "output_dir": None}
@@ -106,10 +64,10 @@ def test_a_run_that_several_figures_share_is_one_file() -> None:
         assert same == path.name, f"{path.name} repeats {same}"
 
 
-# ---- the values: what a name says, and Listing 1 for the rest ----
+# The values: those in the name of a file, and Listing 1 for the rest
 
 _NUMBER = r"(\d+(?:\.\d+)?(?:e-\d+)?)"
-PARTS: dict[str, Callable[[str], dict[str, Any]]] = {  # a part of a file's name -> what it says
+PARTS: dict[str, Callable[[str], dict[str, Any]]] = {  # part of a file name -> its values
     rf"g{_NUMBER}": lambda n: {"num_generations": int(n)},
     rf"beta{_NUMBER}": lambda n: {"beta": float(n)},
     rf"gamma{_NUMBER}": lambda n: {"gamma": float(n)},
@@ -128,12 +86,12 @@ def method_of(path: Path) -> str:
 
 
 def differs(path: Path) -> str:
-    """What of the name stands after method, model and dataset."""
+    """The part of the name after method, model and dataset."""
     return "-".join(path.stem.split("-")[3:])
 
 
 def named_values(path: Path) -> dict[str, Any]:
-    """What the name of the file says; G is 8 in an ablation, whose name has none."""
+    """The values in the name of the file; G is 8 in an ablation, whose name does not have it."""
     method, model, dataset = path.stem.split("-")[:3]
     values: dict[str, Any] = {"model": model, "dataset": dataset}
     if method != "sft":
@@ -141,29 +99,29 @@ def named_values(path: Path) -> dict[str, Any]:
     rest = differs(path)
     while rest:
         matches = {part: match for part in PARTS if (match := re.match(rf"{part}(?:-|$)", rest))}
-        assert len(matches) == 1, f"{path.name}: {rest!r} is no known part of a name"
+        assert len(matches) == 1, f"{path.name}: {rest!r} is not a known part of a name"
         ((part, match),) = matches.items()
         values |= PARTS[part](match[1])
         rest = rest[match.end() :]
     return values
 
 
-def read(method: str, *argv: str) -> tuple[Any, ...]:
-    """Parsed as its script would on a GPU, where the preset of Listing 1 lies below the file; built on a CPU."""
+def read(method: str, *argv: str) -> Settings:
+    """The settings on a GPU, where the preset is that of Listing 1."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WORLD_SIZE", raising=False)
-        patch.setattr(config, "gpu_is_available", lambda: True)
-        patch.setattr(config, "is_installed", lambda package: True)
+        patch.setattr(gtpo.cli, "gpu_is_available", lambda: True)
+        patch.setattr(gtpo.cli, "is_installed", lambda package: True)
         return parse(method, CLASSES[method], ["--use_cpu", "true", *argv])
 
 
 @functools.cache
 def resolved(method: str, *argv: str) -> dict[str, Any]:
-    return read(method, *argv)[-1]
+    return read(method, *argv).to_dict()
 
 
 @each_file
-def test_it_is_listing_1_but_for_what_its_name_says(path: Path) -> None:
+def test_values_are_those_of_the_name_and_of_listing_1(path: Path) -> None:
     method, values = method_of(path), named_values(path)
     preset = ["--model", values["model"]]
     if method != "sft":
@@ -172,12 +130,12 @@ def test_it_is_listing_1_but_for_what_its_name_says(path: Path) -> None:
     expected = resolved(method, *preset) | values
     expected |= {"run_name": run_name, "output_dir": f"outputs/{'-'.join(path.stem.split('-')[:3])}-{run_name}"}
     assert resolved(method, "--config", str(path)) == expected
-    # What the name says stands in the file, though the preset may hold it too today.
+    # The file sets every value of its name, even one that equals the preset's.
     assert {key: value for key, value in read_yaml(path).items() if key != "run_name"} == values
 
 
 @each_file
-def test_lines_are_a_key_once_with_the_source_of_its_value(path: Path) -> None:
+def test_every_line_is_a_key_with_the_source_of_its_value(path: Path) -> None:
     header, _, body = path.read_text().partition("\n\n")
     assert all(line.startswith("# ") for line in header.splitlines())
     assert f"\n#   python train_{method_of(path)}.py --config configs/paper/{path.name}\n" in header
@@ -194,32 +152,34 @@ def test_lines_are_a_key_once_with_the_source_of_its_value(path: Path) -> None:
 def test_files_that_its_header_mentions_exist(path: Path) -> None:
     header = path.read_text().partition("\n\n")[0]
     for name in re.findall(r"[\w./-]+\.(?:yaml|py)", header):
-        assert any((folder / name).is_file() for folder in (CONFIGS.parent, path.parent)), name
+        assert any((directory / name).is_file() for directory in (CONFIGS.parent, path.parent)), name
 
 
-# ---- one training step of each, on the untrained tiny model ----
+# One training step of each, on the untrained tiny model
 
 ON_A_CPU = [
     *("--bf16", "false", "--optim", "adamw_torch", "--gradient_checkpointing", "false", "--report_to", "none"),
     *("--dataloader_pin_memory", "false", "--max_steps", "1", "--save_strategy", "no", "--disable_tqdm", "true"),
 ]
-ENTROPIES = (2.5, 0.695, 1.5, 0.9, 0.3, 0.69)  # <H>_i of either sign of A_i in turn; 0.695: above ln 2, below 0.7
+ENTROPIES = (2.5, 0.695, 1.5, 0.9, 0.3, 0.69)  # <H>_i in turn for each sign of A_i; 0.695: above ln 2, below 0.7
 LOGGED = {
     *("loss", "grad_norm", "learning_rate", "accuracy", "formatting", "reward", "entropy"),
     *("conflict_tokens", "conflict_fraction", "completion_length", "step_time"),
 }
 
 
-def format_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+def format_reward(completion_ids: list[list[int]], log_metric: Callable[..., None], **kwargs: Any) -> list[float]:
+    log_metric("formatting", 50.0)
     return [10.0 if sum(ids) % 3 else 1.0 for ids in completion_ids]
 
 
-def accuracy_reward(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+def accuracy_reward(completion_ids: list[list[int]], log_metric: Callable[..., None], **kwargs: Any) -> list[float]:
+    log_metric("accuracy", 50.0)
     return [10.0 * (sum(ids) % 2) for ids in completion_ids]
 
 
 def one_step(built: Any) -> dict[str, float]:
-    """Train one step: what is logged of it."""
+    """Train one step; its metrics."""
     built.train()
     logged = built.state.log_history[0]
     assert math.isfinite(logged["loss"]) and math.isfinite(logged["grad_norm"]) and logged["grad_norm"] > 0
@@ -236,10 +196,9 @@ def test_one_training_step(path: Path, tiny: Path, tmp_path: Path, monkeypatch: 
         argv += ["--per_device_train_batch_size", str(values["num_generations"])]
     if method == "gtpo":
         argv += ["--initial_entropy", "0.3" if low_entropy else "1.0"]
-    _, model, _, *gtpo, args, _ = read(method, "--config", str(path), *argv)
-    policy, tokenizer = load_policy(
-        dataclasses.replace(model, model=str(tiny), load_in_4bit=False), "transformers", args.seed
-    )
+    settings = read(method, "--config", str(path), *argv)
+    model, args = dataclasses.replace(settings.model, model=str(tiny), load_in_4bit=False), settings.trainer
+    policy, tokenizer = load_policy(model, "transformers", args.seed)
     rows = load_train("arithmetic").select(range(4))
     if method == "sft":
         sft = SFTTrainer(model=policy, processing_class=tokenizer, args=args, train_dataset=to_demonstrations(rows))
@@ -247,17 +206,23 @@ def test_one_training_step(path: Path, tiny: Path, tmp_path: Path, monkeypatch: 
         return
 
     seen: list[tuple[list[float], list[float], torch.Tensor]] = []  # A, <H> and lambda
-    objective = trainer_module.gtpo_loss
+    known: list[float] = []
+    entropy_filter, gtpo_loss = gtpo.trainer.entropy_filter, gtpo.trainer.gtpo_loss
 
-    def with_known_entropies(logps: Any, entropy: Any, mask: Any, advantages: Any, weights: Any, **kwargs: Any) -> Any:
+    def filter_known_entropies(entropy: Any, advantages: Any, *args: Any, **kwargs: Any) -> Any:
         turns = {sign: itertools.cycle(ENTROPIES) for sign in (True, False)}
-        known = [next(turns[advantage < 0]) for advantage in advantages.tolist()]
-        seen.append((advantages.tolist(), known, weights))
-        assert kwargs["gamma"] == values.get("gamma", 0.1)
-        return objective(logps, torch.tensor(known)[:, None].expand(mask.shape), mask, advantages, weights, **kwargs)
+        known[:] = [next(turns[advantage < 0]) for advantage in advantages.tolist()]
+        return entropy_filter(torch.tensor(known), advantages, *args, **kwargs)
 
-    monkeypatch.setattr(trainer_module, "gtpo_loss", with_known_entropies)
-    trainer_class, extra = (CannedGTPO, {"gtpo": gtpo[0]}) if method == "gtpo" else (CannedGRPO, {})
+    def record_loss(*args: Any, **kwargs: Any) -> Any:
+        _, _, _, advantages, weights, *_ = args
+        seen.append((advantages.tolist(), list(known), weights))
+        assert kwargs["gamma"] == values.get("gamma", 0.1)
+        return gtpo_loss(*args, **kwargs)
+
+    monkeypatch.setattr(gtpo.trainer, "entropy_filter", filter_known_entropies)
+    monkeypatch.setattr(gtpo.trainer, "gtpo_loss", record_loss)
+    trainer_class, extra = (CannedGTPO, {"gtpo": settings.gtpo}) if method == "gtpo" else (CannedGRPO, {})
     logged = one_step(
         trainer_class(
             model=policy,

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from config import UsageError
-from data import load_train, to_demonstrations
-from prompts import to_messages
-from rewards import accuracy_reward, format_reward, load_rewards
+from gtpo.data import load_train, to_demonstrations
+from gtpo.errors import UsageError
+from gtpo.prompts import to_messages
+from gtpo.reward_functions import load_rewards
+from rewards import accuracy_reward, format_reward
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 REWARD = """
 def short(completions, limit, **columns):
     return [float(len(str(completion)) < n) for completion, n in zip(completions, limit)]

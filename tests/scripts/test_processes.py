@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from canned import GROUP, make_trainer, trained_weights
+from helpers.canned import GROUP, make_trainer, trained_weights
 from safetensors.torch import load_file
 
 STEPS = 10

@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 KILLS, STEPS = int(os.environ.get("GTPO_KILLS", 2)), int(os.environ.get("GTPO_STEPS", 12))
 RUNS = {
     "gtpo": ["train_gtpo.py", "--G", "4", "--prompts_per_step", "1", "--max_completion_length", "12"],

@@ -19,16 +19,16 @@ import pandas
 import pytest
 import torch
 import yaml
-from as_a_user import SCRIPT_SECONDS, Ended, user_environment
+from helpers.scripts import SCRIPT_SECONDS, Ended, user_environment
 from peft import PeftModel
 from safetensors.torch import load_file
 from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from models import build_tiny
+from gtpo.tiny import build_tiny
 from rewards import format_reward
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SMALL = ("--G", "4", "--prompts_per_step", "1", "--max_completion_length", "12", "--lora_rank", "4")
 
 ANSWER = "<reasoning>\\n3 + 4 = 7\\n</reasoning>\\n<answer>\\n7\\n</answer>"

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
-from data import load_train, to_demonstrations
+from gtpo.data import load_train, to_demonstrations
 
 ATOL = 1e-6  # observed 2e-7
 

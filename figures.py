@@ -1,0 +1,56 @@
+"""Draw the paper's figures and Table 1 from run directories, wandb or condensed results.
+
+    python figures.py                                       # every figure that the runs under outputs/ allow
+    python figures.py fig3 table1 --scale paper             # these figures
+    python figures.py --search results/tiny                 # from the results stored in this repository
+    python figures.py --wandb ENTITY/PROJECT                # from wandb
+    python figures.py --runs outputs/A outputs/B --labels GTPO GRPO --output curves.png    # any runs, in one figure
+
+Each figure is written as PNG and PDF with a caption. configs/experiments.yaml lists its runs; a run is found by the
+name of its directory, with or without the seed (gtpo-g8-s1).
+"""
+
+import argparse
+from pathlib import Path
+
+from gtpo.cli import run_script
+from gtpo.errors import UsageError
+from gtpo.paper.figures import draw_all, draw_runs
+from gtpo.paper.matrix import SCALES, load_matrix, select_figures
+from gtpo.paper.results import read_results, read_wandb
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ... (default: all)")
+    parser.add_argument("--scale", choices=SCALES, help="default: both")
+    parser.add_argument("--search", nargs="+", metavar="DIR", default=["outputs"], help="where to find runs [outputs]")
+    parser.add_argument("--wandb", metavar="ENTITY/PROJECT", help="read the runs from wandb instead")
+    parser.add_argument("--runs", nargs="+", metavar="RUN", help="draw these run directories in one figure instead")
+    parser.add_argument("--labels", nargs="+", metavar="NAME", help="legend labels of --runs (default: their names)")
+    parser.add_argument("--output", metavar="PATH", help="directory [figures]; with --runs the file [curves.png]")
+    parser.add_argument("--window", metavar="N", type=int, default=10, help="steps of the trailing mean of --runs [10]")
+    flags = parser.parse_args()
+
+    if flags.runs:
+        print(draw_runs(flags.runs, flags.labels, flags.output or "curves.png", flags.window))
+        return
+    matrix = load_matrix()
+    names = select_figures(matrix, flags.figures or ["all"])
+    results = read_wandb(flags.wandb) if flags.wandb else read_results([Path(place) for place in flags.search])
+    any_written = False
+    for scale in [flags.scale] if flags.scale else SCALES:
+        written, missing = draw_all(matrix, names, scale, results, Path(flags.output or "figures") / scale)
+        if not (written or flags.scale or flags.figures):
+            missing = [f"No runs at {scale} scale: `python reproduce.py all --scale {scale}` makes them."]
+        print(*written, *missing, sep="\n")
+        any_written = any_written or bool(written)
+    if not any_written:
+        raise UsageError(
+            f"no run of configs/experiments.yaml in {flags.wandb or ' '.join(flags.search)}: `python reproduce.py fig3 "
+            "--scale tiny` makes some; --runs draws any other runs."
+        )
+
+
+if __name__ == "__main__":
+    run_script(main)

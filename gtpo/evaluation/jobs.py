@@ -1,0 +1,185 @@
+"""Jobs, each one model on one benchmark: planned from the flags or found in the output directory, and run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from gtpo.arguments import EvaluationArguments
+from gtpo.data import BENCHMARK_TITLES, load_benchmark
+from gtpo.errors import UsageError, nearest
+from gtpo.evaluation.sampling import Sampler, Sampling, make_requests
+from gtpo.evaluation.storage import (
+    CompletionFile,
+    Row,
+    check_settings,
+    find_completion_files,
+    fingerprint,
+    problems_hash,
+    read_completions,
+    scores_path,
+)
+from gtpo.evaluation.targets import Target, short_name
+from gtpo.runs import environment
+
+STORED_FLAGS = (  # --regrade reads them from the completion files
+    "checkpoint",
+    "k",
+    "temperature",
+    "top_p",
+    "seed",
+    "max_new_tokens",
+    "backend",
+    "batch_size",
+    "gpu_memory_utilization",
+    "limit",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model on one benchmark.
+
+    Attributes:
+        path: The completion file, ``LABEL/BENCHMARK.jsonl``.
+        problems: The problems, {id, question, gold}.
+        settings: Everything that determines the completions; a file with other settings is refused.
+        about: What else the file records: model, adapter, checkpoint and environment.
+    """
+
+    path: Path
+    problems: Sequence[Row]
+    settings: Row
+    about: Row
+
+    @property
+    def adapter(self) -> Path | None:
+        """Adapter directory; None for the base model."""
+        return Path(self.about["adapter"]) if self.about["adapter"] else None
+
+    @property
+    def title(self) -> str:
+        """Label and benchmark, for the progress bar."""
+        return f"{self.path.parent.name}, {BENCHMARK_TITLES[self.settings['benchmark']]}"
+
+
+def select_benchmarks(names: Sequence[str]) -> list[str]:
+    """``--benchmarks`` without duplicates.
+
+    Raises:
+        UsageError: If there are none or one is unknown.
+    """
+    if not names:
+        raise UsageError(f"--benchmarks is missing: name one or more of {', '.join(BENCHMARK_TITLES)}.")
+    for name in names:
+        if name not in BENCHMARK_TITLES:
+            raise UsageError(
+                f"benchmark {name!r} is unknown{nearest(name, BENCHMARK_TITLES)}: pick from "
+                f"{', '.join(BENCHMARK_TITLES)}."
+            )
+    return list(dict.fromkeys(names))
+
+
+def plan_jobs(
+    flags: EvaluationArguments,
+    targets: Sequence[Target],
+    problems: Mapping[str, Sequence[Row]],
+    model: str,
+    backend: str,
+    sampling: Sampling,
+) -> list[Job]:
+    """Every target on every benchmark, in the order of the flags.
+
+    Args:
+        flags: The flags.
+        targets: The adapters, and the base model.
+        problems: The problems of each benchmark.
+        model: Hub id or path of the base model.
+        backend: vllm or transformers.
+        sampling: How completions are sampled.
+
+    Raises:
+        UsageError: If completions are stored that were sampled with other settings, unless ``--overwrite`` is given.
+    """
+    made_with = environment()
+    jobs = []
+    for target in targets:
+        for name, rows in problems.items():
+            settings: dict[str, Any] = {
+                "benchmark": name,
+                "problems": len(rows),
+                "problems_hash": problems_hash(rows),
+                "model": fingerprint(model) or model,
+                "adapter": fingerprint(target.adapter) if target.adapter else None,
+                "backend": backend,
+                **asdict(sampling),
+            }
+            about = {
+                "model": model,
+                "adapter": str(target.adapter) if target.adapter else None,
+                "checkpoint": target.checkpoint,
+                "environment": made_with,
+            }
+            path = Path(flags.output_dir) / (target.label or f"base-{short_name(model)}") / f"{name}.jsonl"
+            if not flags.overwrite:
+                check_settings(path, settings)
+            jobs.append(Job(path, rows, settings, about))
+    return jobs
+
+
+def find_stored_jobs(flags: EvaluationArguments) -> list[Job]:
+    """The jobs whose completions are stored in the output directory: all, or those of ``--benchmarks``.
+
+    Raises:
+        UsageError: If a flag is given that is stored with the completions, there are no completions, or the problems of
+            a benchmark have changed.
+    """
+    changed = [name for name in STORED_FLAGS if getattr(flags, name) != getattr(EvaluationArguments, name)]
+    if changed:
+        raise UsageError(f"--regrade reads --{changed[0]} from the stored completions: remove it.")
+    benchmarks = select_benchmarks(flags.benchmarks or list(BENCHMARK_TITLES))
+    paths = find_completion_files(Path(flags.output_dir), benchmarks)
+    if not paths:
+        raise UsageError(
+            f"no stored completions in {flags.output_dir}: run an evaluation first, or name their directory with "
+            "--output_dir."
+        )
+    jobs = []
+    for path in paths:
+        head = read_completions(path)[0]
+        rows = load_benchmark(path.stem, flags.data_dir)[: head["settings"]["problems"]]
+        if problems_hash(rows) != head["settings"]["problems_hash"]:
+            raise UsageError(
+                f"{path} was created from other problems than {path.stem} has now: name the directory of their data "
+                "files with --data_dir."
+            )
+        jobs.append(Job(path, rows, head["settings"], head["about"]))
+    return jobs
+
+
+def run_job(job: Job, sampling: Sampling, load: Callable[[], Sampler], overwrite: bool = False) -> None:
+    """Sample the completions that are not in the file yet, and append them as they finish.
+
+    Args:
+        job: The job.
+        sampling: How completions are sampled.
+        load: Returns the sampler; not called if nothing is missing.
+        overwrite: Discard stored completions and scores first.
+
+    Raises:
+        UsageError: If the file has other settings, is in use or cannot be written, or a prompt is too long.
+    """
+    with CompletionFile(job.path, job.settings, job.about, overwrite) as file:
+        if overwrite:
+            scores_path(job.path).unlink(missing_ok=True)
+        total = len(job.problems) * sampling.k
+        if len(file.done) == total:
+            return
+        sampler = load()
+        requests = make_requests(sampler, job.problems, sampling)
+        with tqdm(total=total, initial=len(file.done), desc=job.title, unit=" completions", smoothing=0.05) as bar:
+            for rows in sampler.sample(requests, file.done.copy(), job.adapter):
+                file.append(rows)
+                bar.update(len(rows))

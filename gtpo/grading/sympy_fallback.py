@@ -1,0 +1,58 @@
+"""Rule 5: math-verify in the worker process, for pairs that the exact rules cannot decide."""
+
+import re
+
+from gtpo.grading.exact import rounding_tolerance
+from gtpo.grading.worker import shared_worker
+
+TIME_LIMIT = 5.0  # seconds in the worker per comparison, over all elements of the answers
+
+_REFUSED = [
+    re.compile(pattern)
+    for pattern in (
+        r"[^\x20-\x7e]",  # not mathematics after `normalise`
+        r"__|[@#`?\"]|\d{300}|\|(?:.*\|){8}",  # code, huge integers, bars that the grammar can pair up in many ways
+        r"\d \.?\d|\d'|[\d)}]_|dots",  # the grammar reads 18 19 as 37, and ignores primes, bases and dots
+        r"\\infty\]|\[-?\\infty",  # not an interval; sympy would read it as a half-open one
+        r"\^\{-?\d{5}|\^\{[^a-zA-Z]*\^|\^\{\d+\}\^",  # huge powers (MATH has 2^{4950}) and towers of numbers
+        r"\^\{\d{3,}\}\)+\^\{\d{3}|[a-z][^()]*\)\^\{\d{3}",  # powers of powers; sums to a power of 100 or more
+        r"\^\{[^{}]*\^\{[^{}]*\^",  # towers of any kind
+        r"![\s)}\]]*!|\d{5}[\s)}\]]*!|\^.*[)}]\s*!|\\binom.*\d{5}",  # huge factorials (MATH has 2004!)
+    )
+]
+
+
+class SympyBudget:
+    """Sends pairs to the worker, within one time limit for all elements of an answer."""
+
+    def __init__(self) -> None:
+        self.seconds_left = TIME_LIMIT
+
+    def sympy_equal(self, a: str, b: str) -> bool:
+        """True if math-verify says that two expressions, equations, relations or sets are equal.
+
+        Raises:
+            ComparisonFailed: If the time or memory limit is exceeded.
+        """
+        if is_refused(a) or is_refused(b):
+            return False
+        tolerance = rounding_tolerance(a, b)
+        verdict, seconds = shared_worker.compare(to_latex(a), to_latex(b), tolerance, self.seconds_left)
+        self.seconds_left -= seconds
+        return verdict
+
+
+def is_refused(text: str) -> bool:
+    """True for texts that are not answers, or that would cost sympy seconds or gigabytes."""
+    return any(pattern.search(text) for pattern in _REFUSED)
+
+
+def to_latex(text: str) -> str:
+    """LaTeX for math-verify, rewritten where its grammar reads the text differently."""
+    # Decimals become fractions, because math-verify rounds floats to an absolute precision.
+    text = re.sub(r"(\d*)\.(\d+)", lambda m: rf"\frac{{{int(m[1] + m[2])}}}{{{10 ** len(m[2])}}}", text)
+    text = text.replace("%", r"*\frac{1}{100}")
+    # It reads 1\frac{2}{3}\pi as 1 * 2/3 * \pi, and (2)(3) as 2 + 3.
+    text = re.sub(r"(?<![\d}])(\d+)\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\\frac{\2}{\3})", text)
+    text = re.sub(r"(?<![\w\\}\]^])\{([^{}]*)\}", r"(\1)", text)
+    return re.sub(r"(?<=\d)(?=[({]|\\binom)|(?<=\))(?=[\d(])", "*", text)

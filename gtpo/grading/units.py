@@ -1,0 +1,102 @@
+"""Rule 4: units of measurement at the end of an answer."""
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from gtpo.grading.latex import TEXT
+
+_UNITS = {
+    name: unit
+    for unit, names in {
+        "mm": "mm millimeter millimetre",
+        "cm": "cm centimeter centimetre",
+        "m": "m meter metre",
+        "km": "km kilometer kilometre",
+        "in": "in inch inche",
+        "ft": "ft foot feet",
+        "yd": "yd yard",
+        "mi": "mi mile",
+        "s": "s sec second",
+        "min": "min minute",
+        "h": "h hr hour",
+        "day": "day",
+        "week": "week",
+        "month": "month",
+        "year": "yr year",
+        "g": "g gm gram",
+        "kg": "kg kilogram",
+        "lb": "lb pound",
+        "oz": "oz ounce",
+        "ml": "ml milliliter",
+        "l": "l liter litre",
+        "gal": "gal gallon",
+        "$": "dollar usd buck",
+        "c": "cent",
+        "euro": "euro",
+        "am": "am",
+        "pm": "pm",
+        "2": "square sq 2",
+        "3": "cubic cu 3",
+        "": "degree deg unit point way digit integer mph people person child children each old total",  # match any unit
+    }.items()
+    for name in names.split()
+}
+_NOT_UNITS = re.compile(  # plurals and short words that change the value
+    r"plus|minus|times|less|over|not?|is|are|was|if|but|for|than|at|of|to|wrong|false|maybe|about|others?|factorial|equals|versus|modulus|"
+    r"tens|dozens?|(?:hundred|thousand|million|billion)s|halves|(?:third|quarter|fourth|fifth)s|squares|cubes|percents"
+)
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_TRAILING = re.compile(
+    rf"(?P<value>.*[\d)}}\]%]|.*\\pi)\s*(?:{TEXT}|(?P<words>(?<=[^a-zA-Z\\])[a-zA-Z][a-zA-Z./ ]*))"
+    r"(?:\^\{?(?P<power>[23])\}?)?"
+)
+
+
+class Measure(NamedTuple):
+    """A scalar split into value and unit."""
+
+    value: str
+    unit: str | None  # None: no unit; "": a word that matches any unit, such as "units" or "dogs"
+    is_letter: bool = False  # the unit is one bare letter, so it may be a variable: 2s
+
+
+def strip_units(a: str, b: str) -> tuple[str, str] | None:
+    """The two values without their units; None if the units differ.
+
+    A bare letter is a variable, and stays, unless the other answer has that unit in words or in ``\\text``.
+    """
+    x, y = split_unit(a), split_unit(b)
+    if x.unit and y.unit and x.unit != y.unit:
+        return None
+    if x.is_letter and (not y.unit or y.is_letter):
+        x = Measure(a, None)
+    if y.is_letter and not x.unit:
+        y = Measure(b, None)
+    return x.value, y.value
+
+
+@lru_cache(maxsize=2**14)
+def split_unit(text: str) -> Measure:
+    r"""Value and unit of a scalar. A bare word is a unit if it is known or a plural; inside ``\text``, any word is."""
+    match = _TRAILING.fullmatch(text)
+    if not match:
+        return Measure(text, None)
+    marked, words = match["content"], match["words"]
+    if marked is not None and not re.fullmatch(r"[A-Za-z./,\s-]*[23]?", marked):
+        return Measure(text, None)  # \text{ maybe 19}
+    tokens = re.findall(r"[a-z]\.m\.?|[a-z]+|/|\d", (words if marked is None else marked).lower())
+    value, power = match["value"], match["power"] or ""
+    if any(_NOT_UNITS.fullmatch(token) for token in tokens):
+        return Measure(text, None)
+    if len(tokens) == 1 and tokens[0] in _SCALES:
+        return Measure(f"{value}*10^{{{_SCALES[tokens[0]]}}}", None)
+    names = [token.replace(".", "") for token in tokens]
+    known = [_UNITS.get(name, _UNITS.get(name.removesuffix("s"))) for name in names]
+    any_word = match["command"] in ("text", "mbox")
+    if not any_word and tokens and known[-1] is None and not re.search(r"[a-z]{3}s", tokens[-1]):
+        return Measure(text, None)
+    if None in known or "" in known:
+        return Measure(value, "")
+    unit = "".join(sorted([*map(str, known), power]))
+    return Measure(value, unit, is_letter=marked is None and len(words.strip()) == 1)

@@ -1,0 +1,58 @@
+"""One group as plain data: G completions of a prompt, and what the objective does with each token."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Group:
+    """A prompt and its G completions; every list has one element per completion.
+
+    Attributes:
+        prompt: The prompt as text; a group from a stored table lacks the special tokens.
+        tokens: Text of each token, the end-of-text token included. From a stored table: text of each span.
+        rewards: Name of a reward function -> its rewards.
+        advantages: A_i.
+        weights: lambda of each token, Eq. 9.
+        entropy: <H>_i in nats.
+        keep: delta: 0 for a completion that the entropy filter drops, else 1.
+    """
+
+    prompt: str
+    tokens: list[list[str]]
+    rewards: dict[str, list[float]]
+    advantages: list[float]
+    weights: list[list[float]]
+    entropy: list[float]
+    keep: list[float]
+
+
+def read_group(table: str | Path, group_size: int, rewards: Sequence[str]) -> tuple[int, Group]:
+    """The step and the first group of a stored table of completions (``completions/*.parquet`` of a run).
+
+    Args:
+        table: The parquet file.
+        group_size: G.
+        rewards: The columns that are rewards; a reward function may log other columns.
+    """
+    from pyarrow.parquet import read_table
+
+    rows = read_table(table).to_pylist()[:group_size]
+    tokens, weights = [], []
+    for row in rows:
+        sign = (row["advantage"] > 0) - (row["advantage"] < 0)
+        on_span = {1: 2.0, -1: 0.0, 0: 1.0}[sign]  # Eq. 9
+        edges = [0, *(edge for span in row["conflicts"] for edge in span), len(row["completion"])]
+        tokens.append([row["completion"][a:b] for a, b in itertools.pairwise(edges)])
+        weights.append([on_span if piece % 2 else 1.0 for piece in range(len(edges) - 1)])
+    return rows[0]["step"], Group(
+        prompt=rows[0]["prompt"],
+        tokens=tokens,
+        rewards={name: [row[name] for row in rows] for name in rewards},
+        advantages=[row["advantage"] for row in rows],
+        weights=weights,
+        entropy=[row["entropy"] for row in rows],
+        keep=[row["delta"] for row in rows],
+    )

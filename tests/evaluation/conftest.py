@@ -1,0 +1,96 @@
+"""Adapters of the tiny model, a working directory with runs, and completions whose scores are known."""
+
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gtpo.data import load_benchmark
+from gtpo.evaluation.storage import problems_hash
+
+
+@pytest.fixture(scope="session")
+def adapters(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two adapters of the tiny model with different weights."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    directories = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+        lora = LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+        directories.append(tmp_path_factory.mktemp("adapter"))
+        get_peft_model(model, lora).save_pretrained(directories[-1])
+    return directories
+
+
+@pytest.fixture
+def outputs(adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory whose outputs/ has an older and a newer finished run, and an unfinished one."""
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "outputs"
+    for age, name in enumerate(("demo/newer", "older")):
+        shutil.copytree(adapters[0], directory / name / "adapter")
+        written = time.time() - 1000 * age
+        os.utime(directory / name / "adapter" / "adapter_config.json", (written, written))
+    shutil.copytree(adapters[1], directory / "older" / "best")
+    shutil.copytree(adapters[1], directory / "unfinished" / "checkpoint-50")
+    shutil.copytree(adapters[1], directory / "unfinished" / "adapter.tmp")
+    return directory
+
+
+ANSWER = "<reasoning>\nso\n</reasoning>\n<answer>\n{}\n</answer>"
+
+
+@pytest.fixture
+def texts_by_hand() -> dict[str, list[str]]:
+    """Three problems, k = 4. r: correct, w and v: two wrong answers, x: no answer, f: correct without the format.
+
+    problem | samples | c | first correct | majority of 4
+    0       | w r r f | 3 | 2nd           | correct (3 votes)
+    1       | w w v r | 1 | 4th           | wrong (2 votes)
+    2       | x w v x | 0 | none          | wrong (tie: w occurs first)
+    """
+    golds = [row["gold"] for row in load_benchmark("arithmetic")[:3]]
+    texts = {}
+    for i, (gold, samples) in enumerate(zip(golds, ("wrrf", "wwvr", "xwvx"), strict=True)):
+        written = {
+            "r": ANSWER.format(gold),
+            "w": ANSWER.format(int(gold) + 1),
+            "v": ANSWER.format(int(gold) + 2),
+            "x": "I do not know.",
+            "f": f"<answer>{gold}</answer>",
+        }
+        texts[f"arithmetic/{i}"] = [written[sample] for sample in samples]
+    return texts
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Callable[..., Path]:
+    """``store(texts, label)``: a complete completion file of arithmetic; ``texts`` are the completions by problem."""
+
+    def write(texts: dict[str, list[str]], label: str = "run") -> Path:
+        rows = load_benchmark("arithmetic")[: len(texts)]
+        path = tmp_path / label / "arithmetic.jsonl"
+        path.parent.mkdir(parents=True)
+        k = len(texts["arithmetic/0"])
+        settings = {"problems": len(rows), "problems_hash": problems_hash(rows), "k": k, "seed": 0}
+        lines: list[dict] = [
+            {"id": problem, "sample": sample, "completion": text, "tokens": 10 + sample, "finished": True}
+            for problem, completions in texts.items()
+            for sample, text in enumerate(completions)
+        ]
+        random.Random(0).shuffle(lines)  # vLLM finishes them in any order
+        lines[-1]["finished"] = False
+        lines.insert(0, {"settings": settings, "about": {"model": "some/model", "adapter": None}})
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    return write

@@ -1,0 +1,98 @@
+"""Jobs: which benchmarks, planned from the flags or found as stored completions."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gtpo.arguments import EvaluationArguments
+from gtpo.data import ARITHMETIC_STEPS, BENCHMARK_TITLES, BENCHMARKS, load_benchmark
+from gtpo.errors import UsageError
+from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, plan_jobs, select_benchmarks
+from gtpo.evaluation.sampling import Sampling
+from gtpo.evaluation.targets import Target
+
+ROWS = load_benchmark("arithmetic")
+
+
+def test_every_benchmark_has_a_title() -> None:
+    assert tuple(BENCHMARK_TITLES) == (*BENCHMARKS, *ARITHMETIC_STEPS)
+
+
+def test_benchmarks_are_selected_once_in_the_order_of_the_flag() -> None:
+    assert select_benchmarks(["math500", "gsm8k", "math500"]) == ["math500", "gsm8k"]
+    with pytest.raises(
+        UsageError, match=r"benchmark 'amc' is unknown \(did you mean 'amc23'\?\): pick from gsm8k, math"
+    ):
+        select_benchmarks(["gsm8k", "amc"])
+    with pytest.raises(UsageError, match="--benchmarks is missing: name one or more of gsm8k, math, math500"):
+        select_benchmarks([])
+
+
+def test_a_job_for_every_target_and_benchmark(tiny: Path, adapters: list[Path], tmp_path: Path) -> None:
+    flags = EvaluationArguments(output_dir=str(tmp_path))
+    targets = [Target("run@best", adapters[0], "best"), Target("")]
+    problems = {"arithmetic": ROWS[:3], "arithmetic_hard": ROWS[:2]}
+    sampling = Sampling(k=2, temperature=0.5, top_p=0.9, seed=7, max_new_tokens=11, batch_size=5)
+    jobs = plan_jobs(flags, targets, problems, str(tiny), "transformers", sampling)
+    base = f"base-{tiny.name}"
+    assert [job.path.relative_to(tmp_path) for job in jobs] == [
+        Path("run@best/arithmetic.jsonl"),
+        Path("run@best/arithmetic_hard.jsonl"),
+        Path(f"{base}/arithmetic.jsonl"),
+        Path(f"{base}/arithmetic_hard.jsonl"),
+    ]
+    assert [job.adapter for job in jobs] == [adapters[0], adapters[0], None, None]
+    assert jobs[1].title == "run@best, Arithmetic, 4 to 5 steps"
+    settings = jobs[0].settings
+    assert settings.pop("problems_hash") != jobs[1].settings["problems_hash"]
+    assert settings.pop("model") == jobs[1].settings["model"] != str(tiny)  # a hash of the weights
+    assert settings.pop("adapter") is not None
+    assert settings == {  # written to every completion file: a new name here makes stored completions unusable
+        "benchmark": "arithmetic",
+        "problems": 3,
+        "backend": "transformers",
+        "k": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "seed": 7,
+        "max_new_tokens": 11,
+        "batch_size": 5,
+    }
+    assert jobs[0].about | {"model": str(tiny), "adapter": str(adapters[0]), "checkpoint": "best"} == jobs[0].about
+    assert jobs[0].about["environment"]["packages"]["transformers"]
+
+
+def test_stored_jobs_are_those_of_the_benchmarks(
+    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path
+) -> None:
+    path = store(texts_by_hand)
+    other = path.rename(path.with_name("gsm8k.jsonl"))
+    store(texts_by_hand, "another")
+    other.with_name("notes.jsonl").write_text("not completions\n")
+    flags = EvaluationArguments(regrade=True, benchmarks=["arithmetic"], output_dir=str(tmp_path))
+    [job] = find_stored_jobs(flags)
+    assert job.path == tmp_path / "another" / "arithmetic.jsonl"
+    assert job.problems == ROWS[:3]
+    with pytest.raises(UsageError, match=r"no stored completions in .*: run an evaluation first"):
+        find_stored_jobs(EvaluationArguments(regrade=True, output_dir=str(tmp_path / "elsewhere")))
+    with pytest.raises(UsageError, match="benchmark 'arithmetics' is unknown"):
+        find_stored_jobs(EvaluationArguments(regrade=True, benchmarks=["arithmetics"], output_dir=str(tmp_path)))
+
+
+def test_problems_that_have_changed_are_refused(
+    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path
+) -> None:
+    path = store(texts_by_hand)
+    stored = json.loads(path.read_text().splitlines()[0])["settings"]["problems_hash"]
+    path.write_text(path.read_text().replace(stored, ""))
+    with pytest.raises(UsageError, match=r"was created from other problems than arithmetic has now: .* --data_dir"):
+        find_stored_jobs(EvaluationArguments(regrade=True, output_dir=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", STORED_FLAGS)
+def test_regrade_refuses_what_is_stored(name: str) -> None:
+    values = {"checkpoint": "best", "backend": "vllm", "top_p": 0.5, "temperature": 0.5, "gpu_memory_utilization": 0.5}
+    with pytest.raises(UsageError, match=f"--regrade reads --{name} from the stored completions: remove it"):
+        find_stored_jobs(EvaluationArguments(regrade=True, **{name: values.get(name, 7)}))

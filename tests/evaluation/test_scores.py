@@ -1,0 +1,51 @@
+"""Scores of a completion file whose answers are known, and results.json."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gtpo.data import load_benchmark
+from gtpo.errors import UsageError
+from gtpo.evaluation.scores import grade, write_results
+
+
+def test_scores_by_hand(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:
+    entry = grade(store(texts_by_hand), load_benchmark("arithmetic")[:3])
+    # pass@1 = (3/4 + 1/4 + 0) / 3; pass@2: 1 - C(1,2)/C(4,2) = 1, 1 - C(3,2)/C(4,2) = 1/2, 0
+    assert entry["scores"]["pass"] == pytest.approx({"1": 100 / 3, "2": 50.0, "4": 200 / 3}, abs=1e-5)
+    assert entry["scores"]["pass_first_k"] == pytest.approx({"1": 0.0, "2": 100 / 3, "4": 200 / 3}, abs=1e-5)
+    # maj@2 of problem 0 is a tie, and the wrong answer occurs first.
+    assert entry["scores"]["maj"] == pytest.approx({"1": 0.0, "2": 0.0, "4": 100 / 3}, abs=1e-5)
+    assert entry["scores"]["format"] == pytest.approx(100 * 9 / 12)
+    assert entry["scores"]["finished"] == pytest.approx(100 * 11 / 12, abs=1e-5)
+    assert entry["scores"]["tokens"] == 11.5
+    marks = [(p["id"], p["n"], p["c"], p["formatted"], p["correct"]) for p in entry["per_problem"]]
+    assert marks == [
+        ("arithmetic/0", 4, 3, 3, "0111"),
+        ("arithmetic/1", 4, 1, 4, "0001"),
+        ("arithmetic/2", 4, 0, 2, "0000"),
+    ]
+    # Of 27 equally likely resamples of (0.75, 0.25, 0) the mean is 0 in one (3.7 %) and 0.75 in one.
+    assert entry["intervals"]["pass"]["1"] == [0.0, 75.0]
+
+
+def test_incomplete_completions_are_not_graded(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:
+    path = store(texts_by_hand)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(UsageError, match=r"has 11 of 12 completions: run the same evaluation without --regrade"):
+        grade(path, load_benchmark("arithmetic")[:3])
+
+
+def test_results_contain_every_entry_of_the_directory(
+    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path
+) -> None:
+    problems = load_benchmark("arithmetic")[:3]
+    first, second = (grade(store(texts_by_hand, name), problems) for name in ("first", "second"))
+    store(texts_by_hand, "not-graded")
+    assert write_results(tmp_path, [first]) == tmp_path / "results.json"
+    assert json.loads((tmp_path / "results.json").read_text()) == {"results": [first]}
+    write_results(tmp_path, [second])
+    assert json.loads((tmp_path / "results.json").read_text()) == {"results": [first, second]}
+    assert json.loads((tmp_path / "second" / "arithmetic.json").read_text()) == second

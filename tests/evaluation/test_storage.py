@@ -1,0 +1,180 @@
+"""The completion file: resumed after any interruption, refused with other settings, hashes of models and problems."""
+
+import json
+import resource
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gtpo.data import load_benchmark
+from gtpo.errors import UsageError
+from gtpo.evaluation.jobs import Job, run_job
+from gtpo.evaluation.sampling import Request, Sampling
+from gtpo.evaluation.storage import CompletionFile, Key, fingerprint, problems_hash, read_completions, scores_path
+
+ROWS = load_benchmark("arithmetic")[:7]
+SETTINGS = {"benchmark": "arithmetic", "k": 3, "temperature": 1.0}
+ABOUT = {"model": "canned", "adapter": None}
+
+
+class Canned:
+    """A sampler that answers with the id of the request, two at a time."""
+
+    context_length = 100
+    tokenizer = SimpleNamespace(apply_chat_template=lambda messages, **_: [1, 2, 3])
+
+    def sample(self, requests: Sequence[Request], done: set[Key], adapter: Path | None) -> Iterator[list[dict]]:
+        missing = [request for request in requests if request.key not in done]
+        for start in range(0, len(missing), 2):
+            yield [
+                {"id": r.id, "sample": r.sample, "completion": f"{r.id} é", "tokens": 1, "finished": True}
+                for r in missing[start : start + 2]
+            ]
+
+
+def fill(path: Path, settings: dict = SETTINGS, load: type = Canned, **options: bool) -> bytes:
+    run_job(Job(path, ROWS, settings, ABOUT), Sampling(k=3, max_new_tokens=9), load, **options)
+    return path.read_bytes()
+
+
+def never() -> Canned:
+    raise AssertionError("the model was loaded")
+
+
+def test_a_complete_file_needs_no_model_and_is_not_changed(tmp_path: Path) -> None:
+    content = fill(tmp_path / "new" / "a.jsonl")
+    assert content.count(b"\n") == 1 + 7 * 3
+    assert fill(tmp_path / "new" / "a.jsonl", load=never) == content
+    head, rows = read_completions(tmp_path / "new" / "a.jsonl")
+    assert head == {"settings": SETTINGS, "about": ABOUT}
+    assert rows[0] == {"id": "arithmetic/0", "sample": 0, "completion": "arithmetic/0 é", "tokens": 1, "finished": True}
+
+
+@pytest.mark.parametrize("cut", [1, 40, 200, 500, 1000, -1])
+def test_a_truncated_file_is_completed_to_the_same_bytes(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "a.jsonl"
+    content = fill(path)
+    path.write_bytes(content[:cut])
+    assert fill(path) == content
+
+
+def test_changed_settings_are_refused_by_name_and_overwrite_discards_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    content = fill(path)
+    changed = {**SETTINGS, "temperature": 0.5, "seed": 1}
+    with pytest.raises(UsageError, match=r"temperature was 1.0, is 0.5, seed was None, is 1.*--overwrite"):
+        fill(path, changed)
+    assert path.read_bytes() == content
+    assert fill(path, changed, overwrite=True).split(b"\n")[1:] == content.split(b"\n")[1:]
+    assert read_completions(path)[0]["settings"] == changed
+
+
+def test_overwrite_also_discards_the_scores(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    fill(path)
+    scores_path(path).write_text("{}")
+    fill(path)
+    assert scores_path(path) == tmp_path / "a.json"
+    assert scores_path(path).is_file()
+    fill(path, overwrite=True)
+    assert not scores_path(path).exists()
+
+
+def test_a_file_of_an_earlier_revision_is_read(tmp_path: Path) -> None:
+    """The bytes that the first release wrote: these names may not change."""
+    settings = {"benchmark": "arithmetic", "problems": 1, "problems_hash": "7c0e", "k": 2, "batch_size": None}
+    about = {"model": "tiny", "adapter": None, "checkpoint": None, "environment": {}}
+    lines = [
+        json.dumps({"settings": settings, "about": about}),
+        '{"id": "arithmetic/0", "sample": 1, "completion": "caf\\u00e9", "tokens": 31, "finished": true}',
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    head, rows = read_completions(path)
+    assert head == {"settings": settings, "about": about}
+    assert rows == [{"id": "arithmetic/0", "sample": 1, "completion": "café", "tokens": 31, "finished": True}]
+    with CompletionFile(path, settings, {}) as file:
+        assert file.done == {("arithmetic/0", 1)}
+        file.append(rows[:0])
+    assert path.read_text() == "\n".join(lines) + "\n"
+
+
+def test_one_process_writes_a_file(tmp_path: Path) -> None:
+    with CompletionFile(tmp_path / "a.jsonl", SETTINGS, {}), pytest.raises(UsageError, match="another evaluation"):
+        fill(tmp_path / "a.jsonl")
+    fill(tmp_path / "a.jsonl")
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    content = fill(tmp_path / "a.jsonl")
+    path = tmp_path / "b.jsonl"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))  # in the middle of a line
+    try:
+        with pytest.raises(UsageError, match=r"cannot write .*b\.jsonl: File too large.*run the same command again"):
+            fill(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert 0 < path.stat().st_size <= 700
+    assert fill(path) == content
+
+
+def test_a_short_write_is_continued(tmp_path: Path) -> None:
+    content = fill(tmp_path / "a.jsonl")
+    with CompletionFile(tmp_path / "b.jsonl", SETTINGS, ABOUT) as file:
+        raw = file._file
+        file._file = SimpleNamespace(write=lambda data: raw.write(data[:7]), close=raw.close)  # type: ignore[assignment]
+        file.append(read_completions(tmp_path / "a.jsonl")[1])
+    assert (tmp_path / "b.jsonl").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda lines: [lines[0], b'{"id": "arith', *lines[2:]], "line 2 is broken"),
+        (lambda lines: [lines[0], b"[]", *lines[2:]], "line 2 is broken"),
+        (lambda lines: [*lines[:3], lines[2], *lines[3:]], "1 duplicate completions"),
+        (lambda lines: lines[1:], "is not a completion file .its first line has no settings"),
+        (lambda lines: [b"id,completion", *lines[1:]], "line 1 is broken"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, damage, message: str) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "a.jsonl"
+    content = fill(path)
+    path.write_bytes(b"\n".join(damage(content.split(b"\n"))))
+    with pytest.raises(UsageError, match=message):
+        fill(path)
+
+
+def test_a_path_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"cannot write .*file/a\.jsonl.*--output_dir"):
+        fill(tmp_path / "file" / "a.jsonl")
+
+
+def test_fingerprint_sees_any_changed_byte(tmp_path: Path) -> None:
+    weights = bytearray(300_000)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(weights)
+    seen = {fingerprint(tmp_path)}
+    for position in (0, 65_536, 150_001, 299_999):
+        changed = bytearray(weights)
+        changed[position] = 1
+        path.write_bytes(changed)
+        seen.add(fingerprint(tmp_path))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    seen.add(fingerprint(tmp_path))
+    (tmp_path / "README.md").write_text("not a weight")
+    assert fingerprint(tmp_path) in seen
+    assert len(seen) == 6
+    assert fingerprint("Qwen/Qwen2.5-3B-Instruct") is None
+
+
+def test_the_hash_of_problems_depends_on_what_is_asked() -> None:
+    assert problems_hash(ROWS) == "0ea25ba5d2ded379"  # stored with completions: it may not change
+    other_gold = [{**row, "gold": "7"} for row in ROWS]
+    assert problems_hash(other_gold) == problems_hash(ROWS)
+    assert problems_hash(ROWS[:6]) != problems_hash(ROWS)
+    assert problems_hash([{**ROWS[0], "question": "Why?"}, *ROWS[1:]]) != problems_hash(ROWS)

@@ -1,0 +1,69 @@
+"""The results table: its columns are those of Table 1."""
+
+import math
+
+import pytest
+
+from gtpo.evaluation.table import MAJ_COLUMNS, PASS_COLUMNS, columns_up_to, format_table
+
+
+def test_the_table_has_the_columns_of_the_paper() -> None:
+    def entry(label: str, benchmark: str, k: int, scores: list[float]) -> dict:
+        ks = [2**i for i in range(k.bit_length())]
+        values = {str(k): score for k, score in zip(ks, scores, strict=True)}
+        return {
+            "label": label,
+            "benchmark": benchmark,
+            "problems": 40,
+            "k": k,
+            "model": "Qwen/Qwen2.5-3B-Instruct",
+            "adapter": None if label == "base" else label,
+            "scores": {
+                "pass": values,
+                "pass_first_k": {k: value / 2 for k, value in values.items()},
+                "maj": {k: value / 4 for k, value in values.items()},
+                "format": 97.5,
+            },
+            "intervals": {"pass": {"1": [30.0, 45.04]}},
+        }
+
+    base = entry("base", "amc23", 8, [37.5, 0, 40, 65])
+    gtpo = entry("gtpo-gsm8k", "amc23", 8, [40, 0, 52, 100])
+    elsewhere = entry("gtpo-gsm8k", "aime24", 1, [3.333])
+    assert format_table([base, elsewhere, gtpo]).splitlines() == [
+        "AMC 2023: 40 problems, k = 8",
+        "-" * 110,
+        "                                 Pass@k (%), unbiased  Pass@k (%), first k  Maj@k (%)    Format  Pass@1",
+        "Model                Method          1     8               1     8              4     8  (%)     "
+        "95 % interval",
+        "-" * 110,
+        "Qwen2.5-3B-Instruct  base         37.5  65.0            18.8  32.5           10.0  16.2  97.5    30.0 to 45.0",
+        "Qwen2.5-3B-Instruct  gtpo-gsm8k   40.0 100.0            20.0  50.0           13.0  25.0  97.5    30.0 to 45.0",
+        "-" * 110,
+        "",
+        "AIME 2024: 40 problems, k = 1",
+        "-" * 108,
+        "                                 Pass@k (%), unbiased  Pass@k (%), first k  Maj@k (%)  Format  Pass@1",
+        "Model                Method          1                     1                    1      (%)     95 % interval",
+        "-" * 108,
+        "Qwen2.5-3B-Instruct  gtpo-gsm8k    3.3                   1.7                  0.8      97.5    30.0 to 45.0",
+        "-" * 108,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("k", "pass_columns", "maj_columns"),
+    [
+        (1, [1], [1]),
+        (4, [1, 4], [4]),
+        (8, [1, 8], [4, 8]),
+        (12, [1, 8, 12], [4, 8, 12]),
+        (64, [1, 8, 16, 32, 64], [4, 8, 16, 32, 64]),
+        (100, [1, 8, 16, 32, 64, 100], [4, 8, 16, 32, 64, 100]),
+    ],
+)
+def test_columns(k: int, pass_columns: list[int], maj_columns: list[int]) -> None:
+    assert columns_up_to(k, PASS_COLUMNS) == pass_columns
+    assert columns_up_to(k, MAJ_COLUMNS) == maj_columns
+    reported = {2**power for power in range(int(math.log2(k)) + 1)} | {k}
+    assert set(pass_columns) | set(maj_columns) <= reported

@@ -1,0 +1,159 @@
+"""Which adapters and which base model are evaluated."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gtpo.errors import UsageError
+from gtpo.evaluation import targets
+from gtpo.evaluation.targets import (
+    Target,
+    base_model,
+    find_targets,
+    max_lora_rank,
+    newest_run,
+    refuse_large_model_without_gpu,
+    resolve_base_model,
+    same_model,
+)
+
+
+def test_the_newest_finished_run_is_found(outputs: Path) -> None:
+    assert newest_run() == "outputs/demo/newer"
+    assert find_targets([newest_run()], None) == [
+        Target("demo-newer", Path("outputs/demo/newer/adapter"), "last"),
+    ]
+    shutil.rmtree(outputs / "demo")
+    assert find_targets([newest_run()], None, "best") == [Target("older@best", Path("outputs/older/best"), "best")]
+    shutil.rmtree(outputs / "older")
+    with pytest.raises(UsageError, match="no finished run under outputs/: train one"):
+        newest_run()
+
+
+def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path) -> None:
+    found = find_targets(["base", "outputs/older", "outputs/older/best", "outputs/demo/newer/"], None)
+    assert [target.label for target in found] == ["", "older", "older-best", "demo-newer"]
+    assert [target.adapter for target in found] == [
+        None,
+        Path("outputs/older/adapter"),
+        Path("outputs/older/best"),
+        Path("outputs/demo/newer/adapter"),
+    ]
+    [target] = find_targets(["outputs/unfinished"], None, "50")
+    assert target == Target("unfinished@50", Path("outputs/unfinished/checkpoint-50"), "50")
+    assert find_targets(["outputs/older/adapter"], None) == [Target("older", Path("outputs/older/adapter"))]
+    assert find_targets([], "tiny") == [Target("")]
+
+
+@pytest.mark.parametrize(
+    ("names", "checkpoint", "message"),
+    [
+        (["outputs/oldest"], "last", r"--adapter outputs/oldest is not a directory \(did you mean 'outputs/older'\?\)"),
+        (["outputs/unfinished"], "last", r"unfinished has no adapter/adapter_config.json: --checkpoint can be 50 here"),
+        (["outputs/older"], "9", r"older has no checkpoint-9/.*: --checkpoint can be best, last here"),
+        (["outputs"], "last", r"outputs has no adapter/.*: its training has not finished\."),
+        (["outputs/older/best"], "best", "--checkpoint best selects an adapter of a run, and outputs/older/best is an"),
+        (["base"], "last", "--adapter base alone does not name a base model"),
+        (["outputs/older", "outputs/older/"], "last", "two of --adapter have the label 'older'"),
+    ],
+)
+def test_what_is_not_an_adapter_is_refused(outputs: Path, names: list[str], checkpoint: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        find_targets(names, None, checkpoint)
+
+
+def test_of_several_runs_the_unfinished_one_is_skipped(outputs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = find_targets(["base", "outputs/older", "outputs/unfinished"], None)
+    assert [target.label for target in found] == ["", "older"]
+    assert "skipped: outputs/unfinished has no adapter" in caplog.text
+    (Path("outputs") / "failed").mkdir()
+    with pytest.raises(UsageError, match="none of --adapter outputs/unfinished outputs/failed is finished"):
+        find_targets(["outputs/unfinished", "outputs/failed"], None)
+    with pytest.raises(UsageError, match=r"outputs/failed has no adapter/.*: its training has not finished"):
+        find_targets(["base", "outputs/failed"], None)
+
+
+def edit_config(adapter: Path | None, **changes: object) -> None:
+    assert adapter
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_the_adapter_names_its_base_model(outputs: Path, tiny: Path) -> None:
+    older, newer = find_targets(["outputs/older", "outputs/demo/newer"], None)
+    assert older.adapter and newer.adapter
+    assert base_model([older, newer], None) == str(tiny)
+    assert base_model([Target("")], "qwen") == "Qwen/Qwen2.5-3B-Instruct"
+    edit_config(newer.adapter, base_model_name_or_path="meta-llama/Llama-3.1-8B-Instruct")
+    with pytest.raises(
+        UsageError, match=r"older/adapter was trained from .*tiny0 and outputs/demo/newer/.* from meta-"
+    ):
+        base_model([older, newer], None)
+    edit_config(newer.adapter, base_model_name_or_path="elsewhere/outputs/tiny/base-1")
+    with pytest.raises(UsageError, match=r"elsewhere/outputs/tiny/base-1, which does not exist: name the base model"):
+        base_model([newer], None)
+    edit_config(newer.adapter, base_model_name_or_path=None)
+    with pytest.raises(UsageError, match="has no base_model_name_or_path"):
+        base_model([newer], None)
+    (older.adapter / "adapter_model.safetensors").rename(older.adapter / "adapter_model.bin")
+    with pytest.raises(UsageError, match=r"older/adapter has no adapter_model.safetensors; .* a pickle, is not supp"):
+        base_model([older], None)
+    (newer.adapter / "adapter_config.json").write_text("{")
+    with pytest.raises(UsageError, match=r"cannot read .*adapter_config.json"):
+        base_model([newer], None)
+
+
+def test_model_can_only_name_a_copy_of_the_base_model(outputs: Path, tiny: Path, tmp_path: Path) -> None:
+    [older] = find_targets(["outputs/older"], None)
+    copy = shutil.copytree(tiny, tmp_path / "copies" / tiny.name)
+    assert resolve_base_model(str(tiny), [older], None) == str(tiny)
+    with pytest.raises(UsageError, match=r"--model .* is not the model that the adapter was trained from, .*tiny0"):
+        resolve_base_model(str(tiny), [older], str(copy))  # both exist, so it is another model
+    moved = str(tmp_path / "moved" / tiny.name)
+    assert resolve_base_model(moved, [older], str(copy)) == str(copy)
+    with pytest.raises(UsageError, match=r"outputs/older is not the model that the adapter was trained from"):
+        resolve_base_model(str(tiny), [older], str(outputs / "older"))
+
+
+def test_the_largest_rank_of_the_adapters(outputs: Path) -> None:
+    found = find_targets(["base", "outputs/older", "outputs/demo/newer"], None)
+    assert max_lora_rank(found[:1]) is None
+    assert max_lora_rank(found) == 4
+    edit_config(found[1].adapter, rank_pattern={"v_proj": 9})
+    assert max_lora_rank(found) == 9
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-3B-Instruct", True),
+        ("meta-llama/Llama-3.1-8B-Instruct", "unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit", True),
+        ("Qwen/Qwen2.5-3B-Instruct", "unsloth/Qwen2.5-3B-Instruct-bnb-4bit", True),
+        ("here/outputs/tiny/base-1", "/was/there/outputs/tiny/base-1", True),
+        ("here/outputs/tiny/base-1", "here/../here/outputs/tiny/base-1", True),
+        ("here/outputs/tiny/base-1", "here/outputs/tiny/base-2", False),
+        ("Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-7B-Instruct", False),
+        ("Qwen/Qwen2.5-3B-Instruct", "someone/Qwen2.5-3B-Instruct", False),
+    ],
+)
+def test_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a: str, b: str, same: bool) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("base-1", "base-2"):
+        (tmp_path / "here" / "outputs" / "tiny" / name).mkdir(parents=True)
+    assert same_model(a, b) is same
+    assert same_model(b, a) is same
+
+
+def test_the_papers_models_need_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "gpu_is_available", lambda: False)
+    unsloth = "unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit"
+    for name in ("llama", "qwen", "Qwen/Qwen2.5-3B-Instruct", unsloth, "someone/some-model-bnb-4bit"):
+        with pytest.raises(UsageError, match="needs a GPU and PyTorch sees none here"):
+            refuse_large_model_without_gpu(name)
+    refuse_large_model_without_gpu("HuggingFaceTB/SmolLM2-135M-Instruct")
+    monkeypatch.setattr(targets, "gpu_is_available", lambda: True)
+    refuse_large_model_without_gpu("llama")

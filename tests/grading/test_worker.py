@@ -1,0 +1,188 @@
+"""The grading process: time limit, hostile text, threads, signals, forks, restarts, and start-up from any script."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+from hostile import HOSTILE
+from verdicts import CASES
+
+from gtpo.grading import (
+    compare,
+    equivalent,
+    extract_answer,
+    is_correct,
+    last_boxed,
+    sympy_fallback,
+    timeouts,
+    worker,
+)
+from gtpo.grading.worker import Worker, shared_worker
+
+ROOT = Path(worker.__file__).resolve().parents[2]
+
+
+def run_python(code: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run a program that can import gtpo."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env=environment, timeout=120
+    )
+
+
+def test_hostile_text_is_wrong_bounded_and_never_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sympy_fallback, "TIME_LIMIT", 1.0)  # shorter than in production, to keep the test short
+    compare.decide.cache_clear()
+    for text in HOSTILE:
+        for gold in ("18", r"\sqrt{2}", "x^2+1", "(3,4)", r"\text{even}"):
+            assert not is_correct(text, gold), text[:60]
+        assert not equivalent(text, text + "+1"), text[:60]
+        extract_answer(f"<answer>{text}</answer>")
+        last_boxed(text)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_late_comparison_is_wrong_and_counted_and_the_next_one_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    nested = "\\sin(" * 20 + "x" + ")" * 20  # each level doubles the time to parse
+    monkeypatch.setattr(sympy_fallback, "TIME_LIMIT", 0.2)
+    compare.decide.cache_clear()
+    before = timeouts()
+    assert not is_correct(nested, nested.replace("x", "x+x-x"))
+    assert timeouts() == before + 1
+    monkeypatch.undo()
+    assert is_correct("2x+x^2", "x(x+2)")
+    assert timeouts() == before + 1
+
+
+def test_verdicts_are_the_same_in_other_threads() -> None:
+    sample = CASES[::7]
+    compare.decide.cache_clear()
+    with ThreadPoolExecutor(4) as pool:
+        verdicts = list(pool.map(lambda case: is_correct(case[1], case[0]), sample))
+    assert verdicts == [case[2] for case in sample]
+
+
+def test_an_alarm_of_the_caller_still_fires() -> None:
+    fired = threading.Event()
+    previous = signal.signal(signal.SIGALRM, lambda *_: fired.set())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        compare.decide.cache_clear()
+        assert is_correct("x+x^2", "x(x+1)")
+        assert fired.wait(10) or signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert fired.is_set()
+
+
+def test_a_dead_process_is_replaced() -> None:
+    assert is_correct("x+x^3", "x(x^2+1)")
+    process = shared_worker.process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert is_correct("x+x^4", "x(x^3+1)")
+
+
+def test_a_process_killed_during_a_comparison_is_replaced_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Worker()
+    assert own.compare("x+1", "1+x", None, 5.0)[0]  # the process is running
+    connect = own._connect
+    kills = []
+
+    def connect_then_kill() -> Connection:
+        connection = connect()
+        if not kills and own.process is not None:  # once, after connecting and before the request
+            own.process.kill()
+            own.process.wait()
+            kills.append(own.process.pid)
+        return connection
+
+    monkeypatch.setattr(own, "_connect", connect_then_kill)
+    assert own.compare("x+2", "2+x", None, 5.0)[0]
+    assert (len(kills), own.failures, own.calls) == (1, 0, 2)
+    own.stop()
+
+
+def test_a_forked_child_starts_its_own_process() -> None:
+    assert is_correct("x+x^5", "x(x^4+1)")
+    process = shared_worker.process
+    lock = shared_worker._lock
+    lock.acquire()  # as another thread may hold it at the time of the fork
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # ends a child that waits for the parent's lock
+        code = 1
+        try:
+            code = 0 if is_correct("x+x^6", "x(x^5+1)") and shared_worker.process is not process else 1
+            shared_worker.stop()
+        finally:
+            os._exit(code)
+    lock.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert shared_worker.process is process and is_correct("x+x^7", "x(x^6+1)")
+
+
+@pytest.mark.parametrize("ending", ["", "os._exit(1)", "os.kill(os.getpid(), 9)"])
+def test_the_process_ends_with_its_parent(ending: str) -> None:
+    code = (
+        "import os\n"
+        "from gtpo.grading import is_correct, worker\n"
+        "is_correct('x+x^2', 'x(1+x)')\n"
+        "print(worker.shared_worker.process.pid, flush=True)\n"
+    )
+    pid = int(run_python(code + ending).stdout)
+    for _ in range(200):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail("the grading process is still running")
+
+
+def test_the_grader_imports_no_heavy_package() -> None:
+    run = run_python(
+        "import sys, gtpo.grading, rewards\n"
+        "assert gtpo.grading.is_correct('x+x^2', 'x(1+x)')\n"
+        "heavy = {'torch', 'transformers', 'trl', 'sympy', 'math_verify', 'evaluate'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_a_script_without_main_guard_runs_once_and_its_imports_stay_out_of_the_process(tmp_path: Path) -> None:
+    (tmp_path / "heavy.py").write_text("import os\nprint('imported by', os.getpid(), flush=True)\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, heavy\n"
+        "from gtpo.grading import is_correct, timeouts\n"
+        "print('verdict', is_correct('x+x^2', 'x(1+x)'), timeouts(), 'in', os.getpid(), flush=True)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
+    )
+    imported, verdict = run.stdout.splitlines()
+    pid = imported.split()[-1]
+    assert verdict == f"verdict True 0 in {pid}", run.stderr
+
+
+def test_a_process_that_cannot_start_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without = tmp_path / "symbolic.py"
+    without.write_text("import sys\nsys.modules['math_verify'] = None  # not installed\n" + worker.SCRIPT.read_text())
+    monkeypatch.setattr(worker, "SCRIPT", without)
+    with pytest.raises(RuntimeError, match=r"did not start \(.*math_verify.*requirements/cpu\.txt"):
+        Worker().compare("x+x^8", "x(x^7+1)", None, 5.0)
+    without.write_text("")
+    with pytest.raises(RuntimeError, match=r"did not start \(it exited immediately\)"):
+        Worker().compare("x+x^8", "x(x^7+1)", None, 5.0)

@@ -1,0 +1,105 @@
+"""reproduce.py in a working directory where small scripts replace training and evaluation."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import reproduce as script
+
+TRAIN = """
+import json, pathlib, sys
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+run = pathlib.Path(flags["--output_dir"])
+with open("calls.jsonl", "a") as file:
+    given = sorted(set(flags) & {"--resume", "--overwrite"})
+    file.write(json.dumps([pathlib.Path(sys.argv[0]).stem, run.name, given]) + "\\n")
+if pathlib.Path("fail").exists() and run.name in pathlib.Path("fail").read_text():
+    sys.exit("CUDA error")
+(run / "adapter").mkdir(parents=True, exist_ok=True)
+(run / "best").mkdir(exist_ok=True)
+rows = [{"step": s, "accuracy": s + 0.25, "formatting": s, "entropy": 0.1, "step_time": 6.0} for s in (1, 2, 3)]
+(run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
+for name in ("adapter", "best"):
+    (run / name / "adapter_config.json").write_text("{}")
+"""
+EVALUATE = """
+import argparse, json, pathlib, sys
+parser = argparse.ArgumentParser()
+for name in ("benchmarks", "checkpoint", "k", "limit", "output_dir"):
+    parser.add_argument("--" + name)
+parser.add_argument("--adapter", nargs="+")
+flags = parser.parse_args()
+with open("calls.jsonl", "a") as file:
+    file.write(json.dumps(["evaluate", flags.benchmarks, flags.checkpoint, len(flags.adapter)]) + "\\n")
+if pathlib.Path("fail").exists() and "evaluate" in pathlib.Path("fail").read_text():
+    sys.exit("CUDA error")
+folder, entries = pathlib.Path(flags.output_dir), []
+for run in map(pathlib.Path, flags.adapter):
+    label = "-".join(run.parts[1:]) + ("" if flags.checkpoint == "last" else "@" + flags.checkpoint)
+    scores = {score: {str(2**i): 50.0 for i in range(7)} for score in ("pass", "maj")}
+    entry = {"adapter": str(run / "adapter"), "benchmark": flags.benchmarks, "scores": scores, "label": label}
+    entry |= {"k": 64, "problems": 1, "intervals": {}}
+    (folder / label).mkdir(parents=True, exist_ok=True)
+    (folder / label / (flags.benchmarks + ".json")).write_text(json.dumps(entry))
+stored = [json.loads(path.read_text()) for path in folder.glob("*/*.json")]
+(folder / "results.json").write_text(json.dumps({"results": stored}))
+"""
+
+
+class Sandbox:
+    """A working directory with replaced scripts.
+
+    Attributes:
+        path: The directory.
+    """
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = path
+        self._monkeypatch = monkeypatch
+
+    def __truediv__(self, name: str | Path) -> Path:
+        return self.path / name
+
+    def reproduce(self, *argv: str) -> int:
+        """The exit code of reproduce.py."""
+        self._monkeypatch.setattr(sys, "argv", ["reproduce.py", *argv])
+        try:
+            script.main()
+        except SystemExit as exit:
+            return int(exit.code or 0)
+        return 0
+
+    def calls(self) -> list[Any]:
+        """The calls of the replaced scripts since the last call of this method."""
+        path = self.path / "calls.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        path.unlink(missing_ok=True)
+        return lines
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+    """Train scripts and evaluate.py only record their calls, and figures are empty files."""
+    monkeypatch.chdir(tmp_path)
+    for method in ("sft", "grpo", "gtpo"):
+        (tmp_path / f"train_{method}.py").write_text(TRAIN)
+    (tmp_path / "evaluate.py").write_text(EVALUATE)
+    monkeypatch.setattr("gtpo.tiny.ensure_tiny", lambda: None)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).touch())
+    return Sandbox(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def run_figures(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``run_figures(*argv)``: figures.py with a command line."""
+    import figures
+
+    def run(*argv: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["figures.py", *argv])
+        figures.main()
+
+    return run

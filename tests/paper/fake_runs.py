@@ -1,0 +1,66 @@
+"""Runs and evaluations on disk, as the scripts leave them, with values that are known by formula."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gtpo.paper.figures import LABELS
+from gtpo.paper.matrix import figure_names, load_matrix, runs_of
+from gtpo.runs import RunDirectory
+
+MATRIX = load_matrix()
+SEEDS = {"tiny": (1, 2), "paper": (3407,)}
+STEPS = 6
+KS = (1, 2, 4, 8, 16, 32, 64)
+FACTORS = {"accuracy": 2.0, "formatting": 3.0, "entropy": 0.01, "conflict_tokens": 5.0}
+
+
+def rows(steps: int, offset: float = 0.0) -> list[dict[str, Any]]:
+    return [
+        {"step": step} | {name: factor * step + offset for name, factor in FACTORS.items()}
+        for step in range(1, steps + 1)
+    ]
+
+
+def write_metrics(directory: Path, logged: list[dict[str, Any]]) -> RunDirectory:
+    directory.mkdir(parents=True)
+    run = RunDirectory(directory)
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in logged))
+    return run
+
+
+def write_run(directory: Path, steps: int = 3, offset: float = 0.0) -> str:
+    return str(write_metrics(directory, rows(steps, offset)).path)
+
+
+def value(run: str, seed: int, metric: str, x: int) -> float:
+    """A number that no other run, seed, metric or position has."""
+    names = sorted({name for scale in SEEDS for name in runs_of(MATRIX, figure_names(MATRIX), scale)})
+    return 1 + names.index(run) + 0.1 * sorted(LABELS).index(metric) + 0.01 * (seed % 7) + 0.3 * x * x
+
+
+def make_run(directory: Path, name: str, seed: int) -> None:
+    logged = [metric for metric in LABELS if metric not in ("pass", "maj")]
+    write_metrics(
+        directory / f"{name}-s{seed}",
+        [{"step": step} | {metric: value(name, seed, metric, step) for metric in logged} for step in range(1, STEPS)],
+    )
+
+
+def entry(directory: Path, name: str, seed: int, benchmark: str) -> dict[str, Any]:
+    scores = {score: {str(k): value(name, seed, score, k) for k in KS} for score in ("pass", "maj")}
+    run = RunDirectory(directory / f"{name}-s{seed}")
+    adapter = run.best if name.startswith("grpo") else run.adapter
+    return {"adapter": str(adapter), "benchmark": benchmark, "label": run.path.name, "scores": scores}
+
+
+def make_all(directory: Path, names: list[str], scale: str) -> list[Path]:
+    """Runs and evaluations of a scale; the places to read them from."""
+    for name in names:
+        for seed in SEEDS[scale]:
+            make_run(directory, name, seed)
+    benchmarks = MATRIX[scale]["evaluation"]
+    entries = [entry(directory, name, seed, b) for name in names for seed in SEEDS[scale] for b in benchmarks]
+    (directory / "evaluation").mkdir()
+    (directory / "evaluation" / "results.json").write_text(json.dumps({"results": entries}))
+    return [directory]

@@ -1,0 +1,93 @@
+"""examples/: the demo's commands and printed numbers, and the task with a reward of its own."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "examples" / "demo.py"
+RECORD = """
+import json, os, pathlib, sys
+with open("calls.jsonl", "a") as file:
+    file.write(json.dumps([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]) + "\\n")
+if pathlib.Path("fail").exists() and "{name}" in pathlib.Path("fail").read_text():
+    sys.exit(3)
+"""
+EVALUATE = """
+output = pathlib.Path(sys.argv[sys.argv.index("--output_dir") + 1])
+output.mkdir(parents=True)
+scores = {"pass": {"1": 12.5}, "format": 25.0}, {"pass": {"1": 50.0}, "format": 100.0}
+entries = [{"adapter": adapter, "scores": s} for adapter, s in zip((None, "outputs/demo/gtpo/adapter"), scores)]
+(output / "results.json").write_text(json.dumps({"results": entries}))
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A copy of the demo beside scripts that record their command line."""
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "demo.py").write_text(DEMO.read_text())
+    for name in ("train_gtpo.py", "evaluate.py", "figures.py"):
+        (tmp_path / name).write_text(RECORD.replace("{name}", name) + EVALUATE * (name == "evaluate.py"))
+    return tmp_path
+
+
+def demo(repository: Path, *argv: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    script = str(repository / "examples" / "demo.py")
+    command = [sys.executable, script, *argv]
+    return subprocess.run(command, cwd=cwd or repository, capture_output=True, text=True, timeout=60)
+
+
+def test_demo_needs_the_standard_library_only() -> None:
+    tree = ast.parse(DEMO.read_text())
+    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in modules} <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("cwd", [".", "examples"])
+def test_demo_trains_evaluates_and_draws(cwd: str, repository: Path) -> None:
+    done = demo(repository, "--small", "--seed", "5", cwd=repository / cwd)
+    assert done.returncode == 0, done.stderr
+    train, evaluate, figures = (json.loads(line) for line in (repository / "calls.jsonl").read_text().splitlines())
+    training = "--model tiny --dataset arithmetic --G 12 --seed 5 --max_steps 12"
+    assert train == ["train_gtpo.py", *training.split(), "--output_dir", "outputs/demo-s5/gtpo"]
+    assert evaluate[0] == "evaluate.py" and evaluate[evaluate.index("--limit") + 1] == "40"
+    assert figures[:3] == ["figures.py", "--runs", "outputs/demo-s5/gtpo"]
+    summary = json.loads((repository / "outputs" / "demo-s5" / "summary.json").read_text())
+    assert {name: summary[name] for name in summary if name != "seconds"} == {
+        "accuracy_before": 12.5,
+        "accuracy_after": 50.0,
+        "formatting_before": 25.0,
+        "formatting_after": 100.0,
+    }
+    assert "accuracy   (%)        12.5          50.0" in done.stdout
+    assert f"python train_grpo.py {training} --output_dir outputs/demo-s5/grpo" in done.stdout
+    assert (f"Working directory: {repository}" in done.stdout) == (cwd != ".")
+
+
+def test_demo_stops_where_a_script_fails(repository: Path) -> None:
+    (repository / "fail").write_text("train_gtpo.py")
+    done = demo(repository)
+    assert done.returncode == 3
+    assert "demo.py: `python train_gtpo.py` failed with exit code 3" in done.stderr
+    assert len((repository / "calls.jsonl").read_text().splitlines()) == 1
+
+
+def test_required_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import required_word
+
+    texts = ["<answer>\n12\n</answer>", "<answer>34</answer>", "no tags: 1", "<answer>1</answer><answer>2</answer>"]
+    completions = [[{"role": "assistant", "content": text}] for text in texts]
+    assert required_word.word_reward(completions, answer=["1", "1", "1", "1"])[:3] == [10.0, 0.0, 0.0]
+    stored = [json.loads(line) for line in (ROOT / "examples" / "required_word.jsonl").read_text().splitlines()]
+    assert stored == list(required_word.rows())
+    assert {row["answer"] for row in stored} == {"1", "2"}
+    for row in stored:
+        asks_for_2 = any(f" {thing}." in row["prompt"] for thing in ("eggs", "pens", "shells", "stamps"))
+        assert row["answer"] == ("2" if asks_for_2 else "1")

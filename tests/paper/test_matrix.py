@@ -1,0 +1,167 @@
+"""The experiment matrix: the runs of each figure, their settings, commands, costs and states."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from paper_runs import CLASSES
+from paper_runs import FIGURES as PAPER_FIGURES
+
+import gtpo.cli
+from gtpo.cli import CONFIGS, parse, parse_evaluation
+from gtpo.errors import UsageError
+from gtpo.evaluation.targets import adapter_target
+from gtpo.paper.matrix import (
+    evaluations_of,
+    experiment,
+    experiments_of,
+    figure_names,
+    find_figure,
+    groups_of,
+    load_matrix,
+    runs_of,
+    select_figures,
+)
+
+MATRIX = load_matrix()
+ALL = figure_names(MATRIX)
+TINY_RUNS = runs_of(MATRIX, ALL, "tiny")
+
+
+def test_names_are_unique_and_every_run_is_shown() -> None:
+    class Loader(yaml.SafeLoader):
+        pass
+
+    def mapping(loader: Any, node: Any) -> dict[Any, Any]:
+        keys = [loader.construct_object(key) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        assert len(keys) == len(set(keys)), f"duplicate key in {keys}"
+        return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
+    yaml.load((CONFIGS / "experiments.yaml").read_text(), Loader)
+    assert set(TINY_RUNS) == set(MATRIX["tiny"]["runs"])
+    for scale in ("tiny", "paper"):
+        for name in ALL:
+            for curves in groups_of(MATRIX, name, scale).values():
+                assert len(set(curves.values())) == len(curves), f"{name} shows a run twice"
+
+
+def test_paper_scale_shows_the_runs_of_the_paper() -> None:
+    for title, runs in PAPER_FIGURES.items():
+        name = title.lower().replace("fig. ", "fig").replace("table ", "table")
+        assert set(runs_of(MATRIX, [name], "paper")) == runs, title
+
+
+def test_no_two_tiny_runs_are_the_same() -> None:
+    settings = {name: repr(sorted(settings.items())) for name, settings in MATRIX["tiny"]["runs"].items()}
+    methods = {name: name.partition("-")[0] + settings[name] for name in settings}
+    assert len(set(methods.values())) == len(methods)
+
+
+@pytest.mark.parametrize("name", TINY_RUNS)
+def test_tiny_run_resolves(name: str) -> None:
+    script, *flags = experiment(MATRIX, "tiny", name, 2).argv
+    method = name.partition("-")[0]
+    assert script == f"train_{method}.py"
+    resolved = parse(method, CLASSES[method], [*flags, "--dry_run", "true"]).to_dict()
+    settings = MATRIX["tiny"]["base"][method] | MATRIX["tiny"]["runs"][name]
+    for key, value in settings.items():
+        assert resolved[{"G": "num_generations"}.get(key, key)] == value, key
+    assert (resolved["seed"], resolved["model"]) == (2, "tiny")
+    assert resolved["output_dir"] == f"outputs/reproduce/tiny/{name}-s2"
+
+
+@pytest.mark.parametrize("name", ["sft-qwen-math", "grpo-llama-gsm8k-g8-beta0.04", "gtpo-qwen-gsm8k-onlyneg0.7"])
+def test_paper_run_is_its_config_file_in_its_own_directory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(CONFIGS.parent)
+    monkeypatch.setattr(gtpo.cli, "gpu_is_available", lambda: True)
+    method = name.partition("-")[0]
+    on_cpu = ["--use_cpu", "true", "--dry_run", "true"]
+    flags = experiment(MATRIX, "paper", name, 5).argv[1:]
+    resolved = parse(method, CLASSES[method], [*flags, *on_cpu]).to_dict()
+    of_file = parse(method, CLASSES[method], ["--config", f"configs/paper/{name}.yaml", *on_cpu]).to_dict()
+    assert resolved == of_file | {"seed": 5, "output_dir": f"outputs/reproduce/paper/{name}-s5"}
+
+
+def test_expected_cost_by_hand() -> None:
+    """7,473 prompts x 12 completions x 1.2 s; 7,500 solutions x 0.3 s."""
+    assert experiment(MATRIX, "paper", "gtpo-llama-gsm8k-g12", 1).cost == pytest.approx(7473 * 12 * 1.2 / 3600)
+    assert experiment(MATRIX, "paper", "sft-qwen-math", 1).cost == pytest.approx(7500 * 0.3 / 3600)
+
+
+def test_shared_runs_appear_once_and_first_seeds_come_first() -> None:
+    runs = experiments_of(MATRIX, ["fig1", "fig3", "choice"], "tiny")
+    labels = [run.label for run in runs]
+    assert len(set(labels)) == len(labels) == 5 * 3 + 7
+    seeds = [run.seed for run in runs if run.seed != 101]
+    assert seeds == sorted(seeds)
+    assert {run.seed for run in runs if "choice" in run.name} == {101}
+    assert {run.seed for run in experiments_of(MATRIX, ["fig1"], "tiny", [9])} == {9}
+
+
+def test_unknown_figure_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"figure 'fig33' is unknown \(did you mean 'fig3'\?\): pick from fig1, "):
+        find_figure(MATRIX, "fig33")
+
+
+def test_all_selects_the_figures_that_have_runs() -> None:
+    assert select_figures(MATRIX, ["all"]) == ALL
+    assert select_figures(MATRIX, ["all"], "paper") == [name for name in ALL if name[:3] in ("fig", "tab")]
+    assert select_figures(MATRIX, ["fig3", "fig1", "fig3"], "tiny") == ["fig3", "fig1"]
+
+
+def test_evaluations_match_evaluate_py(sandbox: Any) -> None:
+    """The flags are those of evaluate.py, and it writes the scores where the matrix expects them."""
+    assert sandbox.reproduce("fig2", "--seeds", "1") == 0
+    evaluations = evaluations_of(MATRIX, ["fig2", "table1"], "tiny", [1])
+    assert len(evaluations) == 4
+    for evaluation in evaluations:
+        flags = parse_evaluation(list(evaluation.argv[1:]))
+        assert flags.benchmarks == [evaluation.benchmark] and flags.checkpoint == evaluation.checkpoint
+        assert {"k": flags.k, "limit": flags.limit} == MATRIX["tiny"]["evaluation"][evaluation.benchmark]
+        labels = [adapter_target(run, flags.checkpoint).label for run in flags.adapter]
+        assert evaluation.results == tuple(
+            Path(flags.output_dir) / label / f"{evaluation.benchmark}.json" for label in labels
+        )
+
+
+def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = {run.name: run for run in experiments_of(MATRIX, ["fig3"], "tiny", [1])}
+    finished = runs["gtpo-g8"].run.adapter
+    finished.mkdir(parents=True)
+    (finished / "adapter_config.json").write_text("{}")
+    interrupted = runs["grpo-g8-beta0"].run.checkpoint(150)
+    interrupted.mkdir(parents=True)
+    (interrupted / "files.json").write_text("{}")
+    running = runs["grpo-g8-beta1e-6"].log
+    running.parent.mkdir(parents=True)
+    hold = (
+        "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); "
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(running)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout and process.stdout.readline() == b"held\n"
+        assert sandbox.reproduce("fig3", "--seeds", "1", "--list") == 0
+        process.communicate()
+    *lines, total = capsys.readouterr().out.splitlines()
+    assert {tuple(line.split()[:2]) for line in lines} == {
+        ("gtpo-g8-s1", "finished"),
+        ("grpo-g8-beta0-s1", "interrupted"),
+        ("grpo-g8-beta1e-6-s1", "running"),
+        ("grpo-g8-beta0.04-s1", "missing"),
+        ("gtpo-correction-only-s1", "missing"),
+    }
+    assert total.startswith("5 runs: 1 finished, 1 running, 1 interrupted, 2 missing; about 4 CPU minutes")
+    assert sandbox.calls() == []
+
+
+def test_list_of_all_at_paper_scale(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sandbox.reproduce("all", "--scale", "paper", "--list") == 0
+    *lines, total = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} == {f"{path.stem}-s3407" for path in (CONFIGS / "paper").glob("*.yaml")}
+    assert total.startswith(f"{len(lines)} runs: 0 finished") and "GPU hours" in total

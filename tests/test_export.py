@@ -1,0 +1,110 @@
+"""The saved adapter, its model card, the merged model, and the upload."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.canned import make_trainer
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+from trl import GRPOConfig
+
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments, Settings
+from gtpo.cli import parse
+from gtpo.errors import UsageError
+from gtpo.export import save_adapter
+
+
+def settings_of(folder: Path, model: Path, *argv: str, push_to_hub: bool = False) -> Settings:
+    classes = (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
+    settings = parse(
+        "gtpo",
+        classes,
+        ["--output_dir", str(folder), "--model", str(model), "--lora_rank", "4", "--gamma", "0.125", *argv],
+    )
+    settings.run.push_to_hub = push_to_hub  # without the check for a token
+    return settings
+
+
+@pytest.fixture
+def trained(tiny: Path, tmp_path: Path) -> tuple[Any, Path]:
+    """A trainer whose adapter is not zero, and its run directory."""
+    trainer = make_trainer("gtpo", tiny, tmp_path / "run")
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in trainer.model.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.1, generator=generator)
+    return trainer, tmp_path / "run"
+
+
+def test_the_card_cites_the_paper_and_lists_the_settings(trained: tuple[Any, Path], tiny: Path) -> None:
+    trainer, run = trained
+    save_adapter(trainer, settings_of(run, tiny))
+    card = (run / "adapter" / "README.md").read_text()
+    assert "2508.03772" in card and "simoni2025gtpo" in card and "gamma: 0.125" in card
+    assert "--max-lora-rank 4" in card and "hub_model_id" not in card
+    assert sorted(path.name for path in run.iterdir()) == ["adapter"]
+    assert not list((run / "adapter").glob("*.bin")) + list((run / "adapter").glob("*.pt"))  # no pickles
+
+
+def test_merged_weights_are_base_plus_adapter_in_16_bits(trained: tuple[Any, Path], tiny: Path) -> None:
+    trainer, run = trained
+    save_adapter(trainer, settings_of(run, tiny, "--merge", "16bit"))
+    merged = load_file(run / "merged" / "model.safetensors")
+    base = load_file(tiny / "model.safetensors")
+    adapted = dict(trainer.model.named_parameters())
+    name = "model.layers.1.self_attn.q_proj"
+    a, b = (adapted[f"base_model.model.{name}.lora_{side}.default.weight"] for side in "AB")
+    scaling = trainer.model.peft_config["default"].lora_alpha / trainer.model.peft_config["default"].r
+    expected = base[f"{name}.weight"] + scaling * b @ a
+    assert merged[f"{name}.weight"].dtype == torch.bfloat16
+    assert (expected - base[f"{name}.weight"]).abs().max() > 0.01
+    torch.testing.assert_close(merged[f"{name}.weight"].float(), expected.detach(), rtol=2**-7, atol=2e-3)
+    assert merged.keys() == base.keys()
+    assert AutoTokenizer.from_pretrained(run / "merged").chat_template
+    card = (run / "merged" / "README.md").read_text()
+    assert "2508.03772" in card and "needs no PEFT" in card and "--enable-lora" not in card
+
+
+class Hub:
+    """What huggingface_hub.HfApi is asked."""
+
+    calls: list[tuple[Any, ...]] = []
+    fails = False
+
+    def create_repo(self, name: str, private: bool | None, exist_ok: bool) -> Any:
+        if self.fails:
+            raise OSError("no route to the Hub\nand more")
+        self.calls.append(("create", name, private, exist_ok))
+        return SimpleNamespace(repo_id=f"me/{name}")
+
+    def upload_folder(self, folder_path: Path, repo_id: str, commit_message: str) -> None:
+        self.calls.append(("upload", sorted(path.name for path in folder_path.iterdir()), repo_id))
+
+
+@pytest.mark.parametrize(("merge", "weights"), [("none", "adapter_model.safetensors"), ("16bit", "model.safetensors")])
+def test_what_was_written_last_is_uploaded(
+    merge: str, weights: str, trained: tuple[Any, Path], tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, run = trained
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr(Hub, "calls", [])
+    save_adapter(trainer, settings_of(run, tiny, "--hub_model_id", "mine", "--merge", merge, push_to_hub=True))
+    create, (verb, files, repository) = Hub.calls
+    assert create == ("create", "mine", None, True)
+    assert (verb, repository) == ("upload", "me/mine") and {weights, "README.md", "tokenizer.json"} <= set(files)
+
+
+def test_a_failed_upload_says_where_the_adapter_is(
+    trained: tuple[Any, Path], tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, run = trained
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr(Hub, "fails", True)
+    with pytest.raises(
+        UsageError, match=r"saved in .*adapter, but not uploaded: no route to the Hub\. Upload it with `hf upload run"
+    ):
+        save_adapter(trainer, settings_of(run, tiny, push_to_hub=True))
+    assert (run / "adapter" / "adapter_model.safetensors").is_file()

@@ -1,0 +1,15 @@
+"""Atomic writes."""
+
+from pathlib import Path
+
+import pytest
+
+from gtpo.files import write_atomically
+
+
+def test_atomic_write_leaves_the_old_file_when_it_fails(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "\ud800")  # cannot be encoded: fails while writing
+    assert path.read_text() == "old"

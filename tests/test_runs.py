@@ -1,0 +1,241 @@
+"""The run directory: what a run stores, and when it starts, resumes or is replaced."""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers.scripts import Ended
+from trl import GRPOConfig
+
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments
+from gtpo.cli import parse
+from gtpo.errors import UsageError
+from gtpo.runs import MANIFEST, RunDirectory, check_run, git_revision, start_run
+
+CLASSES = (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
+
+
+def start(folder: Path, *argv: str) -> str | None:
+    """``check_run`` and ``start_run`` as a train script calls them."""
+    settings = parse("gtpo", CLASSES, ["--output_dir", str(folder), *argv])
+    checkpoint = check_run(settings, rows=10)
+    start_run(settings)
+    return checkpoint
+
+
+def checkpoint(run: Path, step: int) -> Path:
+    folder = run / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    state = json.dumps({"global_step": step})
+    (folder / "trainer_state.json").write_text(state)
+    (folder / MANIFEST).write_text(json.dumps({"trainer_state.json": len(state)}))
+    return folder
+
+
+# ---- start ----
+
+
+def test_new_run_stores_every_setting(tmp_path: Path) -> None:
+    assert start(tmp_path / "run", "--gamma", "0.25", "--seed", "11") is None
+    stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (stored["gamma"], stored["seed"], stored["model"], stored["dataset"]) == (0.25, 11, "tiny", "arithmetic")
+    assert stored["entropy_threshold"] == math.log(2)
+    assert stored["adam_epsilon"] == 1e-8 and stored["top_p"] == 1.0  # values that nobody named, too
+    assert len(stored) > 150 and "hub_token" not in stored
+    again = parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")]).to_dict()
+    assert {key: again[key] for key in stored} == stored
+
+
+def test_new_run_stores_its_environment(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    stored = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert stored["python"] == platform.python_version()
+    for package in ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "wandb"):
+        assert stored["packages"][package] == importlib.metadata.version(package)
+    assert stored["git_revision"] == git_revision()
+    assert stored["cpu_count"] == os.cpu_count() and isinstance(stored["gpus"], list) and stored["world_size"] == 1
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.yaml", "environment.json", "run.lock"]
+
+
+def test_git_revision_is_a_commit() -> None:
+    revision = git_revision()
+    assert revision is None or (len(revision.removesuffix("-dirty")) == 40 and int(revision[:40], 16) >= 0)
+
+
+def test_existing_run_is_refused_and_kept(tmp_path: Path) -> None:
+    start(tmp_path / "run", "--seed", "1")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(UsageError, match="exists: --resume continues it, --overwrite replaces it") as caught:
+        start(tmp_path / "run", "--seed", "2")
+    assert "\n" not in str(caught.value) and str(tmp_path / "run") in str(caught.value)
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 1
+
+
+def test_a_run_that_failed_before_its_first_step_is_started_anew(tmp_path: Path) -> None:
+    start(tmp_path / "run", "--seed", "1")
+    (tmp_path / "run" / "initial_entropy.json").write_text("{}")  # of whatever model that was
+    assert start(tmp_path / "run", "--seed", "2") is None
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 2
+    assert not (tmp_path / "run" / "initial_entropy.json").exists()
+
+
+def test_a_folder_that_is_no_run_is_not_taken_for_a_failed_one(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text("of: another program\n")
+    with pytest.raises(UsageError, match="mine exists: "):
+        start(tmp_path / "mine")
+    assert (tmp_path / "mine" / "config.yaml").read_text() == "of: another program\n"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("model", "other/model"), ("lora_rank", "8"), ("lora_target_modules", "q_proj")]
+)
+def test_a_resumed_run_keeps_its_policy(flag: str, value: str, tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    checkpoint(tmp_path / "run", 5)
+    before = (tmp_path / "run" / "config.yaml").read_text()
+    with pytest.raises(
+        UsageError, match=f"run was trained with --{flag} .*cannot be resumed with .*{value}.*remove --{flag}"
+    ):
+        start(tmp_path / "run", "--resume", f"--{flag}", value)
+    assert (tmp_path / "run" / "config.yaml").read_text() == before
+    assert start(tmp_path / "run", "--resume", "--max_steps", "9") == str(tmp_path / "run" / "checkpoint-5")
+
+
+def test_empty_directory_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    assert start(tmp_path / "run") is None
+
+
+def test_overwrite_replaces_the_run(tmp_path: Path) -> None:
+    start(tmp_path / "run", "--seed", "1")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
+    checkpoint(tmp_path / "run", 5)
+    assert start(tmp_path / "run", "--seed", "2", "--overwrite") is None
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.yaml", "environment.json", "run.lock"]
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 2
+
+
+def test_overwrite_spares_a_directory_that_is_no_run(tmp_path: Path) -> None:
+    """--output_dir ~ --overwrite would empty a home directory."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError):
+        start(tmp_path / "home", "--overwrite")
+    assert (tmp_path / "home" / "thesis.txt").read_text() == "years of work"
+
+
+def test_other_processes_are_not_refused_what_the_first_one_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under torchrun every process starts the run; the first may be ahead, and its directory is not a stranger's."""
+    start(tmp_path / "run", "--seed", "1")
+    monkeypatch.setattr("gtpo.runs.ON_MAIN_PROCESS", False)
+    assert start(tmp_path / "run", "--seed", "1") is None
+
+
+def test_fewer_rows_than_a_step_takes_are_refused(tmp_path: Path) -> None:
+    settings = parse("gtpo", CLASSES, ["--G", "6", "--prompts_per_step", "3"])
+    with pytest.raises(UsageError, match="2 training rows are too few for a step of 3 prompts"):
+        check_run(settings, rows=2)
+    check_run(settings, rows=3)
+
+
+def test_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    for extra in ([], ["--overwrite"]):
+        with pytest.raises(UsageError):
+            start(tmp_path / "run", *extra)
+    assert (tmp_path / "run").read_text() == "a file"
+
+
+def test_dry_run_prints_the_settings_and_creates_nothing(tmp_path: Path, run_script: Callable[..., Ended]) -> None:
+    argv = ["--model", "tiny", "--dataset", "arithmetic", "--output_dir", "run", "--dry_run", "--gamma", "0.25"]
+    done = run_script(tmp_path, "train_gtpo.py", *argv)
+    assert done.code == 0
+    assert yaml.safe_load(done.stdout)["gamma"] == 0.25
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- resuming ----
+
+
+def test_checkpoints_are_ordered_by_step(tmp_path: Path) -> None:
+    for step in (100, 20, 3):
+        checkpoint(tmp_path, step)
+    (tmp_path / "checkpoint-old").mkdir()
+    assert [path.name for path in RunDirectory(tmp_path).checkpoints()] == [
+        "checkpoint-3",
+        "checkpoint-20",
+        "checkpoint-100",
+    ]
+    assert RunDirectory(tmp_path / "nowhere").checkpoints() == []
+
+
+def test_resume_takes_the_newest_checkpoint(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    for step in (20, 100):
+        checkpoint(tmp_path / "run", step)
+    assert start(tmp_path / "run", "--resume") == str(tmp_path / "run" / "checkpoint-100")
+
+
+def test_resume_of_a_named_run_takes_its_settings(tmp_path: Path) -> None:
+    start(tmp_path / "run", "--gamma", "0.25")
+    newest = checkpoint(tmp_path / "run", 7)
+    settings = parse("gtpo", CLASSES, ["--resume", str(tmp_path / "run"), "--max_steps", "9"])
+    assert (settings.gtpo.gamma, settings.trainer.max_steps, settings.output_dir) == (0.25, 9, tmp_path / "run")
+    assert check_run(settings, 10) == str(newest)
+
+
+def test_run_started_with_overwrite_can_be_resumed(tmp_path: Path) -> None:
+    start(tmp_path / "run", "--overwrite")
+    newest = checkpoint(tmp_path / "run", 7)
+    assert check_run(parse("gtpo", CLASSES, ["--resume", str(tmp_path / "run")]), 10) == str(newest)
+
+
+def test_config_of_a_run_repeats_it_and_harms_nothing(tmp_path: Path) -> None:
+    """--overwrite and --resume are about one start: stored, they would act on every run made from the file."""
+    start(tmp_path / "run", "--overwrite")
+    checkpoint(tmp_path / "run", 7)
+    with pytest.raises(UsageError, match="exists"):
+        check_run(parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")]), 10)
+    assert (tmp_path / "run" / "checkpoint-7").is_dir()
+
+    start(tmp_path / "run", "--resume")
+    again = parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")]).run
+    assert again.resume is None and not again.overwrite
+
+
+def test_resume_skips_a_checkpoint_that_was_cut_short(tmp_path: Path) -> None:
+    """A kill or a full disk while checkpoint-9 is written: its weights are there, its state is not."""
+    start(tmp_path / "run")
+    whole = checkpoint(tmp_path / "run", 7)
+    (checkpoint(tmp_path / "run", 9) / "trainer_state.json").rename(tmp_path / "run" / "checkpoint-9" / "adapter.bin")
+    assert start(tmp_path / "run", "--resume") == str(whole)
+
+
+def test_resume_without_checkpoint_is_refused(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    for folder in (tmp_path / "run", tmp_path / "nowhere"):
+        with pytest.raises(UsageError, match="has no checkpoint: name the run with --resume RUN"):
+            start(folder, "--resume")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_resume_of_an_unknown_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere"):
+        start(tmp_path / "run", "--resume", str(tmp_path / "nowhere"))
+
+
+def test_resume_and_overwrite_together_are_refused(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    checkpoint(tmp_path / "run", 7)
+    with pytest.raises(UsageError, match="give one of them"):
+        start(tmp_path / "run", "--resume", "--overwrite")
+    assert (tmp_path / "run" / "checkpoint-7").is_dir()

@@ -1,0 +1,142 @@
+"""The tiny model, its tokenizer, and the base that is trained once."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from gtpo import tiny as tiny_module
+from gtpo.arithmetic import arithmetic
+from gtpo.grading import extract_answer, is_correct
+from gtpo.models import load_base
+from gtpo.prompts import TAGS, to_completion, to_messages
+from gtpo.tiny import build_tiny, ensure_tiny
+from rewards import score_format
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# ---- the tiny model ----
+
+
+def test_tiny_is_the_same_for_the_same_seed_only(tiny: Path, tmp_path: Path) -> None:
+    torch.manual_seed(99)  # whatever happened before
+    again, other = build_tiny(tmp_path / "again"), build_tiny(tmp_path / "other", seed=1)
+    assert same(weights(tiny), weights(again))
+    assert not same(weights(tiny), weights(other))
+    for file in ("tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja"):
+        assert (tiny / file).read_bytes() == (again / file).read_bytes(), file
+
+
+def test_tiny_has_about_a_million_parameters(tiny: Path) -> None:
+    assert 5e5 < sum(weight.numel() for weight in weights(tiny).values()) < 1.5e6
+
+
+def test_tiny_pad_bos_eos_are_distinct_and_agree_with_the_model(tiny: Path, tokenizer: Any) -> None:
+    ids = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    assert None not in ids and len(set(ids)) == 3
+    config = json.loads((tiny / "config.json").read_text())
+    assert (config["pad_token_id"], config["bos_token_id"], config["eos_token_id"]) == ids
+    assert config["vocab_size"] == len(tokenizer)
+
+
+def test_prompt_is_a_prefix_of_the_conversation(tokenizer: Any) -> None:
+    """Otherwise SFT would train on other prompts than GTPO samples from."""
+    for row in arithmetic("train", 50, seed=0):
+        prompt = to_messages(row["question"])
+        answer = {"role": "assistant", "content": to_completion(row["reasoning"], row["gold"])}
+        start = tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
+        whole = tokenizer.apply_chat_template([*prompt, answer])["input_ids"]
+        assert whole[: len(start)] == start and len(whole) > len(start)
+        assert whole[-1] == tokenizer.eos_token_id and whole[0] == tokenizer.bos_token_id
+        assert whole[len(start) : -1] == tokenizer.encode(answer["content"], add_special_tokens=False)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_tokenizer_gives_back_any_text(tokenizer: Any, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_tags_survive_decoding_without_special_tokens(tokenizer: Any) -> None:
+    text = to_completion("3 + 4 = 7", "7")
+    ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id, tokenizer.pad_token_id]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert all(tag in text for tag in TAGS)
+    assert score_format(tokenizer.decode(ids, skip_special_tokens=True)) == 10
+
+
+def test_tiny_prompts_are_short(tokenizer: Any) -> None:
+    """What a CPU can train on: about fifty tokens of prompt and thirty of completion."""
+    for row in arithmetic("train", 200, seed=0):
+        prompt = tokenizer.apply_chat_template(to_messages(row["question"]), add_generation_prompt=True)["input_ids"]
+        completion = tokenizer.encode(to_completion(row["reasoning"], row["gold"]), add_special_tokens=False)
+        assert len(prompt) < 100 and len(completion) < 63  # max_completion_length 64 of the preset, EOS included
+
+
+# ---- the tiny base ----
+
+
+def test_imperfect_targets_are_spoiled_as_often_as_configured() -> None:
+    targets = list(tiny_module._imperfect_targets())
+    assert targets == list(tiny_module._imperfect_targets())
+    golds = [row["gold"] for row in arithmetic("train", len(targets), seed=1 + int(tiny_module.TINY["seed"]))]
+    questions = [row["question"] for row in arithmetic("train", len(targets), seed=1 + int(tiny_module.TINY["seed"]))]
+    assert [question for question, _ in targets] == questions
+    assert len(targets) == tiny_module.TINY["steps"] * tiny_module.TINY["batch_size"]
+
+    whole = [score_format(target) == 10 for _, target in targets]
+    # Only in the whole ones can every answer be read; spoiling one and the other is drawn independently.
+    right = [
+        is_correct(extract_answer(target), gold)
+        for (_, target), gold, fine in zip(targets, golds, whole, strict=True)
+        if fine
+    ]
+    for found, share in ((whole, tiny_module.TINY["spoiled_format"]), (right, tiny_module.TINY["spoiled_answer"])):
+        deviation = math.sqrt(share * (1 - share) / len(found))
+        assert abs(found.count(False) / len(found) - share) < 4 * deviation
+    assert all(score_format(target) == 1 for (_, target), fine in zip(targets, whole, strict=True) if not fine)
+    # A wrong answer is the one that the working arrives at, and all of the working but its last result is right.
+    rows = arithmetic("train", 2000, seed=1 + int(tiny_module.TINY["seed"]))
+    for (_, target), row in zip(targets[:2000], rows, strict=True):
+        if score_format(target) == 10:
+            reasoning = target.split("<reasoning>\n")[1].split("\n</reasoning>")[0]
+            expected = row["reasoning"].rpartition("= ")[0] + "= " + str(extract_answer(target))
+            assert reasoning == expected
+
+
+def test_tiny_base_is_trained_once_and_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_module, "TINY", tiny_module.TINY | {"steps": 2, "batch_size": 4})
+    first = ensure_tiny(tmp_path / "a")
+    assert json.loads((first / "tiny.json").read_text()) == tiny_module.TINY
+    assert {path.name for path in first.parent.iterdir()} == {first.name, f"{first.name}.lock"}  # nothing unfinished
+    assert not same(weights(first), weights(build_tiny(tmp_path / "untrained")))
+    assert same(weights(first), weights(ensure_tiny(tmp_path / "b")))  # made again: the same
+    model, tokenizer = load_base(str(first))
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id and model.dtype == torch.float32
+
+    def trained_again(folder: Path) -> None:
+        raise AssertionError("the cache was not used")
+
+    monkeypatch.setattr(tiny_module, "_warm_start", trained_again)
+    assert ensure_tiny(tmp_path / "a") == first
+    monkeypatch.setattr(tiny_module, "TINY", tiny_module.TINY | {"seed": 1})
+    with pytest.raises(AssertionError, match="cache"):  # other settings: another base
+        ensure_tiny(tmp_path / "a")
