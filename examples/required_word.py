@@ -1,11 +1,11 @@
-"""A task without mathematics, with a reward of its own: the answer has to hold a required word.
+"""A custom task without mathematics: data and a reward function. The answer must contain a required word.
 
     python examples/required_word.py          # writes examples/required_word.jsonl
     python train_gtpo.py --model tiny --dataset examples/required_word.jsonl \\
         --reward format examples/required_word.py:word_reward
 
-The tiny model writes nothing but small sums, so the words are digits: "1" where the story is about apples, books, cards
-or coins, "2" where it is about eggs, pens, shells or stamps. What the story adds up to does not matter.
+The tiny model only writes small sums, so the words are digits: "1" if the story is about apples, books, cards or coins,
+"2" if it is about eggs, pens, shells or stamps. The result of the sum does not matter.
 """
 
 import json
@@ -33,7 +33,7 @@ WORD_MAX = 10.0
 
 
 def word_reward(completions: Sequence[Any], answer: Sequence[str], **kwargs: Any) -> list[float]:
-    """10 for each completion whose answer block holds its required word, else 0; TRL's signature."""
+    """10 for each completion whose answer block contains its required word, else 0; TRL's signature."""
     return [
         WORD_MAX if word in (extract_answer(completion[0]["content"]) or "") else 0.0
         for completion, word in zip(completions, answer, strict=True)

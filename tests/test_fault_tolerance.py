@@ -67,7 +67,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(method: str
     trainer = tracked(method, tiny, tmp_path / "run", max_steps=5)
     trainer.add_callback(Poison(2))
     with pytest.raises(
-        RunError, match=r"of step 3 is not finite.*not-finite-step-3.*--resume .*run goes on from the last checkpoint"
+        RunError, match=r"of step 3 is not finite.*not-finite-step-3.*Continue from the last checkpoint with --resume .*run"
     ):
         trainer.train()
     kept = tmp_path / "run" / "not-finite-step-3"
@@ -212,7 +212,7 @@ def test_a_signal_leaves_a_checkpoint_of_the_last_step(
     assert ended == code and "Traceback" not in said
     steps = run.steps()
     assert [path.name for path in RunDirectory(run.folder).checkpoints()] == [f"checkpoint-{steps}"]
-    assert f"stopped after step {steps}: --resume {run.folder} goes on" in said
+    assert f"stopped after step {steps}; continue with --resume {run.folder}" in said
     assert not (run.folder / "adapter").exists()
     again = [sys.executable, "train_gtpo.py", "--resume", run.folder, "--max_steps", str(steps + 2)]
     subprocess.run(again, cwd=ROOT, check=True, capture_output=True)
@@ -301,7 +301,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_saved(tiny: Path, small_disk: C
     full = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     assert full.returncode == 1 and "Traceback" not in full.stderr, full.stderr[-2000:]
     said = full.stderr.splitlines()[-1]
-    assert said.startswith("train_gtpo.py: the disk is full (") and "--resume RUN goes on" in said
+    assert said.startswith("train_gtpo.py: the disk is full (") and "--resume RUN from the last checkpoint" in said
     kept = [path.name for path in RunDirectory(run).checkpoints()]
     assert kept and kept == [f"checkpoint-{step}" for step in range(1, len(kept) + 1)]
     small_disk("64m")
@@ -385,7 +385,7 @@ def test_a_reward_worker_that_is_killed_is_replaced(tiny: Path, tmp_path: Path) 
         texts = [f"<answer>{i}x + {step}x^2</answer>" for i in range(GROUP)]  # none that was compared before
         scores = accuracy_reward(texts, answer=[f"x({i} + {step if i % 3 else 99}x)" for i in range(GROUP)])
         rewarded.append(scores)
-        process = worker.shared_worker._process
+        process = worker.shared_worker.process
         assert process is not None
         process.kill()
         process.wait()

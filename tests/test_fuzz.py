@@ -147,7 +147,7 @@ def assert_settings_or_one_sentence(method: str, argv: list[str], empty: Path) -
         contextlib.redirect_stdout(io.StringIO()),
         pytest.raises(SystemExit) as ended,
     ):
-        run_script(lambda: resolved.update(parse(method, CLASSES[method], argv)[-1]))
+        run_script(lambda: resolved.update(parse(method, CLASSES[method], argv).to_dict()))
     assert list(empty.iterdir()) == []
     if ended.value.code == 0:
         wants_help = any(word.startswith("-h") or word in ("--help", "--help_all") for word in argv)

@@ -1,44 +1,68 @@
-"""The modules sort without circles, and what is only run is a leaf (figures.py and report.py are imported too)."""
+"""The layout of docs/architecture.md: imports run one way, heavy packages have owners, the root is short."""
 
 import ast
-import os
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers.scripts import ROOT, user_environment
 
-ROOT = Path(__file__).parent.parent
-MODULES = {path.stem for path in ROOT.glob("*.py")}
-SCRIPTS = {name for name in MODULES if name.startswith("train_")} | (MODULES & {"evaluate", "demo", "reproduce"})
+SCRIPTS = {"train_gtpo", "train_grpo", "train_sft", "evaluate", "reproduce", "figures"}
+PACKAGE = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in ROOT.glob("gtpo/**/*.py")
+}
+MODULES = PACKAGE | SCRIPTS | {"rewards", "gtpo_loss"}
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "wandb", "unsloth", "vllm", "matplotlib"}
+
+# Who may import a package at all, in a function or at the top.
+OWNERS = {
+    "wandb": {"gtpo.callbacks", "gtpo.paper.results", "gtpo.paper.figures"},
+    "vllm": {"gtpo.evaluation.sampling"},
+    "unsloth": {"gtpo.backend", "gtpo.models"},
+    "datasets": {"gtpo.data"},
+    "matplotlib": {"gtpo.paper.figures"},
+    "sympy": {"gtpo.grading.symbolic"},
+    "math_verify": {"gtpo.grading.symbolic"},
+    "deepspeed": {"gtpo.distributed"},
+}
+
+
+def path_of(module: str) -> Path:
+    path = ROOT / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 @cache
-def imports(path: Path, anywhere: bool) -> frozenset[str]:
-    """Top-level names that a file imports: at module level, or anywhere (in functions and methods too)."""
-    tree = ast.parse(path.read_text())
+def imports(module: str, anywhere: bool) -> frozenset[str]:
+    """Dotted names that a module imports: at module level, or anywhere (in functions and methods too)."""
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
         if isinstance(node, ast.Import):
-            found.update(alias.name.partition(".")[0] for alias in node.names)
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name}:{node.lineno}: a relative import in a flat layout"
-            found.add(str(node.module).partition(".")[0])
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
-            found.update(str(arg.value) for arg in node.args if isinstance(arg, ast.Constant))
+            assert node.level == 0, f"{module}:{node.lineno}: a relative import"
+            found.update(
+                name if (name := f"{node.module}.{alias.name}") in MODULES else str(node.module) for alias in node.names
+            )
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
         if anywhere or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             for child in ast.iter_child_nodes(node):
                 visit(child)
 
-    visit(tree)
+    visit(ast.parse(path_of(module).read_text()))
     return frozenset(found)
 
 
-def local_imports(module: str, anywhere: bool) -> set[str]:
-    return set(imports(ROOT / f"{module}.py", anywhere) & MODULES)
+def ours(module: str, anywhere: bool) -> set[str]:
+    """Our modules that a module imports; importing gtpo.a.b also runs gtpo/a/__init__.py, which counts for cycles."""
+    direct = imports(module, anywhere) & MODULES
+    packages = {name.rpartition(".")[0] for name in direct} & PACKAGE
+    return {name for name in direct | packages if name != module and not module.startswith(f"{name}.")}
 
 
 def cycle(anywhere: bool) -> list[str]:
@@ -50,7 +74,7 @@ def cycle(anywhere: bool) -> list[str]:
             return [*path[path.index(module) :], module]
         if module in done:
             return []
-        for other in sorted(local_imports(module, anywhere)):
+        for other in sorted(ours(module, anywhere)):
             if found := walk(other, [*path, module]):
                 return found
         done.add(module)
@@ -60,26 +84,31 @@ def cycle(anywhere: bool) -> list[str]:
 
 
 def reached(module: str) -> set[str]:
-    """What importing a module imports, through our modules."""
-    names, open_ = set(), [module]
+    """Top-level packages that importing a module imports, through our modules."""
+    names, open_, seen = set(), [module], set()
     while open_:
         current = open_.pop()
-        for name in imports(ROOT / f"{current}.py", anywhere=False) - names:
-            names.add(name)
-            if name in MODULES:
-                open_.append(name)
+        if current in seen:
+            continue
+        seen.add(current)
+        names |= {name.partition(".")[0] for name in imports(current, anywhere=False)}
+        open_ += sorted(ours(current, anywhere=False))
     return names
 
 
-def test_the_expected_files_are_there() -> None:
-    flat = "train_gtpo train_grpo train_sft evaluate rewards gtpo_loss trainer models data answers prompts sampling"
-    assert not set(f"{flat} metrics config tracking figures".split()) - MODULES
+def test_the_root_has_eight_python_files() -> None:
+    assert {path.stem for path in ROOT.glob("*.py")} == SCRIPTS | {"rewards", "gtpo_loss"}
 
 
-def test_scripts_are_leaves() -> None:
-    others = [*ROOT.glob("*.py"), *ROOT.glob("benchmarks/*.py")]
-    importers = {(path.name, name) for path in others for name in imports(path, anywhere=True) & SCRIPTS}
-    assert not importers
+def test_scripts_are_short() -> None:
+    lengths = {name: len(path_of(name).read_text().splitlines()) for name in SCRIPTS}
+    assert all(length <= 90 for length in lengths.values()), lengths
+
+
+def test_nothing_imports_a_script_and_the_library_imports_no_rewards() -> None:
+    leaves = {(module, name) for module in MODULES for name in imports(module, anywhere=True) & SCRIPTS}
+    assert not leaves
+    assert not {module for module in PACKAGE if "rewards" in imports(module, anywhere=True)}
 
 
 def test_modules_import_without_circles() -> None:
@@ -92,61 +121,108 @@ def test_imports_in_functions_make_no_circle_either() -> None:
 
 def test_the_search_for_circles_finds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker itself: a circle that closes inside a function is one of the second kind only."""
-    (tmp_path / "a.py").write_text("import os\nfrom b import x\n")
-    (tmp_path / "b.py").write_text("class B:\n    def f(self):\n        import a\n")
+    (tmp_path / "aa.py").write_text("import os\nfrom bb import x\n")
+    (tmp_path / "bb.py").write_text("class B:\n    def f(self):\n        import aa\n")
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    monkeypatch.setattr(sys.modules[__name__], "MODULES", {"a", "b"})
+    monkeypatch.setattr(sys.modules[__name__], "MODULES", {"aa", "bb"})
     assert cycle(anywhere=False) == []
-    assert cycle(anywhere=True) == ["a", "b", "a"]
+    assert cycle(anywhere=True) == ["aa", "bb", "aa"]
 
 
-def test_loss_needs_torch_alone() -> None:
-    assert imports(ROOT / "gtpo_loss.py", anywhere=True) <= {"torch", *sys.stdlib_module_names}
+@pytest.mark.parametrize("module", ["gtpo_loss", "gtpo.head"])
+def test_loss_and_head_need_torch_alone(module: str) -> None:
+    assert {name.partition(".")[0] for name in imports(module, anywhere=True)} <= {"torch", *sys.stdlib_module_names}
 
 
-@pytest.mark.parametrize("module", ["rewards", "answers", "metrics", "config", "prompts"])
+@pytest.mark.parametrize("package", sorted(OWNERS))
+def test_heavy_packages_have_owners(package: str) -> None:
+    users = {
+        module for module in MODULES for name in imports(module, anywhere=True) if name.partition(".")[0] == package
+    }
+    assert users <= OWNERS[package]
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["rewards", "gtpo", "gtpo.cli", "gtpo.data", "gtpo.runs", "gtpo.grading", "gtpo.evaluation.metrics", "evaluate"],
+)
 def test_light_modules_import_nothing_heavy(module: str) -> None:
     assert not reached(module) & HEAVY
 
 
-def test_train_scripts_import_trl_after_the_backend() -> None:
-    """Unsloth patches trl, transformers and peft, so no module imported before load_backend() may import them."""
-    for script in sorted(name for name in MODULES if name.startswith("train_")):
-        assert not reached(script) & {"torch", "transformers", "trl", "peft", "datasets", "accelerate"}, script
+@pytest.mark.parametrize("script", sorted(SCRIPTS))
+def test_scripts_import_trl_after_the_backend(script: str) -> None:
+    """Unsloth patches trl, transformers and peft: no module may import them before load_backend()."""
+    assert not reached(script) & {"torch", "transformers", "trl", "peft", "datasets", "accelerate"}
 
 
 def test_libraries_do_not_print() -> None:
-    for module in sorted(MODULES):
-        text = (ROOT / f"{module}.py").read_text()
-        if "__main__" in text:
-            continue  # also a command, which tells its user things
+    for module in sorted(PACKAGE):
+        text = path_of(module).read_text()
         calls = [
             node
             for node in ast.walk(ast.parse(text))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
         ]
-        own = [call for call in calls if "sys.stderr" not in ast.unparse(call)]  # run_script tells the user errors
-        assert not own, f"{module}.py:{own[0].lineno if own else 0} prints"
+        if '__name__ == "__main__"' in text:
+            continue  # also a command
+        unexpected = [call for call in calls if "sys.stderr" not in ast.unparse(call)]  # run_script reports errors
+        assert not unexpected, f"{module}:{unexpected[0].lineno if unexpected else 0} prints"
+
+
+def test_file_names_of_a_run_stand_in_one_module() -> None:
+    names = ("metrics.jsonl", "config.yaml", "environment.json", "initial_entropy.json", "run.lock", "wandb_id")
+    found = {
+        (module, node.value)
+        for module in MODULES - {"gtpo.runs"}
+        for node in ast.walk(ast.parse(path_of(module).read_text()))
+        if isinstance(node, ast.Constant) and node.value in names
+    }
+    assert not found
 
 
 def test_the_root_shadows_no_package_and_light_modules_stay_light() -> None:
-    """evaluate.py has the name of a Hugging Face package: the trainers have to import from here all the same."""
+    """evaluate.py has the name of a Hugging Face package: transformers, peft and trl import all the same."""
     code = """
 import sys
-import answers, config, metrics, prompts, rewards
+import gtpo, gtpo.grading, gtpo.cli, gtpo.evaluation.metrics, gtpo.prompts, rewards
 heavy = {"torch", "transformers", "trl", "peft", "datasets", "wandb", "sympy"} & sys.modules.keys()
 assert not heavy, heavy
-import gtpo_loss
+import gtpo_loss, gtpo.head
 heavy = {"transformers", "trl", "peft", "datasets", "wandb"} & sys.modules.keys()
 assert not heavy, heavy
 import transformers, peft, trl
 from trl import GRPOConfig, GRPOTrainer, SFTTrainer
 from transformers import Trainer
-import evaluate, models, data, tracking, trainer, sampling, figures
-import train_gtpo, train_grpo, train_sft, demo
+import evaluate, figures, reproduce, train_gtpo, train_grpo, train_sft
+import gtpo.callbacks, gtpo.evaluation.sampling, gtpo.export, gtpo.paper.figures, gtpo.report, gtpo.trainer
 print("all imported")
 """
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "WANDB_MODE")}
-    completed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert completed.returncode == 0, completed.stderr[-2000:]
-    assert completed.stdout.strip() == "all imported"  # and nothing else is said or done at import
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=user_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == "all imported"  # and nothing else is printed at import
+
+
+def test_public_names_are_lazy() -> None:
+    """`import gtpo` loads neither torch nor trl; a name loads its module; an unknown name is an AttributeError."""
+    code = """
+import sys, gtpo
+assert not {"torch", "trl", "transformers", "yaml"} & sys.modules.keys()
+from gtpo import GTPOArguments, load_backend
+assert not {"torch", "trl", "transformers"} & sys.modules.keys()
+assert {"GRPOTrainer", "GTPOTrainer", "GTPOArguments", "load_backend"} <= set(dir(gtpo))
+try:
+    gtpo.GTPOTrainr
+except AttributeError as error:
+    assert "GTPOTrainr" in str(error)
+else:
+    raise AssertionError
+from gtpo import GRPOTrainer, GTPOTrainer
+assert issubclass(GTPOTrainer, GRPOTrainer) and GTPOTrainer.__module__ == "gtpo.trainer"
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=user_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,8 +1,8 @@
 """Our trainers on Unsloth's patched trainer and model classes, without a GPU (`make test-unsloth`).
 
 Unsloth patches TRL for the whole process, so each backend runs in its own: this file as a script, which trains on
-canned completions and writes its results. The tests compare them. The CUDA device that Unsloth queries is mocked, and its two
-Triton kernels for float32, RMSNorm and rotary embedding, are replaced by their formulas.
+canned completions and writes its results. The tests compare them. The CUDA device that Unsloth queries is mocked, and
+its two Triton kernels for float32, RMSNorm and rotary embedding, are replaced by their formulas.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The notebooks: stored without outputs, without logic of their own, and each runs from top to bottom."""
+"""The notebooks: stored without outputs, without functions of their own, and each runs from top to bottom."""
 
 import ast
 import json
@@ -8,10 +8,10 @@ from typing import Any
 
 import nbformat
 import pytest
+from helpers.scripts import ROOT
 from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
 
-ROOT = Path(__file__).parents[2]
 WALKTHROUGH, RESULTS = (ROOT / "notebooks" / f"{name}.ipynb" for name in ("gtpo_colab", "results"))
 STEPS = 2
 
@@ -21,7 +21,7 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def statements(path: Path) -> list[ast.stmt]:
-    """What the code cells say, %magics as the calls that IPython makes of them."""
+    """The statements of the code cells, %magics as the calls that IPython makes of them."""
     cells = code_cells(nbformat.read(path, as_version=4))
     return ast.parse("\n".join(TransformerManager().transform_cell(cell.source) for cell in cells)).body
 
@@ -43,22 +43,30 @@ def test_it_defines_no_functions_or_classes(path: Path) -> None:
     assert not [node.lineno for node in ast.walk(ast.Module(statements(path), [])) if isinstance(node, defining)]
 
 
+def lines(body: list[ast.stmt]) -> list[str]:
+    """Statements as text; an import of several names counts as one import of each."""
+    texts = []
+    for statement in body:
+        if isinstance(statement, ast.ImportFrom):
+            texts += [f"from {statement.module} import {alias.name}" for alias in statement.names]
+        else:
+            texts.append(ast.unparse(statement))
+    return texts
+
+
 def test_it_trains_as_the_script_does() -> None:
-    """Every line of train_gtpo.py stands in the notebook, but for those that read the command line or resume."""
+    """The notebook has every line of train_gtpo.py except those that read the command line or plan a dry run."""
     script = ast.parse((ROOT / "train_gtpo.py").read_text())
     main = next(node for node in script.body if isinstance(node, ast.FunctionDef) and node.name == "main")
-    in_notebook = {ast.unparse(statement) for statement in statements(WALKTHROUGH)}
-    for statement in statements(WALKTHROUGH):  # an import of several names counts for each of them
-        if isinstance(statement, ast.ImportFrom):
-            in_notebook |= {f"from {statement.module} import {alias.name}" for alias in statement.names}
-    missing = [line for line in map(ast.unparse, main.body) if line not in in_notebook]
-    differing = ("load_backend()", "parse('gtpo'", "import check_run", "checkpoint = check_run", "train(trainer, ")
+    in_notebook = lines(statements(WALKTHROUGH))
+    missing = [line for line in lines(main.body) if line not in in_notebook]
+    differing = ("load_backend_from_flags()", "import plan", "parse('gtpo'", "if settings.run.dry_run:")
     assert len(missing) == len(differing), missing
     assert all(part in line for line, part in zip(missing, differing, strict=True)), missing
 
 
 def execute(path: Path, folder: Path, **environment: str) -> dict[str, Any]:
-    """Run a notebook from a folder, as a user without a GPU; its code cells by name."""
+    """Run a notebook in a directory, as a user without a GPU; its code cells by id."""
     notebook = nbformat.read(path, as_version=4)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
@@ -70,18 +78,19 @@ def execute(path: Path, folder: Path, **environment: str) -> dict[str, Any]:
     return {cell.id: cell for cell in code_cells(notebook)}
 
 
-def pictures(cell: Any) -> list[int]:
-    """The size of each picture that a cell shows, in characters of base64."""
+def images(cell: Any) -> list[int]:
+    """The size of each image that a cell shows, in characters of base64."""
     return [len(output.data["image/png"]) for output in cell.outputs if "image/png" in output.get("data", {})]
 
 
 @pytest.fixture(scope="module")
 def executed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A copy of the repository in which the walkthrough ran, started inside notebooks/; and its cells by name."""
+    """A copy of the repository in which the walkthrough ran, started in notebooks/; and its cells by id."""
     folder = tmp_path_factory.mktemp("repository")
     for file in ROOT.glob("*.py"):
         shutil.copy(file, folder)
-    shutil.copytree(ROOT / "configs", folder / "configs")
+    for name in ("gtpo", "configs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "notebooks").mkdir()
     settings = {"GTPO_NOTEBOOK_MODEL": str(tiny), "GTPO_NOTEBOOK_STEPS": str(STEPS), "GTPO_NOTEBOOK_PROBLEMS": "2"}
     return folder, execute(WALKTHROUGH, folder / "notebooks", **settings)
@@ -91,11 +100,11 @@ def test_it_runs_and_leaves_both_runs(executed: tuple[Path, dict[str, Any]]) -> 
     folder, _ = executed
     for method in ("gtpo", "grpo"):
         run = folder / "outputs" / f"notebook-{method}"
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+        logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in logged] == list(range(1, STEPS + 1))
         assert (run / "adapter" / "adapter_model.safetensors").is_file()
         assert "<table" in (run / "report.html").read_text()
-    assert not [path.name for path in (folder / "notebooks").iterdir()]  # all of it lies in the repository's root
+    assert not [path.name for path in (folder / "notebooks").iterdir()]  # all files are below the root
 
 
 def test_it_evaluates_before_and_after(executed: tuple[Path, dict[str, Any]]) -> None:
@@ -107,10 +116,10 @@ def test_it_evaluates_before_and_after(executed: tuple[Path, dict[str, Any]]) ->
     assert "2 problems, k = 8" in shown, shown
 
 
-def test_nothing_is_installed_where_all_is_there(executed: tuple[Path, dict[str, Any]]) -> None:
+def test_nothing_is_installed_or_cloned_if_all_is_there(executed: tuple[Path, dict[str, Any]]) -> None:
     folder, cells = executed
     assert cells["install"].outputs == []
-    assert not (folder / "gtpo").exists()
+    assert not list(folder.rglob(".git"))
 
 
 def test_it_shows_groups_and_curves(executed: tuple[Path, dict[str, Any]]) -> None:
@@ -118,15 +127,15 @@ def test_it_shows_groups_and_curves(executed: tuple[Path, dict[str, Any]]) -> No
     for name in ("group", "after"):
         (output,) = cells[name].outputs
         assert output.data["text/html"].count("<tr>") == 1 + 12
-    for name in ("entropy", "train", "curves"):  # "train" shows its own, replaced as it goes on
-        (size,) = pictures(cells[name])
+    for name in ("entropy", "train", "curves"):  # "train" updates its image
+        (size,) = images(cells[name])
         assert size > 5000, name
 
 
 def test_the_results_notebook_draws_every_figure() -> None:
     cells = execute(RESULTS, RESULTS.parent, GTPO_NOTEBOOK_SEARCH="results/tiny")
     for name in ("fig1", "fig2", "fig3", "fig4a", "fig4b", "fig4c", "fig4d", "fig5a", "fig5b", "fig6"):
-        (size,) = pictures(cells[name])
+        (size,) = images(cells[name])
         assert size > 10000, name
     for name in ("table1", "caption"):
         (output,) = cells[name].outputs

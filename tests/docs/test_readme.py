@@ -1,4 +1,4 @@
-"""Every command of the README, run in order in one directory: small on the tiny model, as a dry run where it needs a GPU."""
+"""Every command of the README, in order, in one directory: small on the tiny model, as a dry run if it needs a GPU."""
 
 import json
 import re

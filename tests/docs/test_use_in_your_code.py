@@ -42,7 +42,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_installed() -> None:
-    """tests/test_wheel.py or its like builds and installs it; here: the names on the page are those of the project."""
+    """The page names the project and its extra as pyproject.toml does; nothing is installed here."""
     (commands,) = section("Install", "bash")
     targets = [line.partition(" #")[0].removeprefix("pip install ").strip('" ') for line in commands.splitlines()]
     assert targets == ["path/to/gtpo", "path/to/gtpo[gpu]"]

@@ -52,11 +52,14 @@ def test_hostile_text_is_wrong_bounded_and_never_executed(tmp_path: Path, monkey
 
 def test_a_late_comparison_is_wrong_and_counted_and_the_next_one_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     nested = "\\sin(" * 20 + "x" + ")" * 20  # each level doubles the time to parse
-    monkeypatch.setattr(sympy_fallback, "TIME_LIMIT", 0.2)
     compare.decide.cache_clear()
-    before = timeouts()
+    assert is_correct("x+2x^2", "x(1+2x)")  # the process is running
+    monkeypatch.setattr(sympy_fallback, "TIME_LIMIT", 0.2)
+    before, process, start = timeouts(), shared_worker.process, time.monotonic()
     assert not is_correct(nested, nested.replace("x", "x+x-x"))
+    assert time.monotonic() - start < 5
     assert timeouts() == before + 1
+    assert process is not None and process.poll() is not None  # it has ended
     monkeypatch.undo()
     assert is_correct("2x+x^2", "x(x+2)")
     assert timeouts() == before + 1
@@ -91,6 +94,16 @@ def test_a_dead_process_is_replaced() -> None:
     process.kill()
     process.wait()
     assert is_correct("x+x^4", "x(x^3+1)")
+
+
+def test_a_process_killed_while_it_starts_is_replaced() -> None:
+    own = Worker()
+    own._start()
+    assert own.process is not None
+    own.process.kill()
+    own.process.wait()
+    assert own.compare("x+1", "1+x", None, 5.0)[0]
+    own.stop()
 
 
 def test_a_process_killed_during_a_comparison_is_replaced_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,112 @@
+"""The wheel: `pip install .`, then a TRL script beside a user's own files with generic names."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from helpers.scripts import ROOT, user_environment
+
+SHIPPED = ("gtpo", "gtpo_loss.py", "pyproject.toml", "README.md", "LICENSE", "requirements")
+OWN_FILES = ("config", "data", "models", "rewards", "trainer", "metrics", "evaluate", "figures", "report", "sampling")
+SCRIPT = """\
+from datasets import Dataset
+from peft import LoraConfig
+from trl import GRPOConfig
+
+from gtpo import GTPOArguments, GTPOTrainer, load_backend
+
+assert load_backend("transformers") == "transformers"
+
+
+def length_reward(completion_ids, **columns):
+    return [float(sum(ids) % 3) for ids in completion_ids]
+
+
+trainer = GTPOTrainer(
+    model={model!r},
+    args=GRPOConfig(
+        output_dir="mine", num_generations=4, per_device_train_batch_size=4, max_completion_length=8, max_steps=2,
+        loss_type="grpo", logging_steps=1, use_cpu=True, bf16=False, report_to="none",
+    ),
+    gtpo=GTPOArguments(entropy_threshold=10.0),
+    reward_funcs=length_reward,
+    train_dataset=Dataset.from_dict({{"prompt": ["Name a river.", "Name a town.", "Name a lake.", "Name a hill."]}}),
+    peft_config=LoraConfig(target_modules="all-linear"),
+)
+trainer.train()
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy of the files: a build leaves files in its source directory."""
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in SHIPPED:
+        path = ROOT / name
+        shutil.copytree(path, source / name) if path.is_dir() else shutil.copy(path, source / name)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", built]
+    done = subprocess.run([*pip, source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (wheel,) = built.glob("gtpo-*.whl")
+    return wheel
+
+
+def test_the_wheel_holds_the_package_and_the_loss_alone(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    top = {name.partition("/")[0] for name in names if ".dist-info" not in name}
+    assert top == {"gtpo", "gtpo_loss.py"}
+    ours = {str(path.relative_to(ROOT)) for path in ROOT.glob("gtpo/**/*.py")}
+    assert {name for name in names if name.startswith("gtpo/")} == ours
+
+
+def test_its_requirements_are_those_of_the_requirement_files(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    required = [
+        line.removeprefix("Requires-Dist: ")
+        for line in archive.read(metadata).decode().splitlines()
+        if line.startswith("Requires-Dist: ")
+    ]
+
+    def pins(name: str) -> set[str]:
+        lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
+        return {line for line in lines if line and not line.startswith("#")}
+
+    assert {line for line in required if ";" not in line} == pins("cpu")
+    for extra in ("gpu", "dev"):
+        assert {line.partition(";")[0] for line in required if f'extra == "{extra}"' in line} == pins(extra)
+    assert "-r requirements/cpu.txt\n-r requirements/gpu.txt\n" in (ROOT / "requirements.txt").read_text()
+
+
+def test_the_gpu_pins_of_the_code_are_those_of_the_requirement_files() -> None:
+    from gtpo.backend import GPU_PACKAGES
+
+    lines = (ROOT / "requirements" / "gpu.txt").read_text().splitlines()
+    assert dict(line.split("==") for line in lines if not line.startswith("#")) == GPU_PACKAGES
+
+
+def test_two_steps_in_a_trl_script_beside_files_of_generic_names(wheel: Path, tiny: Path, tmp_path: Path) -> None:
+    site, mine = tmp_path / "site", tmp_path / "mine"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel]
+    subprocess.run(pip, check=True, capture_output=True)
+    mine.mkdir()
+    for name in OWN_FILES:
+        (mine / f"{name}.py").write_text(f"raise RuntimeError('{name}.py of the user was imported')\n")
+    (mine / "train.py").write_text(SCRIPT.format(model=str(tiny)))
+    environment = user_environment() | {"PYTHONPATH": os.fspath(site)}
+    done = subprocess.run([sys.executable, "train.py"], cwd=mine, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "'conflict_tokens'" in done.stdout and (mine / "mine" / "initial_entropy.json").is_file()
+
+
+def test_the_package_needs_the_python_that_is_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == ">=3.11,<3.13" and project["dynamic"] == [
+        "dependencies",
+        "optional-dependencies",
+    ]
