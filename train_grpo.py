@@ -22,15 +22,15 @@ def main() -> None:
     from gtpo.memory import plan
     from gtpo.models import load_policy
     from gtpo.report import write_report
-    from gtpo.reward_functions import load_rewards
+    from gtpo.reward_functions import Reward, load_rewards
     from gtpo.runs import check_run, start_run
     from rewards import accuracy_reward, format_reward
 
     settings = parse("grpo", (DataArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig))
     GRPOTrainer.check_settings(settings.trainer)
     rows = load_train(settings.data.dataset, settings.data.data_dir, settings.trainer.seed)
-    known = {"format": format_reward, "accuracy": accuracy_reward}
-    rewards = load_rewards(settings.reward.reward, known, rows.column_names)
+    paper_rewards: dict[str, Reward] = {"format": format_reward, "accuracy": accuracy_reward}
+    rewards = load_rewards(settings.reward.reward, paper_rewards, rows.column_names)
     if settings.run.dry_run:
         return print(plan(settings, len(rows)))
     checkpoint = check_run(settings, len(rows))

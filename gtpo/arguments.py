@@ -173,7 +173,10 @@ class EvaluationArguments:
 
     _argument_group_name = "evaluation"
 
-    benchmarks: list[str] = field(default_factory=list, metadata={"help": "gsm8k, math, math500, aime24, ..."})
+    benchmarks: list[str] = field(
+        default_factory=list,
+        metadata={"help": "gsm8k, math, math500, aime24, aime25, amc23, arithmetic, arithmetic_hard."},
+    )
     adapter: list[str] = field(
         default_factory=list,
         metadata={
@@ -239,7 +242,7 @@ class Settings:
 
     Attributes:
         method: gtpo, grpo or sft.
-        data, model, run, reward, gtpo: The groups of this module; reward and gtpo where the method has them.
+        data, model, run, reward, gtpo: The groups of this module; None where the method has no such group.
         trainer: TRL's GRPOConfig or SFTConfig.
     """
 
@@ -248,8 +251,8 @@ class Settings:
     model: ModelArguments
     run: RunArguments
     trainer: Any
-    reward: RewardArguments | None = None
-    gtpo: GTPOArguments | None = None
+    reward: Any = None  # RewardArguments
+    gtpo: Any = None  # GTPOArguments
 
     @property
     def output_dir(self) -> Path:

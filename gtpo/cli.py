@@ -196,7 +196,7 @@ def parse_evaluation(argv: Sequence[str] | None = None) -> EvaluationArguments:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     _print_help_if_asked("evaluate", [EvaluationArguments], argv)
-    config = _early_flags(argv).config
+    config = _known_flags(argv, "--config").config
     return EvaluationArguments(**_read([EvaluationArguments], [config] if config else [], argv))
 
 
@@ -343,15 +343,8 @@ def _early_flags(argv: Sequence[str]) -> argparse.Namespace:
     Raises:
         UsageError: If a file that they name cannot be read.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("--model", "--backend", "--config", "--output_dir"):
-        parser.add_argument(name)
-    parser.add_argument("--resume", nargs="?", const="auto")
-    parser.add_argument("--dry_run", nargs="?", const="true", default="false")
-    try:
-        early = parser.parse_known_args(list(argv))[0]
-    except argparse.ArgumentError as error:
-        raise UsageError(f"{error}.") from error
+    early = _known_flags(argv, "--model", "--backend", "--config", "--output_dir", resume="auto", dry_run="true")
+    early.dry_run = early.dry_run or "false"
     if early.resume == "auto" and early.output_dir and RunDirectory(early.output_dir).config.is_file():
         early.resume = early.output_dir
     if early.resume not in (None, "auto"):
@@ -365,6 +358,19 @@ def _early_flags(argv: Sequence[str]) -> argparse.Namespace:
     early.backend = early.backend or settings.get("backend") or ModelArguments.backend
     early.dry_run = early.dry_run.lower() in ("true", "yes", "1", "t", "y")
     return early
+
+
+def _known_flags(argv: Sequence[str], *names: str, **optional: str) -> argparse.Namespace:
+    """Some flags of a command line, None where not given; ``optional``: flag -> its value where it stands alone."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in names:
+        parser.add_argument(name)
+    for name, alone in optional.items():
+        parser.add_argument(f"--{name}", nargs="?", const=alone)
+    try:
+        return parser.parse_known_args(list(argv))[0]
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{error}.") from error
 
 
 def _read(
@@ -421,7 +427,7 @@ def _as_flags(path: str | Path, fields: Mapping[str, dataclasses.Field[Any]]) ->
             raise UsageError(f"{path}: unknown setting {key!r}{nearest(str(key), [*fields, *ALIASES])}.")
         if isinstance(value, list):
             factory = fields[name].default_factory
-            if not value and factory is not dataclasses.MISSING and factory():
+            if not value and callable(factory) and factory():
                 raise UsageError(f"{path}: {key} is an empty list: name at least one value, or remove the key.")
             if flags := [item for item in value if isinstance(item, str) and item.startswith("-")]:
                 raise UsageError(f"{path}: {key} contains {flags[0]!r}: expected values that do not start with a dash.")
@@ -496,8 +502,9 @@ def _print_help_if_asked(script: str, classes: Sequence[type], argv: Sequence[st
         group = page.add_argument_group(title)
         for name, item in fields.items():
             default = preset.get(name, item.default)
-            if default is dataclasses.MISSING and item.default_factory is not dataclasses.MISSING:
-                default = " ".join(map(str, item.default_factory()))
+            factory = item.default_factory
+            if default is dataclasses.MISSING and callable(factory):
+                default = " ".join(map(str, factory()))
             hidden = name in DERIVED or default in (None, dataclasses.MISSING, "")
             default = "" if hidden else f" (default: {default})"
             group.add_argument(

@@ -242,20 +242,21 @@ class GRPOTrainer(trl.GRPOTrainer):
         """
         if self.accelerator.num_processes > 1:
             raise UsageError(f"inspect_group needs one process, and {self.accelerator.num_processes} are running.")
-        before = copy.deepcopy((self._metrics, self._logs)), self.state.num_input_tokens_seen
+        logged = copy.deepcopy({name: getattr(self, name) for name in ("_metrics", "_logs")})
+        tokens_seen = self.state.num_input_tokens_seen
         was_training = self.model.training
         self.model.train()  # groups of training mode; there is no dropout
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
         try:
             with torch.random.fork_rng(devices), torch.no_grad():
                 batch = self._generate_and_score_completions([self.train_dataset[row]] * self.num_generations)
-                rewards = {
-                    name: list(self._logs["rewards"][name])[-self.num_generations :] for name in self.reward_func_names
-                }
+                table = self._logs["rewards"]
+                rewards = {name: list(table[name])[-self.num_generations :] for name in self.reward_func_names}
                 entropy = self._mean_entropies(batch)
         finally:
             self.model.train(was_training)
-            (self._metrics, self._logs), self.state.num_input_tokens_seen = before
+            self.__dict__.update(logged)
+            self.state.num_input_tokens_seen = tokens_seen
         valid, weights = batch["completion_mask"].bool(), self._weights(batch)
         tokenizer = self.processing_class
         rows = range(self.num_generations)

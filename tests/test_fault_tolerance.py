@@ -67,7 +67,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(method: str
     trainer = tracked(method, tiny, tmp_path / "run", max_steps=5)
     trainer.add_callback(Poison(2))
     with pytest.raises(
-        RunError, match=r"of step 3 is not finite.*not-finite-step-3.*Continue from the last checkpoint with --resume .*run"
+        RunError,
+        match=r"of step 3 is not finite.*not-finite-step-3.*the last checkpoint with --resume .*run",
     ):
         trainer.train()
     kept = tmp_path / "run" / "not-finite-step-3"

@@ -79,8 +79,9 @@ def evaluate(evaluations: Sequence[Evaluation], logs: Path) -> list[str]:
     from tqdm import tqdm
 
     logs.mkdir(parents=True, exist_ok=True)
+    todo = [evaluation for evaluation in evaluations if not evaluation.is_finished]
     failed = []
-    for evaluation in tqdm([item for item in evaluations if not item.is_finished], unit=" evaluations"):
+    for evaluation in tqdm(todo, unit=" evaluations", disable=not todo):
         path = logs / f"evaluate-{evaluation.benchmark}-{evaluation.checkpoint}.log"
         with path.open("a") as log:
             if code := _call([sys.executable, *evaluation.argv], log, cores()):

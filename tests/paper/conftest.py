@@ -37,16 +37,16 @@ with open("calls.jsonl", "a") as file:
     file.write(json.dumps(["evaluate", flags.benchmarks, flags.checkpoint, len(flags.adapter)]) + "\\n")
 if pathlib.Path("fail").exists() and "evaluate" in pathlib.Path("fail").read_text():
     sys.exit("CUDA error")
-folder, entries = pathlib.Path(flags.output_dir), []
+output = pathlib.Path(flags.output_dir)
 for run in map(pathlib.Path, flags.adapter):
     label = "-".join(run.parts[1:]) + ("" if flags.checkpoint == "last" else "@" + flags.checkpoint)
     scores = {score: {str(2**i): 50.0 for i in range(7)} for score in ("pass", "maj")}
     entry = {"adapter": str(run / "adapter"), "benchmark": flags.benchmarks, "scores": scores, "label": label}
     entry |= {"k": 64, "problems": 1, "intervals": {}}
-    (folder / label).mkdir(parents=True, exist_ok=True)
-    (folder / label / (flags.benchmarks + ".json")).write_text(json.dumps(entry))
-stored = [json.loads(path.read_text()) for path in folder.glob("*/*.json")]
-(folder / "results.json").write_text(json.dumps({"results": stored}))
+    (output / label).mkdir(parents=True, exist_ok=True)
+    (output / label / (flags.benchmarks + ".json")).write_text(json.dumps(entry))
+stored = [json.loads(path.read_text()) for path in output.glob("*/*.json")]
+(output / "results.json").write_text(json.dumps({"results": stored}))
 """
 
 

@@ -19,6 +19,7 @@ REWARD = """
 def short(completions, limit, **columns):
     return [float(len(str(completion)) < n) for completion, n in zip(completions, limit)]
 """
+KNOWN = {"format": format_reward, "accuracy": accuracy_reward}
 
 
 @pytest.fixture(autouse=True)
@@ -68,8 +69,8 @@ def test_rows_with_an_empty_value_are_dropped_and_counted(tmp_path: Path, caplog
     [
         ([{"question": "a"}], "has no column 'prompt'"),
         ([{"prompt": ""}], r"no row with prompt \(1 read\)"),
-        ([{"prompt": 5}], "prompt 5 is neither a question nor a conversation"),
-        ([{"prompt": ["a", "b"]}], "is neither a question nor a conversation"),
+        ([{"prompt": 5}], "prompt 5 is neither a string nor a conversation"),
+        ([{"prompt": ["a", "b"]}], "is neither a string nor a conversation"),
         ([], "is empty"),
         (None, "does not exist"),
     ],
@@ -91,7 +92,7 @@ def test_rewards_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "my_rewards.py").write_text(REWARD)
     monkeypatch.chdir(tmp_path)
     names = ["format", "accuracy", str(tmp_path / "my_rewards.py") + ":short", "my_rewards:short"]
-    ours, accuracy, by_file, by_module = load_rewards(names, ["prompt", "answer", "limit"])
+    ours, accuracy, by_file, by_module = load_rewards(names, KNOWN, ["prompt", "answer", "limit"])
     assert (ours, accuracy) == (format_reward, accuracy_reward)
     for reward in (by_file, by_module):
         assert reward.__name__ == "short"
@@ -103,7 +104,7 @@ def test_rewards_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch: pyte
     [
         (
             ["acuracy"],
-            r"reward 'acuracy' is unknown \(did you mean 'accuracy'\?\): pick format, accuracy, module:function",
+            r"reward 'acuracy' is unknown \(did you mean 'accuracy'\?\): pick format, accuracy, file.py:function",
         ),
         (["no_such_module:fn"], "'no_such_module:fn' cannot be imported: No module named"),
         (["missing.py:fn"], "'missing.py:fn' cannot be imported: .*No such file"),
@@ -114,7 +115,17 @@ def test_rewards_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch: pyte
 )
 def test_a_reward_that_cannot_be_used(names: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        load_rewards(names, ["prompt"])
+        load_rewards(names, KNOWN, ["prompt"])
+
+
+@pytest.mark.parametrize("name", ["rewards", "json"])
+def test_a_module_in_the_working_directory_comes_before_one_of_the_same_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{name}.py").write_text(REWARD)
+    monkeypatch.chdir(tmp_path)
+    (reward,) = load_rewards([f"{name}:short"], KNOWN, ["prompt", "limit"])
+    assert reward(["abc"], limit=[5]) == [1.0]
 
 
 def test_a_file_named_as_one_of_ours_is_the_users(tmp_path: Path) -> None:
@@ -122,20 +133,19 @@ def test_a_file_named_as_one_of_ours_is_the_users(tmp_path: Path) -> None:
         "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Pair:\n    a: int\n"
     )
     (tmp_path / "data.py").write_text(lines + REWARD)
-    (reward,) = load_rewards([f"{tmp_path}/data.py:short"], ["prompt", "limit"])
+    (reward,) = load_rewards([f"{tmp_path}/data.py:short"], KNOWN, ["prompt", "limit"])
     assert reward(["abc"], limit=[5]) == [1.0]
-    assert load_train.__module__ == "data" and sys.modules["data"].load_train is load_train
 
 
 def test_a_reward_whose_column_is_missing(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(REWARD + "def free(completions, prompts, bonus=1, **columns):\n    return []\n")
-    with pytest.raises(UsageError, match=r"own.py:short' needs a column 'limit', and it can be given answer, "):
-        load_rewards([f"{tmp_path}/own.py:short"], ["prompt", "answer"])
+    with pytest.raises(UsageError, match=r"own.py:short reward needs a column 'limit': .*\(available: answer, "):
+        load_rewards([f"{tmp_path}/own.py:short"], KNOWN, ["prompt", "answer"])
     (tmp_path / "own2.py").write_text("def alike(completions, prompt):\n    return []\n")
-    with pytest.raises(UsageError, match=r"alike' needs a column 'prompt', and it can be given .*prompts"):
-        load_rewards([f"{tmp_path}/own2.py:alike"], ["prompt"])
-    assert load_rewards(["builtins:max"], ["prompt"]) == [max]  # no signature to read
-    assert len(load_rewards([f"{tmp_path}/own.py:free"], ["prompt"])) == 1
+    with pytest.raises(UsageError, match=r"alike reward needs a column 'prompt': .*available: .*prompts"):
+        load_rewards([f"{tmp_path}/own2.py:alike"], KNOWN, ["prompt"])
+    assert load_rewards(["builtins:max"], KNOWN, ["prompt"]) == [max]  # no signature to read
+    assert len(load_rewards([f"{tmp_path}/own.py:free"], KNOWN, ["prompt"])) == 1
 
 
 def test_it_trains_on_both(tiny: Path, tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ OWN_CLOCK = {"step_time", "train_runtime", "train_samples_per_second", "train_st
 def torchrun(processes: int, method: str, tiny: Path, out: Path, settings: dict[str, Any], *flags: str) -> Path:
     """Train in so many processes; the folder with the weights and the log of the first."""
     out.mkdir()
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     completed = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)),
-            *(str(here / "canned.py"), method, str(tiny), str(out), json.dumps(settings), *flags),
+            *(str(here / "helpers" / "canned.py"), method, str(tiny), str(out), json.dumps(settings), *flags),
         ],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(here.parent), str(here)]), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -77,7 +77,7 @@ def test_the_gradient_of_a_model_cut_by_fsdp2_is_the_same(method: str, tiny: Pat
 def test_two_processes_resume_and_agree_on_one_directory(tiny: Path, tmp_path: Path) -> None:
     argv = ["--model", str(tiny), "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_steps", "4"]
     argv += ["--save_steps", "2", "--max_completion_length", "8", "--initial_entropy", "0.5"]
-    here = Path(__file__).parent.parent
+    here = Path(__file__).parents[2]
 
     def launch(*more: str) -> Path:
         completed = subprocess.run(
