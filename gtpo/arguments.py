@@ -6,7 +6,7 @@ beside them. Nothing heavy is imported here.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -234,6 +234,11 @@ class EvaluationArguments:
             )
         if self.regrade and self.overwrite:
             raise UsageError("--regrade keeps the stored completions and --overwrite discards them: give one of them.")
+
+
+def fields_of(classes: Sequence[type]) -> dict[str, dataclasses.Field[Any]]:
+    """Name -> field of every setting of some dataclasses."""
+    return {item.name: item for cls in classes for item in dataclasses.fields(cls) if item.init}
 
 
 @dataclass

@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import errno
 import json
-import math
 import os
 import sys
 import time
@@ -27,17 +26,21 @@ from gtpo.arguments import (
     RewardArguments,
     RunArguments,
     Settings,
+    fields_of,
 )
-from gtpo.backend import choose_backend, gpu_is_available, is_installed, load_backend
+from gtpo.backend import choose_backend, gpu_is_available, load_backend
 from gtpo.errors import RunError, UsageError, nearest
 from gtpo.files import read_yaml
+from gtpo.help_page import print_help
 from gtpo.runs import RunDirectory, find_runs
+from gtpo.validation import batch_geometry, check_values
 
 # OpenMP reads it when PyTorch is imported. Waiting threads that spin are no faster on an idle machine, and made
 # training of the tiny model 20 times slower on a machine where another program uses a core.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 CONFIGS = Path(__file__).parent.parent / "configs"
+HELP_FLAGS = {"-h", "--help", "--help_all"}
 COMMAND_LINE_ONLY = ("config", "help", "help_all", "dry_run", "resume", "overwrite", "regrade")
 ALIASES = {"G": "num_generations"}
 DERIVED = (  # from other settings, unless given
@@ -53,47 +56,6 @@ GROUPS: dict[type, str] = {  # attribute of Settings
     ModelArguments: "model",
     RunArguments: "run",
     GTPOArguments: "gtpo",
-}
-DESCRIPTIONS = {
-    "gtpo": "Train a policy with GTPO: conflict-aware gradient correction and entropy control, no reference model.",
-    "grpo": "Train a policy with GRPO, the baseline: group-relative advantages, optional KL term.",
-    "sft": "Fine-tune on the reference solutions in the paper's tags, the supervised baseline.",
-    "evaluate": "Evaluate models on GSM8K, MATH, AIME, AMC or arithmetic: pass@k and maj@k as in Table 1.",
-}
-# Of some 200 settings of TRL and Transformers those that a run usually sets; --help_all shows all.
-SHOWN_TRAINER_FIELDS = {
-    "sampling and objective (TRL)": {
-        "num_generations": "G, completions per prompt; --G is short for it [Section 6: 8 or 12].",
-        "beta": "Weight of the KL term, GRPO only [Section 6: 0, 1e-6 or 0.04].",
-        "temperature": "Sampling temperature; log-probabilities and entropies use it too [Listing 1: 1.0].",
-        "max_completion_length": "Maximum completion length in tokens.",
-        "num_iterations": "Optimizer steps per batch of completions [Section 5: 1].",
-        "use_vllm": "Generate with vLLM, on a GPU.",
-        "max_length": "Maximum length of prompt and solution in tokens.",
-    },
-    "optimization (Transformers)": {
-        "max_steps": "Optimizer steps; -1: num_train_epochs decides.",
-        "num_train_epochs": "Passes over the data, where max_steps is -1.",
-        "learning_rate": "Peak learning rate [Listing 1: 1e-6].",
-        "lr_scheduler_type": "cosine, linear, constant, constant_with_warmup, ... [Listing 1: cosine].",
-        "warmup_steps": "Steps; below 1 the share of all steps [Listing 1: 0.005].",
-        "optim": "adamw_torch, paged_adamw_8bit (needs bitsandbytes), ... [Listing 1].",
-        "adam_beta1": "[Listing 1, Fig. 6]",
-        "adam_beta2": "[Listing 1, Fig. 6]",
-        "weight_decay": "[Listing 1: 0.1]",
-        "max_grad_norm": "Gradient clipping norm; 0 disables it [Listing 1: 0.1].",
-        "per_device_train_batch_size": "Completions per micro-batch; derived from prompts_per_step unless given.",
-        "gradient_accumulation_steps": "Micro-batches per step; derived from prompts_per_step unless given.",
-        "gradient_checkpointing": "Less memory, slower.",
-        "bf16": "bfloat16 mixed precision, on a GPU that supports it.",
-    },
-    "files and logs (Transformers)": {
-        "output_dir": "The run directory; by default outputs/METHOD-MODEL-DATASET-RUN_NAME.",
-        "run_name": "Last part of the directory name, and the name in wandb; by default the time.",
-        "report_to": "wandb, another integration of Transformers, or none.",
-        "save_steps": "Steps between checkpoints.",
-        "seed": "Seed of sampling, shuffling and the adapter [Listing 1: 3407].",
-    },
 }
 
 
@@ -153,13 +115,15 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
         SystemExit: After ``--help`` or ``--help_all``.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    _print_help_if_asked(method, classes, argv)
+    if HELP_FLAGS & set(argv):
+        print_help(method, classes, read_yaml(CONFIGS / method / "tiny.yaml"), DERIVED, "--help_all" in argv)
+        raise SystemExit(0)
     early = _early_flags(argv)
     if early.resume not in (None, "auto"):
         _check_method(method, RunDirectory(early.resume))
     preset = preset_for(method, early.model, early.backend, early.dry_run)
     values = _read(classes, [preset, *([early.config] if early.config else [])], argv, _machine_flags(early, preset))
-    _check_values(values)
+    check_values(values)
     if method != "sft" and values["num_generations"] < 2:
         raise UsageError(
             f"--G is {values['num_generations']}: expected at least 2, advantages are relative to the group."
@@ -195,7 +159,9 @@ def parse_evaluation(argv: Sequence[str] | None = None) -> EvaluationArguments:
         SystemExit: After ``--help``.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    _print_help_if_asked("evaluate", [EvaluationArguments], argv)
+    if HELP_FLAGS & set(argv):
+        print_help("evaluate", [EvaluationArguments], preset={}, derived=())
+        raise SystemExit(0)
     config = _known_flags(argv, "--config").config
     return EvaluationArguments(**_read([EvaluationArguments], [config] if config else [], argv))
 
@@ -241,97 +207,6 @@ def _check_method(method: str, run: RunDirectory) -> None:
     of_run = "gtpo" if "gamma" in settings else "grpo" if "num_generations" in settings else "sft"
     if method != of_run and "model" in settings:
         raise UsageError(f"{run.path} is a run of train_{of_run}.py: resume it with that script.")
-
-
-def batch_geometry(
-    num_generations: int,
-    prompts_per_step: int | None = None,
-    batch_size: int | None = None,
-    accumulation_steps: int | None = None,
-    processes: int = 1,
-) -> tuple[int, int]:
-    """(per_device_train_batch_size, gradient_accumulation_steps) of steps that consist of whole groups.
-
-    batch size * accumulation * processes = G * prompts per step. What is not given is derived; with nothing given a
-    step is one prompt in one micro-batch.
-
-    Raises:
-        UsageError: If a number is below 1, or they do not divide.
-    """
-    given = {
-        "prompts_per_step": prompts_per_step,
-        "per_device_train_batch_size": batch_size,
-        "gradient_accumulation_steps": accumulation_steps,
-    }
-    for name, value in given.items():
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} is {value}: expected at least 1.")
-    if batch_size and accumulation_steps and not prompts_per_step:
-        completions = batch_size * accumulation_steps * processes
-    else:
-        completions = num_generations * (prompts_per_step or 1)
-    batch = batch_size or max(1, completions // (processes * (accumulation_steps or 1)))
-    steps = accumulation_steps or max(1, completions // (processes * batch))
-    if batch * steps * processes != completions or completions % num_generations:
-        raise UsageError(
-            f"the batch does not divide into groups: batch size {batch} x accumulation {steps} x {processes} "
-            f"process(es) = {batch * steps * processes} completions, and a step needs a multiple of G = "
-            f"{num_generations}"
-            + (f", {completions} for {prompts_per_step} prompt(s)" if prompts_per_step else "")
-            + ": change --per_device_train_batch_size or --gradient_accumulation_steps, or remove both."
-        )
-    return batch, steps
-
-
-def _check_values(values: Mapping[str, Any]) -> None:
-    """Refuse values that TRL or Transformers would fail on later."""
-    for name, value in values.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"--{name} is {value}: expected a finite number.")
-    for name in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps"):
-        if values[name] is not None and values[name] < 0:
-            raise UsageError(f"--{name} is {values[name]}: expected at least 0.")
-    for name in ("adam_beta1", "adam_beta2"):
-        if not 0 <= values[name] < 1:
-            raise UsageError(f"--{name} is {values[name]}: expected at least 0 and less than 1.")
-    for name in ("seed", "data_seed"):
-        if values.get(name) is not None and not 0 <= values[name] < 2**32:
-            raise UsageError(f"--{name} is {values[name]}: expected 0 to 4294967295.")
-    optim = str(values["optim"])
-    needed = {
-        ("optim", "bitsandbytes", "adamw_torch"): not optim.startswith("adamw_torch")  # adamw_torch_8bit is torchao's
-        and bool({"bnb", "8bit", "paged"} & set(optim.split("_"))),
-        ("use_vllm", "vllm", "false"): values.get("use_vllm", False),
-    }
-    for (flag, package, other), is_needed in needed.items():
-        if is_needed and not values["dry_run"] and not is_installed(package):
-            raise UsageError(
-                f"--{flag} {values[flag]} needs {package}, which is not installed: `pip install -r requirements.txt`, "
-                f"or --{flag} {other}."
-            )
-    if values["backend"] == "transformers" and values.get("use_vllm") and values["load_in_4bit"]:
-        raise UsageError(  # https://github.com/huggingface/trl/issues/4973
-            "TRL cannot sync 4-bit weights to vLLM: use --backend unsloth, --load_in_4bit false or --use_vllm false."
-        )
-    if values["save_total_limit"] == 1:
-        raise UsageError(
-            "--save_total_limit 1 deletes the old checkpoint before the new one is complete, so a kill could leave "
-            "none: expected at least 2."
-        )
-    if values["merge"] != "none" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        raise UsageError("--merge does not support DeepSpeed: merge afterwards, --resume RUN --merge 16bit on one GPU.")
-    lengths = [values[name] for name in ("max_prompt_length", "max_completion_length") if name in values]
-    if sum(lengths) > values["max_seq_length"]:
-        raise UsageError(
-            f"prompts of up to {lengths[0]} tokens and completions of up to {sum(lengths[1:])} exceed max_seq_length "
-            f"{values['max_seq_length']}: lower --max_prompt_length or --max_completion_length, or raise "
-            "--max_seq_length."
-        )
-    if values["push_to_hub"] and not values["hub_token"]:
-        from huggingface_hub import get_token
-
-        if get_token() is None:
-            raise UsageError("--push_to_hub needs a token of the Hugging Face Hub: `hf auth login` or set HF_TOKEN.")
 
 
 # The parser
@@ -388,7 +263,7 @@ def _read(
     )
     parser.add_argument("--config")
     parser.add_argument("--help_all", action="store_true")
-    fields = _fields(classes)
+    fields = fields_of(classes)
     if RunArguments in classes:
         parser.set_defaults(**{name: None for name in DERIVED if name in fields})
     words = [word for file in files[:1] for word in _as_flags(file, fields)]
@@ -404,10 +279,6 @@ def _read(
     if unknown:
         raise UsageError(f"unexpected argument {unknown[0]!r}: every setting is an option, --key value.")
     return {name: value for name, value in vars(namespace).items() if name in fields}
-
-
-def _fields(classes: Sequence[type]) -> dict[str, dataclasses.Field[Any]]:
-    return {item.name: item for cls in classes for item in dataclasses.fields(cls) if item.init}
 
 
 def _without_alias(word: str) -> str:
@@ -453,8 +324,8 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
     if values["dry_run"] and not gpu_is_available():
         values["use_cpu"] = True  # otherwise Transformers refuses bf16
     try:
-        built = {cls: cls(**{name: values[name] for name in _fields([cls])}) for cls in ours}
-        trainer = trainer_class(**{name: values[name] for name in _fields([trainer_class]) if name in values})
+        built = {cls: cls(**{name: values[name] for name in fields_of([cls])}) for cls in ours}
+        trainer = trainer_class(**{name: values[name] for name in fields_of([trainer_class]) if name in values})
     except UsageError:
         raise
     except Exception as error:  # TRL and Transformers raise various errors on first use of a setting
@@ -468,66 +339,6 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
     settings = Settings(method, trainer=trainer, **{GROUPS[cls]: group for cls, group in built.items()})
     settings.run.push_to_hub = push_to_hub
     return settings
-
-
-# Help
-
-
-def _print_help_if_asked(script: str, classes: Sequence[type], argv: Sequence[str]) -> None:
-    if not {"-h", "--help", "--help_all"} & set(argv):
-        return
-    training = script != "evaluate"
-    sections = {cls._argument_group_name: _fields([cls]) for cls in classes if hasattr(cls, "_argument_group_name")}
-    texts = {name: str(item.metadata.get("help", "")) for group in sections.values() for name, item in group.items()}
-    preset = read_yaml(CONFIGS / script / "tiny.yaml") if training else {}
-    if training:
-        rest = _fields(classes[-1:])
-        for title, shown in SHOWN_TRAINER_FIELDS.items():
-            sections[title] = {name: rest.pop(name) for name in shown if name in rest}
-            texts |= shown
-        if "--help_all" in argv:
-            sections["all other settings of TRL and Transformers"] = rest
-            texts |= {name: str(item.metadata.get("help", "")) for name, item in rest.items()}
-    page = argparse.ArgumentParser(
-        prog=f"train_{script}.py" if training else "evaluate.py",
-        usage="%(prog)s [--config FILE] [--key value ...]",
-        description=DESCRIPTIONS[script],
-        epilog=f"[...] names the source of a value in the paper. Defaults are those of --model tiny; configs/{script}/ "
-        "has the other presets. --debug shows the traceback of an error."
-        if training
-        else "docs/evaluation.md explains the scores. --debug shows the traceback of an error.",
-        add_help=False,
-    )
-    for title, fields in sections.items():
-        group = page.add_argument_group(title)
-        for name, item in fields.items():
-            default = preset.get(name, item.default)
-            factory = item.default_factory
-            if default is dataclasses.MISSING and callable(factory):
-                default = " ".join(map(str, factory()))
-            hidden = name in DERIVED or default in (None, dataclasses.MISSING, "")
-            default = "" if hidden else f" (default: {default})"
-            group.add_argument(
-                f"--{name}", metavar=_placeholder(item.type), help=f"{texts[name]}{default}".replace("%", "%%")
-            )
-    group = page.add_argument_group("help and files of settings")
-    group.add_argument("--config", metavar="FILE", help="YAML file of settings; the command line overrides it.")
-    group.add_argument("--help", action="store_true", help="Show this page.")
-    if training:
-        group.add_argument("--help_all", action="store_true", help="Also show all settings of TRL and Transformers.")
-    page.print_help()
-    raise SystemExit(0)
-
-
-def _placeholder(type_: Any) -> str:
-    """int | None -> N, bool -> true|false, Literal -> its values."""
-    options = [option for option in typing.get_args(type_) if option is not type(None)]
-    if typing.get_origin(type_) is Literal:
-        return "|".join(map(str, options))
-    for option in [*options, type_]:
-        if option in (bool, int, float):
-            return {bool: "true|false", int: "N", float: "X"}[option]
-    return "VALUE"
 
 
 # Exit

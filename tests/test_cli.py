@@ -17,9 +17,10 @@ from trl import GRPOConfig, SFTConfig
 
 from gtpo import cli
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments
-from gtpo.cli import CONFIGS, batch_geometry, parse
+from gtpo.cli import CONFIGS, parse
 from gtpo.errors import UsageError
 from gtpo.files import read_yaml
+from gtpo.validation import batch_geometry
 
 CLASSES: dict[str, tuple[type, ...]] = {
     "gtpo": (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
@@ -46,7 +47,7 @@ def config_file(folder: Path, text: str) -> str:
 def one_process_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(cli, "gpu_is_available", lambda: False)
-    monkeypatch.setattr(cli, "is_installed", lambda package: True)  # the large presets ask for GPU packages
+    monkeypatch.setattr("gtpo.validation.is_installed", lambda package: True)  # the large presets ask for GPU packages
 
 
 # ---- precedence ----
@@ -533,7 +534,7 @@ def test_trls_vllm_in_the_process_gets_our_share_and_length(monkeypatch: pytest.
 def test_a_setting_whose_package_is_missing(
     argv: list[str], package: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "is_installed", lambda name: name != package)
+    monkeypatch.setattr("gtpo.validation.is_installed", lambda name: name != package)
     with pytest.raises(UsageError, match=message):
         settings(*argv)
     settings(*argv, "--dry_run")

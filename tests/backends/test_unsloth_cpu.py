@@ -231,11 +231,11 @@ def _settings() -> dict[str, dict[str, Any]]:
     """Every field of TRL's config for each preset of a GPU."""
     import trl
 
-    from gtpo import cli
+    from gtpo import cli, validation
     from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments
 
     cli.gpu_is_available = lambda: True
-    cli.is_installed = lambda package: True
+    validation.is_installed = lambda package: True
     settings = {}
     for method in ("gtpo", "grpo", "sft"):
         for model in ("llama", "qwen"):

@@ -111,7 +111,7 @@ def read(method: str, *argv: str) -> Settings:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WORLD_SIZE", raising=False)
         patch.setattr(gtpo.cli, "gpu_is_available", lambda: True)
-        patch.setattr(gtpo.cli, "is_installed", lambda package: True)
+        patch.setattr("gtpo.validation.is_installed", lambda package: True)
         return parse(method, CLASSES[method], ["--use_cpu", "true", *argv])
 
 
