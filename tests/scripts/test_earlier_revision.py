@@ -1,0 +1,68 @@
+"""A run directory of revision 6eadd26, made before the package existed: resumed, evaluated and drawn.
+
+``tests/data/run_of_6eadd26`` is a GTPO run of three steps on the untrained tiny model, killed after checkpoint-2 as far
+as its files tell, and the adapter that it ended with.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.scripts import ROOT, Ended, user_environment
+from safetensors.torch import load_file
+
+STORED = ROOT / "tests" / "data" / "run_of_6eadd26"
+TIMES = {"step_time", "tokens_per_second"}
+
+
+@pytest.fixture
+def work(tiny: Path, tmp_path: Path) -> Path:
+    """A directory with the run and the model that it names."""
+    shutil.copytree(STORED, tmp_path / "gtpo-old-s3")
+    (tmp_path / "tiny-model").symlink_to(tiny)
+    return tmp_path
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_it_is_resumed_and_ends_as_it_did(work: Path, run_script: Callable[..., Ended]) -> None:
+    run = work / "gtpo-old-s3"
+    shutil.rmtree(run / "adapter")
+    (run / "metrics.jsonl").write_text("".join((STORED / "metrics.jsonl").read_text().splitlines(keepends=True)[:2]))
+    done = run_script(work, "train_gtpo.py", "--resume", "gtpo-old-s3")
+    assert done.code == 0, done.stderr[-2000:]
+    found, expected = (load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (run, STORED))
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, atol=1e-5, rtol=0)  # equal on one machine
+    for new, old in zip(metrics(run), metrics(STORED), strict=True):
+        assert new.keys() == old.keys()
+        assert {k: v for k, v in new.items() if k not in TIMES} == pytest.approx(
+            {k: v for k, v in old.items() if k not in TIMES}, abs=1e-4
+        )
+
+
+def test_it_is_evaluated(work: Path, run_script: Callable[..., Ended]) -> None:
+    argv = ["--benchmarks", "arithmetic", "--limit", "2", "--k", "2", "--max_new_tokens", "4"]
+    done = run_script(work, "evaluate.py", "--adapter", "gtpo-old-s3", *argv)
+    assert done.code == 0, done.stderr[-2000:]
+    (entry,) = json.loads((work / "outputs" / "evaluation" / "results.json").read_text())["results"]
+    assert entry["label"] == "gtpo-old-s3" and entry["problems"] == 2
+
+
+def test_it_is_drawn(work: Path, run_script: Callable[..., Ended]) -> None:
+    done = run_script(work, "figures.py", "--runs", "gtpo-old-s3", "--output", "curves.png")
+    assert done.code == 0 and (work / "curves.png").stat().st_size > 10_000
+    argv = [sys.executable, "-m", "gtpo.report", "gtpo-old-s3"]
+    environment = user_environment() | {"PYTHONPATH": str(ROOT)}
+    report = subprocess.run(argv, cwd=work, env=environment, capture_output=True, text=True)
+    assert report.returncode == 0, report.stderr[-2000:]
+    page = (work / "gtpo-old-s3" / "report.html").read_text()
+    assert page.count("<svg") == 1 and page.count("A group of step ") == 3
