@@ -19,7 +19,7 @@ def main() -> None:
     from gtpo.data import drop_long_prompts, load_train, to_demonstrations
     from gtpo.export import save_adapter
     from gtpo.memory import plan
-    from gtpo.models import load_policy
+    from gtpo.models import keep_adapter_in_float32, load_policy
     from gtpo.report import write_report
     from gtpo.runs import check_run, start_run
 
@@ -37,6 +37,7 @@ def main() -> None:
         args=settings.trainer,
         train_dataset=to_demonstrations(rows),
     )
+    keep_adapter_in_float32(trainer.model)
     attach_callbacks(trainer, settings)
     train(trainer, checkpoint)
     write_report(settings.output_dir)

@@ -37,6 +37,19 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
         raise UsageError(f"PEFT cannot add the adapter to {path}: {str(error).splitlines()[0]}") from error
 
 
+def keep_adapter_in_float32(model: Any) -> None:
+    """Cast trainable bfloat16 and float16 weights of a model to float32, in place.
+
+    TRL 1.14 casts them to bfloat16 where the base is quantized. At a learning rate of 1e-6 most updates are then
+    rounded away.
+    """
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+            parameter.data = parameter.data.float()
+
+
 def load_base(path: str, load_in_4bit: bool = False, full_precision: bool = False) -> tuple[Any, Any]:
     """A causal language model and its tokenizer with Transformers: bfloat16 on a GPU that supports it, else float32.
 

@@ -57,6 +57,8 @@ def check_values(values: Mapping[str, Any]) -> None:
     for name in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps"):
         if values[name] is not None and values[name] < 0:
             raise UsageError(f"--{name} is {values[name]}: expected at least 0.")
+    if values["adam_epsilon"] == 0:
+        raise UsageError("--adam_epsilon is 0: expected more, or a zero second moment divides 0 by 0.")
     for name in ("adam_beta1", "adam_beta2"):
         if not 0 <= values[name] < 1:
             raise UsageError(f"--{name} is {values[name]}: expected at least 0 and less than 1.")

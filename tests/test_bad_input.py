@@ -1,4 +1,4 @@
-"""What must not be run, loaded or written down: a model's own code, weights behind a licence, secrets."""
+"""Security: remote code is not run, gated weights give a clear error, secrets are not stored."""
 
 import json
 import os
@@ -31,14 +31,14 @@ def test_no_secret_is_written_or_printed(tiny: Path, tmp_path: Path) -> None:
         assert [path for path in files if secret.encode() in path.read_bytes()] == []
 
 
-def test_code_in_a_model_folder_is_not_run(tmp_path: Path) -> None:
-    folder, ran = tmp_path / "model", tmp_path / "ran"
-    folder.mkdir()
+def test_code_in_a_model_directory_is_not_run(tmp_path: Path) -> None:
+    directory, ran = tmp_path / "model", tmp_path / "ran"
+    directory.mkdir()
     code = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}
-    (folder / "config.json").write_text(json.dumps({"model_type": "theirs", "auto_map": code}))
-    (folder / "theirs.py").write_text(f"open({str(ran)!r}, 'w')\n")
-    with pytest.raises(UsageError, match=f"cannot load model '{folder}'"):
-        load_base(str(folder))
+    (directory / "config.json").write_text(json.dumps({"model_type": "theirs", "auto_map": code}))
+    (directory / "theirs.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    with pytest.raises(UsageError, match=f"cannot load model '{directory}'"):
+        load_base(str(directory))
     assert not ran.exists()
 
 
@@ -46,7 +46,7 @@ def test_no_script_trusts_remote_code() -> None:
     assert [path.name for path in ROOT.glob("*.py") if "trust_remote_code" in path.read_text()] == []
 
 
-def test_gated_weights_say_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gated_weights_error_says_how_to_get_access(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoTokenizer
 
     def refuse(*args: object, **kwargs: object) -> None:

@@ -1,4 +1,4 @@
-"""The best adapter: which step is kept, and that what is written is that step's adapter."""
+"""The best adapter: which step is selected, and that the saved adapter is that step's."""
 
 import json
 from pathlib import Path
@@ -17,13 +17,13 @@ from gtpo.callbacks import BestAdapter
 from gtpo.runs import RunDirectory
 
 
-class Logs:
-    """Feed accuracies to the callback, one step each; the model's weight is the step's number."""
+class FakeTraining:
+    """Feeds accuracies to the callback, one per step; the adapter's weights equal the step number."""
 
-    def __init__(self, folder: Path, tiny: Path, max_steps: int) -> None:
-        self.trainer = make_trainer("grpo", tiny, folder)
+    def __init__(self, directory: Path, tiny: Path, max_steps: int) -> None:
+        self.trainer = make_trainer("grpo", tiny, directory)
         self.model = self.trainer.model
-        self.callback = BestAdapter(RunDirectory(folder), self.trainer.processing_class)
+        self.callback = BestAdapter(RunDirectory(directory), self.trainer.processing_class)
         self.state = TrainerState(max_steps=max_steps)
 
     def step(self, accuracy: float) -> None:
@@ -38,19 +38,19 @@ class Logs:
         getattr(self.callback, event)(SimpleNamespace(), self.state, TrainerControl(), model=self.model, **kwargs)
 
 
-def stored_step(folder: Path) -> float:
-    weights = load_file(folder / "best" / "adapter_model.safetensors")
+def stored_step(directory: Path) -> float:
+    weights = load_file(directory / "best" / "adapter_model.safetensors")
     values = {weight.unique().item() for name, weight in weights.items() if "lora_B" in name}
     assert len(values) == 1
     return values.pop()
 
 
-def test_the_best_step_is_kept_though_later_ones_are_worse(
+def test_the_best_step_is_kept_when_later_steps_are_worse(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(callbacks, "BEST_WINDOW", 2)
-    run = Logs(tmp_path, tiny, max_steps=100)
-    for accuracy in (100, 10, 40, 50, 20):  # means over 2 steps, from the second on: 55, 25, 45, 35
+    run = FakeTraining(tmp_path, tiny, max_steps=100)
+    for accuracy in (100, 10, 40, 50, 20):  # means over 2 steps, from step 2: 55, 25, 45, 35
         run.step(accuracy)
     assert not (tmp_path / "best").exists()  # nothing is written before a checkpoint
     run.call("on_save")
@@ -62,22 +62,22 @@ def test_the_best_step_is_kept_though_later_ones_are_worse(
     assert stored_step(tmp_path) == 6
 
 
-def test_a_short_run_takes_the_mean_of_all_its_steps(tiny: Path, tmp_path: Path) -> None:
-    run = Logs(tmp_path, tiny, max_steps=3)
+def test_a_short_run_averages_all_its_steps(tiny: Path, tmp_path: Path) -> None:
+    run = FakeTraining(tmp_path, tiny, max_steps=3)
     for accuracy in (90, 30, 60):
         run.step(accuracy)
     run.call("on_train_end")
     assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"accuracy": 60.0, "step": 3}
 
 
-def test_a_resumed_run_knows_its_window_and_its_best(
+def test_a_resumed_run_restores_its_window_and_best_step(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(callbacks, "BEST_WINDOW", 2)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "accuracy": 10.0}\n{"step": 2, "accuracy": 50.0}\n')
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "best.json").write_text('{"accuracy": 30.0, "step": 2}')
-    run = Logs(tmp_path, tiny, max_steps=10)
+    run = FakeTraining(tmp_path, tiny, max_steps=10)
     run.state.global_step = 2
     run.call("on_train_begin")
     run.step(5)  # mean of 50 and 5: no new best
@@ -86,7 +86,7 @@ def test_a_resumed_run_knows_its_window_and_its_best(
     assert run.callback.best == {"accuracy": 32.5, "step": 4}
 
 
-def test_the_written_adapter_loads_in_peft_and_is_the_trained_one(tiny: Path, tmp_path: Path) -> None:
+def test_the_saved_adapter_loads_in_peft_with_the_trained_weights(tiny: Path, tmp_path: Path) -> None:
     trainer = make_trainer("grpo", tiny, tmp_path, max_steps=1)
     callback = BestAdapter(RunDirectory(tmp_path), trainer.processing_class)
     trainer.add_callback(callback)

@@ -1,4 +1,4 @@
-"""Settings: who wins, what is refused and how, and that the shipped presets are Listing 1 of the paper."""
+"""Settings: precedence, errors for invalid values, and that the shipped presets are Listing 1 of the paper."""
 
 import dataclasses
 import itertools
@@ -29,7 +29,7 @@ CLASSES: dict[str, tuple[type, ...]] = {
 }
 PRESETS = sorted(path for method in CLASSES for path in (CONFIGS / method).glob("*.yaml"))
 TINY_GTPO = read_yaml(CONFIGS / "gtpo" / "tiny.yaml")
-ONE_START = {"resume", "overwrite", "dry_run", "hub_token"}  # about one start of a run, so they need not be stored
+START_ONLY = {"resume", "overwrite", "dry_run", "hub_token"}  # apply to a single start, so they are not stored
 
 
 def settings(*argv: str, method: str = "gtpo") -> dict[str, Any]:
@@ -37,8 +37,8 @@ def settings(*argv: str, method: str = "gtpo") -> dict[str, Any]:
     return parse(method, CLASSES[method], list(argv)).to_dict()
 
 
-def config_file(folder: Path, text: str) -> str:
-    path = folder / "settings.yaml"
+def config_file(directory: Path, text: str) -> str:
+    path = directory / "settings.yaml"
     path.write_text(text)
     return str(path)
 
@@ -47,27 +47,27 @@ def config_file(folder: Path, text: str) -> str:
 def one_process_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(cli, "gpu_is_available", lambda: False)
-    monkeypatch.setattr("gtpo.validation.is_installed", lambda package: True)  # the large presets ask for GPU packages
+    monkeypatch.setattr("gtpo.validation.is_installed", lambda package: True)  # the large presets need GPU packages
 
 
 # ---- precedence ----
 
 
-def test_command_line_wins_over_file_over_preset_over_default(tmp_path: Path) -> None:
+def test_precedence_is_command_line_then_file_then_preset_then_default(tmp_path: Path) -> None:
     file = config_file(tmp_path, "learning_rate: 0.25\nweight_decay: 0.25\n")
     got = settings("--config", file, "--learning_rate", "0.5")
-    assert got["learning_rate"] == 0.5  # command line, although preset and file have it
+    assert got["learning_rate"] == 0.5  # command line, over file and preset
     assert got["weight_decay"] == 0.25  # file
     assert got["max_grad_norm"] == TINY_GTPO["max_grad_norm"] == 0.1  # preset; TRL's default is 1.0
-    assert got["top_p"] == GRPOConfig.top_p  # nobody names it
+    assert got["top_p"] == GRPOConfig.top_p  # TRL's default
 
 
-def test_place_of_config_on_the_command_line_does_not_matter(tmp_path: Path) -> None:
+def test_position_of_config_on_the_command_line_does_not_matter(tmp_path: Path) -> None:
     file = config_file(tmp_path, "gamma: 0.25\n")
     assert settings("--gamma", "0.5", "--config", file)["gamma"] == 0.5
 
 
-def test_instances_hold_what_is_resolved() -> None:
+def test_dataclasses_hold_the_resolved_settings() -> None:
     got = parse("gtpo", CLASSES["gtpo"], ["--gamma", "0.01", "--G", "6"])
     stored = got.to_dict()
     assert (got.gtpo.gamma, got.trainer.num_generations, got.trainer.max_steps) == (0.01, 6, stored["max_steps"])
@@ -75,7 +75,7 @@ def test_instances_hold_what_is_resolved() -> None:
     assert got.run.prompts_per_step == stored["prompts_per_step"]
 
 
-def test_model_named_in_the_file_chooses_the_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_in_the_config_file_selects_the_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     file = config_file(tmp_path, "model: llama\n")
     assert settings("--config", file, "--use_cpu", "true")["lora_rank"] == 128
@@ -90,7 +90,7 @@ def test_other_model_without_gpu_gets_the_tiny_preset() -> None:
     assert Path(got["output_dir"]).name.startswith("gtpo-folder-arithmetic-")
 
 
-def test_run_directory_has_method_model_dataset_and_name() -> None:
+def test_run_directory_is_named_after_method_model_dataset_and_run_name() -> None:
     assert settings("--run_name", "a", method="sft")["output_dir"] == str(Path("outputs/sft-tiny-arithmetic-a"))
     got = settings("--output_dir", "somewhere/else")
     assert (got["output_dir"], got["run_name"]) == ("somewhere/else", "else")
@@ -98,14 +98,14 @@ def test_run_directory_has_method_model_dataset_and_name() -> None:
 
 @pytest.mark.parametrize("text", ["1e-6", "1.0e-6", "'1e-6'", "0.000001"])
 def test_small_numbers_in_yaml(text: str, tmp_path: Path) -> None:
-    """YAML reads 1e-6 as a string and 1.0e-6 as a float: both are the number."""
+    """YAML reads 1e-6 as a string and 1.0e-6 as a float; both are accepted."""
     got = settings("--config", config_file(tmp_path, f"learning_rate: {text}\n"))["learning_rate"]
     assert isinstance(got, float) and got == 1e-6
 
 
 @pytest.mark.parametrize("value", ["auto", "on", "off", "negative_only"])
-def test_every_entropy_filter_can_be_written_in_yaml(value: str, tmp_path: Path) -> None:
-    """YAML 1.1 reads a bare on or off as a boolean: the paper's ablation has to be writable all the same."""
+def test_every_entropy_filter_can_be_set_in_yaml(value: str, tmp_path: Path) -> None:
+    """YAML 1.1 reads a bare on or off as a boolean; the setting must accept it."""
     assert settings("--config", config_file(tmp_path, f"entropy_filter: {value}\n"))["entropy_filter"] == value
 
 
@@ -139,8 +139,8 @@ def test_g_is_num_generations(tmp_path: Path) -> None:
 def test_yaml_key_is_a_flag(line: str, key: str, value: object, tmp_path: Path) -> None:
     assert settings("--config", config_file(tmp_path, line + "\n"))[key] == value
     if value is not None:
-        words = list(map(str, value)) if isinstance(value, list) else [str(value)]
-        assert settings(f"--{key}", *words)[key] == value
+        argv = list(map(str, value)) if isinstance(value, list) else [str(value)]
+        assert settings(f"--{key}", *argv)[key] == value
 
 
 @pytest.mark.parametrize("method", CLASSES)
@@ -155,14 +155,14 @@ def test_every_field_is_a_flag_and_a_yaml_key(
     assert fields - flags == set()
 
     resolved = settings(method=method)
-    assert {"hub_token"} <= fields - resolved.keys() <= {"hub_token"} | ONE_START  # a secret is never stored
-    for key in sorted(fields & resolved.keys()):  # one key at a time: each is accepted by itself
+    assert {"hub_token"} <= fields - resolved.keys() <= {"hub_token"} | START_ONLY  # a secret is never stored
+    for key in sorted(fields & resolved.keys()):  # one key at a time: each is accepted on its own
         if resolved[key] is not None and key not in ("per_device_train_batch_size", "gradient_accumulation_steps"):
             got = settings("--config", config_file(tmp_path, yaml.safe_dump({key: resolved[key]})), method=method)
             assert got[key] == resolved[key], key
 
 
-# ---- what a run stores is what repeats it ----
+# ---- stored settings reproduce the run ----
 
 
 @pytest.mark.parametrize("method", CLASSES)
@@ -172,9 +172,9 @@ def test_resolved_settings_round_trip(method: str, tmp_path: Path) -> None:
     if method == "gtpo":
         argv += ["--entropy_filter", "off", "--initial_entropy", "0.25", "--conflict_correction", "false", "--gamma=0"]
     resolved = settings(*argv, method=method)
-    again = settings("--config", config_file(tmp_path, yaml.safe_dump(resolved)), method=method)
-    assert again == resolved
-    assert (again["learning_rate"], again["lora_target_modules"]) == (3e-5, ["q_proj", "v_proj"])
+    reloaded = settings("--config", config_file(tmp_path, yaml.safe_dump(resolved)), method=method)
+    assert reloaded == resolved
+    assert (reloaded["learning_rate"], reloaded["lora_target_modules"]) == (3e-5, ["q_proj", "v_proj"])
 
 
 def test_no_token_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,14 +184,14 @@ def test_no_token_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hub_token" not in resolved and "secret" not in yaml.safe_dump(resolved)
 
 
-# ---- refusals: one sentence that says what came and the way out ----
+# ---- invalid settings: a one-line error that says how to fix it ----
 
 
 @pytest.mark.parametrize(
     ("key", "nearest"),
     [("gama", "gamma"), ("learning_rat", "learning_rate"), ("entropy_treshold", "entropy_threshold")],
 )
-def test_unknown_key_stops_by_name_with_the_nearest(key: str, nearest: str, tmp_path: Path) -> None:
+def test_unknown_key_error_suggests_the_nearest_key(key: str, nearest: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=rf"unknown setting '{key}' \(did you mean '{nearest}'\?\)"):
         settings("--config", config_file(tmp_path, f"{key}: 1\n"))
     with pytest.raises(UsageError, match=rf"unknown option --{key} \(did you mean '--{nearest}'\?\)"):
@@ -232,7 +232,7 @@ def test_abbreviated_flag_is_unknown() -> None:
         (["stray"], "unexpected argument 'stray'"),
     ],
 )
-def test_bad_value_is_refused_in_one_sentence(argv: list[str], message: str) -> None:
+def test_invalid_value_gives_a_one_line_error(argv: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         settings(*argv)
     assert "\n" not in str(caught.value)
@@ -247,7 +247,7 @@ def test_bad_value_is_refused_in_one_sentence(argv: list[str], message: str) -> 
         ("gamma: [1, 2]\n", "unexpected argument '2'"),
     ],
 )
-def test_bad_file_is_refused_in_one_sentence(text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_file_gives_a_one_line_error(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         settings("--config", config_file(tmp_path, text))
     assert "\n" not in str(caught.value)
@@ -260,13 +260,13 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", CLASSES)
 @pytest.mark.parametrize("model", ["llama", "qwen", "meta-llama/Llama-3.1-8B-Instruct"])
-def test_large_model_without_gpu_names_the_command_for_a_cpu(method: str, model: str) -> None:
+def test_large_model_without_gpu_error_suggests_a_cpu_command(method: str, model: str) -> None:
     with pytest.raises(UsageError, match="GPU") as caught:
         settings("--model", model, method=method)
     assert "\n" not in str(caught.value)
     command = re.search(r"`python (\S+) (.*?)`", str(caught.value))
     assert command and command[1] == f"train_{method}.py"
-    assert settings(*shlex.split(command[2]), method=method)["model"] == "tiny"  # it works as it stands
+    assert settings(*shlex.split(command[2]), method=method)["model"] == "tiny"  # the suggested command works
 
 
 def test_unsloth_without_gpu_is_refused() -> None:
@@ -274,13 +274,13 @@ def test_unsloth_without_gpu_is_refused() -> None:
         settings("--model", "some/model", "--backend", "unsloth")
 
 
-# ---- batches of whole groups ----
+# ---- batches of complete groups ----
 
 optional = st.none() | st.integers(1, 40)
 
 
 @given(st.integers(2, 16), st.none() | st.integers(1, 6), optional, optional, st.integers(1, 8))
-def test_a_step_takes_whole_groups_or_is_refused(
+def test_a_step_takes_complete_groups_or_is_refused(
     group: int, prompts: int | None, batch: int | None, accumulation: int | None, processes: int
 ) -> None:
     def fits(b: int, a: int) -> bool:
@@ -291,7 +291,7 @@ def test_a_step_takes_whole_groups_or_is_refused(
         got = batch_geometry(group, prompts, batch, accumulation, processes)
     except UsageError as error:
         assert "does not divide" in str(error) and "\n" not in str(error)
-        # Refused only where it has to be: with a number of prompts, or both sizes, no choice is left.
+        # Refused only if no choice of the sizes that were left open fits.
         if prompts:
             sizes = range(1, group * prompts + 1)
             choices = itertools.product([batch] if batch else sizes, [accumulation] if accumulation else sizes)
@@ -310,13 +310,13 @@ def test_a_step_takes_whole_groups_or_is_refused(
         ((12, 4), (48, 1)),
         ((12, 1, 1), (1, 12)),  # Listing 1: one completion per forward
         ((12, 1, None, 3), (4, 3)),
-        ((12, 1, None, None, 2), (6, 1)),  # a group cut over two processes
+        ((12, 1, None, None, 2), (6, 1)),  # a group split across two processes
         ((12, 2, 6, None, 2), (6, 2)),
         ((12, None, 6, 4), (6, 4)),  # both sizes given: two prompts
         ((1, None, 48, 1, 2), (48, 1)),  # SFT
     ],
 )
-def test_batch_sizes_by_hand(given_sizes: tuple[int, ...], expected: tuple[int, int]) -> None:
+def test_batch_sizes_computed_by_hand(given_sizes: tuple[int, ...], expected: tuple[int, int]) -> None:
     assert batch_geometry(*given_sizes) == expected
 
 
@@ -329,9 +329,9 @@ def test_every_method_has_its_presets() -> None:
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_preset_parses_to_its_own_values(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preset_parses_to_its_values(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
-    # use_cpu: bf16 of the large presets is refused on a machine without a GPU otherwise.
+    # use_cpu: without it, bf16 of the large presets is refused on a machine without a GPU.
     got = settings("--config", str(path), "--use_cpu", "true", method=path.parent.name)
     for key, value in read_yaml(path).items():
         if key != "use_cpu":
@@ -339,29 +339,29 @@ def test_preset_parses_to_its_own_values(path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_preset_values_carry_their_source(path: Path) -> None:
-    without = [
+def test_preset_values_name_their_source(path: Path) -> None:
+    missing = [
         line
         for line in path.read_text().splitlines()
         if line.strip() and not line.startswith("#") and not re.search(r"#.*\[[^\]]+\]", line)
     ]
-    assert not without, f"values without a source in [brackets]: {without}"
+    assert not missing, f"values without a source in [brackets]: {missing}"
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_preset_has_no_key_twice(path: Path) -> None:
+def test_preset_has_no_duplicate_keys(path: Path) -> None:
     keys = re.findall(r"^(\w+):", path.read_text(), flags=re.MULTILINE)
     assert len(keys) == len(set(keys))
 
 
-LISTING_1 = {  # Appendix 8.2 of the paper, value by value; where methods or models differ, see below
+LISTING_1 = {  # Appendix 8.2 of the paper; values that depend on the method or model are below
     "max_seq_length": 5500,
     "max_prompt_length": 4000,
     "load_in_4bit": True,
     "gpu_memory_utilization": 0.4,
     "lora_target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
     "seed": 3407,
-    "warmup_steps": 0.005,  # warmup_ratio; below 1 Transformers 5 reads it as a share of all steps
+    "warmup_steps": 0.005,  # warmup_ratio; below 1 Transformers 5 reads it as a fraction of all steps
     "learning_rate": 1e-6,
     "weight_decay": 0.1,
     "lr_scheduler_type": "cosine",
@@ -402,12 +402,12 @@ def test_large_presets_are_listing_1(method: str, model: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("method", CLASSES)
-def test_warmup_below_one_is_a_share_of_all_steps(method: str) -> None:
+def test_warmup_below_one_is_a_fraction_of_all_steps(method: str) -> None:
     args = parse(method, CLASSES[method], ["--warmup_steps", "0.005"]).trainer
     assert args.get_warmup_steps(7473) == 38  # rounded up, as warmup_ratio was
 
 
-def test_grpo_and_gtpo_share_all_but_the_method() -> None:
+def test_grpo_and_gtpo_presets_differ_only_in_the_method() -> None:
     allowed = {"adam_beta1", "adam_beta2", "beta", "gamma", "entropy_threshold", "entropy_filter"}
     allowed |= {"conflict_correction", "use_bias_correction_kl"}
     for model in ("tiny", "llama", "qwen"):
@@ -420,7 +420,7 @@ def test_grpo_and_gtpo_share_all_but_the_method() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_shows_our_settings_in_groups(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_the_settings_in_groups(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         settings(flag)
     shown = capsys.readouterr().out
@@ -428,7 +428,7 @@ def test_help_shows_our_settings_in_groups(flag: str, capsys: pytest.CaptureFixt
     titles = ["data", "model", "run", "GTPO", "sampling and objective", "optimization", "files and logs"]
     groups = re.findall(r"^([A-Za-z][\w ]*?)(?: \(.*\))?:$\n((?: .*\n)+)", shown, flags=re.MULTILINE)
     assert [title for title, _ in groups] == [*titles, "help and files of settings"]
-    assert all(len(lines.splitlines()) <= 40 for _, lines in groups)  # a screen each
+    assert all(len(lines.splitlines()) <= 40 for _, lines in groups)  # each fits on a screen
     assert "None" not in shown and "--no_" not in shown
     for cls in CLASSES["gtpo"][:-1]:
         for field in dataclasses.fields(cls):
@@ -437,7 +437,7 @@ def test_help_shows_our_settings_in_groups(flag: str, capsys: pytest.CaptureFixt
     assert "--adam_epsilon" not in shown
 
 
-def test_help_all_shows_more_and_help_of_grpo_has_no_gtpo(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_all_shows_more_and_grpo_help_has_no_gtpo_flags(capsys: pytest.CaptureFixture[str]) -> None:
     shown = {}
     for method, flag in (("gtpo", "--help"), ("gtpo", "--help_all"), ("grpo", "--help"), ("sft", "--help")):
         with pytest.raises(SystemExit):
@@ -449,7 +449,7 @@ def test_help_all_shows_more_and_help_of_grpo_has_no_gtpo(capsys: pytest.Capture
     assert "--gamma" not in shown["sft", "--help"] and "--G" not in shown["sft", "--help"]
 
 
-# ---- the machine at hand ----
+# ---- hardware, packages and resumed runs ----
 
 
 @pytest.mark.parametrize(("bf16", "expected"), [(True, (True, False)), (False, (False, True))])
@@ -462,11 +462,11 @@ def test_a_gpu_without_bfloat16_trains_in_float16(
     got = settings("--model", "qwen", "--use_cpu", "true")
     assert (got["bf16"], got["fp16"]) == expected
     assert settings("--model", "tiny")["fp16"] is False
-    by_hand = settings("--model", "qwen", "--use_cpu", "true", "--bf16", "false", "--fp16", "false")
-    assert (by_hand["bf16"], by_hand["fp16"]) == (False, False)
+    explicit = settings("--model", "qwen", "--use_cpu", "true", "--bf16", "false", "--fp16", "false")
+    assert (explicit["bf16"], explicit["fp16"]) == (False, False)
 
 
-def test_weights_that_trl_hands_to_vllm_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_synced_to_vllm_by_trl_are_not_4bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     large = ("--model", "llama", "--use_cpu", "true")
     assert settings(*large)["load_in_4bit"] is True  # Unsloth
@@ -482,7 +482,7 @@ def test_weights_that_trl_hands_to_vllm_are_whole(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("settings_of_run", "script"), [("gamma: 0.1", "gtpo"), ("num_generations: 4", "grpo"), ("packing: false", "sft")]
 )
-def test_a_run_of_another_method_is_not_resumed(settings_of_run: str, script: str, tmp_path: Path) -> None:
+def test_resuming_a_run_of_another_method_is_refused(settings_of_run: str, script: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"model: tiny\n{settings_of_run}\n")
     for method in CLASSES:
         if method != script:
@@ -490,7 +490,7 @@ def test_a_run_of_another_method_is_not_resumed(settings_of_run: str, script: st
                 settings("--resume", str(tmp_path), method=method)
 
 
-def test_a_run_that_is_not_there_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_a_missing_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs" / "gtpo-a").mkdir(parents=True)
     (tmp_path / "outputs" / "gtpo-a" / "config.yaml").write_text("model: tiny\n")
@@ -500,14 +500,14 @@ def test_a_run_that_is_not_there_is_not_resumed(tmp_path: Path, monkeypatch: pyt
         settings("--resume", "outputs/gtpo-b")
 
 
-def test_bare_resume_takes_model_and_backend_of_the_run(tmp_path: Path) -> None:
+def test_bare_resume_takes_model_and_backend_from_the_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("model: qwen\nbackend: transformers\n")
     early = cli._early_flags(["--output_dir", str(tmp_path), "--resume"])
     assert (early.model, early.backend) == ("qwen", "transformers")
     assert cli._early_flags(["--output_dir", str(tmp_path / "new"), "--resume"]).model == "tiny"
 
 
-def test_a_plan_of_a_large_model_needs_no_gpu() -> None:
+def test_dry_run_of_a_large_model_needs_no_gpu() -> None:
     for model in ("llama", "qwen"):
         got = parse("gtpo", CLASSES["gtpo"], ["--model", model, "--G", "8", "--dry_run"])
         assert (got.trainer.bf16, got.model.load_in_4bit, got.trainer.gradient_accumulation_steps) == (True, True, 8)
@@ -515,7 +515,7 @@ def test_a_plan_of_a_large_model_needs_no_gpu() -> None:
             settings("--model", model, "--G", "8", "--dry_run", "false")
 
 
-def test_trls_vllm_in_the_process_gets_our_share_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colocated_vllm_gets_the_memory_share_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     got = settings("--model", "llama", "--use_cpu", "true")
     assert (got["vllm_gpu_memory_utilization"], got["vllm_max_model_length"]) == (0.4, 5500)
@@ -531,7 +531,7 @@ def test_trls_vllm_in_the_process_gets_our_share_and_length(monkeypatch: pytest.
         (["--use_vllm", "true"], "vllm", "--use_vllm false"),
     ],
 )
-def test_a_setting_whose_package_is_missing(
+def test_a_setting_with_a_missing_package_is_refused(
     argv: list[str], package: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gtpo.validation.is_installed", lambda name: name != package)
@@ -548,17 +548,18 @@ def test_a_setting_whose_package_is_missing(
         (["--lora_target_modules", "q_proj", "lm_head"], "LoRA on lm_head"),
         (["--seed", "-5"], "--seed is -5: expected 0 to 4294967295"),
         (["--max_seq_length", "0"], "max_seq_length is 0|exceed max_seq_length 0"),
+        (["--adam_epsilon", "0"], "--adam_epsilon is 0: expected more"),
         (["--save_total_limit", "1"], "--save_total_limit 1 .* expected at least 2"),
         (["--max_completion_length", "1025"], "prompts of up to 1024 tokens and completions of up to 1025 exceed"),
     ],
 )
-def test_a_value_out_of_range_is_named(argv: list[str], message: str) -> None:
+def test_an_out_of_range_value_is_refused(argv: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         settings(*argv)
 
 
 @pytest.mark.parametrize("key", ["config: other.yaml", "overwrite: true", "resume: auto", "dry_run: true"])
-def test_a_file_cannot_say_how_a_run_starts(key: str, tmp_path: Path) -> None:
+def test_start_options_are_refused_in_a_file(key: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"{key.partition(':')[0]}' is for the command line only"):
         settings("--config", config_file(tmp_path, key))
 
@@ -569,7 +570,7 @@ def test_an_empty_list_of_layers_in_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_publishing_needs_a_token_and_does_not_store_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "")  # put back at the end
+    monkeypatch.setenv("HF_TOKEN", "")  # restored after the test
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(UsageError, match="hf auth login"):
         settings("--push_to_hub", "true")

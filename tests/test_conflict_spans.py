@@ -1,4 +1,4 @@
-"""The variants of the conflict detector that Section 5.1 leaves open, each against a reference of its own."""
+"""The readings of the conflict span that Section 5.1 leaves open, each against its own reference."""
 
 import pytest
 import torch
@@ -12,25 +12,25 @@ A, B, C, D, E = 1, 2, 3, 4, 5
 
 
 def naive_forward(group: list[list[int]], advantages: list[float], span: str) -> list[list[bool]]:
-    """The forward mask of one group by the words of the definitions."""
+    """The forward mask of one group, written from the definitions."""
     masks = []
-    for own in group:
+    for tokens in group:
         conflict = []
-        for p, token in enumerate(own):
+        for p, token in enumerate(tokens):
             signs = {a > 0 for o, a in zip(group, advantages, strict=True) if a != 0 and p < len(o) and o[p] == token}
             conflict.append(signs == {True, False})
-        mask = [False] * len(own)
+        mask = [False] * len(tokens)
         if span == "first_run":
             position = 0
-            while position < len(own) and not conflict[position]:
+            while position < len(tokens) and not conflict[position]:
                 position += 1
-            while position < len(own) and conflict[position]:
+            while position < len(tokens) and conflict[position]:
                 mask[position] = True
                 position += 1
         if span == "common" and any(a > 0 for a in advantages) and any(a < 0 for a in advantages):
-            signed = [o for o, a in zip([*group, own], [*advantages, 1.0], strict=True) if a != 0]
+            signed = [o for o, a in zip([*group, tokens], [*advantages, 1.0], strict=True) if a != 0]
             position = 0
-            while position < min(map(len, signed)) and all(o[position] == own[position] for o in signed):
+            while position < min(map(len, signed)) and all(o[position] == tokens[position] for o in signed):
                 mask[position] = True
                 position += 1
         masks.append(mask)
@@ -53,7 +53,7 @@ def mask_of(group: list[list[int]], advantages: list[float], span: str) -> list[
 
 
 def test_the_first_run_may_start_anywhere() -> None:
-    #  + A B C D E     B C agree at positions 1 and 2, E at the end; from the right E alone
+    #  + A B C D E     B C agree at positions 1 and 2, E at the end; from the right only E
     #  - D B C A E
     group, advantages = [[A, B, C, D, E], [D, B, C, A, E]], [1.0, -1.0]
     assert mask_of(group, advantages, "first_run") == [[False, True, True, False, True]] * 2

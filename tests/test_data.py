@@ -1,4 +1,4 @@
-"""Training rows and benchmarks: the generated arithmetic, and the real files row by row."""
+"""Training data and benchmarks: generated arithmetic, and the real files row by row."""
 
 import gzip
 import json
@@ -26,8 +26,8 @@ from rewards import accuracy_reward, format_reward
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of tests leave nothing in the cache of the user."""
+def isolated_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep test files out of the user's cache."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
@@ -46,7 +46,7 @@ STORY = re.compile(
 
 
 def result_of_story(question: str) -> tuple[int, int]:
-    """(result, number of steps), read off the words of the question alone."""
+    """(result, number of steps), parsed from the text of the question only."""
     match = STORY.fullmatch(question)
     assert match, question
     total, steps = int(match["start"]), match["steps"].split(".")[:-1]
@@ -63,7 +63,7 @@ def result_of_story(question: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("split", "seed"), [("train", 0), ("train", 7), ("test", 0)])
-def test_arithmetic_gold_is_the_result_of_story_and_chain(split: str, seed: int) -> None:
+def test_arithmetic_gold_is_the_result_of_question_and_reasoning(split: str, seed: int) -> None:
     seen_steps = set()
     for row in arithmetic(split, 1500, seed):
         expected, steps = result_of_story(row["question"])
@@ -71,7 +71,7 @@ def test_arithmetic_gold_is_the_result_of_story_and_chain(split: str, seed: int)
         chain = [re.fullmatch(r"(\d+) ([-+*]) (\d+) = (\d+)", line) for line in row["reasoning"].split("\n")]
         value = row["question"].split()[2]
         for step in chain:
-            assert step and step[1] == value, row  # goes on from the result before
+            assert step and step[1] == value, row  # continues from the previous result
             a, b = int(step[1]), int(step[3])
             assert int(step[4]) == {"+": a + b, "-": a - b, "*": a * b}[step[2]]
             value = step[4]
@@ -80,14 +80,14 @@ def test_arithmetic_gold_is_the_result_of_story_and_chain(split: str, seed: int)
     assert seen_steps == {1, 2, 3}
 
 
-def test_arithmetic_is_the_same_for_the_same_seed_only() -> None:
+def test_arithmetic_depends_only_on_the_seed() -> None:
     first = list(arithmetic("train", 300, seed=3))
     assert first == list(arithmetic("train", 300, seed=3))
     assert first != list(arithmetic("train", 300, seed=4))
     assert first[:100] == list(arithmetic("train", 100, seed=3))  # a longer list starts with the shorter one
 
 
-def test_arithmetic_train_and_test_are_disjoint_whatever_the_seeds() -> None:
+def test_arithmetic_train_and_test_are_disjoint_for_any_seed() -> None:
     test = {row["question"] for seed in (0, 1) for row in arithmetic("test", 500, seed)}
     for seed in (0, 1, 42, 3407):
         train = [row["question"] for row in arithmetic("train", 4000, seed)]
@@ -95,11 +95,11 @@ def test_arithmetic_train_and_test_are_disjoint_whatever_the_seeds() -> None:
         assert not test & set(train)
 
 
-def test_arithmetic_takes_the_steps_it_is_told() -> None:
+def test_arithmetic_uses_the_given_number_of_steps() -> None:
     assert {result_of_story(row["question"])[1] for row in arithmetic("train", 200, 0, steps=(2,))} == {2}
 
 
-def test_arithmetic_as_a_data_set() -> None:
+def test_arithmetic_as_a_dataset() -> None:
     rows = load_train("arithmetic", seed=5)
     assert len(rows) == ARITHMETIC_TRAIN_ROWS == 4000
     assert rows["prompt"][0][1]["content"] == next(iter(arithmetic("train", 1, 5)))["question"]
@@ -108,7 +108,7 @@ def test_arithmetic_as_a_data_set() -> None:
     assert not {row["question"] for row in problems} & {prompt[1]["content"] for prompt in rows["prompt"]}
 
 
-# ---- what a training row is ----
+# ---- format of a training row ----
 
 
 def assert_rows_are_training_rows(rows: Dataset) -> None:
@@ -120,16 +120,16 @@ def assert_rows_are_training_rows(rows: Dataset) -> None:
         assert solution.startswith("<reasoning>\n") and solution.endswith(f"\n<answer>\n{answer}\n</answer>")
 
 
-def assert_full_marks(rows: Dataset) -> None:
-    """Every reference solution earns 10 + 10: what SFT trains on is what the rewards ask for."""
+def assert_maximum_reward(rows: Dataset) -> None:
+    """Every reference solution scores 10 + 10: SFT trains on completions that earn the maximum reward."""
     solutions = list(rows["solution"])
     format_scores, accuracy_scores = format_reward(solutions), accuracy_reward(solutions, list(rows["answer"]))
     wrong = [i for i, scores in enumerate(zip(format_scores, accuracy_scores, strict=True)) if scores != (10.0, 10.0)]
     assert not wrong, [(rows["answer"][i], solutions[i][-200:]) for i in wrong[:3]]
 
 
-def test_hard_arithmetic_is_longer_and_held_out() -> None:
-    """Four and five steps, where training stops at three: no problem of training or of the other benchmark is in it."""
+def test_hard_arithmetic_has_more_steps_and_is_held_out() -> None:
+    """Four and five steps; training has at most three. No problem is in the training set or the other benchmark."""
     problems = load_benchmark("arithmetic_hard")
     assert len(problems) == 500 and problems[0]["id"] == "arithmetic_hard/0"
     solved = [result_of_story(row["question"]) for row in problems]
@@ -137,16 +137,16 @@ def test_hard_arithmetic_is_longer_and_held_out() -> None:
         (row["gold"], steps) for row, (_, steps) in zip(problems, solved, strict=True)
     ]
     assert {steps for _, steps in solved} == {4, 5}
-    asked = {row["question"] for row in problems}
-    assert len(asked) == 500
-    assert not asked & {row["question"] for row in load_benchmark("arithmetic")}
-    assert not asked & {row["question"] for seed in range(3) for row in arithmetic("train", 4000, seed)}
+    questions = {row["question"] for row in problems}
+    assert len(questions) == 500
+    assert not questions & {row["question"] for row in load_benchmark("arithmetic")}
+    assert not questions & {row["question"] for seed in range(3) for row in arithmetic("train", 4000, seed)}
 
 
-def test_arithmetic_rows_earn_full_marks() -> None:
+def test_arithmetic_solutions_earn_the_maximum_reward() -> None:
     rows = load_train("arithmetic")
     assert_rows_are_training_rows(rows)
-    assert_full_marks(rows)
+    assert_maximum_reward(rows)
 
 
 def test_demonstrations_are_prompt_and_completion() -> None:
@@ -160,7 +160,7 @@ def test_demonstrations_are_prompt_and_completion() -> None:
 
 
 def without_calculator_marks(text: str) -> str:
-    """``<<3*4=12>>`` taken out with str.find, sharing no code with data.py."""
+    """Remove ``<<3*4=12>>`` with str.find, sharing no code with data.py."""
     while (start := text.find("<<")) >= 0:
         text = text[:start] + text[text.index(">>", start) + 2 :]
     return text
@@ -179,11 +179,11 @@ def test_gsm8k_train_row_by_row(data_dir: Path) -> None:
         assert "<<" not in solution and ">>" not in solution and "####" not in solution
         reasoning = without_calculator_marks(row["answer"].split("\n####")[0]).strip()
         assert solution.startswith(f"<reasoning>\n{reasoning}\n</reasoning>\n")
-    assert_full_marks(rows)
+    assert_maximum_reward(rows)
 
 
 def matched_boxes(solution: str) -> list[str]:
-    """Contents of all ``\\boxed``, braces counted one character at a time."""
+    """Contents of all ``\\boxed``, counting braces one character at a time."""
     boxes = []
     for piece in solution.split("\\boxed")[1:]:
         piece = piece.lstrip()
@@ -204,7 +204,7 @@ def test_math_train_row_by_row(data_dir: Path, caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.WARNING):
         rows = load_train("math", str(data_dir))
     assert (len(source), len(rows)) == (7500, 7498)
-    assert "2 of 7500" in caplog.text  # dropped, and said so
+    assert "2 of 7500" in caplog.text  # dropped, with a warning
     empty = {"train/number_theory/7115.json", "train/number_theory/7117.json"}
     kept = [row for row in source if row["unique_id"] not in empty]
     assert_rows_are_training_rows(rows)
@@ -213,17 +213,17 @@ def test_math_train_row_by_row(data_dir: Path, caplog: pytest.LogCaptureFixture)
     assert rows["answer"][:] == golds
     assert sum("{" in gold and "}" in gold for gold in golds) == 1726  # nested braces, as counted in the data's notes
     assert all(row["solution"] in solution for row, solution in zip(kept, rows["solution"], strict=True))
-    assert_full_marks(rows)
+    assert_maximum_reward(rows)
 
 
-def test_math_boxes_without_braces_or_after_a_blank(data_dir: Path) -> None:
+def test_math_boxes_without_braces_or_after_a_space(data_dir: Path) -> None:
     source = jsonl(data_dir / "math_train.jsonl.gz")
     rows = load_train("math", str(data_dir))
     answers = dict(zip((prompt[1]["content"] for prompt in rows["prompt"]), rows["answer"], strict=True))
     bare = [row for row in source if re.search(r"\\boxed\s+[^{\s]", row["solution"])]
-    blank = [row for row in source if re.search(r"\\boxed\s+\{", row["solution"])]
+    spaced = [row for row in source if re.search(r"\\boxed\s+\{", row["solution"])]
     assert [answers[row["problem"]] for row in bare] == ["2", "9"]
-    assert [answers[row["problem"]] for row in blank] == ["17"]
+    assert [answers[row["problem"]] for row in spaced] == ["17"]
 
 
 @pytest.mark.parametrize(
@@ -253,32 +253,34 @@ def test_benchmarks_are_complete_and_in_order(name: str, size: int, file: str, d
         assert [row["gold"] for row in problems] == [matched_boxes(row["solution"])[-1] for row in source]
 
 
-def test_training_rows_are_no_benchmark_problems(data_dir: Path) -> None:
+def test_training_rows_are_not_in_the_benchmarks(data_dir: Path) -> None:
     for name in ("gsm8k", "math"):
         train = {prompt[1]["content"] for prompt in load_train(name, str(data_dir))["prompt"]}
         test = [row["question"] for row in load_benchmark(name, str(data_dir))]
         assert sum(question in train for question in test) <= 3, name  # MATH itself repeats a few
 
 
-# ---- the Hub: what is asked for ----
+# ---- downloads from the Hub ----
 
 
-def test_the_hub_is_asked_for_every_part_of_math(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seven subjects are seven configs there; a loader that takes one trains on a seventh of MATH."""
-    asked = []
+def test_math_is_downloaded_with_all_its_subjects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the seven subjects is a separate config; loading one of them gives a seventh of MATH."""
+    requested = []
 
     def hub(hub_id: str, config: str, split: str) -> Dataset:
-        asked.append((hub_id, config, split))
-        return Dataset.from_dict({"problem": [f"{config}?"], "solution": [rf"\boxed{{{len(asked)}}}"]})
+        requested.append((hub_id, config, split))
+        return Dataset.from_dict({"problem": [f"{config}?"], "solution": [rf"\boxed{{{len(requested)}}}"]})
 
     monkeypatch.setattr("datasets.load_dataset", hub)
     rows = load_train("math")
     assert rows["answer"][:] == list("1234567")
-    assert {hub_id for hub_id, _, _ in asked} == {"EleutherAI/hendrycks_math"} and {s for *_, s in asked} == {"train"}
-    assert [config for _, config, _ in asked] == sorted({config for _, config, _ in asked})
+    assert {hub_id for hub_id, _, _ in requested} == {"EleutherAI/hendrycks_math"} and {s for *_, s in requested} == {
+        "train"
+    }
+    assert [config for _, config, _ in requested] == sorted({config for _, config, _ in requested})
 
 
-def test_without_a_network_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_error_suggests_data_dir(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*args: object, **kwargs: object) -> Dataset:
         raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub (OfflineModeIsEnabled)")
 
@@ -287,13 +289,13 @@ def test_without_a_network_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) 
         load_train("gsm8k")
 
 
-# ---- bad input ----
+# ---- invalid input ----
 
-GOOD = json.dumps({"question": "1 + 2?", "answer": "It is <<1+2=3>>3.\n#### 3"})
+VALID_ROW = json.dumps({"question": "1 + 2?", "answer": "It is <<1+2=3>>3.\n#### 3"})
 
 
-def test_a_good_row(tmp_path: Path) -> None:
-    (tmp_path / "gsm8k_train.jsonl").write_text(GOOD + "\n")
+def test_a_valid_row(tmp_path: Path) -> None:
+    (tmp_path / "gsm8k_train.jsonl").write_text(VALID_ROW + "\n")
     row = load_train("gsm8k", str(tmp_path))[0]
     assert row["solution"] == "<reasoning>\nIt is 3.\n</reasoning>\n<answer>\n3\n</answer>"
 
@@ -312,7 +314,7 @@ def test_a_good_row(tmp_path: Path) -> None:
 def test_row_without_a_readable_gold_is_dropped_and_counted(
     row: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "gsm8k_train.jsonl").write_text(f"{GOOD}\n{json.dumps(row)}\n{GOOD}\n")
+    (tmp_path / "gsm8k_train.jsonl").write_text(f"{VALID_ROW}\n{json.dumps(row)}\n{VALID_ROW}\n")
     with caplog.at_level(logging.WARNING):
         assert load_train("gsm8k", str(tmp_path))["answer"][:] == ["3", "3"]
     assert "1 of 3" in caplog.text
@@ -332,12 +334,12 @@ def test_benchmark_row_without_an_answer_is_dropped(tmp_path: Path) -> None:
         ("\n\n", r"gsm8k_train\.jsonl"),
         (json.dumps({"question": "q"}), r"no column 'answer'.*found \['question'\]"),
         (json.dumps({"question": "q", "answer": "no gold"}), "no row with a readable gold answer"),
-        (GOOD + '\n{"question": \n', r"gsm8k_train\.jsonl"),
+        (VALID_ROW + '\n{"question": \n', r"gsm8k_train\.jsonl"),
         ("<html>Not found</html>", r"gsm8k_train\.jsonl"),
     ],
-    ids=["missing", "empty", "blank-lines", "no-column", "no-gold", "cut-short", "no-json"],
+    ids=["missing", "empty", "blank-lines", "no-column", "no-gold", "truncated", "not-json"],
 )
-def test_unusable_file_is_refused_in_one_sentence(content: str | None, message: str, tmp_path: Path) -> None:
+def test_unusable_file_gives_a_one_line_error(content: str | None, message: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "gsm8k_train.jsonl").write_text(content)
     with pytest.raises(UsageError, match=message) as caught:
@@ -346,19 +348,19 @@ def test_unusable_file_is_refused_in_one_sentence(content: str | None, message: 
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("gsm8", "gsm8k"), ("maths", "math"), ("aritmetic", "arithmetic")])
-def test_unknown_dataset_names_the_nearest(name: str, nearest: str) -> None:
+def test_unknown_dataset_error_suggests_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(UsageError, match=rf"'{name}' is unknown \(did you mean '{nearest}'\?\): pick one of gsm8k"):
         load_train(name)
 
 
-def test_unknown_benchmark_names_the_nearest() -> None:
+def test_unknown_benchmark_error_suggests_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"'aime2024' is unknown \(did you mean 'aime24'\?\)"):
         load_benchmark("aime2024")
     with pytest.raises(UsageError, match="'humaneval' is unknown"):
         load_benchmark("humaneval")
 
 
-# ---- length of prompts ----
+# ---- prompt length ----
 
 
 def test_long_prompts_are_dropped_and_counted(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -370,7 +372,7 @@ def test_long_prompts_are_dropped_and_counted(tiny: Path, caplog: pytest.LogCapt
     ]
     limit = sorted(lengths)[30]
     expected = [prompt for prompt, length in zip(rows["prompt"], lengths, strict=True) if length <= limit]
-    assert 0 < len(expected) < 60 and limit in lengths  # a prompt of exactly the limit stays
+    assert 0 < len(expected) < 60 and limit in lengths  # a prompt of exactly the limit is kept
     with caplog.at_level(logging.WARNING):
         kept = drop_long_prompts(rows, tokenizer, limit)
     assert kept["prompt"][:] == expected

@@ -17,20 +17,20 @@ from gtpo.errors import UsageError
 from gtpo.export import save_adapter
 
 
-def settings_of(folder: Path, model: Path, *argv: str, push_to_hub: bool = False) -> Settings:
+def settings_of(directory: Path, model: Path, *argv: str, push_to_hub: bool = False) -> Settings:
     classes = (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
     settings = parse(
         "gtpo",
         classes,
-        ["--output_dir", str(folder), "--model", str(model), "--lora_rank", "4", "--gamma", "0.125", *argv],
+        ["--output_dir", str(directory), "--model", str(model), "--lora_rank", "4", "--gamma", "0.125", *argv],
     )
-    settings.run.push_to_hub = push_to_hub  # without the check for a token
+    settings.run.push_to_hub = push_to_hub  # bypasses the check for a token
     return settings
 
 
 @pytest.fixture
 def trained(tiny: Path, tmp_path: Path) -> tuple[Any, Path]:
-    """A trainer whose adapter is not zero, and its run directory."""
+    """A trainer with a non-zero adapter, and its run directory."""
     trainer = make_trainer("gtpo", tiny, tmp_path / "run")
     generator = torch.Generator().manual_seed(0)
     for name, weight in trainer.model.named_parameters():
@@ -39,7 +39,7 @@ def trained(tiny: Path, tmp_path: Path) -> tuple[Any, Path]:
     return trainer, tmp_path / "run"
 
 
-def test_the_card_cites_the_paper_and_lists_the_settings(trained: tuple[Any, Path], tiny: Path) -> None:
+def test_the_model_card_cites_the_paper_and_lists_the_settings(trained: tuple[Any, Path], tiny: Path) -> None:
     trainer, run = trained
     save_adapter(trainer, settings_of(run, tiny))
     card = (run / "adapter" / "README.md").read_text()
@@ -69,7 +69,7 @@ def test_merged_weights_are_base_plus_adapter_in_16_bits(trained: tuple[Any, Pat
 
 
 class Hub:
-    """What huggingface_hub.HfApi is asked."""
+    """Records the calls to huggingface_hub.HfApi."""
 
     calls: list[tuple[Any, ...]] = []
     fails = False
@@ -85,19 +85,19 @@ class Hub:
 
 
 @pytest.mark.parametrize(("merge", "weights"), [("none", "adapter_model.safetensors"), ("16bit", "model.safetensors")])
-def test_what_was_written_last_is_uploaded(
+def test_the_final_weights_are_uploaded(
     merge: str, weights: str, trained: tuple[Any, Path], tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, run = trained
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     monkeypatch.setattr(Hub, "calls", [])
     save_adapter(trainer, settings_of(run, tiny, "--hub_model_id", "mine", "--merge", merge, push_to_hub=True))
-    create, (verb, files, repository) = Hub.calls
+    create, (call, files, repository) = Hub.calls
     assert create == ("create", "mine", None, True)
-    assert (verb, repository) == ("upload", "me/mine") and {weights, "README.md", "tokenizer.json"} <= set(files)
+    assert (call, repository) == ("upload", "me/mine") and {weights, "README.md", "tokenizer.json"} <= set(files)
 
 
-def test_a_failed_upload_says_where_the_adapter_is(
+def test_a_failed_upload_error_names_the_adapter_directory(
     trained: tuple[Any, Path], tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, run = trained

@@ -1,4 +1,4 @@
-"""Faults: what stops a run, what is kept of it, and that what goes on is the same run."""
+"""Fault tolerance: non-finite values, checkpoints, signals, a full disk and lost services."""
 
 import errno
 import json
@@ -32,10 +32,10 @@ from rewards import accuracy_reward
 ROOT = Path(__file__).parent.parent
 
 
-def tracked(method: str, tiny: Path, folder: Path, **settings: Any) -> Any:
-    """A canned trainer with the callbacks of a run, and a directory as start_run makes it."""
-    folder.mkdir(exist_ok=True)
-    trainer = make_trainer(method, tiny, folder, save_strategy="steps", save_steps=1, **settings)
+def tracked(method: str, tiny: Path, directory: Path, **settings: Any) -> Any:
+    """A canned trainer with the callbacks of a run, and an existing run directory."""
+    directory.mkdir(exist_ok=True)
+    trainer = make_trainer(method, tiny, directory, save_strategy="steps", save_steps=1, **settings)
     attach_callbacks(trainer, settings_of(trainer))
     return trainer
 
@@ -48,11 +48,11 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-# ---- numbers that are not finite ----
+# ---- non-finite values ----
 
 
 class Poison(TrainerCallback):
-    """Makes a weight infinite once ``step`` steps are done, as a step too far would."""
+    """Sets a weight to NaN after step ``step``."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -63,7 +63,7 @@ class Poison(TrainerCallback):
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(method: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_non_finite_loss_stops_the_run_and_saves_the_batch(method: str, tiny: Path, tmp_path: Path) -> None:
     trainer = tracked(method, tiny, tmp_path / "run", max_steps=5)
     trainer.add_callback(Poison(2))
     with pytest.raises(
@@ -71,9 +71,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(method: str
         match=r"of step 3 is not finite.*not-finite-step-3.*the last checkpoint with --resume .*run",
     ):
         trainer.train()
-    kept = tmp_path / "run" / "not-finite-step-3"
-    batch = load_file(kept / "batch-0.safetensors")
-    (texts,) = json.loads((kept / "completions-0.json").read_text())
+    saved = tmp_path / "run" / "not-finite-step-3"
+    batch = load_file(saved / "batch-0.safetensors")
+    (texts,) = json.loads((saved / "completions-0.json").read_text())
     assert batch["0.completion_ids"].shape == batch["0.logps"].shape and len(texts) == GROUP
     assert batch["0.logps"].isnan().any()
     rows = zip(batch["0.completion_ids"], batch["0.completion_mask"], strict=True)
@@ -85,7 +85,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_batch(method: str
     ]
 
 
-def test_a_gradient_that_is_not_finite_is_not_learned_from(tiny: Path, tmp_path: Path) -> None:
+def test_a_non_finite_gradient_is_not_applied(tiny: Path, tmp_path: Path) -> None:
     trainer = tracked("gtpo", tiny, tmp_path / "run", max_steps=5, max_grad_norm=1.0)
     name, weight = next((n, w) for n, w in trainer.model.named_parameters() if "lora_B" in n)
     weight.register_hook(lambda gradient: gradient * float("inf") if trainer.state.global_step == 1 else gradient)
@@ -96,7 +96,7 @@ def test_a_gradient_that_is_not_finite_is_not_learned_from(tiny: Path, tmp_path:
     assert (tmp_path / "run" / "not-finite-step-2" / "batch-0.safetensors").is_file()
 
 
-def test_with_fp16_the_loss_scale_looks_for_itself(tiny: Path, tmp_path: Path) -> None:
+def test_with_fp16_the_loss_scaler_handles_non_finite_gradients(tiny: Path, tmp_path: Path) -> None:
     trainer = tracked("gtpo", tiny, tmp_path / "run", max_steps=1)
     trainer.args.fp16 = True
     weight = next(w for n, w in trainer.model.named_parameters() if "lora_B" in n)
@@ -107,7 +107,7 @@ def test_with_fp16_the_loss_scale_looks_for_itself(tiny: Path, tmp_path: Path) -
 # ---- checkpoints ----
 
 
-def test_a_checkpoint_counts_when_every_file_is_there_in_full(tiny: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_is_valid_only_if_every_file_is_complete(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     tracked("gtpo", tiny, run, max_steps=3).train()
     assert [path.name for path in RunDirectory(run).checkpoints()] == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
@@ -115,7 +115,7 @@ def test_a_checkpoint_counts_when_every_file_is_there_in_full(tiny: Path, tmp_pa
     weights_file.write_bytes(weights_file.read_bytes()[:-1])
     (run / "checkpoint-2" / "optimizer.pt").unlink()
     assert [path.name for path in RunDirectory(run).checkpoints()] == ["checkpoint-1"]
-    for text in ("", "[]", '{"a'):  # killed while it was written
+    for text in ("", "[]", '{"a'):  # killed during the write
         (run / "checkpoint-1" / MANIFEST).write_text(text)
         assert not is_complete(run / "checkpoint-1")
     (run / "checkpoint-1" / MANIFEST).unlink()
@@ -123,7 +123,7 @@ def test_a_checkpoint_counts_when_every_file_is_there_in_full(tiny: Path, tmp_pa
     assert not list(run.rglob("training_args.bin"))  # a pickle
 
 
-def test_the_adapter_of_the_reference_counts_too(tiny: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_needs_the_reference_adapter_too(tiny: Path, tmp_path: Path) -> None:
     tracked("grpo", tiny, tmp_path / "run", max_steps=1, beta=0.04).train()
     (checkpoint,) = RunDirectory(tmp_path / "run").checkpoints()
     (checkpoint / "ref" / "adapter_model.safetensors").write_bytes(b"")
@@ -137,32 +137,32 @@ def test_the_adapter_of_the_reference_counts_too(tiny: Path, tmp_path: Path) -> 
         ("gtpo", {"num_iterations": 3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}),
         ("gtpo", {"steps_per_generation": 2, "per_device_train_batch_size": 6}),
         ("gtpo", {"num_iterations": 2, "log_completions": True, "num_completions_to_print": 0}),
-        ("grpo", {"beta": 0.04}),  # its reference is an adapter too
+        ("grpo", {"beta": 0.04}),  # the reference policy is an adapter too
         ("grpo", {"optim": "adamw_torch", "lr_scheduler_type": "cosine"}),
     ],
     ids=["two-iterations", "three-in-micro-batches", "two-steps-per-generation", "table", "kl", "adam-and-schedule"],
 )
-def test_a_run_resumed_at_any_step_is_the_same_run(
+def test_a_run_resumed_at_any_step_ends_with_the_same_weights(
     method: str, settings: dict[str, Any], tiny: Path, tmp_path: Path
 ) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    for folder in (whole, cut):
-        tracked(method, tiny, folder, max_steps=6, **settings).train()
+    uninterrupted, restarted = tmp_path / "uninterrupted", tmp_path / "restarted"
+    for directory in (uninterrupted, restarted):
+        tracked(method, tiny, directory, max_steps=6, **settings).train()
     for step in (1, 2, 3, 4, 5):
-        resumed = tracked(method, tiny, cut, max_steps=6, **settings)
-        resumed.train(resume_from_checkpoint=str(cut / f"checkpoint-{step}"))
-        assert same(weights(cut / "checkpoint-6"), weights(whole / "checkpoint-6")), step
+        resumed = tracked(method, tiny, restarted, max_steps=6, **settings)
+        resumed.train(resume_from_checkpoint=str(restarted / f"checkpoint-{step}"))
+        assert same(weights(restarted / "checkpoint-6"), weights(uninterrupted / "checkpoint-6")), step
     lines = [
         [
             {k: v for k, v in json.loads(line).items() if k not in ("step_time", "tokens_per_second")}
             for line in (run / "metrics.jsonl").read_text().splitlines()
         ]
-        for run in (whole, cut)
+        for run in (uninterrupted, restarted)
     ]
     assert len(lines[0]) == 6 and lines[0] == lines[1]
 
 
-def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
+def test_a_directory_is_replaced_atomically(tmp_path: Path) -> None:
     for name, text in (("best", "old"), ("best.tmp", "new"), ("best.old", "older, left by a kill")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(text)
@@ -171,16 +171,16 @@ def test_a_folder_is_replaced_whole(tmp_path: Path) -> None:
     assert (tmp_path / "best" / "file").read_text() == "new"
 
 
-# ---- signals, of a script as a user runs it ----
+# ---- signals to a running script ----
 
 
-class Started:
-    """A train script in a process of its own, past its second step."""
+class RunningScript:
+    """A train script in a separate process, past its second step."""
 
-    def __init__(self, tiny: Path, folder: Path, steps: int = 400) -> None:
-        self.folder = folder
+    def __init__(self, tiny: Path, directory: Path, steps: int = 400) -> None:
+        self.directory = directory
         argv = ["--model", tiny, "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--initial_entropy"]
-        argv += ["0.5", "--max_completion_length", "8", "--max_steps", str(steps), "--output_dir", folder]
+        argv += ["0.5", "--max_completion_length", "8", "--max_steps", str(steps), "--output_dir", directory]
         self.process = subprocess.Popen(
             [sys.executable, "train_gtpo.py", *argv],
             cwd=ROOT,
@@ -193,52 +193,52 @@ class Started:
             time.sleep(0.05)
 
     def steps(self) -> int:
-        metrics = self.folder / "metrics.jsonl"
+        metrics = self.directory / "metrics.jsonl"
         return metrics.read_text().count("\n") if metrics.exists() else 0
 
-    def end(self, *numbers: signal.Signals) -> tuple[int, str]:
+    def stop(self, *numbers: signal.Signals) -> tuple[int, str]:
         for number in numbers:
             self.process.send_signal(number)
             time.sleep(0.3)
-        _, said = self.process.communicate(timeout=120)
-        return self.process.returncode, said
+        _, stderr = self.process.communicate(timeout=120)
+        return self.process.returncode, stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_a_checkpoint_of_the_last_step(
+def test_a_signal_saves_a_checkpoint_of_the_last_step(
     number: signal.Signals, code: int, tiny: Path, tmp_path: Path
 ) -> None:
-    run = Started(tiny, tmp_path / "run")
-    ended, said = run.end(number)
-    assert ended == code and "Traceback" not in said
+    run = RunningScript(tiny, tmp_path / "run")
+    returncode, stderr = run.stop(number)
+    assert returncode == code and "Traceback" not in stderr
     steps = run.steps()
-    assert [path.name for path in RunDirectory(run.folder).checkpoints()] == [f"checkpoint-{steps}"]
-    assert f"stopped after step {steps}; continue with --resume {run.folder}" in said
-    assert not (run.folder / "adapter").exists()
-    again = [sys.executable, "train_gtpo.py", "--resume", run.folder, "--max_steps", str(steps + 2)]
-    subprocess.run(again, cwd=ROOT, check=True, capture_output=True)
-    lines = [json.loads(line)["step"] for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert lines == list(range(1, steps + 3)) and (run.folder / "adapter").is_dir()
+    assert [path.name for path in RunDirectory(run.directory).checkpoints()] == [f"checkpoint-{steps}"]
+    assert f"stopped after step {steps}; continue with --resume {run.directory}" in stderr
+    assert not (run.directory / "adapter").exists()
+    resume = [sys.executable, "train_gtpo.py", "--resume", run.directory, "--max_steps", str(steps + 2)]
+    subprocess.run(resume, cwd=ROOT, check=True, capture_output=True)
+    lines = [json.loads(line)["step"] for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
+    assert lines == list(range(1, steps + 3)) and (run.directory / "adapter").is_dir()
 
 
-def test_a_run_in_use_is_refused_and_a_killed_one_is_free(tiny: Path, tmp_path: Path) -> None:
-    run = Started(tiny, tmp_path / "run")
+def test_a_run_in_use_is_locked_and_a_killed_run_is_not(tiny: Path, tmp_path: Path) -> None:
+    run = RunningScript(tiny, tmp_path / "run")
     for flag in ("--resume", "--overwrite"):
-        argv = [sys.executable, "train_gtpo.py", "--model", tiny, "--output_dir", run.folder, flag]
+        argv = [sys.executable, "train_gtpo.py", "--model", tiny, "--output_dir", run.directory, flag]
         argv += ["--dataset", "arithmetic"]
         second = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-        assert second.returncode == 2 and f"{run.folder} is in use by another process" in second.stderr
+        assert second.returncode == 2 and f"{run.directory} is in use by another process" in second.stderr
     run.process.kill()
     run.process.communicate()
-    with FileLock(run.folder / "run.lock", timeout=0):  # the system frees it, whatever end the process took
+    with FileLock(run.directory / "run.lock", timeout=0):  # the OS releases the lock when the process dies
         pass
 
 
-# ---- how a script ends ----
+# ---- exit codes and messages ----
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
         (UsageError("bad input"), 2, "bad input"),
         (RunError("it stopped"), 1, "it stopped"),
@@ -253,8 +253,8 @@ def test_a_run_in_use_is_refused_and_a_killed_one_is_free(tiny: Path, tmp_path: 
         ),
     ],
 )
-def test_a_script_ends_with_one_sentence(
-    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+def test_a_script_exits_with_a_one_line_error(
+    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def main() -> None:
         raise error
@@ -263,10 +263,10 @@ def test_a_script_ends_with_one_sentence(
         cli.run_script(main)
     assert ended.value.code == code
     (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert message in line
 
 
-def test_another_fault_keeps_its_traceback() -> None:
+def test_other_errors_keep_their_traceback() -> None:
     def main() -> None:
         raise ZeroDivisionError
 
@@ -274,35 +274,38 @@ def test_another_fault_keeps_its_traceback() -> None:
         cli.run_script(main)
 
 
-# ---- the disk ----
+# ---- full disk ----
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """``small_disk("2m")`` -> a file system of that size, the same one grown or shrunk at the next call."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
+    """``small_disk("2m")`` mounts a file system of that size; later calls resize it."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
 
-    def of_size(size: str) -> Path:
-        options = f"remount,size={size}" if folder.is_mount() else f"size={size}"
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True)
+    def mount(size: str) -> Path:
+        options = f"remount,size={size}" if directory.is_mount() else f"size={size}"
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", directory], capture_output=True)
         if mounted.returncode:
             pytest.skip("mounting a small file system needs root")
-        return folder
+        return directory
 
-    yield of_size
-    subprocess.run(["umount", folder], capture_output=True)
+    yield mount
+    subprocess.run(["umount", directory], capture_output=True)
 
 
-def test_a_disk_that_fills_while_a_checkpoint_is_saved(tiny: Path, small_disk: Callable[[str], Path]) -> None:
-    run = small_disk("1200k") / "run"  # two checkpoints of half a megabyte, and not the third
+def test_a_run_stopped_by_a_full_disk_can_be_resumed(tiny: Path, small_disk: Callable[[str], Path]) -> None:
+    run = small_disk("1200k") / "run"  # room for two checkpoints of half a megabyte, not for three
     argv = [sys.executable, "train_gtpo.py", "--model", tiny, "--dataset", "arithmetic", "--G", "4", "--lora_rank", "4"]
     argv += ["--prompts_per_step", "1", "--initial_entropy", "0.5", "--max_completion_length", "8", "--save_steps", "1"]
     argv += ["--max_steps", "5", "--output_dir", run]
     full = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     assert full.returncode == 1 and "Traceback" not in full.stderr, full.stderr[-2000:]
-    said = full.stderr.splitlines()[-1]
-    assert said.startswith("train_gtpo.py: the disk is full (") and "--resume RUN from the last checkpoint" in said
+    last_line = full.stderr.splitlines()[-1]
+    assert (
+        last_line.startswith("train_gtpo.py: the disk is full (")
+        and "--resume RUN from the last checkpoint" in last_line
+    )
     kept = [path.name for path in RunDirectory(run).checkpoints()]
     assert kept and kept == [f"checkpoint-{step}" for step in range(1, len(kept) + 1)]
     small_disk("64m")
@@ -311,19 +314,19 @@ def test_a_disk_that_fills_while_a_checkpoint_is_saved(tiny: Path, small_disk: C
     assert lines == [1, 2, 3, 4, 5] and (run / "adapter" / "adapter_model.safetensors").is_file()
 
 
-# ---- what a run leans on goes away ----
+# ---- lost services ----
 
 
 class WandbServer(BaseHTTPRequestHandler):
-    """As much of wandb's API as an online run asks for."""
+    """The part of wandb's API that an online run uses."""
 
     def log_message(self, *args: Any) -> None:
         pass
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        asked = json.loads(body) if self.path == "/graphql" else {}
-        files = asked.get("variables", {}).get("files") or []
+        request_body = json.loads(body) if self.path == "/graphql" else {}
+        files = request_body.get("variables", {}).get("files") or []
         upload = f"http://127.0.0.1:{self.server.server_port}/upload"  # type: ignore[attr-defined]
         project = {"id": "p", "name": "gtpo", "entity": {"id": "e", "name": "me"}}
         bucket = {"id": "b", "name": "run", "displayName": "run", "config": "{}", "historyLineCount": 0}
@@ -343,7 +346,7 @@ class WandbServer(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST
 
 
-def test_a_wandb_server_that_vanishes_does_not_stop_the_run(
+def test_losing_the_wandb_server_does_not_stop_the_run(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import wandb
@@ -353,37 +356,37 @@ def test_a_wandb_server_that_vanishes_does_not_stop_the_run(
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-    patience = []
+    finish_timeouts = []
 
-    def impatient(finish_timeout: float, **settings: Any) -> Any:
-        patience.append(finish_timeout)
+    def short_timeout(finish_timeout: float, **settings: Any) -> Any:
+        finish_timeouts.append(finish_timeout)
         return Settings(finish_timeout=3, **settings)
 
     Settings = wandb.Settings
-    monkeypatch.setattr(wandb, "Settings", impatient)
+    monkeypatch.setattr(wandb, "Settings", short_timeout)
 
-    class Vanish(TrainerCallback):
+    class StopServer(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 2:
                 server.shutdown()
                 server.server_close()
 
     trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=6, report_to="wandb")
-    trainer.add_callback(Vanish())
+    trainer.add_callback(StopServer())
     attach_callbacks(trainer, settings_of(trainer))
     assert not wandb.run.offline
     trainer.train()
     lines = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines == [1, 2, 3, 4, 5, 6] and patience == [60]
-    assert wandb.run is None  # it has given up
+    assert lines == [1, 2, 3, 4, 5, 6] and finish_timeouts == [60]
+    assert wandb.run is None  # wandb gave up
 
 
-def test_a_reward_worker_that_is_killed_is_replaced(tiny: Path, tmp_path: Path) -> None:
+def test_a_killed_reward_worker_is_replaced(tiny: Path, tmp_path: Path) -> None:
     rewarded = []
 
     def graded(completions: Any, **kwargs: Any) -> list[float]:
         step = trainer.state.global_step
-        texts = [f"<answer>{i}x + {step}x^2</answer>" for i in range(GROUP)]  # none that was compared before
+        texts = [f"<answer>{i}x + {step}x^2</answer>" for i in range(GROUP)]  # all new to the grader
         scores = accuracy_reward(texts, answer=[f"x({i} + {step if i % 3 else 99}x)" for i in range(GROUP)])
         rewarded.append(scores)
         process = worker.shared_worker.process
@@ -394,27 +397,27 @@ def test_a_reward_worker_that_is_killed_is_replaced(tiny: Path, tmp_path: Path) 
 
     trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=4)
     trainer.reward_funcs = [graded]
-    late = worker.timeouts()
+    timeouts_before = worker.timeouts()
     trainer.train()
     assert rewarded == [[10.0 if i % 3 else 0.0 for i in range(GROUP)]] * 4
-    assert worker.timeouts() == late
+    assert worker.timeouts() == timeouts_before
 
 
-# ---- groups at the edge ----
+# ---- edge cases of groups ----
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
 @pytest.mark.parametrize(
     "group",
     [
-        [[2]] * GROUP,  # the policy ends at once
-        [[300]] * GROUP,  # one token, cut off
+        [[2]] * GROUP,  # EOS is the first token
+        [[300]] * GROUP,  # one token, truncated
         [[2], [300, 2]] * (GROUP // 2),
-        [[300 + row] * 32 for row in range(GROUP)],  # every one fills max_completion_length and is cut off
+        [[300 + row] * 32 for row in range(GROUP)],  # all reach max_completion_length and are truncated
     ],
-    ids=["end-at-once", "one-token", "one-or-two", "cut-off"],
+    ids=["eos-first", "one-token", "one-or-two", "truncated"],
 )
-def test_short_and_cut_off_completions_train(
+def test_training_on_short_and_truncated_completions(
     method: str, group: list[list[int]], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(canned, "canned_group", lambda step, size=GROUP: group)
@@ -426,11 +429,11 @@ def test_short_and_cut_off_completions_train(
     lengths = [len(ids) for ids in group]
     assert log["completion_length"] == sum(lengths) / GROUP
     assert log["completions/clipped_ratio"] == sum(ids[-1] != 2 for ids in group) / GROUP
-    assert log["grad_norm"] > 0 or group[0] == group[1]  # the same token with both signs: nothing to learn
+    assert log["grad_norm"] > 0 or group[0] == group[1]  # the same token with both signs: zero gradient
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_a_group_of_equal_rewards_teaches_nothing_but_entropy(method: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_group_of_equal_rewards_trains_only_the_entropy_term(method: str, tiny: Path, tmp_path: Path) -> None:
     def train(gtpo: dict[str, Any]) -> bool:
         trainer = make_trainer(method, tiny, tmp_path, gtpo, max_steps=1)
         trainer.reward_funcs = [lambda completions, **kwargs: [5.0] * len(completions)]
@@ -444,7 +447,7 @@ def test_a_group_of_equal_rewards_teaches_nothing_but_entropy(method: str, tiny:
     assert train({"gamma": 0.1}) is (method == "grpo")
 
 
-def test_prompts_and_completions_that_fill_the_context_train(tiny: Path, tmp_path: Path) -> None:
+def test_training_on_prompts_and_completions_that_fill_the_context(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     argv = [
         sys.executable,
@@ -460,9 +463,9 @@ def test_prompts_and_completions_that_fill_the_context_train(tiny: Path, tmp_pat
     argv += ["--max_prompt_length", "4088", "--max_completion_length", "8", "--max_seq_length", "4096"]
     tokenizer = AutoTokenizer.from_pretrained(tiny)
 
-    def tokens(words: int) -> int:
+    def tokens(length: int) -> int:
         return len(
-            tokenizer.apply_chat_template(to_messages("q" * words), add_generation_prompt=True, return_dict=False)
+            tokenizer.apply_chat_template(to_messages("q" * length), add_generation_prompt=True, return_dict=False)
         )
 
     longest = next(size for size in range(4096, 0, -1) if tokens(size) <= 4088)

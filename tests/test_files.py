@@ -7,7 +7,7 @@ import pytest
 from gtpo.files import write_atomically
 
 
-def test_atomic_write_leaves_the_old_file_when_it_fails(tmp_path: Path) -> None:
+def test_failed_atomic_write_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomically(path, "old")
     with pytest.raises(UnicodeEncodeError):

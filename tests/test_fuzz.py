@@ -1,9 +1,9 @@
-"""Whatever is typed, written in a file or sampled by a model: an answer or one sentence, never a traceback.
+"""Fuzzing of command lines, YAML files and completions: a result or a one-line error, never a traceback.
 
     python -m pytest tests/test_fuzz.py                          # a few hundred examples of each kind
     GTPO_FUZZ=full python -m pytest tests/test_fuzz.py           # 2,400 settings and 24,000 completions
 
-Examples are drawn anew each time; hypothesis prints the smallest one that fails.
+Examples differ in every run; hypothesis prints the smallest failing one.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from gtpo.cli import parse, run_script
 from rewards import accuracy_reward, format_reward
 
 FULL = os.environ.get("GTPO_FUZZ") == "full"
-BATCH = 24  # completions of one call of the rewards
+BATCH = 24  # completions per call of the rewards
 
 CLASSES: dict[str, tuple[type, ...]] = {
     "gtpo": (DataArguments, RewardArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
@@ -85,8 +85,8 @@ YAML_TEXTS += ["gamma: 'a\n", "gamma: |\n  a\n  b", "gamma: 1:30:00", "gamma: .n
 YAML_TEXTS += ["[" * 5000, "gamma: " + "{a: " * 5000]
 
 
-def fitting(action: Any) -> st.SearchStrategy[str]:
-    """Values of the kind that a flag takes, sensible and absurd; "" is the flag alone."""
+def values_for(action: Any) -> st.SearchStrategy[str]:
+    """Values of the type that a flag takes, sensible and absurd; "" is the flag without a value."""
     if action.choices:
         return st.sampled_from([str(choice) for choice in action.choices])
     if action.nargs == 0:
@@ -101,7 +101,7 @@ def command_lines(draw: Any, method: str) -> list[str]:
     for _ in range(draw(st.integers(0, 3))):
         flag = draw(st.sampled_from(sorted(ACTIONS[method])))
         if draw(st.integers(0, 4)):
-            value = draw(fitting(ACTIONS[method][flag]))
+            value = draw(values_for(ACTIONS[method][flag]))
             argv += [f"{flag}={value}"] if value else [flag]
         else:
             argv += [draw(st.just(flag) | st.text(max_size=6).map("--".__add__)), *draw(st.lists(WORDS, max_size=2))]
@@ -118,7 +118,7 @@ def files(draw: Any, method: str) -> bytes:
     for _ in range(draw(st.integers(0, 3))):
         flag = draw(st.sampled_from(sorted(ACTIONS[method])))
         if draw(st.integers(0, 3)):
-            content[flag[2:]] = draw(fitting(ACTIONS[method][flag]))
+            content[flag[2:]] = draw(values_for(ACTIONS[method][flag]))
         else:
             content[draw(st.just(flag[2:]) | WORDS | st.integers())] = draw(YAML_VALUES)
     return yaml.safe_dump(content, allow_unicode=True).encode(errors="surrogatepass")
@@ -126,7 +126,7 @@ def files(draw: Any, method: str) -> bytes:
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty working directory, and the state of the process as it is before each parse."""
+    """An empty working directory; the environment is restored after the test."""
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
@@ -137,46 +137,46 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     os.environ.update(environment)
 
 
-def assert_settings_or_one_sentence(method: str, argv: list[str], empty: Path) -> None:
-    """As the script ends: 0 with settings that a file can hold, or 2 with one sentence; nothing is written."""
+def assert_settings_or_one_line_error(method: str, argv: list[str], empty: Path) -> None:
+    """The exit code is 0 with settings that YAML can store, or 2 with one line; nothing is written."""
     resolved: dict[str, Any] = {}
-    said = io.StringIO()
+    stderr = io.StringIO()
     sys.argv = [f"train_{method}.py"]
     with (
-        contextlib.redirect_stderr(said),
+        contextlib.redirect_stderr(stderr),
         contextlib.redirect_stdout(io.StringIO()),
         pytest.raises(SystemExit) as ended,
     ):
         run_script(lambda: resolved.update(parse(method, CLASSES[method], argv).to_dict()))
     assert list(empty.iterdir()) == []
     if ended.value.code == 0:
-        wants_help = any(word.startswith("-h") or word in ("--help", "--help_all") for word in argv)
+        wants_help = any(argument.startswith("-h") or argument in ("--help", "--help_all") for argument in argv)
         assert wants_help or yaml.safe_load(yaml.safe_dump(resolved)) == resolved
         return
     assert ended.value.code == 2
-    (line,) = said.getvalue().splitlines()
+    (line,) = stderr.getvalue().splitlines()
     assert line.startswith(f"train_{method}.py: ") and len(line) > len(f"train_{method}.py: ")
 
 
 @pytest.mark.parametrize("method", CLASSES)
-def test_a_command_line_is_settings_or_one_sentence(method: str, empty: Path) -> None:
+def test_a_command_line_gives_settings_or_a_one_line_error(method: str, empty: Path) -> None:
     @examples(40, 400)
     @given(command_lines(method))
     def holds(argv: list[str]) -> None:
-        assert_settings_or_one_sentence(method, argv, empty)
+        assert_settings_or_one_line_error(method, argv, empty)
 
     holds()
 
 
 @pytest.mark.parametrize("method", CLASSES)
-def test_a_file_of_settings_is_settings_or_one_sentence(method: str, empty: Path) -> None:
+def test_a_settings_file_gives_settings_or_a_one_line_error(method: str, empty: Path) -> None:
     file = empty.parent / "settings.yaml"
 
     @examples(40, 400)
     @given(files(method))
     def holds(text: bytes) -> None:
         file.write_bytes(text)
-        assert_settings_or_one_sentence(method, ["--config", str(file)], empty)
+        assert_settings_or_one_line_error(method, ["--config", str(file)], empty)
 
     holds()
 
@@ -197,7 +197,7 @@ TAGS = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"]
 
 
 def attack(generator: random.Random) -> str:
-    """A text made to break a parser, exhaust it, or be run by it."""
+    """A text meant to crash a parser, exhaust it, or be executed by it."""
     n = generator.choice([1, 2, 3, 10, 39, 41, 200, 900, 5000])
     return generator.choice(
         [
@@ -270,7 +270,7 @@ def fragment(generator: random.Random) -> str:
 
 
 def hostile(generator: random.Random) -> Any:
-    """A completion: well formed around an absurd answer, or fragments in any order; text or a conversation."""
+    """A completion: well-formed around a hostile answer, or random fragments; text or a conversation."""
     if generator.random() < 0.5:
         inside = "".join(fragment(generator) for _ in range(generator.choice([1, 1, 1, 2, 3])))
         text = f"<reasoning>\n{fragment(generator)}\n</reasoning>\n<answer>\n{inside}\n</answer>"
@@ -280,7 +280,7 @@ def hostile(generator: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("part", range(10))
-def test_any_completion_is_rewarded(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewards_accept_any_completion(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     generator = random.Random() if FULL else random.Random(part)
     for _ in range(100 if FULL else 3):
@@ -288,11 +288,11 @@ def test_any_completion_is_rewarded(part: int, tmp_path: Path, monkeypatch: pyte
         drawn = random.Random(seed)
         completions = [hostile(drawn) for _ in range(BATCH)]
         golds = [drawn.choice(GOLDS) for _ in range(BATCH)]
-        told: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         before = grading.worker_calls()
         formats = format_reward(completions)
-        right = accuracy_reward(completions, answer=golds, log_metric=told.__setitem__)
-        assert len(formats) == len(right) == BATCH, seed
-        assert set(formats) <= {0.0, 1.0, 10.0} and set(right) <= {0.0, 10.0}, seed
-        assert 0 <= told["grader_timeouts"] <= grading.worker_calls() - before, seed
+        accuracies = accuracy_reward(completions, answer=golds, log_metric=metrics.__setitem__)
+        assert len(formats) == len(accuracies) == BATCH, seed
+        assert set(formats) <= {0.0, 1.0, 10.0} and set(accuracies) <= {0.0, 10.0}, seed
+        assert 0 <= metrics["grader_timeouts"] <= grading.worker_calls() - before, seed
     assert list(tmp_path.iterdir()) == []

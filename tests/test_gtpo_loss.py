@@ -1,6 +1,6 @@
-"""The objective of GTPO (and GRPO) against naive references, hand-drawn groups, and the paper's own identities.
+"""The objectives of GTPO and GRPO against naive references, hand-drawn groups, and identities of the paper.
 
-Everything runs on a CPU in small tensors. The references live in reference.py and share no code with gtpo_loss.py.
+All tests run on a CPU with small tensors. The references are in reference.py and share no code with gtpo_loss.py.
 """
 
 import math
@@ -34,7 +34,7 @@ from torch import Tensor
 from gtpo_loss import completion_entropy, conflict_mask, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
 
 ATOL64 = 1e-12  # float64, values and gradients of order 1; observed error 3e-16
-ROUNDING = 1e-6  # float32 and bfloat16: what ours may add to the plain computation's own error
+ROUNDING = 1e-6  # float32 and bfloat16: allowed on top of the plain computation's error
 
 # derandomize: the same examples on every machine and in every run; no deadline: nothing here is timed
 many = settings(max_examples=2500, deadline=None, derandomize=True)
@@ -46,13 +46,13 @@ some = settings(max_examples=200, deadline=None, derandomize=True)
 
 @dataclass
 class Groups:
-    """Completions as lists, and the same as padded tensors."""
+    """Completions as lists and as padded tensors."""
 
     completions: list[list[int]]
     advantages: list[float]
     group_size: int
     pad_token: int = 0
-    extra: int = 0  # columns of padding behind the longest completion
+    extra: int = 0  # columns of padding after the longest completion
 
     @property
     def lengths(self) -> list[int]:
@@ -90,9 +90,9 @@ class Groups:
 
 
 def drawn(*rows: str, pad_token: str = "_", extra: int = 1) -> tuple[Groups, Tensor, Tensor]:
-    """One group from a table, a row per completion: ``advantage | tokens | mask | lambda``.
+    """One group from a table, one row per completion: ``advantage | tokens | mask | lambda``.
 
-    Tokens are letters; ``#`` is a masked token, ``.`` another. Returns the group, its mask and its weights.
+    Tokens are letters; ``#`` is a masked token, ``.`` any other. Returns the group, its mask and its weights.
     """
     advantages, completions, masks, weights = [], [], [], []
     for row in rows:
@@ -108,7 +108,7 @@ def drawn(*rows: str, pad_token: str = "_", extra: int = 1) -> tuple[Groups, Ten
 
 @st.composite
 def random_groups(draw: st.DrawFn, advantages: tuple[float, ...] = (-1.5, -0.5, 0.0, 0.5, 1.5)) -> Groups:
-    """Up to three groups over one to four tokens, so that conflicts happen; half of the rows are near-copies."""
+    """Up to three groups over one to four tokens, so that conflicts occur; half of the rows are near-copies."""
     group_size = draw(st.integers(1, 5))
     token = st.integers(0, draw(st.integers(0, 3)))
     completions = []
@@ -117,13 +117,13 @@ def random_groups(draw: st.DrawFn, advantages: tuple[float, ...] = (-1.5, -0.5, 
         for _ in range(group_size):
             row = list(base)
             kind = draw(st.sampled_from(["copy", "cut", "insert", "change", "other", "other"]))
-            place = draw(st.integers(0, len(base)))
+            position = draw(st.integers(0, len(base)))
             if kind == "cut":
-                del row[place : place + 2]
+                del row[position : position + 2]
             elif kind == "insert":
-                row[place:place] = draw(st.lists(token, min_size=1, max_size=4))
+                row[position:position] = draw(st.lists(token, min_size=1, max_size=4))
             elif kind == "change" and row:
-                row[place % len(row)] = draw(token)
+                row[position % len(row)] = draw(token)
             elif kind == "other":
                 row = draw(st.lists(token, max_size=8))
             completions.append(row)
@@ -132,7 +132,7 @@ def random_groups(draw: st.DrawFn, advantages: tuple[float, ...] = (-1.5, -0.5, 
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:
-    """Exactly equal: masks and weights take no tolerance."""
+    """Exactly equal: no tolerance for masks and weights."""
     assert actual.shape == expected.shape
     assert actual.tolist() == expected.tolist()
 
@@ -140,7 +140,7 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
 # --- conflict mask: hand-drawn groups --------------------------------------------------------------------------------
 
 DRAWN_GROUPS = {
-    "forward run stops at the first token that is no conflict token": [
+    "forward run stops at the first token that is not a conflict token": [
         "+1 | a b c d | # # . . | 2 2 1 1",
         "-1 | a b x y | # # . . | 0 0 1 1",
     ],
@@ -152,34 +152,34 @@ DRAWN_GROUPS = {
         "+1 | a b E | . . # | 1 1 2",
         "-1 | c E   | . #   | 1 0  ",
     ],
-    "a completion cut off before EOS has no backward run": [
+    "a completion truncated before EOS has no backward run": [
         "+1 | a b E   | # # . | 2 2 1",
         "-1 | a b c d | # # . . | 0 0 1 1",
     ],
-    "a conflict token in the middle is left alone": [
+    "a conflict token in the middle is not masked": [
         "+1 | a x m y E | # . . . # | 2 1 1 1 2",
         "-1 | a u m v E | # . . . # | 0 1 1 1 0",
     ],
-    "two conflict tokens in the middle of completions without shared ends are left alone": [
+    "two conflict tokens in the middle of completions without shared ends are not masked": [
         "+1 | a m n b | . . . . | 1 1 1 1",
         "-1 | c m n d | . . . . | 1 1 1 1",
     ],
-    "a conflict with only a zero-advantage completion is none": [
+    "a token shared only with a zero-advantage completion is not a conflict token": [
         "+1 | a b E | . . . | 1 1 1",
         " 0 | a b E | . . . | 1 1 1",
         "-1 | c d F | . . . | 1 1 1",
     ],
-    "a zero-advantage completion that carries conflict tokens keeps lambda 1": [
+    "a zero-advantage completion with conflict tokens has lambda 1": [
         "+1 | a b E | # . # | 2 1 2",
         "-1 | a c E | # . # | 0 1 0",
         " 0 | a d E | # . # | 1 1 1",
     ],
-    "a run may take each of its tokens from another completion": [
+    "the tokens of a run may conflict with different completions": [
         "+1 | a b c | # # . | 2 2 1",
         "-1 | a x y | # . . | 0 1 1",
         "-1 | z b w | . . . | 1 1 1",
     ],
-    "two completions of the same sign make no conflict": [
+    "two completions of the same sign do not conflict": [
         "+1 | a b E | . . . | 1 1 1",
         "+2 | a b E | . . . | 1 1 1",
         "-3 | c d F | . . . | 1 1 1",
@@ -223,16 +223,16 @@ DRAWN_GROUPS = {
         "+1 | E                     | #                     | 2                    ",
         "-1 | a b c d e f g h i j E | . . . . . . . . . . # | 1 1 1 1 1 1 1 1 1 1 0",
     ],
-    "the same token at different positions from either end is no conflict": [
+    "the same token at different positions from either end is not a conflict token": [
         "+1 | a b c d | . . . . | 1 1 1 1",
         "-1 | b a x c e f | . . . . . . | 1 1 1 1 1 1",
     ],
-    "an empty completion takes no part": [
+    "an empty completion is ignored": [
         "+1 |     |     |    ",
         "-1 | a b | # . | 0 1",
         "+1 | a c | # . | 2 1",
     ],
-    "a strong and a weak advantage weigh the same": [
+    "only the sign of the advantage matters": [
         "+0.001 | a b | # . | 2 1",
         "-99    | a c | # . | 0 1",
     ],
@@ -242,7 +242,7 @@ DRAWN_GROUPS = {
 @pytest.mark.parametrize("rows", DRAWN_GROUPS.values(), ids=DRAWN_GROUPS.keys())
 def test_mask_and_weights_of_drawn_group(rows: list[str]) -> None:
     groups, mask, weights = drawn(*rows)
-    assert_same(groups.expected_mask(), mask)  # the reference itself agrees with the drawing
+    assert_same(groups.expected_mask(), mask)  # the reference itself agrees with the table
     assert_same(groups.expected_weights(), weights)
     assert_same(groups.conflict_mask(), mask)
     assert_same(conflict_weights(groups.conflict_mask(), groups.scores), weights)
@@ -250,7 +250,7 @@ def test_mask_and_weights_of_drawn_group(rows: list[str]) -> None:
 
 @pytest.mark.parametrize("pad_token", ["a", "b", "E"])
 def test_padding_equal_to_a_real_token_makes_no_conflict(pad_token: str) -> None:
-    # Position 2 of the short row and the offset of its padding hold a token that the long row has there.
+    # The padding of a short row equals a token that a longer row has at the same position.
     groups, mask, _ = drawn(
         "+1 | a b E b E | # # . # # | 2 2 1 2 2",
         "-1 | a b b E   | # # # #   | 0 0 0 0  ",
@@ -263,7 +263,7 @@ def test_padding_equal_to_a_real_token_makes_no_conflict(pad_token: str) -> None
 
 
 def test_forward_run_ends_with_the_shorter_completion() -> None:
-    # Behind the short row there is padding that equals the long row's next tokens: no conflict, they are not tokens.
+    # The padding after the short row equals the next tokens of the long row; padding causes no conflict.
     groups, mask, _ = drawn(
         "+1 | a p p q | # . . . | 2 1 1 1",
         "-1 | a       | #       | 0      ",
@@ -274,17 +274,17 @@ def test_forward_run_ends_with_the_shorter_completion() -> None:
 
 
 DRAWN_SPANS = {
-    "first run: met from either end wherever it starts, and it ends at the first gap": (
+    "first run: it may start anywhere and ends at the first gap, from either end": (
         "first_run",
         "+1 | a m n x p q b | . # # . # # . | 1 2 2 1 2 2 1",
         "-1 | c m n y p q d | . # # . # # . | 1 0 0 1 0 0 1",
     ),
-    "first run: a third run between the two is left alone": (
+    "first run: a third run between the two is not masked": (
         "first_run",
         "+1 | a m b n c p d | . # . . . # . | 1 2 1 1 1 2 1",
         "-1 | e m f n g p h | . # . . . # . | 1 0 1 1 1 0 1",
     ),
-    "first run: it may start at the end": (
+    "first run: it may start at either end": (
         "first_run",
         "+1 | a b E | # . # | 2 1 2",
         "-1 | a c E | # . # | 0 1 0",
@@ -294,7 +294,7 @@ DRAWN_SPANS = {
         "+1 | a b | . . | 1 1",
         "-1 | c d | . . | 1 1",
     ),
-    "common: a completion that starts otherwise ends the prefix for all": (
+    "common: a completion that starts differently ends the prefix for all": (
         "common",
         "+1 | a b c E | . . . # | 1 1 1 2",
         "-1 | a b d E | . . . # | 1 1 1 0",
@@ -306,13 +306,13 @@ DRAWN_SPANS = {
         "+1 | a b y E | # # . # | 2 2 1 2",
         "-1 | a b E   | # # #   | 0 0 0  ",
     ),
-    "common: completions with A = 0 have no say": (
+    "common: completions with A = 0 are ignored": (
         "common",
         "+1 | a b | # . | 2 1",
         "-1 | a c | # . | 0 1",
         " 0 | z b | . . | 1 1",
     ),
-    "common: one sign alone makes no conflict": (
+    "common: a single sign makes no conflict": (
         "common",
         "+1 | a b | . . | 1 1",
         "+1 | a b | . . | 1 1",
@@ -329,7 +329,7 @@ def test_other_conflict_spans_of_drawn_group(case: tuple[str, ...]) -> None:
     assert_same(conflict_weights(groups.conflict_mask(span), groups.scores), weights)
 
 
-def test_unknown_conflict_span_is_refused_by_name() -> None:
+def test_unknown_conflict_span_is_refused() -> None:
     groups, _, _ = drawn("+1 | a | # | 2", "-1 | a | # | 0")
     with pytest.raises(ValueError, match="longest"):
         groups.conflict_mask("longest")
@@ -362,7 +362,7 @@ def test_anchored_is_the_default_span() -> None:
 
 
 def test_mask_equals_reference_on_long_groups() -> None:
-    # 40 prompts x 12 completions of up to 60 tokens: copies of one text with a few tokens changed, cut or doubled.
+    # 40 prompts x 12 completions of up to 60 tokens: copies of one text with a few tokens changed, deleted or repeated.
     generator = torch.Generator().manual_seed(0)
 
     def integers(low: int, high: int, size: int) -> list[int]:
@@ -373,21 +373,21 @@ def test_mask_equals_reference_on_long_groups() -> None:
         base = integers(0, 50, 50)
         for _ in range(12):
             row = list(base)
-            for place in integers(0, 50, 2):
-                row[place] = integers(0, 50, 1)[0]
+            for position in integers(0, 50, 2):
+                row[position] = integers(0, 50, 1)[0]
             start, size = integers(0, 45, 1)[0], integers(0, 6, 1)[0]
             row = row[:start] + row[start + size :] if integers(0, 2, 1)[0] else row[:start] + base[:size] + row[start:]
             completions.append(row)
             advantages.append(float(integers(-1, 2, 1)[0]))
     groups = Groups(completions, advantages, group_size=12, extra=4)
     expected = groups.expected_mask()
-    assert 0.2 < expected.float().mean() < 0.9  # the test means something only if both kinds of token are there
+    assert 0.2 < expected.float().mean() < 0.9  # both kinds of token have to occur
     assert_same(groups.conflict_mask(), expected)
 
 
 @some
 @given(random_groups(), st.integers(0, 3), st.randoms(use_true_random=False))
-def test_garbage_in_the_padding_changes_no_mask(groups: Groups, columns: int, draw: random.Random) -> None:
+def test_garbage_in_the_padding_does_not_change_the_mask(groups: Groups, columns: int, draw: random.Random) -> None:
     groups.extra += columns
     ids, mask = groups.ids, groups.mask
     garbage = torch.tensor([draw.choice([0, 1, 2, 3, -100, 10**12]) for _ in range(ids.numel())]).reshape(ids.shape)
@@ -398,13 +398,13 @@ def test_garbage_in_the_padding_changes_no_mask(groups: Groups, columns: int, dr
 
 @some
 @given(random_groups())
-def test_groups_of_one_batch_do_not_see_each_other(groups: Groups) -> None:
-    whole = groups.conflict_mask()
+def test_groups_of_a_batch_are_independent(groups: Groups) -> None:
+    batch_mask = groups.conflict_mask()
     size = groups.group_size
     for start in range(0, len(groups.completions), size):
         rows = slice(start, start + size)
-        alone = conflict_mask(groups.ids[rows], groups.mask[rows], groups.scores[rows], size)
-        assert_same(whole[rows], alone)
+        group_mask = conflict_mask(groups.ids[rows], groups.mask[rows], groups.scores[rows], size)
+        assert_same(batch_mask[rows], group_mask)
 
 
 def test_completions_of_different_groups_do_not_conflict() -> None:
@@ -433,12 +433,12 @@ def test_mask_is_the_same_when_every_advantage_changes_sign(groups: Groups) -> N
 
 @some
 @given(random_groups())
-def test_mask_reads_the_same_from_either_end(groups: Groups) -> None:
-    # Reversing every completion swaps the two runs and so reverses the mask.
+def test_reversing_the_completions_reverses_the_mask(groups: Groups) -> None:
+    # Reversing every completion swaps the forward and the backward run.
     mirrored = Groups([row[::-1] for row in groups.completions], groups.advantages, groups.group_size, extra=2)
-    there = unpad(groups.conflict_mask(), groups.mask)
-    back = unpad(mirrored.conflict_mask(), mirrored.mask)
-    assert [row[::-1] for row in back] == there
+    original = unpad(groups.conflict_mask(), groups.mask)
+    reversed_mask = unpad(mirrored.conflict_mask(), mirrored.mask)
+    assert [row[::-1] for row in reversed_mask] == original
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.int64, torch.float32])
@@ -447,7 +447,7 @@ def test_completion_mask_of_any_dtype_gives_the_same_mask(dtype: torch.dtype) ->
     assert_same(conflict_mask(groups.ids, groups.mask.to(dtype), groups.scores, 2), mask)
 
 
-def test_mask_of_completions_without_any_token() -> None:
+def test_mask_of_empty_completions() -> None:
     for width in (0, 3):
         mask = conflict_mask(
             torch.zeros(2, width, dtype=torch.int64), torch.zeros(2, width), torch.tensor([1.0, -1.0]), 2
@@ -455,7 +455,7 @@ def test_mask_of_completions_without_any_token() -> None:
         assert mask.shape == (2, width) and mask.dtype == torch.bool and not mask.any()
 
 
-def test_mask_leaves_its_inputs_alone() -> None:
+def test_conflict_mask_does_not_modify_its_inputs() -> None:
     groups, _, _ = drawn("+1 | a b E | # . # | 2 1 2", "-1 | a c E | # . # | 0 1 0")
     ids, mask, scores = groups.ids, groups.mask, groups.scores
     conflict_mask(ids, mask, scores, 2)
@@ -464,7 +464,7 @@ def test_mask_leaves_its_inputs_alone() -> None:
     assert_same(scores, groups.scores)
 
 
-def test_mask_refuses_shapes_that_disagree() -> None:
+def test_mask_refuses_mismatched_shapes() -> None:
     ids, mask, advantages = torch.zeros(4, 3, dtype=torch.int64), torch.ones(4, 3), torch.ones(4)
     with pytest.raises(ValueError):
         conflict_mask(ids, mask[:, :2], advantages, 2)
@@ -475,7 +475,7 @@ def test_mask_refuses_shapes_that_disagree() -> None:
     with pytest.raises(ValueError):
         conflict_mask(ids, mask, advantages[:, None], 2)
     with pytest.raises(ValueError):
-        conflict_mask(ids, mask, advantages, 3)  # 4 rows are no whole groups of 3
+        conflict_mask(ids, mask, advantages, 3)  # 4 rows cannot be split into groups of 3
     with pytest.raises(ValueError):
         conflict_mask(ids, mask, advantages, 0)
 
@@ -489,13 +489,13 @@ def test_weights_are_eq_9_for_every_mask_and_sign() -> None:
     assert weights.tolist() == [[1.0, 2.0], [1.0, 0.0], [1.0, 1.0]]
 
 
-def test_positive_weight_replaces_the_two_and_nothing_else() -> None:
+def test_positive_weight_replaces_only_the_two() -> None:
     mask = torch.tensor([[False, True], [False, True], [False, True]])
     weights = conflict_weights(mask, torch.tensor([0.7, -0.7, 0.0]), positive_weight=3.5)
     assert weights.tolist() == [[1.0, 3.5], [1.0, 0.0], [1.0, 1.0]]
 
 
-def test_weights_refuse_shapes_that_disagree() -> None:
+def test_weights_refuse_mismatched_shapes() -> None:
     with pytest.raises(ValueError):
         conflict_weights(torch.zeros(4, 3, dtype=torch.bool), torch.ones(3))
     with pytest.raises(ValueError):
@@ -505,7 +505,7 @@ def test_weights_refuse_shapes_that_disagree() -> None:
 # --- entropy ---------------------------------------------------------------------------------------------------------
 
 
-def test_entropy_is_the_mean_over_the_completions_own_tokens() -> None:
+def test_completion_entropy_is_the_mean_over_its_tokens() -> None:
     token_entropy = torch.tensor([[0.5, 1.5, 9.0], [3.0, 9.0, 9.0], [1.0, 2.0, 6.0]])
     mask = length_mask([2, 1, 3], 3)
     assert completion_entropy(token_entropy, mask).tolist() == [1.0, 3.0, 3.0]
@@ -536,7 +536,7 @@ def test_entropy_ignores_garbage_in_the_padding(garbage: float) -> None:
 
 
 def test_entropy_averages_bfloat16_in_float32() -> None:
-    # 1,001 tokens of which one is 1 and the rest 0: a bfloat16 length would be 1000, a bfloat16 sum would stall at 256.
+    # 1,001 tokens of entropy 1: a bfloat16 length would be 1000, a bfloat16 sum would stall at 256.
     token_entropy = torch.ones(1, 1001, dtype=torch.bfloat16)
     actual = completion_entropy(token_entropy, torch.ones(1, 1001))
     assert actual.dtype == torch.float32 and actual.item() == 1.0
@@ -559,7 +559,7 @@ def test_entropy_equals_reference_on_random_lengths() -> None:
     )
 
 
-def test_entropy_refuses_shapes_that_disagree() -> None:
+def test_entropy_refuses_mismatched_shapes() -> None:
     with pytest.raises(ValueError):
         completion_entropy(torch.zeros(4, 3), torch.ones(4, 2))
     with pytest.raises(ValueError):
@@ -615,8 +615,8 @@ def test_threshold_replaces_ln_2_for_the_completions(mode: str, threshold: float
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.7, 1.05, 2.0])
-def test_threshold_does_not_move_the_collapse_test(threshold: float) -> None:
-    # The model is prone to collapse where <H>_ini < ln 2, whatever threshold the completions are held against.
+def test_threshold_does_not_change_the_collapse_test(threshold: float) -> None:
+    # The model is prone to collapse if <H>_ini < ln 2, for any threshold on the completions.
     entropy, advantages = torch.tensor([5.0]), torch.tensor([1.0])
     assert entropy_filter(entropy, advantages, 0.69, threshold).tolist() == [0]
     assert entropy_filter(entropy, advantages, 0.695, threshold).tolist() == [1]
@@ -630,7 +630,7 @@ def test_auto_filter_without_initial_entropy_is_refused() -> None:
                   initial_entropy=None)  # fmt: skip
 
 
-def test_unknown_filter_mode_is_refused_by_name() -> None:
+def test_unknown_filter_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="always"):
         entropy_filter(torch.ones(2), torch.ones(2), 0.5, mode="always")
 
@@ -639,7 +639,7 @@ def test_filter_carries_no_gradient() -> None:
     assert not entropy_filter(torch.rand(2, requires_grad=True), torch.ones(2), 0.5).requires_grad
 
 
-def test_filter_refuses_shapes_that_disagree() -> None:
+def test_filter_refuses_mismatched_shapes() -> None:
     with pytest.raises(ValueError):
         entropy_filter(torch.ones(3), torch.ones(2), 0.5)
     with pytest.raises(ValueError):
@@ -653,7 +653,7 @@ def test_filter_refuses_shapes_that_disagree() -> None:
 
 @dataclass
 class Batch:
-    """Random inputs of an objective. Lengths reach from one token to the full width."""
+    """Random inputs of an objective. Lengths are between one token and the full width."""
 
     mask: Tensor
     advantages: Tensor
@@ -664,7 +664,7 @@ class Batch:
     weights: Tensor
 
     def to(self, dtype: torch.dtype) -> "Batch":
-        """What belongs to tokens in ``dtype``; advantages and weights in float32 below it, as the trainer has them."""
+        """Per-token values in ``dtype``; advantages and weights in at least float32, as in the trainer."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         narrow_names = ("logps", "old_logps", "ref_logps", "token_entropy")
         narrow = {name: getattr(self, name).to(dtype) for name in narrow_names}
@@ -675,9 +675,9 @@ class Batch:
 
 
 def random_batch(seed: int, *, groups: int = 3, group_size: int = 4, width: int = 11, empty: bool = True) -> Batch:
-    """In float64. One row has no token (unless ``empty`` is False), one has one, one has the full width.
+    """A float64 batch. One row has no token (unless ``empty`` is False), one has one, one has the full width.
 
-    Half of the rows lie well above ln 2 in entropy and half well below, so that rounding moves no row over it.
+    The entropy of half of the rows is well above ln 2, that of the others well below, so rounding does not matter.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -729,7 +729,7 @@ def run_grpo(batch: Batch, **options: Any) -> tuple[Tensor, Tensor, dict[str, Te
 def expected_gtpo(
     batch: Batch, *, old: bool = False, mode: str = "auto", gamma: float = 0.1, initial: float = 0.3
 ) -> tuple[float, list[list[float]]]:
-    """The naive reference with every term of Eq. 11 in it."""
+    """The naive reference with every term of Eq. 11."""
     entropy = naive_completion_entropy(batch.lists("token_entropy"))
     return naive_gtpo_loss(
         batch.lists("logps"),
@@ -743,7 +743,7 @@ def expected_gtpo(
 
 
 def assert_loss(actual: tuple[Tensor, Tensor, dict], expected: tuple, atol: float = ATOL64) -> None:
-    """Value and gradient against (loss, gradient rows) of a naive reference; the padding's gradient is zero."""
+    """Value and gradient against (loss, gradient rows) of a naive reference; the gradient of the padding is zero."""
     loss, gradient, _ = actual
     assert loss.shape == ()
     assert abs(loss.item() - expected[0]) <= atol
@@ -767,7 +767,7 @@ def test_references_reproduce_gtpo_computed_by_hand() -> None:
     assert gradient[0] == pytest.approx([-0.475, -0.2375], abs=1e-15)
     assert gradient[1] == pytest.approx([0.0, 0.15, 0.15, 0.15], abs=1e-15)
 
-    # The filter drops row 2 (2 > ln 2) and its G stays 2: J = 1.425 / 2.
+    # The filter drops row 2 (2 > ln 2), but G is still 2: J = 1.425 / 2.
     loss, gradient = naive_gtpo_loss(logps, [1.0, -1.0], **arguments, delta=[1.0, 0.0])
     assert loss == pytest.approx(-0.7125, abs=1e-15)
     assert gradient[1] == [0.0] * 4
@@ -827,7 +827,7 @@ def test_plain_formula_equals_naive_reference(old: bool) -> None:
 
 
 def test_gtpo_loss_computed_by_hand() -> None:
-    # The table of test_references_reproduce_gtpo_computed_by_hand, through the public functions from the ids on.
+    # The example of test_references_reproduce_gtpo_computed_by_hand, from token ids through the public functions.
     #   A    tokens     mask       lambda
     #  +1    a b        # .        2 1
     #  -1    a c d e    # . . .    0 1 1 1
@@ -858,13 +858,13 @@ def test_gtpo_value_and_gradient_equal_the_naive_reference(seed: int, old: bool)
 @pytest.mark.parametrize("mode", ["auto", "on", "off", "negative_only"])
 @pytest.mark.parametrize("initial", [0.3, 0.9])
 @pytest.mark.parametrize("gamma", [0.0, 1e-6, 0.01, 1.0])
-def test_gtpo_passes_mode_initial_entropy_and_gamma_on(mode: str, initial: float, gamma: float) -> None:
+def test_gtpo_uses_mode_initial_entropy_and_gamma(mode: str, initial: float, gamma: float) -> None:
     batch = random_batch(seed=1)
     actual = run_gtpo(batch, initial_entropy=initial, filter_mode=mode, gamma=gamma)
     assert_loss(actual, expected_gtpo(batch, mode=mode, initial=initial, gamma=gamma))
 
 
-def test_gtpo_passes_the_threshold_on() -> None:
+def test_gtpo_uses_the_threshold() -> None:
     batch = random_batch(seed=1)  # rows have about 0.5 or 1.3 nats
     assert run_gtpo(batch, threshold=2.0)[2]["filtered_fraction"].item() == 0.0
     assert run_gtpo(batch, threshold=0.1)[2]["filtered_fraction"].item() == pytest.approx(11 / 12)  # one row is empty
@@ -874,8 +874,8 @@ def test_gtpo_passes_the_threshold_on() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("old", [False, True], ids=["on-policy", "old logps"])
 @pytest.mark.parametrize("name", ["gtpo", "grpo"])
-def test_error_stays_within_the_plain_computations_own(dtype: torch.dtype, old: bool, name: str) -> None:
-    # Root mean square over ten batches, value and gradient apart (observed: 0.1 to 0.8 of plain's in bfloat16).
+def test_error_is_within_that_of_the_plain_computation(dtype: torch.dtype, old: bool, name: str) -> None:
+    # Root mean square over ten batches, value and gradient separately (observed: 0.1 to 0.8 of plain's in bfloat16).
     errors: dict[str, list[tuple[Tensor, Tensor]]] = {"loss": [], "gradient": []}
     for seed in range(10):
         batch = random_batch(seed, width=40).to(dtype)
@@ -905,13 +905,13 @@ def test_error_stays_within_the_plain_computations_own(dtype: torch.dtype, old: 
         plain_loss, plain_gradient = plain(batch)
         errors["loss"].append((loss - true_loss, plain_loss - true_loss))
         errors["gradient"].append((gradient - true_gradient, plain_gradient - true_gradient))
-    for what, pairs in errors.items():
-        ours, own = (torch.stack(x).square().mean().sqrt() for x in zip(*pairs, strict=True))
-        assert ours <= own + ROUNDING, what
+    for quantity, pairs in errors.items():
+        error, plain_error = (torch.stack(x).square().mean().sqrt() for x in zip(*pairs, strict=True))
+        assert error <= plain_error + ROUNDING, quantity
 
 
 def test_gtpo_computes_bfloat16_in_float32() -> None:
-    # The value's error is that of one rounding per step in float32, far below what bfloat16 arithmetic would leave.
+    # The error of the value is that of float32 rounding, far below that of bfloat16 arithmetic.
     batch = random_batch(seed=2, width=40).to(torch.bfloat16)
     loss, _, _ = run_gtpo(batch, old_per_token_logps=batch.old_logps)
     assert abs(loss.item() - expected_gtpo(batch.to(torch.float64), old=True)[0]) < ROUNDING  # observed 3e-8
@@ -920,10 +920,10 @@ def test_gtpo_computes_bfloat16_in_float32() -> None:
 def test_ratio_is_one_with_gradient_when_no_old_logps_are_given() -> None:
     batch = random_batch(seed=4)
     without = run_gtpo(batch)
-    with_own = run_gtpo(batch, old_per_token_logps=batch.logps.clone())
+    with_old = run_gtpo(batch, old_per_token_logps=batch.logps.clone())
     assert_loss(without, expected_gtpo(batch))
-    torch.testing.assert_close(without[0], with_own[0], atol=ATOL64, rtol=0)
-    torch.testing.assert_close(without[1], with_own[1], atol=ATOL64, rtol=0)
+    torch.testing.assert_close(without[0], with_old[0], atol=ATOL64, rtol=0)
+    torch.testing.assert_close(without[1], with_old[1], atol=ATOL64, rtol=0)
     shifted = run_gtpo(Batch(**{**vars(batch), "logps": batch.logps - 100.0}))
     torch.testing.assert_close(shifted[0], without[0], atol=ATOL64, rtol=0)  # the value does not depend on logp
 
@@ -978,7 +978,7 @@ def test_filtered_completions_still_count_in_the_mean_over_the_group() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_group_of_which_everything_is_filtered_has_no_loss_and_no_gradient(dtype: torch.dtype) -> None:
+def test_completely_filtered_group_has_zero_loss_and_gradient(dtype: torch.dtype) -> None:
     batch = random_batch(seed=5, empty=False).to(dtype)
     batch.token_entropy = batch.token_entropy + 3.0
     loss, gradient, metrics = run_gtpo(batch)
@@ -987,16 +987,16 @@ def test_group_of_which_everything_is_filtered_has_no_loss_and_no_gradient(dtype
     assert metrics["filtered_fraction"].item() == 1.0
 
 
-def test_empty_completions_have_no_loss_and_no_gradient() -> None:
+def test_empty_completions_have_zero_loss_and_gradient() -> None:
     logps = torch.full((2, 3), -1.0)
     weights = torch.ones(2, 3)
-    nothing = torch.zeros(2, 3)
+    empty_mask = torch.zeros(2, 3)
     loss, gradient, metrics = run(
-        composed_gtpo_loss, logps, weights, nothing, torch.tensor([1.0, -1.0]), weights, initial_entropy=0.3
+        composed_gtpo_loss, logps, weights, empty_mask, torch.tensor([1.0, -1.0]), weights, initial_entropy=0.3
     )
     assert loss.item() == 0.0 and not gradient.any()
     assert metrics["entropy"].item() == 0.0 and metrics["filtered_fraction"].item() == 0.0
-    loss, gradient, _ = run(grpo_loss, logps, nothing, torch.tensor([1.0, -1.0]))
+    loss, gradient, _ = run(grpo_loss, logps, empty_mask, torch.tensor([1.0, -1.0]))
     assert loss.item() == 0.0 and not gradient.any()
 
 
@@ -1013,8 +1013,8 @@ def test_garbage_in_the_padding_changes_neither_loss_nor_gradient(garbage: float
     assert metrics["entropy"].item() == clean[2]["entropy"].item()
 
 
-def test_nan_in_a_real_token_is_not_hidden() -> None:
-    # The run has to stop on it (and does): a loss that quietly skips the token would train on.
+def test_nan_in_a_real_token_is_propagated() -> None:
+    # A run stops on a NaN loss; a loss that ignored the token would continue training.
     for name in ("logps", "token_entropy"):
         batch = random_batch(seed=6)
         getattr(batch, name)[2, 0] = math.nan  # row 2 has the full width and passes the filter
@@ -1023,7 +1023,7 @@ def test_nan_in_a_real_token_is_not_hidden() -> None:
             assert math.isnan(run_grpo(batch)[0].item())
 
 
-def test_entropy_term_carries_no_gradient_to_the_entropies() -> None:
+def test_no_gradient_reaches_the_token_entropies() -> None:
     batch = random_batch(seed=7)
     logps = batch.logps.clone().requires_grad_()
     token_entropy = batch.token_entropy.clone().requires_grad_()
@@ -1032,8 +1032,8 @@ def test_entropy_term_carries_no_gradient_to_the_entropies() -> None:
     assert gradient is None or not gradient.any()
 
 
-def test_entropy_weighs_the_gradient_and_carries_none_where_logps_make_it() -> None:
-    # Entropy and log-probability of a token come from the same logits: only the path through logp counts (Eq. 28, 30).
+def test_entropy_scales_the_gradient_and_has_none_of_its_own() -> None:
+    # Entropy and log-probability come from the same logits; only the path through logp has a gradient (Eq. 28, 30).
     logits = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     mask, advantages = length_mask([5, 3, 1], 5), torch.tensor([1.0, -0.7, -0.3], dtype=torch.float64)
     weights = torch.ones(3, 5, dtype=torch.float64)
@@ -1058,7 +1058,7 @@ def test_entropy_weighs_the_gradient_and_carries_none_where_logps_make_it() -> N
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 12])
 @pytest.mark.parametrize("name", ["gtpo", "grpo"])
-def test_mean_over_micro_batches_equals_the_whole(parts: int, name: str) -> None:
+def test_mean_over_micro_batches_equals_the_full_batch(parts: int, name: str) -> None:
     batch = random_batch(seed=8)
 
     def compute(part: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -1066,20 +1066,20 @@ def test_mean_over_micro_batches_equals_the_whole(parts: int, name: str) -> None
             return run_gtpo(part, old_per_token_logps=part.old_logps)
         return run_grpo(part, beta=0.04, ref_per_token_logps=part.ref_logps, old_per_token_logps=part.old_logps)
 
-    whole = compute(batch)
+    full = compute(batch)
     size = len(batch.advantages) // parts
     pieces = [
         compute(Batch(**{key: value[start : start + size] for key, value in vars(batch).items()}))
         for start in range(0, len(batch.advantages), size)
     ]
     mean = torch.stack([piece[0] for piece in pieces]).mean()
-    torch.testing.assert_close(mean, whole[0], atol=ATOL64, rtol=0)
+    torch.testing.assert_close(mean, full[0], atol=ATOL64, rtol=0)
     gradients = torch.cat([piece[1] for piece in pieces]) / parts
-    torch.testing.assert_close(gradients, whole[1], atol=ATOL64, rtol=0)
+    torch.testing.assert_close(gradients, full[1], atol=ATOL64, rtol=0)
     if name == "gtpo":
         for key in ("entropy", "filtered_fraction"):
             mean = torch.stack([piece[2][key].double() for piece in pieces]).mean()
-            assert mean.item() == pytest.approx(whole[2][key].item(), abs=1e-6)
+            assert mean.item() == pytest.approx(full[2][key].item(), abs=1e-6)
 
 
 def test_wider_padding_changes_nothing() -> None:
@@ -1091,8 +1091,8 @@ def test_wider_padding_changes_nothing() -> None:
     torch.testing.assert_close(wide_gradient[:, :-5], narrow_gradient, atol=ATOL64, rtol=0)
 
 
-def test_gradient_scales_with_what_comes_from_above() -> None:
-    # Accumulation divides the loss before backward: the gradient has to follow.
+def test_gradient_scales_with_the_upstream_gradient() -> None:
+    # Gradient accumulation divides the loss before backward, so the gradient must scale with it.
     batch = random_batch(seed=9)
     arguments = (batch.token_entropy, batch.mask, batch.advantages, batch.weights)
 
@@ -1130,7 +1130,7 @@ def test_gtpo_metrics_equal_the_reference() -> None:
     assert 0 < delta.count(0.0) < len(delta)
 
 
-def test_weight_of_the_whole_signal_is_that_of_eq_25() -> None:
+def test_total_signal_matches_eq_25() -> None:
     # Appendix 8.2: with r = 1, no entropy terms and sum_i A_i = 0 the objective is 1/G sum_i |c_i| / |o_i| |A_i|.
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
@@ -1149,7 +1149,7 @@ def test_weight_of_the_whole_signal_is_that_of_eq_25() -> None:
         assert -loss.item() == pytest.approx(expected, abs=ATOL64)
 
 
-def test_gtpo_refuses_shapes_that_disagree() -> None:
+def test_gtpo_refuses_mismatched_shapes() -> None:
     good = {
         "per_token_logps": torch.zeros(4, 3),
         "entropy": torch.zeros(4),
@@ -1166,7 +1166,7 @@ def test_gtpo_refuses_shapes_that_disagree() -> None:
                 gtpo_loss(**{**good, name: bad})
 
 
-def test_keep_and_entropy_enter_as_they_are() -> None:
+def test_keep_and_entropy_are_used_unchanged() -> None:
     # Two rows of one token: J = 1/2 sum_i keep_i (A_i - 0.5 H_i) lambda_i with r = 1. By hand:
     # row 0: 1 * (2 - 0.5 * 0.4) * 2 = 3.6; row 1: 0 * ... = 0. Loss -1.8; gradient of row 0: -1.8, of row 1: 0.
     logps = torch.zeros(2, 1, dtype=torch.float64, requires_grad=True)
@@ -1175,12 +1175,12 @@ def test_keep_and_entropy_enter_as_they_are() -> None:
     keep, weights = torch.tensor([1.0, 0.0]), torch.tensor([[2.0], [1.0]])
     loss, metrics = gtpo_loss(logps, entropy, torch.ones(2, 1), advantages, weights, keep, gamma=0.5)
     assert loss.item() == pytest.approx(-1.8, abs=ATOL64)
-    of_logps, of_entropy = torch.autograd.grad(loss, [logps, entropy], allow_unused=True)
-    assert of_logps.flatten().tolist() == pytest.approx([-1.8, 0.0], abs=ATOL64) and of_entropy is None
+    grad_logps, grad_entropy = torch.autograd.grad(loss, [logps, entropy], allow_unused=True)
+    assert grad_logps.flatten().tolist() == pytest.approx([-1.8, 0.0], abs=ATOL64) and grad_entropy is None
     assert metrics["filtered_fraction"].item() == 0.5 and metrics["entropy"].item() == pytest.approx(0.65)
 
 
-# --- each component off ----------------------------------------------------------------------------------------------
+# --- components disabled ---------------------------------------------------------------------------------------------
 
 
 def test_without_conflict_correction_equals_the_reference_without_lambda() -> None:
@@ -1259,7 +1259,7 @@ def test_grpo_value_and_gradient_equal_the_naive_reference(seed: int, beta: floa
 
 
 @pytest.mark.parametrize("low, high", [(0.2, 0.2), (0.05, 0.05), (0.1, 0.28), (0.28, 0.1)])
-def test_grpo_clips_as_the_naive_reference(low: float, high: float) -> None:
+def test_grpo_clipping_matches_the_naive_reference(low: float, high: float) -> None:
     batch = random_batch(seed=16, width=40)
     expected = naive_grpo_loss(
         batch.lists("logps"),
@@ -1280,7 +1280,7 @@ def test_grpo_clips_as_the_naive_reference(low: float, high: float) -> None:
     assert_loss(actual, expected)
 
 
-def test_grpo_clips_only_where_it_takes_away() -> None:
+def test_grpo_clips_only_where_it_lowers_the_objective() -> None:
     # r = 2 and 1/2 with A = +1, then A = -1; Eq. 2 with epsilon 0.2. Gradient of -min(...) with respect to logp.
     #   A = +1, r = 2:   min( 2,    1.2) =  1.2, flat       A = -1, r = 2:   min(-2,   -1.2) = -2,   slope  2
     #   A = +1, r = 1/2: min( 0.5,  0.8) =  0.5, slope -0.5 A = -1, r = 1/2: min(-0.5, -0.8) = -0.8, flat
@@ -1304,7 +1304,9 @@ def test_grpo_kl_is_the_token_mean_over_the_batch() -> None:
     ref[0, 1:] = 50.0  # padding
     loss, gradient, metrics = run(grpo_loss, logps, mask, torch.zeros(2), beta=0.5, ref_per_token_logps=ref)
     assert metrics["kl"].item() == pytest.approx((math.e - 2) / 4, abs=ATOL64)
-    assert loss.item() == pytest.approx(0.5 * (math.e - 2) / 2, abs=ATOL64)  # in the loss: within a completion first
+    assert loss.item() == pytest.approx(
+        0.5 * (math.e - 2) / 2, abs=ATOL64
+    )  # the loss averages within a completion first
     assert gradient[0, 0].item() == pytest.approx(0.5 * (1 - math.e) / 2, abs=ATOL64)
 
 
@@ -1329,7 +1331,7 @@ def test_garbage_in_the_padding_changes_nothing_in_grpo(garbage: float) -> None:
     assert metrics["kl"].item() == clean[2]["kl"].item()
 
 
-def test_grpo_refuses_shapes_that_disagree() -> None:
+def test_grpo_refuses_mismatched_shapes() -> None:
     good = {
         "per_token_logps": torch.zeros(4, 3),
         "completion_mask": torch.ones(4, 3),

@@ -1,7 +1,7 @@
-"""linear_logps_and_entropy against a plain float64 computation: values, gradients, extremes, memory.
+"""linear_logps_and_entropy against a plain float64 computation: values, gradients, extreme logits, memory.
 
-The head works tile by tile and has two paths (frozen weights, as with LoRA, and trainable ones), so most tests run over
-tile sizes and over which of weight and bias wants a gradient. The references live in reference.py.
+The head works in tiles and has two paths (frozen weights, as with LoRA, and trainable weights), so most tests vary the
+tile size and whether weight and bias require a gradient. The references are in reference.py.
 """
 
 import math
@@ -21,14 +21,14 @@ from gtpo import head as module
 from gtpo.head import linear_logps_and_entropy
 
 ATOL64 = 1e-12  # float64, values and gradients of order 1 to 10; observed error 2e-14
-ROUNDING = 1e-6  # float32 and below: what ours may add to the plain computation's own error, relative to the values
+ROUNDING = 1e-6  # float32 and below: allowed on top of the plain computation's error, relative to the values
 
 SHAPES = [(0, 4, 7), (1, 1, 1), (1, 3, 2), (6, 2, 1), (5, 4, 3), (7, 5, 13), (16, 8, 64), (33, 6, 129)]  # N, H, V
-TILES = [None, (4, 8), (7, 50)]  # rows x columns; None: the module's own, larger than every shape here
+TILES = [None, (4, 8), (7, 50)]  # rows x columns; None: the module's default, larger than every shape here
 TRAINABLE = ["nothing", "weight", "bias", "weight and bias"]
 
 
-@pytest.fixture(params=TILES, ids=lambda tile: "own tiles" if tile is None else f"tiles {tile[0]}x{tile[1]}")
+@pytest.fixture(params=TILES, ids=lambda tile: "default tiles" if tile is None else f"tiles {tile[0]}x{tile[1]}")
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param is not None:
         set_tiles(monkeypatch, *request.param)
@@ -40,7 +40,7 @@ def set_tiles(monkeypatch: pytest.MonkeyPatch, rows: int, columns: int) -> None:
 
 @dataclass
 class Case:
-    """Inputs of the head and the gradient that comes from above, exact in bfloat16."""
+    """Inputs of the head and the upstream gradient, which is exact in bfloat16."""
 
     hidden: Tensor
     weight: Tensor
@@ -93,7 +93,7 @@ def run(head: Callable, case: Case, *, trainable: str = "weight and bias", **opt
 
 
 def assert_float64(ours: Outcome, truth: Outcome) -> None:
-    """Every output and gradient that was asked for equals the plain computation's, up to float64 rounding."""
+    """Every output and requested gradient equals the plain computation's, up to float64 rounding."""
     for name, actual in ours.items().items():
         expected = truth.items()[name]
         assert actual.shape == expected.shape and actual.dtype == torch.float64, name
@@ -149,7 +149,7 @@ def test_float64_equals_plain_computation(shape: tuple[int, int, int], trainable
 
 
 @pytest.mark.parametrize("tile", [(1, 1), (1, 100), (100, 1), (7, 13), (8, 14), (6, 12)], ids=str)
-def test_no_size_of_tile_changes_the_result(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tile_size_does_not_change_the_result(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     set_tiles(monkeypatch, *tile)
     case = random_case((7, 5, 13), bias=True)
     truth = run(plain_head, case, temperature=0.7)
@@ -160,11 +160,11 @@ def test_no_size_of_tile_changes_the_result(tile: tuple[int, int], monkeypatch: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
 @pytest.mark.parametrize("tile", [None, (16, 64)], ids=str)
-def test_error_stays_within_the_plain_computations_own(
+def test_error_is_within_that_of_the_plain_computation(
     dtype: torch.dtype, trainable: str, tile: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Errors pooled over shapes, temperatures and seeds. Root mean square: no more than plain's (observed: 0.2 to 0.8
-    # of it in 16 bits). Largest: one rounding may fall either way, so twice plain's (observed: 0.2 to 0.6 of it).
+    # of it in 16 bits). Maximum: at most twice plain's (observed: 0.2 to 0.6 of it).
     if tile is not None:
         set_tiles(monkeypatch, *tile)
     errors: dict[str, list[tuple[Tensor, Tensor]]] = {}
@@ -182,11 +182,11 @@ def test_error_stays_within_the_plain_computations_own(
                 pair = (actual - expected).flatten(), (plain.items()[name] - expected).flatten()
                 errors.setdefault(name, []).append(pair)
     for name, pairs in errors.items():
-        error, own = (torch.cat(x) for x in zip(*pairs, strict=True))
-        assert error.square().mean().sqrt() <= own.square().mean().sqrt() + ROUNDING, name
-        # logp and H of an unlikely token are differences of numbers as large as logp, up to 20 here
+        error, plain_error = (torch.cat(x) for x in zip(*pairs, strict=True))
+        assert error.square().mean().sqrt() <= plain_error.square().mean().sqrt() + ROUNDING, name
+        # logp and H of an unlikely token are differences of numbers of the size of logp, up to 20 here
         slack = 5 * ROUNDING if name in ("logps", "entropy") else ROUNDING
-        assert error.abs().max() <= 2 * own.abs().max() + slack, name
+        assert error.abs().max() <= 2 * plain_error.abs().max() + slack, name
 
 
 @pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
@@ -194,20 +194,20 @@ def test_error_stays_within_the_plain_computations_own(
 def test_bfloat16_sums_over_many_tiles_in_float32(
     trainable: str, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The plain computation sums within one matmul, in float32. Sums kept in bfloat16 from tile to tile would stall.
+    # The plain computation sums within one matmul, in float32. Sums over tiles in bfloat16 would stall.
     case = random_case((500, 4, 12) if tile[0] < tile[1] else (12, 4, 500), bias=True).to(torch.bfloat16)
-    case.upstream = (case.upstream.abs() + 1.0).bfloat16().double()  # of one sign: the sums grow far above an addend
+    case.upstream = (case.upstream.abs() + 1.0).bfloat16().double()  # one sign: the sums grow far above a single term
     truth, plain = run(plain_head, case.to(torch.float64)), run(plain_head, case)
     set_tiles(monkeypatch, *tile)
     ours = run(linear_logps_and_entropy, case, trainable=trainable)
     for name, actual in ours.items().items():
-        error, own = (x - truth.items()[name] for x in (actual, plain.items()[name]))
-        assert error.square().mean().sqrt() <= 1.5 * own.square().mean().sqrt(), name  # observed 0.1 to 1.1
+        error, plain_error = (x - truth.items()[name] for x in (actual, plain.items()[name]))
+        assert error.square().mean().sqrt() <= 1.5 * plain_error.square().mean().sqrt(), name  # observed 0.1 to 1.1
 
 
 @pytest.mark.parametrize("tile", [(1024, 4096), (1024, 200)], ids=str)
 @pytest.mark.parametrize("softcap", [None, 300.0])
-def test_bfloat16_keeps_its_digits_for_what_separates_the_logits(
+def test_bfloat16_entropy_is_accurate_for_large_logits(
     softcap: float | None, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Logits near 100, where bfloat16 has steps of 0.5, and targets drawn from the policy.
@@ -222,10 +222,10 @@ def test_bfloat16_keeps_its_digits_for_what_separates_the_logits(
     plain = run(shaped_head, case, softcap=softcap)
     set_tiles(monkeypatch, *tile)
     ours = run(linear_logps_and_entropy, case, trainable="nothing", softcap=softcap)
-    error, own = ((outcome.entropy.double() - truth.entropy).abs() for outcome in (ours, plain))
-    # Observed 0.033 and, with tiles measured from where the earlier ones found the mass, 0.020; unmeasured 0.83.
-    assert error.max() < (0.05 if tile == (1024, 4096) else 0.025) * own.max()
-    assert error.mean() < 1e-3  # nats; observed 6e-4, unmeasured 1.7e-2
+    error, plain_error = ((outcome.entropy.double() - truth.entropy).abs() for outcome in (ours, plain))
+    # Observed 0.033, and 0.020 with several tiles, which are shifted to the row's mass; 0.83 without the shift.
+    assert error.max() < (0.05 if tile == (1024, 4096) else 0.025) * plain_error.max()
+    assert error.mean() < 1e-3  # nats; observed 6e-4; without the shift 1.7e-2
 
 
 def test_uniform_logits_give_ln_of_the_vocabulary(tiles: None) -> None:
@@ -237,7 +237,7 @@ def test_uniform_logits_give_ln_of_the_vocabulary(tiles: None) -> None:
 
 
 @pytest.mark.parametrize("trainable", TRAINABLE)
-def test_vocabulary_of_one_token_is_certain(trainable: str) -> None:
+def test_vocabulary_of_one_token_gives_zeros(trainable: str) -> None:
     ours = run(linear_logps_and_entropy, random_case((3, 4, 1), bias=True).to(torch.float32), trainable=trainable)
     for value in ours.items().values():
         assert not value.any()
@@ -263,7 +263,7 @@ def test_temperature_divides_logits_and_bias() -> None:
     torch.testing.assert_close(ours.grad_hidden, same.grad_hidden, atol=ATOL64, rtol=0)
 
 
-def test_temperature_that_is_not_positive_is_refused() -> None:
+def test_non_positive_temperature_is_refused() -> None:
     case = random_case((2, 3, 5))
     for temperature in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="temperature"):
@@ -298,8 +298,8 @@ def test_entropy_carries_no_gradient(trainable: str) -> None:
 
 
 @pytest.mark.parametrize("trainable", TRAINABLE)
-def test_gradient_follows_an_uneven_upstream_gradient(trainable: str) -> None:
-    # Each row's gradient is its upstream times what an upstream of one gives: nothing is averaged or assumed to be one.
+def test_gradient_of_a_row_scales_with_its_upstream_gradient(trainable: str) -> None:
+    # Each row's gradient is its upstream gradient times the gradient for an upstream of one.
     case = random_case((9, 4, 11), bias=True)
     ones = Case(case.hidden, case.weight, case.targets, case.bias, torch.ones_like(case.upstream))
     unit = run(linear_logps_and_entropy, ones, trainable=trainable).grad_hidden
@@ -319,11 +319,11 @@ def test_second_backward_gives_the_same_gradient(trainable: str) -> None:
     kept = [gradient.clone() for gradient in first]
     second = torch.autograd.grad(logps, inputs, case.upstream)
     for a, b, c in zip(first, kept, second, strict=True):
-        assert_equal(a, b)  # the second backward did not write into the first one's result
+        assert_equal(a, b)  # the second backward did not overwrite the first result
         assert_equal(c, b)
 
 
-def test_gradient_goes_only_where_it_is_wanted() -> None:
+def test_only_required_gradients_are_computed() -> None:
     case = random_case((5, 4, 7), bias=True)
     truth = run(plain_head, case)
     weight = case.weight.clone().requires_grad_()
@@ -364,7 +364,7 @@ def assert_equal(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("trainable", TRAINABLE)
 @pytest.mark.parametrize("wanted", ["some", "none", "all", "first tile only"])
 @pytest.mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
-def test_grad_rows_get_their_gradient_and_the_others_zero(
+def test_rows_outside_grad_rows_get_zero_gradient(
     trainable: str, wanted: str, far: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_tiles(monkeypatch, 4, 5)
@@ -376,7 +376,7 @@ def test_grad_rows_get_their_gradient_and_the_others_zero(
     truth = run(plain_head, masked, temperature=0.7)
     assert not ours.grad_hidden[~grad_rows].any()
     assert (truth.logps.min() < -100) == far
-    assert_float64(ours, truth)  # logps and entropy of all rows, gradients of the wanted ones
+    assert_float64(ours, truth)  # logps and entropy of all rows, gradients of grad_rows
 
 
 # --- logit scale and soft cap ----------------------------------------------------------------------------------------
@@ -394,7 +394,7 @@ def shaped_head(
     logit_scale: float = 1.0,
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As Transformers writes it: scale, then cap; the sampler's temperature comes last."""
+    """As in Transformers: scale, then cap; the sampling temperature comes last."""
     logits = (hidden @ weight.T if bias is None else hidden @ weight.T + bias) * logit_scale
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
@@ -407,7 +407,7 @@ def shaped_head(
 def test_logit_scale_and_soft_cap_equal_the_plain_computation(
     trainable: str, logit_scale: float, softcap: float | None, tiles: None
 ) -> None:
-    for bias, scale in [(False, 2.0), (True, 2.0), (False, 300.0)]:  # the last reaches the far and the saturated
+    for bias, scale in [(False, 2.0), (True, 2.0), (False, 300.0)]:  # the last has unlikely targets and saturated caps
         case = random_case((17, 6, 29), bias=bias, scale=scale)
         options = {"temperature": 0.3, "logit_scale": logit_scale, "softcap": softcap}
         truth = run(shaped_head, case, **options)
@@ -424,7 +424,7 @@ def test_scale_comes_before_the_cap_and_the_temperature_after_it() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("trainable", ["nothing", "weight"])
-def test_soft_cap_in_short_dtypes(dtype: torch.dtype, trainable: str, tiles: None) -> None:
+def test_soft_cap_in_low_precision(dtype: torch.dtype, trainable: str, tiles: None) -> None:
     case = random_case((64, 16, 100), scale=6.0).to(dtype)
     options = {"softcap": 5.0, "logit_scale": 0.5}
     truth = run(shaped_head, case.to(torch.float64), **options)
@@ -434,19 +434,19 @@ def test_soft_cap_in_short_dtypes(dtype: torch.dtype, trainable: str, tiles: Non
         assert (actual.double() - truth.items()[name]).norm() < tolerance * truth.items()[name].norm(), name
 
 
-def test_logit_scale_and_soft_cap_that_are_not_positive_are_refused() -> None:
+def test_non_positive_logit_scale_and_soft_cap_are_refused() -> None:
     case = random_case((2, 3, 5))
     for options in ({"logit_scale": 0.0}, {"logit_scale": -1.0}, {"softcap": 0.0}, {"softcap": math.nan}):
         with pytest.raises(ValueError, match="positive"):
             linear_logps_and_entropy(case.hidden, case.weight, case.targets, **options)
 
 
-# --- autocast and the compiled middle --------------------------------------------------------------------------------
+# --- autocast, mixed dtypes and the compiled function ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
 @pytest.mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
-def test_autocast_changes_no_number(trainable: str, far: bool) -> None:
+def test_autocast_does_not_change_the_result(trainable: str, far: bool) -> None:
     case = random_case((33, 16, 129), bias=True, scale=100.0 if far else 2.0).to(torch.float32)
     expected = run(linear_logps_and_entropy, case, trainable=trainable)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -466,8 +466,8 @@ def test_hidden_states_and_head_may_differ_in_dtype(dtypes: tuple[torch.dtype, t
     assert (ours.grad_hidden.double() - truth.grad_hidden).norm() < 1e-2 * truth.grad_hidden.norm()
 
 
-def test_compiled_middle_equals_the_eager_one() -> None:
-    # What runs on CUDA; without a compiler PyTorch falls back to the eager function, and this holds all the more.
+def test_compiled_exponentials_equal_the_eager_ones() -> None:
+    # CUDA uses the compiled function; without a compiler PyTorch falls back to the eager one, which passes trivially.
     generator = torch.Generator().manual_seed(0)
     for rows, columns in [(64, 300), (33, 77)]:
         z, origin = torch.randn(rows, columns, generator=generator) * 5, torch.randn(rows, generator=generator)
@@ -481,10 +481,10 @@ def test_compiled_middle_equals_the_eager_one() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("softcap", [None, 30.0])
-def test_matmuls_with_float32_output_round_no_logit(
+def test_matmuls_with_float32_output_do_not_round_the_logits(
     dtype: torch.dtype, softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # CUDA's matmuls of half-precision factors into float32, put together here from float32 ones.
+    # Emulates CUDA's half-precision matmuls with float32 output by float32 matmuls.
     mm, addmm = torch.mm, torch.addmm
 
     def wide_mm(a: Tensor, b: Tensor, *, out_dtype: Any = None, out: Any = None) -> Tensor:
@@ -503,13 +503,13 @@ def test_matmuls_with_float32_output_round_no_logit(
     wide = run(linear_logps_and_entropy, case, trainable="nothing", softcap=softcap)
     torch.testing.assert_close(wide.logps.double(), truth.logps, atol=1e-5, rtol=0)
     torch.testing.assert_close(wide.entropy.double(), truth.entropy, atol=1e-5, rtol=0)
-    error, own = ((x.grad_hidden.double() - truth.grad_hidden).norm() for x in (wide, narrow))
-    assert error < own  # observed 0.5 to 0.96
+    error, narrow_error = ((x.grad_hidden.double() - truth.grad_hidden).norm() for x in (wide, narrow))
+    assert error < narrow_error  # observed 0.5 to 0.96
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_entropy_of_rows_whose_mass_lies_on_other_tokens(dtype: torch.dtype) -> None:
-    """The target is the least likely token: measured from it, bfloat16 logits would keep few digits where it counts."""
+def test_entropy_is_accurate_for_unlikely_targets(dtype: torch.dtype) -> None:
+    """The target is the least likely token: relative to it, bfloat16 logits of likely tokens have few digits."""
     case = random_case((64, 64, 3000), scale=1.5).to(dtype)
     targets = (case.hidden.double() @ case.weight.double().T).argmin(-1)
     case = Case(case.hidden, case.weight, targets, None, case.upstream)
@@ -519,19 +519,19 @@ def test_entropy_of_rows_whose_mass_lies_on_other_tokens(dtype: torch.dtype) -> 
     assert (ours.entropy - truth.entropy).abs().max() < 1.5e-3  # observed 9e-4; 3.9e-3 without the first, narrow tile
 
 
-# --- extremes --------------------------------------------------------------------------------------------------------
+# --- extreme logits --------------------------------------------------------------------------------------------------
 
 
 def confident_case(surprise: float) -> Case:
-    """Rows whose target has probability 1 - ``surprise``: hidden leans towards the target's row, by bisection."""
+    """Rows whose target has probability 1 - ``surprise``: hidden moves towards the target's row, by bisection."""
     case = random_case((24, 32, 200), seed=1, scale=1.0)
     towards = case.weight[case.targets] / case.weight[case.targets].square().sum(-1, keepdim=True)
     low, high = torch.zeros(24, 1, dtype=torch.float64), torch.full((24, 1), 100.0, dtype=torch.float64)
     for _ in range(60):
         middle = (low + high) / 2
         logps, _ = plain_head(case.hidden + middle * towards, case.weight, case.targets)
-        sure = (-torch.expm1(logps) < surprise)[:, None]
-        low, high = torch.where(sure, low, middle), torch.where(sure, middle, high)
+        confident = (-torch.expm1(logps) < surprise)[:, None]
+        low, high = torch.where(confident, low, middle), torch.where(confident, middle, high)
     return Case(case.hidden + high * towards, case.weight, case.targets, None, case.upstream)
 
 
@@ -545,8 +545,8 @@ CONFIDENT = {  # relative error allowed in a row's gradient, logp and entropy
 @pytest.mark.parametrize("surprise", [1e-2, 1e-4, 1e-7])
 @pytest.mark.parametrize("dtype", CONFIDENT.keys())
 @pytest.mark.parametrize("trainable", ["nothing", "weight"])
-def test_confident_tokens_are_right_in_relative_terms(dtype: torch.dtype, trainable: str, surprise: float) -> None:
-    # p = 1 - 1e-7: formed as W[y] - softmax @ W the gradient is all rounding error in float32 and bfloat16.
+def test_confident_tokens_have_a_small_relative_error(dtype: torch.dtype, trainable: str, surprise: float) -> None:
+    # p = 1 - 1e-7: computed as W[y] - softmax @ W, the gradient is only rounding error in float32 and bfloat16.
     case = confident_case(surprise).to(dtype)
     truth, plain = run(plain_head, case.to(torch.float64)), run(plain_head, case)
     assert (0.9 * surprise < -truth.logps).all() and (-truth.logps < 1.1 * surprise).all()
@@ -559,20 +559,20 @@ def test_confident_tokens_are_right_in_relative_terms(dtype: torch.dtype, traina
     for name in ("grad_hidden", "logps", "entropy"):
         assert worst_row(ours, name) < CONFIDENT[dtype], name
     if surprise == 1e-7 and dtype != torch.float64:
-        assert worst_row(plain, "grad_hidden") > 0.5  # the case is one in which the textbook formula fails
+        assert worst_row(plain, "grad_hidden") > 0.5  # the textbook formula fails here
 
 
-def test_float16_keeps_the_gradient_of_a_certain_token() -> None:
-    # 1 - p = 1e-7 is below what float16 holds in full; a loss scale brings the gradient back into its range.
+def test_float16_keeps_the_gradient_of_a_confident_token() -> None:
+    # 1 - p = 1e-7 is subnormal in float16; a loss scale brings the gradient back into the normal range.
     case = confident_case(1e-7).to(torch.float16)
     case.upstream = torch.full_like(case.upstream, 2.0**16)
     truth = run(plain_head, case.to(torch.float64))
     ours = run(linear_logps_and_entropy, case, trainable="nothing")
     error = (ours.grad_hidden.double() - truth.grad_hidden).norm(dim=-1) / truth.grad_hidden.norm(dim=-1)
-    assert error.max() < 0.03  # observed 0.013, of the float16 logits
+    assert error.max() < 0.03  # observed 0.013, from the float16 logits
 
 
-def test_bfloat16_gradient_of_confident_tokens_is_within_one_per_cent() -> None:
+def test_bfloat16_gradient_of_confident_tokens_is_within_one_percent() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(2048, 256, generator=generator) / 8
     targets = torch.randint(0, 2048, (256,), generator=generator)
@@ -580,16 +580,16 @@ def test_bfloat16_gradient_of_confident_tokens_is_within_one_per_cent() -> None:
     hidden = torch.randn(256, 256, generator=generator) + lean * weight[targets]
     case = Case(hidden, weight, targets, None, torch.ones(256)).to(torch.bfloat16)
     truth = run(plain_head, case.to(torch.float64))
-    sure = truth.logps > math.log(0.99)
-    assert sure.sum() > 50 and (~sure).sum() > 50
+    confident = truth.logps > math.log(0.99)
+    assert confident.sum() > 50 and (~confident).sum() > 50
 
     def error(outcome: Outcome, rows: Tensor) -> float:
         difference = outcome.grad_hidden.double() - truth.grad_hidden
         return (difference[rows].norm() / truth.grad_hidden[rows].norm()).item()
 
     ours, plain = run(linear_logps_and_entropy, case, trainable="nothing"), run(plain_head, case)
-    assert error(ours, sure) < 0.01 and error(plain, sure) > 0.1  # observed 0.005 and 0.49
-    assert error(ours, ~sure) < 0.01
+    assert error(ours, confident) < 0.01 and error(plain, confident) > 0.1  # observed 0.005 and 0.49
+    assert error(ours, ~confident) < 0.01
 
 
 def far_tolerances(logps: float, entropy: float, gradient: float) -> dict[str, tuple[float, float]]:
@@ -598,7 +598,7 @@ def far_tolerances(logps: float, entropy: float, gradient: float) -> dict[str, t
     return values | dict.fromkeys(("grad_hidden", "grad_weight", "grad_bias"), (gradient, gradient))
 
 
-FAR = {  # float32 holds a log-probability of -5000 to 2e-4, so p = exp(z - z_y + logp) may be off by as much
+FAR = {  # float32 represents a log-probability of -5000 to 2e-4, so p = exp(z - z_y + logp) may be off by as much
     torch.float64: far_tolerances(1e-12, 1e-12, 1e-12),  # observed 1e-13
     torch.float32: far_tolerances(1e-6, 3e-5, 1e-3),  # observed 2e-7, 1.4e-5, 1e-4
     torch.bfloat16: far_tolerances(5e-3, 1e-3, 2e-2),  # observed 2e-3, 1e-4, 1e-2
@@ -609,7 +609,7 @@ FAR = {  # float32 holds a log-probability of -5000 to 2e-4, so p = exp(z - z_y 
 @pytest.mark.parametrize("dtype", FAR.keys())
 @pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
 def test_target_far_below_the_largest_logit(dtype: torch.dtype, trainable: str, tiles: None) -> None:
-    # Logits 0, -1, ... for the likely tokens and down to -5000 for the targets, row by row beside ordinary rows.
+    # Logits 0, -1, ... for the likely tokens and down to -5000 for the targets, one per row.
     depths = [0, -5, -12, -20, -60, -65, -66, -67, -68, -69, -70, -80, -88, -104, -500, -5000]
     weight = torch.zeros(len(depths) + 4, 3, dtype=torch.float64)
     weight[: len(depths), 0] = torch.tensor(depths, dtype=torch.float64)
@@ -631,43 +631,43 @@ def test_target_far_below_the_largest_logit(dtype: torch.dtype, trainable: str, 
 
 
 class MatmulInputs(TorchDispatchMode):
-    """Counts matrix products, in the backward too, and those that are fed an infinity or a NaN."""
+    """Counts matmuls, also in the backward, and those with an infinite or NaN input."""
 
-    seen = 0
-    tainted = 0
+    count = 0
+    non_finite = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if "mm" in func.overloadpacket.__name__:  # mm, addmm, bmm, baddbmm, _scaled_mm
-            self.seen += 1
-            self.tainted += not all(x.isfinite().all() for x in args if isinstance(x, Tensor))
+            self.count += 1
+            self.non_finite += not all(x.isfinite().all() for x in args if isinstance(x, Tensor))
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("trainable", ["nothing", "weight"])
-def test_one_extreme_row_leaves_the_others_alone(dtype: torch.dtype, trainable: str) -> None:
-    # On CPUs with matrix units one infinite element of a bfloat16 matmul spreads to other rows of its tile: no matmul
-    # may be fed one, on any machine.
+def test_an_extreme_row_does_not_affect_the_others(dtype: torch.dtype, trainable: str) -> None:
+    # On CPUs with matrix units one infinite element of a bfloat16 matmul spreads to other rows of its tile, so no
+    # matmul may have an infinite input.
     case = random_case((16, 8, 64)).to(dtype)
     extreme = case.to(dtype)
     extreme.hidden = case.hidden.clone()
     extreme.hidden[5] *= 3000
-    calm = run(linear_logps_and_entropy, case, trainable=trainable)
+    normal = run(linear_logps_and_entropy, case, trainable=trainable)
     with MatmulInputs() as matmuls:
         ours = run(linear_logps_and_entropy, extreme, trainable=trainable)
-    assert matmuls.seen >= 2 and matmuls.tainted == 0
+    assert matmuls.count >= 2 and matmuls.non_finite == 0
     assert ours.logps[5] < -1000
     others = torch.arange(16) != 5
-    tolerance = 1e-6 if dtype == torch.float32 else 1e-2  # another blocking may round another way; observed error 0
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-2  # a different blocking may round differently; observed error 0
     for name in ("logps", "entropy", "grad_hidden"):
-        actual, expected = getattr(ours, name), getattr(calm, name)
+        actual, expected = getattr(ours, name), getattr(normal, name)
         assert actual.isfinite().all(), name
         torch.testing.assert_close(actual[others], expected[others], atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_target_far_above_every_other_logit_is_certain(dtype: torch.dtype, trainable: str) -> None:
+def test_target_far_above_every_other_logit_gives_zeros(dtype: torch.dtype, trainable: str) -> None:
     weight = torch.tensor([[5000.0, 1.0], [0.0, -1.0], [-5000.0, 3.0]])
     case = Case(torch.tensor([[1.0, 0.0]]), weight, torch.tensor([0]), torch.zeros(3), torch.ones(1)).to(dtype)
     for value in run(linear_logps_and_entropy, case, trainable=trainable).items().values():
@@ -688,7 +688,7 @@ def test_banned_tokens_with_a_bias_of_minus_infinity_have_probability_zero(train
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0, 100.0])
 def test_entropy_lies_between_zero_and_ln_of_the_vocabulary(scale: float) -> None:
-    atol = 1e-5  # nats; where one token has it all and another was drawn, the two parts of H cancel; observed 4e-6
+    atol = 1e-5  # nats; if one token has all the mass and another is the target, the parts of H cancel; observed 4e-6
     for dtype in (torch.float32, torch.bfloat16):
         case = random_case((200, 8, 50), scale=scale).to(dtype)
         logps, entropy = linear_logps_and_entropy(case.hidden, case.weight, case.targets)
@@ -696,7 +696,7 @@ def test_entropy_lies_between_zero_and_ln_of_the_vocabulary(scale: float) -> Non
         assert logps.max() <= 0.0
 
 
-def test_nan_in_a_hidden_state_is_not_hidden() -> None:
+def test_nan_in_a_hidden_state_is_propagated() -> None:
     case = random_case((5, 4, 7)).to(torch.float32)
     case.hidden[2, 1] = math.nan
     logps, entropy = linear_logps_and_entropy(case.hidden, case.weight, case.targets)
@@ -734,7 +734,7 @@ def test_inputs_may_be_non_contiguous(trainable: str, tiles: None) -> None:
 
 
 @pytest.mark.parametrize("trainable", TRAINABLE)
-def test_inputs_are_left_alone(trainable: str) -> None:
+def test_inputs_are_not_modified(trainable: str) -> None:
     case = random_case((9, 6, 11), bias=True)
     before = [x.clone() for x in (case.hidden, case.weight, case.targets, case.bias, case.upstream)]
     hidden = case.hidden.requires_grad_()
@@ -749,7 +749,7 @@ def test_inputs_are_left_alone(trainable: str) -> None:
 
 
 class LargestTensor(TorchDispatchMode):
-    """Records the largest tensor that any operation returns, in the backward too."""
+    """Records the size of the largest tensor that any operation returns, also in the backward."""
 
     elements = 0
 
@@ -764,7 +764,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
 @pytest.mark.parametrize("far", [False, True], ids=["likely", "unlikely"])
-def test_no_tensor_of_tokens_times_vocabulary_is_made(
+def test_no_tensor_of_size_tokens_times_vocabulary_is_created(
     dtype: torch.dtype, trainable: str, far: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_tiles(monkeypatch, 128, 1024)
@@ -793,14 +793,14 @@ def test_trainable_head_takes_four_matmuls() -> None:
     assert flops.get_total_flops() == 4 * (64 * 8 * 300 * 2)
 
 
-def test_largest_tensor_of_the_plain_head_would_have_been_seen() -> None:
+def test_the_plain_head_creates_a_tensor_of_size_tokens_times_vocabulary() -> None:
     case = random_case((16, 8, 4096)).to(torch.float32)
     with LargestTensor() as largest:
         run(plain_head, case)
     assert largest.elements == 16 * 4096
 
 
-def test_head_refuses_shapes_that_disagree() -> None:
+def test_head_refuses_mismatched_shapes() -> None:
     case = random_case((5, 4, 7), bias=True)
     good = {"hidden": case.hidden, "weight": case.weight, "targets": case.targets, "bias": case.bias}
     good["grad_rows"] = torch.ones(5, dtype=torch.bool)
@@ -824,7 +824,7 @@ def test_head_refuses_shapes_that_disagree() -> None:
 @pytest.mark.parametrize("skip", [False, True], ids=["all rows", "grad_rows = lambda != 0"])
 @pytest.mark.parametrize("trainable", ["nothing", "weight"])
 def test_objective_from_hidden_states_equals_the_plain_formula(skip: bool, trainable: str, tiles: None) -> None:
-    # The trainer's path: real tokens packed, head, unpacked, loss; and the entropy of the same logits carries nothing.
+    # The trainer's path: pack the real tokens, head, unpack, loss. The entropy of the same logits has no gradient.
     rows, width, hidden_size, vocabulary = 6, 9, 5, 13
     generator = torch.Generator().manual_seed(3)
     mask = length_mask([9, 4, 1, 7, 3, 9], width)
@@ -838,7 +838,7 @@ def test_objective_from_hidden_states_equals_the_plain_formula(skip: bool, train
         flat = plain_head(leaf.reshape(-1, hidden_size), matrix, ids.flatten(), temperature=0.7)
         logps, entropy = (x.reshape(rows, width) for x in flat)
         means = [(entropy[i] * mask[i]).sum().item() / mask[i].sum().item() for i in range(rows)]
-        threshold = sorted(means)[3] - 1e-6  # drops half of the completions
+        threshold = sorted(means)[3] - 1e-6  # filters half of the completions
         delta = torch.tensor(naive_entropy_filter(means, advantages.tolist(), None, threshold, "on"))
         assert 0 < delta.sum() < rows
         return plain_gtpo_loss(logps, entropy, mask, advantages, weights, delta, 0.1), threshold

@@ -1,4 +1,4 @@
-"""A group that a trainer samples: the same numbers as a training step, and no trace left."""
+"""``inspect_group``: the same numbers as a training step, and no side effects."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def test_group_of_a_trainer(method: str, tiny: Path, tmp_path: Path) -> None:
     assert sum(view.keep) == (4 if method == "gtpo" else GROUP)
 
 
-def test_what_is_shown_is_what_the_training_step_logs(tiny: Path, tmp_path: Path) -> None:
+def test_inspect_group_matches_the_logs_of_the_training_step(tiny: Path, tmp_path: Path) -> None:
     trainer = make_trainer("gtpo", tiny, tmp_path, learning_rate=0.0)
     trainer.train_dataset = trainer.train_dataset.select([0])  # the prompt of the step
     trainer.gtpo.entropy_threshold = sorted(trainer.inspect_group(0).entropy)[GROUP // 2]
@@ -46,19 +46,21 @@ def test_what_is_shown_is_what_the_training_step_logs(tiny: Path, tmp_path: Path
     log = trainer.state.log_history[0]
     assert log["entropy"] == pytest.approx(sum(view.entropy) / GROUP, abs=1e-5)
     assert 0 < log["filtered_fraction"] == pytest.approx(view.keep.count(0.0) / GROUP)
-    coloured = sum(weight != 1 for row in view.weights for weight in row)
-    assert 0 < coloured <= round(log["conflict_tokens"] * GROUP)  # a token of A = 0 is on the mask with weight 1
+    weighted = sum(weight != 1 for row in view.weights for weight in row)
+    assert 0 < weighted <= round(log["conflict_tokens"] * GROUP)  # conflict tokens with A = 0 have weight 1
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_a_look_leaves_no_trace(method: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_group_has_no_side_effects(
+    method: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(_Canned, "_generate_single_turn")  # sample from the policy: the random generator matters
 
-    def trained(look: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    def trained(inspect: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         settings = {"log_completions": True, "num_completions_to_print": 0, "max_completion_length": 6, "max_steps": 2}
-        trainer = make_trainer(method, tiny, tmp_path / str(look), **settings)
+        trainer = make_trainer(method, tiny, tmp_path / str(inspect), **settings)
         before = torch.random.get_rng_state()
-        if look:
+        if inspect:
             was_training = trainer.model.training
             assert trainer.inspect_group(5) == trainer.inspect_group(5)
             assert trainer.model.training == was_training
@@ -69,12 +71,12 @@ def test_a_look_leaves_no_trace(method: str, tiny: Path, tmp_path: Path, monkeyp
         times = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
         logs = [{key: value for key, value in row.items() if key not in times} for row in trainer.state.log_history]
         weights = {n: w.detach().clone() for n, w in trainer.model.named_parameters() if w.requires_grad}
-        table = pandas.concat(map(pandas.read_parquet, sorted((tmp_path / str(look) / "completions").iterdir())))
+        table = pandas.concat(map(pandas.read_parquet, sorted((tmp_path / str(inspect) / "completions").iterdir())))
         return {"logs": logs, "completions": table.to_csv(index=False)}, weights
 
-    (plain_traces, plain), (looked_traces, looked) = trained(False), trained(True)
-    assert plain_traces == looked_traces
-    assert all(torch.equal(plain[name], looked[name]) for name in plain)
+    (plain_records, plain), (inspected_records, inspected) = trained(False), trained(True)
+    assert plain_records == inspected_records
+    assert all(torch.equal(plain[name], inspected[name]) for name in plain)
 
 
 def test_several_processes_are_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +86,7 @@ def test_several_processes_are_refused(tiny: Path, tmp_path: Path, monkeypatch: 
         trainer.inspect_group(0)
 
 
-def test_tokens_keep_their_space_and_special_tokens(tiny: Path, tmp_path: Path) -> None:
+def test_token_texts_keep_spaces_and_special_tokens(tiny: Path, tmp_path: Path) -> None:
     from gtpo.trainer import _token_texts
 
     tokenizer = make_trainer("grpo", tiny, tmp_path).processing_class

@@ -1,4 +1,4 @@
-"""LoRA policies, and the refusals before and while a model is loaded."""
+"""LoRA policies, and the errors before and during the loading of a model."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.unsloth import StandIn
+from helpers.unsloth import FakeUnsloth
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
@@ -18,8 +18,8 @@ from gtpo.models import check_tokenizer, load_base, load_policy, resolve_model
 from gtpo.tiny import TINY
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "model.safetensors")
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -29,8 +29,8 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 # ---- LoRA policies ----
 
 
-def policy(folder: Path, seed: int = 0, **settings: Any) -> Any:
-    arguments = ModelArguments(model=str(folder), **({"lora_rank": 8} | settings))
+def policy(directory: Path, seed: int = 0, **settings: Any) -> Any:
+    arguments = ModelArguments(model=str(directory), **({"lora_rank": 8} | settings))
     return load_policy(arguments, "transformers", seed)[0]
 
 
@@ -51,7 +51,7 @@ def test_default_layers_are_listing_1(tiny: Path) -> None:
     assert len(trained) == TINY["num_hidden_layers"] * 7 * 2
 
 
-def test_fresh_policy_is_the_base_and_depends_on_the_seed_alone(tiny: Path) -> None:
+def test_new_policy_equals_the_base_and_depends_only_on_the_seed(tiny: Path) -> None:
     torch.manual_seed(5)
     first = policy(tiny, seed=3)
     torch.manual_seed(6)
@@ -68,23 +68,23 @@ def test_fresh_policy_is_the_base_and_depends_on_the_seed_alone(tiny: Path) -> N
     assert tokenizer.padding_side == "left" and base.dtype == torch.float32
 
 
-# ---- refusals ----
+# ---- errors ----
 
 
-def test_tokenizer_that_pads_with_its_end_is_refused(tiny: Path) -> None:
+def test_tokenizer_that_pads_with_eos_is_refused(tiny: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny, pad_token="</s>")
     with pytest.raises(UsageError, match=r"pads with its EOS token '</s>'.*pad_token"):
         check_tokenizer(tokenizer, "some/model")
 
 
-def test_tokenizer_without_padding_gets_a_reserved_token(tiny: Path) -> None:
+def test_tokenizer_without_pad_token_gets_a_reserved_token(tiny: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     tokenizer.pad_token = None
     check_tokenizer(tokenizer, "some/model")
     assert tokenizer.pad_token == "<pad>"
 
 
-def test_tokenizer_without_padding_or_reserved_tokens_is_refused(tiny: Path, tmp_path: Path) -> None:
+def test_tokenizer_without_pad_and_reserved_tokens_is_refused(tiny: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         text = (tmp_path / name).read_text().replace('"<pad>"', '"<blank>"')
@@ -102,7 +102,7 @@ def test_tokenizer_without_chat_template_is_refused(tiny: Path) -> None:
         check_tokenizer(tokenizer, "some/model")
 
 
-def test_base_that_pads_with_its_end_is_refused_when_it_loads(tiny: Path, tmp_path: Path) -> None:
+def test_loading_a_base_that_pads_with_eos_is_refused(tiny: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": "</s>"}))
@@ -110,35 +110,35 @@ def test_base_that_pads_with_its_end_is_refused_when_it_loads(tiny: Path, tmp_pa
         load_base(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["nobody/nothing", "{folder}/missing", "{folder}"])
-def test_unknown_model_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
-    path = name.format(folder=tmp_path)  # the folder itself is empty: no model in it
+@pytest.mark.parametrize("name", ["nobody/nothing", "{directory}/missing", "{directory}"])
+def test_unknown_model_gives_a_one_line_error(name: str, tmp_path: Path) -> None:
+    path = name.format(directory=tmp_path)  # the directory exists but has no model in it
     with pytest.raises(UsageError, match="cannot load model") as caught:
         load_base(path)
     assert path in str(caught.value) and "\n" not in str(caught.value)
     assert "Expected tiny, llama, qwen" in str(caught.value)
 
 
-def test_a_number_in_the_name_does_not_make_a_model_gated(tmp_path: Path) -> None:
+def test_a_status_code_in_the_name_does_not_mean_gated(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot load model"):
         load_base(str(tmp_path / "run-4013"))
 
 
-def test_aliases_name_the_models_of_the_paper() -> None:
+def test_aliases_resolve_to_the_models_of_the_paper() -> None:
     assert resolve_model("llama") == "meta-llama/Llama-3.1-8B-Instruct"
     assert resolve_model("qwen") == "Qwen/Qwen2.5-3B-Instruct"
     assert resolve_model("some/model") == "some/model"
 
 
 @pytest.mark.parametrize("use_vllm", [True, False])
-def test_vllm_and_fast_inference_go_together(use_vllm: bool, unsloth: StandIn, tiny: Path) -> None:
+def test_fast_inference_is_set_by_use_vllm(use_vllm: bool, unsloth: FakeUnsloth, tiny: Path) -> None:
     arguments = ModelArguments(model=str(tiny), lora_rank=8, load_in_4bit=True, max_seq_length=99)
     model, tokenizer = load_policy(arguments, "unsloth", seed=5, use_vllm=use_vllm)
-    assert unsloth.asked["fast_inference"] is use_vllm
+    assert unsloth.options["fast_inference"] is use_vllm
     expected = {"load_in_4bit": True, "max_seq_length": 99, "max_lora_rank": 8, "gpu_memory_utilization": 0.4, "r": 8}
     expected |= {"lora_alpha": 8, "random_state": 5, "use_gradient_checkpointing": "unsloth"}
-    assert {name: unsloth.asked[name] for name in expected} == expected
-    # The adapter names the model that was asked for, not the 4-bit copy that Unsloth took in its place.
+    assert {name: unsloth.options[name] for name in expected} == expected
+    # The adapter names the requested model, not the 4-bit copy that Unsloth loads instead.
     assert model.peft_config["default"].base_model_name_or_path == str(tiny)
     assert tokenizer.pad_token != tokenizer.eos_token
 

@@ -1,4 +1,4 @@
-"""The prompt is box 8.2 of the paper, and the reference completion is in its format."""
+"""The prompt is box 8.2 of the paper, and the reference completion has its format."""
 
 from gtpo.prompts import SYSTEM_PROMPT, to_completion, to_messages
 
@@ -8,7 +8,7 @@ Given a question, first think step by step between <reasoning> and </reasoning>.
 Then, give the final answer between <answer> and </answer>."""
 
 
-def test_the_system_prompt_is_box_8_2_word_for_word() -> None:
+def test_the_system_prompt_is_box_8_2_verbatim() -> None:
     assert SYSTEM_PROMPT == BOX_8_2
     assert to_messages("1 + 1?") == [
         {"role": "system", "content": BOX_8_2},
@@ -16,5 +16,5 @@ def test_the_system_prompt_is_box_8_2_word_for_word() -> None:
     ]
 
 
-def test_a_reference_completion_is_in_the_tags() -> None:
+def test_a_reference_completion_has_the_tags() -> None:
     assert to_completion("1 + 1 = 2", "2") == "<reasoning>\n1 + 1 = 2\n</reasoning>\n<answer>\n2\n</answer>"

@@ -1,4 +1,4 @@
-"""One group as HTML: what is colored, struck out and escaped."""
+"""One group as HTML: colours, strikethrough and escaping."""
 
 import dataclasses
 import re
@@ -23,7 +23,7 @@ VIEW = Group(
 
 
 class Table(HTMLParser):
-    """What a browser would show: per row the cells' texts, and per completion its pieces with colour and strike."""
+    """What a browser shows: the cells of each row, and the pieces of each completion with colour and strikethrough."""
 
     void = frozenset({"br", "meta", "img", "input"})
 
@@ -57,7 +57,7 @@ class Table(HTMLParser):
             self.pieces[-1].append((data, colours[-1] if colours else PLAIN, "s" in names))
 
 
-def test_a_row_is_a_completion_and_the_best_comes_first() -> None:
+def test_rows_are_completions_sorted_by_advantage() -> None:
     header, *rows = Table(group_html(VIEW)).rows
     assert header == ["A", "format", "accuracy", "⟨H⟩", "completion"]
     assert rows == [
@@ -67,7 +67,7 @@ def test_a_row_is_a_completion_and_the_best_comes_first() -> None:
     ]
 
 
-def test_tokens_are_coloured_by_their_weight_alone() -> None:
+def test_tokens_are_coloured_only_by_their_weight() -> None:
     kept = dataclasses.replace(VIEW, keep=[1.0, 1.0, 1.0])
     assert Table(group_html(kept)).pieces[1:] == [
         [("<answer>", GREEN, False), ("2", PLAIN, False), ("</s>", GREEN, False)],
@@ -76,7 +76,7 @@ def test_tokens_are_coloured_by_their_weight_alone() -> None:
     ]
 
 
-def test_other_weights_are_plain() -> None:
+def test_other_weights_have_no_colour() -> None:
     view = dataclasses.replace(VIEW, weights=[[0.5, 1.5, 3.0, 4.0], [1.0, 1.0, 1.0], [1.0]])
     assert {colour for row in Table(group_html(view)).pieces for _, colour, _ in row} == {PLAIN}
 
@@ -113,8 +113,8 @@ def test_everything_is_escaped(text: str) -> None:
     assert text not in prompt and Table(prompt).tags <= table.tags
 
 
-def test_text_has_the_colour_of_the_page() -> None:
-    """A notebook may be light or dark: only translucent backgrounds, and no colour of text."""
+def test_text_inherits_the_colour_of_the_page() -> None:
+    """A notebook may be light or dark: only translucent backgrounds, and no text colour."""
     styles = re.findall('style="([^"]*)"', group_html(VIEW))
     rules = [rule.strip() for style in styles for rule in style.split(";")]
     assert {rule for rule in rules if rule.startswith("color")} == {"color: inherit"}
@@ -124,6 +124,6 @@ def test_text_has_the_colour_of_the_page() -> None:
     }
 
 
-def test_lists_that_disagree_are_refused() -> None:
+def test_lists_of_unequal_length_are_refused() -> None:
     with pytest.raises(ValueError):
         group_html(dataclasses.replace(VIEW, weights=[[0.0], [2.0, 1.0, 2.0], [1.0]]))

@@ -1,4 +1,4 @@
-"""The rewards as a table of completions, each with the reason for its score."""
+"""The rewards: tables of completions, each with the reason for its score."""
 
 import inspect
 import random
@@ -20,15 +20,15 @@ GOOD = "<reasoning>9 + 9 = 18</reasoning>\n<answer>18</answer>"
         (GOOD, 10, "all four tags, once, in order"),
         (GOOD + " \n\t", 10, "white space may follow"),
         ("Let me see. " + GOOD, 10, "text may precede"),
-        ("<reasoning>a</reasoning> so <answer>18</answer>", 10, "text may stand between"),
-        ("<reasoning></reasoning><answer></answer>", 10, "format does not ask for contents"),
-        ("<reasoning> 1 < 2 and 2 > 1 </reasoning><answer>18</answer>", 10, "other angle brackets are no tags"),
-        ("<reasoning>a <b>bold</b></reasoning><answer>18</answer>", 10, "nor are other tags"),
+        ("<reasoning>a</reasoning> so <answer>18</answer>", 10, "text may come between"),
+        ("<reasoning></reasoning><answer></answer>", 10, "the content does not matter"),
+        ("<reasoning> 1 < 2 and 2 > 1 </reasoning><answer>18</answer>", 10, "other angle brackets are not tags"),
+        ("<reasoning>a <b>bold</b></reasoning><answer>18</answer>", 10, "other tags do not count"),
         (GOOD + ".", 1, "text after the end"),
         (GOOD + "<|endoftext|>", 1, "a special token is text"),
         (GOOD + GOOD, 1, "each tag twice"),
         (GOOD + "</answer>", 1, "one tag twice"),
-        ("<reasoning>" + GOOD, 1, "another one twice"),
+        ("<reasoning>" + GOOD, 1, "another tag twice"),
         ("<answer>18</answer><reasoning>a</reasoning>", 1, "the wrong order"),
         ("<reasoning>a<answer>18</reasoning></answer>", 1, "crossed"),
         ("</reasoning>a<reasoning><answer>18</answer>", 1, "closed before opened"),
@@ -38,9 +38,9 @@ GOOD = "<reasoning>9 + 9 = 18</reasoning>\n<answer>18</answer>"
         ("<answer>", 1, "a single tag"),
         ("</reasoning>", 1, "a single closing tag"),
         ("<Reasoning>a</Reasoning><Answer>18</Answer>", 0, "tags are lower case"),
-        ("< reasoning >a</ reasoning >", 0, "and hold no blanks"),
-        ("reasoning answer", 0, "words are no tags"),
-        ("18", 0, "none"),
+        ("< reasoning >a</ reasoning >", 0, "tags contain no spaces"),
+        ("reasoning answer", 0, "words are not tags"),
+        ("18", 0, "no tags"),
         ("", 0, "empty"),
     ],
 )
@@ -49,12 +49,12 @@ def test_format(text: str, score: float, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "gold", "right", "reason"),
+    ("text", "gold", "correct", "reason"),
     [
         (GOOD, "18", True, "the plain case"),
-        ("<answer>18</answer>", "18", True, "whatever the reasoning tags do: missing"),
-        ("<answer>18</answer><reasoning>", "18", True, "whatever the reasoning tags do: late"),
-        ("<reasoning>x<reasoning><answer>18.0</answer> done", "18", True, "or the format"),
+        ("<answer>18</answer>", "18", True, "the reasoning tags may be missing"),
+        ("<answer>18</answer><reasoning>", "18", True, "a reasoning tag may come later"),
+        ("<reasoning>x<reasoning><answer>18.0</answer> done", "18", True, "the format does not matter"),
         ("<reasoning>the answer is 18</reasoning>", "18", False, "no answer block"),
         ("<answer>18", "18", False, "never closed"),
         ("18", "18", False, "no tags"),
@@ -65,32 +65,32 @@ def test_format(text: str, score: float, reason: str) -> None:
         ("<answer>18</answer><answer>19</answer>", "18", False, "two blocks that disagree"),
         ("<answer>19</answer><answer>18</answer>", "18", False, "in either order"),
         ("<answer>18 or 19</answer>", "18", False, "two answers in one block"),
-        (r"<answer>$\frac{1}{2}$</answer>", "0.5", True, "the judge decides, not the string"),
+        (r"<answer>$\frac{1}{2}$</answer>", "0.5", True, "values are compared, not strings"),
     ],
 )
-def test_accuracy(text: str, gold: str, right: bool, reason: str) -> None:
-    assert accuracy_reward([text], answer=[gold]) == [ACCURACY_MAX if right else 0.0], reason
+def test_accuracy(text: str, gold: str, correct: bool, reason: str) -> None:
+    assert accuracy_reward([text], answer=[gold]) == [ACCURACY_MAX if correct else 0.0], reason
 
 
-def test_maxima_are_the_papers() -> None:
+def test_maxima_are_those_of_the_paper() -> None:
     assert FORMAT_MAX == ACCURACY_MAX == 10.0
     assert format_reward([GOOD]) == accuracy_reward([GOOD], answer=["18"]) == [10.0]
 
 
-def test_conversations_score_as_their_text() -> None:
+def test_conversations_are_scored_by_their_text() -> None:
     conversation = [{"role": "assistant", "content": GOOD}]
     assert format_reward([conversation, GOOD]) == [10.0, 10.0]
     assert accuracy_reward([conversation, GOOD], answer=["18", "18"]) == [10.0, 10.0]
     assert format_reward([[{"role": "assistant", "content": None}], []]) == [0.0, 0.0]
 
 
-def test_each_completion_is_held_against_its_own_gold() -> None:
+def test_each_completion_is_compared_with_its_gold_answer() -> None:
     assert accuracy_reward([GOOD, GOOD, GOOD], answer=["18", "17", "18.0"]) == [10.0, 0.0, 10.0]
     with pytest.raises(ValueError, match="shorter"):
         accuracy_reward([GOOD, GOOD], answer=["18"])
 
 
-def test_trl_may_pass_all_it_has() -> None:
+def test_rewards_accept_all_arguments_of_trl() -> None:
     extra = {"prompts": ["p"], "completion_ids": [[1]], "trainer_state": None, "log_extra": None, "level": ["1"]}
     assert format_reward(completions=[GOOD], answer=["18"], **extra) == [10.0]
     assert accuracy_reward(completions=[GOOD], answer=["18"], **extra) == [10.0]
@@ -99,21 +99,21 @@ def test_trl_may_pass_all_it_has() -> None:
         assert inspect.signature(reward).parameters["kwargs"].kind is inspect.Parameter.VAR_KEYWORD
 
 
-def test_comparisons_given_up_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    given_up = iter([3, 5])
-    monkeypatch.setattr(rewards, "timeouts", lambda: next(given_up))
+def test_grader_timeouts_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([3, 5])
+    monkeypatch.setattr(rewards, "timeouts", lambda: next(counts))
     logged: list[tuple[str, float]] = []
     accuracy_reward([GOOD], answer=["18"], log_metric=lambda name, value: logged.append((name, value)))
     assert logged == [("accuracy", 100.0), ("grader_timeouts", 2.0)]
 
 
-def test_the_judge_is_reachable_from_here() -> None:
+def test_the_grader_can_be_imported_from_rewards() -> None:
     assert rewards.extract_answer(GOOD) == "18"
     assert rewards.is_correct("18.0", "18")
 
 
 def reference_format(text: str) -> float:
-    """Section 8.2 by a scan of the text for tags, sharing no code with rewards.py."""
+    """Section 8.2 by scanning the text for tags, sharing no code with rewards.py."""
     found, rest = [], text
     while rest:
         tag = next((tag for tag in TAGS if rest.startswith(tag)), None)
@@ -135,7 +135,7 @@ def test_format_of_random_text(pieces: list[str]) -> None:
     assert format_reward([text]) == [score_format(text)]
 
 
-def test_rewards_of_random_text_are_one_of_their_values() -> None:
+def test_rewards_of_random_text_are_valid_scores() -> None:
     rng = random.Random(0)
     pieces = [
         *TAGS,

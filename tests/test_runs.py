@@ -1,4 +1,4 @@
-"""The run directory: what a run stores, and when it starts, resumes or is replaced."""
+"""The run directory: what is stored, and how a run is started, resumed or replaced."""
 
 import importlib.metadata
 import json
@@ -21,21 +21,21 @@ from gtpo.runs import MANIFEST, RunDirectory, check_run, git_revision, start_run
 CLASSES = (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
 
 
-def start(folder: Path, *argv: str) -> str | None:
+def start(directory: Path, *argv: str) -> str | None:
     """``check_run`` and ``start_run`` as a train script calls them."""
-    settings = parse("gtpo", CLASSES, ["--output_dir", str(folder), *argv])
+    settings = parse("gtpo", CLASSES, ["--output_dir", str(directory), *argv])
     checkpoint = check_run(settings, rows=10)
     start_run(settings)
     return checkpoint
 
 
 def checkpoint(run: Path, step: int) -> Path:
-    folder = run / f"checkpoint-{step}"
-    folder.mkdir(parents=True)
+    directory = run / f"checkpoint-{step}"
+    directory.mkdir(parents=True)
     state = json.dumps({"global_step": step})
-    (folder / "trainer_state.json").write_text(state)
-    (folder / MANIFEST).write_text(json.dumps({"trainer_state.json": len(state)}))
-    return folder
+    (directory / "trainer_state.json").write_text(state)
+    (directory / MANIFEST).write_text(json.dumps({"trainer_state.json": len(state)}))
+    return directory
 
 
 # ---- start ----
@@ -46,10 +46,10 @@ def test_new_run_stores_every_setting(tmp_path: Path) -> None:
     stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (stored["gamma"], stored["seed"], stored["model"], stored["dataset"]) == (0.25, 11, "tiny", "arithmetic")
     assert stored["entropy_threshold"] == math.log(2)
-    assert stored["adam_epsilon"] == 1e-8 and stored["top_p"] == 1.0  # values that nobody named, too
+    assert stored["adam_epsilon"] == 1e-8 and stored["top_p"] == 1.0  # defaults are stored too
     assert len(stored) > 150 and "hub_token" not in stored
-    again = parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")]).to_dict()
-    assert {key: again[key] for key in stored} == stored
+    reloaded = parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")]).to_dict()
+    assert {key: reloaded[key] for key in stored} == stored
 
 
 def test_new_run_stores_its_environment(tmp_path: Path) -> None:
@@ -77,15 +77,15 @@ def test_existing_run_is_refused_and_kept(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 1
 
 
-def test_a_run_that_failed_before_its_first_step_is_started_anew(tmp_path: Path) -> None:
+def test_a_run_that_failed_before_its_first_step_can_be_started_again(tmp_path: Path) -> None:
     start(tmp_path / "run", "--seed", "1")
-    (tmp_path / "run" / "initial_entropy.json").write_text("{}")  # of whatever model that was
+    (tmp_path / "run" / "initial_entropy.json").write_text("{}")  # possibly of another model
     assert start(tmp_path / "run", "--seed", "2") is None
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 2
     assert not (tmp_path / "run" / "initial_entropy.json").exists()
 
 
-def test_a_folder_that_is_no_run_is_not_taken_for_a_failed_one(tmp_path: Path) -> None:
+def test_a_directory_of_another_program_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").write_text("of: another program\n")
     with pytest.raises(UsageError, match="mine exists: "):
@@ -108,7 +108,7 @@ def test_a_resumed_run_keeps_its_policy(flag: str, value: str, tmp_path: Path) -
     assert start(tmp_path / "run", "--resume", "--max_steps", "9") == str(tmp_path / "run" / "checkpoint-5")
 
 
-def test_empty_directory_is_taken(tmp_path: Path) -> None:
+def test_empty_directory_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     assert start(tmp_path / "run") is None
 
@@ -122,8 +122,8 @@ def test_overwrite_replaces_the_run(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 2
 
 
-def test_overwrite_spares_a_directory_that_is_no_run(tmp_path: Path) -> None:
-    """--output_dir ~ --overwrite would empty a home directory."""
+def test_overwrite_refuses_a_directory_that_is_not_a_run(tmp_path: Path) -> None:
+    """Otherwise --output_dir ~ --overwrite would empty a home directory."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.txt").write_text("years of work")
     with pytest.raises(UsageError):
@@ -131,10 +131,10 @@ def test_overwrite_spares_a_directory_that_is_no_run(tmp_path: Path) -> None:
     assert (tmp_path / "home" / "thesis.txt").read_text() == "years of work"
 
 
-def test_other_processes_are_not_refused_what_the_first_one_made(
+def test_other_processes_accept_the_directory_of_the_main_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under torchrun every process starts the run; the first may be ahead, and its directory is not a stranger's."""
+    """Under torchrun every process starts the run, and the main one may already have created the directory."""
     start(tmp_path / "run", "--seed", "1")
     monkeypatch.setattr("gtpo.runs.ON_MAIN_PROCESS", False)
     assert start(tmp_path / "run", "--seed", "1") is None
@@ -185,7 +185,7 @@ def test_resume_takes_the_newest_checkpoint(tmp_path: Path) -> None:
     assert start(tmp_path / "run", "--resume") == str(tmp_path / "run" / "checkpoint-100")
 
 
-def test_resume_of_a_named_run_takes_its_settings(tmp_path: Path) -> None:
+def test_resume_of_a_named_run_uses_its_settings(tmp_path: Path) -> None:
     start(tmp_path / "run", "--gamma", "0.25")
     newest = checkpoint(tmp_path / "run", 7)
     settings = parse("gtpo", CLASSES, ["--resume", str(tmp_path / "run"), "--max_steps", "9"])
@@ -199,8 +199,8 @@ def test_run_started_with_overwrite_can_be_resumed(tmp_path: Path) -> None:
     assert check_run(parse("gtpo", CLASSES, ["--resume", str(tmp_path / "run")]), 10) == str(newest)
 
 
-def test_config_of_a_run_repeats_it_and_harms_nothing(tmp_path: Path) -> None:
-    """--overwrite and --resume are about one start: stored, they would act on every run made from the file."""
+def test_stored_config_does_not_overwrite_or_resume(tmp_path: Path) -> None:
+    """--overwrite and --resume apply to one start; if stored, they would apply to every run of the file."""
     start(tmp_path / "run", "--overwrite")
     checkpoint(tmp_path / "run", 7)
     with pytest.raises(UsageError, match="exists"):
@@ -208,23 +208,23 @@ def test_config_of_a_run_repeats_it_and_harms_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "checkpoint-7").is_dir()
 
     start(tmp_path / "run", "--resume")
-    again = parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")]).run
-    assert again.resume is None and not again.overwrite
+    reloaded = parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")]).run
+    assert reloaded.resume is None and not reloaded.overwrite
 
 
-def test_resume_skips_a_checkpoint_that_was_cut_short(tmp_path: Path) -> None:
-    """A kill or a full disk while checkpoint-9 is written: its weights are there, its state is not."""
+def test_resume_skips_an_incomplete_checkpoint(tmp_path: Path) -> None:
+    """Killed, or disk full, while checkpoint-9 was saved: it has weights but no trainer state."""
     start(tmp_path / "run")
-    whole = checkpoint(tmp_path / "run", 7)
+    complete = checkpoint(tmp_path / "run", 7)
     (checkpoint(tmp_path / "run", 9) / "trainer_state.json").rename(tmp_path / "run" / "checkpoint-9" / "adapter.bin")
-    assert start(tmp_path / "run", "--resume") == str(whole)
+    assert start(tmp_path / "run", "--resume") == str(complete)
 
 
 def test_resume_without_checkpoint_is_refused(tmp_path: Path) -> None:
     start(tmp_path / "run")
-    for folder in (tmp_path / "run", tmp_path / "nowhere"):
+    for directory in (tmp_path / "run", tmp_path / "nowhere"):
         with pytest.raises(UsageError, match="has no checkpoint: name the run with --resume RUN"):
-            start(folder, "--resume")
+            start(directory, "--resume")
     assert not (tmp_path / "nowhere").exists()
 
 

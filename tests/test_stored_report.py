@@ -1,4 +1,4 @@
-"""A run's table of completions and its page: what is stored belongs to its own completion, though rows are shuffled."""
+"""A run's completions table and report page: values belong to the right completion, although rows are shuffled."""
 
 import shutil
 from pathlib import Path
@@ -18,15 +18,15 @@ from gtpo.runs import RunDirectory
 
 @pytest.fixture(scope="module")
 def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps in micro-batches, with its table of completions and its metrics."""
-    folder = tmp_path_factory.mktemp("run")
+    """A run of two steps in micro-batches, with its completions table and metrics."""
+    directory = tmp_path_factory.mktemp("run")
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": 2}
-    trainer = make_trainer("gtpo", tiny, folder, log_completions=True, num_completions_to_print=0, **settings)
-    trainer.add_callback(MetricsWriter(RunDirectory(folder)))
+    trainer = make_trainer("gtpo", tiny, directory, log_completions=True, num_completions_to_print=0, **settings)
+    trainer.add_callback(MetricsWriter(RunDirectory(directory)))
     trained_weights(trainer)
     config = {"run_name": "<a run>", "model": "tiny", "dataset": "canned", "num_generations": GROUP}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"conflict_correction": True}))
-    return folder
+    (directory / "config.yaml").write_text(yaml.safe_dump(config | {"conflict_correction": True}))
+    return directory
 
 
 def test_each_completion_has_its_own_entropy_delta_and_spans(run: Path, tiny: Path, tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_each_completion_has_its_own_entropy_delta_and_spans(run: Path, tiny: Pa
         assert inside == untrained.processing_class.decode(marked, skip_special_tokens=True)
 
 
-def test_the_stored_group_weighs_spans_by_the_sign_of_the_advantage(run: Path) -> None:
+def test_stored_span_weights_follow_the_sign_of_the_advantage(run: Path) -> None:
     step, view = read_group(sorted((run / "completions").glob("*.parquet"))[0], GROUP, ["reward_parity"])
     assert step == 1 and len(view.tokens) == GROUP
     seen = set()
@@ -58,7 +58,7 @@ def test_the_stored_group_weighs_spans_by_the_sign_of_the_advantage(run: Path) -
     assert seen == {0.0, 1.0, 2.0}
 
 
-def test_a_column_that_a_reward_logged_is_not_taken_for_a_reward(run: Path, tmp_path: Path) -> None:
+def test_a_column_logged_by_a_reward_is_not_shown_as_a_reward(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
     for path in (copy / "completions").glob("*.parquet"):
         table = read_table(path)
@@ -71,4 +71,4 @@ def test_the_page_shows_curves_and_groups_and_escapes(run: Path) -> None:
     page = write_report(run).read_text()
     assert page.count("<svg") == 1 and page.count("A group of step ") == 2
     assert "<title>&lt;a run&gt;: tiny on canned</title>" in page
-    assert "would do" not in page  # GTPO: the colours are its own
+    assert "would do" not in page  # a GTPO run: the colours show the weights it used

@@ -1,4 +1,4 @@
-"""The tiny model, its tokenizer, and the base that is trained once."""
+"""The tiny model, its tokenizer, and the tiny base, which is trained once."""
 
 import json
 import math
@@ -26,8 +26,8 @@ def tokenizer(tiny: Path) -> Any:
     return AutoTokenizer.from_pretrained(tiny)
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "model.safetensors")
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -37,8 +37,8 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 # ---- the tiny model ----
 
 
-def test_tiny_is_the_same_for_the_same_seed_only(tiny: Path, tmp_path: Path) -> None:
-    torch.manual_seed(99)  # whatever happened before
+def test_tiny_depends_only_on_the_seed(tiny: Path, tmp_path: Path) -> None:
+    torch.manual_seed(99)  # must have no effect
     again, other = build_tiny(tmp_path / "again"), build_tiny(tmp_path / "other", seed=1)
     assert same(weights(tiny), weights(again))
     assert not same(weights(tiny), weights(other))
@@ -59,19 +59,19 @@ def test_tiny_pad_bos_eos_are_distinct_and_agree_with_the_model(tiny: Path, toke
 
 
 def test_prompt_is_a_prefix_of_the_conversation(tokenizer: Any) -> None:
-    """Otherwise SFT would train on other prompts than GTPO samples from."""
+    """Otherwise SFT would train on different prompts than GTPO samples from."""
     for row in arithmetic("train", 50, seed=0):
         prompt = to_messages(row["question"])
         answer = {"role": "assistant", "content": to_completion(row["reasoning"], row["gold"])}
         start = tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
-        whole = tokenizer.apply_chat_template([*prompt, answer])["input_ids"]
-        assert whole[: len(start)] == start and len(whole) > len(start)
-        assert whole[-1] == tokenizer.eos_token_id and whole[0] == tokenizer.bos_token_id
-        assert whole[len(start) : -1] == tokenizer.encode(answer["content"], add_special_tokens=False)
+        full = tokenizer.apply_chat_template([*prompt, answer])["input_ids"]
+        assert full[: len(start)] == start and len(full) > len(start)
+        assert full[-1] == tokenizer.eos_token_id and full[0] == tokenizer.bos_token_id
+        assert full[len(start) : -1] == tokenizer.encode(answer["content"], add_special_tokens=False)
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
-def test_tokenizer_gives_back_any_text(tokenizer: Any, text: str) -> None:
+def test_tokenizer_round_trips_any_text(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
@@ -84,7 +84,7 @@ def test_tags_survive_decoding_without_special_tokens(tokenizer: Any) -> None:
 
 
 def test_tiny_prompts_are_short(tokenizer: Any) -> None:
-    """What a CPU can train on: about fifty tokens of prompt and thirty of completion."""
+    """Short enough to train on a CPU: about 50 tokens of prompt and 30 of completion."""
     for row in arithmetic("train", 200, seed=0):
         prompt = tokenizer.apply_chat_template(to_messages(row["question"]), add_generation_prompt=True)["input_ids"]
         completion = tokenizer.encode(to_completion(row["reasoning"], row["gold"]), add_special_tokens=False)
@@ -94,7 +94,7 @@ def test_tiny_prompts_are_short(tokenizer: Any) -> None:
 # ---- the tiny base ----
 
 
-def test_imperfect_targets_are_spoiled_as_often_as_configured() -> None:
+def test_imperfect_targets_have_the_configured_error_rates() -> None:
     targets = list(tiny_module._imperfect_targets())
     assert targets == list(tiny_module._imperfect_targets())
     golds = [row["gold"] for row in arithmetic("train", len(targets), seed=1 + int(tiny_module.TINY["seed"]))]
@@ -102,18 +102,21 @@ def test_imperfect_targets_are_spoiled_as_often_as_configured() -> None:
     assert [question for question, _ in targets] == questions
     assert len(targets) == tiny_module.TINY["steps"] * tiny_module.TINY["batch_size"]
 
-    whole = [score_format(target) == 10 for _, target in targets]
-    # Only in the whole ones can every answer be read; spoiling one and the other is drawn independently.
-    right = [
+    well_formed = [score_format(target) == 10 for _, target in targets]
+    # Only well-formed targets always have a readable answer; the two kinds of error are drawn independently.
+    correct = [
         is_correct(extract_answer(target), gold)
-        for (_, target), gold, fine in zip(targets, golds, whole, strict=True)
-        if fine
+        for (_, target), gold, ok in zip(targets, golds, well_formed, strict=True)
+        if ok
     ]
-    for found, share in ((whole, tiny_module.TINY["spoiled_format"]), (right, tiny_module.TINY["spoiled_answer"])):
+    for found, share in (
+        (well_formed, tiny_module.TINY["spoiled_format"]),
+        (correct, tiny_module.TINY["spoiled_answer"]),
+    ):
         deviation = math.sqrt(share * (1 - share) / len(found))
         assert abs(found.count(False) / len(found) - share) < 4 * deviation
-    assert all(score_format(target) == 1 for (_, target), fine in zip(targets, whole, strict=True) if not fine)
-    # A wrong answer is the one that the working arrives at, and all of the working but its last result is right.
+    assert all(score_format(target) == 1 for (_, target), ok in zip(targets, well_formed, strict=True) if not ok)
+    # A wrong answer agrees with the reasoning, in which only the last result is wrong.
     rows = arithmetic("train", 2000, seed=1 + int(tiny_module.TINY["seed"]))
     for (_, target), row in zip(targets[:2000], rows, strict=True):
         if score_format(target) == 10:
@@ -126,17 +129,17 @@ def test_tiny_base_is_trained_once_and_cached(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(tiny_module, "TINY", tiny_module.TINY | {"steps": 2, "batch_size": 4})
     first = ensure_tiny(tmp_path / "a")
     assert json.loads((first / "tiny.json").read_text()) == tiny_module.TINY
-    assert {path.name for path in first.parent.iterdir()} == {first.name, f"{first.name}.lock"}  # nothing unfinished
+    assert {path.name for path in first.parent.iterdir()} == {first.name, f"{first.name}.lock"}  # no temporary files
     assert not same(weights(first), weights(build_tiny(tmp_path / "untrained")))
-    assert same(weights(first), weights(ensure_tiny(tmp_path / "b")))  # made again: the same
+    assert same(weights(first), weights(ensure_tiny(tmp_path / "b")))  # trained again: the same weights
     model, tokenizer = load_base(str(first))
     assert tokenizer.pad_token_id != tokenizer.eos_token_id and model.dtype == torch.float32
 
-    def trained_again(folder: Path) -> None:
+    def trained_again(directory: Path) -> None:
         raise AssertionError("the cache was not used")
 
     monkeypatch.setattr(tiny_module, "_warm_start", trained_again)
     assert ensure_tiny(tmp_path / "a") == first
     monkeypatch.setattr(tiny_module, "TINY", tiny_module.TINY | {"seed": 1})
-    with pytest.raises(AssertionError, match="cache"):  # other settings: another base
+    with pytest.raises(AssertionError, match="cache"):  # different settings: a different base
         ensure_tiny(tmp_path / "a")

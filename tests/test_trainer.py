@@ -1,4 +1,4 @@
-"""The trainers against TRL's own, against the naive references, and against themselves cut into pieces."""
+"""The trainers against TRL's, against the naive references, and with the group split into micro-batches."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
 from helpers.reference import (
     naive_completion_entropy,
@@ -15,9 +16,21 @@ from helpers.reference import (
     naive_gtpo_loss,
     unpad,
 )
-from transformers import AutoModelForCausalLM, AutoTokenizer, CohereConfig, Gemma2Config, GraniteConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    CohereConfig,
+    Gemma2Config,
+    GraniteConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+from trl import GRPOConfig
 
-ATOL = 1e-6  # of a weight's update at learning rate 0.03; observed 3e-8
+from gtpo.trainer import GRPOTrainer
+
+ATOL = 1e-6  # on weight updates at learning rate 0.03; observed 3e-8
 
 
 def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
@@ -27,33 +40,35 @@ def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -
 
 
 @pytest.fixture(scope="module")
-def whole(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """Weights after one GTPO step with the whole group in one micro-batch."""
-    return trained_weights(make_trainer("gtpo", tiny, tmp_path_factory.mktemp("whole")))
+def full_batch(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """Weights after one GTPO step with the complete group in one micro-batch."""
+    return trained_weights(make_trainer("gtpo", tiny, tmp_path_factory.mktemp("full_batch")))
 
 
-def test_a_step_moves_the_weights_and_filters_some(tiny: Path, tmp_path: Path, whole: dict[str, torch.Tensor]) -> None:
+def test_a_step_changes_the_weights_and_filters_some_completions(
+    tiny: Path, tmp_path: Path, full_batch: dict[str, torch.Tensor]
+) -> None:
     trainer = make_trainer("gtpo", tiny, tmp_path, learning_rate=0.0)
-    still = trained_weights(trainer)
-    assert max((whole[name] - still[name]).abs().max().item() for name in whole) > 100 * ATOL
+    initial = trained_weights(trainer)
+    assert max((full_batch[name] - initial[name]).abs().max().item() for name in full_batch) > 100 * ATOL
     assert 0 < trainer.state.log_history[0]["filtered_fraction"] < 1
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 6])
 def test_micro_batches_do_not_change_the_update(
-    micro_batch: int, tiny: Path, tmp_path: Path, whole: dict[str, torch.Tensor]
+    micro_batch: int, tiny: Path, tmp_path: Path, full_batch: dict[str, torch.Tensor]
 ) -> None:
-    cut = make_trainer(
+    split = make_trainer(
         "gtpo",
         tiny,
         tmp_path,
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=GROUP // micro_batch,
     )
-    assert_same(trained_weights(cut), whole)
+    assert_same(trained_weights(split), full_batch)
 
 
-def test_gtpo_without_its_parts_is_grpo(tiny: Path, tmp_path: Path) -> None:
+def test_gtpo_with_all_parts_disabled_is_grpo(tiny: Path, tmp_path: Path) -> None:
     plain = {"gamma": 0.0, "entropy_filter": "off", "conflict_correction": False}
     gtpo = make_trainer("gtpo", tiny, tmp_path / "gtpo", gtpo=plain, max_steps=3)
     grpo = make_trainer("grpo", tiny, tmp_path / "grpo", max_steps=3)
@@ -61,7 +76,7 @@ def test_gtpo_without_its_parts_is_grpo(tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("beta", [0.0, 1e-6, 0.04])
-def test_grpo_is_the_grpo_of_trl(beta: float, tiny: Path, tmp_path: Path) -> None:
+def test_grpo_matches_trl(beta: float, tiny: Path, tmp_path: Path) -> None:
     settings = {"beta": beta, "max_steps": 2, "per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}
     ours = make_trainer("grpo", tiny, tmp_path / "ours", **settings)
     theirs = make_trainer("trl", tiny, tmp_path / "theirs", **settings)
@@ -72,13 +87,13 @@ def test_grpo_is_the_grpo_of_trl(beta: float, tiny: Path, tmp_path: Path) -> Non
         assert ("kl" in mine) == (beta != 0)
 
 
-def test_kl_is_the_kl_of_trl(tiny: Path, tmp_path: Path) -> None:
+def test_kl_matches_trl(tiny: Path, tmp_path: Path) -> None:
     logs = []
     for method in ("grpo", "trl"):
         trainer = make_trainer(method, tiny, tmp_path / method, beta=0.04, max_steps=2)
         trained_weights(trainer)
         logs.append([row["kl"] for row in trainer.state.log_history[:2]])
-    assert logs[0][1] > 1e-6  # the adapter starts away from the base model
+    assert logs[0][1] > 1e-6  # the adapter differs from the base model at the start
     assert logs[0] == pytest.approx(logs[1], abs=1e-6)
 
 
@@ -90,14 +105,14 @@ def test_off_policy_iterations_use_the_old_log_probabilities(tiny: Path, tmp_pat
 
 
 def batch_of(trainer: Any) -> dict[str, torch.Tensor]:
-    """The scored batch of the first step, before TRL shuffles and cuts it."""
+    """The scored batch of the first step, before TRL shuffles and splits it."""
     trainer.model.train()
     rows = [trainer.train_dataset[0]] * GROUP
     return trainer._generate_and_score_completions(rows)
 
 
 def plain_logps_and_entropy(trainer: Any, batch: dict[str, torch.Tensor]) -> tuple[list, list]:
-    """From the full logits of each completion alone, without padding, in float64 after the model."""
+    """From the full logits of one completion at a time, without padding; float64 after the model."""
     logps, entropies = [], []
     prompts = unpad(batch["prompt_ids"], batch["prompt_mask"])
     for prompt, completion in zip(prompts, unpad(batch["completion_ids"], batch["completion_mask"]), strict=True):
@@ -137,8 +152,8 @@ def test_the_loss_is_equation_11_on_the_plain_logits(temperature: float, tiny: P
     assert logged["filtered_fraction"][-1] == pytest.approx(delta.count(0.0) / GROUP) == pytest.approx(0.5)
 
 
-def test_the_conflict_curves_count_tokens_of_completions(tiny: Path, tmp_path: Path) -> None:
-    trainer = make_trainer("grpo", tiny, tmp_path)  # measured for GRPO too: it is the paper's diagnosis
+def test_conflict_metrics_count_completion_tokens(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)  # logged for GRPO too: the paper uses it as a diagnostic
     batch = batch_of(trainer)
     lengths = [len(ids) for ids in canned_group(0)]
     conflicts = sum(map(sum, batch["conflict_mask"].int().tolist()))
@@ -149,7 +164,7 @@ def test_the_conflict_curves_count_tokens_of_completions(tiny: Path, tmp_path: P
     assert logged["completion_length"][-1] == pytest.approx(sum(lengths) / GROUP)
 
 
-def test_the_initial_entropy_is_measured_before_training_and_kept(tiny: Path, tmp_path: Path) -> None:
+def test_the_initial_entropy_is_measured_before_training_and_stored(tiny: Path, tmp_path: Path) -> None:
     trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": None})
     untrained = make_trainer("gtpo", tiny, tmp_path / "other")
     prompts = untrained.train_dataset["prompt"]
@@ -163,7 +178,7 @@ def test_the_initial_entropy_is_measured_before_training_and_kept(tiny: Path, tm
     assert trainer.initial_entropy == stored["initial_entropy"]
 
 
-def test_measuring_the_initial_entropy_leaves_the_random_generator_alone(tiny: Path, tmp_path: Path) -> None:
+def test_measuring_the_initial_entropy_does_not_change_the_random_state(tiny: Path, tmp_path: Path) -> None:
     trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": None})
     before = torch.random.get_rng_state()
     trainer._read_or_measure_initial_entropy()
@@ -181,7 +196,7 @@ def test_a_resumed_run_reads_the_initial_entropy_and_never_measures_a_trained_po
     assert trainer._read_or_measure_initial_entropy() == 0.25
 
 
-def test_a_given_initial_entropy_is_kept_with_the_run(tiny: Path, tmp_path: Path) -> None:
+def test_a_given_initial_entropy_is_stored_in_the_run_directory(tiny: Path, tmp_path: Path) -> None:
     batch_of(make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": 0.5}))
     assert json.loads((tmp_path / "initial_entropy.json").read_text()) == {"initial_entropy": 0.5, "given": True}
 
@@ -197,6 +212,8 @@ def test_a_given_initial_entropy_is_kept_with_the_run(tiny: Path, tmp_path: Path
         ({"top_entropy_quantile": 0.5}, "top_entropy_quantile"),
         ({"scale_rewards": "batch"}, "scale_rewards"),
         ({"importance_sampling_level": "sequence"}, "importance_sampling_level"),
+        ({"epsilon": 0.3}, "GTPO has no clipping"),
+        ({"epsilon_high": 0.28}, "GTPO has no clipping"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -209,9 +226,6 @@ def test_settings_that_change_the_objective_are_refused(
 
 def test_lora_on_the_head_and_scaled_logits_are_refused(tiny: Path, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
-    from trl import GRPOConfig
-
-    from gtpo.trainer import GRPOTrainer
 
     def build(model: Any) -> None:
         GRPOTrainer(
@@ -231,6 +245,61 @@ def test_lora_on_the_head_and_scaled_logits_are_refused(tiny: Path, tmp_path: Pa
         build(model)
 
 
+@pytest.mark.parametrize("name", ["tools", "environment_factory", "rollout_func"])
+def test_what_adds_tokens_that_the_policy_did_not_generate_is_refused(name: str, tmp_path: Path) -> None:
+    args = GRPOConfig(output_dir=str(tmp_path), loss_type="grpo", bf16=False, use_cpu=True, report_to="none")
+    with pytest.raises(ValueError, match=f"{name} is not supported"):
+        GRPOTrainer(model="no model is loaded", reward_funcs=[], args=args, **{name: [print]})
+
+
+def test_images_are_refused(tmp_path: Path) -> None:
+    args = GRPOConfig(output_dir=str(tmp_path), loss_type="grpo", bf16=False, use_cpu=True, report_to="none")
+    rows = Dataset.from_dict({"prompt": ["What is this?"], "image": ["a.png"]})
+    with pytest.raises(ValueError, match="column 'image': images are not supported"):
+        GRPOTrainer(model="no model is loaded", reward_funcs=[], args=args, train_dataset=rows)
+
+
+def test_several_gpus_in_one_process_are_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GRPOConfig, "n_gpu", 2)
+    with pytest.raises(ValueError, match="2 GPUs are visible to one process and DataParallel is not supported"):
+        make_trainer("grpo", tiny, tmp_path)
+
+
+def test_a_router_loss_is_refused(tmp_path: Path, tiny: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = Qwen3MoeConfig(
+        vocab_size=519, moe_intermediate_size=16, num_experts=2, num_experts_per_tok=1, decoder_sparse_step=1, **sizes
+    )
+    settings = {"loss_type": "grpo", "bf16": False, "use_cpu": True, "report_to": "none"}
+    for coefficient, message in ((0.001, "qwen3_moe models add a router loss"), (0.0, None)):
+        options = {
+            "model": Qwen3MoeForCausalLM(config),
+            "reward_funcs": [lambda completions, **columns: [0.0] * len(completions)],
+            "args": GRPOConfig(output_dir=str(tmp_path), router_aux_loss_coef=coefficient, **settings),
+            "processing_class": AutoTokenizer.from_pretrained(tiny),
+            "train_dataset": Dataset.from_dict({"prompt": ["a"] * 8}),
+        }
+        if message is None:
+            assert not GRPOTrainer(**options).aux_loss_enabled
+        else:
+            with pytest.raises(ValueError, match=message):
+                GRPOTrainer(**options)
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_the_adapter_of_a_quantized_base_stays_float32(
+    method: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL casts it to bfloat16, where an update of 1e-6 of a weight of 0.1 is rounded away."""
+    monkeypatch.setattr(LlamaForCausalLM, "is_loaded_in_4bit", True, raising=False)
+    trainer = make_trainer(method, tiny, tmp_path, learning_rate=1e-6, optim="adamw_torch")
+    before = {name: w.detach().clone() for name, w in trainer.model.named_parameters() if w.requires_grad}
+    after = trained_weights(trainer)
+    assert {weight.dtype for weight in after.values()} == {torch.float32}
+    moved = [(after[name] != weight).float().mean().item() for name, weight in before.items()]
+    assert min(moved) > 0.9  # in bfloat16 at most 1 in 100 moves
+
+
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZES |= {"num_key_value_heads": 2, "head_dim": 32, "initializer_range": 0.2}
 
@@ -238,12 +307,12 @@ SIZES |= {"num_key_value_heads": 2, "head_dim": 32, "initializer_range": 0.2}
 @pytest.mark.parametrize(
     ("config", "options"),
     [
-        (Gemma2Config, {"final_logit_softcapping": 2.0, "query_pre_attn_scalar": 32}),  # caps
-        (CohereConfig, {"logit_scale": 0.25}),  # multiplies
-        (GraniteConfig, {"logits_scaling": 3.0}),  # divides
+        (Gemma2Config, {"final_logit_softcapping": 2.0, "query_pre_attn_scalar": 32}),  # caps the logits
+        (CohereConfig, {"logit_scale": 0.25}),  # multiplies them
+        (GraniteConfig, {"logits_scaling": 3.0}),  # divides them
     ],
 )
-def test_what_a_model_does_to_its_logits_is_done_in_the_head(
+def test_the_head_applies_the_logit_scale_and_softcap_of_the_model(
     config: Any, options: dict[str, Any], tiny: Path, tmp_path: Path
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny)
@@ -261,4 +330,4 @@ def test_what_a_model_does_to_its_logits_is_done_in_the_head(
         for row, plain in zip(rows, expected, strict=True):
             assert row == pytest.approx(plain, abs=1e-4)
     uniform = torch.tensor(len(tokenizer)).log().item()
-    assert abs(entropies[0][0] - uniform) > 0.005  # not a head that hides what is done to it
+    assert abs(entropies[0][0] - uniform) > 0.005  # not uniform, so the scaling has an effect

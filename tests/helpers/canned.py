@@ -1,6 +1,6 @@
-"""Trainers on canned completions: the same groups whatever the batch, the process count or the trainer's class.
+"""Trainers on canned completions: the same groups for any batch size, process count and trainer class.
 
-Run by torchrun as a script too: it trains and writes the trained weights of rank 0.
+torchrun also runs this file as a script: it trains and saves the trained weights of rank 0.
 """
 
 import argparse
@@ -20,28 +20,28 @@ from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArgu
 from gtpo.trainer import GRPOTrainer, GTPOTrainer
 
 GROUP = 12
-OPENING, CLOSING = [300, 301, 302], [310, 311, 2]  # 2 is </s>
+PREFIX, SUFFIX = [300, 301, 302], [310, 311, 2]  # 2 is </s>
 
 
 def canned_group(step: int, size: int = GROUP) -> list[list[int]]:
-    """Completions of very different length that share openings and closings, some of them only in part."""
+    """Completions of very different lengths that share prefixes and suffixes, some only in part."""
     generator = random.Random(step)
     group = []
     for row in range(size):
         middle = [generator.randrange(300, 320) for _ in range(generator.choice([0, 1, 3, 9, 17]))]
-        opening = OPENING[: 3 if row % 3 else generator.randrange(3)]
-        closing = CLOSING if row % 4 else [generator.randrange(300, 320), *CLOSING[1:]]
-        group.append([*opening, *middle, *closing])
+        prefix = PREFIX[: 3 if row % 3 else generator.randrange(3)]
+        suffix = SUFFIX if row % 4 else [generator.randrange(300, 320), *SUFFIX[1:]]
+        group.append([*prefix, *middle, *suffix])
     return group
 
 
 def reward_parity(completions: Any, completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-    """A reward with both signs and ties, from the tokens alone."""
+    """A reward with both signs and ties, computed from the token ids only."""
     return [float(sum(ids) % 3) for ids in completion_ids]
 
 
 class _Canned:
-    """Mixin: ``_generate_single_turn`` hands out the canned group of the step, each process its share."""
+    """Mixin: ``_generate_single_turn`` returns the step's canned group; each process gets its share."""
 
     def _generate_single_turn(self: Any, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("num_generations") == 1:  # the measurement of the initial entropy
@@ -67,14 +67,14 @@ TRAINERS = {"gtpo": CannedGTPO, "grpo": CannedGRPO, "trl": CannedTRL}
 
 
 def make_trainer(
-    method: str, model_folder: str | Path, output_dir: str | Path, gtpo: dict[str, Any] | None = None, **settings: Any
+    method: str, model_dir: str | Path, output_dir: str | Path, gtpo: dict[str, Any] | None = None, **settings: Any
 ) -> Any:
-    """A trainer on one prompt per step with plain SGD, so that a weight's update is its gradient."""
+    """A trainer with one prompt per step and plain SGD: a weight's update is the learning rate times its gradient."""
     torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     with torch.no_grad():
-        model.lm_head.weight *= 6  # an untrained policy is all but uniform: spread the entropies of the completions
+        model.lm_head.weight *= 6  # an untrained policy is almost uniform; this spreads the entropies
     model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     defaults: dict[str, Any] = {
         "per_device_train_batch_size": GROUP,
@@ -112,21 +112,21 @@ def make_trainer(
 
 
 def settings_of(trainer: Any) -> Settings:
-    """What ``attach_callbacks`` needs to know of a canned trainer's run."""
+    """The settings of a canned trainer, for ``attach_callbacks``."""
     return Settings("gtpo", DataArguments(dataset="own"), ModelArguments(), RunArguments(), trainer=trainer.args)
 
 
 def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
-    """Train, then the adapter's weights by name."""
+    """Train, and return the adapter's weights by name."""
     trainer.train()
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def sharded_gradients(trainer: Any) -> dict[str, torch.Tensor]:
-    """The gradient of the first step with the model cut by FSDP2, each process with its rows of the group.
+    """The gradient of the first step with the model sharded by FSDP2; each process has its rows of the group.
 
-    Accelerate has FSDP on accelerators alone, so PyTorch's ``fully_shard``, which it calls, cuts the model here.
+    Accelerate supports FSDP only on accelerators, so this calls PyTorch's ``fully_shard``, as Accelerate does.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -147,12 +147,12 @@ def sharded_gradients(trainer: Any) -> dict[str, torch.Tensor]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("method")
-    parser.add_argument("model_folder")
+    parser.add_argument("model_dir")
     parser.add_argument("output_dir")
     parser.add_argument("settings", type=json.loads)
     parser.add_argument("--sharded", action="store_true")
     arguments = parser.parse_args()
-    trainer = make_trainer(arguments.method, arguments.model_folder, arguments.output_dir, **arguments.settings)
+    trainer = make_trainer(arguments.method, arguments.model_dir, arguments.output_dir, **arguments.settings)
     weights = (sharded_gradients if arguments.sharded else trained_weights)(trainer)
     if trainer.accelerator.is_main_process:
         assert trainer.accelerator.num_processes > 1, "torchrun started one process only"

@@ -1,4 +1,4 @@
-"""The functions of gtpo_loss.py composed as the trainer composes them: from token entropies to the loss."""
+"""The functions of gtpo_loss.py composed as in the trainer: from token entropies to the loss."""
 
 from torch import Tensor
 

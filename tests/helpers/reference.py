@@ -1,11 +1,11 @@
-"""Naive references of the mathematics: the paper's formulas, one token at a time, slow and obvious on purpose.
+"""Naive references: the paper's formulas, one token at a time, slow and obvious on purpose.
 
 Nothing here imports gtpo_loss.py or shares code with it. Two kinds of function:
 
 * naive: Python lists and floats, loops over tokens, gradients written out by hand. A completion is a list without
-  padding, so padding cannot take part.
-* plain: the textbook formula in a few lines of torch, in whatever dtype its inputs have. In float64 it is the truth for
-  larger shapes (autograd gives its gradient); in float32 and bfloat16 its own error is the bound ours has to keep.
+  padding, so padding has no effect.
+* plain: the textbook formula in a few lines of torch, in whatever dtype its inputs have. In float64 it is the
+  reference for larger shapes (autograd gives its gradient); in float32 and bfloat16 its error bounds the error of ours.
 
 Equation numbers are those of arXiv 2508.03772v5.
 """
@@ -22,7 +22,7 @@ Rows = list[list[float]]
 
 
 def unpad(values: Tensor, completion_mask: Tensor) -> list[list]:
-    """The tokens of each completion as a list, padding left out."""
+    """The tokens of each completion as a list, without padding."""
     return [
         [value for value, kept in zip(row, row_mask, strict=True) if kept]
         for row, row_mask in zip(values.tolist(), completion_mask.tolist(), strict=True)
@@ -36,7 +36,7 @@ def pad(rows: Sequence[Sequence], width: int, fill: float, dtype: torch.dtype) -
 
 
 def length_mask(lengths: Sequence[int], width: int) -> Tensor:
-    """1 on the first ``length`` positions of each row, 0 behind. Shape (B, width), int64."""
+    """1 on the first ``length`` positions of each row, 0 after. Shape (B, width), int64."""
     return pad([[1] * length for length in lengths], width, 0, torch.int64)
 
 
@@ -44,7 +44,7 @@ def length_mask(lengths: Sequence[int], width: int) -> Tensor:
 
 
 def naive_conflict_mask(completions: list[list[int]], advantages: list[float], group_size: int) -> list[list[bool]]:
-    """M = forward OR backward (5.1), row by row, for groups that lie one after the other."""
+    """M = forward OR backward (5.1), row by row, for consecutive groups."""
     masks = []
     for start in range(0, len(completions), group_size):
         group = list(range(start, start + group_size))
@@ -58,21 +58,23 @@ def naive_conflict_mask(completions: list[list[int]], advantages: list[float], g
             return completions[i][len(completions[i]) - offset] if offset <= len(completions[i]) else None
 
         for i in group:
-            own = completions[i]
-            mask = [False] * len(own)
-            for position in range(len(own)):  # left to right, until the first token that is no forward conflict token
-                in_positive = any(token_at(j, position) == own[position] for j in positive)
-                in_negative = any(token_at(j, position) == own[position] for j in negative)
+            tokens = completions[i]
+            mask = [False] * len(tokens)
+            for position in range(
+                len(tokens)
+            ):  # left to right, up to the first token that is not a forward conflict token
+                in_positive = any(token_at(j, position) == tokens[position] for j in positive)
+                in_negative = any(token_at(j, position) == tokens[position] for j in negative)
                 if not (in_positive and in_negative):
                     break
                 mask[position] = True
-            for offset in range(1, len(own) + 1):  # right to left
-                token = own[len(own) - offset]
+            for offset in range(1, len(tokens) + 1):  # right to left
+                token = tokens[len(tokens) - offset]
                 in_positive = any(token_from_end(j, offset) == token for j in positive)
                 in_negative = any(token_from_end(j, offset) == token for j in negative)
                 if not (in_positive and in_negative):
                     break
-                mask[len(own) - offset] = True
+                mask[len(tokens) - offset] = True
             masks.append(mask)
     return masks
 
@@ -80,21 +82,21 @@ def naive_conflict_mask(completions: list[list[int]], advantages: list[float], g
 def naive_span_mask(
     completions: list[list[int]], advantages: list[float], group_size: int, span: str
 ) -> list[list[bool]]:
-    """The two other readings of "the first contiguous span": forward here, backward on the reversed completions.
+    """The two other readings of "the first contiguous span": forward, and backward on the reversed completions.
 
     first_run: skip to the first conflict token, mark it and those that follow without a gap.
-    common: the conflict tokens of the prefix that all completions with A != 0 have in common.
+    common: the conflict tokens of the prefix that all completions with A != 0 share.
     """
 
     def forward(rows: list[list[int]], scores: list[float]) -> list[list[bool]]:
-        voters = [(row, score) for row, score in zip(rows, scores, strict=True) if score != 0]
+        signed = [(row, score) for row, score in zip(rows, scores, strict=True) if score != 0]
         masks = []
         for row in rows:
             conflict, shared = [], []
             for position, token in enumerate(row):
-                signs = [s > 0 for other, s in voters if other[position : position + 1] == [token]]
+                signs = [s > 0 for other, s in signed if other[position : position + 1] == [token]]
                 conflict.append(True in signs and False in signs)
-                shared.append(len(signs) == len(voters))
+                shared.append(len(signs) == len(signed))
             mask = [False] * len(row)
             position = 0
             if span == "first_run":
@@ -110,13 +112,13 @@ def naive_span_mask(
     for start in range(0, len(completions), group_size):
         rows, scores = completions[start : start + group_size], advantages[start : start + group_size]
         backward = forward([row[::-1] for row in rows], scores)
-        for there, back in zip(forward(rows, scores), backward, strict=True):
-            masks.append([a or b for a, b in zip(there, back[::-1], strict=True)])
+        for left, right in zip(forward(rows, scores), backward, strict=True):
+            masks.append([a or b for a, b in zip(left, right[::-1], strict=True)])
     return masks
 
 
 def naive_conflict_weights(masks: list[list[bool]], advantages: list[float], positive_weight: float = 2.0) -> Rows:
-    """Lambda of Eq. 9; a completion with A = 0 is in neither set and keeps 1 everywhere."""
+    """Lambda of Eq. 9; a completion with A = 0 is in neither set and has weight 1 everywhere."""
     weights = []
     for mask, advantage in zip(masks, advantages, strict=True):
         row = []
@@ -142,7 +144,7 @@ def naive_completion_entropy(token_entropy: Rows) -> list[float]:
 def naive_entropy_filter(
     entropy: list[float], advantages: list[float], initial_entropy: float | None, threshold: float, mode: str
 ) -> list[float]:
-    """Delta of Eq. 10 and of the ablations, a sentence for each branch."""
+    """Delta of Eq. 10 and of the ablations, one condition per branch."""
     delta = []
     for h, advantage in zip(entropy, advantages, strict=True):
         dropped = False
@@ -173,7 +175,7 @@ def naive_gtpo_loss(
 ) -> tuple[float, Rows]:
     """-J of Eq. 11 and its gradient with respect to every log-probability.
 
-    A term is removed by leaving its argument out: ``weights`` the conflict correction, ``gamma`` the entropy term,
+    Omitting an argument removes its term: ``weights`` the conflict correction, ``gamma`` the entropy term,
     ``delta`` the filter, ``old_logps`` the ratio (then r = 1, and d r / d logp = 1).
     """
     batch = len(logps)
@@ -212,9 +214,9 @@ def naive_grpo_loss(
         gradient = []
         for t, logp in enumerate(row):
             ratio = math.exp(logp - old_logps[i][t]) if old_logps is not None else 1.0
-            free = ratio * advantages[i]
+            unclipped = ratio * advantages[i]
             clipped = min(max(ratio, 1.0 - epsilon_low), 1.0 + epsilon_high) * advantages[i]
-            term, slope = (-free, -free) if free <= clipped else (-clipped, 0.0)
+            term, slope = (-unclipped, -unclipped) if unclipped <= clipped else (-clipped, 0.0)
             if beta != 0.0 and ref_logps is not None:
                 gap = ref_logps[i][t] - logp
                 kl = math.exp(gap) - gap - 1.0

@@ -1,12 +1,12 @@
-"""Scripts of ours run as a user runs them: without a GPU or network, from a folder of their own."""
+"""Run the project's scripts as a user does: without a GPU or network, in a separate directory."""
 
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-SCRIPT_SECONDS = 180  # no script that a test runs takes a tenth of it
-DROPPED = ("PYTHONPATH", "WORLD_SIZE", "RANK", "WANDB_MODE")  # of this process, not of a user
+SCRIPT_SECONDS = 180  # timeout; every script takes less than a tenth of it
+DROPPED = ("PYTHONPATH", "WORLD_SIZE", "RANK", "WANDB_MODE")  # set in the test process, not for a user
 
 SERVER = f"""
 import atexit, gc, json, os, runpy, signal, sys
@@ -34,7 +34,7 @@ for line in sys.stdin:
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # the interpreter's own end would take longer than many of the runs
+        os._exit(code)  # a normal interpreter exit takes longer than many of the runs
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
@@ -46,6 +46,6 @@ class Ended(NamedTuple):
 
 
 def user_environment() -> dict[str, str]:
-    """That of a user: no GPU, no network, one thread."""
-    given = {key: value for key, value in os.environ.items() if key not in DROPPED}
-    return given | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    """The environment of a user: no GPU, no network, one thread."""
+    kept = {key: value for key, value in os.environ.items() if key not in DROPPED}
+    return kept | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

@@ -1,7 +1,7 @@
-"""A run directory of revision 6eadd26, made before the package existed: resumed, evaluated and drawn.
+"""A run directory of revision 6eadd26, from before the package existed: it can be resumed, evaluated and plotted.
 
-``tests/data/run_of_6eadd26`` is a GTPO run of three steps on the untrained tiny model, killed after checkpoint-2 as far
-as its files tell, and the adapter that it ended with.
+``tests/data/run_of_6eadd26`` is a GTPO run of three steps on the untrained tiny model. It contains checkpoint-2, as
+after a kill, and the final adapter.
 """
 
 import json
@@ -22,7 +22,7 @@ TIMES = {"step_time", "tokens_per_second"}
 
 @pytest.fixture
 def work(tiny: Path, tmp_path: Path) -> Path:
-    """A directory with the run and the model that it names."""
+    """A directory with the run and its model."""
     shutil.copytree(STORED, tmp_path / "gtpo-old-s3")
     (tmp_path / "tiny-model").symlink_to(tiny)
     return tmp_path
@@ -32,13 +32,13 @@ def metrics(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_it_is_resumed_and_ends_as_it_did(work: Path, run_script: Callable[..., Ended]) -> None:
+def test_it_resumes_to_the_stored_weights_and_metrics(work: Path, run_script: Callable[..., Ended]) -> None:
     run = work / "gtpo-old-s3"
     shutil.rmtree(run / "adapter")
     (run / "metrics.jsonl").write_text("".join((STORED / "metrics.jsonl").read_text().splitlines(keepends=True)[:2]))
     done = run_script(work, "train_gtpo.py", "--resume", "gtpo-old-s3")
     assert done.code == 0, done.stderr[-2000:]
-    found, expected = (load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (run, STORED))
+    found, expected = (load_file(path / "adapter" / "adapter_model.safetensors") for path in (run, STORED))
     assert found.keys() == expected.keys()
     for name, weight in expected.items():
         torch.testing.assert_close(found[name], weight, atol=1e-5, rtol=0)  # equal on one machine
@@ -49,7 +49,7 @@ def test_it_is_resumed_and_ends_as_it_did(work: Path, run_script: Callable[..., 
         )
 
 
-def test_it_is_evaluated(work: Path, run_script: Callable[..., Ended]) -> None:
+def test_it_can_be_evaluated(work: Path, run_script: Callable[..., Ended]) -> None:
     argv = ["--benchmarks", "arithmetic", "--limit", "2", "--k", "2", "--max_new_tokens", "4"]
     done = run_script(work, "evaluate.py", "--adapter", "gtpo-old-s3", *argv)
     assert done.code == 0, done.stderr[-2000:]
@@ -57,7 +57,7 @@ def test_it_is_evaluated(work: Path, run_script: Callable[..., Ended]) -> None:
     assert entry["label"] == "gtpo-old-s3" and entry["problems"] == 2
 
 
-def test_it_is_drawn(work: Path, run_script: Callable[..., Ended]) -> None:
+def test_it_can_be_plotted(work: Path, run_script: Callable[..., Ended]) -> None:
     done = run_script(work, "figures.py", "--runs", "gtpo-old-s3", "--output", "curves.png")
     assert done.code == 0 and (work / "curves.png").stat().st_size > 10_000
     argv = [sys.executable, "-m", "gtpo.report", "gtpo-old-s3"]

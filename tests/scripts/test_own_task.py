@@ -1,4 +1,4 @@
-"""Your own rows and your own reward: a JSONL file and a function in a file, no line of ours touched."""
+"""User data and rewards: a JSONL file and a Python function, without changes to the project."""
 
 import json
 import logging
@@ -23,8 +23,8 @@ KNOWN = {"format": format_reward, "accuracy": accuracy_reward}
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of tests leave nothing in the cache of the user."""
+def isolated_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep test files out of the user's cache."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
@@ -33,7 +33,7 @@ def write(path: Path, *rows: dict[str, object]) -> str:
     return str(path)
 
 
-def test_a_question_gets_the_papers_prompt_and_other_columns_stay(tmp_path: Path) -> None:
+def test_a_question_gets_the_system_prompt_and_other_columns_are_kept(tmp_path: Path) -> None:
     path = write(
         tmp_path / "own.jsonl", {"prompt": "1 + 1?", "answer": 2, "limit": 9}, {"prompt": "Hi", "answer": 3, "limit": 8}
     )
@@ -42,13 +42,13 @@ def test_a_question_gets_the_papers_prompt_and_other_columns_stay(tmp_path: Path
     assert (list(rows["answer"]), list(rows["limit"])) == (["2", "3"], [9, 8])
 
 
-def test_a_conversation_is_used_as_it_is(tmp_path: Path) -> None:
+def test_a_conversation_is_used_unchanged(tmp_path: Path) -> None:
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     (row,) = load_train(write(tmp_path / "own.jsonl", {"prompt": turns}))
     assert row == {"prompt": turns}
 
 
-def test_a_column_that_only_some_rows_have_drops_none(tmp_path: Path) -> None:
+def test_a_column_missing_from_some_rows_drops_no_row(tmp_path: Path) -> None:
     path = write(tmp_path / "own.jsonl", {"prompt": "a", "hint": "b"}, {"prompt": "c", "note": None})
     assert load_train(path)["hint"][:] == ["b", None]
 
@@ -75,7 +75,7 @@ def test_rows_with_an_empty_value_are_dropped_and_counted(tmp_path: Path, caplog
         (None, "does not exist"),
     ],
 )
-def test_a_file_that_cannot_be_trained_on(rows: list[dict[str, object]] | None, message: str, tmp_path: Path) -> None:
+def test_an_unusable_file_is_refused(rows: list[dict[str, object]] | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     if rows is not None:
         write(path, *rows)
@@ -83,17 +83,17 @@ def test_a_file_that_cannot_be_trained_on(rows: list[dict[str, object]] | None, 
         load_train(str(path))
 
 
-def test_sft_needs_solutions(tmp_path: Path) -> None:
+def test_sft_requires_a_solution_column(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no column 'solution'"):
         to_demonstrations(load_train(write(tmp_path / "own.jsonl", {"prompt": "a"})))
 
 
-def test_rewards_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewards_load_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_rewards.py").write_text(REWARD)
     monkeypatch.chdir(tmp_path)
     names = ["format", "accuracy", str(tmp_path / "my_rewards.py") + ":short", "my_rewards:short"]
-    ours, accuracy, by_file, by_module = load_rewards(names, KNOWN, ["prompt", "answer", "limit"])
-    assert (ours, accuracy) == (format_reward, accuracy_reward)
+    formatting, accuracy, by_file, by_module = load_rewards(names, KNOWN, ["prompt", "answer", "limit"])
+    assert (formatting, accuracy) == (format_reward, accuracy_reward)
     for reward in (by_file, by_module):
         assert reward.__name__ == "short"
         assert reward(["abc", "abcdef"], limit=[5, 5]) == [1.0, 0.0]
@@ -113,13 +113,13 @@ def test_rewards_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch: pyte
         ([], "--reward is empty"),
     ],
 )
-def test_a_reward_that_cannot_be_used(names: list[str], message: str) -> None:
+def test_an_unusable_reward_is_refused(names: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_rewards(names, KNOWN, ["prompt"])
 
 
 @pytest.mark.parametrize("name", ["rewards", "json"])
-def test_a_module_in_the_working_directory_comes_before_one_of_the_same_name(
+def test_a_module_in_the_working_directory_takes_precedence(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / f"{name}.py").write_text(REWARD)
@@ -128,7 +128,7 @@ def test_a_module_in_the_working_directory_comes_before_one_of_the_same_name(
     assert reward(["abc"], limit=[5]) == [1.0]
 
 
-def test_a_file_named_as_one_of_ours_is_the_users(tmp_path: Path) -> None:
+def test_a_file_with_the_name_of_a_project_module_is_loaded_from_its_path(tmp_path: Path) -> None:
     lines = (
         "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass Pair:\n    a: int\n"
     )
@@ -137,7 +137,7 @@ def test_a_file_named_as_one_of_ours_is_the_users(tmp_path: Path) -> None:
     assert reward(["abc"], limit=[5]) == [1.0]
 
 
-def test_a_reward_whose_column_is_missing(tmp_path: Path) -> None:
+def test_a_reward_with_a_missing_column_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(REWARD + "def free(completions, prompts, bonus=1, **columns):\n    return []\n")
     with pytest.raises(UsageError, match=r"own.py:short reward needs a column 'limit': .*\(available: answer, "):
         load_rewards([f"{tmp_path}/own.py:short"], KNOWN, ["prompt", "answer"])
@@ -148,7 +148,7 @@ def test_a_reward_whose_column_is_missing(tmp_path: Path) -> None:
     assert len(load_rewards([f"{tmp_path}/own.py:free"], KNOWN, ["prompt"])) == 1
 
 
-def test_it_trains_on_both(tiny: Path, tmp_path: Path) -> None:
+def test_training_with_user_data_and_a_user_reward(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(REWARD)
     rows = [{"prompt": f"Say {i}", "limit": 5 + 100 * (i % 2)} for i in range(8)]
     command = ["train_gtpo.py", "--model", str(tiny), "--dataset", write(tmp_path / "own.jsonl", *rows), "--G", "4"]

@@ -1,4 +1,4 @@
-"""Several processes (gloo, on a CPU) compute what one does: the same updates and metrics, however a group is cut."""
+"""Several processes (gloo, CPU) give the same updates and metrics as one, for any split of a group."""
 
 import json
 import os
@@ -14,11 +14,11 @@ from helpers.canned import GROUP, make_trainer, trained_weights
 from safetensors.torch import load_file
 
 STEPS = 10
-OWN_CLOCK = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+TIMING_METRICS = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 
 
 def torchrun(processes: int, method: str, tiny: Path, out: Path, settings: dict[str, Any], *flags: str) -> Path:
-    """Train in so many processes; the folder with the weights and the log of the first."""
+    """Train in ``processes`` processes; return the directory with the weights and the log of rank 0."""
     out.mkdir()
     here = Path(__file__).parents[1]
     completed = subprocess.run(
@@ -44,25 +44,25 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 @pytest.mark.parametrize(("method", "beta"), [("gtpo", 0.0), ("grpo", 0.04)])
 @pytest.mark.parametrize(("processes", "batch"), [(2, 3), (4, 1)])
-def test_ten_steps_are_those_of_one_process(
+def test_ten_steps_match_one_process(
     method: str, beta: float, processes: int, batch: int, tiny: Path, tmp_path: Path
 ) -> None:
     settings = {"max_steps": STEPS, "beta": beta, "num_train_epochs": 2}
     single = make_trainer(method, tiny, tmp_path / "single", **settings)
     expected = trained_weights(single)
-    cut = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": GROUP // (processes * batch)}
-    out = torchrun(processes, method, tiny, tmp_path / "several", settings | cut)
+    split = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": GROUP // (processes * batch)}
+    out = torchrun(processes, method, tiny, tmp_path / "several", settings | split)
     assert_close(load_file(out / "weights.safetensors"), expected)
     log = json.loads((out / "log.json").read_text())
     assert len(log) == len(single.state.log_history) == STEPS + 1
     for mine, other in zip(log, single.state.log_history, strict=True):
         assert mine.keys() == other.keys()
-        for name in mine.keys() - OWN_CLOCK:
+        for name in mine.keys() - TIMING_METRICS:
             assert mine[name] == pytest.approx(other[name], rel=1e-4, abs=1e-5), (name, other["step"])
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_the_gradient_of_a_model_cut_by_fsdp2_is_the_same(method: str, tiny: Path, tmp_path: Path) -> None:
+def test_fsdp2_gradients_match_one_process(method: str, tiny: Path, tmp_path: Path) -> None:
     single = make_trainer(method, tiny, tmp_path / "single")
     single.model.train()
     single.current_gradient_accumulation_steps = 1
@@ -74,7 +74,7 @@ def test_the_gradient_of_a_model_cut_by_fsdp2_is_the_same(method: str, tiny: Pat
     assert_close(load_file(out / "weights.safetensors"), expected)
 
 
-def test_two_processes_resume_and_agree_on_one_directory(tiny: Path, tmp_path: Path) -> None:
+def test_two_processes_resume_in_one_directory(tiny: Path, tmp_path: Path) -> None:
     argv = ["--model", str(tiny), "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_steps", "4"]
     argv += ["--save_steps", "2", "--max_completion_length", "8", "--initial_entropy", "0.5"]
     here = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ def test_two_processes_resume_and_agree_on_one_directory(tiny: Path, tmp_path: P
             text=True,
         )
         assert completed.returncode == 0, completed.stderr[-3000:]
-        (run,) = (tmp_path / "outputs").iterdir()  # of both processes
+        (run,) = (tmp_path / "outputs").iterdir()  # one directory for both processes
         return run
 
     run = launch()
@@ -103,8 +103,8 @@ def test_two_processes_resume_and_agree_on_one_directory(tiny: Path, tmp_path: P
     launch("--resume", str(run))
     found = load_file(run / "adapter" / "adapter_model.safetensors")
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
-    again = (run / "metrics.jsonl").read_text().splitlines()
-    for line, other in zip(map(json.loads, again), map(json.loads, metrics), strict=True):
-        assert {k: v for k, v in line.items() if k not in (*OWN_CLOCK, "tokens_per_second")} == {
-            k: v for k, v in other.items() if k not in (*OWN_CLOCK, "tokens_per_second")
+    resumed_metrics = (run / "metrics.jsonl").read_text().splitlines()
+    for line, other in zip(map(json.loads, resumed_metrics), map(json.loads, metrics), strict=True):
+        assert {k: v for k, v in line.items() if k not in (*TIMING_METRICS, "tokens_per_second")} == {
+            k: v for k, v in other.items() if k not in (*TIMING_METRICS, "tokens_per_second")
         }

@@ -1,8 +1,8 @@
-"""A run that is killed and resumed is the same run, bit for bit.
+"""A run that is killed and resumed ends with the same weights, bit for bit.
 
-    GTPO_KILLS=10 GTPO_STEPS=60 python -m pytest tests/test_resume.py      # 10 kills at random points of 60 steps
+    GTPO_KILLS=10 GTPO_STEPS=60 python -m pytest tests/scripts/test_resume.py    # 10 kills at random points of 60 steps
 
-A kill (SIGKILL, which no program can answer) falls anywhere: in a step, in a checkpoint, in the writing of a line.
+SIGKILL cannot be caught. It comes at any point: during a step, while a checkpoint is saved, while a line is written.
 """
 
 import json
@@ -37,8 +37,8 @@ def start(*argv: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> None:
-    _, said = process.communicate()
-    assert process.returncode == 0, said[-2000:]
+    _, stderr = process.communicate()
+    assert process.returncode == 0, stderr[-2000:]
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def lines_written(run: Path) -> int:
 
 
 @pytest.mark.parametrize("method", RUNS)
-def test_kills_change_nothing(method: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_weights_and_metrics(method: str, tiny: Path, tmp_path: Path) -> None:
     generator = random.Random(method)
     argv = [
         *RUNS[method],
@@ -65,8 +65,8 @@ def test_kills_change_nothing(method: str, tiny: Path, tmp_path: Path) -> None:
         "--save_steps",
         "2",
     ]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finish(start(*argv, "--output_dir", str(whole)))
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    finish(start(*argv, "--output_dir", str(uninterrupted)))
 
     resume: list[str] = []
     for kill in range(1, KILLS + 1):
@@ -76,14 +76,14 @@ def test_kills_change_nothing(method: str, tiny: Path, tmp_path: Path) -> None:
             time.sleep(0.002)
         time.sleep(generator.uniform(0, 0.3))
         process.send_signal(signal.SIGKILL)
-        _, said = process.communicate()
-        assert process.returncode in (0, -signal.SIGKILL), said[-2000:]
+        _, stderr = process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL), stderr[-2000:]
         resume = ["--resume"] if any(killed.glob("checkpoint-*/files.json")) else ["--overwrite"]
     finish(start(*argv, "--output_dir", str(killed), *resume))
 
-    expected, got = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (whole, killed))
+    expected, got = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (uninterrupted, killed))
     assert got.keys() == expected.keys()
     assert [name for name in expected if not torch.equal(expected[name], got[name])] == []
-    assert metrics(killed) == metrics(whole)
+    assert metrics(killed) == metrics(uninterrupted)
     assert [line["step"] for line in metrics(killed)] == list(range(1, STEPS + 1))
     assert not list(killed.glob("*.tmp")) and not list(killed.glob("*.old"))

@@ -1,6 +1,6 @@
-"""The train scripts as a user runs them: what a run leaves behind, resuming, and bad usage in one sentence.
+"""The train scripts, run as a user runs them: contents of the run directory, resuming, invalid usage.
 
-One run starts Python as a shell would; the others are forked (conftest.run_script).
+One run starts a new Python process, as a shell does; the others are forked (conftest.run_script).
 """
 
 import difflib
@@ -38,15 +38,15 @@ Run = Callable[..., Ended]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory in which the scripts run: not that of the repository."""
+def work_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory in which the scripts run, outside the repository."""
     return tmp_path_factory.mktemp("work")
 
 
 @pytest.fixture(scope="module")
-def run(folder: Path, run_script: Callable[..., Ended]) -> Run:
-    """``run("train_gtpo.py", *argv)`` in that directory."""
-    return functools.partial(run_script, folder)
+def run(work_dir: Path, run_script: Callable[..., Ended]) -> Run:
+    """``run("train_gtpo.py", *argv)`` in ``work_dir``."""
+    return functools.partial(run_script, work_dir)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -60,19 +60,19 @@ def logits(model: Any) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def parrot(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model whose completions earn something: with odds of about 1 : 1 a well-formed answer, or noise.
+    """A tiny model whose completions earn rewards: about half are a well-formed answer, the others noise.
 
-    Its layers pass their input on and its embeddings are made by hand, so the last token alone decides: after the
-    prompt the whole answer comes as one token; after that, the end.
+    Its layers are identities and its embeddings are set by hand, so the next token depends only on the last one: after
+    the prompt comes the complete answer as one token, and after that EOS.
     """
-    folder = tmp_path_factory.mktemp("models") / "parrot"
+    model_dir = tmp_path_factory.mktemp("models") / "parrot"
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     tokenizer.add_tokens([AddedToken(ANSWER, normalized=False)])
     answer, end = tokenizer.convert_tokens_to_ids(ANSWER), tokenizer.eos_token_id
     start = tokenizer.convert_tokens_to_ids("<|assistant|>")
     model = AutoModelForCausalLM.from_pretrained(tiny)
     model.resize_token_embeddings(len(tokenizer))
-    strength = math.log(len(tokenizer)) / math.sqrt(model.config.hidden_size)  # against V others of logit 0: p = 1 / 2
+    strength = math.log(len(tokenizer)) / math.sqrt(model.config.hidden_size)  # p = 1 / 2 against V tokens of logit 0
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()
@@ -83,21 +83,21 @@ def parrot(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         embedding[:, 0] = embedding[start, 1] = embedding[answer, 2] = 1
         embedding[[start, answer], 0] = 0
         head[answer, 1], head[end, 2], head[end, 0] = strength, 3 * strength, strength
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    model.save_pretrained(model_dir)
+    tokenizer.save_pretrained(model_dir)
+    return model_dir
 
 
-# ---- what a run leaves behind (five runs, each checked in its own test) ----
+# ---- contents of a run directory (five runs, one test each) ----
 
 
 @pytest.fixture(scope="module")
-def gsm8k_run(tiny: Path, folder: Path, data_dir: Path) -> Path:
-    """GTPO on GSM8K, in a process of its own."""
+def gsm8k_run(tiny: Path, work_dir: Path, data_dir: Path) -> Path:
+    """GTPO on GSM8K, in a separate process."""
     argv = ("--model", str(tiny), "--dataset", "gsm8k", "--data_dir", str(data_dir), "--max_steps", "2", *SMALL)
     completed = subprocess.run(
         [sys.executable, str(ROOT / "train_gtpo.py"), *argv, "--run_name", "a", "--learning_rate", "0.01"],
-        cwd=folder,
+        cwd=work_dir,
         env=user_environment(),
         capture_output=True,
         text=True,
@@ -105,31 +105,31 @@ def gsm8k_run(tiny: Path, folder: Path, data_dir: Path) -> Path:
     )
     assert completed.returncode == 0, completed.stderr[-3000:]
     assert "Traceback" not in completed.stderr
-    return folder / "outputs" / f"gtpo-{tiny.name}-gsm8k-a"
+    return work_dir / "outputs" / f"gtpo-{tiny.name}-gsm8k-a"
 
 
 @pytest.fixture(scope="module")
-def gtpo_run(run: Run, parrot: Path, folder: Path) -> Path:
+def gtpo_run(run: Run, parrot: Path, work_dir: Path) -> Path:
     argv = ("--model", str(parrot), "--dataset", "arithmetic", "--max_steps", "4", "--save_steps", "2", *SMALL)
     ended = run("train_gtpo.py", *argv, "--output_dir", "runs/gtpo", "--learning_rate", "0.01")
     assert ended.code == 0, ended.stderr[-3000:]
-    return folder / "runs" / "gtpo"
+    return work_dir / "runs" / "gtpo"
 
 
 @pytest.fixture(scope="module")
-def grpo_run(run: Run, parrot: Path, folder: Path) -> Path:
+def grpo_run(run: Run, parrot: Path, work_dir: Path) -> Path:
     argv = ("--model", str(parrot), "--dataset", "arithmetic", "--max_steps", "2", *SMALL, "--beta", "0.04")
     ended = run("train_grpo.py", *argv, "--output_dir", "runs/grpo", "--per_device_train_batch_size", "2")
     assert ended.code == 0, ended.stderr[-3000:]
-    return folder / "runs" / "grpo"
+    return work_dir / "runs" / "grpo"
 
 
 @pytest.fixture(scope="module")
-def sft_run(run: Run, tiny: Path, folder: Path) -> Path:
+def sft_run(run: Run, tiny: Path, work_dir: Path) -> Path:
     argv = ("--model", str(tiny), "--dataset", "arithmetic", "--max_steps", "3", "--lora_rank", "4")
     ended = run("train_sft.py", *argv, "--output_dir", "runs/sft", "--per_device_train_batch_size", "4")
     assert ended.code == 0, ended.stderr[-3000:]
-    return folder / "runs" / "sft"
+    return work_dir / "runs" / "sft"
 
 
 CURVES = {"accuracy", "formatting", "reward", "entropy", "conflict_tokens", "conflict_fraction", "completion_length"}
@@ -137,7 +137,7 @@ SPEED = {"grad_norm", "learning_rate", "step_time", "tokens_per_second", "loss"}
 
 
 def assert_run_is_complete(path: Path, steps: int, metrics: set[str]) -> None:
-    """Section by section what the README promises of a run directory."""
+    """The files and metrics that the README lists for a run directory."""
     assert yaml.safe_load((path / "config.yaml").read_text())["max_steps"] == steps
     assert json.loads((path / "environment.json").read_text())["packages"]["torch"] == torch.__version__
     rows = lines_of(path)
@@ -156,11 +156,11 @@ def assert_adapter_is_the_trained_one(path: Path, base: Path, steps: int, change
     model = AutoModelForCausalLM.from_pretrained(base)
     trained = logits(PeftModel.from_pretrained(model, path / "adapter").eval())
     assert torch.equal(trained, plain) is not changed
-    assert AutoTokenizer.from_pretrained(path / "adapter").chat_template  # evaluation takes it from here
+    assert AutoTokenizer.from_pretrained(path / "adapter").chat_template  # evaluation loads it from here
 
 
-def assert_rewards_are_ours(path: Path, steps: int, rows_per_step: int) -> pandas.DataFrame:
-    """The stored samples, graded again."""
+def assert_rewards_match(path: Path, steps: int, rows_per_step: int) -> pandas.DataFrame:
+    """Score the stored samples again and compare."""
     files = sorted((path / "completions").glob("*.parquet"))
     assert len(files) == steps
     for row, file in zip(lines_of(path), files, strict=True):
@@ -176,8 +176,8 @@ def assert_rewards_are_ours(path: Path, steps: int, rows_per_step: int) -> panda
 def test_gtpo_on_gsm8k(gsm8k_run: Path, tiny: Path) -> None:
     assert_run_is_complete(gsm8k_run, 2, CURVES | SPEED | {"filtered_fraction"})
     assert_adapter_is_the_trained_one(gsm8k_run, tiny, 2)
-    samples = assert_rewards_are_ours(gsm8k_run, 2, rows_per_step=4)
-    assert samples["prompt"].nunique() == 2  # one question a step
+    samples = assert_rewards_match(gsm8k_run, 2, rows_per_step=4)
+    assert samples["prompt"].nunique() == 2  # one question per step
     initial = json.loads((gsm8k_run / "initial_entropy.json").read_text())
     assert initial["prompts"] == len(initial["per_prompt"]) == 100
     assert initial["initial_entropy"] == pytest.approx(sum(initial["per_prompt"]) / 100)
@@ -185,21 +185,21 @@ def test_gtpo_on_gsm8k(gsm8k_run: Path, tiny: Path) -> None:
     assert all(row["filtered_fraction"] == 0 for row in lines_of(gsm8k_run))  # so the filter is off
 
 
-def test_gtpo_on_math(run: Run, tiny: Path, folder: Path, data_dir: Path) -> None:
+def test_gtpo_on_math(run: Run, tiny: Path, work_dir: Path, data_dir: Path) -> None:
     argv = ("--model", str(tiny), "--dataset", "math", "--data_dir", str(data_dir), "--max_steps", "2", *SMALL)
     ended = run("train_gtpo.py", *argv, "--output_dir", "runs/math", "--initial_entropy", "0.5")
     assert ended.code == 0, ended.stderr[-3000:]
-    assert_run_is_complete(folder / "runs" / "math", 2, CURVES | SPEED | {"filtered_fraction"})
-    assert "2 of 7500" in ended.stderr  # rows without a gold are counted on the screen
-    # <H>_ini given and below ln 2, completions far above it: the filter drops them all.
-    assert all(row["filtered_fraction"] == 1 for row in lines_of(folder / "runs" / "math"))
+    assert_run_is_complete(work_dir / "runs" / "math", 2, CURVES | SPEED | {"filtered_fraction"})
+    assert "2 of 7500" in ended.stderr  # the number of rows without a gold answer is printed
+    # <H>_ini is given and below ln 2, the completions are far above it: the filter drops all of them.
+    assert all(row["filtered_fraction"] == 1 for row in lines_of(work_dir / "runs" / "math"))
 
 
 def test_gtpo_on_arithmetic(gtpo_run: Path, parrot: Path) -> None:
     assert_run_is_complete(gtpo_run, 4, CURVES | SPEED | {"filtered_fraction"})
     assert_adapter_is_the_trained_one(gtpo_run, parrot, 4)
-    samples = assert_rewards_are_ours(gtpo_run, 4, rows_per_step=4)
-    assert set(samples["format_reward"]) == {0, 10}  # both happen, so there is something to learn
+    samples = assert_rewards_match(gtpo_run, 4, rows_per_step=4)
+    assert set(samples["format_reward"]) == {0, 10}  # both scores occur, so there is a training signal
     assert (samples["completion"] == ANSWER).equals(samples["format_reward"] == 10)
     assert (samples["advantage"] > 0).any() and (samples["advantage"] < 0).any()
     assert (gtpo_run / "checkpoint-2").is_dir()
@@ -213,7 +213,7 @@ def test_gtpo_on_arithmetic(gtpo_run: Path, parrot: Path) -> None:
 
 def test_grpo_on_arithmetic(grpo_run: Path) -> None:
     assert_run_is_complete(grpo_run, 2, CURVES | SPEED | {"kl"})
-    assert_rewards_are_ours(grpo_run, 2, rows_per_step=4)
+    assert_rewards_match(grpo_run, 2, rows_per_step=4)
     assert not (grpo_run / "initial_entropy.json").exists()
     config = yaml.safe_load((grpo_run / "config.yaml").read_text())
     assert (config["per_device_train_batch_size"], config["gradient_accumulation_steps"]) == (2, 2)
@@ -223,7 +223,7 @@ def test_grpo_on_arithmetic(grpo_run: Path) -> None:
 def test_sft_on_arithmetic(sft_run: Path, tiny: Path) -> None:
     assert_run_is_complete(sft_run, 3, {"loss", "grad_norm", "learning_rate"})
     assert_adapter_is_the_trained_one(sft_run, tiny, 3)
-    # An untrained model knows nothing: its loss on the completion is near ln V, where V is about 500.
+    # The loss of an untrained model on the completion is near ln V, with V about 500.
     assert 5 < lines_of(sft_run)[0]["loss"] < 8
 
 
@@ -232,13 +232,13 @@ def test_best_adapter_is_kept(gtpo_run: Path, parrot: Path) -> None:
     assert torch.isfinite(logits(best.eval())).all()
 
 
-def test_card_of_gtpo_cites_the_paper(gtpo_run: Path) -> None:
+def test_gtpo_model_card_cites_the_paper(gtpo_run: Path) -> None:
     card = (gtpo_run / "adapter" / "README.md").read_text()
     assert "2508.03772" in card
-    assert "huggingface.co/None" not in card  # it names its base model, or none
+    assert "huggingface.co/None" not in card  # the base model is named or left out
 
 
-def test_cards_of_the_baselines_do_not_claim_gtpo(grpo_run: Path, sft_run: Path) -> None:
+def test_baseline_model_cards_do_not_cite_gtpo(grpo_run: Path, sft_run: Path) -> None:
     assert "2402.03300" in (grpo_run / "adapter" / "README.md").read_text()
     assert (sft_run / "adapter" / "README.md").is_file()
     assert "2508.03772" not in (sft_run / "adapter" / "README.md").read_text()
@@ -249,9 +249,9 @@ def test_cards_of_the_baselines_do_not_claim_gtpo(grpo_run: Path, sft_run: Path)
 TIMES = ("step_time", "tokens_per_second", "num_tokens")
 
 
-def test_resumed_run_is_the_run_that_was_never_interrupted(run: Run, gtpo_run: Path, folder: Path) -> None:
-    """Killed in the line of step 4, with checkpoint-2 the last: steps 3 and 4 come again, the same, once each."""
-    killed = folder / "runs" / "killed"
+def test_resumed_run_equals_an_uninterrupted_run(run: Run, gtpo_run: Path, work_dir: Path) -> None:
+    """Killed while writing the line of step 4, after checkpoint-2: steps 3 and 4 run again, with the same results."""
+    killed = work_dir / "runs" / "killed"
     shutil.copytree(gtpo_run, killed)
     for name in ("checkpoint-4", "adapter", "best"):
         shutil.rmtree(killed / name, ignore_errors=True)
@@ -264,9 +264,11 @@ def test_resumed_run_is_the_run_that_was_never_interrupted(run: Run, gtpo_run: P
     ended = run("train_gtpo.py", "--resume", str(killed))
     assert ended.code == 0, ended.stderr[-3000:]
     assert_run_is_complete(killed, 4, CURVES | SPEED)
-    assert (killed / "initial_entropy.json").read_bytes() == measured  # read back, not measured on a trained policy
+    assert (
+        killed / "initial_entropy.json"
+    ).read_bytes() == measured  # read from the file, not measured on a trained policy
     kept = (killed / "metrics.jsonl").read_text()
-    assert kept.startswith(metrics[: metrics.index('{"step": 3')])  # steps 1 and 2 were not made again
+    assert kept.startswith(metrics[: metrics.index('{"step": 3')])  # steps 1 and 2 did not run again
     for before, after in zip(lines_of(gtpo_run), lines_of(killed), strict=True):
         names = before.keys() - set(TIMES)
         assert {name: after[name] for name in names} == pytest.approx({name: before[name] for name in names}, rel=1e-4)
@@ -275,9 +277,9 @@ def test_resumed_run_is_the_run_that_was_never_interrupted(run: Run, gtpo_run: P
         torch.testing.assert_close(adapters[1][name], weight, atol=1e-5, rtol=1e-4)
 
 
-def test_resumed_gtpo_uses_the_stored_entropy(run: Run, gtpo_run: Path, folder: Path) -> None:
-    """<H>_ini of the file decides: below ln 2 the filter is on, and an untrained policy's completions all go."""
-    copy = folder / "runs" / "stored"
+def test_resumed_gtpo_uses_the_stored_entropy(run: Run, gtpo_run: Path, work_dir: Path) -> None:
+    """<H>_ini is read from the file: below ln 2 the filter is on and drops all completions of an untrained policy."""
+    copy = work_dir / "runs" / "stored"
     shutil.copytree(gtpo_run, copy)
     (copy / "initial_entropy.json").write_text('{"initial_entropy": 0.1}')
     ended = run("train_gtpo.py", "--resume", str(copy), "--output_dir", str(copy), "--max_steps", "5")
@@ -289,12 +291,12 @@ def test_resumed_gtpo_uses_the_stored_entropy(run: Run, gtpo_run: Path, folder: 
     assert ended.code == 2 and "initial_entropy" in ended.stderr and "Traceback" not in ended.stderr
 
 
-# ---- bad usage ----
+# ---- invalid usage ----
 
 ARITHMETIC = ("--model", "{tiny}", "--dataset", "arithmetic", "--max_steps", "1", *SMALL)
-BAD_USAGE: dict[str, tuple[Sequence[str], str]] = {
+INVALID_USAGE: dict[str, tuple[Sequence[str], str]] = {
     "unknown-model": (("--model", "nobody/nothing", *ARITHMETIC[2:]), "nobody/nothing"),
-    "missing-model-folder": (("--model", "{tiny}/missing", *ARITHMETIC[2:]), "missing"),
+    "missing-model-directory": (("--model", "{tiny}/missing", *ARITHMETIC[2:]), "missing"),
     "pad-is-eos": (("--model", "{pad_is_eos}", *ARITHMETIC[2:]), "pad"),
     "unknown-dataset": ((*ARITHMETIC, "--dataset", "gsm8"), "gsm8k"),
     "missing-data-file": ((*ARITHMETIC, "--dataset", "gsm8k", "--data_dir", "nowhere"), "gsm8k_train.jsonl"),
@@ -318,52 +320,52 @@ BAD_USAGE: dict[str, tuple[Sequence[str], str]] = {
     "unknown-layers": ((*ARITHMETIC, "--lora_target_modules", "nothing"), "nothing"),
     "rank-zero": ((*ARITHMETIC, "--lora_rank", "0"), "rank"),
     "temperature-zero": ((*ARITHMETIC, "--temperature", "0"), "temperature"),
-    "nothing-to-resume": ((*ARITHMETIC, "--resume"), "resume"),
+    "no-run-to-resume": ((*ARITHMETIC, "--resume"), "resume"),
     "unknown-reporter": ((*ARITHMETIC, "--report_to", "paper"), "paper"),
 }
 
 
 @pytest.fixture(scope="module")
-def refused(run: Run, tiny: Path, folder: Path) -> Callable[[str], tuple[Ended, Path]]:
-    """Run a bad command once; how it ended and its run directory."""
-    places = {"tiny": str(tiny), "bad_config": str(folder / "bad.yaml"), "pad_is_eos": str(folder / "pad_is_eos")}
-    (folder / "bad.yaml").write_text("gama: 0.1\n")
-    build_tiny(folder / "pad_is_eos")
-    tokenizer = folder / "pad_is_eos" / "tokenizer_config.json"
+def refused(run: Run, tiny: Path, work_dir: Path) -> Callable[[str], tuple[Ended, Path]]:
+    """Run an invalid command once; return its result and its run directory."""
+    paths = {"tiny": str(tiny), "bad_config": str(work_dir / "bad.yaml"), "pad_is_eos": str(work_dir / "pad_is_eos")}
+    (work_dir / "bad.yaml").write_text("gama: 0.1\n")
+    build_tiny(work_dir / "pad_is_eos")
+    tokenizer = work_dir / "pad_is_eos" / "tokenizer_config.json"
     tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"pad_token": "</s>"}))
     seen: dict[str, tuple[Ended, Path]] = {}
 
-    def ask(case: str) -> tuple[Ended, Path]:
+    def run_case(case: str) -> tuple[Ended, Path]:
         if case not in seen:
-            directory = folder / "bad" / case
-            argv = [word.format(**places) for word in BAD_USAGE[case][0]]
+            directory = work_dir / "bad" / case
+            argv = [argument.format(**paths) for argument in INVALID_USAGE[case][0]]
             seen[case] = run("train_gtpo.py", "--output_dir", str(directory), *argv), directory
         return seen[case]
 
-    return ask
+    return run_case
 
 
-@pytest.mark.parametrize("case", BAD_USAGE)
-def test_bad_usage_is_told_in_one_sentence(case: str, refused: Callable[[str], tuple[Ended, Path]]) -> None:
+@pytest.mark.parametrize("case", INVALID_USAGE)
+def test_invalid_usage_gives_a_one_line_error(case: str, refused: Callable[[str], tuple[Ended, Path]]) -> None:
     ended, _ = refused(case)
     assert "Traceback" not in ended.stderr, ended.stderr[-600:]
     assert ended.code == 2
-    said = [line for line in ended.stderr.splitlines() if line.strip()]
-    ours = [line for line in said if line.startswith("train_gtpo.py: ")]
-    assert len(ours) == 1 and said[-1] == ours[0]
-    assert BAD_USAGE[case][1] in ours[0]
-    assert not any(line.startswith("usage:") for line in said)
+    lines = [line for line in ended.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("train_gtpo.py: ")]
+    assert len(errors) == 1 and lines[-1] == errors[0]
+    assert INVALID_USAGE[case][1] in errors[0]
+    assert not any(line.startswith("usage:") for line in lines)
 
 
-@pytest.mark.parametrize("case", BAD_USAGE)
-def test_bad_usage_leaves_no_run_behind(case: str, refused: Callable[[str], tuple[Ended, Path]]) -> None:
-    """Else the corrected command is refused: the directory exists."""
+@pytest.mark.parametrize("case", INVALID_USAGE)
+def test_invalid_usage_creates_no_run_directory(case: str, refused: Callable[[str], tuple[Ended, Path]]) -> None:
+    """Otherwise the corrected command fails because the directory exists."""
     assert not refused(case)[1].exists()
 
 
 def test_existing_run_is_refused(run: Run, gtpo_run: Path, tiny: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in gtpo_run.rglob("*")}
-    argv = [word.format(tiny=tiny) for word in ARITHMETIC]
+    argv = [argument.format(tiny=tiny) for argument in ARITHMETIC]
     ended = run("train_gtpo.py", *argv, "--output_dir", str(gtpo_run))
     assert ended.code == 2 and "Traceback" not in ended.stderr
     assert ended.stderr.strip().splitlines()[-1].startswith(f"train_gtpo.py: {gtpo_run} exists: --resume")
@@ -381,22 +383,22 @@ def test_help_needs_no_model(run: Run) -> None:
         assert ended.code == 0 and "--dataset" in ended.stdout and script in ended.stdout
 
 
-def test_dry_run_prints_settings_that_can_be_given_back(run: Run, tiny: Path, folder: Path) -> None:
-    argv = [word.format(tiny=tiny) for word in ARITHMETIC]
+def test_dry_run_prints_the_settings_as_yaml(run: Run, tiny: Path, work_dir: Path) -> None:
+    argv = [argument.format(tiny=tiny) for argument in ARITHMETIC]
     ended = run("train_gtpo.py", *argv, "--dry_run", "--gamma", "0.25", "--output_dir", "dry")
-    assert ended.code == 0 and not (folder / "dry").exists()
+    assert ended.code == 0 and not (work_dir / "dry").exists()
     assert yaml.safe_load(ended.stdout)["gamma"] == 0.25
 
 
 # ---- the two scripts ----
 
 
-def test_grpo_and_gtpo_differ_by_the_method() -> None:
+def test_train_scripts_differ_only_in_the_method() -> None:
     bodies = [(ROOT / f"train_{method}.py").read_text().split('"""', 2)[2] for method in ("grpo", "gtpo")]
     lines = [body.splitlines() for body in bodies]
     changed = [line for line in difflib.unified_diff(*lines, lineterm="", n=0) if line[:1] in "+-"][2:]
     assert 0 < len(changed) <= 18
-    # Without the name of the method, GTPOArguments and its use, they are one script.
+    # Without the name of the method, GTPOArguments and its use, the scripts are identical.
     bodies = [body.replace("gtpo=settings.gtpo,", "") for body in bodies]
     words = [
         [re.sub("gtpo|grpo", "", word.lower()) for word in re.findall(r"\w+", body) if word != "GTPOArguments"]

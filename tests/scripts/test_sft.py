@@ -1,4 +1,4 @@
-"""The SFT loss is a plain cross-entropy over the completion tokens."""
+"""The SFT loss is plain cross-entropy over the completion tokens."""
 
 from pathlib import Path
 
