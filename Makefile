@@ -65,7 +65,7 @@ bench: install
 	$(BIN)/python benchmarks/bench_step.py
 	$(BIN)/python benchmarks/bench_grading.py
 
-# Beside TRL's, Liger's and (BENCH_FLAGS="--authors DIR") the authors' code, in its own environment.
+# Compares with TRL, Liger and (BENCH_FLAGS="--authors DIR") the authors' code; uses its own environment.
 bench-loss: .venv-bench/installed
 	.venv-bench/bin/python benchmarks/bench_loss.py $(BENCH_FLAGS)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gtpo.arguments import EvaluationArguments
-from gtpo.cli import parse_evaluation, run_script
+from gtpo.cli import parse_evaluation
+from gtpo.script import run_script
 
 if TYPE_CHECKING:
     from gtpo.evaluation.jobs import Job

@@ -13,15 +13,18 @@ name of its directory, with or without the seed (gtpo-g8-s1).
 import argparse
 from pathlib import Path
 
-from gtpo.cli import run_script
+from gtpo.curves import draw_runs
 from gtpo.errors import UsageError
-from gtpo.paper.figures import draw_all, draw_runs
+from gtpo.paper.figures import draw_all
 from gtpo.paper.matrix import SCALES, load_matrix, select_figures
 from gtpo.paper.results import read_results, read_wandb
+from gtpo.script import run_script
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ... (default: all)")
     parser.add_argument("--scale", choices=SCALES, help="default: both")
     parser.add_argument("--search", nargs="+", metavar="DIR", default=["outputs"], help="where to find runs [outputs]")
@@ -35,6 +38,11 @@ def main() -> None:
     if flags.runs:
         print(draw_runs(flags.runs, flags.labels, flags.output or "curves.png", flags.window))
         return
+    for place in flags.search:
+        if place != "outputs" and not Path(place).is_dir():
+            raise UsageError(
+                f"--search: {place} is not a directory; figures are named first, figures.py fig3 --search DIR."
+            )
     matrix = load_matrix()
     names = select_figures(matrix, flags.figures or ["all"])
     results = read_wandb(flags.wandb) if flags.wandb else read_results([Path(place) for place in flags.search])

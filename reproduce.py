@@ -13,7 +13,6 @@ processes of this script share the runs.
 import argparse
 import sys
 
-from gtpo.cli import run_script
 from gtpo.errors import UsageError
 from gtpo.paper.claims import write_page
 from gtpo.paper.figures import draw_all
@@ -29,10 +28,13 @@ from gtpo.paper.matrix import (
 )
 from gtpo.paper.results import read_results
 from gtpo.paper.runner import evaluate, train
+from gtpo.script import run_script
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ..., or all")
     parser.add_argument("--scale", choices=SCALES, default="tiny", help="tiny: on a CPU (default); paper: on a GPU")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="default: those in configs/experiments.yaml")

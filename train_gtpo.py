@@ -8,7 +8,8 @@ Differs from train_grpo.py by GTPOArguments and GTPOTrainer, nothing else.
 """
 
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments
-from gtpo.cli import load_backend_from_flags, parse, run_script
+from gtpo.cli import load_backend_from_flags, parse
+from gtpo.script import run_script
 
 
 def main() -> None:
@@ -16,7 +17,6 @@ def main() -> None:
     from trl import GRPOConfig
 
     from gtpo import GTPOTrainer
-    from gtpo.callbacks import attach_callbacks, train
     from gtpo.data import drop_long_prompts, load_train
     from gtpo.export import save_adapter
     from gtpo.memory import plan
@@ -24,6 +24,7 @@ def main() -> None:
     from gtpo.report import write_report
     from gtpo.reward_functions import Reward, load_rewards
     from gtpo.runs import check_run, start_run
+    from gtpo.training import attach_callbacks, train
     from rewards import accuracy_reward, format_reward
 
     settings = parse("gtpo", (DataArguments, RewardArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig))
@@ -32,7 +33,7 @@ def main() -> None:
     paper_rewards: dict[str, Reward] = {"format": format_reward, "accuracy": accuracy_reward}
     rewards = load_rewards(settings.reward.reward, paper_rewards, rows.column_names)
     if settings.run.dry_run:
-        return print(plan(settings, len(rows)))
+        return print(plan(settings, len(rows)), end="")
     checkpoint = check_run(settings, len(rows))
     policy, tokenizer = load_policy(settings.model, backend, settings.trainer.seed, settings.trainer.use_vllm)
     rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length)
@@ -47,8 +48,8 @@ def main() -> None:
     )
     attach_callbacks(trainer, settings)
     train(trainer, checkpoint)
-    write_report(settings.output_dir)
     save_adapter(trainer, settings)
+    write_report(settings.output_dir)
 
 
 if __name__ == "__main__":

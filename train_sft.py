@@ -8,25 +8,26 @@ The prompts are those of GTPO and GRPO; the loss covers the completion only: sol
 """
 
 from gtpo.arguments import DataArguments, ModelArguments, RunArguments
-from gtpo.cli import load_backend_from_flags, parse, run_script
+from gtpo.cli import load_backend_from_flags, parse
+from gtpo.script import run_script
 
 
 def main() -> None:
     backend = load_backend_from_flags()  # before trl, transformers and peft are imported: Unsloth patches them
     from trl import SFTConfig, SFTTrainer
 
-    from gtpo.callbacks import attach_callbacks, train
     from gtpo.data import drop_long_prompts, load_train, to_demonstrations
     from gtpo.export import save_adapter
     from gtpo.memory import plan
     from gtpo.models import keep_adapter_in_float32, load_policy
     from gtpo.report import write_report
     from gtpo.runs import check_run, start_run
+    from gtpo.training import attach_callbacks, train
 
     settings = parse("sft", (DataArguments, ModelArguments, RunArguments, SFTConfig))
-    rows = load_train(settings.data.dataset, settings.data.data_dir, settings.trainer.seed)
+    rows = to_demonstrations(load_train(settings.data.dataset, settings.data.data_dir, settings.trainer.seed))
     if settings.run.dry_run:
-        return print(plan(settings, len(rows)))
+        return print(plan(settings, len(rows)), end="")
     checkpoint = check_run(settings, len(rows))
     policy, tokenizer = load_policy(settings.model, backend, settings.trainer.seed)
     rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length)
@@ -35,13 +36,13 @@ def main() -> None:
         model=policy,
         processing_class=tokenizer,
         args=settings.trainer,
-        train_dataset=to_demonstrations(rows),
+        train_dataset=rows,
     )
     keep_adapter_in_float32(trainer.model)
     attach_callbacks(trainer, settings)
     train(trainer, checkpoint)
-    write_report(settings.output_dir)
     save_adapter(trainer, settings)
+    write_report(settings.output_dir)
 
 
 if __name__ == "__main__":

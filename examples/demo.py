@@ -30,7 +30,9 @@ def run(*argv: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--seed", type=int, default=SEED, help="seed of the training [3407]; others write to outputs/demo-sN/"
     )

@@ -8,10 +8,10 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
+from gtpo.data import BENCHMARK_TITLES
 from gtpo.errors import UsageError
 
 MODEL_ALIASES = {
@@ -139,7 +139,7 @@ class GTPOArguments:
             if not (math.isfinite(value) and value >= 0):
                 raise UsageError(f"{name} is {value}: expected a finite number >= 0.")
         if self.initial_entropy is not None and not (math.isfinite(self.initial_entropy) and self.initial_entropy >= 0):
-            raise UsageError(f"initial_entropy is {self.initial_entropy}: expected nats >= 0.")
+            raise UsageError(f"initial_entropy is {self.initial_entropy}: expected a value >= 0 (nats).")
 
 
 @dataclass
@@ -164,7 +164,7 @@ class RunArguments:
         default="none", metadata={"help": "16bit: also write merged/, base and adapter as one standalone model."}
     )
     dry_run: bool = field(default=False, metadata={"help": "Print settings, steps and expected memory, and exit."})
-    push_to_hub: bool = field(default=False, init=False)  # TRL's flag: its trainer would upload every checkpoint
+    push_to_hub: bool = field(default=False, init=False)  # TRL's flag; its trainer would upload every checkpoint
 
 
 @dataclass
@@ -175,7 +175,7 @@ class EvaluationArguments:
 
     benchmarks: list[str] = field(
         default_factory=list,
-        metadata={"help": "gsm8k, math, math500, aime24, aime25, amc23, arithmetic, arithmetic_hard."},
+        metadata={"help": f"{', '.join(BENCHMARK_TITLES)}."},
     )
     adapter: list[str] = field(
         default_factory=list,
@@ -212,6 +212,7 @@ class EvaluationArguments:
         metadata={"help": "Grade stored completions again without a model: all, or those of --benchmarks."},
     )
     overwrite: bool = field(default=False, metadata={"help": "Discard stored completions and sample them again."})
+    given: frozenset[str] = field(default=frozenset(), init=False)  # names that the user set
 
     def __post_init__(self) -> None:
         checks: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -249,6 +250,7 @@ class Settings:
         method: gtpo, grpo or sft.
         data, model, run, reward, gtpo: The groups of this module; None where the method has no such group.
         trainer: TRL's GRPOConfig or SFTConfig.
+        given: Its fields before TRL and Transformers resolve them: what can be read back.
     """
 
     method: str
@@ -258,6 +260,7 @@ class Settings:
     trainer: Any
     reward: Any = None  # RewardArguments
     gtpo: Any = None  # GTPOArguments
+    given: dict[str, Any] = field(default_factory=dict)
 
     @property
     def output_dir(self) -> Path:
@@ -275,29 +278,10 @@ class Settings:
         return int(getattr(self.trainer, "num_generations", 1))
 
     def to_dict(self) -> dict[str, Any]:
-        """Every value as ``config.yaml`` stores it: flat, plain types, no secrets, nothing that only starts a run."""
-        groups = [self.data, self.reward, self.model, self.run, self.gtpo, self.trainer]
-        values = {
-            item.name: _plain(getattr(group, item.name))
-            for group in groups
-            if group is not None
-            for item in dataclasses.fields(group)
-            if item.init and item.name not in _NOT_STORED
-        }
-        values["push_to_hub"] = self.run.push_to_hub
-        reporters = values["report_to"]  # a list; an empty one in YAML would keep the preset's value
-        values["report_to"] = reporters[0] if len(reporters) == 1 else reporters or "none"
-        if "generation_batch_size" in values:  # TRL derives both of these, and refuses both as input
-            values["generation_batch_size"] = None
-            if values["steps_per_generation"] == values["gradient_accumulation_steps"]:
-                values["steps_per_generation"] = None
-        return values
+        """Every value as ``config.yaml`` stores it: flat, as given, no secrets, nothing that only starts a run."""
+        groups = [group for group in (self.data, self.reward, self.model, self.run, self.gtpo) if group is not None]
+        values = {name: getattr(group, name) for group in groups for name in fields_of([type(group)])}
+        return {name: value for name, value in (values | self.given).items() if name not in _NOT_STORED}
 
 
 _NOT_STORED = {"resume", "overwrite", "dry_run", "hub_token"}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    return value.to_dict() if hasattr(value, "to_dict") else value

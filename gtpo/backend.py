@@ -70,7 +70,8 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
     for package, pinned in GPU_PACKAGES.items():
         if not is_installed(package):
             raise UsageError(
-                f"{package} is not installed: `pip install -r requirements.txt`, or use --backend transformers."
+                f"{package} is not installed: `pip install -r requirements.txt` (the extra `gpu`), or use the backend "
+                "transformers."
             )
         if (found := importlib.metadata.version(package)) != pinned:
             raise UsageError(f"{package} {found} is installed, {pinned} is needed: `pip install -r requirements.txt`.")

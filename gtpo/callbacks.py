@@ -1,4 +1,4 @@
-"""Callbacks of a training run: metrics.jsonl and wandb, the best adapter, the progress bar.
+"""Callbacks of a training run: metrics.jsonl and wandb, the best adapter.
 
 ``metrics.jsonl`` (one line per logged step, written immediately) and wandb get the same names and values.
 """
@@ -15,46 +15,17 @@ from typing import Any
 
 import torch
 from peft import get_peft_model_state_dict
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
-from transformers.integrations import WandbCallback
-from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+from transformers import TrainerCallback
 
 from gtpo.arguments import Settings
 from gtpo.distributed import gather_full_parameter
-from gtpo.fault_tolerance import CompleteCheckpoints, StopOnNonFiniteGradient, StopOnSignal
 from gtpo.files import replace_directory, write_atomically
-from gtpo.runs import ON_MAIN_PROCESS, RunDirectory
+from gtpo.runs import RunDirectory
 
 logger = logging.getLogger(__name__)
 
 BEST_WINDOW = 100  # steps of the mean that selects best/
 WANDB_STEPS = 1000  # wandb steps per training step: TRL logs tables and timings in between
-
-
-def attach_callbacks(trainer: Any, settings: Settings) -> None:
-    """Add our callbacks to a trainer: progress bar, metrics.jsonl and wandb, best adapter, fault tolerance."""
-    run = RunDirectory(settings.output_dir)
-    if trainer.args.device.type == "cpu":  # with several processes it is cpu:0, to which no checkpoint can be loaded
-        trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
-    ProgressBar.attach(trainer, settings.method.upper())
-    trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
-    wandb = "wandb" in trainer.args.report_to and ON_MAIN_PROCESS
-    trainer.add_callback(MetricsWriter(run, start_wandb(settings) if wandb else None))
-    trainer.add_callback(BestAdapter(run, trainer.processing_class))
-    trainer.add_callback(CompleteCheckpoints(trainer))
-    trainer.add_callback(StopOnNonFiniteGradient(trainer))
-    trainer.add_callback(StopOnSignal())  # last: it ends the process after the others
-
-
-def train(trainer: Any, checkpoint: str | None) -> None:
-    """Train, from a checkpoint if there is one; a checkpoint of the last step is loaded and not trained further."""
-    if checkpoint is not None:
-        state = json.loads((Path(checkpoint) / "trainer_state.json").read_text())
-        last = trainer.args.max_steps if trainer.args.max_steps > 0 else state["max_steps"]
-        if state["global_step"] >= last:
-            trainer._load_from_checkpoint(checkpoint)
-            return
-    trainer.train(resume_from_checkpoint=checkpoint)
 
 
 def start_wandb(settings: Settings) -> Any:
@@ -117,7 +88,7 @@ class MetricsWriter(TrainerCallback):
             write_atomically(self.path, "".join(line + "\n" for line in lines))
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
-        is_summary = "train_runtime" in (logs or ())  # the last call
+        is_summary = "train_loss" in (logs or ())  # the last call
         if not state.is_world_process_zero or not logs or is_summary:
             return
         metrics = dict(logs)
@@ -203,33 +174,3 @@ def _step(line: str) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
-
-
-class ProgressBar(ProgressCallback):
-    """Transformers' progress bar with the latest metrics at its end; the default prints a line per step."""
-
-    shown = {"accuracy": "{:.0f}%", "formatting": "{:.0f}%", "entropy": "{:.2f}", "reward": "{:.2f}", "loss": "{:.3f}"}
-
-    def __init__(self, title: str) -> None:
-        super().__init__()
-        self.title = title
-
-    @classmethod
-    def attach(cls, trainer: Any, title: str) -> None:
-        """Replace the default progress callbacks of ``trainer`` by this one."""
-        trainer.remove_callback(DEFAULT_PROGRESS_CALLBACK)  # in a notebook a table with one row per step
-        trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(cls(title))
-
-    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        super().on_train_begin(args, state, control, **kwargs)
-        if self.training_bar is not None:
-            self.training_bar.set_description(self.title)
-
-    def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
-        if self.training_bar is not None:
-            shown = {key: form.format(logs[key]) for key, form in self.shown.items() if logs and key in logs}
-            if "accuracy" in shown:
-                shown.pop("reward", None)
-            if shown:  # the final summary has none of them
-                self.training_bar.set_postfix(shown)

@@ -1,4 +1,4 @@
-"""From presets, YAML files and the command line to dataclasses, and the exit codes of scripts.
+"""From presets, YAML files and the command line to dataclasses.
 
 Precedence, lowest first: the preset of method and model (``configs/<method>/<model>.yaml``), the file given with
 ``--config``, the command line. A YAML key is a flag without its dashes: one parser checks both, and an unknown key is
@@ -6,16 +6,17 @@ an error that names it. Presets are part of the repository, not of the installed
 """
 
 import argparse
+import copy
 import dataclasses
-import errno
 import json
 import os
+import re
 import sys
 import time
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from gtpo.arguments import (
     MODEL_ALIASES,
@@ -29,8 +30,8 @@ from gtpo.arguments import (
     fields_of,
 )
 from gtpo.backend import choose_backend, gpu_is_available, load_backend
-from gtpo.errors import RunError, UsageError, nearest
-from gtpo.files import read_yaml
+from gtpo.errors import UsageError, nearest
+from gtpo.files import CONFIGS, read_yaml
 from gtpo.help_page import print_help
 from gtpo.runs import RunDirectory, find_runs
 from gtpo.validation import batch_geometry, check_values
@@ -39,7 +40,6 @@ from gtpo.validation import batch_geometry, check_values
 # training of the tiny model 20 times slower on a machine where another program uses a core.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-CONFIGS = Path(__file__).parent.parent / "configs"
 HELP_FLAGS = {"-h", "--help", "--help_all"}
 COMMAND_LINE_ONLY = ("config", "help", "help_all", "dry_run", "resume", "overwrite", "regrade")
 ALIASES = {"G": "num_generations"}
@@ -57,32 +57,6 @@ GROUPS: dict[type, str] = {  # attribute of Settings
     RunArguments: "run",
     GTPOArguments: "gtpo",
 }
-
-
-# What scripts call
-
-
-def run_script(main: Callable[[], None]) -> NoReturn:
-    """Run a script's main and exit. A UsageError is printed as one line; ``--debug`` shows the traceback instead.
-
-    Exit codes: 2 for invalid input, 1 for a run that had to stop, 130 after Ctrl-C, 143 after SIGTERM.
-    """
-    debug = "--debug" in sys.argv
-    sys.argv = [argument for argument in sys.argv if argument != "--debug"]
-    try:
-        main()
-    except KeyboardInterrupt:
-        resumable = Path(sys.argv[0]).name.startswith("train_")
-        _exit("interrupted" + "; a run that has a checkpoint can be resumed with --resume RUN" * resumable, 130)
-    except (UsageError, RunError) as error:
-        if debug:
-            raise
-        _exit(str(error), 2 if isinstance(error, UsageError) else 1)
-    except Exception as error:
-        if debug or not _is_disk_full(error):
-            raise
-        _exit(f"the disk is full ({error}); free some space, then --resume RUN from the last checkpoint", 1)
-    sys.exit(0)
 
 
 def load_backend_from_flags(argv: Sequence[str] | None = None) -> str:
@@ -126,7 +100,7 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     check_values(values)
     if method != "sft" and values["num_generations"] < 2:
         raise UsageError(
-            f"--G is {values['num_generations']}: expected at least 2, advantages are relative to the group."
+            f"--G is {values['num_generations']}: expected at least 2, because advantages are relative to the group."
         )
     values["per_device_train_batch_size"], values["gradient_accumulation_steps"] = batch_geometry(
         values.get("num_generations", 1),
@@ -163,7 +137,10 @@ def parse_evaluation(argv: Sequence[str] | None = None) -> EvaluationArguments:
         print_help("evaluate", [EvaluationArguments], preset={}, derived=())
         raise SystemExit(0)
     config = _known_flags(argv, "--config").config
-    return EvaluationArguments(**_read([EvaluationArguments], [config] if config else [], argv))
+    arguments = EvaluationArguments(**_read([EvaluationArguments], [config] if config else [], argv))
+    flags = {word.partition("=")[0].removeprefix("--") for word in argv if word.startswith("--")}
+    arguments.given = frozenset(flags | (read_yaml(config).keys() if config else set()))
+    return arguments
 
 
 # Presets and the machine
@@ -236,7 +213,7 @@ def _early_flags(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _known_flags(argv: Sequence[str], *names: str, **optional: str) -> argparse.Namespace:
-    """Some flags of a command line, None where not given; ``optional``: flag -> its value where it stands alone."""
+    """Some flags of a command line, None where not given; ``optional``: flag -> its value without an argument."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
         parser.add_argument(name)
@@ -245,7 +222,7 @@ def _known_flags(argv: Sequence[str], *names: str, **optional: str) -> argparse.
     try:
         return parser.parse_known_args(list(argv))[0]
     except argparse.ArgumentError as error:
-        raise UsageError(f"{error}.") from error
+        raise UsageError(_one_spelling(error)) from error
 
 
 def _read(
@@ -271,14 +248,20 @@ def _read(
     try:
         namespace, unknown = parser.parse_known_args([*words, *map(_without_alias, argv)])
     except argparse.ArgumentError as error:
-        raise UsageError(f"{error}.") from error
+        raise UsageError(_one_spelling(error)) from error
     flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
     if flags:
-        close = nearest(flags[0], [f"--{name}" for name in (*fields, *ALIASES)])
-        raise UsageError(f"unknown option {flags[0]}{close}; --help_all lists all options.")
+        close = nearest(flags[0], [f"--{name}" for name in (*fields, *ALIASES, "config", "help", "help_all")])
+        page = "--help_all" if RunArguments in classes else "--help"
+        raise UsageError(f"unknown option {flags[0]}{close}; {page} lists all options.")
     if unknown:
         raise UsageError(f"unexpected argument {unknown[0]!r}: every setting is an option, --key value.")
     return {name: value for name, value in vars(namespace).items() if name in fields}
+
+
+def _one_spelling(error: argparse.ArgumentError) -> str:
+    """``argument --max_steps/--max-steps: ...`` as ``--max_steps: ...``"""
+    return re.sub(r"^argument (--\w+)(/--[\w-]+)*", r"\1", str(error)).rstrip(".") + "."
 
 
 def _without_alias(word: str) -> str:
@@ -320,12 +303,13 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
     *ours, trainer_class = classes
     if token := values.pop("hub_token"):
         os.environ["HF_TOKEN"] = token  # where huggingface_hub looks for it; it is not stored
-    push_to_hub, values["push_to_hub"] = values["push_to_hub"], False
+    given = {name: values[name] for name in fields_of([trainer_class]) if name in values}
+    overridden: dict[str, Any] = {"push_to_hub": False}
     if values["dry_run"] and not gpu_is_available():
-        values["use_cpu"] = True  # otherwise Transformers refuses bf16
+        overridden["use_cpu"] = True  # otherwise Transformers refuses bf16
     try:
         built = {cls: cls(**{name: values[name] for name in fields_of([cls])}) for cls in ours}
-        trainer = trainer_class(**{name: values[name] for name in fields_of([trainer_class]) if name in values})
+        trainer = trainer_class(**copy.deepcopy(given | overridden))
     except UsageError:
         raise
     except Exception as error:  # TRL and Transformers raise various errors on first use of a setting
@@ -333,27 +317,10 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
     from torch import distributed
 
     if distributed.is_initialized():  # the clocks of several processes may give different names
-        names = [trainer.output_dir, trainer.run_name]
+        names = [given["output_dir"], given["run_name"]]
         distributed.broadcast_object_list(names)
-        trainer.output_dir, trainer.run_name = names
-    settings = Settings(method, trainer=trainer, **{GROUPS[cls]: group for cls, group in built.items()})
-    settings.run.push_to_hub = push_to_hub
+        given["output_dir"], given["run_name"] = trainer.output_dir, trainer.run_name = names
+    groups = {GROUPS[cls]: group for cls, group in built.items()}
+    settings = Settings(method, trainer=trainer, given=given, **groups)
+    settings.run.push_to_hub = given["push_to_hub"]
     return settings
-
-
-# Exit
-
-
-def _exit(message: str, code: int) -> NoReturn:
-    from tqdm import tqdm
-
-    for bar in list(tqdm._instances):
-        bar.close()  # otherwise it is drawn again over the message
-    print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
-    sys.exit(code)
-
-
-def _is_disk_full(error: BaseException) -> bool:
-    """Also where PyTorch or safetensors report a short write in other words."""
-    texts: Iterable[str] = ("No space left on device", "PytorchStreamWriter failed", "unexpected pos")
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in texts)

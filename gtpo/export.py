@@ -45,16 +45,10 @@ def save_adapter(trainer: Any, settings: Settings) -> None:
     if merges:
         merge_adapter(run.adapter, resolve_model(settings.model.model), run.merged)
         (run.merged / "README.md").write_text(text + _MERGED_USAGE + _settings(settings))
-    dataset = settings.data.dataset
-    evaluation = f"; to evaluate it: python evaluate.py --benchmarks {dataset} --adapter {run.path}"
-    logger.warning(
-        "%s: %s has the curves, %s the adapter%s%s",
-        run.path,
-        run.report.name,
-        f"{run.adapter.name}/",
-        f", {run.merged.name}/ the merged model" if merges else "",
-        evaluation if dataset in BENCHMARK_TITLES else "",
-    )
+    parts = [f"adapter: {run.adapter.name}/", *([f"merged model: {run.merged.name}/"] if merges else [])]
+    logger.warning("Run finished: %s (curves: %s, %s)", run.path, run.report.name, ", ".join(parts))
+    if settings.data.dataset in BENCHMARK_TITLES:
+        logger.warning("Evaluate: python evaluate.py --benchmarks %s --adapter %s", settings.data.dataset, run.path)
     if settings.run.push_to_hub:
         _upload(run.merged if merges else run.adapter, settings)
 

@@ -1,4 +1,4 @@
-"""Atomic writes, and reading of YAML settings."""
+"""Atomic writes, YAML settings, and where the presets are."""
 
 import os
 import shutil
@@ -8,6 +8,8 @@ from typing import Any
 import yaml
 
 from gtpo.errors import UsageError
+
+CONFIGS = Path(__file__).parent.parent / "configs"  # part of the repository, not of the installed package
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -5,6 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from gtpo_loss import conflict_weights
+
 
 @dataclass(frozen=True)
 class Group:
@@ -42,8 +46,7 @@ def read_group(table: str | Path, group_size: int, rewards: Sequence[str]) -> tu
     rows = read_table(table).to_pylist()[:group_size]
     tokens, weights = [], []
     for row in rows:
-        sign = (row["advantage"] > 0) - (row["advantage"] < 0)
-        on_span = {1: 2.0, -1: 0.0, 0: 1.0}[sign]  # Eq. 9
+        on_span = conflict_weights(torch.ones(1, 1, dtype=torch.bool), torch.tensor([row["advantage"]])).item()
         edges = [0, *(edge for span in row["conflicts"] for edge in span), len(row["completion"])]
         tokens.append([row["completion"][a:b] for a, b in itertools.pairwise(edges)])
         weights.append([on_span if piece % 2 else 1.0 for piece in range(len(edges) - 1)])

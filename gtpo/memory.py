@@ -165,8 +165,8 @@ def plan(settings: Settings, rows: int, gpus: Sequence[tuple[str, float]] | None
             at_once = max(0, min(generated, int((share * size - engine) / (parts["KV cache"] / generated))))
             fits = at_once > 0 and share * size + rest < size
             lines.append(
-                f"{name}: vLLM takes {share:g} of it, {share * size:.0f} GiB: its weights and {at_once} of {generated} "
-                f"completions at once; training adds {rest:.1f} GiB: {'fits' if fits else 'does not fit'}"
+                f"{name}: vLLM reserves {100 * share:g} % ({share * size:.0f} GiB): weights and KV cache for {at_once} "
+                f"of {generated} completions; training adds {rest:.1f} GiB: {'fits' if fits else 'does not fit'}"
             )
     return yaml.safe_dump(values, sort_keys=True) + "".join(f"# {line}\n" for line in lines)
 

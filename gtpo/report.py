@@ -18,11 +18,11 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from gtpo.cli import run_script
+from gtpo.curves import plot_training, reward_names
 from gtpo.files import write_atomically
 from gtpo.groups import Group, read_group
-from gtpo.paper.figures import plot_training, reward_names
 from gtpo.runs import ON_MAIN_PROCESS, RunDirectory
+from gtpo.script import run_script
 
 # Translucent, with text in the page's color: readable on light and dark pages.
 _GREEN, _GREY = "rgba(46, 160, 67, 0.4)", "rgba(128, 128, 128, 0.4)"
@@ -141,7 +141,11 @@ tr + tr td {{ border-top: 1px solid rgba(128, 128, 128, .3) }}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the report.html of a run: its curves and a few of its groups.")
+    parser = argparse.ArgumentParser(
+        prog="python -m gtpo.report",
+        allow_abbrev=False,
+        description="Write the report.html of a run: its curves and a few of its groups.",
+    )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="Run directories.")
     for run in parser.parse_args().runs:
         print(write_report(run))

@@ -39,7 +39,7 @@ _locks: dict[str, FileLock] = {}  # held until the process ends
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The files of one training run (README, "Train").
+    """The files of one training run (docs/metrics.md, "The run directory").
 
     Attributes:
         path: ``output_dir`` of the run.
@@ -196,7 +196,7 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def check_run(settings: Settings, rows: int) -> str | None:
-    """Refuse what cannot become a run, before a model is loaded; nothing is written.
+    """Check that the run can start, before a model is loaded; nothing is written.
 
     Args:
         settings: All settings; ``output_dir`` names the directory.
@@ -225,7 +225,7 @@ def check_run(settings: Settings, rows: int) -> str | None:
         _check_same_policy(run, settings)
         return str(checkpoints[-1])
     if run.path.exists() and not run.path.is_dir():
-        raise UsageError(f"{run.path} is a file: --output_dir names the directory of the run.")
+        raise UsageError(f"--output_dir: {run.path} is a file, expected a directory.")
     if ON_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
         if not start.overwrite:
             raise UsageError(

@@ -109,7 +109,7 @@ def _warm_start(directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
-    from gtpo.callbacks import ProgressBar
+    from gtpo.progress import ProgressBar
 
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)

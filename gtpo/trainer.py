@@ -59,6 +59,10 @@ _SUPPORTED = {
 }
 
 
+# State that a training step changes, besides the policy; inspect_group restores it.
+_LOGGED = ("_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_next_rollout_check")
+
+
 class GRPOTrainer(trl.GRPOTrainer):
     """GRPO (Eq. 1 and 2) with the conflict and entropy metrics of the paper; arguments as for TRL's GRPOTrainer.
 
@@ -150,7 +154,6 @@ class GRPOTrainer(trl.GRPOTrainer):
         if not self.accelerator.gather(finite).all():  # every process raises, or the others would hang
             what = "the loss" if entropy.isfinite().all() else "the entropy"
             raise not_finite(what, self, [inputs | {"logps": logps, "token_entropy": token_entropy}])
-        metrics["entropy"] = entropy.mean()
         if "row" in inputs:
             self._fill_in(inputs["row"], entropy=entropy, delta=keep)
         if inputs.get("sampling_per_token_logps") is not None:
@@ -255,7 +258,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         """
         if self.accelerator.num_processes > 1:
             raise UsageError(f"inspect_group needs one process, and {self.accelerator.num_processes} are running.")
-        logged = copy.deepcopy({name: getattr(self, name) for name in ("_metrics", "_logs")})
+        logged = copy.deepcopy({name: getattr(self, name) for name in _LOGGED})
         tokens_seen = self.state.num_input_tokens_seen
         was_training = self.model.training
         self.model.train()  # groups of training mode; there is no dropout
@@ -324,7 +327,7 @@ class GRPOTrainer(trl.GRPOTrainer):
     def _objective(
         self, logps: Tensor, entropy: Tensor, weights: Tensor, keep: Tensor, inputs: dict[str, Any]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        return grpo_loss(
+        loss, metrics = grpo_loss(
             logps,
             inputs["completion_mask"],
             inputs["advantages"],
@@ -334,6 +337,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             ref_per_token_logps=inputs.get("ref_per_token_logps"),
             old_per_token_logps=inputs.get("old_per_token_logps"),
         )
+        return loss, metrics | {"entropy": entropy.mean()}
 
     def _logps_and_entropy(
         self, model: Any, inputs: dict[str, Any], grad_rows: Tensor | None = None
@@ -406,7 +410,7 @@ class GTPOTrainer(GRPOTrainer):
     @classmethod
     def check_settings(cls, args: trl.GRPOConfig) -> None:
         if args.beta != 0.0:
-            raise UsageError(f"beta = {args.beta}: expected 0, GTPO has no KL term and no reference model.")
+            raise UsageError(f"beta = {args.beta}: expected 0, because GTPO has no KL term and no reference model.")
         if args.epsilon != trl.GRPOConfig.epsilon or args.epsilon_high is not None:
             raise UsageError("epsilon and epsilon_high clip the ratio, and GTPO has no clipping: remove them.")
         super().check_settings(args)

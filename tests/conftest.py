@@ -68,7 +68,13 @@ def data_dir() -> Path:
     return Path(directory)
 
 
-GPU_QUERIES = ("backend", "models")  # modules that import gpu_is_available by name
+GPU_QUERIES = (
+    "backend",
+    "cli",
+    "models",
+    "evaluation.sampling",
+    "evaluation.targets",
+)  # modules that import gpu_is_available by name
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from trl import GRPOConfig, SFTConfig
 
 from gtpo import cli
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments
-from gtpo.cli import CONFIGS, parse
+from gtpo.cli import parse
 from gtpo.errors import UsageError
-from gtpo.files import read_yaml
+from gtpo.files import CONFIGS, read_yaml
 from gtpo.validation import batch_geometry
 
 CLASSES: dict[str, tuple[type, ...]] = {
@@ -175,6 +175,46 @@ def test_resolved_settings_round_trip(method: str, tmp_path: Path) -> None:
     reloaded = settings("--config", config_file(tmp_path, yaml.safe_dump(resolved)), method=method)
     assert reloaded == resolved
     assert (reloaded["learning_rate"], reloaded["lora_target_modules"]) == (3e-5, ["q_proj", "v_proj"])
+
+
+@pytest.mark.parametrize(
+    ("method", "argv"),
+    [
+        ("gtpo", ["--fsdp", "full_shard"]),
+        ("gtpo", ["--include_num_input_tokens_seen", "true"]),
+        ("gtpo", ["--report_to", "all"]),
+        ("gtpo", ["--report_to", "none"]),
+        ("gtpo", ["--generation_batch_size", "96"]),
+        ("gtpo", ["--steps_per_generation", "2"]),
+        ("gtpo", ["--accelerator_config", '{"split_batches": false}']),
+        ("sft", ["--loss_type", "nll"]),
+        ("sft", []),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_what_is_stored_is_what_was_given_and_can_be_read_back(method: str, argv: list[str], tmp_path: Path) -> None:
+    """TRL and Transformers resolve these to values that the parser does not accept."""
+    stored = settings(*argv, "--run_name", "x", method=method)
+    for flag, value in zip(argv[::2], argv[1::2], strict=True):
+        kept = stored[flag.removeprefix("--")]
+        assert kept in (value, float(value) if value.isdecimal() else None, value == "true", [value])
+    again = settings("--config", config_file(tmp_path, yaml.safe_dump(stored)), method=method)
+    assert again == stored
+
+
+def test_a_plan_on_a_cpu_does_not_store_the_cpu() -> None:
+    """`--dry_run > run.yaml` on a laptop is the configuration of a GPU run."""
+    got = parse("gtpo", CLASSES["gtpo"], ["--model", "llama", "--dry_run"])
+    assert got.trainer.use_cpu is True
+    stored = got.to_dict()
+    assert (stored["use_cpu"], stored["bf16"], stored["load_in_4bit"]) == (False, True, True)
+
+
+def test_errors_name_one_spelling_of_an_option() -> None:
+    with pytest.raises(UsageError, match=r"^--max_steps: invalid int value: 'x'\.$"):
+        settings("--max_steps", "x")
+    with pytest.raises(UsageError, match=r"did you mean '--help_all'"):
+        settings("--help_al")
 
 
 def test_no_token_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:

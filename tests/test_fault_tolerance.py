@@ -20,13 +20,13 @@ from helpers.canned import GROUP, canned_group, make_trainer, settings_of
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, TrainerCallback
 
-from gtpo import cli
-from gtpo.callbacks import attach_callbacks
 from gtpo.errors import RunError, UsageError
 from gtpo.files import replace_directory
 from gtpo.grading import worker
 from gtpo.prompts import to_messages
 from gtpo.runs import MANIFEST, RunDirectory, is_complete
+from gtpo.script import run_script
+from gtpo.training import attach_callbacks
 from rewards import accuracy_reward
 
 ROOT = Path(__file__).parent.parent
@@ -260,7 +260,7 @@ def test_a_script_exits_with_a_one_line_error(
         raise error
 
     with pytest.raises(SystemExit) as ended:
-        cli.run_script(main)
+        run_script(main)
     assert ended.value.code == code
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
@@ -271,7 +271,7 @@ def test_other_errors_keep_their_traceback() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        cli.run_script(main)
+        run_script(main)
 
 
 # ---- full disk ----

@@ -24,7 +24,8 @@ from trl import GRPOConfig, SFTConfig
 
 from gtpo import cli, grading
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments
-from gtpo.cli import parse, run_script
+from gtpo.cli import parse
+from gtpo.script import run_script
 from rewards import accuracy_reward, format_reward
 
 FULL = os.environ.get("GTPO_FUZZ") == "full"

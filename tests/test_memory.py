@@ -19,8 +19,9 @@ from transformers import (
 )
 
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments, Settings
-from gtpo.cli import CONFIGS, parse
+from gtpo.cli import parse
 from gtpo.errors import UsageError
+from gtpo.files import CONFIGS
 from gtpo.memory import GIB, KNOWN, Shape, estimate, plan, shape_of
 from gtpo.tiny import TINY
 
@@ -127,12 +128,12 @@ def test_lines_of_the_plan() -> None:
     assert lines[0] == "# 7,473 training rows, 7,473 steps of 1 prompt(s) x 12 completion(s) per process"
     assert lines[1] == "# at most 135 million generated tokens per process"  # 7473 x 12 x 1500
     assert "weights 5.31, LoRA 1.25, gradients 1.25, optimizer 0.62, KV cache 8.06" in lines[2]
-    assert lines[4].startswith("# A100: vLLM takes 0.4 of it, 16 GiB: its weights and 12 of 12 completions")
+    assert lines[4].startswith("# A100: vLLM reserves 40 % (16 GiB): weights and KV cache for 12 of 12 completions")
     assert lines[4].endswith(": fits")
-    assert lines[5].startswith("# T4: vLLM takes 0.4 of it, 6 GiB: its weights and 0 of 12 ")
+    assert lines[5].startswith("# T4: vLLM reserves 40 % (6 GiB): weights and KV cache for 0 of 12 ")
     assert lines[5].endswith("does not fit")
     assert plan(settings, 1, [("A", 24.0)]).endswith(
-        "10 GiB: its weights and 6 of 12 completions at once; training adds 5.8 GiB: fits\n"
+        "(10 GiB): weights and KV cache for 6 of 12 completions; training adds 5.8 GiB: fits\n"
     )  # (9.6 - 5.31) / 0.67 = 6.4
     (small,) = comments(plan(settings_of("--load_in_4bit", "false"), rows=1, gpus=[("T4", 14.6)]))[4:]
     assert small.endswith("does not fit")  # 15 GiB of 16-bit weights

@@ -136,9 +136,8 @@ def find_stored_jobs(flags: EvaluationArguments) -> list[Job]:
         UsageError: If a flag is given that is stored with the completions, there are no completions, or the problems of
             a benchmark have changed.
     """
-    changed = [name for name in STORED_FLAGS if getattr(flags, name) != getattr(EvaluationArguments, name)]
-    if changed:
-        raise UsageError(f"--regrade reads --{changed[0]} from the stored completions: remove it.")
+    if given := [name for name in STORED_FLAGS if name in flags.given]:
+        raise UsageError(f"--regrade reads --{given[0]} from the stored completions: remove it.")
     benchmarks = select_benchmarks(flags.benchmarks or list(BENCHMARK_TITLES))
     paths = find_completion_files(Path(flags.output_dir), benchmarks)
     if not paths:

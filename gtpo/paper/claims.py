@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtpo.cli import CONFIGS
-from gtpo.files import read_yaml
-from gtpo.paper.figures import LABELS, METHODS, SCORES, best_variant, draw_all, smooth, table1, table_markdown
+from gtpo.curves import smooth
+from gtpo.files import CONFIGS, read_yaml
+from gtpo.paper.figures import LABELS, METHODS, SCORES, best_variant, draw_all, table1, table_markdown
 from gtpo.paper.matrix import RUNS, Matrix, experiments_of, figure_names, find_figure, groups_of, select_figures
 from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results
 

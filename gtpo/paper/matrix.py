@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtpo.cli import CONFIGS
 from gtpo.errors import UsageError, nearest
 from gtpo.evaluation.targets import label_of
-from gtpo.files import read_yaml
+from gtpo.files import CONFIGS, read_yaml
 from gtpo.runs import RunDirectory
 
 SCALES = ("tiny", "paper")
@@ -90,7 +89,13 @@ class Evaluation:
 
 
 def load_matrix(path: Path = CONFIGS / "experiments.yaml") -> Matrix:
-    """The content of the YAML file."""
+    """The content of the YAML file.
+
+    Raises:
+        UsageError: Outside a clone of the repository: the installed package has no configs/.
+    """
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist: run this from a clone of the repository.")
     return read_yaml(path)
 
 

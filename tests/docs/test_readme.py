@@ -75,7 +75,7 @@ def test_every_script_runs_as_the_readme_calls_it(
         method = words[0][len("train_") : -len(".py")]
         assert list((folder / "outputs").glob(f"{method}-*/adapter/adapter_model.safetensors"))
         own = "my_rows" in line  # no benchmark to evaluate on
-        suggested = re.findall(r"to evaluate it: python (.+)", ended.stderr)
+        suggested = re.findall(r"Evaluate: python (.+)", ended.stderr)
         assert len(suggested) == (0 if own else 1)
         for command in suggested:  # the next command that a run prints
             scored = run_script(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gtpo.cli import CONFIGS
+from gtpo.files import CONFIGS
 from gtpo.paper.claims import (
     DIRECTORY,
     METRICS,

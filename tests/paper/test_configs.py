@@ -22,9 +22,9 @@ from trl import SFTTrainer
 import gtpo.cli
 import gtpo.trainer
 from gtpo.arguments import Settings
-from gtpo.cli import CONFIGS, parse
+from gtpo.cli import parse
 from gtpo.data import load_train, to_demonstrations
-from gtpo.files import read_yaml
+from gtpo.files import CONFIGS, read_yaml
 from gtpo.models import load_policy
 
 FILES = sorted((CONFIGS / "paper").glob("*.yaml"))

@@ -14,20 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gtpo.paper.figures
+from gtpo.curves import PANELS, panels_of, plot_training, seed_curves, smooth
 from gtpo.errors import UsageError
-from gtpo.paper.figures import (
-    LABELS,
-    PANELS,
-    caption,
-    draw,
-    draw_all,
-    missing,
-    panels_of,
-    plot_training,
-    seed_curves,
-    smooth,
-    table1,
-)
+from gtpo.paper.figures import LABELS, caption, draw, draw_all, missing, table1
 from gtpo.paper.matrix import groups_of, runs_of
 from gtpo.paper.results import Results, read_results
 

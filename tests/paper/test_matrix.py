@@ -11,9 +11,10 @@ from paper_runs import CLASSES
 from paper_runs import FIGURES as PAPER_FIGURES
 
 import gtpo.cli
-from gtpo.cli import CONFIGS, parse, parse_evaluation
+from gtpo.cli import parse, parse_evaluation
 from gtpo.errors import UsageError
 from gtpo.evaluation.targets import adapter_target
+from gtpo.files import CONFIGS
 from gtpo.paper.matrix import (
     evaluations_of,
     experiment,

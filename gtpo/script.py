@@ -1,0 +1,47 @@
+"""How a script runs and exits: one line for invalid input, exit codes, a full disk."""
+
+import errno
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from gtpo.errors import RunError, UsageError
+
+
+def run_script(main: Callable[[], None]) -> NoReturn:
+    """Run a script's main and exit. A UsageError is printed as one line; ``--debug`` shows the traceback instead.
+
+    Exit codes: 2 for invalid input, 1 for a run that had to stop, 130 after Ctrl-C, 143 after SIGTERM.
+    """
+    debug = "--debug" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    try:
+        main()
+    except KeyboardInterrupt:
+        resumable = Path(sys.argv[0]).name.startswith("train_")
+        _exit("interrupted" + "; a run that has a checkpoint can be resumed with --resume RUN" * resumable, 130)
+    except (UsageError, RunError) as error:
+        if debug:
+            raise
+        _exit(str(error), 2 if isinstance(error, UsageError) else 1)
+    except Exception as error:
+        if debug or not _is_disk_full(error):
+            raise
+        _exit(f"the disk is full ({error}); free some space, then --resume RUN from the last checkpoint", 1)
+    sys.exit(0)
+
+
+def _exit(message: str, code: int) -> NoReturn:
+    from tqdm import tqdm
+
+    for bar in list(tqdm._instances):
+        bar.close()  # otherwise it is drawn again over the message
+    print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    """Also where PyTorch or safetensors report a short write in other words."""
+    texts: Iterable[str] = ("No space left on device", "PytorchStreamWriter failed", "unexpected pos")
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in texts)

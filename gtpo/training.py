@@ -1,0 +1,40 @@
+"""The training loop of a run: its callbacks, and start or resume."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.integrations import WandbCallback
+
+from gtpo.arguments import Settings
+from gtpo.callbacks import BestAdapter, MetricsWriter, start_wandb
+from gtpo.fault_tolerance import CompleteCheckpoints, StopOnNonFiniteGradient, StopOnSignal
+from gtpo.progress import ProgressBar
+from gtpo.runs import ON_MAIN_PROCESS, RunDirectory
+
+
+def attach_callbacks(trainer: Any, settings: Settings) -> None:
+    """Add our callbacks to a trainer: progress bar, metrics.jsonl and wandb, best adapter, fault tolerance."""
+    run = RunDirectory(settings.output_dir)
+    if trainer.args.device.type == "cpu":  # with several processes it is cpu:0, to which no checkpoint can be loaded
+        trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
+    ProgressBar.attach(trainer, settings.method.upper())
+    trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
+    wandb = "wandb" in trainer.args.report_to and ON_MAIN_PROCESS
+    trainer.add_callback(MetricsWriter(run, start_wandb(settings) if wandb else None))
+    trainer.add_callback(BestAdapter(run, trainer.processing_class))
+    trainer.add_callback(CompleteCheckpoints(trainer))
+    trainer.add_callback(StopOnNonFiniteGradient(trainer))
+    trainer.add_callback(StopOnSignal())  # last: it ends the process after the others
+
+
+def train(trainer: Any, checkpoint: str | None) -> None:
+    """Train, from a checkpoint if there is one; a checkpoint of the last step is loaded and not trained further."""
+    if checkpoint is not None:
+        state = json.loads((Path(checkpoint) / "trainer_state.json").read_text())
+        last = trainer.args.max_steps if trainer.args.max_steps > 0 else state["max_steps"]
+        if state["global_step"] >= last:
+            trainer._load_from_checkpoint(checkpoint)
+            return
+    trainer.train(resume_from_checkpoint=checkpoint)
