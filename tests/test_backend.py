@@ -3,11 +3,13 @@
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.unsloth import FakeUnsloth
 
 from gtpo import backend
+from gtpo.backend import load_backend
 from gtpo.cli import load_backend_from_flags
 from gtpo.errors import UsageError
 
@@ -105,3 +107,13 @@ def test_standby_logs_a_warning(
     monkeypatch.setenv("UNSLOTH_VLLM_STANDBY", "1")
     load_backend_from_flags(["--model", "llama"])
     assert "Unsloth sets its own GPU memory share" in caplog.text
+
+
+@pytest.mark.parametrize("package", ["trl", "transformers", "peft"])
+def test_each_package_that_unsloth_patches_is_named_if_imported_early(
+    package: str, unsloth: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in {"unsloth", "trl", "transformers", "peft"} - {package}:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(UsageError, match=f"{package} was imported before Unsloth"):
+        load_backend("unsloth", "llama")

@@ -14,7 +14,7 @@ from transformers import TrainerControl, TrainerState
 from trl import GRPOConfig
 
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments
-from gtpo.callbacks import MetricsWriter, start_wandb
+from gtpo.callbacks import BestAdapter, MetricsWriter, start_wandb
 from gtpo.cli import parse
 from gtpo.runs import RunDirectory
 
@@ -225,3 +225,21 @@ def test_if_wandb_init_times_out_the_run_is_logged_offline(
     assert modes == ["online", "offline"]
     assert identities[0] != identities[1] == (tmp_path / "wandb_id").read_text()  # wandb may still hold the first id
     assert "timed out, so this run is logged offline; `wandb sync" in caplog.text
+
+
+def test_a_best_adapter_of_a_later_step_than_the_checkpoint_is_measured_again(tmp_path: Path) -> None:
+    (tmp_path / "best").mkdir()
+    for step, known in ((2, {"accuracy": 30.0, "step": 2}), (5, {"accuracy": -1.0, "step": 0})):
+        (tmp_path / "best" / "best.json").write_text(json.dumps({"accuracy": 30.0, "step": step}))
+        callback = BestAdapter(RunDirectory(tmp_path), tokenizer=None)
+        callback.on_train_begin(None, TrainerState(global_step=2), TrainerControl())
+        assert callback.best == known
+
+
+def test_tokens_per_second_counts_every_process(tmp_path: Path) -> None:
+    """30 tokens per completion x 6 per batch x 2 batches x 3 processes, in 0.5 s."""
+    writer = MetricsWriter(RunDirectory(tmp_path))
+    args = SimpleNamespace(per_device_train_batch_size=6, gradient_accumulation_steps=2, world_size=3)
+    logs = {"completion_length": 30.0, "step_time": 0.5}
+    writer.on_log(args, TrainerState(global_step=1), TrainerControl(), logs=logs)
+    assert json.loads(writer.path.read_text())["tokens_per_second"] == 2160.0

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from trl import GRPOConfig, SFTConfig
 
 from gtpo import cli
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments
-from gtpo.cli import parse
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments, Settings
+from gtpo.cli import parse, parse_evaluation
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.validation import batch_geometry
@@ -620,3 +620,53 @@ def test_publishing_needs_a_token_and_does_not_store_it(monkeypatch: pytest.Monk
     )
     assert got.trainer.push_to_hub is False and got.trainer.hub_token is None  # the Trainer would upload at each save
     assert os.environ["HF_TOKEN"] == "hf_secret"
+
+
+def parsed(*argv: str, method: str = "gtpo") -> Settings:
+    return parse(method, CLASSES[method], list(argv))
+
+
+def test_the_config_file_overrides_what_the_machine_sets(tmp_path: Path) -> None:
+    """TRL with vLLM gets 16-bit weights by default; a file that switches vLLM off can keep 4-bit weights."""
+    large = ["--model", "llama", "--backend", "transformers", "--dry_run"]
+    file = config_file(tmp_path, "load_in_4bit: true\nuse_vllm: false\n")
+    assert parsed(*large).model.load_in_4bit is False
+    assert parsed(*large, "--config", file).model.load_in_4bit is True
+
+
+def test_without_vllm_the_weights_stay_in_4_bits() -> None:
+    """Supervised fine-tuning syncs no weights to vLLM."""
+    large = ["--model", "llama", "--backend", "transformers", "--dry_run"]
+    assert parsed(*large, method="sft").model.load_in_4bit is True
+
+
+def test_the_alias_g_may_be_written_with_an_equals_sign() -> None:
+    assert parsed("--G=8").trainer.num_generations == 8
+
+
+def test_an_empty_list_in_a_file_keeps_an_empty_default(tmp_path: Path) -> None:
+    arguments = parse_evaluation(["--config", config_file(tmp_path, "adapter: []\nk: 3\n")])
+    assert (arguments.adapter, arguments.k) == ([], 3)
+
+
+def test_resume_of_a_run_by_its_name_takes_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Path("outputs/gtpo-tiny-arithmetic-a")
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(yaml.safe_dump(parsed("--run_name", "a", "--gamma", "0.25").to_dict()))
+    resumed = parsed("--run_name", "a", "--resume")
+    assert (resumed.gtpo.gamma, resumed.output_dir) == (0.25, run)
+
+
+def test_a_step_is_divided_over_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    with pytest.raises(UsageError, match=r"x 5 process\(es\) = .* completions"):
+        parsed("--G", "12", "--prompts_per_step", "1")
+
+
+def test_steps_per_generation_is_stored_where_it_differs_from_the_default(tmp_path: Path) -> None:
+    stored = parsed("--steps_per_generation", "2").to_dict()
+    assert stored["steps_per_generation"] == 2
+    again = parsed("--config", config_file(tmp_path, yaml.safe_dump(stored)))
+    assert again.trainer.steps_per_generation == 2
+    assert parsed().to_dict()["steps_per_generation"] is None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import canned
 from helpers.canned import make_trainer
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
@@ -108,3 +109,34 @@ def test_a_failed_upload_error_names_the_adapter_directory(
     ):
         save_adapter(trainer, settings_of(run, tiny, push_to_hub=True))
     assert (run / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_the_reference_adapter_of_the_kl_term_is_not_published(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path / "run", beta=0.04)
+    trainer.save_model(str(tmp_path / "as_trl_saves"))
+    assert (tmp_path / "as_trl_saves" / "ref").is_dir()
+    save_adapter(trainer, canned.settings_of(trainer))
+    assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").is_file()
+    assert not (tmp_path / "run" / "adapter" / "ref").exists()
+
+
+@pytest.mark.parametrize("private", [None, True, False])
+def test_a_private_repository_is_created_private(
+    private: bool | None, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created = []
+
+    class Hub:
+        def create_repo(self, name: str, private: bool | None, exist_ok: bool) -> Any:
+            created.append((name, private, exist_ok))
+            return SimpleNamespace(repo_id=f"me/{name}")
+
+        def upload_folder(self, **options: Any) -> None:
+            pass
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    trainer = make_trainer("gtpo", tiny, tmp_path / "run", hub_private_repo=private)
+    settings = canned.settings_of(trainer)
+    settings.run.push_to_hub = True
+    save_adapter(trainer, settings)
+    assert created == [("run", private, True)]

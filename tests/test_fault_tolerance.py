@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,10 @@ from filelock import FileLock
 from helpers import canned
 from helpers.canned import GROUP, canned_group, make_trainer, settings_of
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, TrainerCallback
+from transformers import AutoTokenizer, TrainerCallback, TrainerControl, TrainerState
 
 from gtpo.errors import RunError, UsageError
+from gtpo.fault_tolerance import CompleteCheckpoints, StopOnSignal
 from gtpo.files import replace_directory
 from gtpo.grading import worker
 from gtpo.prompts import to_messages
@@ -476,3 +478,22 @@ def test_training_on_prompts_and_completions_that_fill_the_context(tiny: Path, t
     assert "1 of 2 prompts dropped: over 4088 tokens" in ended.stderr
     (line,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert line["completion_length"] <= 8 and line["num_tokens"] > 2 * 4088
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_in_the_last_step_does_not_stop_a_finished_run(number: int, code: int, tmp_path: Path) -> None:
+    callback = StopOnSignal()
+    callback.received = number
+    args = SimpleNamespace(device=torch.device("cpu"), output_dir=str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        callback.on_train_end(args, TrainerState(global_step=4, max_steps=5), TrainerControl())
+    assert ended.value.code == code
+    callback.on_train_end(args, TrainerState(global_step=5, max_steps=5), TrainerControl())
+
+
+def test_the_token_count_of_a_resumed_run_continues() -> None:
+    trainer = SimpleNamespace()
+    rows = [{"num_tokens": 200.0}, {"num_tokens": 408.0}, {"train_loss": 0.5}]
+    state = TrainerState(global_step=2, log_history=rows)
+    CompleteCheckpoints(trainer).on_train_begin(SimpleNamespace(), state, TrainerControl())
+    assert trainer._total_train_tokens == 408

@@ -180,3 +180,10 @@ def test_every_preset_has_a_plan(method: str, model: str) -> None:
     text = plan(settings_of(method=method, model=model), rows=1000)
     assert "# total " in text
     assert ("KV cache 0.00" in text) == (method == "sft")
+
+
+def test_trls_vllm_holds_weights_of_16_bits_and_not_the_float32_base() -> None:
+    """32 GiB for vLLM minus 15 GiB of weights leave room for 12 completions of 0.67 GiB; minus 30 GiB for 3."""
+    settings = settings_of("--backend", "transformers")
+    last = plan(settings, rows=1, gpus=[("H", 80.0)]).splitlines()[-1]
+    assert last.startswith("# H: vLLM") and "12 of 12 completions" in last

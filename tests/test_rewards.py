@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rewards
+from gtpo.errors import UsageError
 from gtpo.prompts import TAGS
+from gtpo.reward_functions import load_rewards
 from rewards import ACCURACY_MAX, FORMAT_MAX, accuracy_reward, format_reward, score_format
 
 GOOD = "<reasoning>9 + 9 = 18</reasoning>\n<answer>18</answer>"
@@ -157,3 +159,25 @@ def test_rewards_of_random_text_are_valid_scores() -> None:
     completions = ["".join(rng.choices(pieces, k=rng.randrange(30))) for _ in range(500)]
     assert set(format_reward(completions)) <= {0.0, 1.0, 10.0}
     assert set(accuracy_reward(completions, answer=["18"] * 500)) <= {0.0, 10.0}
+
+
+def test_a_reward_gets_the_prompts_by_the_name_of_trl() -> None:
+    """The column is called `prompt`; TRL passes it as `prompts`."""
+
+    def by_column(completions: list[str], prompt: list[str]) -> list[float]:
+        return [0.0] * len(completions)
+
+    def by_trl(completions: list[str], prompts: list[str]) -> list[float]:
+        return [0.0] * len(completions)
+
+    assert load_rewards(["mine"], {"mine": by_trl}, ["prompt"]) == [by_trl]
+    with pytest.raises(UsageError, match="the mine reward needs a column 'prompt'"):
+        load_rewards(["mine"], {"mine": by_column}, ["prompt", "completion"])
+
+
+def test_rewards_are_logged_as_a_mean_in_percent_of_the_maximum() -> None:
+    logged: dict[str, float] = {}
+    good = "<reasoning>9 + 9 = 18</reasoning>\n<answer>18</answer>"
+    format_reward([good, "<answer>18</answer>", "18", ""], log_metric=logged.__setitem__)  # 10, 1, 0, 0
+    accuracy_reward([good, "<answer>18</answer>", "18", good], answer=["18"] * 4, log_metric=logged.__setitem__)
+    assert logged == {"formatting": 27.5, "accuracy": 75.0, "grader_timeouts": 0.0}

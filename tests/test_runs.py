@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import trl
 import yaml
+from filelock import FileLock
 from helpers.scripts import Ended
 from trl import GRPOConfig
 
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments, Settings
 from gtpo.cli import parse
 from gtpo.errors import UsageError
 from gtpo.runs import MANIFEST, RunDirectory, check_run, git_revision, start_run
@@ -239,3 +241,66 @@ def test_resume_and_overwrite_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="give one of them"):
         start(tmp_path / "run", "--resume", "--overwrite")
     assert (tmp_path / "run" / "checkpoint-7").is_dir()
+
+
+OURS = (DataArguments, ModelArguments, RunArguments)
+CLASSES_OF: dict[str, tuple[type, ...]] = {
+    "gtpo": (*OURS, GTPOArguments, trl.GRPOConfig),
+    "sft": (*OURS, trl.SFTConfig),
+}
+
+
+def parsed(*argv: str, method: str = "gtpo") -> Settings:
+    return parse(method, CLASSES_OF[method], list(argv))
+
+
+def config_file(folder: Path, text: str) -> str:
+    path = folder / "settings.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def run_with_checkpoint(path: Path, config: str) -> Path:
+    """A run directory with this config.yaml and a complete checkpoint-5."""
+    (path / "checkpoint-5").mkdir(parents=True)
+    (path / "config.yaml").write_text(config)
+    (path / "environment.json").write_text("{}")
+    (path / "checkpoint-5" / "trainer_state.json").write_text("{}")
+    (path / "checkpoint-5" / MANIFEST).write_text('{"trainer_state.json": 2}')
+    return path
+
+
+def test_a_run_in_use_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    run = run_with_checkpoint(tmp_path / "run", "gamma: 0.1\n")
+    settings = parsed("--output_dir", str(run))
+    settings.run.resume = "auto"
+    with FileLock(run / "run.lock"), pytest.raises(UsageError, match="run is in use by another process: wait for it"):
+        check_run(settings, rows=10)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json"])
+def test_overwrite_spares_the_directory_of_another_program(name: str, tmp_path: Path) -> None:
+    """A run has both files; a directory with one of them is somebody else's."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / name).write_text("{}")
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match=r"mine is not a run .*--overwrite does not delete it"):
+        check_run(parsed("--output_dir", str(tmp_path / "mine"), "--overwrite"), rows=10)
+
+
+@pytest.mark.parametrize("stored", ["qwen", "Qwen/Qwen2.5-3B-Instruct"])
+def test_alias_and_hub_id_are_the_same_policy(stored: str, tmp_path: Path) -> None:
+    run = run_with_checkpoint(tmp_path / "run", f"model: {stored}\n")
+    settings = parsed("--output_dir", str(tmp_path / "other"))
+    settings.trainer.output_dir, settings.run.resume = str(run), "auto"
+    for model in ("qwen", "Qwen/Qwen2.5-3B-Instruct"):
+        settings.model.model = model
+        assert check_run(settings, rows=10) == str(run / "checkpoint-5")
+    settings.model.model = "llama"
+    with pytest.raises(UsageError, match=f"was trained with --model {stored}"):
+        check_run(settings, rows=10)

@@ -72,3 +72,17 @@ def test_the_page_shows_curves_and_groups_and_escapes(run: Path) -> None:
     assert page.count("<svg") == 1 and page.count("A group of step ") == 2
     assert "<title>&lt;a run&gt;: tiny on canned</title>" in page
     assert "would do" not in page  # a GTPO run: the colours show the weights it used
+
+
+def test_a_stored_table_with_two_groups_shows_the_first(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    row = {"step": 7, "prompt": "1 + 1?", "completion": "abcd", "entropy": 0.5, "delta": 1.0, "conflicts": [[1, 3]]}
+    rows = [row | {"advantage": advantage, "format": float(i)} for i, advantage in enumerate((1.0, -1.0, 0.0, 0.5))]
+    write_table(pyarrow.Table.from_pylist(rows), tmp_path / "table.parquet")
+    step, group = read_group(tmp_path / "table.parquet", 2, ["format"])
+    assert (step, group.advantages, group.rewards) == (7, [1.0, -1.0], {"format": [0.0, 1.0]})
+    assert group.tokens == [["a", "bc", "d"]] * 2
+    assert group.weights == [[1.0, 2.0, 1.0], [1.0, 0.0, 1.0]]
+    assert read_group(tmp_path / "table.parquet", 4, ["format"])[1].weights[2] == [1.0, 1.0, 1.0]  # A = 0

@@ -1,12 +1,15 @@
 """The trainers against TRL's, against the naive references, and with the group split into micro-batches."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import trl
 from datasets import Dataset
+from helpers import canned
 from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
 from helpers.reference import (
     naive_completion_entropy,
@@ -28,6 +31,7 @@ from transformers import (
 )
 from trl import GRPOConfig
 
+from gtpo.errors import UsageError
 from gtpo.trainer import GRPOTrainer
 
 ATOL = 1e-6  # on weight updates at learning rate 0.03; observed 3e-8
@@ -331,3 +335,170 @@ def test_the_head_applies_the_logit_scale_and_softcap_of_the_model(
             assert row == pytest.approx(plain, abs=1e-4)
     uniform = torch.tensor(len(tokenizer)).log().item()
     assert abs(entropies[0][0] - uniform) > 0.005  # not uniform, so the scaling has an effect
+
+
+def batch_of_prompts(trainer: Any, *prompts: int) -> dict[str, torch.Tensor]:
+    """The scored batch of a step on these rows of the data, equally many completions each."""
+    rows = [trainer.train_dataset[prompt] for prompt in prompts or (0,) for _ in range(GROUP // max(1, len(prompts)))]
+    return trainer._generate_and_score_completions(rows)
+
+
+@pytest.mark.parametrize(
+    ("span", "expected"),
+    [
+        ("anchored", [[1, 1, 1, 0, 1], [0, 0, 0, 0, 1], [1, 0, 0, 0, 1]]),
+        ("first_run", [[1, 1, 1, 0, 1], [0, 1, 1, 0, 1], [1, 0, 0, 0, 1]]),
+        ("common", [[0, 0, 0, 0, 1]] * 3),
+    ],
+)
+def test_the_conflict_mask_has_the_span_of_the_settings(
+    span: str, expected: list[list[int]], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    #  + 301 302 303 304 305
+    #  - 306 302 303 301 305
+    #  - 301 307 307 307 305     and each of them four times
+    group = [[301, 302, 303, 304, 305], [306, 302, 303, 301, 305], [301, 307, 307, 307, 305]] * (GROUP // 3)
+    monkeypatch.setattr(canned, "canned_group", lambda step, size=GROUP: group)
+    trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"conflict_span": span})
+    trainer.reward_funcs = [lambda completions, **kwargs: [1.0, 0.0, 0.0] * (GROUP // 3)]
+    trainer.model.train()
+    assert batch_of_prompts(trainer)["conflict_mask"].int().tolist() == expected * (GROUP // 3)
+
+
+@pytest.mark.parametrize("is_training", [True, False], ids=["train", "eval"])
+def test_a_step_on_two_prompts_has_two_conflict_masks(is_training: bool, tiny: Path, tmp_path: Path) -> None:
+    """Training takes G from num_generations, evaluation from num_generations_eval."""
+    sizes = {"num_generations": GROUP // 2} if is_training else {"num_generations_eval": GROUP // 2}
+    trainer = make_trainer("gtpo", tiny, tmp_path, **sizes)
+    trainer.model.train(is_training)
+    batch = batch_of_prompts(trainer, 0, 1)
+    completions, advantages = canned_group(0), batch["advantages"].tolist()
+    mask = unpad(batch["conflict_mask"], batch["completion_mask"])
+    assert mask == naive_conflict_mask(completions, advantages, GROUP // 2)
+    assert mask != naive_conflict_mask(completions, advantages, GROUP)
+
+
+def test_the_initial_entropy_is_measured_on_the_first_100_prompts(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": None})
+    trainer.train_dataset = Dataset.from_dict({"prompt": [f"Question {i}?" for i in range(120)]})
+    asked: list[str] = []
+    monkeypatch.setattr(trainer, "_sampled_entropies", lambda prompts: asked.extend(prompts) or [0.5] * len(prompts))
+    assert trainer._read_or_measure_initial_entropy() == 0.5
+    assert asked == [f"Question {i}?" for i in range(100)]
+    assert json.loads((tmp_path / "initial_entropy.json").read_text())["prompts"] == 100
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_inspect_group_restores_train_and_eval_mode(is_training: bool, tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path)
+    trainer.model.train(is_training)
+    trainer.inspect_group(0)
+    assert trainer.model.training is is_training
+
+
+def test_gtpo_weights_a_later_iteration_by_the_ratio_to_the_old_policy(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    batch = batch_of_prompts(trainer)
+    first = trainer.compute_loss(trainer.model, batch).item()
+    old = trainer._logps_and_entropy(trainer.model, batch)[0].detach() - 0.5  # every ratio is exp(0.5)
+    later = trainer.compute_loss(trainer.model, batch | {"old_per_token_logps": old}).item()
+    assert abs(first) > 1e-3
+    assert later == pytest.approx(math.exp(0.5) * first, rel=1e-4)
+
+
+def gradient_norm(trainer: Any, batch: dict[str, torch.Tensor]) -> float:
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.compute_loss(trainer.model, batch).backward()
+    gradients = [weight.grad.flatten() for weight in trainer.model.parameters() if weight.grad is not None]
+    return torch.cat(gradients).norm().item()
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "learns"),
+    [
+        ("gtpo", {}, True),  # the entropy penalty
+        ("grpo", {"beta": 0.04}, True),  # the KL term
+        ("grpo", {}, False),
+    ],
+    ids=["gtpo", "grpo-with-kl", "grpo"],
+)
+def test_completions_of_advantage_zero_learn_from_penalty_and_kl(
+    method: str, settings: dict[str, Any], learns: bool, tiny: Path, tmp_path: Path
+) -> None:
+    trainer = make_trainer(method, tiny, tmp_path, **settings)
+    trainer.model.train()
+    batch = batch_of_prompts(trainer)
+    batch["advantages"] = torch.zeros(GROUP)
+    if "ref_per_token_logps" in batch:
+        batch["ref_per_token_logps"] = batch["ref_per_token_logps"] + 1.0  # a reference that differs from the policy
+    assert (gradient_norm(trainer, batch) > 1e-6) is learns
+
+
+def test_micro_batches_do_not_change_the_logged_kl(tiny: Path, tmp_path: Path) -> None:
+    logged = []
+    for size in (GROUP, GROUP // 3):
+        cut = {"per_device_train_batch_size": size, "gradient_accumulation_steps": GROUP // size}
+        trainer = make_trainer("grpo", tiny, tmp_path / str(size), beta=0.04, max_steps=2, **cut)
+        trained_weights(trainer)
+        logged.append(trainer.state.log_history[1]["kl"])
+    assert logged[0] > 1e-6
+    assert logged[1] == pytest.approx(logged[0], rel=1e-3)
+
+
+def grpo_config(folder: Path, **values: Any) -> trl.GRPOConfig:
+    """A config whose values TRL itself has not checked."""
+    args = trl.GRPOConfig(
+        output_dir=str(folder), loss_type="grpo", use_bias_correction_kl=False, bf16=False, use_cpu=True, beta=0.04
+    )
+    for name, value in values.items():
+        setattr(args, name, value)
+    return args
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("loss_type", "dapo"),
+        ("importance_sampling_level", "sequence"),
+        ("scale_rewards", "batch"),
+        ("multi_objective_aggregation", "normalize_then_sum"),
+        ("top_entropy_quantile", 0.5),
+        ("entropy_coef", 0.1),
+        ("use_adaptive_entropy", True),
+        ("delta", 2.0),
+        ("off_policy_mask_threshold", 0.5),
+        ("use_bias_correction_kl", True),
+        ("mask_truncated_completions", True),
+        ("use_liger_kernel", True),
+    ],
+)
+def test_every_setting_that_changes_the_loss_is_refused(name: str, value: object, tmp_path: Path) -> None:
+    GRPOTrainer.check_settings(grpo_config(tmp_path))
+    with pytest.raises(UsageError, match=f"{name} = {value!r} is not supported: expected"):
+        GRPOTrainer.check_settings(grpo_config(tmp_path, **{name: value}))
+
+
+def test_the_kl_correction_does_not_matter_without_a_kl_term(tmp_path: Path) -> None:
+    GRPOTrainer.check_settings(grpo_config(tmp_path, use_bias_correction_kl=True, beta=0.0))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"temperature": 0.0}, "temperature is 0.0: expected a value above 0"),
+        ({"max_completion_length": 0}, "max_completion_length is 0: expected at least 1"),
+        ({"beta": -0.1}, "beta is -0.1: expected at least 0"),
+        (
+            {"use_vllm": True, "vllm_importance_sampling_correction": True},
+            "vllm_importance_sampling_correction changes the paper's loss: set it to false",
+        ),
+    ],
+    ids=["temperature", "max_completion_length", "beta", "vllm_importance_sampling_correction"],
+)
+def test_a_setting_out_of_range_is_refused_by_the_trainer(values: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        GRPOTrainer.check_settings(grpo_config(tmp_path, **values))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gtpo.arguments import EvaluationArguments
+from gtpo.cli import parse_evaluation
 from gtpo.data import ARITHMETIC_STEPS, BENCHMARK_TITLES, BENCHMARKS, load_benchmark
 from gtpo.errors import UsageError
 from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, plan_jobs, select_benchmarks
@@ -93,6 +94,7 @@ def test_problems_that_have_changed_are_refused(
 
 @pytest.mark.parametrize("name", STORED_FLAGS)
 def test_regrade_refuses_what_is_stored(name: str) -> None:
-    values = {"checkpoint": "best", "backend": "vllm", "top_p": 0.5, "temperature": 0.5, "gpu_memory_utilization": 0.5}
+    values = {"checkpoint": "last", "backend": "auto"}  # the defaults, but given
+    flags = parse_evaluation(["--regrade", f"--{name}", values.get(name, "1")])
     with pytest.raises(UsageError, match=f"--regrade reads --{name} from the stored completions: remove it"):
-        find_stored_jobs(EvaluationArguments(regrade=True, **{name: values.get(name, 7)}))
+        find_stored_jobs(flags)

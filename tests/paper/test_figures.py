@@ -13,6 +13,7 @@ from fake_runs import KS, MATRIX, SEEDS, STEPS, make_all, make_run, rows, value,
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gtpo.curves
 import gtpo.paper.figures
 from gtpo.curves import PANELS, panels_of, plot_training, seed_curves, smooth
 from gtpo.errors import UsageError
@@ -135,7 +136,7 @@ def test_runs_with_the_same_name_need_labels(
     """outputs/a/gtpo and outputs/b/gtpo: never one curve for both."""
     seen = []
     monkeypatch.setattr(
-        gtpo.paper.figures, "plot_training", lambda runs, window: seen.append(runs) or plot_training(runs, window)
+        gtpo.curves, "plot_training", lambda runs, window: seen.append(runs) or plot_training(runs, window)
     )
     runs = (write_run(tmp_path / "a" / "gtpo"), write_run(tmp_path / "b" / "gtpo", offset=9.0))
     output = str(tmp_path / "curves.png")
