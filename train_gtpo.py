@@ -21,8 +21,8 @@ def main() -> None:
     from gtpo.export import save_adapter
     from gtpo.memory import plan
     from gtpo.models import load_policy
-    from gtpo.report import write_report
-    from gtpo.reward_functions import Reward, load_rewards
+    from gtpo.report import write_report_or_warn
+    from gtpo.reward_functions import load_rewards
     from gtpo.runs import check_run, start_run
     from gtpo.training import attach_callbacks, train
     from rewards import accuracy_reward, format_reward
@@ -30,8 +30,9 @@ def main() -> None:
     settings = parse("gtpo", (DataArguments, RewardArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig))
     GTPOTrainer.check_settings(settings.trainer)
     rows = load_train(settings.data.dataset, settings.data.data_dir, settings.trainer.seed)
-    paper_rewards: dict[str, Reward] = {"format": format_reward, "accuracy": accuracy_reward}
-    rewards = load_rewards(settings.reward.reward, paper_rewards, rows.column_names)
+    rewards = load_rewards(
+        settings.reward.reward, {"format": format_reward, "accuracy": accuracy_reward}, rows.column_names
+    )
     if settings.run.dry_run:
         return print(plan(settings, len(rows)), end="")
     checkpoint = check_run(settings, len(rows))
@@ -49,7 +50,7 @@ def main() -> None:
     attach_callbacks(trainer, settings)
     train(trainer, checkpoint)
     save_adapter(trainer, settings)
-    write_report(settings.output_dir)
+    write_report_or_warn(settings.output_dir)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def main() -> None:
     from gtpo.export import save_adapter
     from gtpo.memory import plan
     from gtpo.models import keep_adapter_in_float32, load_policy
-    from gtpo.report import write_report
+    from gtpo.report import write_report_or_warn
     from gtpo.runs import check_run, start_run
     from gtpo.training import attach_callbacks, train
 
@@ -42,7 +42,7 @@ def main() -> None:
     attach_callbacks(trainer, settings)
     train(trainer, checkpoint)
     save_adapter(trainer, settings)
-    write_report(settings.output_dir)
+    write_report_or_warn(settings.output_dir)
 
 
 if __name__ == "__main__":

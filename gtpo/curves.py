@@ -63,6 +63,7 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panel
         The matplotlib figure.
     """
     panels = panels or panels_of(runs.values())
+    runs = {name.replace("$", r"\$"): rows for name, rows in runs.items()}  # matplotlib parses $...$ as mathematics
     figure, axes = grid(1, len(panels))
     for axis, (metric, label) in zip(axes[0], panels.items(), strict=True):
         for number, (name, rows) in enumerate(runs.items()):

@@ -24,7 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 class StopOnSignal(TrainerCallback):
-    """On Ctrl-C or SIGTERM finish the step, write a checkpoint, and exit with 130 or 143.
+    """On Ctrl-C, SIGTERM or SIGHUP finish the step, write a checkpoint, and exit with 128 plus the signal's number.
+
+    SIGHUP (a closed terminal) stays ignored where it is, as under nohup.
 
     A second signal exits immediately. Add it last: it ends the process after the other callbacks.
     """
@@ -35,7 +37,10 @@ class StopOnSignal(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if threading.current_thread() is threading.main_thread():  # only the main thread receives signals
-            self.before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+                numbers.append(signal.SIGHUP)
+            self.before = {number: signal.signal(number, self._note) for number in numbers}
 
     def _note(self, number: int, frame: Any) -> None:
         self.received = number

@@ -17,7 +17,7 @@ class Group:
     Attributes:
         prompt: The prompt as text; a group from a stored table lacks the special tokens.
         tokens: Text of each token, the end-of-text token included. From a stored table: text of each span.
-        rewards: Name of a reward function -> its rewards.
+        rewards: Name of a reward function -> its rewards; None where it gave none.
         advantages: A_i.
         weights: lambda of each token, Eq. 9.
         entropy: <H>_i in nats.
@@ -26,7 +26,7 @@ class Group:
 
     prompt: str
     tokens: list[list[str]]
-    rewards: dict[str, list[float]]
+    rewards: dict[str, list[float | None]]
     advantages: list[float]
     weights: list[list[float]]
     entropy: list[float]
@@ -39,7 +39,7 @@ def read_group(table: str | Path, group_size: int, rewards: Sequence[str]) -> tu
     Args:
         table: The parquet file.
         group_size: G.
-        rewards: The columns that are rewards; a reward function may log other columns.
+        rewards: The columns that are rewards, where the table has them; a reward function may log other columns.
     """
     from pyarrow.parquet import read_table
 
@@ -53,7 +53,7 @@ def read_group(table: str | Path, group_size: int, rewards: Sequence[str]) -> tu
     return rows[0]["step"], Group(
         prompt=rows[0]["prompt"],
         tokens=tokens,
-        rewards={name: [row[name] for row in rows] for name in rewards},
+        rewards={name: [row[name] for row in rows] for name in rewards if name in rows[0]},
         advantages=[row["advantage"] for row in rows],
         weights=weights,
         entropy=[row["entropy"] for row in rows],

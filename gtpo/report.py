@@ -12,6 +12,7 @@ import argparse
 import html
 import io
 import itertools
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from gtpo.files import write_atomically
 from gtpo.groups import Group, read_group
 from gtpo.runs import ON_MAIN_PROCESS, RunDirectory
 from gtpo.script import run_script
+
+logger = logging.getLogger(__name__)
 
 # Translucent, with text in the page's color: readable on light and dark pages.
 _GREEN, _GREY = "rgba(46, 160, 67, 0.4)", "rgba(128, 128, 128, 0.4)"
@@ -51,7 +54,7 @@ def group_html(group: Group) -> str:
     header = "".join(f'<th style="{_CELL}">{html.escape(name)}</th>' for name in ["A", *names, "⟨H⟩"])
     rows = []
     for i in sorted(range(len(group.advantages)), key=lambda i: -group.advantages[i]):
-        numbers = [f"{group.advantages[i]:+.2f}", *(f"{group.rewards[name][i]:g}" for name in names)]
+        numbers = [f"{group.advantages[i]:+.2f}", *(_reward(group.rewards[name][i]) for name in names)]
         cells = "".join(f'<td style="{_CELL}">{number}</td>' for number in [*numbers, f"{group.entropy[i]:.3f}"])
         text = _spans(group.tokens[i], group.weights[i])
         if group.keep[i] == 0:
@@ -62,6 +65,10 @@ def group_html(group: Group) -> str:
         f'<table style="{_TABLE}"><thead><tr>{header}<th style="{_TEXT}">completion</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table><p>{_LEGEND}</p></div>"
     )
+
+
+def _reward(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
 
 
 def _spans(tokens: Sequence[str], weights: Sequence[float]) -> str:
@@ -111,10 +118,15 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
     svg = io.StringIO()
     plot_training({settings["run_name"]: rows}).savefig(svg, format="svg")
     tables = run.completion_tables()
-    chosen = [tables[i * (len(tables) - 1) // max(1, groups - 1)] for i in range(min(groups, len(tables)))]
+    shown = min(groups, len(tables))
+    chosen = [tables[i * (len(tables) - 1) // max(1, shown - 1)] for i in range(shown)]  # from the first to the last
     parts = []
     for path in chosen:
-        step, group = read_group(path, settings["num_generations"], reward_names(rows))
+        try:
+            step, group = read_group(path, settings["num_generations"], reward_names(rows))
+        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:  # truncated, or of another program
+            logger.warning("%s cannot be read and is not shown: %s", path, error)
+            continue
         parts.append(f"<h2>A group of step {step}</h2>{group_html(group)}")
     if parts and not settings.get("conflict_correction"):
         parts.insert(0, "<p>This run gives every token weight 1: the colors show what the correction would do.</p>")
@@ -122,6 +134,14 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
     page = _PAGE.format(title=title, curves=svg.getvalue().partition("<svg")[2], groups="".join(parts))
     write_atomically(run.report, page)
     return run.report
+
+
+def write_report_or_warn(run_directory: str | Path) -> None:
+    """:func:`write_report` at the end of a training run, which a failed report must not fail."""
+    try:
+        write_report(run_directory)
+    except Exception as error:
+        logger.warning("report.html was not written (%s: %s); the run is complete", type(error).__name__, error)
 
 
 _PAGE = """<!doctype html>

@@ -12,7 +12,7 @@ from gtpo.errors import RunError, UsageError
 def run_script(main: Callable[[], None]) -> NoReturn:
     """Run a script's main and exit. A UsageError is printed as one line; ``--debug`` shows the traceback instead.
 
-    Exit codes: 2 for invalid input, 1 for a run that had to stop, 130 after Ctrl-C, 143 after SIGTERM.
+    Exit codes: 2 for invalid input, 1 for a run that had to stop, 130, 143 or 129 after Ctrl-C, SIGTERM or SIGHUP.
     """
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]

@@ -206,7 +206,7 @@ class RunningScript:
         return self.process.returncode, stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_a_checkpoint_of_the_last_step(
     number: signal.Signals, code: int, tiny: Path, tmp_path: Path
 ) -> None:
@@ -497,3 +497,18 @@ def test_the_token_count_of_a_resumed_run_continues() -> None:
     state = TrainerState(global_step=2, log_history=rows)
     CompleteCheckpoints(trainer).on_train_begin(SimpleNamespace(), state, TrainerControl())
     assert trainer._total_train_tokens == 408
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_sighup_stays_ignored_under_nohup(ignored: bool) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    callback = StopOnSignal()
+    try:
+        callback.on_train_begin(SimpleNamespace(), TrainerState(), TrainerControl())
+        assert (signal.getsignal(signal.SIGHUP) is signal.SIG_IGN) is ignored
+        if not ignored:
+            signal.raise_signal(signal.SIGHUP)
+            assert callback.received == signal.SIGHUP
+        callback._restore()
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,5 +1,6 @@
 """A run's completions table and report page: values belong to the right completion, although rows are shuffled."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,12 +8,13 @@ import pytest
 import yaml
 from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
 from helpers.reference import naive_completion_entropy, naive_conflict_mask, naive_entropy_filter
+from pyarrow import Table
 from pyarrow.parquet import read_table, write_table
 from test_trainer import plain_logps_and_entropy
 
 from gtpo.callbacks import MetricsWriter
 from gtpo.groups import read_group
-from gtpo.report import write_report
+from gtpo.report import write_report, write_report_or_warn
 from gtpo.runs import RunDirectory
 
 
@@ -70,6 +72,7 @@ def test_a_column_logged_by_a_reward_is_not_shown_as_a_reward(run: Path, tmp_pat
 def test_the_page_shows_curves_and_groups_and_escapes(run: Path) -> None:
     page = write_report(run).read_text()
     assert page.count("<svg") == 1 and page.count("A group of step ") == 2
+    assert "A group of step 1<" in page and "A group of step 2<" in page
     assert "<title>&lt;a run&gt;: tiny on canned</title>" in page
     assert "would do" not in page  # a GTPO run: the colours show the weights it used
 
@@ -86,3 +89,41 @@ def test_a_stored_table_with_two_groups_shows_the_first(tmp_path: Path) -> None:
     assert group.tokens == [["a", "bc", "d"]] * 2
     assert group.weights == [[1.0, 2.0, 1.0], [1.0, 0.0, 1.0]]
     assert read_group(tmp_path / "table.parquet", 4, ["format"])[1].weights[2] == [1.0, 1.0, 1.0]  # A = 0
+
+
+def test_an_unreadable_table_is_skipped_with_a_warning(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    first, last = sorted((copy / "completions").glob("*.parquet"))
+    last.write_bytes(first.read_bytes()[:500])  # a kill or a full disk while it was written
+    page = write_report(copy).read_text()
+    assert page.count("A group of step ") == 1 and "A group of step 1" in page
+    assert f"{last} cannot be read and is not shown" in caplog.text
+
+
+def test_missing_rewards_of_a_table_do_not_fail_the_report(run: Path, tmp_path: Path) -> None:
+    """A reward that returns None for a row, and one that a resumed run added."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    for path in (copy / "completions").glob("*.parquet"):
+        rows = read_table(path).to_pylist()
+        rows[0]["reward_parity"] = None
+        write_table(Table.from_pylist(rows), path)
+    lines = [
+        json.loads(line) | {"rewards/other/mean": 1.0} for line in (copy / "metrics.jsonl").read_text().splitlines()
+    ]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_report(copy).read_text()
+    assert page.count("A group of step ") == 2 and ">-</td>" in page and "other</th>" not in page
+
+
+def test_a_run_name_with_a_dollar_sign_is_text(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    (copy / "config.yaml").write_text(yaml.safe_dump(config | {"run_name": "$x^{"}))
+    assert write_report(copy).read_text().count("<svg") == 1
+
+
+def test_a_report_that_fails_does_not_fail_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_report_or_warn(tmp_path)
+    assert "report.html was not written (UsageError: " in caplog.text and "the run is complete" in caplog.text
