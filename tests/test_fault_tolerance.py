@@ -353,6 +353,7 @@ def test_losing_the_wandb_server_does_not_stop_the_run(
 ) -> None:
     import wandb
 
+    wandb.teardown()  # an earlier test of this process may have read other settings from the environment
     server = ThreadingHTTPServer(("127.0.0.1", 0), WandbServer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.delenv("WANDB_MODE", raising=False)
