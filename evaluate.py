@@ -63,15 +63,14 @@ def sample(flags: EvaluationArguments) -> "list[Job]":
     if flags.backend == "auto":
         refuse_large_model_without_gpu(flags.model or base)
     problems = {name: load_benchmark(name, flags.data_dir)[: flags.limit] for name in benchmarks}
-
     model = resolve_base_model(base, targets, flags.model)
     backend = choose_backend(flags.backend, is_tiny(model))
     batch = flags.batch_size if backend == "transformers" else None
     sampling = Sampling(flags.k, flags.temperature, flags.top_p, flags.seed, flags.max_new_tokens, batch)
     jobs = plan_jobs(flags, targets, problems, model, backend, sampling)
     if not flags.regrade:
-        memory = flags.gpu_memory_utilization
-        load = cache(lambda: load_sampler(model, backend, sampling, max_lora_rank(targets), memory))
+        rank, memory = max_lora_rank(targets), flags.gpu_memory_utilization
+        load = cache(lambda: load_sampler(model, backend, sampling, rank, memory))
         for job in jobs:
             run_job(job, sampling, load, flags.overwrite)
     return jobs
