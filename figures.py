@@ -27,7 +27,7 @@ def main() -> None:
     )
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ... (default: all)")
     parser.add_argument("--scale", choices=SCALES, help="default: both")
-    parser.add_argument("--search", nargs="+", metavar="DIR", default=["outputs"], help="where to find runs [outputs]")
+    parser.add_argument("--search", nargs="+", metavar="DIR", help="where to find runs [outputs]")
     parser.add_argument("--wandb", metavar="ENTITY/PROJECT", help="read the runs from wandb instead")
     parser.add_argument("--runs", nargs="+", metavar="RUN", help="draw these run directories in one figure instead")
     parser.add_argument("--labels", nargs="+", metavar="NAME", help="legend labels of --runs (default: their names)")
@@ -38,14 +38,15 @@ def main() -> None:
     if flags.runs:
         print(draw_runs(flags.runs, flags.labels, flags.output or "curves.png", flags.window))
         return
-    for place in flags.search:
-        if place != "outputs" and not Path(place).is_dir():
+    for place in flags.search or ():
+        if not Path(place).is_dir():
             raise UsageError(
                 f"--search: {place} is not a directory; figures are named first, figures.py fig3 --search DIR."
             )
+    places = flags.search or ["outputs"]
     matrix = load_matrix()
     names = select_figures(matrix, flags.figures or ["all"])
-    results = read_wandb(flags.wandb) if flags.wandb else read_results([Path(place) for place in flags.search])
+    results = read_wandb(flags.wandb) if flags.wandb else read_results([Path(place) for place in places])
     any_written = False
     for scale in [flags.scale] if flags.scale else SCALES:
         written, missing = draw_all(matrix, names, scale, results, Path(flags.output or "figures") / scale)
@@ -55,7 +56,7 @@ def main() -> None:
         any_written = any_written or bool(written)
     if not any_written:
         raise UsageError(
-            f"no run of configs/experiments.yaml in {flags.wandb or ' '.join(flags.search)}: `python reproduce.py fig3 "
+            f"no run of configs/experiments.yaml in {flags.wandb or ' '.join(places)}: `python reproduce.py fig3 "
             "--scale tiny` makes some; --runs draws any other runs."
         )
 

@@ -38,15 +38,14 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
 
 
 def keep_adapter_in_float32(model: Any) -> None:
-    """Cast trainable bfloat16 and float16 weights of a model to float32, in place.
+    """Cast the trainable weights of a model with a quantized base to float32, in place; other models keep their dtype.
 
-    TRL 1.14 casts them to bfloat16 where the base is quantized. At a learning rate of 1e-6 most updates are then
-    rounded away.
+    TRL 1.14 casts them to bfloat16. At a learning rate of 1e-6 most updates are then rounded away.
     """
-    import torch
-
+    if not (getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)):
+        return
     for parameter in model.parameters():
-        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+        if parameter.requires_grad:
             parameter.data = parameter.data.float()
 
 

@@ -34,7 +34,11 @@ START_ONLY = {"resume", "overwrite", "dry_run", "hub_token"}  # apply to a singl
 
 def settings(*argv: str, method: str = "gtpo") -> dict[str, Any]:
     """The resolved settings of a command line."""
-    return parse(method, CLASSES[method], list(argv)).to_dict()
+    return parsed(*argv, method=method).to_dict()
+
+
+def parsed(*argv: str, method: str = "gtpo") -> Settings:
+    return parse(method, CLASSES[method], list(argv))
 
 
 def config_file(directory: Path, text: str) -> str:
@@ -620,10 +624,6 @@ def test_publishing_needs_a_token_and_does_not_store_it(monkeypatch: pytest.Monk
     )
     assert got.trainer.push_to_hub is False and got.trainer.hub_token is None  # the Trainer would upload at each save
     assert os.environ["HF_TOKEN"] == "hf_secret"
-
-
-def parsed(*argv: str, method: str = "gtpo") -> Settings:
-    return parse(method, CLASSES[method], list(argv))
 
 
 def test_the_config_file_overrides_what_the_machine_sets(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import trl
 import yaml
 from filelock import FileLock
 from helpers.scripts import Ended
@@ -21,6 +20,15 @@ from gtpo.errors import UsageError
 from gtpo.runs import MANIFEST, RunDirectory, check_run, git_revision, start_run
 
 CLASSES = (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def parse_run(*argv: str) -> Settings:
+    return parse("gtpo", CLASSES, list(argv))
 
 
 def start(directory: Path, *argv: str) -> str | None:
@@ -243,28 +251,6 @@ def test_resume_and_overwrite_together_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "checkpoint-7").is_dir()
 
 
-OURS = (DataArguments, ModelArguments, RunArguments)
-CLASSES_OF: dict[str, tuple[type, ...]] = {
-    "gtpo": (*OURS, GTPOArguments, trl.GRPOConfig),
-    "sft": (*OURS, trl.SFTConfig),
-}
-
-
-def parsed(*argv: str, method: str = "gtpo") -> Settings:
-    return parse(method, CLASSES_OF[method], list(argv))
-
-
-def config_file(folder: Path, text: str) -> str:
-    path = folder / "settings.yaml"
-    path.write_text(text)
-    return str(path)
-
-
-@pytest.fixture(autouse=True)
-def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-
-
 def run_with_checkpoint(path: Path, config: str) -> Path:
     """A run directory with this config.yaml and a complete checkpoint-5."""
     (path / "checkpoint-5").mkdir(parents=True)
@@ -277,7 +263,7 @@ def run_with_checkpoint(path: Path, config: str) -> Path:
 
 def test_a_run_in_use_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     run = run_with_checkpoint(tmp_path / "run", "gamma: 0.1\n")
-    settings = parsed("--output_dir", str(run))
+    settings = parse_run("--output_dir", str(run))
     settings.run.resume = "auto"
     with FileLock(run / "run.lock"), pytest.raises(UsageError, match="run is in use by another process: wait for it"):
         check_run(settings, rows=10)
@@ -290,13 +276,13 @@ def test_overwrite_spares_the_directory_of_another_program(name: str, tmp_path: 
     (tmp_path / "mine" / name).write_text("{}")
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     with pytest.raises(UsageError, match=r"mine is not a run .*--overwrite does not delete it"):
-        check_run(parsed("--output_dir", str(tmp_path / "mine"), "--overwrite"), rows=10)
+        check_run(parse_run("--output_dir", str(tmp_path / "mine"), "--overwrite"), rows=10)
 
 
 @pytest.mark.parametrize("stored", ["qwen", "Qwen/Qwen2.5-3B-Instruct"])
 def test_alias_and_hub_id_are_the_same_policy(stored: str, tmp_path: Path) -> None:
     run = run_with_checkpoint(tmp_path / "run", f"model: {stored}\n")
-    settings = parsed("--output_dir", str(tmp_path / "other"))
+    settings = parse_run("--output_dir", str(tmp_path / "other"))
     settings.trainer.output_dir, settings.run.resume = str(run), "auto"
     for model in ("qwen", "Qwen/Qwen2.5-3B-Instruct"):
         settings.model.model = model

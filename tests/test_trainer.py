@@ -304,6 +304,17 @@ def test_the_adapter_of_a_quantized_base_stays_float32(
     assert min(moved) > 0.9  # in bfloat16 at most 1 in 100 moves
 
 
+def test_a_full_model_in_bfloat16_stays_in_bfloat16(tiny: Path, tmp_path: Path) -> None:
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16),
+        reward_funcs=[lambda completions, **columns: [0.0] * len(completions)],
+        args=GRPOConfig(output_dir=str(tmp_path), loss_type="grpo", bf16=False, use_cpu=True, report_to="none"),
+        processing_class=AutoTokenizer.from_pretrained(tiny),
+        train_dataset=Dataset.from_dict({"prompt": ["a"] * 8}),
+    )
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.bfloat16}
+
+
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZES |= {"num_key_value_heads": 2, "head_dim": 32, "initializer_range": 0.2}
 
