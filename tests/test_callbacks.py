@@ -44,6 +44,14 @@ def test_each_log_is_written_immediately(tmp_path: Path) -> None:
     assert lines(writer) == [{"step": step, "accuracy": 10.0 * step, "entropy": 0.5} for step in (1, 2, 3)]
 
 
+def test_a_step_with_a_train_runtime_is_logged(tmp_path: Path) -> None:
+    """With include_num_input_tokens_seen Transformers puts train_runtime into every log."""
+    writer = MetricsWriter(RunDirectory(tmp_path))
+    log(writer, 1, accuracy=10.0, train_runtime=1.0)
+    log(writer, 1, train_loss=0.5, train_runtime=1.0)
+    assert lines(writer) == [{"step": 1, "accuracy": 10.0, "train_runtime": 1.0}]
+
+
 def test_tokens_per_second(tmp_path: Path) -> None:
     """30 tokens per completion x 6 completions per batch x 2 batches per step, in 0.5 s."""
     writer = MetricsWriter(RunDirectory(tmp_path))

@@ -95,3 +95,26 @@ def test_token_texts_keep_spaces_and_special_tokens(tiny: Path, tmp_path: Path) 
     assert "".join(_token_texts(tokenizer, ids)) == text + "</s>"
     assert _token_texts(tokenizer, ids)[-1] == "</s>"
     assert _token_texts(tokenizer, []) == []
+
+
+def test_state_is_restored_when_a_reward_raises(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)
+
+    def failing(completions: Any, log_metric: Any, log_extra: Any, **columns: Any) -> list[float]:
+        log_metric("left_over", 1.0)
+        log_extra("left_over", ["x"] * len(completions))
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(trainer, "reward_funcs", [failing])
+    with pytest.raises(ZeroDivisionError):
+        trainer.inspect_group(0)
+    assert not trainer._pending_metrics and not trainer._pending_extra_logs  # the next step would log them
+
+
+def test_the_check_of_the_rollouts_is_not_postponed(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    monkeypatch.setattr(trainer, "_check_rollouts", lambda batch: setattr(trainer, "_next_rollout_check", 20))
+    trainer.inspect_group(0)
+    assert trainer._next_rollout_check == 0

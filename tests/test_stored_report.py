@@ -120,7 +120,7 @@ def test_missing_rewards_of_a_table_do_not_fail_the_report(run: Path, tmp_path: 
 def test_a_run_name_with_a_dollar_sign_is_text(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
     config = yaml.safe_load((copy / "config.yaml").read_text())
-    (copy / "config.yaml").write_text(yaml.safe_dump(config | {"run_name": "$x^{"}))
+    (copy / "config.yaml").write_text(yaml.safe_dump(config | {"run_name": "$x^{$"}))
     assert write_report(copy).read_text().count("<svg") == 1
 
 

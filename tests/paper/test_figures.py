@@ -349,3 +349,11 @@ def test_command_without_any_run_says_how_to_make_some(
         run_figures()
     with pytest.raises(UsageError, match=r"figure 'fg3' is unknown \(did you mean 'fig3'\?\)"):
         run_figures("fg3")
+
+
+def test_a_figure_named_after_search_is_not_taken_for_a_directory(
+    run_figures: Callable[..., None], tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="--search: fig3 is not a directory; figures are named first"):
+        run_figures("--search", str(tmp_path), "fig3")
+    assert not list(tmp_path.iterdir())

@@ -406,3 +406,10 @@ def test_train_scripts_differ_only_in_the_method() -> None:
     ]
     grpo, gtpo = ([word for word in text if word] for text in words)
     assert grpo == gtpo
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo", "sft"])
+def test_the_adapter_is_saved_before_the_report(method: str) -> None:
+    """A kill while the report is drawn leaves a finished run."""
+    text = (ROOT / f"train_{method}.py").read_text()
+    assert 0 < text.index("    save_adapter(trainer, settings)") < text.index("    write_report_or_warn(settings.")
