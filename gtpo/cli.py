@@ -138,7 +138,7 @@ def parse_evaluation(argv: Sequence[str] | None = None) -> EvaluationArguments:
         raise SystemExit(0)
     config = _known_flags(argv, "--config").config
     arguments = EvaluationArguments(**_read([EvaluationArguments], [config] if config else [], argv))
-    flags = {word.partition("=")[0].removeprefix("--") for word in argv if word.startswith("--")}
+    flags = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv if word.startswith("--")}
     arguments.given = frozenset(flags | (read_yaml(config).keys() if config else set()))
     return arguments
 

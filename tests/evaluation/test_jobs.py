@@ -98,3 +98,9 @@ def test_regrade_refuses_what_is_stored(name: str) -> None:
     flags = parse_evaluation(["--regrade", f"--{name}", values.get(name, "1")])
     with pytest.raises(UsageError, match=f"--regrade reads --{name} from the stored completions: remove it"):
         find_stored_jobs(flags)
+
+
+def test_an_option_may_be_spelled_with_dashes() -> None:
+    flags = parse_evaluation(["--regrade", "--max-new-tokens=1500"])
+    with pytest.raises(UsageError, match="--regrade reads --max_new_tokens from the stored completions"):
+        find_stored_jobs(flags)
