@@ -84,8 +84,12 @@ class MetricsWriter(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         # A resumed run restarts at its checkpoint: later steps are logged again.
         if state.is_world_process_zero and self.path.exists():
-            lines = [line for line in self.path.read_text().splitlines() if _step(line) <= state.global_step]
-            write_atomically(self.path, "".join(line + "\n" for line in lines))
+            lines = self.path.read_text(errors="replace").splitlines()
+            kept = [line for line in lines if _step(line) <= state.global_step]
+            for number, line in enumerate(lines[:-1], start=1):  # a kill truncates the last one
+                if _step(line) == float("inf"):
+                    logger.warning("%s: line %d is not a JSON object with a step and is removed", self.path, number)
+            write_atomically(self.path, "".join(line + "\n" for line in kept))
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
         is_summary = "train_loss" in (logs or ())  # the last call
@@ -131,9 +135,9 @@ class BestAdapter(TrainerCallback):
         if state.global_step and metrics.exists():  # resumed; MetricsWriter has removed the later steps
             rows = [json.loads(line) for line in metrics.read_text().splitlines()]
             self.recent.extend(_score(row) for row in rows if _score(row) is not None)
-        if state.global_step and (self.directory / "best.json").exists():
-            stored = json.loads((self.directory / "best.json").read_text())
-            self.best = stored if stored["step"] <= state.global_step else self.best
+        stored = self.run.read_best() if state.global_step else None
+        if stored is not None and stored["step"] <= state.global_step:
+            self.best = stored
 
     def on_log(self, args, state, control, logs=None, model=None, **kwargs):  # type: ignore[no-untyped-def]
         if not logs or (score := _score(logs)) is None:

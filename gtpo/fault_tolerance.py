@@ -16,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import TrainerCallback
 
+from gtpo.checkpoints import delete, rotate, sorted_checkpoints, step_of, write_manifest
 from gtpo.distributed import any_process
 from gtpo.errors import RunError
-from gtpo.runs import RunDirectory, write_manifest
+from gtpo.runs import RunDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +120,8 @@ def _save_batches(batches: list[dict[str, Any]], file: Path) -> None:
 class CompleteCheckpoints(TrainerCallback):
     """Write the manifest of a checkpoint when all its files are written; a checkpoint without one is not resumed.
 
+    Only then ``save_total_limit`` deletes older ones: Transformers' trainer does so earlier, and by file times.
+
     Also saves what TRL's trainer does not: completions that several optimizer steps train on (``num_iterations`` or
     ``steps_per_generation``), where a checkpoint falls between two of these steps. Add it after the callbacks that
     write into a checkpoint.
@@ -126,10 +129,16 @@ class CompleteCheckpoints(TrainerCallback):
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
+        self.limit: int | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        self.limit, args.save_total_limit = args.save_total_limit, None
         if not state.global_step:
             return
+        if state.is_world_process_zero:  # incomplete ones that are saved again: without a file of the old one
+            for path in sorted_checkpoints(Path(args.output_dir)):
+                if step_of(path) > state.global_step:
+                    delete(path)
         # TRL's SFTTrainer restarts the count at zero.
         counts = [row["num_tokens"] for row in state.log_history if "num_tokens" in row]
         self.trainer._total_train_tokens = int(counts[-1]) if counts else 0
@@ -165,6 +174,11 @@ class CompleteCheckpoints(TrainerCallback):
             checkpoint = RunDirectory(args.output_dir).checkpoint(state.global_step)
             (checkpoint / "training_args.bin").unlink(missing_ok=True)  # an unused pickle
             write_manifest(checkpoint)
+            if self.limit:
+                rotate(checkpoint.parent, self.limit)
+
+    def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        args.save_total_limit = self.limit
 
     def _file(self, args: Any, state: Any) -> Path:
         checkpoint = RunDirectory(args.output_dir).checkpoint(state.global_step)

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from gtpo.arguments import MODEL_ALIASES, Settings
+from gtpo.checkpoints import MANIFEST, delete, latest_whole, sorted_checkpoints, steps_are_done
 from gtpo.errors import UsageError, nearest
 from gtpo.files import read_yaml, write_atomically
 
@@ -34,6 +36,16 @@ PACKAGES = (
     "bitsandbytes",
     "wandb",
 )
+_NOT_OF_TRAINING = {  # what may differ when a finished run is saved, merged or uploaded again
+    "output_dir",
+    "run_name",
+    "data_dir",
+    "merge",
+    "push_to_hub",
+    "hub_model_id",
+    "hub_private_repo",
+    "report_to",
+}
 _locks: dict[str, FileLock] = {}  # held until the process ends
 
 
@@ -113,18 +125,6 @@ class RunDirectory:
         """Whether a checkpoint lists its files; they are not checked."""
         return any(self.path.glob(f"checkpoint-*/{MANIFEST}"))
 
-    def checkpoints(self) -> list[Path]:
-        """The complete checkpoints, oldest first; an incomplete one is skipped with a warning."""
-        complete = []
-        for path in self.path.glob("checkpoint-*"):
-            if not path.name.removeprefix("checkpoint-").isdigit():
-                continue
-            if is_complete(path):
-                complete.append(path)
-            else:
-                logger.warning("%s is incomplete and is skipped", path)
-        return sorted(complete, key=lambda path: int(path.name.removeprefix("checkpoint-")))
-
     def completion_tables(self) -> list[Path]:
         """The logged completions, one parquet table per logged step, oldest first."""
         return sorted((self.path / "completions").glob("*.parquet"))
@@ -146,15 +146,35 @@ class RunDirectory:
         if not self.metrics.is_file():
             what = "contains no metrics.jsonl" if self.path.is_dir() else "is not a directory"
             raise UsageError(f"{self.path} {what}: expected the directory of a training run.")
+        lines = self.metrics.read_bytes().splitlines()
         rows = []
-        for line in self.metrics.read_text().splitlines():
+        for number, line in enumerate(lines, start=1):
             try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
+                rows.append(dict(json.loads(line)))
+            except (ValueError, TypeError) as error:
+                if number < len(lines):
+                    raise UsageError(f"{self.metrics}: line {number} is not a JSON object: delete it.") from error
         if not rows:
             raise UsageError(f"{self.metrics} is empty: the run has not logged a step yet.")
         return rows
+
+    def read_best(self) -> dict[str, Any] | None:
+        """``best/best.json``: accuracy and step of the best adapter; None if there is none.
+
+        Raises:
+            UsageError: If it cannot be read.
+        """
+        path = self.best / "best.json"
+        if not path.is_file():
+            return None
+        try:
+            stored = json.loads(path.read_bytes())
+            return {"accuracy": float(stored["accuracy"]), "step": int(stored["step"])}
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f'{path} cannot be read: expected {{"accuracy": ..., "step": ...}}. Delete {self.best}, and the '
+                "best adapter is chosen among the steps from here on."
+            ) from error
 
 
 def run_of(directory: str | Path) -> RunDirectory:
@@ -169,27 +189,6 @@ def find_runs(places: Iterable[Path], *, finished: bool = False) -> list[RunDire
     found = {path for place in places for path in place.rglob(name)}
     ordered = sorted(found, key=lambda path: path.stat().st_mtime)
     return [RunDirectory(path.parent.parent if finished else path.parent) for path in ordered]
-
-
-# Checkpoints
-
-MANIFEST = "files.json"
-
-
-def write_manifest(checkpoint: Path) -> None:
-    """List the files of a checkpoint with their sizes, once all are written."""
-    files = [path for path in checkpoint.rglob("*") if path.is_file()]
-    sizes = {str(path.relative_to(checkpoint)): path.stat().st_size for path in files}
-    write_atomically(checkpoint / MANIFEST, json.dumps(sizes, indent=1))
-
-
-def is_complete(checkpoint: Path) -> bool:
-    """Whether every file of a checkpoint is there in its full size."""
-    try:
-        sizes = json.loads((checkpoint / MANIFEST).read_text())
-        return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 # Start of a run
@@ -214,33 +213,38 @@ def check_run(settings: Settings, rows: int) -> str | None:
     if rows < prompts:
         raise UsageError(f"{rows} training rows are too few for a step of {prompts} prompts: lower --prompts_per_step.")
     run, start = RunDirectory(settings.output_dir), settings.run
-    if ON_MAIN_PROCESS and run.lock.exists():
-        _lock(run)
-    checkpoints = run.checkpoints()
+    if ON_MAIN_PROCESS:
+        _check_writable(run.path)
+        if run.lock.exists():
+            _lock(run)
     if start.resume and start.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
     if start.resume:
-        if not checkpoints:
+        checkpoint = latest_whole(run.path)
+        if checkpoint is None and run.has_checkpoint:
+            raise UsageError(f"{run.path} has no whole checkpoint left: --overwrite starts it again.")
+        if checkpoint is None:
             raise UsageError(f"{run.path} has no checkpoint: name the run with --resume RUN, or start it again.")
+        run.read_best()
         _check_same_policy(run, settings)
-        return str(checkpoints[-1])
-    if run.path.exists() and not run.path.is_dir():
-        raise UsageError(f"--output_dir: {run.path} is a file, expected a directory.")
+        _check_changes(run, settings, checkpoint)
+        return str(checkpoint)
     if ON_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
+        if not _is_run(run):
+            raise UsageError(
+                f"{run.path} exists and is not a run (it has no run.lock, or no config.yaml and environment.json), so "
+                "nothing is written to it or deleted: name another directory."
+            )
         if not start.overwrite:
-            raise UsageError(
-                f"{run.path} exists: --resume continues it, --overwrite replaces it, --run_name names another."
-            )
-        if not (run.config.is_file() and run.environment.is_file()):
-            raise UsageError(
-                f"{run.path} is not a run (it lacks config.yaml or environment.json), so --overwrite does not delete "
-                "it: name another directory."
-            )
+            resume = ": --resume continues it," if run.has_checkpoint else " and has no checkpoint:"
+            raise UsageError(f"{run.path} exists{resume} --overwrite replaces it, --run_name names another.")
     return None
 
 
 def start_run(settings: Settings) -> None:
     """Create the run directory, checked by :func:`check_run`, with ``config.yaml`` and ``environment.json``.
+
+    ``run.lock`` is written first and stays: a directory that has it is a run, however early or late it was killed.
 
     Raises:
         UsageError: If another process uses it.
@@ -250,27 +254,60 @@ def start_run(settings: Settings) -> None:
     run = RunDirectory(settings.output_dir)
     run.path.mkdir(parents=True, exist_ok=True)
     _lock(run)
-    for path in run.path.iterdir():
-        if not settings.run.overwrite and (settings.run.resume or path.name not in _before_step_1(run)):
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path != run.lock:
-            path.unlink()
+    if not settings.run.resume:
+        _clear(run)
     write_atomically(run.config, yaml.safe_dump(settings.to_dict(), sort_keys=True))
     write_atomically(run.environment, json.dumps(environment(), indent=2))
 
 
-def _before_step_1(run: RunDirectory) -> set[str]:
-    """The files of a run that failed before its first step: nothing in them was trained."""
-    return {path.name for path in (run.lock, run.config, run.environment, run.initial_entropy)}
+def _clear(run: RunDirectory) -> None:
+    """Delete everything but the lock, results first and what they were made with last.
+
+    Killed in between, the directory has neither a checkpoint without its metrics nor a final adapter that lacks a file.
+    """
+    for checkpoint in reversed(sorted_checkpoints(run.path)):
+        delete(checkpoint)
+    (run.adapter / "adapter_config.json").unlink(missing_ok=True)
+    last = (run.environment, run.config)
+    for path in sorted(run.path.iterdir(), key=lambda path: path in last):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path != run.lock:
+            path.unlink()
+
+
+def _is_run(run: RunDirectory) -> bool:
+    """Whether a directory was made by :func:`start_run`; earlier revisions wrote no lock first."""
+    return run.lock.exists() or (run.config.is_file() and run.environment.is_file())
 
 
 def _has_content(run: RunDirectory) -> bool:
     """Whether a directory contains more than a run leaves that failed before its first step."""
-    names = {path.name for path in run.path.iterdir()} if run.path.is_dir() else set()
-    started = {run.config.name, run.environment.name}
-    return not (names <= {run.lock.name} or started <= names <= _before_step_1(run))
+    names = {path.name.removesuffix(".tmp") for path in run.path.iterdir()} if run.path.is_dir() else set()
+    files = (run.lock, run.config, run.environment, run.initial_entropy, run.wandb_id)
+    before_step_1 = {"completions", "wandb", *(path.name for path in files)}
+    return bool(names) and not (_is_run(run) and names <= before_step_1 and not run.completion_tables())
+
+
+def _check_writable(directory: Path) -> None:
+    """Refuse a run directory that cannot be written, before a model is loaded.
+
+    Raises:
+        UsageError: For a file in its place or above it, a link to nowhere, a path that is too long, no permission.
+    """
+    try:
+        if directory.is_symlink() and not directory.exists():
+            raise UsageError(f"--output_dir: {directory} is a link to {os.readlink(directory)}, which does not exist.")
+        parent = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+        if not parent.is_dir():
+            where = "is" if parent == directory else f"is below {parent}, which is"
+            raise UsageError(f"--output_dir: {directory} {where} a file, expected a directory.")
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"--output_dir: cannot write {directory}: {error.strerror}. Name another directory."
+        ) from error
 
 
 def _check_reporters(reporters: Sequence[str] | str) -> None:
@@ -291,6 +328,27 @@ def _check_same_policy(run: RunDirectory, settings: Settings) -> None:
                 f"{run.path} was trained with --{name} {stored[name]}; a checkpoint cannot be resumed with {new}: "
                 f"remove --{name}."
             )
+
+
+def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path) -> None:
+    """Say which settings a resumed run changes; after its last step they would have no effect and are refused.
+
+    Raises:
+        UsageError: If the run has all its steps and a setting of the training differs.
+    """
+    stored, new = run.read_config() if run.config.is_file() else {}, settings.to_dict()
+    changed = {name: value for name, value in new.items() if name in stored and stored[name] != value}
+    changes = [
+        f"--{name} {value} (before: {stored[name]})" for name, value in changed.items() if name not in _NOT_OF_TRAINING
+    ]
+    if not changes:
+        return
+    if steps_are_done(checkpoint, settings.trainer.max_steps):
+        raise UsageError(
+            f"{run.path} has all its steps, and {', '.join(changes)} would have no effect: remove it, raise "
+            "--max_steps, or train another run with --run_name."
+        )
+    logger.warning("%s is resumed with %s", run.path, ", ".join(changes))
 
 
 def _lock(run: RunDirectory) -> None:

@@ -43,5 +43,5 @@ def _exit(message: str, code: int) -> NoReturn:
 
 def _is_disk_full(error: BaseException) -> bool:
     """Also where PyTorch or safetensors report a short write in other words."""
-    texts: Iterable[str] = ("No space left on device", "PytorchStreamWriter failed", "unexpected pos")
+    texts: Iterable[str] = ("No space left on device", "PytorchStreamWriter failed", "unexpected pos", "iostream error")
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in texts)

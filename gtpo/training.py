@@ -1,6 +1,6 @@
 """The training loop of a run: its callbacks, and start or resume."""
 
-import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,12 @@ from transformers.integrations import WandbCallback
 
 from gtpo.arguments import Settings
 from gtpo.callbacks import BestAdapter, MetricsWriter, start_wandb
+from gtpo.checkpoints import steps_are_done
 from gtpo.fault_tolerance import CompleteCheckpoints, StopOnNonFiniteGradient, StopOnSignal
 from gtpo.progress import ProgressBar
 from gtpo.runs import ON_MAIN_PROCESS, RunDirectory
+
+logger = logging.getLogger(__name__)
 
 
 def attach_callbacks(trainer: Any, settings: Settings) -> None:
@@ -31,10 +34,9 @@ def attach_callbacks(trainer: Any, settings: Settings) -> None:
 
 def train(trainer: Any, checkpoint: str | None) -> None:
     """Train, from a checkpoint if there is one; a checkpoint of the last step is loaded and not trained further."""
-    if checkpoint is not None:
-        state = json.loads((Path(checkpoint) / "trainer_state.json").read_text())
-        last = trainer.args.max_steps if trainer.args.max_steps > 0 else state["max_steps"]
-        if state["global_step"] >= last:
-            trainer._load_from_checkpoint(checkpoint)
-            return
+    if checkpoint is not None and steps_are_done(Path(checkpoint), trainer.args.max_steps):
+        if ON_MAIN_PROCESS:
+            logger.warning("%s has all its steps; its adapter is saved again", trainer.args.output_dir)
+        trainer._load_from_checkpoint(checkpoint)
+        return
     trainer.train(resume_from_checkpoint=checkpoint)

@@ -81,11 +81,8 @@ def check_values(values: Mapping[str, Any]) -> None:
         raise UsageError(  # https://github.com/huggingface/trl/issues/4973
             "TRL cannot sync 4-bit weights to vLLM: use --backend unsloth, --load_in_4bit false or --use_vllm false."
         )
-    if values["save_total_limit"] == 1:
-        raise UsageError(
-            "--save_total_limit 1 deletes the old checkpoint before the new one is complete, so a kill could leave "
-            "none: expected at least 2."
-        )
+    if values["save_total_limit"] is not None and values["save_total_limit"] < 1:
+        raise UsageError(f"--save_total_limit is {values['save_total_limit']}: expected at least 1, or nothing.")
     if values["merge"] != "none" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         raise UsageError("--merge does not support DeepSpeed: merge afterwards, --resume RUN --merge 16bit on one GPU.")
     lengths = [values[name] for name in ("max_prompt_length", "max_completion_length") if name in values]

@@ -87,6 +87,15 @@ def test_a_partial_line_of_the_checkpoint_step_is_dropped(tmp_path: Path) -> Non
     assert [line["step"] for line in lines(writer)] == [1, 3]
 
 
+def test_a_damaged_line_is_removed_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"st\xff\n{"step": 2}\n{"step": 3, "lo')
+    writer = MetricsWriter(RunDirectory(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        writer.on_train_begin(ARGS, TrainerState(global_step=2), TrainerControl())
+    assert [line["step"] for line in lines(writer)] == [1, 2]
+    assert caplog.messages == [f"{writer.path}: line 2 is not a JSON object with a step and is removed"]
+
+
 # ---- wandb ----
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,12 +22,12 @@ from helpers.canned import GROUP, canned_group, make_trainer, settings_of
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, TrainerCallback, TrainerControl, TrainerState
 
+from gtpo.checkpoints import MANIFEST, damage, sorted_checkpoints
 from gtpo.errors import RunError, UsageError
 from gtpo.fault_tolerance import CompleteCheckpoints, StopOnSignal
 from gtpo.files import replace_directory
 from gtpo.grading import worker
 from gtpo.prompts import to_messages
-from gtpo.runs import MANIFEST, RunDirectory, is_complete
 from gtpo.script import run_script
 from gtpo.training import attach_callbacks
 from rewards import accuracy_reward
@@ -48,6 +49,10 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def whole(run: Path) -> list[str]:
+    return [path.name for path in sorted_checkpoints(run) if damage(path) is None]
 
 
 # ---- non-finite values ----
@@ -112,24 +117,63 @@ def test_with_fp16_the_loss_scaler_handles_non_finite_gradients(tiny: Path, tmp_
 def test_a_checkpoint_is_valid_only_if_every_file_is_complete(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     tracked("gtpo", tiny, run, max_steps=3).train()
-    assert [path.name for path in RunDirectory(run).checkpoints()] == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert whole(run) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
     weights_file = run / "checkpoint-3" / "adapter_model.safetensors"
     weights_file.write_bytes(weights_file.read_bytes()[:-1])
     (run / "checkpoint-2" / "optimizer.pt").unlink()
-    assert [path.name for path in RunDirectory(run).checkpoints()] == ["checkpoint-1"]
+    assert whole(run) == ["checkpoint-1"]
     for text in ("", "[]", '{"a'):  # killed during the write
         (run / "checkpoint-1" / MANIFEST).write_text(text)
-        assert not is_complete(run / "checkpoint-1")
+        assert whole(run) == []
     (run / "checkpoint-1" / MANIFEST).unlink()
-    assert RunDirectory(run).checkpoints() == []
+    assert whole(run) == []
     assert not list(run.rglob("training_args.bin"))  # a pickle
 
 
 def test_a_checkpoint_needs_the_reference_adapter_too(tiny: Path, tmp_path: Path) -> None:
     tracked("grpo", tiny, tmp_path / "run", max_steps=1, beta=0.04).train()
-    (checkpoint,) = RunDirectory(tmp_path / "run").checkpoints()
-    (checkpoint / "ref" / "adapter_model.safetensors").write_bytes(b"")
-    assert RunDirectory(tmp_path / "run").checkpoints() == []
+    assert whole(tmp_path / "run") == ["checkpoint-1"]
+    (tmp_path / "run" / "checkpoint-1" / "ref" / "adapter_model.safetensors").write_bytes(b"")
+    assert whole(tmp_path / "run") == []
+
+
+def test_save_total_limit_keeps_the_newest_steps_whatever_the_file_times(tiny: Path, tmp_path: Path) -> None:
+    """Checkpoints dated ahead, as by a copy or a clock that was set back, are still the older ones."""
+    run = tmp_path / "run"
+    trainer = tracked("gtpo", tiny, run, max_steps=4, save_total_limit=2)
+
+    class DateAhead(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            ahead = time.time() + 3600 * (10 - state.global_step)
+            os.utime(run / f"checkpoint-{state.global_step}", (ahead, ahead))
+
+    trainer.add_callback(DateAhead())
+    trainer.train()
+    assert whole(run) == ["checkpoint-3", "checkpoint-4"] == [path.name for path in sorted_checkpoints(run)]
+    assert trainer.args.save_total_limit == 2  # as in config.yaml and the model card
+
+
+def test_one_kept_checkpoint_is_deleted_after_the_next_one_is_whole(tiny: Path, tmp_path: Path) -> None:
+    run, seen = tmp_path / "run", []
+    trainer = tracked("gtpo", tiny, run, max_steps=2, save_total_limit=1)
+
+    class BeforeTheManifest(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen.append(whole(run))
+
+    trainer.callback_handler.callbacks.insert(0, BeforeTheManifest())
+    trainer.train()
+    assert seen == [[], ["checkpoint-1"]] and whole(run) == ["checkpoint-2"]
+
+
+def test_a_checkpoint_saved_again_has_no_file_of_the_damaged_one(tiny: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    tracked("gtpo", tiny, run, max_steps=2).train()
+    (run / "checkpoint-2" / MANIFEST).unlink()
+    (run / "checkpoint-2" / "generated-0.safetensors").write_bytes(b"of another run")
+    tracked("gtpo", tiny, run, max_steps=2).train(resume_from_checkpoint=str(run / "checkpoint-1"))
+    assert whole(run) == ["checkpoint-1", "checkpoint-2"]
+    assert not (run / "checkpoint-2" / "generated-0.safetensors").exists()
 
 
 @pytest.mark.parametrize(
@@ -214,7 +258,7 @@ def test_a_signal_saves_a_checkpoint_of_the_last_step(
     returncode, stderr = run.stop(number)
     assert returncode == code and "Traceback" not in stderr
     steps = run.steps()
-    assert [path.name for path in RunDirectory(run.directory).checkpoints()] == [f"checkpoint-{steps}"]
+    assert whole(run.directory) == [f"checkpoint-{steps}"]
     assert f"stopped after step {steps}; continue with --resume {run.directory}" in stderr
     assert not (run.directory / "adapter").exists()
     resume = [sys.executable, "train_gtpo.py", "--resume", run.directory, "--max_steps", str(steps + 2)]
@@ -308,7 +352,7 @@ def test_a_run_stopped_by_a_full_disk_can_be_resumed(tiny: Path, small_disk: Cal
         last_line.startswith("train_gtpo.py: the disk is full (")
         and "--resume RUN from the last checkpoint" in last_line
     )
-    kept = [path.name for path in RunDirectory(run).checkpoints()]
+    kept = whole(run)
     assert kept and kept == [f"checkpoint-{step}" for step in range(1, len(kept) + 1)]
     small_disk("64m")
     subprocess.run([sys.executable, "train_gtpo.py", "--resume", run], cwd=ROOT, check=True, capture_output=True)

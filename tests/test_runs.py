@@ -5,6 +5,7 @@ import json
 import math
 import os
 import platform
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from helpers.scripts import Ended
 from trl import GRPOConfig
 
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments, Settings
+from gtpo.checkpoints import write_manifest
 from gtpo.cli import parse
 from gtpo.errors import UsageError
-from gtpo.runs import MANIFEST, RunDirectory, check_run, git_revision, start_run
+from gtpo.runs import RunDirectory, check_run, git_revision, start_run
 
 CLASSES = (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
 
@@ -42,9 +44,8 @@ def start(directory: Path, *argv: str) -> str | None:
 def checkpoint(run: Path, step: int) -> Path:
     directory = run / f"checkpoint-{step}"
     directory.mkdir(parents=True)
-    state = json.dumps({"global_step": step})
-    (directory / "trainer_state.json").write_text(state)
-    (directory / MANIFEST).write_text(json.dumps({"trainer_state.json": len(state)}))
+    (directory / "trainer_state.json").write_text(json.dumps({"global_step": step, "max_steps": 10}))
+    write_manifest(directory)
     return directory
 
 
@@ -81,9 +82,11 @@ def test_git_revision_is_a_commit() -> None:
 def test_existing_run_is_refused_and_kept(tmp_path: Path) -> None:
     start(tmp_path / "run", "--seed", "1")
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(UsageError, match="exists: --resume continues it, --overwrite replaces it") as caught:
+    with pytest.raises(UsageError, match=r"run exists and has no checkpoint: --overwrite replaces it, --run"):
         start(tmp_path / "run", "--seed", "2")
-    assert "\n" not in str(caught.value) and str(tmp_path / "run") in str(caught.value)
+    checkpoint(tmp_path / "run", 5)
+    with pytest.raises(UsageError, match=r"run exists: --resume continues it, --overwrite replaces it, --run_name na"):
+        start(tmp_path / "run", "--seed", "2")
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 1
 
 
@@ -98,7 +101,7 @@ def test_a_run_that_failed_before_its_first_step_can_be_started_again(tmp_path: 
 def test_a_directory_of_another_program_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").write_text("of: another program\n")
-    with pytest.raises(UsageError, match="mine exists: "):
+    with pytest.raises(UsageError, match="mine exists and is not a run"):
         start(tmp_path / "mine")
     assert (tmp_path / "mine" / "config.yaml").read_text() == "of: another program\n"
 
@@ -173,19 +176,172 @@ def test_dry_run_prints_the_settings_and_creates_nothing(tmp_path: Path, run_scr
     assert list(tmp_path.iterdir()) == []
 
 
+# ---- killed at the start, or while another run is replaced ----
+
+
+FIRST_FILES = ["run.lock", "config.yaml.tmp", "config.yaml", "environment.json.tmp", "environment.json", "wandb_id"]
+
+
+@pytest.mark.parametrize("written", range(1, len(FIRST_FILES) + 1))
+@pytest.mark.parametrize("flags", [[], ["--overwrite"]])
+def test_a_run_killed_at_its_start_is_started_again(written: int, flags: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in FIRST_FILES[:written]:
+        (run / name).write_text("{")  # truncated
+    (run / "completions").mkdir()  # TRL's trainer creates it before the first step
+    assert start(run, "--seed", "2", *flags) is None
+    assert yaml.safe_load((run / "config.yaml").read_text())["seed"] == 2
+    assert sorted(path.name for path in run.iterdir()) == ["config.yaml", "environment.json", "run.lock"]
+
+
+def test_the_lock_is_the_first_file_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr("gtpo.runs.write_atomically", lambda path, text: seen.append(sorted(path.parent.iterdir())))
+    start(tmp_path / "run")
+    assert seen[0] == [tmp_path / "run" / "run.lock"]
+
+
+def finished_run(path: Path) -> Path:
+    start(path, "--max_steps", "10")
+    for step in (5, 10):
+        checkpoint(path, step)
+    (path / "adapter").mkdir()
+    (path / "adapter" / "adapter_config.json").write_text("{}")
+    (path / "adapter" / "adapter_model.safetensors").write_bytes(b"weights")
+    (path / "metrics.jsonl").write_text('{"step": 5}\n{"step": 10}\n')
+    return path
+
+
+@pytest.mark.parametrize("operation", range(30))
+def test_overwrite_killed_in_between_leaves_a_run(
+    operation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is deleted by then: a checkpoint still has its metrics, a final adapter its files, --overwrite works."""
+    run, left = finished_run(tmp_path / "run"), operation
+    originals = {name: getattr(os, name) for name in ("unlink", "rmdir")}
+
+    def killed_at(name: str) -> Callable[..., None]:
+        def delete(*args: object, **kwargs: object) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            originals[name](*args, **kwargs)
+
+        return delete
+
+    with monkeypatch.context() as patched:
+        for name in originals:
+            patched.setattr(os, name, killed_at(name))
+        try:
+            start(run, "--overwrite")
+        except KeyboardInterrupt:
+            assert left < 0
+    directory = RunDirectory(run)
+    if directory.has_checkpoint:
+        assert [row["step"] for row in directory.read_metrics()] == [5, 10]
+        assert check_run(parse_run("--resume", str(run)), rows=10) == str(run / f"checkpoint-{5 if operation else 10}")
+    if directory.is_finished:
+        assert (directory.adapter / "adapter_model.safetensors").is_file()
+    assert start(run, "--overwrite") is None
+    assert sorted(path.name for path in run.iterdir()) == ["config.yaml", "environment.json", "run.lock"]
+
+
+# ---- directories that cannot be written ----
+
+
+def refusal(path: Path | str) -> str:
+    with pytest.raises(UsageError) as caught:
+        check_run(parse_run("--output_dir", str(path)), rows=10)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_path_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    assert refusal(tmp_path / "file" / "deeper" / "run").endswith(
+        f"run is below {tmp_path}/file, which is a file, expected a directory."
+    )
+
+
+def test_a_dangling_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    assert refusal(tmp_path / "link").endswith(f"link is a link to {tmp_path}/gone, which does not exist.")
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path / ("x" * 300)).endswith(": File name too long. Name another directory.")
+
+
+def test_a_directory_without_permission_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    path = tmp_path / "run" if os.geteuid() else Path("/proc/run")  # root may write everywhere else
+    assert refusal(path).startswith(f"--output_dir: cannot write {path}: ")
+    assert list(tmp_path.iterdir()) == []
+    tmp_path.chmod(0o700)
+
+
+# ---- damaged files of a run ----
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"step": 3}', '{"accuracy": "high", "step": 3}'])
+def test_a_damaged_best_json_is_refused_before_a_model_is_loaded(text: str, tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    checkpoint(tmp_path / "run", 5)
+    (tmp_path / "run" / "best").mkdir()
+    (tmp_path / "run" / "best" / "best.json").write_text(text)
+    with pytest.raises(UsageError, match=r"best/best\.json cannot be read: expected .* Delete .*run/best, and"):
+        start(tmp_path / "run", "--resume")
+
+
+def test_a_damaged_line_of_the_metrics_is_named_and_a_truncated_last_one_skipped(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.metrics.write_bytes(b'{"step": 1}\n{"step": 2}\n{"step": 3, "reward": "\xce')
+    assert [row["step"] for row in run.read_metrics()] == [1, 2]
+    for line in (b'{"step"', b"2", b"\x00\x00", b"\xff"):
+        run.metrics.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+        with pytest.raises(UsageError, match=r"metrics\.jsonl: line 2 is not a JSON object: delete it"):
+            run.read_metrics()
+
+
 # ---- resuming ----
 
 
-def test_checkpoints_are_ordered_by_step(tmp_path: Path) -> None:
-    for step in (100, 20, 3):
-        checkpoint(tmp_path, step)
-    (tmp_path / "checkpoint-old").mkdir()
-    assert [path.name for path in RunDirectory(tmp_path).checkpoints()] == [
-        "checkpoint-3",
-        "checkpoint-20",
-        "checkpoint-100",
-    ]
-    assert RunDirectory(tmp_path / "nowhere").checkpoints() == []
+@pytest.mark.parametrize(("flag", "value", "before"), [("gamma", "0.3", "0.1"), ("learning_rate", "0.5", "0.001")])
+def test_other_settings_for_a_finished_run_are_refused(flag: str, value: str, before: str, tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run")
+    stored = (run / "config.yaml").read_text()
+    before = str(yaml.safe_load(stored)[flag])
+    with pytest.raises(UsageError, match=rf"has all its steps, and --{flag} {value} \(before: {before}\) would"):
+        start(run, "--resume", f"--{flag}", value)
+    assert (run / "config.yaml").read_text() == stored
+
+
+def test_a_finished_run_can_be_continued_merged_or_moved(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run")
+    assert start(run, "--resume", "--merge", "16bit") == str(run / "checkpoint-10")
+    moved = shutil.copytree(run, tmp_path / "moved")
+    assert start(moved, "--resume") == str(moved / "checkpoint-10")
+    assert start(moved, "--resume", "--max_steps", "20") == str(moved / "checkpoint-10")
+
+
+def test_changed_settings_of_a_resumed_run_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    start(tmp_path / "run", "--gamma", "0.2")
+    checkpoint(tmp_path / "run", 5)
+    with caplog.at_level("WARNING"):
+        start(tmp_path / "run", "--resume")
+        assert caplog.messages == []
+        start(tmp_path / "run", "--resume", "--gamma", "0.3")
+    assert caplog.messages == [f"{tmp_path}/run is resumed with --gamma 0.3 (before: 0.2)"]
+
+
+def test_a_run_without_a_whole_checkpoint_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    (checkpoint(tmp_path / "run", 5) / "trainer_state.json").write_text("zeroed")
+    with pytest.raises(UsageError, match="run has no whole checkpoint left: --overwrite starts it again"):
+        start(tmp_path / "run", "--resume")
+    assert start(tmp_path / "run", "--overwrite") is None
 
 
 def test_resume_takes_the_newest_checkpoint(tmp_path: Path) -> None:
@@ -256,8 +412,8 @@ def run_with_checkpoint(path: Path, config: str) -> Path:
     (path / "checkpoint-5").mkdir(parents=True)
     (path / "config.yaml").write_text(config)
     (path / "environment.json").write_text("{}")
-    (path / "checkpoint-5" / "trainer_state.json").write_text("{}")
-    (path / "checkpoint-5" / MANIFEST).write_text('{"trainer_state.json": 2}')
+    (path / "checkpoint-5" / "trainer_state.json").write_text('{"global_step": 5, "max_steps": 10}')
+    write_manifest(path / "checkpoint-5")
     return path
 
 
@@ -275,7 +431,7 @@ def test_overwrite_spares_the_directory_of_another_program(name: str, tmp_path: 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / name).write_text("{}")
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError, match=r"mine is not a run .*--overwrite does not delete it"):
+    with pytest.raises(UsageError, match=r"mine exists and is not a run .*nothing is written to it or deleted"):
         check_run(parse_run("--output_dir", str(tmp_path / "mine"), "--overwrite"), rows=10)
 
 

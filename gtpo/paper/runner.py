@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import IO
 
+from gtpo.checkpoints import latest_whole
 from gtpo.paper.matrix import Evaluation, Experiment
 
 
@@ -60,7 +61,7 @@ def train_one(experiment: Experiment, threads: int) -> int:
         if run.is_finished:
             return 0
         argv = [sys.executable, *experiment.argv]
-        if run.has_checkpoint:
+        if latest_whole(run.path):
             argv += ["--resume", str(run.path)]
         elif run.path.exists():
             argv += ["--overwrite", "true"]

@@ -1,0 +1,91 @@
+"""Checkpoints on disk: a manifest with a digest per file, the newest whole one, and which ones are kept."""
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from gtpo.files import write_atomically
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "files.json"
+
+
+def write_manifest(checkpoint: Path) -> None:
+    """List the files of a checkpoint with their SHA-256, once all are written."""
+    files = {str(path.relative_to(checkpoint)): _sha256(path) for path in _files(checkpoint)}
+    write_atomically(checkpoint / MANIFEST, json.dumps(files, indent=1, sort_keys=True))
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with the files of a checkpoint, against its manifest; None if it is whole."""
+    try:
+        files = json.loads((checkpoint / MANIFEST).read_text())
+        for name, stored in files.items():
+            path = checkpoint / name
+            # Earlier revisions stored sizes.
+            if stored != (path.stat().st_size if isinstance(stored, int) else _sha256(path)):
+                return f"{name} is not as it was saved"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).relative_to(checkpoint)} is missing"
+    except (OSError, ValueError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read: {error}"
+    return None
+
+
+def sorted_checkpoints(run: Path) -> list[Path]:
+    """The checkpoint directories of a run, oldest step first, whole or not."""
+    return sorted((path for path in run.glob("checkpoint-*") if step_of(path) >= 0), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in the name of a checkpoint; -1 for another directory."""
+    step = checkpoint.name.removeprefix("checkpoint-")
+    return int(step) if step.isdecimal() else -1
+
+
+def latest_whole(run: Path) -> Path | None:
+    """The newest whole checkpoint of a run; newer ones are skipped with a warning that says what is wrong with them."""
+    for checkpoint in reversed(sorted_checkpoints(run)):
+        reason = damage(checkpoint)
+        if reason is None:
+            return checkpoint
+        logger.warning("%s is incomplete or damaged (%s) and is skipped", checkpoint, reason)
+    return None
+
+
+def steps_are_done(checkpoint: Path, max_steps: int) -> bool:
+    """Whether a run has no step left after a checkpoint; ``max_steps``: of the settings, below 1 for whole epochs."""
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    return bool(state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"]))
+
+
+def rotate(run: Path, limit: int) -> None:
+    """Delete the checkpoints before the ``limit`` newest whole ones, and damaged ones among these.
+
+    The age is the step of the name: file times are those of a copy, or of a clock that was set back.
+    """
+    kept = 0
+    for checkpoint in reversed(sorted_checkpoints(run)):
+        if kept < limit and damage(checkpoint) is None:
+            kept += 1
+        elif kept:  # nothing is deleted before a whole one is found
+            delete(checkpoint)
+
+
+def delete(checkpoint: Path) -> None:
+    """Delete a checkpoint, its manifest first: killed in between, it is incomplete and not resumed."""
+    (checkpoint / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(checkpoint)
+
+
+def _files(checkpoint: Path) -> Iterable[Path]:
+    return (path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
