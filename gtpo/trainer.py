@@ -19,7 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest import mock
 
+import pandas
 import torch
 import trl
 from accelerate.utils import gather_object
@@ -166,6 +168,10 @@ class GRPOTrainer(trl.GRPOTrainer):
         for name, value in metrics.items():
             self._metrics[mode][name].append(self.accelerator.gather(value).mean().item())
         return loss / (self.current_gradient_accumulation_steps if mode == "train" else 1)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        with _parquet_written_whole():  # the table of completions
+            super().log(logs, start_time)
 
     def _sampler_gap(self, logps: Tensor, inputs: dict[str, Any]) -> Tensor:
         """Mean |ln pi - ln pi of the sampler| over the completion tokens, in nats."""
@@ -559,6 +565,19 @@ def _logit_options(config: Any) -> dict[str, Any]:
         "logit_scale": scale / (getattr(config, "logits_scaling", None) or 1.0),
         "softcap": getattr(config, "final_logit_softcapping", None),
     }
+
+
+@contextmanager
+def _parquet_written_whole() -> Iterator[None]:
+    """Inside, a DataFrame is written to a temporary name and renamed: a kill leaves no truncated Parquet file."""
+    write = pandas.DataFrame.to_parquet
+
+    def write_whole(table: pandas.DataFrame, path: str, *args: Any, **kwargs: Any) -> None:
+        write(table, f"{path}.tmp", *args, **kwargs)
+        os.replace(f"{path}.tmp", path)
+
+    with mock.patch.object(pandas.DataFrame, "to_parquet", write_whole):
+        yield
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 import trl
@@ -166,6 +167,25 @@ def test_conflict_metrics_count_completion_tokens(tiny: Path, tmp_path: Path) ->
     assert logged["conflict_tokens"][-1] == pytest.approx(conflicts / GROUP)
     assert logged["conflict_fraction"][-1] == pytest.approx(conflicts / sum(lengths))
     assert logged["completion_length"][-1] == pytest.approx(sum(lengths) / GROUP)
+
+
+def test_the_table_of_completions_is_written_whole_or_not_at_all(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last table is written again at the end, after the last checkpoint: a resumed run does not repeat it."""
+    trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=1, log_completions=True, num_completions_to_print=0)
+    trainer.train()
+    (table,) = (tmp_path / "completions").iterdir()
+    whole = table.read_bytes()
+
+    def killed(self: pandas.DataFrame, path: str) -> None:
+        Path(path).write_bytes(whole[: len(whole) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pandas.DataFrame, "to_parquet", killed)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.log({})
+    assert table.read_bytes() == whole and len(pandas.read_parquet(table)) == GROUP
 
 
 def test_the_initial_entropy_is_measured_before_training_and_stored(tiny: Path, tmp_path: Path) -> None:
