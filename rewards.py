@@ -9,7 +9,7 @@ log their mean in percent of the maximum through TRL's ``log_metric``: ``formatt
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gtpo.grading import extract_answer, is_correct, timeouts
+from gtpo.grading import TimeBudget, extract_answer, is_correct, timeouts
 from gtpo.prompts import TAGS, follows_format
 
 FORMAT_MAX = 10.0
@@ -44,22 +44,30 @@ def accuracy_reward(
 ) -> list[float]:
     """10 for each completion whose answer block contains the right answer, whatever the reasoning tags; else 0.
 
+    A completion that exceeds its :class:`gtpo.grading.TimeBudget` gets 0. In the worst case all of a batch do, each
+    takes up to 12 seconds, and the call as long as all of them; known answers take no time again.
+
     Args:
         completions: G completions of each prompt.
         answer: The gold answer for each completion, from the dataset column of that name.
         log_metric: TRL's; gets ``accuracy``, the mean in percent of the maximum, and ``grader_timeouts``, the
-            comparisons of this call that timed out and scored 0.
+            completions of this call that exceeded the time or memory limit and scored 0.
         kwargs: Other arguments of TRL, ignored.
     """
     timeouts_before = timeouts()
     rewards = [
-        ACCURACY_MAX if is_correct(extract_answer(_text(completion)), gold) else 0.0
+        ACCURACY_MAX if _is_right(_text(completion), gold) else 0.0
         for completion, gold in zip(completions, answer, strict=True)
     ]
     _log_percent(log_metric, "accuracy", rewards, ACCURACY_MAX)
     if log_metric is not None:
         log_metric("grader_timeouts", float(timeouts() - timeouts_before))
     return rewards
+
+
+def _is_right(text: str, gold: str) -> bool:
+    budget = TimeBudget()
+    return is_correct(extract_answer(text, budget), gold, budget)
 
 
 def _log_percent(log_metric: LogMetric | None, name: str, rewards: Sequence[float], maximum: float) -> None:

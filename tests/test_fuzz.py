@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from transformers import HfArgumentParser
 from trl import GRPOConfig, SFTConfig
 
-from gtpo import cli, grading
+from gtpo import cli
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments
 from gtpo.cli import parse
 from gtpo.script import run_script
@@ -290,10 +290,9 @@ def test_rewards_accept_any_completion(part: int, tmp_path: Path, monkeypatch: p
         completions = [hostile(drawn) for _ in range(BATCH)]
         golds = [drawn.choice(GOLDS) for _ in range(BATCH)]
         metrics: dict[str, float] = {}
-        before = grading.worker_calls()
         formats = format_reward(completions)
         accuracies = accuracy_reward(completions, answer=golds, log_metric=metrics.__setitem__)
         assert len(formats) == len(accuracies) == BATCH, seed
         assert set(formats) <= {0.0, 1.0, 10.0} and set(accuracies) <= {0.0, 10.0}, seed
-        assert 0 <= metrics["grader_timeouts"] <= grading.worker_calls() - before, seed
+        assert 0 <= metrics["grader_timeouts"] <= BATCH, seed
     assert list(tmp_path.iterdir()) == []

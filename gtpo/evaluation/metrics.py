@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gtpo.grading import equivalent, normalise
+from gtpo.grading import TimeBudget, equivalent, normalise
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -50,7 +50,7 @@ def majority_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int
 
     Answers are counted by equivalence class: the same normalised string, or :func:`gtpo.grading.equivalent`. Missing
     answers (None, blank) have no vote. A tie goes to the class that occurs first, and no votes score 0, so maj@1 is
-    first-k pass@1.
+    first-k pass@1. The comparisons share a time budget of k completions; above it, answers count as different.
 
     Args:
         answers: The extracted answer of each sample, in sampling order. Length n.
@@ -63,6 +63,7 @@ def majority_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int
     if len(answers) != len(correct):
         raise ValueError(f"{len(answers)} answers but {len(correct)} entries in correct: expected one per sample")
     _check_k(k, len(answers))
+    budget = TimeBudget(k)
     votes: list[int] = []
     firsts: list[tuple[str, bool]] = []  # the first answer of each class, and whether it is correct
     class_of: dict[str, int] = {}  # by normalised string, so that a repeated answer is compared only once
@@ -71,7 +72,8 @@ def majority_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int
         if not form or answer is None:
             continue
         if form not in class_of:
-            class_of[form] = next((c for c, (first, _) in enumerate(firsts) if equivalent(first, answer)), len(votes))
+            same = (c for c, (first, _) in enumerate(firsts) if equivalent(first, answer, budget))
+            class_of[form] = next(same, len(votes))
             if class_of[form] == len(votes):
                 votes.append(0)
                 firsts.append((answer, is_correct))

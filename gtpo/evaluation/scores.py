@@ -14,7 +14,7 @@ from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
 from gtpo.evaluation.storage import Row, find_completion_files, read_completions, scores_path
 from gtpo.files import write_atomically
-from gtpo.grading import extract_answer, is_correct, timeouts
+from gtpo.grading import TimeBudget, extract_answer, is_correct, timeouts
 from gtpo.prompts import follows_format
 from gtpo.runs import git_revision
 
@@ -46,8 +46,10 @@ def grade(path: Path, problems: Sequence[Row]) -> Entry:
     per_problem, answers, correct = [], [], []
     for problem in tqdm(problems, desc="  grading", unit=" problems", leave=False):
         texts = [samples[problem["id"], sample] for sample in range(k)]
-        answers.append([extract_answer(text) for text in texts])
-        correct.append([is_correct(answer, problem["gold"]) for answer in answers[-1]])
+        budgets = [TimeBudget() for _ in texts]
+        answers.append(list(map(extract_answer, texts, budgets)))
+        pairs = zip(answers[-1], budgets, strict=True)
+        correct.append([is_correct(answer, problem["gold"], budget) for answer, budget in pairs])
         per_problem.append(
             {
                 "id": problem["id"],

@@ -9,11 +9,15 @@ always agree. Cheap exact rules run first and decide almost every pair; sympy co
    unions, matrices, ``x = ...``;
 4. units, number bases, words;
 5. math-verify for the rest (surds, polynomials, equations), in one worker process limited to 5 seconds per comparison
-   and 2 GiB of memory.
+   and per completion, and 2 GiB of memory.
 
 Model output is untrusted input and is never evaluated as code: the worker parses it with a LaTeX grammar. If the worker
 exceeds a limit it is killed and the answer counts as wrong. A text longer than 1,000 characters is not an answer.
 `is_correct` and `equivalent` never raise because of a text, and work from any thread and in forked processes.
+
+All comparisons of a completion, between its answer blocks and with the gold answer, share one `TimeBudget` of 5
+seconds. The last one may overrun it, so a completion takes less than 10 seconds, and the worker some 2 to restart; a
+batch takes at most the sum. All threads share the worker: each may wait that long for a completion of every other.
 
 Conventions where public graders differ: ``10\%`` equals both ``10`` and ``0.1``; a unit may be missing but not wrong;
 ``1, 2`` equals ``2, 1`` and ``\{2, 1\}``, but ``(1, 2)`` only in that order; ``204_5`` equals only ``204_5``; a decimal
@@ -24,9 +28,11 @@ from gtpo.grading.compare import equivalent, is_correct
 from gtpo.grading.extract import extract_answer, gsm8k_gold
 from gtpo.grading.latex import last_boxed
 from gtpo.grading.normalise import normalise
+from gtpo.grading.sympy_fallback import TimeBudget
 from gtpo.grading.worker import timeouts, worker_calls
 
 __all__ = [
+    "TimeBudget",
     "equivalent",
     "extract_answer",
     "gsm8k_gold",

@@ -1,6 +1,7 @@
 """Decides whether two answers are equal: applies the rules in order (see the package's docstring)."""
 
 import re
+import time
 from functools import lru_cache
 
 from gtpo.grading.estimate import is_far_apart
@@ -8,9 +9,9 @@ from gtpo.grading.exact import parse_number, same_number
 from gtpo.grading.latex import FUNCTIONS, TEXT, split_top_level
 from gtpo.grading.normalise import normalise
 from gtpo.grading.structure import parse_structure
-from gtpo.grading.sympy_fallback import SympyBudget
+from gtpo.grading.sympy_fallback import TimeBudget
 from gtpo.grading.units import strip_units
-from gtpo.grading.worker import ComparisonFailed
+from gtpo.grading.worker import ComparisonFailed, shared_worker
 
 _MAX_UNORDERED = 64  # elements compared in any order, which takes quadratic time
 _RELATION = r"[<>=]|\\(?:leq|geq|neq)(?![a-zA-Z])"
@@ -23,27 +24,50 @@ _NUMBER_WORDS = [
 ]
 
 
-def is_correct(prediction: str | None, gold: str) -> bool:
-    """True if the answer `prediction` equals `gold`. None (no answer found) is wrong."""
-    return prediction is not None and equivalent(gold, prediction)
+def is_correct(prediction: str | None, gold: str, budget: TimeBudget | None = None) -> bool:
+    """True if the answer `prediction` equals `gold`. None (no answer found) is wrong. `budget` as in `equivalent`."""
+    return prediction is not None and equivalent(gold, prediction, budget)
 
 
-def equivalent(a: str, b: str) -> bool:
-    """True if two answers mean the same. Symmetric, so majority voting can group by it. Empty answers equal nothing."""
+def equivalent(a: str, b: str, budget: TimeBudget | None = None) -> bool:
+    """True if two answers mean the same. Symmetric, so majority voting can group by it. Empty answers equal nothing.
+
+    Args:
+        a: An answer.
+        b: An answer.
+        budget: The time that this comparison shares with others; its own by default. Two answers whose comparison ends
+            above it count as different and as one of `timeouts`; once it is spent, no comparison starts.
+    """
     first, second = sorted((normalise(a), normalise(b)))  # sorted: symmetric, and one cache entry per pair
-    return bool(first) and decide(first, second)
+    if not first:
+        return False
+    budget = budget or TimeBudget()
+    is_same, seconds = decide(first, second) if budget.seconds_left > 0 else (None, 0.0)
+    budget.seconds_left -= seconds
+    if is_same is None or budget.seconds_left < 0:
+        shared_worker.timeouts += 1
+        return False
+    return is_same
 
 
 @lru_cache(maxsize=2**16)
-def decide(a: str, b: str) -> bool:
-    """`equivalent` for two normal forms. A comparison that exceeds a limit counts as different."""
+def decide(a: str, b: str) -> tuple[bool | None, float]:
+    """(`equivalent` for two normal forms, seconds taken: CPU time of the exact rules and time in the worker).
+
+    (None, TIME_LIMIT) for a comparison that exceeds a limit. A result from the cache has the seconds of the first time.
+    """
+    budget, start = TimeBudget(), time.thread_time()
+    limit = budget.seconds_left
     try:
-        return _same(a, b, SympyBudget())
-    except (ComparisonFailed, RecursionError):
-        return False
+        is_same = _same(a, b, budget)
+    except ComparisonFailed:
+        return None, limit
+    except RecursionError:
+        is_same = False
+    return is_same, min(limit, limit - budget.seconds_left + time.thread_time() - start)
 
 
-def _same(a: str, b: str, budget: SympyBudget) -> bool:
+def _same(a: str, b: str, budget: TimeBudget) -> bool:
     """Compare two answers, or two elements of answers, in normal form."""
     if a == b:
         return bool(a)
@@ -57,7 +81,7 @@ def _same(a: str, b: str, budget: SympyBudget) -> bool:
     return _same_structure(a, b, budget)
 
 
-def _assignment(text: str, budget: SympyBudget) -> tuple[str, str]:
+def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     r"""(name, value) of ``x = 5`` or ``x \in [0, 1]``; the name is empty if there is none.
 
     The value of a chain is its last member if all members are equal: ``0.56 = 56\%``. ``18 = 19`` is left as it is.
@@ -76,7 +100,7 @@ def _assignment(text: str, budget: SympyBudget) -> tuple[str, str]:
     return name.replace(" ", ""), values[-1]
 
 
-def _same_structure(a: str, b: str, budget: SympyBudget) -> bool:
+def _same_structure(a: str, b: str, budget: TimeBudget) -> bool:
     """Compare tuples, intervals, sets, lists, unions and matrices element by element."""
     (kind_a, items_a), (kind_b, items_b) = parse_structure(a), parse_structure(b)
     kinds = {kind_a, kind_b}
@@ -95,7 +119,7 @@ def _same_structure(a: str, b: str, budget: SympyBudget) -> bool:
     return False
 
 
-def _same_items(a: tuple[str, ...], b: tuple[str, ...], budget: SympyBudget, *, ordered: bool) -> bool:
+def _same_items(a: tuple[str, ...], b: tuple[str, ...], budget: TimeBudget, *, ordered: bool) -> bool:
     """Compare elements pairwise, in order or in any order; long lists always in order."""
     if len(a) != len(b):
         return False
@@ -110,7 +134,7 @@ def _same_items(a: tuple[str, ...], b: tuple[str, ...], budget: SympyBudget, *, 
     return True
 
 
-def _same_scalar(a: str, b: str, budget: SympyBudget) -> bool:
+def _same_scalar(a: str, b: str, budget: TimeBudget) -> bool:
     """Compare two answers without structure: numbers, numbers in a base, words, or expressions."""
     if (verdict := same_number(a, b)) is not None:
         return verdict

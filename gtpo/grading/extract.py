@@ -1,22 +1,29 @@
 """Reads the answer out of a completion, and the gold answer out of a GSM8K solution."""
 
 from gtpo.grading.compare import equivalent
+from gtpo.grading.sympy_fallback import TimeBudget
 from gtpo.prompts import ANSWER_CLOSE, ANSWER_OPEN
 
 
-def extract_answer(text: str) -> str | None:
+def extract_answer(text: str, budget: TimeBudget | None = None) -> str | None:
     """The stripped content of the last complete ``<answer>...</answer>`` block. Runs in linear time.
 
-    Returns None if there is no complete block, if the last one is empty, or if two blocks disagree. A block starts at
-    the last opening tag before its closing tag.
+    Args:
+        text: The completion.
+        budget: The time for the comparisons of its blocks; pass the same to `is_correct`.
+
+    Returns:
+        None if there is no complete block, if the last one is empty, or if two blocks disagree. A block starts at the
+        last opening tag before its closing tag.
     """
+    budget = budget or TimeBudget()
     answer: str | None = None
     position = 0
     while (end := text.find(ANSWER_CLOSE, position)) >= 0:
         start = text.rfind(ANSWER_OPEN, position, end)
         if start >= 0:
             block = text[start + len(ANSWER_OPEN) : end].strip()
-            if answer is not None and block != answer and not equivalent(block, answer):
+            if answer is not None and block != answer and not equivalent(block, answer, budget):
                 return None
             answer = block
         position = end + len(ANSWER_CLOSE)

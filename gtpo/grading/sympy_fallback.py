@@ -1,11 +1,11 @@
-"""Rule 5: math-verify in the worker process, for pairs that the exact rules cannot decide."""
+"""Rule 5: math-verify in the worker process, for pairs that the exact rules cannot decide; and the time limits."""
 
 import re
 
 from gtpo.grading.exact import rounding_tolerance
 from gtpo.grading.worker import shared_worker
 
-TIME_LIMIT = 5.0  # seconds in the worker per comparison, over all elements of the answers
+TIME_LIMIT = 5.0  # seconds per comparison, over all elements of the answers, and per completion
 
 _REFUSED = [
     re.compile(pattern)
@@ -22,11 +22,18 @@ _REFUSED = [
 ]
 
 
-class SympyBudget:
-    """Sends pairs to the worker, within one time limit for all elements of an answer."""
+class TimeBudget:
+    """Seconds that one comparison, or all comparisons of a completion, may take.
 
-    def __init__(self) -> None:
-        self.seconds_left = TIME_LIMIT
+    Waiting for the worker to start and for the comparisons of other threads does not count, so that a verdict does not
+    depend on them.
+
+    Args:
+        completions: Number of completions that share the budget, TIME_LIMIT each.
+    """
+
+    def __init__(self, completions: int = 1) -> None:
+        self.seconds_left = completions * TIME_LIMIT
 
     def sympy_equal(self, a: str, b: str) -> bool:
         """True if math-verify says that two expressions, equations, relations or sets are equal.

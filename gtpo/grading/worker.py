@@ -32,7 +32,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.calls = 0
-        self.failures = 0
+        self.timeouts = 0  # counted by compare.equivalent
         self.process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._is_ready = False
@@ -61,7 +61,6 @@ class Worker:
                 reply, more = self._request(request, limit - seconds)
                 seconds += more
             if not reply:
-                self.failures += 1
                 self._start()  # the next process imports sympy in the background
                 raise ComparisonFailed
             return reply == b"1", seconds
@@ -145,8 +144,11 @@ os.register_at_fork(after_in_child=shared_worker.reset_after_fork)
 
 
 def timeouts() -> int:
-    """Number of comparisons in this process that exceeded the time or memory limit, and so count as wrong."""
-    return shared_worker.failures
+    """Number of pairs of answers in this process that a time or memory limit made different, from the cache too.
+
+    At most one per completion: such a completion has no answer or a wrong one, and is compared with nothing more.
+    """
+    return shared_worker.timeouts
 
 
 def worker_calls() -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gtpo.evaluation import metrics
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
-from gtpo.grading import is_correct
+from gtpo.grading import compare, is_correct
 
 ATOL = 1e-12  # observed error 2e-15 for all n up to 200
 
@@ -121,7 +121,7 @@ def test_majority_refuses() -> None:
 
 def test_a_repeated_answer_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(metrics, "equivalent", lambda a, b: asked.append((a, b)))
+    monkeypatch.setattr(metrics, "equivalent", lambda a, b, budget: asked.append((a, b)))
     majority_at_k(["1", "2"] * 32, [True, False] * 32, 64)
     assert asked == [("1", "2")]
 
@@ -146,3 +146,11 @@ def test_bootstrap_interval_of_a_known_mean() -> None:
 def test_bootstrap_interval_refuses(scores: list, options: dict) -> None:
     with pytest.raises(ValueError, match="expected"):
         bootstrap_interval(scores, **options)
+
+
+def test_the_comparisons_of_a_vote_share_the_time_of_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(compare, "decide", lambda a, b: (False, calls.append((a, b)) or 5.0))
+    answers = [f"x+{i}y" for i in range(2, 7)]  # 10 pairs
+    assert majority_at_k([*answers, answers[1]], [False, True, False, False, False, True], 6) == 1.0
+    assert len(calls) == 6

@@ -9,6 +9,7 @@ import pytest
 from gtpo.data import load_benchmark
 from gtpo.errors import UsageError
 from gtpo.evaluation.scores import grade, write_results
+from gtpo.grading import compare
 
 
 def test_scores_by_hand(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:
@@ -49,3 +50,16 @@ def test_results_contain_every_entry_of_the_directory(
     write_results(tmp_path, [second])
     assert json.loads((tmp_path / "results.json").read_text()) == {"results": [first, second]}
     assert json.loads((tmp_path / "second" / "arithmetic.json").read_text()) == second
+
+
+def test_a_completion_above_its_time_budget_is_wrong_and_counted(
+    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gold = load_benchmark("arithmetic")[0]["gold"]
+    texts_by_hand["arithmetic/0"][1] = "".join(f"<answer>{gold}.{'0' * i}</answer>" for i in range(1, 4))
+    path, problems = store(texts_by_hand), load_benchmark("arithmetic")[:3]
+    assert grade(path, problems)["per_problem"][0]["correct"] == "0111"
+    decide = compare.decide
+    monkeypatch.setattr(compare, "decide", lambda a, b: (decide(a, b)[0], 2.0))  # 2 s between blocks, 2 s for the gold
+    entry = grade(path, problems)
+    assert (entry["per_problem"][0]["correct"], entry["graded_by"]["timeouts"]) == ("0011", 1)

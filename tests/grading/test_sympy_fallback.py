@@ -1,12 +1,17 @@
-"""The step before the worker: which texts are refused, how the rest is written, and the time limit of a comparison."""
+"""The step before the worker: which texts are refused, how the rest is written, and the time limits."""
 
+import itertools
+import threading
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 
-from gtpo.grading import compare, is_correct, worker_calls
+from gtpo.grading import TimeBudget, compare, extract_answer, is_correct, sympy_fallback, timeouts, worker_calls
 from gtpo.grading.sympy_fallback import to_latex
-from gtpo.grading.worker import shared_worker
+from gtpo.grading.worker import ComparisonFailed, shared_worker
+from rewards import accuracy_reward
 
 
 @pytest.mark.parametrize(
@@ -50,3 +55,86 @@ def test_the_time_limit_covers_all_elements_of_an_answer(monkeypatch: pytest.Mon
     assert is_correct("(1+x,2+x,3+x)", "(x+1,x+2,x+3)")
     assert limits == [5.0, 3.0, 1.0]
     compare.decide.cache_clear()
+
+
+@pytest.fixture
+def fake_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
+    """fake_worker(seconds): every comparison takes that long and finds its pair equal; None fails. Gives the calls."""
+
+    def install(seconds: float | None) -> list[str]:
+        calls: list[str] = []
+
+        def compare_pair(a: str, b: str, tolerance: Fraction | None, limit: float) -> tuple[bool, float]:
+            calls.append(a)
+            if seconds is None:
+                raise ComparisonFailed
+            return True, seconds
+
+        monkeypatch.setattr(shared_worker, "compare", compare_pair)
+        return calls
+
+    compare.decide.cache_clear()
+    yield install
+    compare.decide.cache_clear()
+
+
+def blocks(answers: list[str]) -> str:
+    return "".join(f"<answer>{answer}</answer>" for answer in answers)
+
+
+SPELLINGS = [f"x+{i}-{i}" for i in range(20)]  # only sympy sees that they are equal
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["compared", "from the cache"])
+def test_all_comparisons_of_a_completion_share_one_budget(again: bool, fake_worker: Callable[..., list[str]]) -> None:
+    calls, logged = fake_worker(2.0), {}
+    for _ in range(2 if again else 1):
+        assert accuracy_reward([blocks(SPELLINGS)], answer=["x"], log_metric=logged.__setitem__) == [0.0]
+        assert len(calls) == 3 and logged["grader_timeouts"] == 1.0  # 2 + 2 + 2 s exceed 5 s
+
+
+def test_the_gold_answer_is_compared_within_the_same_budget(fake_worker: Callable[..., list[str]]) -> None:
+    fake_worker(2.0)
+    three, two = blocks(SPELLINGS[:3]), blocks(SPELLINGS[:2])
+    before = timeouts()
+    assert accuracy_reward([three, two], answer=["x", "x"]) == [0.0, 10.0]  # 6 s and 4 s
+    assert timeouts() == before + 1
+    assert is_correct(extract_answer(three), "x")  # each with its own budget
+
+
+def test_every_completion_above_a_limit_is_counted(fake_worker: Callable[..., list[str]]) -> None:
+    calls, logged = fake_worker(None), {}
+    completions = [blocks(SPELLINGS[:1]), blocks(SPELLINGS[:1]), blocks(SPELLINGS), blocks(["x"])]
+    rewards = accuracy_reward(completions, answer=["x"] * 4, log_metric=logged.__setitem__)
+    assert rewards == [0.0, 0.0, 0.0, 10.0]
+    assert len(calls) == 2 and logged["grader_timeouts"] == 3.0  # the second completion is known from the cache
+
+
+def test_the_exact_rules_count(monkeypatch: pytest.MonkeyPatch, fake_worker: Callable[..., list[str]]) -> None:
+    calls = fake_worker(0.0)
+    clock = itertools.count(step=2.0)  # 2 s between the start and the end of a comparison
+    monkeypatch.setattr(compare, "time", SimpleNamespace(thread_time=lambda: next(clock)))
+    before = timeouts()
+    assert extract_answer(blocks(["18", "18.0"])) == "18.0"
+    assert extract_answer(blocks(["18." + "0" * i for i in range(1, 20)])) is None
+    assert (calls, timeouts()) == ([], before + 1)
+    assert next(clock) == 16.0  # one comparison, then three of 18
+
+
+def test_waiting_for_another_thread_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sympy_fallback, "TIME_LIMIT", 0.1)
+    monkeypatch.setattr(shared_worker, "_request", lambda request, limit: (b"1", 0.0))
+    compare.decide.cache_clear()
+    shared_worker._lock.acquire()
+    threading.Timer(0.3, shared_worker._lock.release).start()
+    assert is_correct("x+2-2", "x")
+    compare.decide.cache_clear()
+
+
+def test_a_spent_budget_compares_nothing(fake_worker: Callable[..., list[str]]) -> None:
+    calls, before = fake_worker(0.0), timeouts()
+    budget = TimeBudget(2)
+    assert budget.seconds_left == 10.0
+    budget.seconds_left = 0.0
+    assert not is_correct("18", "18.0", budget)
+    assert (calls, timeouts()) == ([], before + 1)
