@@ -24,6 +24,7 @@ def main() -> None:
     from gtpo.report import write_report_or_warn
     from gtpo.reward_functions import load_rewards
     from gtpo.runs import check_run, start_run
+    from gtpo.summary import log_summary
     from gtpo.training import attach_callbacks, train
     from rewards import accuracy_reward, format_reward
 
@@ -51,6 +52,7 @@ def main() -> None:
     train(trainer, checkpoint)
     save_adapter(trainer, settings)
     write_report_or_warn(settings.output_dir)
+    log_summary(trainer, settings)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ def main() -> None:
     from gtpo.models import keep_adapter_in_float32, load_policy
     from gtpo.report import write_report_or_warn
     from gtpo.runs import check_run, start_run
+    from gtpo.summary import log_summary
     from gtpo.training import attach_callbacks, train
 
     settings = parse("sft", (DataArguments, ModelArguments, RunArguments, SFTConfig))
@@ -43,6 +44,7 @@ def main() -> None:
     train(trainer, checkpoint)
     save_adapter(trainer, settings)
     write_report_or_warn(settings.output_dir)
+    log_summary(trainer, settings)
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panel
     Returns:
         The matplotlib figure.
     """
-    panels = panels or panels_of(runs.values())
-    runs = {name.replace("$", r"\$"): rows for name, rows in runs.items()}  # matplotlib parses $...$ as mathematics
+    panels = {metric: _plain(label) for metric, label in (panels or panels_of(runs.values())).items()}
+    runs = {_plain(name): rows for name, rows in runs.items()}
     figure, axes = grid(1, len(panels))
     for axis, (metric, label) in zip(axes[0], panels.items(), strict=True):
         for number, (name, rows) in enumerate(runs.items()):
@@ -80,9 +80,14 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panel
     return figure
 
 
+def _plain(text: str) -> str:
+    """Text as matplotlib shows it unchanged; between two dollar signs it reads mathematics."""
+    return text.replace("$", r"\$")
+
+
 def reward_names(rows: list[dict[str, Any]]) -> list[str]:
     """The reward functions of a run, from its metrics."""
-    names = (re.fullmatch("rewards/(.+)/mean", key) for key in rows[0])
+    names = (re.fullmatch("rewards/(.+)/mean", key) for key in dict.fromkeys(key for row in rows for key in row))
     return [match[1] for match in names if match]
 
 

@@ -1,6 +1,7 @@
 """How a script runs and exits: one line for invalid input, exit codes, a full disk."""
 
 import errno
+import logging
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,6 +15,7 @@ def run_script(main: Callable[[], None]) -> NoReturn:
 
     Exit codes: 2 for invalid input, 1 for a run that had to stop, 130, 143 or 129 after Ctrl-C, SIGTERM or SIGHUP.
     """
+    logging.basicConfig(format="%(message)s", handlers=[_AboveTheBar()])
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
@@ -30,6 +32,15 @@ def run_script(main: Callable[[], None]) -> NoReturn:
             raise
         _exit(f"the disk is full ({error}); free some space, then --resume RUN from the last checkpoint", 1)
     sys.exit(0)
+
+
+class _AboveTheBar(logging.Handler):
+    """Print warnings to stderr; a progress bar is cleared first and drawn again below them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        tqdm.write(self.format(record), file=sys.stderr)
 
 
 def _exit(message: str, code: int) -> NoReturn:

@@ -13,15 +13,17 @@ from gtpo.checkpoints import steps_are_done
 from gtpo.fault_tolerance import CompleteCheckpoints, StopOnNonFiniteGradient, StopOnSignal
 from gtpo.progress import ProgressBar
 from gtpo.runs import ON_MAIN_PROCESS, RunDirectory
+from gtpo.summary import RunMessages
 
 logger = logging.getLogger(__name__)
 
 
 def attach_callbacks(trainer: Any, settings: Settings) -> None:
-    """Add our callbacks to a trainer: progress bar, metrics.jsonl and wandb, best adapter, fault tolerance."""
+    """Add our callbacks to a trainer: messages, bar, metrics.jsonl and wandb, best adapter, fault tolerance."""
     run = RunDirectory(settings.output_dir)
     if trainer.args.device.type == "cpu":  # with several processes it is cpu:0, to which no checkpoint can be loaded
         trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
+    trainer.add_callback(RunMessages(settings, len(trainer.train_dataset)))
     ProgressBar.attach(trainer, settings.method.upper())
     trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
     wandb = "wandb" in trainer.args.report_to and ON_MAIN_PROCESS
