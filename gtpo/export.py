@@ -5,14 +5,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from gtpo.arguments import MODEL_ALIASES, Settings
-from gtpo.data import BENCHMARK_TITLES
+from gtpo.arguments import Settings
+from gtpo.card import model_card
 from gtpo.errors import UsageError
-from gtpo.files import replace_directory
+from gtpo.files import replace_directory, write_atomically
 from gtpo.models import resolve_model
-from gtpo.prompts import SYSTEM_PROMPT
 from gtpo.runs import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -34,23 +31,27 @@ def save_adapter(trainer: Any, settings: Settings) -> None:
         return
     (unfinished / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml has the settings
     shutil.rmtree(unfinished / "ref", ignore_errors=True)  # the reference of GRPO's KL: the adapter at step 0
-    trainer.create_model_card(model_name=run.path.name)
-    card = run.path / "README.md"
-    base = trainer.model.config._name_or_path  # TRL links every base model to the Hub, local directories too
-    text = card.read_text().replace("[None](https://huggingface.co/None)", f"`{base}`")
-    (unfinished / "README.md").write_text(text + _adapter_usage(settings) + _settings(settings))
-    card.unlink()
+    (run.path / "README.md").unlink(missing_ok=True)  # TRL's, of a checkpoint
+    _write_card(unfinished, run.adapter, settings, trainer)
     replace_directory(unfinished, run.adapter)
     merges = settings.run.merge == "16bit"
     if merges:
         merge_adapter(run.adapter, resolve_model(settings.model.model), run.merged)
-        (run.merged / "README.md").write_text(text + _MERGED_USAGE + _settings(settings))
-    parts = [f"adapter: {run.adapter.name}/", *([f"merged model: {run.merged.name}/"] if merges else [])]
-    logger.warning("Run finished: %s (curves: %s, %s)", run.path, run.report.name, ", ".join(parts))
-    if settings.data.dataset in BENCHMARK_TITLES:
-        logger.warning("Evaluate: python evaluate.py --benchmarks %s --adapter %s", settings.data.dataset, run.path)
+        _write_card(run.merged, run.merged, settings, trainer)
     if settings.run.push_to_hub:
-        _upload(run.merged if merges else run.adapter, settings)
+        _upload(run.merged if merges else run.adapter, settings, trainer)
+
+
+def _write_card(directory: Path, where: Path | str, settings: Settings, trainer: Any) -> None:
+    """Write the card of an adapter or merged model; ``where`` is the path or Hub id that its quick start loads.
+
+    A failure here must not fail the run.
+    """
+    name = where if isinstance(where, str) else str(where.resolve())
+    try:
+        write_atomically(directory / "README.md", model_card(settings, trainer.train_dataset, directory, name))
+    except Exception as error:
+        logger.warning("no model card (%s: %s); the run is complete", type(error).__name__, error)
 
 
 def merge_adapter(adapter: str | Path, base: str, directory: str | Path) -> None:
@@ -70,52 +71,7 @@ def merge_adapter(adapter: str | Path, base: str, directory: str | Path) -> None
     replace_directory(unfinished, directory)
 
 
-_MERGED_USAGE = """
-## Use
-
-The adapter is merged into the weights; the model needs no PEFT.
-
-```bash
-vllm serve PATH_OR_HUB_ID
-```
-"""
-
-
-def _adapter_usage(settings: Settings) -> str:
-    base, rank = MODEL_ALIASES.get(settings.model.model, settings.model.model), settings.model.lora_rank
-    return f"""
-## Use
-
-```python
-from peft import AutoPeftModelForCausalLM
-
-model = AutoPeftModelForCausalLM.from_pretrained("PATH_OR_HUB_ID")
-```
-
-```bash
-vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules adapter=PATH_OR_HUB_ID
-```
-"""
-
-
-def _settings(settings: Settings) -> str:
-    values = {key: value for key, value in settings.to_dict().items() if value is not None}
-    return f"""
-The model answers in the tags of its system prompt:
-
-```text
-{SYSTEM_PROMPT}
-```
-
-## Settings
-
-```yaml
-{yaml.safe_dump(values, sort_keys=True).strip()}
-```
-"""
-
-
-def _upload(directory: Path, settings: Settings) -> None:
+def _upload(directory: Path, settings: Settings, trainer: Any) -> None:
     import httpx
     from huggingface_hub import HfApi
 
@@ -123,6 +79,7 @@ def _upload(directory: Path, settings: Settings) -> None:
     hub = HfApi()
     try:
         repository = hub.create_repo(name, private=settings.trainer.hub_private_repo, exist_ok=True).repo_id
+        _write_card(directory, repository, settings, trainer)
         hub.upload_folder(folder_path=directory, repo_id=repository, commit_message="Trained adapter")
     except (OSError, ValueError, httpx.HTTPError) as error:  # no network, no write access, invalid name
         raise UsageError(

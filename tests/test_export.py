@@ -40,14 +40,25 @@ def trained(tiny: Path, tmp_path: Path) -> tuple[Any, Path]:
     return trainer, tmp_path / "run"
 
 
-def test_the_model_card_cites_the_paper_and_lists_the_settings(trained: tuple[Any, Path], tiny: Path) -> None:
+def test_the_adapter_has_its_card_and_no_pickles(trained: tuple[Any, Path], tiny: Path) -> None:
     trainer, run = trained
+    trainer.create_model_card()  # as TRL does at a checkpoint
     save_adapter(trainer, settings_of(run, tiny))
     card = (run / "adapter" / "README.md").read_text()
-    assert "2508.03772" in card and "simoni2025gtpo" in card and "gamma: 0.125" in card
-    assert "--max-lora-rank 4" in card and "hub_model_id" not in card
+    assert "2508.03772" in card and "gamma: 0.125" in card and "hub_model_id" not in card
+    assert f'path = "{run / "adapter"}"' in card
     assert sorted(path.name for path in run.iterdir()) == ["adapter"]
-    assert not list((run / "adapter").glob("*.bin")) + list((run / "adapter").glob("*.pt"))  # no pickles
+    assert not list((run / "adapter").glob("*.bin")) + list((run / "adapter").glob("*.pt"))
+
+
+def test_a_card_that_fails_does_not_fail_the_run(
+    trained: tuple[Any, Path], tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, run = trained
+    monkeypatch.setattr("gtpo.export.model_card", lambda *arguments: 1 / 0)
+    save_adapter(trainer, settings_of(run, tiny))
+    assert (run / "adapter" / "adapter_model.safetensors").is_file()
+    assert "no model card (ZeroDivisionError: division by zero); the run is complete" in caplog.text
 
 
 def test_merged_weights_are_base_plus_adapter_in_16_bits(trained: tuple[Any, Path], tiny: Path) -> None:
@@ -66,7 +77,7 @@ def test_merged_weights_are_base_plus_adapter_in_16_bits(trained: tuple[Any, Pat
     assert merged.keys() == base.keys()
     assert AutoTokenizer.from_pretrained(run / "merged").chat_template
     card = (run / "merged" / "README.md").read_text()
-    assert "2508.03772" in card and "needs no PEFT" in card and "--enable-lora" not in card
+    assert "2508.03772" in card and f"vllm serve {run / 'merged'}" in card and "--enable-lora" not in card
 
 
 class Hub:
@@ -96,6 +107,8 @@ def test_the_final_weights_are_uploaded(
     create, (call, files, repository) = Hub.calls
     assert create == ("create", "mine", None, True)
     assert (call, repository) == ("upload", "me/mine") and {weights, "README.md", "tokenizer.json"} <= set(files)
+    directory = run / ("merged" if merge == "16bit" else "adapter")
+    assert 'path = "me/mine"' in (directory / "README.md").read_text()  # where the quick start finds it now
 
 
 def test_a_failed_upload_error_names_the_adapter_directory(

@@ -1,0 +1,213 @@
+"""The model card of a trained adapter or merged model: what it is, its scores, and how to use it."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gtpo.arguments import MODEL_ALIASES, EvaluationArguments, Settings
+from gtpo.data import BENCHMARK_TITLES, TRAIN
+from gtpo.errors import UsageError
+from gtpo.runs import RunDirectory
+from gtpo.summary import initial_entropy_text, scores, window_text
+
+METHODS = {  # name, reference, what it does, BibTeX
+    "gtpo": (
+        "GTPO",
+        "https://arxiv.org/abs/2508.03772",
+        "Group-relative policy optimization that leaves tokens shared with rewarded completions out of the penalty and "
+        "filters completions of high entropy; no KL term and no reference model.",
+        """@article{simoni2025gtpo,
+    title   = {{GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control}},
+    author  = {Marco Simoni and Aleksandar Fontana and Giulio Rossolini and Andrea Saracino and Paolo Mori},
+    year    = 2025,
+    eprint  = {arXiv:2508.03772},
+}""",
+    ),
+    "grpo": (
+        "GRPO",
+        "https://arxiv.org/abs/2402.03300",
+        "Group Relative Policy Optimization: the advantage of a completion is its reward relative to its group.",
+        """@article{shao2024deepseekmath,
+    title   = {{DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models}},
+    author  = {Zhihong Shao and Peiyi Wang and Qihao Zhu and Runxin Xu and Junxiao Song and Xiao Bi and others},
+    year    = 2024,
+    eprint  = {arXiv:2402.03300},
+}""",
+    ),
+    "sft": ("SFT", None, "Supervised fine-tuning on reference solutions; the loss covers the completion only.", None),
+}
+
+
+def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
+    """The card as Markdown with the YAML front matter of the Hub.
+
+    Args:
+        settings: All settings of the run.
+        rows: The training prompts, a dataset; the first one has the system prompt.
+        weights: Directory of the adapter or of the merged model.
+        where: Its path or Hub id, which the quick start loads.
+    """
+    adapter = weights / "adapter_config.json"
+    local_base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else None
+    merged = local_base is None
+    run = RunDirectory(settings.output_dir)
+    name, link, method, citation = METHODS[settings.method]
+    base = MODEL_ALIASES.get(settings.model.model, settings.model.model)
+    hub_id = None if base == "tiny" or Path(base).is_dir() else base
+    system, data = _system_prompt(rows), settings.data.dataset
+    source = TRAIN[data].hub_id if data in TRAIN else None
+    licence, entropy = base_licence(base, hub_id), initial_entropy_text(run)
+    what = "A model with a LoRA adapter merged into its weights" if merged else "A LoRA adapter"
+    title = settings.trainer.hub_model_id or run.path.name
+    parts = [
+        f"---\n{_front_matter(settings.method, hub_id, source, licence, merged)}---",
+        f"# {title}",
+        f"{what}, trained with {name} on "
+        f"{f'[{source}](https://huggingface.co/datasets/{source})' if source else f'`{data}`'}.",
+        "\n".join(
+            [
+                f"- **Base model**: {f'[{hub_id}](https://huggingface.co/{hub_id})' if hub_id else f'`{base}`'}",
+                f"- **Method**: {f'[{name}]({link})' if link else name}. {method}",
+                *([f"- **Initial entropy**: {entropy}"] if entropy else []),
+                f"- **License**: {licence['license']}, that of the base model"
+                if "license" in licence
+                else "- **License**: not stated; that of the base model applies",
+            ]
+        ),
+        "## Quick start",
+        _quick_start(settings, where, system, merged),
+        _vllm(settings, hub_id or local_base, where, merged),
+        *_scores(run),
+        *_prompt(system),
+        "## Settings",
+        f"<details><summary>Every setting</summary>\n\n```yaml\n{_settings(settings)}\n```\n\n</details>",
+        *(["## Citation", f"```bibtex\n{citation}\n```"] if citation else []),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def base_licence(base: str, hub_id: str | None) -> dict[str, str]:
+    """``license``, ``license_name`` and ``license_link`` of the base model's card; empty where they are not known."""
+    from huggingface_hub import HfApi, ModelCard
+
+    file = Path(base) / "README.md"
+    try:
+        card = HfApi().model_info(hub_id, timeout=10).card_data if hub_id else ModelCard.load(file).data
+        data = card.to_dict() if card else {}
+    except Exception:  # no card, no network; the card says that the license is not stated
+        return {}
+    return {key: str(data[key]) for key in ("license", "license_name", "license_link") if data.get(key)}
+
+
+def _front_matter(method: str, hub_id: str | None, dataset: str | None, licence: dict[str, str], merged: bool) -> str:
+    from huggingface_hub import ModelCardData
+
+    data = ModelCardData(
+        base_model=hub_id,
+        datasets=[dataset] if dataset else None,
+        library_name="transformers" if merged else "peft",
+        pipeline_tag="text-generation",
+        tags=[method, "trl", *([] if merged else ["lora"])],
+        **licence,
+    )
+    return str(data.to_yaml()) + "\n"
+
+
+def _system_prompt(rows: Any) -> str | None:
+    """The system prompt of the first training row; None where it has none."""
+    prompt = rows[0].get("prompt") if len(rows) else None
+    if not isinstance(prompt, list):
+        return None
+    return next((str(turn["content"]) for turn in prompt if turn.get("role") == "system"), None)
+
+
+def _quick_start(settings: Settings, where: str, system: str | None, merged: bool) -> str:
+    package, loader = ("transformers", "AutoModelForCausalLM") if merged else ("peft", "AutoPeftModelForCausalLM")
+    known = settings.data.dataset in BENCHMARK_TITLES
+    question = "Tom has 3 apples and buys 4 more. How many apples does he have?" if known else "Your question"
+    turns = [("system", system)] if system else []
+    messages = "\n".join(
+        f"    {json.dumps({'role': role, 'content': text}, ensure_ascii=False)},"
+        for role, text in [*turns, ("user", question)]
+    )
+    length = getattr(settings.trainer, "max_completion_length", None) or 256
+    return f"""```python
+from {package} import {loader}
+from transformers import AutoTokenizer
+
+path = {json.dumps(where, ensure_ascii=False)}
+tokenizer = AutoTokenizer.from_pretrained(path)
+model = {loader}.from_pretrained(path, device_map="auto")
+messages = [
+{messages}
+]
+inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+output = model.generate(**inputs.to(model.device), max_new_tokens={length}, do_sample=True, temperature=1.0)
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+```"""
+
+
+def _vllm(settings: Settings, base: str, where: str, merged: bool) -> str:
+    command = ["vllm", "serve", where]
+    if not merged:
+        rank = max(8, 1 << (settings.model.lora_rank - 1).bit_length())  # vLLM accepts 8, 16, 32, ..., 512
+        command = ["vllm", "serve", base, "--enable-lora", "--max-lora-rank", str(rank)]
+        command += ["--lora-modules", f"adapter={where}"]
+    return f"With vLLM:\n\n```bash\n{shlex.join(command)}\n```"
+
+
+def _scores(run: RunDirectory) -> list[str]:
+    try:
+        rows = run.read_metrics()
+    except UsageError:
+        rows = []
+    lines = [
+        f"| {score.name}{' (%)' * bool(score.unit)} | {score.first:.4g} | {score.last:.4g} |" for score in scores(rows)
+    ]
+    parts = []
+    if lines:
+        parts = [
+            "## Scores",
+            f"{window_text(rows)} of the training, {rows[-1].get('step')} steps:",
+            "\n".join(["| | start | end |", "|---|---:|---:|", *lines]),
+        ]
+    if evaluated := _evaluations(run):
+        header = "| benchmark | problems | samples each | pass@1 (%) | format (%) |\n|---|---:|---:|---:|---:|"
+        parts += [*([] if parts else ["## Scores"]), "Evaluated with `evaluate.py`:", "\n".join([header, *evaluated])]
+    return parts
+
+
+def _evaluations(run: RunDirectory) -> list[str]:
+    """The table rows of this adapter in the results of evaluate.py, in its default directory or beside the run."""
+    rows = {}
+    for directory in (Path(EvaluationArguments.output_dir), run.path.parent / "evaluation"):
+        try:
+            entries = json.loads((directory / "results.json").read_text())["results"]
+            for entry in entries:
+                if entry["adapter"] and Path(entry["adapter"]).resolve() == run.adapter.resolve():
+                    title, found = BENCHMARK_TITLES.get(entry["benchmark"], entry["benchmark"]), entry["scores"]
+                    rows[title] = (
+                        f"| {title} | {entry['problems']} | {entry['k']} | {found['pass']['1']:.1f} | "
+                        f"{found['format']:.1f} |"
+                    )
+        except (OSError, ValueError, KeyError, TypeError):  # not evaluated, or of another program
+            continue
+    return list(rows.values())
+
+
+def _prompt(system: str | None) -> list[str]:
+    if system is None:
+        return []
+    return [
+        "## Prompt",
+        "The model was trained with this system prompt and answers in its format:",
+        f"```text\n{system}\n```",
+    ]
+
+
+def _settings(settings: Settings) -> str:
+    values = {key: value for key, value in settings.to_dict().items() if value is not None}
+    return yaml.safe_dump(values, sort_keys=True).strip()
