@@ -2,8 +2,9 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +23,9 @@ class Group:
         weights: lambda of each token, Eq. 9.
         entropy: <H>_i in nats.
         keep: delta: 0 for a completion that the entropy filter drops, else 1.
+        messages: The turns of the prompt, {role, content}; None for a prompt that is plain text.
+        gold_answer: The answer of the data; None where it has none.
+        cut_off: Whether a completion was cut off at the length limit; empty where that is not known.
     """
 
     prompt: str
@@ -31,6 +35,9 @@ class Group:
     weights: list[list[float]]
     entropy: list[float]
     keep: list[float]
+    messages: list[dict[str, Any]] | None = None
+    gold_answer: str | None = None
+    cut_off: list[bool] = field(default_factory=list)
 
 
 def read_group(table: str | Path, group_size: int, rewards: Sequence[str]) -> tuple[int, Group]:
@@ -58,4 +65,7 @@ def read_group(table: str | Path, group_size: int, rewards: Sequence[str]) -> tu
         weights=weights,
         entropy=[row["entropy"] for row in rows],
         keep=[row["delta"] for row in rows],
+        messages=rows[0].get("messages"),
+        gold_answer=rows[0].get("gold_answer"),
+        cut_off=[row["cut_off"] for row in rows if "cut_off" in row],
     )

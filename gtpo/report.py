@@ -13,6 +13,7 @@ import html
 import io
 import itertools
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from gtpo.files import write_atomically
 from gtpo.groups import Group, read_group
 from gtpo.runs import ON_MAIN_PROCESS, RunDirectory
 from gtpo.script import run_script
+from gtpo.summary import find_problems, initial_entropy_text, scores, window_text
 
 logger = logging.getLogger(__name__)
 
@@ -34,21 +36,16 @@ _TABLE = "color: inherit; border-collapse: collapse; table-layout: auto; width: 
 _CELL = "padding: 3px 8px; text-align: right; vertical-align: top; white-space: nowrap"
 _TEXT = "padding: 3px 8px; text-align: left; vertical-align: top; width: 100%"
 # <code>, because notebooks typeset $...$ in other elements; its background and border would cover the colors.
+_TURN = "border-left: 3px solid rgba(128, 128, 128, 0.4); margin: 6px 0; padding: 0 10px"
+_CUT = " <b>✂</b>"
 _CODE = "white-space: pre-wrap; overflow-wrap: anywhere; color: inherit; background: none; border: 0; padding: 0"
-_LEGEND = " · ".join(
-    [
-        f'<span style="background: {_GREEN}">green, λ = 2</span>: shared with a penalized completion, counts twice',
-        f'<span style="background: {_GREY}">grey, λ = 0</span>: shared with a rewarded completion, no update',
-        "<s>struck out</s>, δ = 0: ⟨H⟩ (nats) is above the threshold, no update",
-    ]
-)
 
 
 def group_html(group: Group) -> str:
-    """The group as an HTML table, one completion per row, the highest advantage first.
+    """The group as HTML: its prompt turn by turn, the gold answer, and a table of completions, highest advantage first.
 
-    Tokens of weight 2 are green, those of weight 0 grey; a completion with delta = 0 is struck out. Line breaks of a
-    completion are shown as ↵.
+    Tokens of weight 2 are green, those of weight 0 grey; a completion with delta = 0 is struck out, and one that was
+    cut off at the length limit ends with a mark. Line breaks of a completion are shown as ↵.
     """
     names = list(group.rewards)
     header = "".join(f'<th style="{_CELL}">{html.escape(name)}</th>' for name in ["A", *names, "⟨H⟩"])
@@ -59,16 +56,42 @@ def group_html(group: Group) -> str:
         text = _spans(group.tokens[i], group.weights[i])
         if group.keep[i] == 0:
             text = f"<s>{text}</s>"
-        rows.append(f'<tr>{cells}<td style="{_TEXT}"><code style="{_CODE}">{text}</code></td></tr>')
+        mark = _CUT if group.cut_off and group.cut_off[i] else ""
+        rows.append(f'<tr>{cells}<td style="{_TEXT}"><code style="{_CODE}">{text}</code>{mark}</td></tr>')
+    turns = [(turn["role"], turn["content"]) for turn in group.messages or [{"role": "", "content": group.prompt}]]
+    if group.gold_answer is not None:
+        turns.append(("gold answer", group.gold_answer))
+    legend = _legend(group)
     return (
-        f'<div style="overflow-x: auto"><p><code style="{_CODE}">{html.escape(group.prompt)}</code></p>'
+        f'<div style="overflow-x: auto">{"".join(_turn(*turn) for turn in turns)}'
         f'<table style="{_TABLE}"><thead><tr>{header}<th style="{_TEXT}">completion</th></tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table><p>{_LEGEND}</p></div>"
+        f"<tbody>{''.join(rows)}</tbody></table>{f'<p>{legend}</p>' if legend else ''}</div>"
     )
 
 
+def _turn(role: str, content: str) -> str:
+    label = f"<b>{html.escape(role)}</b><br>" if role else ""
+    return f'<p style="{_TURN}">{label}<code style="{_CODE}">{html.escape(content)}</code></p>'
+
+
+def _legend(group: Group) -> str:
+    """What the colors and marks of a group mean; only those that it has."""
+    weights = {weight for row in group.weights for weight in row}
+    entries = {
+        f'<span style="background: {_GREEN}">green, λ = 2</span>: shared with a penalized completion, counts twice': 2.0
+        in weights,
+        f'<span style="background: {_GREY}">grey, λ = 0</span>: shared with a rewarded completion, no update': 0.0
+        in weights,
+        "<s>struck out</s>, δ = 0: ⟨H⟩ (nats) is above the threshold, no update": 0 in group.keep,
+        f"{_CUT.strip()}: cut off at the length limit": any(group.cut_off),
+        "↵: line break": any("\n" in token for row in group.tokens for token in row),
+    }
+    return " · ".join(text for text, shown in entries.items() if shown)
+
+
 def _reward(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}"
+    """A reward as text; "-" where the function gave none, which TRL stores as NaN."""
+    return "-" if value is None or math.isnan(value) else f"{value:g}"
 
 
 def _spans(tokens: Sequence[str], weights: Sequence[float]) -> str:
@@ -124,16 +147,40 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
     for path in chosen:
         try:
             step, group = read_group(path, settings["num_generations"], reward_names(rows))
-        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:  # truncated, or of another program
+            parts.append(f"<h2>A group of step {html.escape(str(step))}</h2>{group_html(group)}")
+        except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:  # truncated, or foreign
             logger.warning("%s cannot be read and is not shown: %s", path, error)
-            continue
-        parts.append(f"<h2>A group of step {step}</h2>{group_html(group)}")
     if parts and not settings.get("conflict_correction"):
         parts.insert(0, "<p>This run gives every token weight 1: the colors show what the correction would do.</p>")
     title = html.escape(f"{settings['run_name']}: {settings['model']} on {settings['dataset']}")
-    page = _PAGE.format(title=title, curves=svg.getvalue().partition("<svg")[2], groups="".join(parts))
+    page = _PAGE.format(
+        title=title,
+        facts=_facts(run, settings, rows),
+        curves=svg.getvalue().partition("<svg")[2],
+        groups="".join(parts),
+        settings=_settings(settings),
+    )
     write_atomically(run.report, page)
     return run.report
+
+
+def _facts(run: RunDirectory, settings: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Problems, scores and initial entropy as paragraphs."""
+    lines = [f"{problem}." for problem in find_problems(rows, settings.get("max_completion_length")).values()]
+    if found := scores(rows):
+        lines.append(f"{window_text(rows)}: {', '.join(map(str, found))}")
+    if entropy := initial_entropy_text(run):
+        lines.append(f"⟨H⟩_ini: {entropy}")
+    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    rows = (
+        f"<tr><td>{html.escape(str(key))}</td><td><code>{html.escape(str(value))}</code></td></tr>"
+        for key, value in sorted(settings.items())
+        if value is not None
+    )
+    return f"<details><summary>Settings</summary><table>{''.join(rows)}</table></details>"
 
 
 def write_report_or_warn(run_directory: str | Path) -> None:
@@ -151,11 +198,16 @@ _PAGE = """<!doctype html>
 body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem }}
 figure {{ background: white; margin: 0; padding: .5rem }}
 svg {{ height: auto; max-width: 100% }}
+details {{ margin: 2rem 0 }}
+summary {{ cursor: pointer }}
+details td {{ padding: 1px 12px 1px 0; vertical-align: top; overflow-wrap: anywhere }}
 tr + tr td {{ border-top: 1px solid rgba(128, 128, 128, .3) }}
 </style></head><body>
 <h1>{title}</h1>
+{facts}
 <figure><svg{curves}</figure>
 {groups}
+{settings}
 </body></html>
 """
 

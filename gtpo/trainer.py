@@ -14,7 +14,6 @@ GTPO adds its objective, the weights and the filter that enter it, and the initi
 import copy
 import json
 import os
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -116,6 +115,9 @@ class GRPOTrainer(trl.GRPOTrainer):
             raise UsageError("LoRA on lm_head is not supported: remove 'lm_head' from lora_target_modules.")
         self._logit_options = _logit_options(causal_lm.config.get_text_config())
 
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """None in the run directory; gtpo/card.py writes that of the trained adapter."""
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
         self._check_rollouts(batch)
@@ -132,6 +134,9 @@ class GRPOTrainer(trl.GRPOTrainer):
             batch["row"] = torch.arange(first, first + rows, device=mask.device)  # follows TRL's shuffle
             table = self._logs["extra"]
             table["conflicts"].extend(self._spans(*row) for row in zip(ids, valid, mask, strict=True))
+            table["cut_off"].extend(self._cut_off(ids, valid))
+            for column, value in (("messages", _messages), ("gold_answer", _gold_answer)):
+                table[column].extend(gather_object([value(row) for row in inputs]))
             for column in ("entropy", "delta"):
                 table[column].extend([None] * len(mask))  # filled in by compute_loss
 
@@ -290,6 +295,9 @@ class GRPOTrainer(trl.GRPOTrainer):
             weights=[weights[i][valid[i]].tolist() for i in rows],
             entropy=entropy.tolist(),
             keep=self._keep(entropy, batch).tolist(),
+            messages=_messages(self.train_dataset[row]),
+            gold_answer=_gold_answer(self.train_dataset[row]),
+            cut_off=self._cut_off(batch["completion_ids"], batch["completion_mask"]),
         )
 
     def _mean_entropies(self, batch: dict[str, Tensor]) -> Tensor:
@@ -316,6 +324,12 @@ class GRPOTrainer(trl.GRPOTrainer):
         edges = torch.diff(mask.int(), prepend=mask.new_zeros(1).int(), append=mask.new_zeros(1).int()).nonzero()[:, 0]
         texts = [self.processing_class.decode(ids[:edge], skip_special_tokens=True) for edge in edges.tolist()]
         return [[len(start), len(end)] for start, end in zip(texts[::2], texts[1::2], strict=True)]
+
+    def _cut_off(self, ids: Tensor, valid: Tensor) -> list[bool]:
+        """Whether each completion ends without an end token: it was cut off at max_completion_length."""
+        last = ids.gather(1, (valid.sum(-1, keepdim=True) - 1).clamp(min=0))[:, 0]
+        ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=ids.device)
+        return (~torch.isin(last, ends)).tolist()
 
     def _keep(self, entropy: Tensor, inputs: dict[str, Any]) -> Tensor:
         """delta of the rows: 1 everywhere in GRPO. Shape (B,)."""
@@ -399,19 +413,7 @@ class GTPOTrainer(GRPOTrainer):
         UsageError: If ``beta`` is not 0, or as for :class:`GRPOTrainer`.
     """
 
-    _tag_names = ["trl", "gtpo"]  # for TRL's model card
-    _name = "GTPO"
-    _paper = {
-        "title": "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control",
-        "id": "2508.03772",
-        "citation": textwrap.dedent("""\
-            @article{simoni2025gtpo,
-                title   = {{GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control}},
-                author  = {Marco Simoni and Aleksandar Fontana and Giulio Rossolini and Andrea Saracino and Paolo Mori},
-                year    = 2025,
-                eprint  = {arXiv:2508.03772},
-            }"""),
-    }
+    _tag_names = ["trl", "gtpo"]  # of PEFT's card in a checkpoint
 
     @classmethod
     def check_settings(cls, args: trl.GRPOConfig) -> None:
@@ -542,6 +544,17 @@ def _check_inputs(arguments: dict[str, Any]) -> None:
     columns = getattr(arguments.get("train_dataset"), "column_names", None) or ()
     for name in {"image", "images"} & set(columns):
         raise UsageError(f"the dataset has a column {name!r}: images are not supported, remove it.")
+
+
+def _messages(row: dict[str, Any]) -> list[dict[str, str]] | None:
+    """The turns of a row's prompt; None for a prompt that is plain text."""
+    if isinstance(row["prompt"], str):
+        return None
+    return [{"role": str(turn["role"]), "content": str(turn.get("content") or "")} for turn in row["prompt"]]
+
+
+def _gold_answer(row: dict[str, Any]) -> str | None:
+    return None if row.get("answer") is None else str(row["answer"])
 
 
 def _token_texts(tokenizer: Any, ids: list[int]) -> list[str]:
