@@ -50,9 +50,8 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         weights: Directory of the adapter or of the merged model.
         where: Its path or Hub id, which the quick start loads.
     """
-    adapter = weights / "adapter_config.json"
-    local_base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else None
-    merged = local_base is None
+    config = weights / "adapter_config.json"
+    merged = not config.is_file()
     run = RunDirectory(settings.output_dir)
     name, link, method, citation = METHODS[settings.method]
     base = MODEL_ALIASES.get(settings.model.model, settings.model.model)
@@ -79,7 +78,7 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         ),
         "## Quick start",
         _quick_start(settings, where, system, merged),
-        _vllm(settings, hub_id or local_base, where, merged),
+        _vllm(settings, hub_id, config, where),
         *_scores(run),
         *_prompt(system),
         "## Settings",
@@ -111,7 +110,9 @@ def _front_matter(method: str, hub_id: str | None, dataset: str | None, licence:
         library_name="transformers" if merged else "peft",
         pipeline_tag="text-generation",
         tags=[method, "trl", *([] if merged else ["lora"])],
-        **licence,
+        license=licence.get("license"),
+        license_name=licence.get("license_name"),
+        license_link=licence.get("license_link"),
     )
     return str(data.to_yaml()) + "\n"
 
@@ -150,9 +151,11 @@ print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_t
 ```"""
 
 
-def _vllm(settings: Settings, base: str, where: str, merged: bool) -> str:
+def _vllm(settings: Settings, hub_id: str | None, config: Path, where: str) -> str:
+    """How vLLM serves the weights; ``config`` is that of the adapter, which a merged model lacks."""
     command = ["vllm", "serve", where]
-    if not merged:
+    if config.is_file():
+        base = hub_id or str(json.loads(config.read_text())["base_model_name_or_path"])
         rank = max(8, 1 << (settings.model.lora_rank - 1).bit_length())  # vLLM accepts 8, 16, 32, ..., 512
         command = ["vllm", "serve", base, "--enable-lora", "--max-lora-rank", str(rank)]
         command += ["--lora-modules", f"adapter={where}"]

@@ -1,6 +1,7 @@
 """One group as HTML: colours, strikethrough and escaping."""
 
 import dataclasses
+import html
 import re
 from html.parser import HTMLParser
 
@@ -87,10 +88,49 @@ def test_filtered_completions_are_struck_out_and_keep_their_colours() -> None:
     assert not any(struck for row in pieces[1:] for _, _, struck in row)
 
 
+def legend_of(view: Group) -> str:
+    return group_html(view).rpartition("</table>")[2]
+
+
 def test_legend_is_one_line_and_shows_the_colours() -> None:
-    legend = group_html(VIEW).rpartition("<p>")[2]
-    assert GREEN in legend and GREY in legend and "<s>" in legend
+    legend = legend_of(dataclasses.replace(VIEW, cut_off=[True, False, False]))
+    assert GREEN in legend and GREY in legend and "<s>" in legend and "✂" in legend and "↵" in legend
     assert "\n" not in legend and "<br" not in legend
+
+
+def test_the_legend_has_only_what_the_group_shows() -> None:
+    plain = dataclasses.replace(
+        VIEW, tokens=[["a"], ["b"], ["c"]], weights=[[1.0]] * 3, keep=[1.0] * 3, cut_off=[False] * 3
+    )
+    assert legend_of(plain) == "</div>"
+    for part, view in {
+        "λ = 2": dataclasses.replace(plain, weights=[[2.0], [1.0], [1.0]]),
+        "λ = 0": dataclasses.replace(plain, weights=[[1.0], [0.0], [1.0]]),
+        "δ = 0": dataclasses.replace(plain, keep=[1.0, 1.0, 0.0]),
+        "✂": dataclasses.replace(plain, cut_off=[False, True, False]),
+        "↵": dataclasses.replace(plain, tokens=[["a"], ["b\n"], ["c"]]),
+    }.items():
+        assert part in legend_of(view) and " · " not in legend_of(view)
+
+
+def test_a_completion_that_was_cut_off_has_a_mark() -> None:
+    _, *rows = Table(group_html(dataclasses.replace(VIEW, cut_off=[False, False, True]))).rows
+    assert [row[-1] for row in rows] == ["<answer>2</s>", "3 ✂", "<answer>↵1</s>"]
+
+
+def test_the_turns_of_the_prompt_and_the_gold_answer_are_blocks() -> None:
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    page = group_html(dataclasses.replace(VIEW, messages=turns, gold_answer="2"))
+    blocks = re.findall(r"<b>([^<]*)</b><br><code[^>]*>([^<]*)</code>", page)
+    assert blocks == [("system", "Be brief."), ("user", "1 + 1?"), ("gold answer", "2")]
+    assert "How many?" not in page  # the text of the template
+    assert "<b>" not in group_html(VIEW) and "&lt;s&gt;How many?\nSay it." in group_html(VIEW)
+
+
+def test_a_reward_that_gave_none_is_a_dash() -> None:
+    rewards: dict[str, list[float | None]] = {"mine": [None, float("nan"), 2.0]}
+    _, *rows = Table(group_html(dataclasses.replace(VIEW, rewards=rewards))).rows
+    assert [row[1] for row in rows] == ["-", "2", "-"]
 
 
 HOSTILE = [
@@ -100,6 +140,8 @@ HOSTILE = [
     "&lt;b&gt; &amp; & &#60;",
     "<!-- ",
     "]]> <![CDATA[",
+    "--><script>alert(1)</script>",
+    "{title} %s $x^{$",
 ]
 
 
@@ -110,7 +152,7 @@ def test_everything_is_escaped(text: str) -> None:
     assert table.rows == [["A", text, "⟨H⟩", "completion"], ["+0.00", "1", "0.500", text]]
     assert table.tags <= {"div", "p", "code", "table", "thead", "tbody", "tr", "th", "td", "span", "s"}
     prompt = group_html(dataclasses.replace(view, tokens=[["x"]], weights=[[1.0]], rewards={}))
-    assert text not in prompt and Table(prompt).tags <= table.tags
+    assert html.escape(text) in prompt and Table(prompt).tags <= table.tags
 
 
 def test_text_inherits_the_colour_of_the_page() -> None:

@@ -2,18 +2,23 @@
 
 import json
 import shutil
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import yaml
+from datasets import Dataset
+from helpers import canned
 from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
 from helpers.reference import naive_completion_entropy, naive_conflict_mask, naive_entropy_filter
 from pyarrow import Table
 from pyarrow.parquet import read_table, write_table
+from test_report import HOSTILE
 from test_trainer import plain_logps_and_entropy
 
 from gtpo.callbacks import MetricsWriter
 from gtpo.groups import read_group
+from gtpo.prompts import to_messages
 from gtpo.report import write_report, write_report_or_warn
 from gtpo.runs import RunDirectory
 
@@ -58,6 +63,35 @@ def test_stored_span_weights_follow_the_sign_of_the_advantage(run: Path) -> None
         assert set(weights) <= {1.0, on_span}
         seen |= set(weights)
     assert seen == {0.0, 1.0, 2.0}
+
+
+def test_the_table_has_turns_gold_answer_and_cut_off_of_each_completion(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With micro-batches, whose rows TRL shuffles; a third of the completions lacks the end token."""
+    whole = canned.canned_group
+
+    def some_cut(step: int, size: int = GROUP) -> list[list[int]]:
+        return [ids if i % 3 else ids[:-1] for i, ids in enumerate(whole(step, size))]
+
+    monkeypatch.setattr(canned, "canned_group", some_cut)
+    batches = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": 2}
+    trainer = make_trainer("gtpo", tiny, tmp_path, log_completions=True, num_completions_to_print=0, **batches)
+    prompts = [to_messages(f"{i} + 1?") for i in range(8)]
+    trainer.train_dataset = Dataset.from_dict({"prompt": prompts, "answer": [str(i + 1) for i in range(8)]})
+    trainer.train()
+    tables = sorted((tmp_path / "completions").glob("*.parquet"))
+    for step, path in enumerate(tables):
+        rows = read_table(path).to_pylist()
+        assert len(rows) == GROUP
+        assert [row["cut_off"] for row in rows] == [i % 3 == 0 for i in range(GROUP)]
+        assert all(row["messages"] == prompts[step] and row["gold_answer"] == str(step + 1) for row in rows)
+    group = read_group(tables[1], GROUP, ["reward_parity"])[1]
+    assert (group.messages, group.gold_answer) == (prompts[1], "2")
+    assert group.cut_off == [i % 3 == 0 for i in range(GROUP)]
+    live = trainer.inspect_group(3)
+    assert (live.messages, live.gold_answer) == (prompts[3], "4")
+    assert live.cut_off == [i % 3 == 0 for i in range(GROUP)]
 
 
 def test_a_column_logged_by_a_reward_is_not_shown_as_a_reward(run: Path, tmp_path: Path) -> None:
@@ -115,6 +149,81 @@ def test_missing_rewards_of_a_table_do_not_fail_the_report(run: Path, tmp_path: 
     (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = write_report(copy).read_text()
     assert page.count("A group of step ") == 2 and ">-</td>" in page and "other</th>" not in page
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_nothing_that_reaches_the_page_is_markup(text: str, run: Path, tmp_path: Path) -> None:
+    """Run name, model, data, every setting, reward names, and every text of a table of completions."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    config |= dict.fromkeys(("run_name", "model", "dataset", "reward", text), text)
+    (copy / "config.yaml").write_text(yaml.safe_dump(config))
+    reward = f"rewards/{text}/mean"
+    rows = [json.loads(line) | {reward: 1.0} for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    planted = {"step": text, "prompt": text, "completion": text, "gold_answer": text, "conflicts": [[1, 3]]}
+    first, last = sorted((copy / "completions").glob("*.parquet"))
+    for path, messages in ((first, [{"role": text, "content": text}]), (last, None)):
+        stored = [row | planted | {text: 2.0, "messages": messages} for row in read_table(path).to_pylist()]
+        write_table(Table.from_pylist(stored), path)
+    page = write_report(copy).read_text()
+    document = Document(page)
+    assert not {"script", "img"} & document.tags and not document.handlers
+    seen = "".join(document.text)
+    # At least title, settings, steps, a reward's column and score, turns, gold answers and completions.
+    assert page.count("A group of step ") == 2 and seen.count(text) > 2 * 3 + 4 + GROUP
+
+
+class Document(HTMLParser):
+    """The tags, event handlers and text of a page as a browser reads them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.handlers: list[str] = []
+        self.text: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_has_settings_problems_scores_and_the_initial_entropy(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    page = write_report(copy).read_text()
+    assert "<details><summary>Settings</summary>" in page and "<td>num_generations</td><td><code>12</code>" in page
+    assert "reward_parity" in page and "entropy filter" not in page and "cut off at" not in page
+    (copy / "initial_entropy.json").write_text(json.dumps({"initial_entropy": 0.5, "filter_on": False}))
+    rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    (copy / "metrics.jsonl").write_text(
+        "".join(json.dumps(row | {"completions/clipped_ratio": 1.0}) + "\n" for row in rows)
+    )
+    page = write_report(copy).read_text()
+    assert "0.500 nats before training, entropy filter off" in page
+    assert "<p>all completions of steps 1 to 2 were cut off" in page
+
+
+def test_a_table_of_other_types_is_skipped_with_a_warning(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    last = max((copy / "completions").glob("*.parquet"))
+    rows = read_table(last).to_pylist()
+    rows[0]["entropy"] = None  # killed before compute_loss filled it in
+    write_table(Table.from_pylist(rows), last)
+    page = write_report(copy).read_text()
+    assert page.count("A group of step ") == 1 and f"{last} cannot be read and is not shown" in caplog.text
+
+
+def test_a_reward_name_with_a_dollar_sign_is_text(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    rows = [json.loads(line) | {"rewards/$x^{$/mean": 1.0} for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert write_report(copy).read_text().count("<svg") == 1
 
 
 def test_a_run_name_with_a_dollar_sign_is_text(run: Path, tmp_path: Path) -> None:
