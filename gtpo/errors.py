@@ -8,11 +8,16 @@ class UsageError(ValueError):
     """Invalid user input; the message says what came, what was expected and how to fix it. Scripts exit with code 2."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))  # user values and library messages may contain line breaks
+        super().__init__(printable(" ".join(message.split())))  # user values and library messages have line breaks
 
 
 class RunError(RuntimeError):
     """A run that cannot continue; the message says what happened, what is kept and how to resume. Exit code 1."""
+
+
+def printable(text: str) -> str:
+    """``text`` with control characters escaped: a message may quote a file that is not the user's."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

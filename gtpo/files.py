@@ -9,6 +9,7 @@ import yaml
 
 from gtpo.errors import UsageError
 
+MAX_YAML_NODES = 10_000  # configs/experiments.yaml has a few hundred
 CONFIGS = Path(__file__).parent.parent / "configs"  # part of the repository, not of the installed package
 
 
@@ -33,14 +34,50 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """A YAML file of flat settings.
 
     Raises:
-        UsageError: If the file is missing, is not valid YAML or is not a mapping.
+        UsageError: If the file is missing, is not valid YAML, is not a mapping, has a key twice, or grows beyond
+            ``MAX_YAML_NODES`` when its aliases are expanded.
     """
     try:
-        settings = yaml.safe_load(Path(path).read_text())
+        with open(path, encoding="utf-8") as file:
+            loader = yaml.SafeLoader(file)
+            node = loader.get_single_node()
+            if node is not None:
+                _check_node(path, node, {})
+            settings = None if node is None else loader.construct_document(node)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}.") from error
+    except UsageError:
+        raise
     except Exception as error:  # PyYAML also raises ValueError, KeyError, RecursionError and others
         raise UsageError(f"{path} is not valid YAML: {str(error) or type(error).__name__}.") from error
     if not isinstance(settings, dict):
         raise UsageError(f"{path} contains {type(settings).__name__}: expected `key: value` lines, each key a flag.")
     return settings
+
+
+def _check_node(path: str | Path, node: yaml.Node, sizes: dict[int, float]) -> float:
+    """The number of values in a YAML node with its aliases expanded; each node is visited once."""
+    if id(node) in sizes:
+        return sizes[id(node)]
+    sizes[id(node)] = float("inf")  # reached again below itself: an alias that contains itself
+    children = list(node.value) if isinstance(node, yaml.SequenceNode) else []
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            children += [key, value]
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                raise UsageError(
+                    f"{path}, line {line}: {key.value!r} is also set in line {seen[key.value]}: remove one of them."
+                )
+            seen[key.value] = line
+    size = 1 + sum(_check_node(path, child, sizes) for child in children)
+    if size > MAX_YAML_NODES:
+        raise UsageError(
+            f"{path}, line {node.start_mark.line + 1} has more than {MAX_YAML_NODES} values once its aliases (*name) "
+            "are expanded: write the few values that are needed."
+        )
+    sizes[id(node)] = size
+    return size

@@ -1,10 +1,11 @@
-"""Atomic writes."""
+"""Atomic writes, and YAML settings."""
 
 from pathlib import Path
 
 import pytest
 
-from gtpo.files import write_atomically
+from gtpo.errors import UsageError
+from gtpo.files import read_yaml, write_atomically
 
 
 def test_failed_atomic_write_keeps_the_old_file(tmp_path: Path) -> None:
@@ -13,3 +14,45 @@ def test_failed_atomic_write_keeps_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(UnicodeEncodeError):
         write_atomically(path, "\ud800")  # cannot be encoded: fails while writing
     assert path.read_text() == "old"
+
+
+def settings(tmp_path: Path, text: str) -> dict:
+    (tmp_path / "settings.yaml").write_text(text)
+    return read_yaml(tmp_path / "settings.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gamma: 1\nseed: 2\n\ngamma: 3\n", "settings.yaml, line 4: 'gamma' is also set in line 1: remove one of them"),
+        ("rope: {a: 1, a: 2}", "line 1: 'a' is also set in line 1"),
+        ("a: &a {k: 1}\nb:\n  <<: *a\n  <<: *a\n", "line 4: '<<' is also set in line 3"),
+        ("- gamma", "contains list: expected `key: value` lines"),
+        ("", "contains NoneType: expected `key: value` lines"),
+        ("a: [", "is not valid YAML"),
+        ("[" * 5000, "is not valid YAML"),
+        ("a: !!python/object/apply:os.getcwd []", "is not valid YAML"),
+    ],
+)
+def test_invalid_settings_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        settings(tmp_path, text)
+
+
+@pytest.mark.parametrize("wrap", ["[{}]", "{{<<: [{}]}}"], ids=["lists", "merge keys"])
+def test_aliases_cannot_multiply_without_end(tmp_path: Path, wrap: str) -> None:
+    """Nine lines, 10^9 values."""
+    lines = ["a0: &a0 {k: v}"]
+    lines += [f"a{i}: &a{i} " + wrap.format(", ".join([f"*a{i - 1}"] * 10)) for i in range(1, 10)]
+    with pytest.raises(UsageError, match=r"settings.yaml, line \d+ has more than 10000 values once its aliases"):
+        settings(tmp_path, "\n".join(lines))
+    with pytest.raises(UsageError, match="once its aliases"):
+        settings(tmp_path, "a: &a [*a]")
+
+
+def test_a_few_aliases_are_read(tmp_path: Path) -> None:
+    assert settings(tmp_path, "a: &a [q_proj]\nb: *a\nc: {<<: {x: 1}, y: 2}\n") == {
+        "a": ["q_proj"],
+        "b": ["q_proj"],
+        "c": {"x": 1, "y": 2},
+    }
