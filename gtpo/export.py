@@ -65,9 +65,9 @@ def merge_adapter(adapter: str | Path, base: str, directory: str | Path) -> None
 
     directory, unfinished = Path(directory), Path(f"{directory}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16, device_map="cpu")
+    model = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=False, dtype=torch.bfloat16, device_map="cpu")
     PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(unfinished)
-    AutoTokenizer.from_pretrained(adapter).save_pretrained(unfinished)
+    AutoTokenizer.from_pretrained(adapter, trust_remote_code=False).save_pretrained(unfinished)
     replace_directory(unfinished, directory)
 
 

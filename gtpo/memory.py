@@ -67,7 +67,7 @@ def shape_of(model: str) -> Shape:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(model).get_text_config()
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the config.json of {model!r}: {str(error).splitlines()[0]}") from error
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)

@@ -1,13 +1,16 @@
 """Load a policy: the base model with a LoRA adapter, by Transformers and PEFT or by Unsloth."""
 
+import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES, ModelArguments
 from gtpo.backend import gpu_is_available, is_installed
 from gtpo.errors import UsageError, nearest
-from gtpo.tiny import ensure_tiny
+from gtpo.model_files import check_model_files
+from gtpo.tiny import ensure_tiny, is_tiny_path
 
 
 def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bool = False) -> tuple[Any, Any]:
@@ -58,7 +61,8 @@ def load_base(path: str, load_in_4bit: bool = False, full_precision: bool = Fals
         full_precision: float32 on a GPU as well.
 
     Raises:
-        UsageError: If the model cannot be loaded, or for 4-bit weights without a GPU or bitsandbytes.
+        UsageError: If the model cannot be loaded, its weights are pickled, damaged or not finite, or for 4-bit weights
+            without a GPU or bitsandbytes.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
@@ -82,31 +86,64 @@ def load_base(path: str, load_in_4bit: bool = False, full_precision: bool = Fals
             ),
             "device_map": {"": int(os.environ.get("LOCAL_RANK", 0))},
         }
+    source = source_options(path)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-        model = AutoModelForCausalLM.from_pretrained(path, **options)
-    except (OSError, ValueError) as error:
-        raise UsageError(_why_not_loaded(path, error)) from error
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", trust_remote_code=False, **source)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, use_safetensors=True, trust_remote_code=False, **source, **options
+        )
+    except Exception as error:  # a damaged file raises anything: TypeError, ZeroDivisionError, a bare Exception, ...
+        raise why_not_loaded(path, error) from error
     check_tokenizer(tokenizer, path)
     return model, tokenizer
 
 
 def resolve_model(name: str) -> str:
-    """The Hub id or local path of ``--model``; ``tiny`` is built first if it is missing."""
+    """The Hub id or absolute path of ``--model``; ``tiny`` is built first if it is missing.
+
+    Raises:
+        UsageError: If it is neither a directory nor a possible Hub id.
+    """
     target = MODEL_ALIASES.get(name, name)
-    if "/" not in target and target != "tiny" and not Path(target).is_dir():
+    if target == "tiny" or is_tiny_path(target):
+        return str(ensure_tiny())
+    if Path(target).is_dir():
+        return str(Path(target).absolute())  # an adapter names its base by this path, from any working directory
+    if target.count("/") != 1 or target.startswith((".", "/", "~")):
+        what = "is not a directory" if "/" in target else f"is unknown{nearest(name, MODEL_ALIASES)}"
         raise UsageError(
-            f"model {name!r} is unknown{nearest(name, MODEL_ALIASES)}: pick tiny, llama, qwen, a Hub id (owner/name) "
-            "or a local path."
+            f"--model {name!r} {what}: pick tiny, llama, qwen, a Hub id (owner/name) or a directory with a config.json."
         )
-    return str(ensure_tiny()) if target == "tiny" else target
+    return target
+
+
+def source_options(path: str) -> dict[str, bool]:
+    """Options of ``from_pretrained`` that say where it looks: only in the cache if the Hub cannot be reached.
+
+    The files of a local directory are checked first. Without a connection huggingface_hub would retry for a minute,
+    with two lines on the screen for each attempt.
+
+    Raises:
+        UsageError: If a local file is damaged, or weights are pickled or not finite.
+    """
+    if Path(path).is_dir():
+        check_model_files(Path(path))
+        return {"local_files_only": True}
+    import httpx
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=10)
+    except (httpx.HTTPError, OSError):  # OSError: HF_HUB_OFFLINE is set
+        return {"local_files_only": True}
+    return {"local_files_only": False}
 
 
 def check_tokenizer(tokenizer: Any, path: str) -> None:
     """Set one of the reserved tokens as padding token where there is none; refuse one that pads with its EOS token.
 
     Raises:
-        UsageError: If the padding token is the EOS token, or there is no chat template.
+        UsageError: If the padding token is the EOS token, or there is no chat template or it raises.
     """
     if tokenizer.pad_token_id is None:
         reserved = ("<|finetune_right_pad_id|>", "<|reserved_special_token_0|>", "<|endoftext|>", "<pad>", "<unk>")
@@ -119,31 +156,72 @@ def check_tokenizer(tokenizer: Any, path: str) -> None:
         )
     if tokenizer.chat_template is None:
         raise UsageError(f"the tokenizer of {path} has no chat template: use an instruction-tuned model.")
+    encode_prompt(tokenizer, [{"role": "user", "content": "1 + 1 = ?"}])
 
 
-def _why_not_loaded(path: str, error: Exception) -> str:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "gated repo" in str(error):  # the wording of Transformers
-        return f"{path} is gated: accept its license on the Hub, then `hf auth login` or set HF_TOKEN."
-    return (
-        f"cannot load model {path!r}: {reason} Expected tiny, llama, qwen, a Hub id or a directory with a config.json."
+def encode_prompt(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
+    """The token ids of a conversation up to the answer, by the tokenizer's chat template.
+
+    Raises:
+        UsageError: If the template raises.
+    """
+    try:
+        ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    except Exception as error:  # a template is a program: its errors are of any type
+        roles = " and ".join(message["role"] for message in messages)
+        raise UsageError(
+            f"the chat template of {tokenizer.name_or_path} fails on a {roles} message ({type(error).__name__}: "
+            f"{error}): correct its chat_template.jinja, or use another model."
+        ) from error
+    return ids
+
+
+def why_not_loaded(path: str, error: Exception) -> Exception:
+    """The error to raise where a model cannot be loaded: a UsageError, or ``error`` where memory or disk is full.
+
+    Args:
+        path: Hub id or local directory.
+        error: What ``from_pretrained`` raised.
+    """
+    import torch
+
+    if isinstance(error, UsageError | torch.OutOfMemoryError) or getattr(error, "errno", None) == errno.ENOSPC:
+        return error
+    text = " ".join(str(error).split())
+    if "gated repo" in text:  # the wording of Transformers, as below
+        return UsageError(f"{path} is gated: accept its license on the Hub, then `hf auth login` or set HF_TOKEN.")
+    if "trust_remote_code" in text:
+        return UsageError(
+            f"{path} contains its own Python code, which is not executed: use a model whose architecture is part of "
+            "Transformers."
+        )
+    if "ignore_mismatched_sizes" in text:
+        text = "its weights do not have the shapes of its config.json."
+    if "couldn't connect" in text:
+        text = "it is not a directory, not in the cache of the Hub, and the Hub cannot be reached."
+    reason = (text if len(text) < 200 else f"{text[:200]}...").removesuffix(".") or type(error).__name__
+    return UsageError(
+        f"cannot load model {path!r}: {reason}. Expected tiny, llama, qwen, a Hub id or a directory with a config.json."
     )
 
 
 def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: bool) -> tuple[Any, Any]:
     from unsloth import FastLanguageModel
 
+    if Path(path).is_dir():
+        check_model_files(Path(path))
     try:
         model, tokenizer = FastLanguageModel.from_pretrained(
             model_name=path,
+            trust_remote_code=False,
             max_seq_length=arguments.max_seq_length,
             load_in_4bit=arguments.load_in_4bit,
             fast_inference=use_vllm,  # vLLM in this process, sharing the weights
             max_lora_rank=arguments.lora_rank,
             gpu_memory_utilization=arguments.gpu_memory_utilization,
         )
-    except (OSError, ValueError) as error:
-        raise UsageError(_why_not_loaded(path, error)) from error
+    except Exception as error:
+        raise why_not_loaded(path, error) from error
     check_tokenizer(tokenizer, path)
     model = FastLanguageModel.get_peft_model(  # Unsloth ignores TRL's peft_config
         model,

@@ -18,10 +18,10 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     logging.basicConfig(format="%(message)s", handlers=[_AboveTheBar()])
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    resumable = Path(sys.argv[0]).name.startswith("train_")
     try:
         main()
     except KeyboardInterrupt:
-        resumable = Path(sys.argv[0]).name.startswith("train_")
         _exit("interrupted" + "; a run that has a checkpoint can be resumed with --resume RUN" * resumable, 130)
     except (UsageError, RunError) as error:
         if debug:
@@ -30,7 +30,8 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     except Exception as error:
         if debug or not _is_disk_full(error):
             raise
-        _exit(f"the disk is full ({error}); free some space, then --resume RUN from the last checkpoint", 1)
+        how = "--resume RUN from the last checkpoint" if resumable else "run the same command again"
+        _exit(f"the disk is full ({error}); free some space, then {how}", 1)
     sys.exit(0)
 
 

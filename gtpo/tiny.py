@@ -17,6 +17,7 @@ from typing import Any
 from filelock import FileLock
 
 from gtpo.arithmetic import arithmetic
+from gtpo.files import CONFIGS
 from gtpo.prompts import SYSTEM_PROMPT, TAGS, to_completion, to_messages
 
 LAUNCHER_VARIABLES = (  # prefixes, of torchrun and Accelerate
@@ -75,9 +76,14 @@ def build_tiny(directory: str | Path, seed: int = 0) -> Path:
 
 
 def ensure_tiny(root: str | Path = TINY_ROOT) -> Path:
-    """The directory of the tiny base, trained first if it is not cached; its ``tiny.json`` has the settings."""
-    key = hashlib.sha256(json.dumps(TINY, sort_keys=True).encode()).hexdigest()[:8]
-    directory = Path(root) / f"base-{key}"
+    """The absolute path of the tiny base, trained first if it is not cached; its ``tiny.json`` has the settings.
+
+    Below another working directory than the repository, the base that is cached in the repository is used.
+    """
+    directory = (Path(root) / _cache_name()).absolute()
+    if not (directory / "tiny.json").is_file() and root == TINY_ROOT:
+        cached = CONFIGS.parent / TINY_ROOT / directory.name
+        directory = cached if (cached / "tiny.json").is_file() else directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{directory}.lock"):  # the first process trains it, the others wait
         if (directory / "tiny.json").is_file():
@@ -92,6 +98,16 @@ def ensure_tiny(root: str | Path = TINY_ROOT) -> Path:
         else:
             make_tiny(directory)
     return directory
+
+
+def is_tiny_path(path: str | Path) -> bool:
+    """Whether a path that does not exist here is that of the tiny base, which :func:`ensure_tiny` makes again."""
+    path = Path(path)
+    return path.parts[-3:] == (*TINY_ROOT.parts, _cache_name()) and not path.exists()
+
+
+def _cache_name() -> str:
+    return f"base-{hashlib.sha256(json.dumps(TINY, sort_keys=True).encode()).hexdigest()[:8]}"
 
 
 def make_tiny(directory: Path) -> None:
@@ -111,8 +127,8 @@ def _warm_start(directory: Path) -> None:
 
     from gtpo.progress import ProgressBar
 
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False, dtype=torch.float32)
     examples = [_tokenize(tokenizer, question, target) for question, target in _imperfect_targets()]
     trainer = Trainer(
         model=model,

@@ -1,5 +1,6 @@
 """Security: remote code is not run, gated weights give a clear error, secrets are not stored."""
 
+import ast
 import json
 import os
 import subprocess
@@ -42,10 +43,6 @@ def test_code_in_a_model_directory_is_not_run(tmp_path: Path) -> None:
     assert not ran.exists()
 
 
-def test_no_script_trusts_remote_code() -> None:
-    assert [path.name for path in ROOT.glob("*.py") if "trust_remote_code" in path.read_text()] == []
-
-
 def test_gated_weights_error_says_how_to_get_access(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoTokenizer
 
@@ -57,3 +54,21 @@ def test_gated_weights_error_says_how_to_get_access(monkeypatch: pytest.MonkeyPa
         UsageError, match=r"^meta-llama/x is gated: accept its license on the Hub, then `hf auth login`"
     ):
         load_base("meta-llama/x")
+
+
+def test_every_auto_class_is_told_not_to_run_remote_code() -> None:
+    """Without the argument Transformers asks on the terminal whether to run the code of a model."""
+    calls = [
+        (path.name, node.lineno, ast.unparse(node))
+        for path in [*ROOT.glob("*.py"), *ROOT.glob("gtpo/**/*.py")]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith(("Auto", "FastLanguageModel.from", "LLM"))
+    ]
+    assert len(calls) >= 9
+    assert [call for call in calls if "trust_remote_code=False" not in call[2]] == []
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mred", "bell\x07", "\u202eright to left", "\x9b2J", "\ud800"])
+def test_a_message_sends_no_commands_to_the_terminal(text: str) -> None:
+    assert str(UsageError(f"cannot read {text}")).isprintable()
+    assert str(UsageError("naïve\n ⟨H⟩ 中文 é")) == "naïve ⟨H⟩ 中文 é"

@@ -1,10 +1,12 @@
 """LoRA policies, and the errors before and during the loading of a model."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from helpers.unsloth import FakeUnsloth
@@ -14,7 +16,7 @@ from transformers import AutoTokenizer
 from gtpo import models
 from gtpo.arguments import ModelArguments
 from gtpo.errors import UsageError
-from gtpo.models import check_tokenizer, load_base, load_policy, resolve_model
+from gtpo.models import check_tokenizer, load_base, load_policy, resolve_model, source_options, why_not_loaded
 from gtpo.tiny import TINY
 
 
@@ -156,3 +158,103 @@ def test_4bit_without_bitsandbytes_is_refused(gpu: None, tiny: Path, monkeypatch
     monkeypatch.setattr(models, "is_installed", lambda package: package != "bitsandbytes")
     with pytest.raises(UsageError, match="--load_in_4bit needs bitsandbytes"):
         load_base(str(tiny), load_in_4bit=True)
+
+
+# ---- files of other people ----
+
+
+@pytest.fixture
+def model(tiny: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny, tmp_path / "model")
+
+
+def test_code_of_a_model_is_refused_without_a_question(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers asks on the terminal whether to run it, unless it is told not to."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the user was asked"))
+    code = f"open({str(tmp_path / 'ran')!r}, 'w')\n"
+    (model / "theirs.py").write_text(code)
+    (model / "custom_generate").mkdir()
+    (model / "custom_generate" / "generate.py").write_text(code)
+    load_base(str(model))
+    for name, change in (
+        ("tokenizer_config.json", {"tokenizer_class": "Theirs", "auto_map": {"AutoTokenizer": ["theirs.T", None]}}),
+        ("config.json", {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.C"}}),
+    ):
+        old = (model / name).read_text()
+        (model / name).write_text(json.dumps(json.loads(old) | change))
+        with pytest.raises(UsageError, match=r"model contains its own Python code, which is not executed: use a model"):
+            load_base(str(model))
+        (model / name).write_text(old)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('\x1b[31mno\x07') }}", r"fails on a user message \(TemplateError: \\x1b\[31mno\\x07\)"),
+        ("{% if %}", r"fails on a user message \(TemplateSyntaxError: "),
+        ("{{ 1 / 0 }}", r"fails on a user message \(ZeroDivisionError: division by zero\): correct its chat_template"),
+    ],
+)
+def test_a_chat_template_that_raises_is_refused(model: Path, template: str, message: str) -> None:
+    (model / "chat_template.jinja").write_text(template)
+    with pytest.raises(UsageError, match=message) as caught:
+        policy(model)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("config.json", {"hidden_size": "128"}, "Validation error for field 'hidden_size'"),
+        ("config.json", {"num_attention_heads": 0}, "integer modulo by zero"),
+        ("config.json", {"hidden_size": 64}, "its weights do not have the shapes of its config.json"),
+        ("tokenizer.json", {"model": 3}, "data did not match any variant"),
+    ],
+)
+def test_wrong_values_in_the_files_of_a_model_are_one_sentence(
+    model: Path, name: str, change: dict[str, Any], message: str
+) -> None:
+    (model / name).write_text(json.dumps(json.loads((model / name).read_text()) | change))
+    with pytest.raises(UsageError, match=f"cannot load model '{model}': {message}.*Expected tiny, llama, qwen"):
+        load_base(str(model))
+
+
+def test_damaged_weights_are_refused_before_training(model: Path) -> None:
+    (model / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"model/model.safetensors is incomplete or damaged"):
+        policy(model)
+
+
+def test_a_full_disk_is_not_a_fault_of_the_model() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert why_not_loaded("some/model", full) is full
+
+
+def test_without_a_connection_only_the_cache_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """huggingface_hub retries each request for half a minute, two lines on the screen for each attempt."""
+
+    class Session:
+        def head(self, url: str, timeout: float) -> None:
+            raise httpx.ConnectError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.get_session", Session)
+    assert source_options("some/model") == {"local_files_only": True}
+    with pytest.raises(UsageError, match=r"cannot load model 'some/model': it is not a directory, not in the cache of"):
+        load_base("some/model")
+    monkeypatch.setattr(Session, "head", lambda *_, **__: None)
+    assert source_options("some/model") == {"local_files_only": False}
+
+
+def test_a_local_model_has_an_absolute_path(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tiny.parent)
+    assert resolve_model(tiny.name) == resolve_model(f"./{tiny.name}") == str(tiny)
+    assert policy(Path(resolve_model(tiny.name))).peft_config["default"].base_model_name_or_path == str(tiny)
+
+
+@pytest.mark.parametrize("name", ["./nomodel", "/no/model", "a/b/c", "~/model", "../x"])
+def test_a_path_that_does_not_exist_is_not_looked_up_on_the_hub(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--model '{name}' is not a directory: pick tiny, llama, qwen, a Hub id"):
+        resolve_model(name)

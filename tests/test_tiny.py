@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from gtpo import tiny as tiny_module
+from gtpo.arguments import ModelArguments
 from gtpo.arithmetic import arithmetic
 from gtpo.grading import extract_answer, is_correct
-from gtpo.models import load_base
+from gtpo.models import load_base, load_policy
 from gtpo.prompts import TAGS, to_completion, to_messages
-from gtpo.tiny import build_tiny, ensure_tiny
+from gtpo.tiny import build_tiny, ensure_tiny, is_tiny_path
 from rewards import score_format
 
 
@@ -143,3 +144,40 @@ def test_tiny_base_is_trained_once_and_cached(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(tiny_module, "TINY", tiny_module.TINY | {"seed": 1})
     with pytest.raises(AssertionError, match="cache"):  # different settings: a different base
         ensure_tiny(tmp_path / "a")
+
+
+def test_tiny_base_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_module, "make_tiny", build_untrained)
+    here, elsewhere, repository = (tmp_path / name for name in ("here", "elsewhere", "repository"))
+    for directory in (here, elsewhere, repository / "configs"):
+        directory.mkdir(parents=True)
+    monkeypatch.setattr(tiny_module, "CONFIGS", repository / "configs")
+    monkeypatch.chdir(here)
+    base = ensure_tiny()
+    assert base.is_absolute() and base.parent == here / "outputs" / "tiny"
+    (repository / "outputs").mkdir()
+    (here / "outputs" / "tiny").rename(repository / "outputs" / "tiny")
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr(tiny_module, "make_tiny", lambda directory: pytest.fail("it was trained again"))
+    assert ensure_tiny() == repository / "outputs" / "tiny" / base.name
+    assert list(elsewhere.iterdir()) == []
+    # A run names it by this path: where it is gone, it is known by its name.
+    assert is_tiny_path(base) and not is_tiny_path(ensure_tiny()) and not is_tiny_path("/x/outputs/tiny/base-1")
+
+
+def build_untrained(directory: Path) -> None:
+    build_tiny(directory)
+    (directory / "tiny.json").write_text("{}")
+
+
+def test_adapter_of_tiny_loads_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    monkeypatch.setattr(tiny_module, "make_tiny", build_untrained)
+    monkeypatch.setattr(tiny_module, "CONFIGS", tmp_path / "none" / "configs")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    model, _ = load_policy(ModelArguments(model="tiny", lora_rank=2), "transformers", seed=0)
+    model.save_pretrained(tmp_path / "adapter")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").peft_config["default"].r == 2

@@ -5,15 +5,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from gtpo.arguments import EvaluationArguments
 from gtpo.data import BENCHMARK_TITLES, load_benchmark
 from gtpo.errors import UsageError, nearest
+from gtpo.evaluation.progress import CompletionBar
 from gtpo.evaluation.sampling import Sampler, Sampling, make_requests
 from gtpo.evaluation.storage import (
     CompletionFile,
     Row,
+    check_keys,
     check_settings,
     find_completion_files,
     fingerprint,
@@ -148,8 +148,8 @@ def find_stored_jobs(flags: EvaluationArguments) -> list[Job]:
     jobs = []
     for path in paths:
         head = read_completions(path)[0]
-        rows = load_benchmark(path.stem, flags.data_dir)[: head["settings"]["problems"]]
-        if problems_hash(rows) != head["settings"]["problems_hash"]:
+        rows = load_benchmark(path.stem, flags.data_dir)[: head["settings"].get("problems")]
+        if problems_hash(rows) != head["settings"].get("problems_hash"):
             raise UsageError(
                 f"{path} was created from other problems than {path.stem} has now: name the directory of their data "
                 "files with --data_dir."
@@ -168,17 +168,20 @@ def run_job(job: Job, sampling: Sampling, load: Callable[[], Sampler], overwrite
         overwrite: Discard stored completions and scores first.
 
     Raises:
-        UsageError: If the file has other settings, is in use or cannot be written, or a prompt is too long.
+        UsageError: If the file has other settings or completions of other problems or is in use, or a prompt is too
+            long.
+        RunError: If the completions cannot be written.
     """
     with CompletionFile(job.path, job.settings, job.about, overwrite) as file:
         if overwrite:
             scores_path(job.path).unlink(missing_ok=True)
+        check_keys(job.path, file.done, job.problems, sampling.k)
         total = len(job.problems) * sampling.k
         if len(file.done) == total:
             return
         sampler = load()
         requests = make_requests(sampler, job.problems, sampling)
-        with tqdm(total=total, initial=len(file.done), desc=job.title, unit=" completions", smoothing=0.05) as bar:
-            for rows in sampler.sample(requests, file.done.copy(), job.adapter):
+        with CompletionBar(job.title, total, len(file.done), sampling.max_new_tokens) as bar:
+            for rows in sampler.sample(requests, file.done.copy(), job.adapter, bar.count_tokens):
                 file.append(rows)
-                bar.update(len(rows))
+                bar.count_completions(rows)

@@ -7,7 +7,7 @@ evaluation resumes with the completions that it would have had without the inter
 import hashlib
 import importlib.metadata
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from gtpo.backend import GPU_PACKAGES, gpu_is_available, is_installed
 from gtpo.errors import UsageError
 from gtpo.evaluation.storage import Key, Row
-from gtpo.models import check_tokenizer, load_base
+from gtpo.models import check_tokenizer, encode_prompt, load_base, source_options, why_not_loaded
 from gtpo.prompts import to_messages
 
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts as max_lora_rank
@@ -68,13 +68,20 @@ class Sampler(Protocol):
     tokenizer: Any
     context_length: int
 
-    def sample(self, requests: Sequence[Request], done: set[Key], adapter: Path | None) -> Iterator[list[Row]]:
+    def sample(
+        self,
+        requests: Sequence[Request],
+        done: set[Key],
+        adapter: Path | None,
+        count_tokens: Callable[[int], object] = lambda tokens: None,
+    ) -> Iterator[list[Row]]:
         """Yield the completions of the requests that are not done, a few at a time, in any order.
 
         Args:
             requests: All requests of the benchmark, done or not: they determine the batches.
             done: Keys of the completions that are not needed.
             adapter: Directory of a LoRA adapter; None for the base model.
+            count_tokens: Called while completions are generated, with the tokens that were added to those not done.
         """
         ...
 
@@ -127,13 +134,11 @@ def make_requests(sampler: Sampler, problems: Sequence[Row], sampling: Sampling)
     """k requests per problem, in the order of the benchmark.
 
     Raises:
-        UsageError: If a prompt and its completion exceed the context length of the model.
+        UsageError: If a prompt and its completion exceed the context length of the model, or its chat template raises.
     """
     requests = []
     for problem in problems:
-        ids = sampler.tokenizer.apply_chat_template(
-            to_messages(problem["question"]), add_generation_prompt=True, return_dict=False
-        )
+        ids = encode_prompt(sampler.tokenizer, to_messages(problem["question"]))
         if len(ids) + sampling.max_new_tokens > sampler.context_length:
             raise UsageError(
                 f"the prompt of {problem['id']} has {len(ids)} tokens, which with max_new_tokens "
@@ -192,7 +197,13 @@ class TransformersSampler:
         self.context_length = int(self.model.config.get_text_config().max_position_embeddings)
         self.end_ids = end_tokens(self.model.generation_config, self.tokenizer)
 
-    def sample(self, requests: Sequence[Request], done: set[Key], adapter: Path | None) -> Iterator[list[Row]]:
+    def sample(
+        self,
+        requests: Sequence[Request],
+        done: set[Key],
+        adapter: Path | None,
+        count_tokens: Callable[[int], object] = lambda tokens: None,
+    ) -> Iterator[list[Row]]:
         import torch
 
         model = load_adapter(self.model, adapter) if adapter else self.model
@@ -203,7 +214,9 @@ class TransformersSampler:
                 torch.manual_seed(
                     derived_seed(self.sampling.seed, *(part for request in batch for part in request.key))
                 )
-                yield [row for row in self._generate(model, batch) if (row["id"], row["sample"]) not in done]
+                counter = TokenCounter([request.key not in done for request in batch], self.end_ids, count_tokens)
+                rows = self._generate(model, batch, counter)
+                yield [row for row in rows if (row["id"], row["sample"]) not in done]
         except torch.OutOfMemoryError as error:
             raise UsageError(
                 f"out of GPU memory with batches of {self.sampling.batch_size} completions: lower --batch_size, and "
@@ -213,7 +226,7 @@ class TransformersSampler:
             if adapter:
                 self.model = model.unload()
 
-    def _generate(self, model: Any, batch: Sequence[Request]) -> list[Row]:
+    def _generate(self, model: Any, batch: Sequence[Request], counter: "TokenCounter") -> list[Row]:
         import torch
         from transformers import GenerationConfig
 
@@ -233,7 +246,9 @@ class TransformersSampler:
         )
         with torch.inference_mode():
             output = model.generate(
-                input_ids=torch.tensor(ids, device=model.device), attention_mask=torch.tensor(mask, device=model.device)
+                input_ids=torch.tensor(ids, device=model.device),
+                attention_mask=torch.tensor(mask, device=model.device),
+                streamer=counter,
             )
         rows = []
         for request, tokens in zip(batch, output[:, width:].tolist(), strict=True):
@@ -242,12 +257,39 @@ class TransformersSampler:
         return rows
 
 
+class TokenCounter:
+    """A streamer for ``generate`` that counts the tokens of some rows of the batch, up to the token that ends each."""
+
+    def __init__(self, counted: Sequence[bool], end_ids: Sequence[int], count: Callable[[int], object]) -> None:
+        """
+        Args:
+            counted: Whether a row is counted, by row.
+            end_ids: The tokens that end a completion.
+            count: Called for each step with the number of tokens.
+        """
+        self.open = list(counted)
+        self.end_ids = set(end_ids)
+        self.count = count
+
+    def put(self, value: Any) -> None:
+        """Take the prompts, shape (B, T), which are not counted, or the next token of each row, shape (B,)."""
+        if value.dim() == 1:
+            self.count(sum(self.open))
+            self.open = [
+                open_ and token not in self.end_ids for open_, token in zip(self.open, value.tolist(), strict=True)
+            ]
+
+    def end(self) -> None:
+        """Nothing is left to do after the last token."""
+
+
 def load_adapter(model: Any, adapter: Path) -> Any:
     """Add a LoRA adapter to a model.
 
     Raises:
         UsageError: If the adapter does not fit the model.
     """
+    import torch
     from peft import PeftModel
 
     try:
@@ -255,7 +297,9 @@ def load_adapter(model: Any, adapter: Path) -> Any:
             # PEFT only warns about layers without weights in the adapter; they would act like the base model.
             warnings.filterwarnings("error", message="Found missing adapter keys")
             return PeftModel.from_pretrained(model, str(adapter)).eval()
-    except (RuntimeError, ValueError, OSError, UserWarning) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # settings of a wrong type raise TypeError, AttributeError, KeyError and others
         raise UsageError(
             f"{adapter} does not fit {model.name_or_path}: {' '.join(str(error).split())[:300]} Use the base model "
             "that the adapter was trained from."
@@ -291,13 +335,19 @@ class VLLMSampler:
                     "transformers."
                 )
             lora = {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
+        source = source_options(model)
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(model)
-            check_tokenizer(self.tokenizer, model)
-            longest = int(AutoConfig.from_pretrained(model).get_text_config().max_position_embeddings)
+            config = AutoConfig.from_pretrained(model, trust_remote_code=False, **source)
+            self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, **source)
+        except Exception as error:
+            raise why_not_loaded(model, error) from error
+        check_tokenizer(self.tokenizer, model)
+        try:
+            longest = int(config.get_text_config().max_position_embeddings)
             self.context_length = min(longest, sampling.max_new_tokens + self.prompt_room)
             self.llm = LLM(
                 model=model,
+                trust_remote_code=False,
                 dtype=dtype,
                 generation_config="vllm",  # not the model's default sampling parameters
                 max_model_len=self.context_length,
@@ -313,7 +363,13 @@ class VLLMSampler:
         self.end_ids = end_tokens(load_generation_config(model), self.tokenizer)
         self.adapters: list[Path] = []
 
-    def sample(self, requests: Sequence[Request], done: set[Key], adapter: Path | None) -> Iterator[list[Row]]:
+    def sample(
+        self,
+        requests: Sequence[Request],
+        done: set[Key],
+        adapter: Path | None,
+        count_tokens: Callable[[int], object] = lambda tokens: None,
+    ) -> Iterator[list[Row]]:
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
 
@@ -342,10 +398,13 @@ class VLLMSampler:
             name.partition("-")[0] for name in self.llm.enqueue(prompts, params, lora_request=lora, use_tqdm=False)
         ]
         waiting = dict(zip(names, missing, strict=True))
-        engine = self.llm.llm_engine
+        engine, lengths = self.llm.llm_engine, dict.fromkeys(names, 0)
         while engine.has_unfinished_requests():
             rows = []
             for output in engine.step():
+                length = sum(len(completion.token_ids) for completion in output.outputs)
+                count_tokens(length - lengths[output.request_id])
+                lengths[output.request_id] = length
                 if output.finished:
                     [completion] = output.outputs
                     request = waiting.pop(output.request_id)

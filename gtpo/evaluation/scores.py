@@ -7,12 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from tqdm import tqdm
 
 from gtpo.data import BENCHMARK_TITLES
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
-from gtpo.evaluation.storage import Row, find_completion_files, read_completions, scores_path
+from gtpo.evaluation.storage import Row, check_keys, find_completion_files, read_completions, scores_path
 from gtpo.files import write_atomically
 from gtpo.grading import TimeBudget, extract_answer, is_correct, timeouts
 from gtpo.prompts import follows_format
@@ -32,10 +33,14 @@ def grade(path: Path, problems: Sequence[Row]) -> Entry:
         Its entry of ``results.json``.
 
     Raises:
-        UsageError: If completions are missing.
+        UsageError: If completions are missing, or belong to other problems.
     """
     head, completions = read_completions(path)
-    k, expected = head["settings"]["k"], len(problems) * head["settings"]["k"]
+    k = head["settings"].get("k")
+    if type(k) is not int or k < 1:
+        raise UsageError(f"{path}, line 1 has k={k!r} in its settings, expected an integer >= 1: restore the file.")
+    expected = len(problems) * k
+    check_keys(path, ((row["id"], row["sample"]) for row in completions), problems, k)
     if len(completions) != expected:
         raise UsageError(
             f"{path} has {len(completions)} of {expected} completions: run the same evaluation without --regrade to "
@@ -83,17 +88,31 @@ def grade(path: Path, problems: Sequence[Row]) -> Entry:
 def write_results(directory: Path, entries: Sequence[Entry]) -> Path:
     """Write each entry beside its completions, and ``results.json`` with all entries in the directory.
 
+    Evaluations that end at the same time write one after the other, each with what the others have written.
+
     Returns:
         The path of ``results.json``.
+
+    Raises:
+        UsageError: If the stored scores of other completions are damaged.
     """
-    for entry in entries:
-        completions = directory / entry["label"] / f"{entry['benchmark']}.jsonl"
-        write_atomically(scores_path(completions), json.dumps(entry, indent=1))
-    paths = [scores_path(path) for path in find_completion_files(directory, BENCHMARK_TITLES)]
-    stored = [json.loads(path.read_text()) for path in paths if path.is_file()]
     results = directory / "results.json"
-    write_atomically(results, json.dumps({"results": stored}, indent=1))
+    with FileLock(directory / "results.lock"):
+        for entry in entries:
+            completions = directory / entry["label"] / f"{entry['benchmark']}.jsonl"
+            write_atomically(scores_path(completions), json.dumps(entry, indent=1))
+        paths = [scores_path(path) for path in find_completion_files(directory, BENCHMARK_TITLES)]
+        stored = [_read_entry(path) for path in paths if path.is_file()]
+        write_atomically(results, json.dumps({"results": stored}, indent=1))
     return results
+
+
+def _read_entry(path: Path) -> Entry:
+    try:
+        entry: Entry = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged ({error}): delete it, `evaluate.py --regrade` writes it again.") from error
+    return entry
 
 
 def _scores(

@@ -1,7 +1,8 @@
 """The completion file of one model on one benchmark: JSONL, appended to while completions are sampled, resumable.
 
 The first line has the settings, every other line one completion {id, sample, completion, tokens, finished}. A
-completion is identified by (id, sample). A file is only continued with the settings that it was created with.
+completion is identified by (id, sample). A file is only continued with the settings that it was created with; one
+without completions is created again.
 """
 
 import fcntl
@@ -13,17 +14,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from gtpo.errors import UsageError
+from gtpo.errors import RunError, UsageError
 from gtpo.prompts import to_messages
 
 Row = dict[str, Any]
 Key = tuple[str, int]  # problem id, sample number
+COLUMNS: dict[str, type] = {"id": str, "sample": int, "completion": str, "tokens": int, "finished": bool}
 
 
 def find_completion_files(directory: Path, benchmarks: Iterable[str]) -> list[Path]:
     """The completion files of some benchmarks in an output directory, ``LABEL/BENCHMARK.jsonl``, sorted."""
     names = set(benchmarks)
-    return [path for path in sorted(directory.glob("*/*.jsonl")) if path.stem in names]
+    return [path for path in sorted(directory.glob("*/*.jsonl")) if path.stem in names and has_completions(path)]
+
+
+def has_completions(path: Path) -> bool:
+    """Whether a file has more than the line of settings; an evaluation may have been killed before."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.readline().endswith(b"\n") and file.readline().endswith(b"\n")
 
 
 def scores_path(completions: Path) -> Path:
@@ -32,7 +42,7 @@ def scores_path(completions: Path) -> Path:
 
 
 class CompletionFile:
-    """A completion file, open for appending by one process.
+    """A completion file, open for appending by one process. Without completions it is deleted when it is closed.
 
     Attributes:
         done: Keys of the completions in the file.
@@ -61,6 +71,8 @@ class CompletionFile:
             raise UsageError(f"cannot write {self.path}: {error.strerror}; name another --output_dir.") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path)):
+                raise OSError  # the process that had the lock deleted the file, and another has created it again
         except OSError as error:
             self._file.close()
             raise UsageError(
@@ -69,12 +81,11 @@ class CompletionFile:
         try:
             if not self.overwrite:
                 check_settings(self.path, self.settings)
-            end = 0 if self.overwrite else self.path.read_bytes().rfind(b"\n") + 1
+            keep = not self.overwrite and has_completions(self.path)
+            end = self.path.read_bytes().rfind(b"\n") + 1 if keep else 0
             self._file.truncate(end)  # drop a line that was only partly written when the process was killed
-            if end:
+            if keep:
                 self.done = {(row["id"], row["sample"]) for row in read_completions(self.path)[1]}
-            else:
-                self._write([{"settings": self.settings, "about": self.about}])
         except BaseException:
             self._file.close()
             raise
@@ -83,44 +94,41 @@ class CompletionFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not has_completions(self.path):
+            self.path.unlink(missing_ok=True)  # while it is locked
+            if not any(self.path.parent.iterdir()):
+                self.path.parent.rmdir()
         self._file.close()
 
     def append(self, rows: Sequence[Row]) -> None:
         """Write completions without buffering: they are kept if the process is killed.
 
         Raises:
-            UsageError: If they cannot be written.
+            RunError: If they cannot be written.
         """
-        self._write(rows)
-        self.done.update((row["id"], row["sample"]) for row in rows)
-
-    def _write(self, rows: Sequence[Row]) -> None:
-        data = memoryview(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+        head = [] if self.done or not rows else [{"settings": self.settings, "about": self.about}]
+        data = memoryview(b"".join(json.dumps(row).encode() + b"\n" for row in [*head, *rows]))
         try:
             while data:
                 data = data[self._file.write(data) :]
         except OSError as error:
-            raise UsageError(
-                f"cannot write {self.path}: {os.strerror(error.errno or 0)}. The completions in it are kept: free some "
+            raise RunError(
+                f"cannot write {self.path}: {os.strerror(error.errno or 0)}; the completions in it are kept: free some "
                 "space and run the same command again."
             ) from error
+        self.done.update((row["id"], row["sample"]) for row in rows)
 
 
 def check_settings(path: Path, settings: Row) -> None:
-    """Refuse to continue a file that was created with other settings.
+    """Refuse to continue a file whose completions were created with other settings.
 
     Raises:
         UsageError: With the settings that differ, or if the file is not a completion file.
     """
-    if not path.is_file():
+    if not has_completions(path):
         return
     with path.open("rb") as file:
-        first = file.readline()
-    if not first.endswith(b"\n"):
-        return  # killed while the first line was written: there are no completions
-    stored = _parse_line(path, 1, first).get("settings")
-    if not isinstance(stored, dict):
-        raise UsageError(f"{path} is not a completion file (its first line has no settings): move it elsewhere.")
+        stored = _parse_head(path, file.readline())["settings"]
     changed = [name for name in {**settings, **stored} if stored.get(name) != settings.get(name)]
     if changed:
         changed = [name for name in changed if not name.endswith("_hash")] or changed
@@ -136,12 +144,12 @@ def read_completions(path: Path) -> tuple[Row, list[Row]]:
     Raises:
         UsageError: If there are no completions, another line is broken, or a completion occurs more than once.
     """
-    content = path.read_bytes() if path.is_file() else b""
-    lines = content.split(b"\n")[:-1]  # after the last newline: a partly written line, or nothing
-    if not lines:
+    if not has_completions(path):
         raise UsageError(f"{path} has no completions: run the evaluation without --regrade.")
-    head, *rows = [_parse_line(path, number, line) for number, line in enumerate(lines, start=1)]
-    keys = {(row.get("id"), row.get("sample")) for row in rows}
+    first, *lines = path.read_bytes().split(b"\n")[:-1]  # after the last newline: a partly written line, or nothing
+    head = _parse_head(path, first)
+    rows = [_parse_completion(path, number, line) for number, line in enumerate(lines, start=2)]
+    keys = {(row["id"], row["sample"]) for row in rows}
     if len(keys) != len(rows):
         raise UsageError(
             f"{path} has {len(rows) - len(keys)} duplicate completions: restore it, or start again with --overwrite."
@@ -149,10 +157,50 @@ def read_completions(path: Path) -> tuple[Row, list[Row]]:
     return head, rows
 
 
+def check_keys(path: Path, keys: Iterable[Key], problems: Iterable[Row], k: int) -> None:
+    """Refuse completions of a file that do not belong to its benchmark.
+
+    Args:
+        path: The file.
+        keys: Keys of its completions.
+        problems: The problems, {id, question, gold}.
+        k: Completions per problem.
+
+    Raises:
+        UsageError: If a key names no problem, or no sample below k.
+    """
+    ids = {problem["id"] for problem in problems}
+    foreign = next((key for key in keys if key[0] not in ids or not 0 <= key[1] < k), None)
+    if foreign is not None:
+        raise UsageError(
+            f"{path} has a completion of {foreign[0]!r}, sample {foreign[1]}; expected one of {len(ids)} problems such "
+            f"as {min(ids)!r}, sample 0 to {k - 1}: delete its line, or start again with --overwrite."
+        )
+
+
+def _parse_head(path: Path, line: bytes) -> Row:
+    head = _parse_line(path, 1, line)
+    settings, about = head.get("settings"), head.get("about")
+    if not isinstance(settings, dict) or not isinstance(about, dict):
+        raise UsageError(f"{path} is not a completion file (its first line has no settings): move it elsewhere.")
+    return head
+
+
+def _parse_completion(path: Path, number: int, line: bytes) -> Row:
+    row = _parse_line(path, number, line)
+    if row.keys() != COLUMNS.keys() or any(type(row[name]) is not kind for name, kind in COLUMNS.items()):
+        columns = ", ".join(f"{name} ({kind.__name__})" for name, kind in COLUMNS.items())
+        raise UsageError(
+            f"{path}, line {number} is not a completion with exactly the keys {columns}: delete the line (its "
+            "completion is sampled again), or start again with --overwrite."
+        )
+    return row
+
+
 def _parse_line(path: Path, number: int, line: bytes) -> Row:
     try:
         parsed = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
         raise UsageError(

@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ from typing import Any
 from gtpo.arguments import MODEL_ALIASES, EvaluationArguments
 from gtpo.backend import gpu_is_available
 from gtpo.errors import UsageError, nearest
+from gtpo.model_files import check_model_files
+from gtpo.models import resolve_model
 from gtpo.runs import RunDirectory, find_runs
+from gtpo.tiny import is_tiny_path
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +61,7 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
     If several runs are given, an unfinished one is skipped with a warning.
 
     Raises:
-        UsageError: If a run or adapter does not exist, none is finished, or two have the same label.
+        UsageError: If a run or adapter does not exist or is damaged, none is finished, or two have the same label.
     """
     if not adapters:
         return [Target("")]
@@ -80,6 +84,10 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
             f"two of --adapter have the label {duplicate or 'base'!r}: name each only once, or evaluate them into "
             "different --output_dir."
         )
+    for target in targets:
+        if target.adapter:
+            check_model_files(target.adapter)
+            adapter_config(target.adapter)
     return targets
 
 
@@ -103,6 +111,12 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
     adapter = {LAST: run.adapter, "best": run.best}.get(checkpoint, run.checkpoint(checkpoint))
     if not _is_adapter(adapter):
         available = _available_checkpoints(run)
+        runs = [] if available else [str(run.path) for run in reversed(find_runs([directory], finished=True))]
+        if runs:
+            more = f" and {len(runs) - 5} more" * (len(runs) > 5)
+            raise UsageError(
+                f"--adapter {name} is a directory of runs, expected a run: name one of {', '.join(runs[:5])}{more}."
+            )
         how = f"--checkpoint can be {', '.join(available)} here" if available else "its training has not finished"
         raise UsageError(f"{name} has no {adapter.name}/adapter_config.json: {how}.")
     suffix = "" if checkpoint == LAST else f"@{checkpoint}"
@@ -121,24 +135,57 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
     """The LoRA settings that PEFT stores with an adapter.
 
     Raises:
-        UsageError: If they cannot be read or do not name a base model, or the weights are missing.
+        UsageError: If they cannot be read, are not those of a LoRA adapter, do not name a base model, or contain a
+            regular expression; or if the weights are missing.
     """
     path = adapter / "adapter_config.json"
     try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read {path}: {error}.") from error
-    if not isinstance(config, dict) or not config.get("base_model_name_or_path"):
+    base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+    if not base or not isinstance(base, str):
         raise UsageError(f"{path} has no base_model_name_or_path: add the Hub id or path of the base model.")
+    if config.get("peft_type") != "LORA":
+        raise UsageError(f"{path}: peft_type is {config.get('peft_type')!r}, only LORA adapters can be evaluated.")
+    for field in ("rank_pattern", "alpha_pattern"):
+        if not isinstance(config.get(field) or {}, dict):
+            raise UsageError(f"{path}: {field} is {config[field]!r}, expected module names with a number each.")
+    if not all(type(rank) is int and rank > 0 for rank in _ranks(config)):
+        raise UsageError(f"{path}: r and rank_pattern are {_ranks(config)}, expected positive integers.")
+    if not isinstance(config.get("target_modules"), list | str | None):
+        raise UsageError(f"{path}: target_modules is {config['target_modules']!r}, expected a list of module names.")
+    for field, name in _module_names(config):
+        if not isinstance(name, str) or not _MODULE_NAME.fullmatch(name):
+            raise UsageError(
+                f"{path}: {field} contains {name!r}, expected the name of a module: replace a regular expression "
+                '(matching it may take forever) by a list such as ["q_proj", "v_proj"].'
+            )
     if not (adapter / "adapter_model.safetensors").is_file():
-        raise UsageError(f"{adapter} has no adapter_model.safetensors; adapter_model.bin, a pickle, is not supported.")
+        raise UsageError(f"{adapter} has no adapter_model.safetensors: save it again with PEFT's save_pretrained.")
     return config
+
+
+_MODULE_NAME = re.compile(r"[\w.\-^$\\]+")  # may be anchored or escaped; without a repetition it matches in linear time
+
+
+def _module_names(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What PEFT matches against the names of the model's modules, most of it as regular expressions."""
+    for field in ("target_modules", "exclude_modules", "modules_to_save", "layers_pattern"):
+        value = config.get(field) or []
+        yield from ((field, name) for name in (value if isinstance(value, list) else [value]))
+    for field in ("rank_pattern", "alpha_pattern"):
+        yield from ((field, name) for name in config.get(field) or {})
+
+
+def _ranks(config: dict[str, Any]) -> list[Any]:
+    return [config.get("r"), *(config.get("rank_pattern") or {}).values()]
 
 
 def max_lora_rank(targets: Sequence[Target]) -> int | None:
     """The largest rank of the adapters; None without adapters."""
     configs = [adapter_config(target.adapter) for target in targets if target.adapter]
-    return max((max([config["r"], *config.get("rank_pattern", {}).values()]) for config in configs), default=None)
+    return max((max(_ranks(config)) for config in configs), default=None)
 
 
 def _is_adapter(directory: Path) -> bool:
@@ -165,7 +212,8 @@ def base_model(targets: Sequence[Target], model: str | None) -> str:
     bases: dict[str, Path] = {}
     for target in targets:
         if target.adapter:
-            bases.setdefault(adapter_config(target.adapter)["base_model_name_or_path"], target.adapter)
+            named = adapter_config(target.adapter)["base_model_name_or_path"]
+            bases.setdefault(_find_base(named, target.adapter), target.adapter)
     first, *others = bases or [MODEL_ALIASES.get(str(model), str(model))]
     for other in others:
         if not same_model(first, other):
@@ -173,13 +221,23 @@ def base_model(targets: Sequence[Target], model: str | None) -> str:
                 f"{bases[first]} was trained from {first} and {bases[other]} from {other}: evaluate them in two "
                 "commands, `--regrade` prints all results in one table."
             )
-    is_local = Path(first).is_absolute() or first.startswith(".") or first.count("/") > 1
-    if bases and is_local and not model and not Path(first).exists():
+    if bases and _is_path(first) and not model and not Path(first).exists() and not is_tiny_path(first):
         raise UsageError(
             f"{bases[first]} was trained from {first}, which does not exist: name the base model with --model "
             "(--model tiny builds the tiny one)."
         )
     return first
+
+
+def _find_base(name: str, adapter: Path) -> str:
+    """The base model of an adapter: a relative path is looked up here and above the adapter, where the run started."""
+    places = [Path(), *adapter.resolve().parents] if _is_path(name) or "/" not in name else []
+    return next((str(place / name) for place in places if (place / name).is_dir()), name)
+
+
+def _is_path(model: str) -> bool:
+    """Whether a model can only be a local path: a Hub id is owner/name."""
+    return Path(model).is_absolute() or model.startswith(".") or model.count("/") > 1
 
 
 def resolve_base_model(base: str, targets: Sequence[Target], model: str | None) -> str:
@@ -193,8 +251,6 @@ def resolve_base_model(base: str, targets: Sequence[Target], model: str | None) 
     Raises:
         UsageError: If ``model`` is not the model that the adapters were trained from.
     """
-    from gtpo.models import resolve_model
-
     resolved = resolve_model(model or base)
     if any(target.adapter for target in targets) and not same_model(resolved, base):
         raise UsageError(

@@ -1,5 +1,6 @@
 """evaluate.py from the flags to the table, and that a kill loses nothing."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ import evaluate
 from gtpo.data import load_benchmark
 from gtpo.errors import UsageError
 from gtpo.evaluation.storage import read_completions
+from gtpo.script import run_script
 
 LOAD_SAMPLER = "gtpo.evaluation.sampling.load_sampler"
 
@@ -322,3 +324,40 @@ def test_regrade_of_a_named_model_samples_nothing(tiny: Path, tmp_path: Path, mo
     monkeypatch.setattr(LOAD_SAMPLER, lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(UsageError, match="has no completions: run the evaluation without --regrade"):
         run(monkeypatch, *argv, "--regrade")
+
+
+def test_ctrl_c_before_the_first_completion_leaves_nothing(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr("gtpo.evaluation.sampling.TransformersSampler._generate", interrupt)
+        run(patch, *SMALL, "--model", tiny, "--output_dir", tmp_path / "out")
+    assert ended.value.code == 130
+    assert list((tmp_path / "out").iterdir()) == []
+    run(monkeypatch, *SMALL, "--model", tiny, "--output_dir", tmp_path / "out", "--max_new_tokens", 3)
+    assert results(tmp_path / "out")[0]["settings"]["max_new_tokens"] == 3
+
+
+def test_a_full_disk_is_one_sentence_with_a_command_that_works(
+    store: Callable[..., Path],
+    texts_by_hand: dict[str, list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store(texts_by_hand)
+    monkeypatch.setattr("gtpo.evaluation.scores.write_atomically", full)
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--regrade", "--output_dir", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        run_script(evaluate.main)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "evaluate.py: the disk is full ([Errno 28] No space left on device); free some space, then run the same "
+        "command again"
+    )

@@ -195,6 +195,32 @@ def test_an_adapter_of_another_model_is_refused(tiny: Path, adapter: Path, tmp_p
         run_sampler(tiny, GREEDY, shallow)
 
 
+def test_tokens_are_counted_while_they_are_generated(tiny: Path, tmp_path: Path) -> None:
+    """Those of the completions that are needed, up to the end of each: the sum is that of the stored rows."""
+    model = shutil.copytree(tiny, tmp_path / "model")
+    path = model / "generation_config.json"
+    ends = [2, *range(100, 150)]  # so that completions end at different lengths
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": ends}))
+    sampler = TransformersSampler(str(model), SETTINGS)
+    requests = make_requests(sampler, ROWS, SETTINGS)
+    done = {requests[0].key, requests[5].key}
+    counts: list[int] = []
+    seen = 0
+    for rows in sampler.sample(requests, done, None, counts.append):
+        assert sum(counts[seen:]) == sum(row["tokens"] for row in rows)
+        assert 1 < len(counts) - seen <= SETTINGS.max_new_tokens  # one call per step
+        seen = len(counts)
+    assert len(set(counts)) > 2
+
+
+def test_a_chat_template_that_raises_on_the_system_prompt_is_refused(tiny: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny, tmp_path / "model")
+    template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system\x1b[0m') }}{% endif %}x"
+    (model / "chat_template.jinja").write_text(template)
+    with pytest.raises(UsageError, match=r"fails on a system and user message \(TemplateError: no system\\x1b\[0m\)"):
+        run_sampler(model, GREEDY)
+
+
 # vLLM
 
 
@@ -246,8 +272,9 @@ def test_vllm_gets_one_batch_of_requests_with_a_seed_each(tiny: Path, monkeypatc
         def step(self) -> list[SimpleNamespace]:
             number = self.waiting.pop()  # last in, first out: vLLM does not keep the order either
             text = SimpleNamespace(token_ids=(7, 2), finish_reason="stop" if int(number) % 2 else "length")
-            unfinished = SimpleNamespace(request_id="0", finished=False, outputs=[])
-            return [unfinished, SimpleNamespace(request_id=number, finished=True, outputs=[text])]
+            running = [SimpleNamespace(token_ids=(7,))]  # what it has generated so far
+            others = [SimpleNamespace(request_id=name, finished=False, outputs=running) for name in self.waiting]
+            return [*others, SimpleNamespace(request_id=number, finished=True, outputs=[text])]
 
     class LLM:
         def __init__(self, **options: object) -> None:
@@ -271,9 +298,11 @@ def test_vllm_gets_one_batch_of_requests_with_a_seed_each(tiny: Path, monkeypatc
     assert started[0]["generation_config"] == "vllm"
     requests = make_requests(sampler, ROWS, settings)
     done = {("arithmetic/0", 0), ("arithmetic/3", 1)}
-    stream = sampler.sample(requests, done, Path("some/adapter"))
+    counts: list[int] = []
+    stream = sampler.sample(requests, done, Path("some/adapter"), counts.append)
     assert len(next(stream)) == 1  # the first is returned while the others wait
     rest = [row for batch in stream for row in batch]
+    assert sum(counts) == 2 * (len(rest) + 1)
     [call] = submitted
     missing = [request for request in requests if request.key not in done]
     assert [prompt["prompt_token_ids"] for prompt in call["prompts"]] == [request.prompt_ids for request in missing]

@@ -1,6 +1,7 @@
 """Scores of a completion file whose answers are known, and results.json."""
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from gtpo.data import load_benchmark
 from gtpo.errors import UsageError
+from gtpo.evaluation import scores
 from gtpo.evaluation.scores import grade, write_results
 from gtpo.grading import compare
 
@@ -63,3 +65,40 @@ def test_a_completion_above_its_time_budget_is_wrong_and_counted(
     monkeypatch.setattr(compare, "decide", lambda a, b: (decide(a, b)[0], 2.0))  # 2 s between blocks, 2 s for the gold
     entry = grade(path, problems)
     assert (entry["per_problem"][0]["correct"], entry["graded_by"]["timeouts"]) == ("0011", 1)
+
+
+def test_two_evaluations_that_end_at_once_are_both_in_the_results(
+    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second ends after the first has read the stored scores, and before the first writes results.json."""
+    problems = load_benchmark("arithmetic")[:3]
+    first, second = (grade(store(texts_by_hand, name), problems) for name in ("first", "second"))
+    other = threading.Thread(target=write_results, args=(tmp_path, [second]))
+    write = scores.write_atomically
+
+    def write_slowly(path: Path, text: str) -> None:
+        if path.name == "results.json" and not other.ident:
+            other.start()
+            other.join(timeout=1)  # without a lock it writes its results here
+        write(path, text)
+
+    monkeypatch.setattr(scores, "write_atomically", write_slowly)
+    write_results(tmp_path, [first])
+    other.join()
+    assert json.loads((tmp_path / "results.json").read_text()) == {"results": [first, second]}
+
+
+def test_damaged_scores_of_another_evaluation_are_named(
+    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path
+) -> None:
+    first, second = (store(texts_by_hand, name) for name in ("first", "second"))
+    second.with_suffix(".json").write_text('{"label": ')
+    with pytest.raises(UsageError, match=r"second/arithmetic.json is damaged .*: delete it, `evaluate.py --regrade`"):
+        write_results(tmp_path, [grade(first, load_benchmark("arithmetic")[:3])])
+
+
+def test_a_foreign_completion_is_not_graded(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:
+    path = store(texts_by_hand)
+    path.write_text(path.read_text().replace('"arithmetic/1"', '"arithmetic/5"'))
+    with pytest.raises(UsageError, match=r"has a completion of 'arithmetic/5', sample \d; expected one of 3 problems"):
+        grade(path, load_benchmark("arithmetic")[:3])

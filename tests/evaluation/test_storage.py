@@ -2,17 +2,26 @@
 
 import json
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from gtpo.data import load_benchmark
-from gtpo.errors import UsageError
+from gtpo.errors import RunError, UsageError
 from gtpo.evaluation.jobs import Job, run_job
 from gtpo.evaluation.sampling import Request, Sampling
-from gtpo.evaluation.storage import CompletionFile, Key, fingerprint, problems_hash, read_completions, scores_path
+from gtpo.evaluation.storage import (
+    CompletionFile,
+    Key,
+    check_settings,
+    find_completion_files,
+    fingerprint,
+    problems_hash,
+    read_completions,
+    scores_path,
+)
 
 ROWS = load_benchmark("arithmetic")[:7]
 SETTINGS = {"benchmark": "arithmetic", "k": 3, "temperature": 1.0}
@@ -25,7 +34,9 @@ class Canned:
     context_length = 100
     tokenizer = SimpleNamespace(apply_chat_template=lambda messages, **_: [1, 2, 3])
 
-    def sample(self, requests: Sequence[Request], done: set[Key], adapter: Path | None) -> Iterator[list[dict]]:
+    def sample(
+        self, requests: Sequence[Request], done: set[Key], adapter: Path | None, count_tokens: Callable[[int], object]
+    ) -> Iterator[list[dict]]:
         missing = [request for request in requests if request.key not in done]
         for start in range(0, len(missing), 2):
             yield [
@@ -113,7 +124,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))  # in the middle of a line
     try:
-        with pytest.raises(UsageError, match=r"cannot write .*b\.jsonl: File too large.*run the same command again"):
+        with pytest.raises(RunError, match=r"cannot write .*b\.jsonl: File too large.*run the same command again"):
             fill(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -178,3 +189,74 @@ def test_the_hash_of_problems_depends_on_what_is_asked() -> None:
     assert problems_hash(other_gold) == problems_hash(ROWS)
     assert problems_hash(ROWS[:6]) != problems_hash(ROWS)
     assert problems_hash([{**ROWS[0], "question": "Why?"}, *ROWS[1:]]) != problems_hash(ROWS)
+
+
+def test_without_completions_no_file_is_left(tmp_path: Path) -> None:
+    """After Ctrl-C before the first completion the evaluation can be started with other settings."""
+
+    def interrupted() -> Canned:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "label" / "a.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        fill(path, load=interrupted)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+    fill(path)
+    with pytest.raises(KeyboardInterrupt):
+        fill(path, {**SETTINGS, "seed": 1}, load=interrupted, overwrite=True)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b'{"settings": {"k": 9}, "about": {}}\n', b'{"settings": {"k": 9}, "about": {}}\n{"i']
+)
+def test_a_file_without_completions_is_created_again(tmp_path: Path, content: bytes) -> None:
+    """As after kill -9."""
+    path = tmp_path / "label" / "a.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    check_settings(path, SETTINGS)
+    assert find_completion_files(tmp_path, ["a"]) == []
+    assert fill(path) == fill(tmp_path / "b.jsonl")
+    assert find_completion_files(tmp_path, ["a"]) == [path]
+
+
+def test_a_file_that_was_deleted_while_it_was_opened_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    monkeypatch.setattr("fcntl.flock", lambda *_: path.unlink())
+    with pytest.raises(UsageError, match="is in use by another evaluation"):
+        fill(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"id": "gsm8k/0"},
+            "has a completion of 'gsm8k/0', sample 0; expected one of 7 problems such as 'arithmetic/0'",
+        ),
+        ({"sample": 3}, "has a completion of 'arithmetic/0', sample 3; expected one of .*, sample 0 to 2: delete its"),
+        ({"sample": -1}, "has a completion of 'arithmetic/0', sample -1"),
+        ({"sample": True}, "line 2 is not a completion with exactly the keys"),
+        ({"extra": 1}, r"line 2 is not a completion with exactly the keys id \(str\), sample \(int\)"),
+        ({"tokens": "9"}, "line 2 is not a completion with exactly the keys"),
+        ({"completion": None}, "line 2 is not a completion with exactly the keys"),
+    ],
+)
+def test_completions_that_do_not_belong_to_the_file_are_refused(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    head, first, *lines = fill(path).decode().splitlines(keepends=True)
+    path.write_text("".join([head, json.dumps(json.loads(first) | change) + "\n", *lines]))
+    with pytest.raises(UsageError, match=message):
+        fill(path, load=never)  # type: ignore[arg-type]
+
+
+def test_a_completion_without_a_key_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(fill(path).replace(b'"tokens": 1, ', b"", 1))
+    with pytest.raises(UsageError, match="line 2 is not a completion with exactly the keys"):
+        read_completions(path)

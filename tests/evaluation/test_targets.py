@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gtpo import tiny as tiny_module
 from gtpo.errors import UsageError
 from gtpo.evaluation import targets
 from gtpo.evaluation.targets import (
@@ -19,6 +20,7 @@ from gtpo.evaluation.targets import (
     resolve_base_model,
     same_model,
 )
+from gtpo.tiny import build_tiny, ensure_tiny
 
 
 def test_the_newest_finished_run_is_found(outputs: Path) -> None:
@@ -54,7 +56,8 @@ def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path) -> Non
         (["outputs/oldest"], "last", r"--adapter outputs/oldest is not a directory \(did you mean 'outputs/older'\?\)"),
         (["outputs/unfinished"], "last", r"unfinished has no adapter/adapter_config.json: --checkpoint can be 50 here"),
         (["outputs/older"], "9", r"older has no checkpoint-9/.*: --checkpoint can be best, last here"),
-        (["outputs"], "last", r"outputs has no adapter/.*: its training has not finished\."),
+        (["outputs"], "last", r"outputs is a directory of runs, .* one of outputs/demo/newer, outputs/older\.$"),
+        (["outputs/demo"], "9", r"outputs/demo is a directory of runs, .* name one of outputs/demo/newer\.$"),
         (["outputs/older/best"], "best", "--checkpoint best selects an adapter of a run, and outputs/older/best is an"),
         (["base"], "last", "--adapter base alone does not name a base model"),
         (["outputs/older", "outputs/older/"], "last", "two of --adapter have the label 'older'"),
@@ -100,11 +103,89 @@ def test_the_adapter_names_its_base_model(outputs: Path, tiny: Path) -> None:
     with pytest.raises(UsageError, match="has no base_model_name_or_path"):
         base_model([newer], None)
     (older.adapter / "adapter_model.safetensors").rename(older.adapter / "adapter_model.bin")
-    with pytest.raises(UsageError, match=r"older/adapter has no adapter_model.safetensors; .* a pickle, is not supp"):
+    with pytest.raises(UsageError, match=r"older/adapter has no adapter_model.safetensors: save it again with PEFT"):
         base_model([older], None)
+    with pytest.raises(UsageError, match=r"older/adapter has its weights in adapter_model.bin, a pickle"):
+        find_targets(["outputs/older"], None)
     (newer.adapter / "adapter_config.json").write_text("{")
     with pytest.raises(UsageError, match=r"cannot read .*adapter_config.json"):
         base_model([newer], None)
+
+
+def test_a_relative_base_model_is_found_above_the_adapter(
+    outputs: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of earlier revisions name the tiny base by its path below the directory where they were started."""
+    shutil.copytree(tiny, outputs / "tiny" / "base-1")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    [older] = find_targets(["../outputs/older"], None)
+    edit_config(older.adapter, base_model_name_or_path="outputs/tiny/base-1")
+    assert base_model([older], None) == str(outputs / "tiny" / "base-1")
+    edit_config(older.adapter, base_model_name_or_path="some/hub-model")
+    assert base_model([older], None) == "some/hub-model"
+
+
+def test_a_tiny_base_that_is_gone_is_built_again(
+    outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny_module, "TINY", tiny_module.TINY | {"seed": 5})
+    monkeypatch.setattr(tiny_module, "make_tiny", lambda directory: build_tiny(directory))
+    [older] = find_targets(["outputs/older"], None)
+    gone = f"/gone/outputs/tiny/{ensure_tiny(tmp_path / 'name').name}"
+    edit_config(older.adapter, base_model_name_or_path=gone)
+    for model in (None, "tiny"):
+        assert resolve_base_model(base_model([older], model), [older], model).startswith(
+            str(outputs / "tiny" / "base-")
+        )
+    edit_config(older.adapter, base_model_name_or_path="/gone/outputs/tiny/base-1")  # of other settings
+    with pytest.raises(UsageError, match="/gone/outputs/tiny/base-1, which does not exist"):
+        base_model([older], None)
+
+
+CATASTROPHIC = "([a-z]+)+$"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"target_modules": CATASTROPHIC},
+            r"target_modules contains '\(\[a-z\]\+\)\+\$', expected the name of a module",
+        ),
+        ({"exclude_modules": CATASTROPHIC}, "exclude_modules contains"),
+        ({"modules_to_save": [CATASTROPHIC]}, "modules_to_save contains"),
+        ({"layers_pattern": CATASTROPHIC}, "layers_pattern contains"),
+        ({"rank_pattern": {CATASTROPHIC: 2}}, "rank_pattern contains"),
+        ({"alpha_pattern": {CATASTROPHIC: 2}}, "alpha_pattern contains"),
+        ({"alpha_pattern": [3]}, r"alpha_pattern is \[3\], expected module names with a number each"),
+        ({"target_modules": 3}, "target_modules is 3, expected a list of module names"),
+        ({"target_modules": [3]}, "target_modules contains 3, expected the name of a module"),
+        ({"r": "4"}, r"r and rank_pattern are \['4'\], expected positive integers"),
+        ({"rank_pattern": {"q_proj": 0}}, r"r and rank_pattern are \[4, 0\], expected positive integers"),
+        ({"peft_type": "PROMPT_TUNING"}, "peft_type is 'PROMPT_TUNING', only LORA adapters can be evaluated"),
+        ({"base_model_name_or_path": 3}, "has no base_model_name_or_path"),
+    ],
+)
+def test_settings_of_an_adapter_are_checked_before_they_are_used(outputs: Path, settings: dict, message: str) -> None:
+    edit_config(outputs / "older" / "adapter", **settings)
+    with pytest.raises(UsageError, match=f"adapter_config.json:? {message}"):
+        find_targets(["outputs/older"], None)
+
+
+def test_names_that_peft_writes_are_accepted(outputs: Path) -> None:
+    for names in (["q_proj", "model.layers.0.self_attn.v_proj"], "all-linear", None):
+        rank_pattern = {r"^model\.layers\.0\.self_attn\.q_proj": 2}
+        edit_config(outputs / "older" / "adapter", target_modules=names, rank_pattern=rank_pattern)
+        [target] = find_targets(["outputs/older"], None)
+        assert max_lora_rank([target]) == 4
+
+
+def test_damaged_weights_of_an_adapter_are_refused_among_several(outputs: Path) -> None:
+    weights = outputs / "older" / "adapter" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(UsageError, match=r"older/adapter/adapter_model.safetensors is incomplete or damaged"):
+        find_targets(["outputs/demo/newer", "outputs/older"], None)
 
 
 def test_model_can_only_name_a_copy_of_the_base_model(outputs: Path, tiny: Path, tmp_path: Path) -> None:
