@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from gtpo.files import write_atomically
+from gtpo.files import apply_umask, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -16,6 +16,7 @@ MANIFEST = "files.json"
 
 def write_manifest(checkpoint: Path) -> None:
     """List the files of a checkpoint with their SHA-256, once all are written."""
+    apply_umask(checkpoint)
     files = {str(path.relative_to(checkpoint)): _sha256(path) for path in _files(checkpoint)}
     write_atomically(checkpoint / MANIFEST, json.dumps(files, indent=1, sort_keys=True))
 

@@ -20,8 +20,18 @@ def write_atomically(path: Path, text: str) -> None:
     unfinished.replace(path)
 
 
+def apply_umask(directory: Path) -> None:
+    """Give the files below a directory the permissions of new files; safetensors writes them for their owner only."""
+    umask = os.umask(0o077)  # it can only be read by setting it
+    os.umask(umask)
+    for path in directory.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~umask)
+
+
 def replace_directory(unfinished: Path, directory: Path) -> None:
     """Rename a complete directory over an existing one, which is kept as ``.old`` until the rename is done."""
+    apply_umask(unfinished)
     old = directory.with_name(f"{directory.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if directory.exists():

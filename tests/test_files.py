@@ -1,11 +1,12 @@
-"""Atomic writes, and YAML settings."""
+"""Atomic writes, permissions, and YAML settings."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from gtpo.errors import UsageError
-from gtpo.files import read_yaml, write_atomically
+from gtpo.files import apply_umask, read_yaml, write_atomically
 
 
 def test_failed_atomic_write_keeps_the_old_file(tmp_path: Path) -> None:
@@ -56,3 +57,19 @@ def test_a_few_aliases_are_read(tmp_path: Path) -> None:
         "b": ["q_proj"],
         "c": {"x": 1, "y": 2},
     }
+
+
+@pytest.mark.parametrize(("umask", "expected"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_files_get_the_permissions_of_the_umask(umask: int, expected: int, tmp_path: Path) -> None:
+    (tmp_path / "ref").mkdir()
+    files = [tmp_path / "adapter", tmp_path / "ref" / "adapter"]
+    for file in files:
+        file.write_text("")
+        file.chmod(0o600)  # as safetensors writes it
+    before = os.umask(umask)
+    try:
+        apply_umask(tmp_path)
+        assert os.umask(umask) == umask  # left as it was
+    finally:
+        os.umask(before)
+    assert [file.stat().st_mode & 0o777 for file in files] == [expected] * 2
