@@ -176,6 +176,8 @@ def _machine_flags(early: argparse.Namespace, preset: Path) -> list[str]:
         flags += ["--bf16=false", "--fp16=true"]
     if early.backend == "transformers" and settings.get("use_vllm") and settings.get("load_in_4bit"):
         flags += ["--load_in_4bit=false"]  # TRL cannot sync 4-bit weights to vLLM
+    if "entropy_filter" in settings and early.model not in (name := settings["model"], MODEL_ALIASES[name]):
+        flags += ["--entropy_filter=auto"]  # Eq. 10; the preset has what the paper found for its own model
     return flags
 
 

@@ -426,7 +426,7 @@ GROUPS = {"num_iterations": 1, "num_generations": 12, "gradient_accumulation_ste
 OBJECTIVE = {"loss_type": "grpo", "scale_rewards": "group", "vllm_importance_sampling_correction": False}
 LISTING_1_BY_METHOD: dict[str, dict[str, Any]] = {
     "gtpo": {"adam_beta1": 0.999999, "adam_beta2": 0.999999, "beta": 0.0}
-    | {"gamma": 0.1, "entropy_threshold": math.log(2), "entropy_filter": "auto", "conflict_correction": True}
+    | {"gamma": 0.1, "entropy_threshold": math.log(2), "conflict_correction": True}
     | GROUPS
     | OBJECTIVE,
     "grpo": {"adam_beta1": 0.9, "adam_beta2": 0.95, "beta": 1e-6} | GROUPS | OBJECTIVE,  # beta: Section 6, 0 or 1e-6

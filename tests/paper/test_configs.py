@@ -195,7 +195,7 @@ def test_one_training_step(path: Path, tiny: Path, tmp_path: Path, monkeypatch: 
         argv += ["--use_vllm", "false", "--log_completions", "false"]
         argv += ["--per_device_train_batch_size", str(values["num_generations"])]
     if method == "gtpo":
-        argv += ["--initial_entropy", "0.3" if low_entropy else "1.0"]
+        argv += ["--initial_entropy", "0.3"]  # below ln 2: only --entropy_filter off keeps Qwen's filter off
     settings = read(method, "--config", str(path), *argv)
     model, args = dataclasses.replace(settings.model, model=str(tiny), load_in_4bit=False), settings.trainer
     policy, tokenizer = load_policy(model, "transformers", args.seed)
@@ -241,8 +241,11 @@ def test_one_training_step(path: Path, tiny: Path, tmp_path: Path, monkeypatch: 
         return
 
     ((advantages, entropies, weights),) = seen  # one step, the whole group in it
-    mode, threshold = values.get("entropy_filter", "auto"), values.get("entropy_threshold", math.log(2))
-    filters = mode == "negative_only" or (mode == "auto" and low_entropy)  # Eq. 10: never for Qwen
+    mode, threshold = (
+        values.get("entropy_filter", "auto" if low_entropy else "off"),
+        values.get("entropy_threshold", math.log(2)),
+    )
+    filters = mode in ("negative_only", "auto")  # Llama's entropy is below ln 2
     filtered = [
         filters and entropy > threshold and (mode == "auto" or advantage < 0)
         for entropy, advantage in zip(entropies, advantages, strict=True)
@@ -250,3 +253,16 @@ def test_one_training_step(path: Path, tiny: Path, tmp_path: Path, monkeypatch: 
     assert any(filtered) == filters
     assert logged["filtered_fraction"] == pytest.approx(sum(filtered) / len(filtered))
     assert set(weights.unique().tolist()) == ({0.0, 1.0, 2.0} if values.get("conflict_correction", True) else {1.0})
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("llama", "auto"),  # Eq. 10
+        ("qwen", "off"),  # Section 6.2: "the standard approach for Qwen [...] does not apply the completion filtering"
+        ("Qwen/Qwen2.5-3B-Instruct", "off"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "auto"),  # takes Qwen's preset, but the paper says nothing about it
+    ],
+)
+def test_the_filter_of_each_model_is_that_of_the_paper(model: str, expected: str) -> None:
+    assert resolved("gtpo", "--model", model)["entropy_filter"] == expected
