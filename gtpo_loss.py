@@ -132,6 +132,28 @@ def completion_entropy(token_entropy: Tensor, completion_mask: Tensor) -> Tensor
     return _completion_mean(_promote(token_entropy.detach()), completion_mask)
 
 
+def filter_is_on(initial_entropy: float | None, mode: str = "auto") -> bool:
+    """Whether the filter of Eq. 10 can drop a completion; in mode "auto" if <H>_ini < ln 2.
+
+    Args:
+        initial_entropy: <H>_ini in nats, of the policy before training; used by mode "auto" only.
+        mode: As for :func:`entropy_filter`.
+
+    Raises:
+        ValueError: If the mode is unknown, or is "auto" without ``initial_entropy``.
+    """
+    if mode not in FILTER_MODES:
+        raise ValueError(f"entropy filter mode {mode!r} is unknown: pick one of {', '.join(FILTER_MODES)}.")
+    if mode != "auto":
+        return mode != "off"
+    if initial_entropy is None:
+        raise ValueError(
+            "entropy filter mode 'auto' needs initial_entropy, the mean entropy of the untrained policy: measure it "
+            "before training and pass it, or use mode on, off or negative_only."
+        )
+    return initial_entropy < LN2
+
+
 def entropy_filter(
     entropy: Tensor,
     advantages: Tensor,
@@ -155,20 +177,14 @@ def entropy_filter(
     Raises:
         ValueError: If the mode is unknown, is "auto" without ``initial_entropy``, or the shapes disagree.
     """
-    if mode not in FILTER_MODES:
-        raise ValueError(f"entropy filter mode {mode!r} is unknown: pick one of {', '.join(FILTER_MODES)}.")
-    if mode == "auto" and initial_entropy is None:
-        raise ValueError(
-            "entropy filter mode 'auto' needs initial_entropy, the mean entropy of the untrained policy: measure it "
-            "before training and pass it, or use mode on, off or negative_only."
-        )
+    is_on = filter_is_on(initial_entropy, mode)
     if entropy.shape != advantages.shape:
         raise ValueError(
             f"entropy_filter: expected entropy and advantages of one shape (B,), got {tuple(entropy.shape)} and "
             f"{tuple(advantages.shape)}."
         )
     dropped = entropy > threshold
-    if mode == "off" or (mode == "auto" and not initial_entropy < LN2):  # type: ignore[operator]  # None is refused above
+    if not is_on:
         dropped = torch.zeros_like(dropped)
     elif mode == "negative_only":
         dropped = dropped & (advantages < 0)

@@ -5,6 +5,7 @@
 
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -95,7 +96,8 @@ class MetricsWriter(TrainerCallback):
         is_summary = "train_loss" in (logs or ())  # the last call
         if not state.is_world_process_zero or not logs or is_summary:
             return
-        metrics = dict(logs)
+        # JSON has no inf and no NaN; fp16 logs grad_norm = inf at a step that the loss scaler skips
+        metrics = {key: v for key, v in logs.items() if not isinstance(v, float) or math.isfinite(v)}
         if metrics.get("step_time") and "completion_length" in metrics:
             completions = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
             metrics["tokens_per_second"] = metrics["completion_length"] * completions / metrics["step_time"]
@@ -157,7 +159,7 @@ class BestAdapter(TrainerCallback):
             return
         unfinished = self.directory.with_name("best.tmp")
         shutil.rmtree(unfinished, ignore_errors=True)
-        model.save_pretrained(unfinished, state_dict=self.weights)
+        model.save_pretrained(unfinished, state_dict=self.weights, selected_adapters=["default"])  # not KL's "ref"
         self.tokenizer.save_pretrained(unfinished)
         (unfinished / "best.json").write_text(json.dumps(self.best))
         replace_directory(unfinished, self.directory)

@@ -6,19 +6,23 @@ fault at different times, so they agree before they act on it.
 
 import json
 import logging
+import math
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from gtpo.checkpoints import delete, rotate, sorted_checkpoints, step_of, write_manifest
 from gtpo.distributed import any_process
 from gtpo.errors import RunError
+from gtpo.files import apply_umask
 from gtpo.runs import RunDirectory
 
 logger = logging.getLogger(__name__)
@@ -65,8 +69,8 @@ class StopOnSignal(TrainerCallback):
             raise SystemExit(128 + (self.received or signal.SIGTERM))
 
 
-class StopOnNonFiniteGradient(TrainerCallback):
-    """Stop the run before the optimizer applies a non-finite gradient.
+class StopOnNonFinite(TrainerCallback):
+    """Stop the run before the optimizer applies a non-finite gradient, or anything saves weights that are not finite.
 
     With fp16 such gradients are part of loss scaling: Accelerate skips the step.
     """
@@ -75,43 +79,66 @@ class StopOnNonFiniteGradient(TrainerCallback):
         self.trainer = trainer
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):  # type: ignore[no-untyped-def]
-        if args.fp16:
-            return
-        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
-        finite = torch.stack([gradient.isfinite().all() for gradient in gradients]).all() if gradients else True
-        if any_process(not bool(finite), args.device):
+        if not args.fp16:
+            gradients = {n: weight.grad for n, weight in model.named_parameters() if weight.grad is not None}
+            self._check("the gradient", gradients, args)
+
+    def on_optimizer_step(self, args, state, control, model=None, **kwargs):  # type: ignore[no-untyped-def]
+        trained = {n: weight.detach() for n, weight in model.named_parameters() if weight.requires_grad}
+        self._check("the updated weight", trained, args)
+
+    def _check(self, what: str, tensors: dict[str, Tensor], args: Any) -> None:
+        # one transfer to the host for all tensors; of a sharded one each process checks its part
+        parts = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors.values()]
+        flags = [part.isfinite().all() for part in parts]
+        if any_process(bool(flags) and not bool(torch.stack(flags).all()), args.device):
+            name = next((n for n, flag in zip(tensors, flags, strict=True) if not flag), "on another process")
             batches = getattr(self.trainer, "_buffered_inputs", None) or []
-            raise not_finite("the gradient", self.trainer, batches)
+            raise not_finite(f"{what} ({name})", self.trainer, batches)
 
 
-def not_finite(what: str, trainer: Any, batches: list[dict[str, Any]]) -> RunError:
-    """The error for a non-finite value, after the batches and their texts are saved in the run directory.
+def not_finite(
+    what: str,
+    trainer: Any,
+    batches: Sequence[dict[str, Any]] = (),
+    rows: Sequence[dict[str, Any]] = (),
+    mend: str = "a lower --learning_rate, --max_grad_norm or --temperature",
+) -> RunError:
+    """The error for a non-finite value, after what is known of the step is saved in the run directory.
 
     Args:
         what: What is not finite.
         trainer: The trainer, in the step.
-        batches: The micro-batches of the step, as TRL's trainer stores them.
+        batches: The micro-batches of the step, as TRL's trainer stores them; saved with their texts.
+        rows: Prompts, completions and rewards of a step that has no batch yet.
+        mend: What to change before the run continues.
     """
-    step = trainer.state.global_step + 1
-    advice = (
-        f"Continue from the last checkpoint with --resume {trainer.args.output_dir} and a lower --max_grad_norm or "
-        "--temperature, or start again with a lower --learning_rate."
-    )
-    if not batches:  # SFT
-        return RunError(f"{what} of step {step} is not finite: the run stops before the update. {advice}")
-    directory = RunDirectory(trainer.args.output_dir).not_finite(step)
-    directory.mkdir(parents=True, exist_ok=True)
-    rank = trainer.accelerator.process_index
-    _save_batches(batches, directory / f"batch-{rank}.safetensors")
-    texts = [trainer.processing_class.batch_decode(batch["completion_ids"]) for batch in batches]
-    (directory / f"completions-{rank}.json").write_text(json.dumps(texts, indent=1, ensure_ascii=False))
-    return RunError(
-        f"{what} of step {step} is not finite: the run stops before the update; the batch and its completions are in "
-        f"{directory}. {advice}"
-    )
+    step, run = trainer.state.global_step + 1, RunDirectory(trainer.args.output_dir)
+    saved = ""
+    if batches or rows:  # SFT has neither
+        directory, rank = run.not_finite(step), trainer.accelerator.process_index
+        directory.mkdir(parents=True, exist_ok=True)
+        saved = f"; what is known of it is in {directory}"
+    if rows:
+        written = [{key: _json_value(value) for key, value in row.items()} for row in rows]
+        (directory / f"rows-{rank}.json").write_text(json.dumps(written, indent=1, ensure_ascii=False))
+    if batches:
+        _save_batches(batches, directory / f"batch-{rank}.safetensors")
+        texts = [trainer.processing_class.batch_decode(batch["completion_ids"]) for batch in batches]
+        (directory / f"completions-{rank}.json").write_text(json.dumps(texts, indent=1, ensure_ascii=False))
+        apply_umask(directory)
+    again = f"Continue from the last checkpoint with --resume {run.path} and {mend}, or start again with --overwrite."
+    if not run.has_checkpoint:
+        again = f"Start again with --overwrite and {mend}."
+    return RunError(f"{what} is not finite in step {step}: the run stops, no checkpoint contains it{saved}. {again}")
 
 
-def _save_batches(batches: list[dict[str, Any]], file: Path) -> None:
+def _json_value(value: Any) -> Any:
+    """Numbers that JSON does not have, as text."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _save_batches(batches: Sequence[dict[str, Any]], file: Path) -> None:
     """Save the tensors of micro-batches as ``<index of the batch>.<name>``."""
     tensors = {f"{i}.{k}": v for i, batch in enumerate(batches) for k, v in batch.items() if isinstance(v, Tensor)}
     save_file({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}, file)

@@ -6,17 +6,23 @@ Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
   stays in the batch while TRL shuffles the rows and splits them into micro-batches.
 * ``compute_loss``: hidden states of the completion tokens, ``gtpo/head.py``, then ``gtpo_loss.py``.
 * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
+* ``_generate_single_turn``, ``_calculate_rewards``: stop at values that are not finite.
+* ``evaluate``: leaves the table of training completions alone.
 * ``_load_from_checkpoint``: loads the trained adapter beside KL's reference adapter.
 
 GTPO adds its objective, the weights and the filter that enter it, and the initial entropy, measured once.
 """
 
 import copy
+import itertools
 import json
+import logging
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -26,10 +32,11 @@ import trl
 from accelerate.utils import gather_object
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
-from trl.trainer.utils import pad
+from tqdm.contrib.logging import logging_redirect_tqdm
+from trl.trainer.utils import RepeatSampler, is_async_callable, pad
 
 from gtpo.arguments import GTPOArguments
-from gtpo.distributed import gather_full_parameter
+from gtpo.distributed import any_process, gather_full_parameter
 from gtpo.errors import RunError, UsageError
 from gtpo.fault_tolerance import not_finite
 from gtpo.files import write_atomically
@@ -37,9 +44,21 @@ from gtpo.groups import Group
 from gtpo.head import linear_logps_and_entropy
 from gtpo.models import keep_adapter_in_float32
 from gtpo.runs import RunDirectory
-from gtpo_loss import completion_entropy, conflict_mask, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
+from gtpo_loss import (
+    LN2,
+    completion_entropy,
+    conflict_mask,
+    conflict_weights,
+    entropy_filter,
+    filter_is_on,
+    grpo_loss,
+    gtpo_loss,
+)
+
+logger = logging.getLogger(__name__)
 
 INITIAL_ENTROPY_PROMPTS = 100  # Section 6: "the first 100 samples of the training set"
+NAN_PROBABILITIES = ("probability tensor contains", "device-side assert")  # torch.multinomial on a CPU, on a GPU
 ROLLOUT_CHECK_STEPS = 20  # optimizer steps between two checks of the rollouts, which score them twice
 MAX_SAMPLER_GAP = 0.3  # nats per token; bfloat16 engines differ by 0.01 to 0.06
 
@@ -146,6 +165,53 @@ class GRPOTrainer(trl.GRPOTrainer):
         metrics["completion_length"].append((tokens / len(mask)).item())
         return batch
 
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        completion_ids, logprobs, failure = None, None, None
+        try:
+            completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        except RuntimeError as error:
+            if not any(text in str(error) for text in NAN_PROBABILITIES):
+                raise
+            failure = error
+        # vLLM samples from NaN without an error; TRL then has None for the log-probability
+        unscored = any(row and all(logp is None for logp in row) for row in logprobs or ())
+        is_lost = failure is not None and "device-side assert" in str(failure)  # no collective works after it
+        if is_lost or any_process(failure is not None or unscored, self.accelerator.device):
+            rows = [{"prompt": text} for text in self.processing_class.batch_decode(prompt_ids)]
+            raise not_finite("the probability of a sampled token", self, rows=rows) from failure
+        return completion_ids, logprobs
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        names, functions = self.reward_func_names, self.reward_funcs
+        returned: list[list[Any]] = [[] for _ in names]  # TRL reads NaN as None: no reward for this completion
+        self.reward_funcs = [_noting(function, into) for function, into in zip(functions, returned, strict=True)]
+        try:
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        finally:
+            self.reward_funcs = functions
+        for column, function in enumerate(functions):
+            if isinstance(function, torch.nn.Module):
+                returned[column] = rewards[:, column].tolist()
+        flat = ((name, float(v)) for name, values in zip(names, returned, strict=True) for v in values if v is not None)
+        wrong = next((f"the reward {name} = {value}" for name, value in flat if not math.isfinite(value)), None)
+        wrong = next(filter(None, gather_object([wrong])), None)
+        if wrong is None and not (rewards * self.reward_weights.to(rewards.device)).nansum(1).square().sum().isfinite():
+            wrong = f"the advantage for a reward of {rewards.nan_to_num().abs().max():.3g}"  # the group's std overflows
+        if wrong is not None:
+            columns = ["prompt", "completion", *names]
+            rows = [dict(zip(columns, row, strict=True)) for row in zip(prompts, completions, *returned, strict=False)]
+            raise not_finite(wrong, self, rows=rows, mend="a reward function that returns numbers, or None")
+        return rewards
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """TRL's evaluation, without its table: TRL would add its rows to the step's and write them over the file."""
+        training, shown = copy.deepcopy(self._logs), self.log_completions
+        self.log_completions = False
+        try:
+            return super().evaluate(*args, **kwargs)
+        finally:
+            self._logs, self.log_completions = training, shown
+
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
@@ -205,7 +271,10 @@ class GRPOTrainer(trl.GRPOTrainer):
             self._get_per_token_logps_and_entropies, self.model, ids, mask, batch["completion_ids"].shape[1]
         )
         with torch.no_grad():
-            policy_gap = self._sampler_gap(score(self.args.per_device_train_batch_size)[0], batch)
+            logps = score(self.args.per_device_train_batch_size)[0]
+            if any_process(not bool(logps.isfinite().all()), self.accelerator.device):
+                raise not_finite("a log-probability of the policy", self, [batch | {"logps": logps}])
+            policy_gap = self._sampler_gap(logps, batch)
             with policy.disable_adapter():
                 base_gap = self._sampler_gap(score(self.args.per_device_train_batch_size)[0], batch)
         policy_gap, base_gap = (self.accelerator.gather(gap).mean().item() for gap in (policy_gap, base_gap))
@@ -473,20 +542,21 @@ class GTPOTrainer(GRPOTrainer):
         )
 
     def _read_or_measure_initial_entropy(self) -> float:
-        """<H>_ini of Section 5.2: given, or measured before step 0, never on a trained policy; stored with the run."""
+        """<H>_ini of Section 5.2: given, or measured before step 0, never on a trained policy; stored with the run.
+
+        Raises:
+            UsageError: If a resumed run has no readable record of it.
+        """
         path = RunDirectory(self.args.output_dir).initial_entropy
         record: dict[str, Any]
         if self.gtpo.initial_entropy is not None:
             record = {"initial_entropy": self.gtpo.initial_entropy, "given": True}
         elif self.state.global_step > 0:  # resumed
-            if not path.is_file():
-                raise UsageError(
-                    f"{path} is missing and the policy is at step {self.state.global_step}: the initial entropy can "
-                    "only be measured before training. Set --initial_entropy."
-                )
-            return float(json.loads(path.read_text())["initial_entropy"])
+            record = _read_initial_entropy(path, self.state.global_step)
         else:
-            first = self.train_dataset.select(range(min(INITIAL_ENTROPY_PROMPTS, len(self.train_dataset))))
+            # the order of training: TRL's sampler, with the run's seed
+            order = RepeatSampler(self.train_dataset, 1, shuffle=self.shuffle_dataset, seed=self.args.seed)
+            first = self.train_dataset.select(list(itertools.islice(order, INITIAL_ENTROPY_PROMPTS)))
             entropies = self._sampled_entropies(list(first["prompt"]))
             record = {
                 "initial_entropy": sum(entropies) / len(entropies),
@@ -494,11 +564,22 @@ class GTPOTrainer(GRPOTrainer):
                 "temperature": self.temperature,
                 "per_prompt": entropies,
             }
+        value = float(record["initial_entropy"])
+        if not math.isfinite(value):
+            raise not_finite("the initial entropy", self)
+        record["filter_on"] = filter_is_on(value, self.gtpo.entropy_filter)
         if self.accelerator.is_main_process:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(record, indent=2))
         self.accelerator.wait_for_everyone()
-        return float(record["initial_entropy"])
+        if self.accelerator.is_main_process:
+            source = f" over {record['prompts']} prompts" if "prompts" in record else ", given"
+            mode = self.gtpo.entropy_filter
+            side = f"{'below' if value < LN2 else 'not below'} ln 2" if mode == "auto" else f"--entropy_filter {mode}"
+            with logging_redirect_tqdm():  # above the bar
+                state = "on" if record["filter_on"] else "off"
+                logger.warning("<H>_ini %.2f nats%s: %s, entropy filter %s", value, source, side, state)
+        return value
 
     def _sampled_entropies(self, prompts: list[Any]) -> list[float]:
         """<H>_i of one completion per prompt, in the order of the prompts, which are split over the processes.
@@ -532,6 +613,27 @@ class GTPOTrainer(GRPOTrainer):
         return {key: tensor.to(self.accelerator.device) for key, tensor in batch.items()}
 
 
+def _read_initial_entropy(path: Path, step: int) -> dict[str, Any]:
+    """The record of the initial entropy that a run has stored.
+
+    Raises:
+        UsageError: If the file is missing, cut off, or has no finite number in it.
+    """
+    try:
+        record = json.loads(path.read_text())
+        if math.isfinite(record["initial_entropy"]):
+            return dict(record)
+        what = f"contains {record['initial_entropy']}, expected a number"
+    except FileNotFoundError:
+        what = "is missing"
+    except (OSError, ValueError, KeyError, TypeError):
+        what = "cannot be read"
+    raise UsageError(
+        f"{path} {what}: the initial entropy can only be measured before training, and the policy is at step {step}. "
+        "Set --initial_entropy."
+    )
+
+
 def _check_inputs(arguments: dict[str, Any]) -> None:
     """Refuse what TRL puts into a batch and the loss here would ignore.
 
@@ -555,6 +657,21 @@ def _messages(row: dict[str, Any]) -> list[dict[str, str]] | None:
 
 def _gold_answer(row: dict[str, Any]) -> str | None:
     return None if row.get("answer") is None else str(row["answer"])
+
+
+def _noting(function: Any, returned: list[Any]) -> Any:
+    """A reward function that also notes what it returns; a reward model as it is."""
+    if isinstance(function, torch.nn.Module):
+        return function
+
+    def note(rewards: Any) -> list[Any]:
+        returned[:] = rewards
+        return returned
+
+    async def noting_async(**columns: Any) -> list[Any]:
+        return note(await function(**columns))
+
+    return noting_async if is_async_callable(function) else lambda **columns: note(function(**columns))
 
 
 def _token_texts(tokenizer: Any, ids: list[int]) -> list[str]:

@@ -10,7 +10,7 @@ from transformers.integrations import WandbCallback
 from gtpo.arguments import Settings
 from gtpo.callbacks import BestAdapter, MetricsWriter, start_wandb
 from gtpo.checkpoints import steps_are_done
-from gtpo.fault_tolerance import CompleteCheckpoints, StopOnNonFiniteGradient, StopOnSignal
+from gtpo.fault_tolerance import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
 from gtpo.progress import ProgressBar
 from gtpo.runs import ON_MAIN_PROCESS, RunDirectory
 from gtpo.summary import RunMessages
@@ -30,7 +30,7 @@ def attach_callbacks(trainer: Any, settings: Settings) -> None:
     trainer.add_callback(MetricsWriter(run, start_wandb(settings) if wandb else None))
     trainer.add_callback(BestAdapter(run, trainer.processing_class))
     trainer.add_callback(CompleteCheckpoints(trainer))
-    trainer.add_callback(StopOnNonFiniteGradient(trainer))
+    trainer.add_callback(StopOnNonFinite(trainer))
     trainer.add_callback(StopOnSignal())  # last: it ends the process after the others
 
 

@@ -1,5 +1,6 @@
 """Fault tolerance: non-finite values, checkpoints, signals, a full disk and lost services."""
 
+import asyncio
 import errno
 import json
 import os
@@ -16,19 +17,25 @@ from typing import Any
 
 import pytest
 import torch
+import trl
+from datasets import Dataset
 from filelock import FileLock
 from helpers import canned
 from helpers.canned import GROUP, canned_group, make_trainer, settings_of
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, TrainerCallback, TrainerControl, TrainerState
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainerControl, TrainerState
+from trl import SFTConfig, SFTTrainer
 
+from gtpo.callbacks import MetricsWriter
 from gtpo.checkpoints import MANIFEST, damage, sorted_checkpoints
 from gtpo.errors import RunError, UsageError
-from gtpo.fault_tolerance import CompleteCheckpoints, StopOnSignal
+from gtpo.fault_tolerance import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
 from gtpo.files import replace_directory
 from gtpo.grading import worker
 from gtpo.prompts import to_messages
+from gtpo.runs import RunDirectory
 from gtpo.script import run_script
+from gtpo.trainer import GRPOTrainer
 from gtpo.training import attach_callbacks
 from rewards import accuracy_reward
 
@@ -75,7 +82,7 @@ def test_a_non_finite_loss_stops_the_run_and_saves_the_batch(method: str, tiny: 
     trainer.add_callback(Poison(2))
     with pytest.raises(
         RunError,
-        match=r"of step 3 is not finite.*not-finite-step-3.*the last checkpoint with --resume .*run",
+        match=r"is not finite in step 3.*not-finite-step-3.*the last checkpoint with --resume .*run",
     ):
         trainer.train()
     saved = tmp_path / "run" / "not-finite-step-3"
@@ -96,7 +103,7 @@ def test_a_non_finite_gradient_is_not_applied(tiny: Path, tmp_path: Path) -> Non
     trainer = tracked("gtpo", tiny, tmp_path / "run", max_steps=5, max_grad_norm=1.0)
     name, weight = next((n, w) for n, w in trainer.model.named_parameters() if "lora_B" in n)
     weight.register_hook(lambda gradient: gradient * float("inf") if trainer.state.global_step == 1 else gradient)
-    with pytest.raises(RunError, match="the gradient of step 2 is not finite"):
+    with pytest.raises(RunError, match=r"the gradient \(.*lora_B.*\) is not finite in step 2"):
         trainer.train()
     assert weight.isfinite().all()
     assert torch.equal(weight.detach(), weights(tmp_path / "run" / "checkpoint-1")[name.replace(".default", "")])
@@ -104,11 +111,172 @@ def test_a_non_finite_gradient_is_not_applied(tiny: Path, tmp_path: Path) -> Non
 
 
 def test_with_fp16_the_loss_scaler_handles_non_finite_gradients(tiny: Path, tmp_path: Path) -> None:
-    trainer = tracked("gtpo", tiny, tmp_path / "run", max_steps=1)
-    trainer.args.fp16 = True
+    trainer = make_trainer("gtpo", tiny, tmp_path)
     weight = next(w for n, w in trainer.model.named_parameters() if "lora_B" in n)
-    weight.register_hook(lambda gradient: gradient * float("inf"))
-    trainer.train()
+    weight.grad = torch.full_like(weight, float("inf"))
+    options = {"state": trainer.state, "control": trainer.control, "model": trainer.model}
+    trainer.args.fp16 = True
+    StopOnNonFinite(trainer).on_pre_optimizer_step(trainer.args, **options)
+    trainer.args.fp16 = False
+    with pytest.raises(RunError, match="the gradient"):
+        StopOnNonFinite(trainer).on_pre_optimizer_step(trainer.args, **options)
+
+
+def strictly(text: str) -> Any:
+    """JSON without NaN and Infinity, which it does not have."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def assert_nothing_saved(run: Path) -> None:
+    assert not list(run.glob("checkpoint-*")) and not (run / "best").exists() and not (run / "adapter").exists()
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_weights_that_an_update_makes_non_finite_are_not_saved(method: str, tiny: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trainer = tracked(method, tiny, run, max_steps=2, learning_rate=float("inf"))
+    message = (
+        r"the updated weight \(.*lora.*\) is not finite in step 1: .*not-finite-step-1\. Start again with --overwrite"
+    )
+    with pytest.raises(RunError, match=message):
+        trainer.train()
+    assert_nothing_saved(run)
+    assert load_file(run / "not-finite-step-1" / "batch-0.safetensors")["0.completion_ids"].shape[0] == GROUP
+
+
+def test_sft_does_not_save_weights_that_are_not_finite(tiny: Path, tmp_path: Path) -> None:
+    settings = {"learning_rate": float("inf"), "lr_scheduler_type": "constant", "optim": "sgd", "save_steps": 1}
+    trainer = SFTTrainer(
+        model=AutoModelForCausalLM.from_pretrained(tiny),
+        args=SFTConfig(output_dir=str(tmp_path), max_steps=2, bf16=False, use_cpu=True, report_to="none", **settings),
+        processing_class=AutoTokenizer.from_pretrained(tiny),
+        train_dataset=Dataset.from_dict({"prompt": ["a"] * 8, "completion": ["b"] * 8}),
+    )
+    trainer.add_callback(StopOnNonFinite(trainer))
+    with pytest.raises(RunError, match=r"the updated weight \(.*\) is not finite in step 1: the run stops"):
+        trainer.train()
+    assert_nothing_saved(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (float("inf"), "the reward mine = inf"),
+        (float("-inf"), "the reward mine = -inf"),
+        (float("nan"), "the reward mine = nan"),
+        (1e30, r"the advantage for a reward of 1e\+30"),  # its square overflows: A = 0 for the whole group
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_a_non_finite_reward_stops_the_run(
+    value: float, what: str, is_async: bool, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mine(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float | None]:
+        return [value if trainer_state.global_step == 1 and row == 3 else float(row % 3) for row in range(GROUP)]
+
+    async def mine_async(**columns: Any) -> list[float | None]:
+        return mine(**columns)
+
+    run = tmp_path / "run"
+    trainer = tracked("gtpo", tiny, run, max_steps=3)
+    trainer.reward_funcs, trainer.reward_func_names = [mine_async if is_async else mine], ["mine"]
+    if is_async:
+        trainer.async_loop = asyncio.new_event_loop()
+        threading.Thread(target=trainer.async_loop.run_forever, daemon=True).start()
+    with pytest.raises(
+        RunError, match=f"^{what} is not finite in step 2: .*not-finite-step-2.*--resume .*reward function"
+    ):
+        trainer.train()
+    assert whole(run) == ["checkpoint-1"]
+    rows = strictly((run / "not-finite-step-2" / "rows-0.json").read_text())
+    assert len(rows) == GROUP and rows[0].keys() == {"prompt", "completion", "mine"}
+    assert [float(row["mine"]) for row in rows] == pytest.approx(
+        [value if row == 3 else float(row % 3) for row in range(GROUP)], nan_ok=True
+    )
+    assert [strictly(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1]
+
+
+def test_a_reward_model_that_returns_nan_stops_the_run(tiny: Path, tmp_path: Path) -> None:
+    class Scores(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor, **inputs: torch.Tensor) -> SimpleNamespace:
+            return SimpleNamespace(logits=torch.full((len(input_ids), 1), float("nan")))
+
+    trainer = make_trainer("gtpo", tiny, tmp_path)
+    trainer.reward_funcs, trainer.reward_processing_classes = [Scores()], [trainer.processing_class]
+    with pytest.raises(RunError, match="the reward reward_parity = nan is not finite in step 1"):
+        trainer.train()
+
+
+def test_a_reward_of_none_leaves_its_completion_out(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path)
+    trainer.reward_funcs = [lambda **columns: [None if row == 3 else float(row % 3) for row in range(GROUP)]]
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+    assert batch["advantages"][3] == 0 and (batch["advantages"] != 0).sum() > GROUP // 2
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_a_generation_from_nan_probabilities_stops_the_run(method: str, tiny: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trainer = tracked(method, tiny, run, max_steps=2)
+    trainer.__class__ = canned.TRAINERS[method].__mro__[2]  # generates itself
+    next(w for name, w in trainer.model.named_parameters() if "lora_B" in name).data.fill_(1e38)
+    message = r"^the probability of a sampled token is not finite in step 1: .*not-finite-step-1"
+    with pytest.raises(RunError, match=message):
+        trainer.train()
+    assert_nothing_saved(run)
+    assert "Question" in strictly((run / "not-finite-step-1" / "rows-0.json").read_text())[0]["prompt"]
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        RuntimeError("CUDA error: device-side assert triggered"),  # torch.multinomial on a GPU
+        ([[300, 2], [301]], [[None, None], [-0.5]]),  # vLLM, as TRL passes its NaN on
+    ],
+    ids=["cuda", "vllm"],
+)
+def test_nan_probabilities_on_a_gpu_and_in_vllm(
+    outcome: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(trl.GRPOTrainer, "_generate_single_turn", generate)
+    trainer = make_trainer("gtpo", tiny, tmp_path)
+    with pytest.raises(RunError, match="the probability of a sampled token is not finite in step 1"):
+        GRPOTrainer._generate_single_turn(trainer, [[300], [301]], None, {}, 2)
+
+
+@pytest.mark.parametrize(
+    "outcome", [RuntimeError("out of memory"), ([[300, 2], [301]], [[None, -0.1], [-0.5]]), ([[300], [2]], None)]
+)
+def test_other_generations_pass(outcome: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(trl.GRPOTrainer, "_generate_single_turn", generate)
+    trainer = make_trainer("gtpo", tiny, tmp_path)
+    if isinstance(outcome, Exception):
+        with pytest.raises(RuntimeError, match=r"^out of memory$"):
+            GRPOTrainer._generate_single_turn(trainer, [[300], [301]], None, {}, 2)
+    else:
+        assert GRPOTrainer._generate_single_turn(trainer, [[300], [301]], None, {}, 2) == outcome
+
+
+def test_metrics_contain_no_infinity(tmp_path: Path) -> None:
+    writer, state = MetricsWriter(RunDirectory(tmp_path)), TrainerState(global_step=1)
+    logs = {"loss": 0.5, "grad_norm": float("inf"), "mine": float("nan"), "kl": None}  # fp16 logs inf where it skips
+    writer.on_log(None, state, None, logs=logs)
+    assert strictly((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "loss": 0.5, "kl": None}
 
 
 # ---- checkpoints ----
@@ -133,6 +301,7 @@ def test_a_checkpoint_is_valid_only_if_every_file_is_complete(tiny: Path, tmp_pa
 def test_a_checkpoint_needs_the_reference_adapter_too(tiny: Path, tmp_path: Path) -> None:
     tracked("grpo", tiny, tmp_path / "run", max_steps=1, beta=0.04).train()
     assert whole(tmp_path / "run") == ["checkpoint-1"]
+    assert not (tmp_path / "run" / "best" / "ref").exists()  # best/ is the policy alone
     (tmp_path / "run" / "checkpoint-1" / "ref" / "adapter_model.safetensors").write_bytes(b"")
     assert whole(tmp_path / "run") == []
 

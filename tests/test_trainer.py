@@ -1,5 +1,6 @@
 """The trainers against TRL's, against the naive references, and with the group split into micro-batches."""
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -20,6 +21,7 @@ from helpers.reference import (
     naive_gtpo_loss,
     unpad,
 )
+from pyarrow.parquet import read_table
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -30,9 +32,10 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
-from gtpo.errors import UsageError
+from gtpo.errors import RunError, UsageError
 from gtpo.trainer import GRPOTrainer
 
 ATOL = 1e-6  # on weight updates at learning rate 0.03; observed 3e-8
@@ -222,7 +225,11 @@ def test_a_resumed_run_reads_the_initial_entropy_and_never_measures_a_trained_po
 
 def test_a_given_initial_entropy_is_stored_in_the_run_directory(tiny: Path, tmp_path: Path) -> None:
     batch_of(make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": 0.5}))
-    assert json.loads((tmp_path / "initial_entropy.json").read_text()) == {"initial_entropy": 0.5, "given": True}
+    assert json.loads((tmp_path / "initial_entropy.json").read_text()) == {
+        "initial_entropy": 0.5,
+        "given": True,
+        "filter_on": True,
+    }
 
 
 @pytest.mark.parametrize(
@@ -409,16 +416,108 @@ def test_a_step_on_two_prompts_has_two_conflict_masks(is_training: bool, tiny: P
     assert mask != naive_conflict_mask(completions, advantages, GROUP)
 
 
-def test_the_initial_entropy_is_measured_on_the_first_100_prompts(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("shuffles", [True, False])
+def test_the_initial_entropy_is_measured_on_the_first_100_prompts_of_training(
+    shuffles: bool, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": None})
+    trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": None}, shuffle_dataset=shuffles, seed=7)
     trainer.train_dataset = Dataset.from_dict({"prompt": [f"Question {i}?" for i in range(120)]})
     asked: list[str] = []
     monkeypatch.setattr(trainer, "_sampled_entropies", lambda prompts: asked.extend(prompts) or [0.5] * len(prompts))
     assert trainer._read_or_measure_initial_entropy() == 0.5
-    assert asked == [f"Question {i}?" for i in range(100)]
+    trained = [f"Question {i}?" for i in dict.fromkeys(trainer._get_train_sampler())]
+    assert asked == trained[:100]
+    assert (asked == [f"Question {i}?" for i in range(100)]) is not shuffles
     assert json.loads((tmp_path / "initial_entropy.json").read_text())["prompts"] == 100
+
+
+@pytest.mark.parametrize(
+    ("gtpo", "is_on", "line"),
+    [
+        ({"initial_entropy": None}, True, "<H>_ini 0.50 nats over 8 prompts: below ln 2, entropy filter on"),
+        ({"initial_entropy": 0.31}, True, "<H>_ini 0.31 nats, given: below ln 2, entropy filter on"),
+        ({"initial_entropy": 0.7}, False, "<H>_ini 0.70 nats, given: not below ln 2, entropy filter off"),
+        (
+            {"initial_entropy": 0.31, "entropy_filter": "off"},
+            False,
+            "<H>_ini 0.31 nats, given: --entropy_filter off, entropy filter off",
+        ),
+        (
+            {"initial_entropy": 0.7, "entropy_filter": "negative_only"},
+            True,
+            "<H>_ini 0.70 nats, given: --entropy_filter negative_only, entropy filter on",
+        ),
+    ],
+    ids=["measured", "given", "high", "off", "negative_only"],
+)
+def test_the_branch_of_the_entropy_filter_is_shown_and_stored(
+    gtpo: dict[str, Any],
+    is_on: bool,
+    line: str,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path, gtpo=gtpo)
+    monkeypatch.setattr(trainer, "_sampled_entropies", lambda prompts: [0.5] * len(prompts))
+    trainer._read_or_measure_initial_entropy()
+    assert json.loads((tmp_path / "initial_entropy.json").read_text())["filter_on"] is is_on
+    trainer.gtpo.initial_entropy, trainer.state.global_step = None, 3  # resumed
+    trainer._read_or_measure_initial_entropy()
+    assert caplog.messages == [line, line]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "cannot be read"),
+        ('{"initial_entropy": 0.', "cannot be read"),  # torn
+        ("[0.5]", "cannot be read"),
+        ('{"prompts": 100}', "cannot be read"),
+        ('{"initial_entropy": "0.5"}', "cannot be read"),
+        ('{"initial_entropy": NaN}', "contains nan, expected a number"),
+    ],
+)
+def test_an_unreadable_initial_entropy_is_refused(text: str, what: str, tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": None})
+    trainer.state.global_step = 7
+    (tmp_path / "initial_entropy.json").write_text(text)
+    with pytest.raises(UsageError, match=rf"initial_entropy.json {what}: .*at step 7. Set --initial_entropy\.$"):
+        trainer._read_or_measure_initial_entropy()
+
+
+def test_an_initial_entropy_that_is_not_finite_stops_the_run(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": None})
+    monkeypatch.setattr(trainer, "_sampled_entropies", lambda prompts: [0.5, math.nan])
+    with pytest.raises(RunError, match="the initial entropy is not finite in step 1"):
+        trainer._read_or_measure_initial_entropy()
+    assert not (tmp_path / "initial_entropy.json").exists()
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_iterations": 2}], ids=["one-iteration", "between-iterations"])
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_evaluation_leaves_the_table_of_training_completions_alone(
+    method: str, settings: dict[str, Any], tiny: Path, tmp_path: Path
+) -> None:
+    """As without an evaluation: the rows of the step, with their conflicts, entropy and delta."""
+    shown = {"log_completions": True, "num_completions_to_print": 0, "max_steps": 3, **settings}
+    shown |= {"eval_steps": 1, "num_generations_eval": GROUP // 3, "per_device_eval_batch_size": GROUP // 3}
+    tables = []
+    for strategy in (IntervalStrategy.NO, IntervalStrategy.STEPS):
+        trainer = make_trainer(method, tiny, tmp_path / strategy, **shown)
+        trainer.args.eval_strategy = strategy
+        trainer.eval_dataset = Dataset.from_dict({"prompt": ["Evaluation?"] * 2})
+        trained_weights(trainer)
+        tables.append([read_table(path).to_pylist() for path in sorted((tmp_path / strategy).rglob("*.parquet"))])
+        assert any("eval_reward" in row for row in trainer.state.log_history) == (strategy == "steps")
+    assert [len(table) for table in tables[0]] == [len(table) for table in tables[1]] == [GROUP] * 3
+    for plain, evaluated in zip(itertools.chain(*tables[0]), itertools.chain(*tables[1]), strict=True):
+        # an evaluation draws random numbers: the rows of a step are summed in another order
+        assert evaluated.pop("entropy") == pytest.approx(plain.pop("entropy"), abs=1e-3)
+        assert evaluated == plain
 
 
 @pytest.mark.parametrize("is_training", [True, False])
