@@ -5,15 +5,20 @@ completion in the paper's tags, for SFT). Rows without a readable gold answer an
 dropped and counted. ``datasets`` is imported when rows are read.
 """
 
+import bisect
+import gzip
+import json
 import logging
 import re
-from collections.abc import Callable
+import reprlib
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gtpo.arithmetic import arithmetic
-from gtpo.errors import UsageError, nearest
+from gtpo.errors import UsageError, first_line, nearest
 from gtpo.grading import gsm8k_gold, last_boxed
 from gtpo.prompts import to_completion, to_messages
 
@@ -34,6 +39,7 @@ class Source:
     file: str  # in --data_dir
     columns: tuple[str, ...]
     read: Callable[[Row], tuple[str, str | None, str | None]]  # question, gold, reasoning
+    rows: int = 0  # with a readable gold answer, of a training split
 
 
 def _read_gsm8k(row: Row) -> tuple[str, str | None, str | None]:
@@ -51,11 +57,11 @@ def _read_math500(row: Row) -> tuple[str, str | None, str | None]:
 
 
 def _read_aime(row: Row) -> tuple[str, str | None, str | None]:
-    return row["problem"], str(row["answer"]), None
+    return row["problem"], row["answer"], None
 
 
 def _read_amc(row: Row) -> tuple[str, str | None, str | None]:
-    return row["question"], str(row["answer"]), None
+    return row["question"], row["answer"], None
 
 
 _MATH_CONFIGS = (
@@ -70,8 +76,10 @@ _MATH_CONFIGS = (
 _GSM8K_COLUMNS, _MATH_COLUMNS = ("question", "answer"), ("problem", "solution")
 
 TRAIN = {
-    "gsm8k": Source("openai/gsm8k", ("main",), "train", "gsm8k_train.jsonl", _GSM8K_COLUMNS, _read_gsm8k),
-    "math": Source("EleutherAI/hendrycks_math", _MATH_CONFIGS, "train", "math_train.jsonl", _MATH_COLUMNS, _read_math),
+    "gsm8k": Source("openai/gsm8k", ("main",), "train", "gsm8k_train.jsonl", _GSM8K_COLUMNS, _read_gsm8k, 7473),
+    "math": Source(
+        "EleutherAI/hendrycks_math", _MATH_CONFIGS, "train", "math_train.jsonl", _MATH_COLUMNS, _read_math, 7498
+    ),
 }
 BENCHMARKS = {
     "gsm8k": Source("openai/gsm8k", ("main",), "test", "gsm8k_test.jsonl", _GSM8K_COLUMNS, _read_gsm8k),
@@ -106,7 +114,7 @@ BENCHMARK_TITLES = {
 ARITHMETIC_TRAIN_ROWS, ARITHMETIC_TEST_ROWS = 4000, 500
 
 
-def load_train(name: str, data_dir: str | None = None, seed: int = 0) -> "Dataset":
+def load_train(name: str, data_dir: str | None = None, seed: int = 0, dry_run: bool = False) -> "Dataset":
     """The training split of ``name``: columns prompt, answer, solution. The number of dropped rows is logged.
 
     Args:
@@ -115,14 +123,19 @@ def load_train(name: str, data_dir: str | None = None, seed: int = 0) -> "Datase
             passed to the rewards.
         data_dir: Directory of JSONL files that replace the Hub (``TRAIN`` has their names).
         seed: Seed of the generated arithmetic problems; other datasets ignore it.
+        dry_run: Do not ask the Hub: its rows are empty, and their number and columns are enough for a plan.
 
     Raises:
-        UsageError: If the name is unknown, or a file is missing, empty, or lacks a column.
+        UsageError: If the name is unknown, or a file is missing, empty, or lacks a column, or a row cannot be used.
     """
+    if data_dir is not None and not Path(data_dir).is_dir():
+        raise UsageError(f"--data_dir {data_dir} is not a directory: name one with JSONL files, or remove --data_dir.")
     if name.endswith((".jsonl", ".json", ".jsonl.gz")):
         return _read_own(Path(name))
     if name == "arithmetic":
         rows = list(arithmetic("train", ARITHMETIC_TRAIN_ROWS, seed))
+    elif name in TRAIN and dry_run and data_dir is None:
+        return _to_dataset({column: [""] * TRAIN[name].rows for column in ("prompt", "answer", "solution")})
     elif name in TRAIN:
         rows = _read(name, TRAIN[name], data_dir)
     else:
@@ -189,14 +202,15 @@ def to_demonstrations(rows: "Dataset") -> "Dataset":
 
 def _read_own(path: Path) -> "Dataset":
     rows = _read_jsonl(path, f"{path} does not exist: --dataset names gsm8k, math, arithmetic or a JSONL file.")
-    if "prompt" not in rows.column_names:
+    names = _columns(rows)
+    if "prompt" not in names:
         raise UsageError(
-            f"{path} has no column 'prompt': expected a question or a conversation in each, found {rows.column_names}."
+            f"{path} has no column 'prompt': expected a question or a conversation in each, found {names}."
         )
-    ours = {"prompt", "answer", "solution"} & set(rows.column_names)
-    complete = rows.filter(lambda row: all(row[name] not in (None, "", []) for name in ours))
-    if not len(complete):
-        raise UsageError(f"{path} has no row with {', '.join(sorted(ours))} ({len(rows)} read).")
+    ours = sorted({"prompt", "answer", "solution"} & set(names))
+    complete = {number: row for number, row in rows.items() if all(row[name] not in (None, "", []) for name in ours)}
+    if not complete:
+        raise UsageError(f"{path} has no row with {', '.join(ours)} ({len(rows)} read).")
     if len(complete) < len(rows):
         logger.warning(
             "%s: %d of %d rows dropped: empty prompt, answer or solution",
@@ -204,16 +218,56 @@ def _read_own(path: Path) -> "Dataset":
             len(rows) - len(complete),
             len(rows),
         )
-    columns = {name: list(complete[name]) for name in complete.column_names}
-    columns["prompt"] = [to_messages(prompt) if isinstance(prompt, str) else prompt for prompt in columns["prompt"]]
-    for prompt in columns["prompt"]:
-        if not isinstance(prompt, list) or any(not isinstance(turn, dict) or "role" not in turn for turn in prompt):
+    for number, row in complete.items():
+        where = f"row {number} of {path}"
+        row["prompt"] = to_messages(row["prompt"]) if isinstance(row["prompt"], str) else row["prompt"]
+        _check_conversation(row["prompt"], where)
+        row |= {name: _text(row, name, where) for name in ours if name != "prompt"}
+    columns = {name: [row[name] for row in complete.values()] for name in names}
+    try:
+        return _to_dataset(columns)
+    except (ValueError, TypeError, OverflowError) as error:  # of Arrow, without the row
+        raise UsageError(_why_not_stored(columns, list(complete), path)) from error
+
+
+def _check_conversation(prompt: Any, where: str) -> None:
+    if not isinstance(prompt, list) or any(not isinstance(turn, dict) or "role" not in turn for turn in prompt):
+        raise UsageError(
+            f"{where}: prompt {reprlib.repr(prompt)} is neither a string nor a conversation "
+            "[{'role': ..., 'content': ...}]."
+        )
+    for turn in prompt:
+        if not isinstance(turn.get("content"), str) and not turn.get("tool_calls"):
             raise UsageError(
-                f"{path}: prompt {prompt!r} is neither a string nor a conversation [{{'role': ..., 'content': ...}}]."
+                f"{where}: the {turn['role']} turn of the prompt has the content {reprlib.repr(turn.get('content'))}: "
+                "expected a string."
             )
-    if "answer" in columns:
-        columns["answer"] = [str(answer) for answer in columns["answer"]]
-    return _to_dataset(columns)
+
+
+def _text(row: Row, column: str, where: str) -> str:
+    """A value as text; numbers are written out."""
+    value = row[column]
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise UsageError(f"{where}: column {column!r} is {reprlib.repr(value)}: expected a string or a number.")
+    return str(value)
+
+
+def _why_not_stored(columns: dict[str, list[Any]], numbers: Sequence[int], path: Path) -> str:
+    """The first row that Arrow cannot store in one column with the rows before it."""
+
+    def fails(name: str, rows: int) -> bool:
+        try:
+            _to_dataset({name: columns[name][:rows]})
+        except (ValueError, TypeError, OverflowError):
+            return True
+        return False
+
+    name = next(name for name in columns if fails(name, len(numbers)))
+    first = bisect.bisect_left(range(1, len(numbers) + 1), True, key=lambda rows: fails(name, rows))
+    return (
+        f"row {numbers[first]} of {path}: column {name!r} is {reprlib.repr(columns[name][first])}, which cannot be "
+        "stored with the rows before it: expected values of one type in a column."
+    )
 
 
 def _to_dataset(columns: dict[str, list[Any]]) -> "Dataset":
@@ -223,12 +277,15 @@ def _to_dataset(columns: dict[str, list[Any]]) -> "Dataset":
 
 
 def _read(name: str, source: Source, data_dir: str | None) -> list[Row]:
-    raw = _raw_rows(name, source, data_dir)
+    where, raw = _raw_rows(name, source, data_dir)
+    if missing := [column for column in source.columns if column not in _columns(raw)]:
+        raise UsageError(f"{where} has no column {missing[0]!r}: expected {source.columns}, found {_columns(raw)}.")
     rows = []
-    for row in raw:
+    for number, row in raw.items():
         if any(row[column] is None for column in source.columns):
             continue
-        question, gold, reasoning = source.read(row)
+        texts = {column: _text(row, column, f"row {number} of {where}") for column in source.columns}
+        question, gold, reasoning = source.read(texts)
         if question and gold is not None:
             rows.append({"question": question, "gold": gold, "reasoning": reasoning})
     if not rows:
@@ -238,45 +295,63 @@ def _read(name: str, source: Source, data_dir: str | None) -> list[Row]:
     return rows
 
 
-def _raw_rows(name: str, source: Source, data_dir: str | None) -> "Dataset":
-    if data_dir is None:
-        where = source.hub_id
-        try:
-            from datasets import concatenate_datasets, load_dataset
-
-            parts = [load_dataset(where, config, split=source.hub_split) for config in source.configs]
-        except (OSError, ValueError) as error:
-            raise UsageError(
-                f"cannot read {where} from the Hub: {_first_line(error)} Check the network, or set --data_dir to a "
-                f"directory that contains {source.file}."
-            ) from error
-        rows = concatenate_datasets(parts)
-    else:
+def _raw_rows(name: str, source: Source, data_dir: str | None) -> tuple[str, dict[int, Row]]:
+    """Where the rows come from, and number -> row."""
+    if data_dir is not None:
         path = Path(data_dir) / source.file
         packed = path.with_name(f"{path.name}.gz")
         path = packed if packed.is_file() and not path.is_file() else path
-        where = str(path)
-        rows = _read_jsonl(path, f"{where} does not exist: for {name}, --data_dir must contain {source.file}.")
-    missing = [column for column in source.columns if column not in rows.column_names]
-    if missing:
-        raise UsageError(f"{where} has no column {missing[0]!r}: expected {source.columns}, found {rows.column_names}.")
-    return rows
+        return str(path), _read_jsonl(
+            path, f"{path} does not exist: for {name}, --data_dir must contain {source.file}."
+        )
+    try:
+        from datasets import concatenate_datasets, load_dataset
+
+        parts = [load_dataset(source.hub_id, config, split=source.hub_split) for config in source.configs]
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot read {source.hub_id} from the Hub: {first_line(error)}. Check the network, or set --data_dir to a "
+            f"directory that contains {source.file}."
+        ) from error
+    return source.hub_id, dict(enumerate(concatenate_datasets(parts), 1))
 
 
-def _read_jsonl(path: Path, if_missing: str) -> "Dataset":
+def _columns(rows: dict[int, Row]) -> list[str]:
+    return list(next(iter(rows.values())))
+
+
+def _read_jsonl(path: Path, if_missing: str) -> dict[int, Row]:
+    """Number -> row of a JSONL file, gzipped or not, or of a JSON array; a column missing from a row is None.
+
+    The number is that of the line, from 1 (of the element, in an array).
+    """
     if not path.is_file():
         raise UsageError(if_missing)
-    if path.stat().st_size == 0:
-        raise UsageError(f"{path} is empty: expected one JSON object per line.")
-    from datasets import load_dataset
-    from datasets.exceptions import DatasetGenerationError
-
     try:
-        return load_dataset("json", data_files=str(path), split="train")
-    except (OSError, ValueError, DatasetGenerationError) as error:
-        reason = _first_line(error.__cause__ or error)
-        raise UsageError(f"{path} cannot be read: {reason} Expected one JSON object per line.") from error
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"{path} cannot be read: {first_line(error)}. Expected one JSON object per line.") from error
+    if content.lstrip().startswith(b"["):
+        array = _from_json(content, str(path))
+        values = dict(enumerate(array, 1))
+    else:
+        lines = enumerate(content.split(b"\n"), 1)
+        values = {number: _from_json(line, f"row {number} of {path}") for number, line in lines if line.strip()}
+    if not values:
+        raise UsageError(f"{path} is empty: expected one JSON object per line.")
+    for number, row in values.items():
+        if not isinstance(row, dict):
+            raise UsageError(f"row {number} of {path} is {reprlib.repr(row)}: expected a JSON object.")
+    names = dict.fromkeys(name for row in values.values() for name in row)
+    return {number: {name: row.get(name) for name in names} for number, row in values.items()}
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".") + "."
+def _from_json(content: bytes, where: str) -> Any:
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where} is not valid UTF-8: {error.reason} at byte {error.start}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{where} is not valid JSON: {first_line(error)}. Expected one JSON object per line."
+        ) from error

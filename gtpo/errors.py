@@ -22,5 +22,10 @@ def printable(text: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the closest known name, or an empty string."""
-    match = difflib.get_close_matches(name, list(known), n=1)
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
     return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message without its full stop, or the type of an error without a message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -334,10 +334,15 @@ def test_benchmark_row_without_an_answer_is_dropped(tmp_path: Path) -> None:
         ("\n\n", r"gsm8k_train\.jsonl"),
         (json.dumps({"question": "q"}), r"no column 'answer'.*found \['question'\]"),
         (json.dumps({"question": "q", "answer": "no gold"}), "no row with a readable gold answer"),
-        (VALID_ROW + '\n{"question": \n', r"gsm8k_train\.jsonl"),
-        ("<html>Not found</html>", r"gsm8k_train\.jsonl"),
+        (VALID_ROW + '\n\n{"question": \n', r"^row 3 of \S+gsm8k_train\.jsonl is not valid JSON: Expecting value"),
+        ("<html>Not found</html>", r"^row 1 of \S+gsm8k_train\.jsonl is not valid JSON"),
+        (VALID_ROW + "\n[1]\n", r"^row 2 of \S+gsm8k_train\.jsonl is \[1\]: expected a JSON object"),
+        (
+            VALID_ROW + '\n{"question": ["a"], "answer": "#### 3"}',
+            r"^row 2 of \S+gsm8k_train\.jsonl: column 'question' is \['a'\]: expected a string or a number",
+        ),
     ],
-    ids=["missing", "empty", "blank-lines", "no-column", "no-gold", "truncated", "not-json"],
+    ids=["missing", "empty", "blank-lines", "no-column", "no-gold", "truncated", "not-json", "not-an-object", "a-list"],
 )
 def test_unusable_file_gives_a_one_line_error(content: str | None, message: str, tmp_path: Path) -> None:
     if content is not None:
@@ -345,6 +350,51 @@ def test_unusable_file_gives_a_one_line_error(content: str | None, message: str,
     with pytest.raises(UsageError, match=message) as caught:
         load_train("gsm8k", str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+def test_a_row_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "gsm8k_train.jsonl").write_bytes(VALID_ROW.encode() + b'\n{"question": "\xff", "answer": "#### 3"}\n')
+    with pytest.raises(
+        UsageError, match=r"^row 2 of \S+gsm8k_train\.jsonl is not valid UTF-8: invalid start byte at byte"
+    ):
+        load_train("gsm8k", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (gzip.compress(VALID_ROW.encode())[:-9], "Compressed file ended before the end-of-stream marker was reached"),
+        (b"not gzip", "Not a gzipped file"),
+        (gzip.compress(VALID_ROW.encode())[:12] + b"\xff" * 40, "Error -3 while decompressing data"),
+    ],
+    ids=["cut", "another-format", "corrupt"],
+)
+def test_a_damaged_gz_file_is_told_in_a_sentence(content: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl.gz").write_bytes(content)
+    with pytest.raises(UsageError, match=rf"own\.jsonl\.gz cannot be read: {reason}"):
+        load_train(str(tmp_path / "own.jsonl.gz"))
+
+
+def test_a_json_array_and_a_file_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:
+    (tmp_path / "own.json").write_text('[\n {"prompt": "a", "n": 1},\n {"prompt": "b"}\n]')
+    assert load_train(str(tmp_path / "own.json"))["n"][:] == [1, None]
+    (tmp_path / "own.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n')
+    assert len(load_train(str(tmp_path / "own.jsonl"))) == 1
+
+
+def test_a_missing_data_dir_is_refused_for_every_dataset(tmp_path: Path) -> None:
+    for name in ("arithmetic", "gsm8k"):
+        with pytest.raises(UsageError, match=r"--data_dir .*nowhere is not a directory"):
+            load_train(name, str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "math"])
+def test_a_dry_run_does_not_ask_the_hub_and_knows_the_number_of_rows(
+    name: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datasets.load_dataset", None)  # not called
+    planned, rows = load_train(name, dry_run=True), load_train(name, str(data_dir), dry_run=True)
+    assert (len(planned), set(planned.column_names)) == (len(rows), set(rows.column_names))
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("gsm8", "gsm8k"), ("maths", "math"), ("aritmetic", "arithmetic")])
