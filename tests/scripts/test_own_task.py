@@ -1,7 +1,10 @@
 """User data and rewards: a JSONL file and a Python function, without changes to the project."""
 
+import asyncio
+import inspect
 import json
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gtpo.data import load_train, to_demonstrations
-from gtpo.errors import UsageError
+from gtpo.errors import RunError, UsageError
 from gtpo.prompts import to_messages
 from gtpo.reward_functions import load_rewards
 from rewards import accuracy_reward, format_reward
@@ -71,6 +74,24 @@ def test_rows_with_an_empty_value_are_dropped_and_counted(tmp_path: Path, caplog
         ([{"prompt": ""}], r"no row with prompt \(1 read\)"),
         ([{"prompt": 5}], "prompt 5 is neither a string nor a conversation"),
         ([{"prompt": ["a", "b"]}], "is neither a string nor a conversation"),
+        ([{"prompt": "a"}, {"prompt": 5}], r"^row 2 of \S+own\.jsonl: prompt 5 is neither"),
+        (
+            [{"prompt": [{"role": "user"}]}],
+            r"^row 1 of \S+: the user turn of the prompt has the content None: expected a",
+        ),
+        (
+            [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": {"x": 1}}],
+            r"^row 2 of \S+: column 'answer' is {'x'",
+        ),
+        (
+            [{"prompt": "a", "solution": True}],
+            r"^row 1 of \S+: column 'solution' is True: expected a string or a number",
+        ),
+        (
+            [{"prompt": "a", "n": 1}, {"prompt": "a", "n": 2.5}, {"prompt": "", "n": "x"}, {"prompt": "a", "n": "x"}],
+            r"^row 4 of \S+own\.jsonl: column 'n' is 'x', which cannot be stored with the rows before it",
+        ),
+        ([{"prompt": "a", "n": 2**70}], r"^row 1 of \S+: column 'n' is 1180591620717411303424"),
         ([], "is empty"),
         (None, "does not exist"),
     ],
@@ -95,7 +116,7 @@ def test_rewards_load_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch:
     formatting, accuracy, by_file, by_module = load_rewards(names, KNOWN, ["prompt", "answer", "limit"])
     assert (formatting, accuracy) == (format_reward, accuracy_reward)
     for reward in (by_file, by_module):
-        assert reward.__name__ == "short"
+        assert reward.__name__ == "short"  # TRL logs it under this name
         assert reward(["abc", "abcdef"], limit=[5, 5]) == [1.0, 0.0]
 
 
@@ -106,8 +127,9 @@ def test_rewards_load_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch:
             ["acuracy"],
             r"reward 'acuracy' is unknown \(did you mean 'accuracy'\?\): pick format, accuracy, file.py:function",
         ),
-        (["no_such_module:fn"], "'no_such_module:fn' cannot be imported: No module named"),
-        (["missing.py:fn"], "'missing.py:fn' cannot be imported: .*No such file"),
+        (["no_such_module:fn"], "no_such_module:fn cannot be imported: ModuleNotFoundError: No module named"),
+        (["missing.py:fn"], r"^--reward missing\.py:fn: missing\.py does not exist\.$"),
+        (["missing.py"], r"^--reward missing\.py lacks a function: expected missing\.py:FUNCTION\.$"),
         (["json:no_such_function"], "json has no function 'no_such_function'"),
         (["format", "accuracy"], "needs a column 'answer'"),
         ([], "--reward is empty"),
@@ -139,13 +161,86 @@ def test_a_file_with_the_name_of_a_project_module_is_loaded_from_its_path(tmp_pa
 
 def test_a_reward_with_a_missing_column_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(REWARD + "def free(completions, prompts, bonus=1, **columns):\n    return []\n")
-    with pytest.raises(UsageError, match=r"own.py:short reward needs a column 'limit': .*\(available: answer, "):
+    with pytest.raises(
+        UsageError, match=r"own.py:short reward needs a column 'limit': .*\(columns of the data: answer\)\.$"
+    ):
         load_rewards([f"{tmp_path}/own.py:short"], KNOWN, ["prompt", "answer"])
     (tmp_path / "own2.py").write_text("def alike(completions, prompt):\n    return []\n")
-    with pytest.raises(UsageError, match=r"alike reward needs a column 'prompt': .*available: .*prompts"):
+    with pytest.raises(UsageError, match=r"alike reward needs a column 'prompt' \(did you mean 'prompts'\?\): "):
         load_rewards([f"{tmp_path}/own2.py:alike"], KNOWN, ["prompt"])
-    assert load_rewards(["builtins:max"], KNOWN, ["prompt"]) == [max]  # no signature to read
+    (builtin,) = load_rewards(["builtins:max"], KNOWN, ["prompt"])
+    assert builtin.__name__ == "max"  # it has no signature to read
     assert len(load_rewards([f"{tmp_path}/own.py:free"], KNOWN, ["prompt"])) == 1
+
+
+@pytest.mark.parametrize("column", ["completions", "completion_ids", "trainer_state", "log_extra", "prompts", "images"])
+def test_a_column_with_a_name_of_trl_is_refused(column: str) -> None:
+    with pytest.raises(UsageError, match=f"the data has a column '{column}', a name that TRL uses"):
+        load_rewards(["format"], KNOWN, ["prompt", column])
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("def short(:\n", "SyntaxError: invalid syntax"),
+        ("import no_such_package_of_mine\n", "ModuleNotFoundError: No module named 'no_such_package_of_mine'"),
+        ("raise SystemExit(3)\n", "SystemExit: 3"),
+        ("1 / 0\n", "ZeroDivisionError: division by zero"),
+        ("raise KeyError\n", "KeyError: KeyError"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_told_in_a_sentence(text: str, what: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(text)
+    with pytest.raises(UsageError, match=rf"^--reward {tmp_path}/own\.py:short cannot be imported: {what}") as caught:
+        load_rewards([f"{tmp_path}/own.py:short"], KNOWN, ["prompt"])
+    assert "\n" not in str(caught.value) and caught.value.__cause__ is not None  # --debug shows it
+
+
+def test_the_functions_of_a_file_are_named(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def _text(x): ...\ndef short(c): ...\nasync def judged(c): ...\nlimit = 5\n")
+    file = re.escape(f"{tmp_path}/own.py")
+    with pytest.raises(
+        UsageError, match=rf"--reward {file} lacks a function: expected {file}:FUNCTION \(it has short, j"
+    ):
+        load_rewards([f"{tmp_path}/own.py"], KNOWN, ["prompt"])
+    with pytest.raises(UsageError, match=r"own\.py has no function 'limit' \(it has short, judged\)\."):
+        load_rewards([f"{tmp_path}/own.py:limit"], KNOWN, ["prompt"])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return 1.0", "returned float 1.0: expected a list with a number or None for each completion"),
+        ("return None", "returned NoneType None: expected"),
+        ("return 'ab'", "returned str 'ab': expected"),
+        ("return ['1', '2']", r"returned list \['1', '2'\]: expected"),
+        ("return [1.0]", "returned 1 values for 2 completions"),
+        ("return completions[2]", "raised IndexError: list index out of range; correct it"),
+        ("raise SystemExit", "raised SystemExit: SystemExit; correct it"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_what_a_reward_does_wrong_while_training_ends_in_a_sentence(
+    kind: str, body: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(f"{kind} mine(completions, **columns):\n    {body}\n")
+    (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt"])
+    assert inspect.iscoroutinefunction(reward) == (kind == "async def")  # TRL awaits it then
+    with pytest.raises(RunError, match=rf"^the reward {tmp_path}/own\.py:mine {message}"):
+        result = reward(completions=["a", "b"], prompts=["p", "p"])
+        asyncio.run(result) if kind == "async def" else None
+
+
+def test_a_reward_may_return_none_numpy_numbers_and_tensors(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import numpy, torch\n"
+        "def some(completions, **columns):\n    return [None, 1]\n"
+        "def array(completions, **columns):\n    return numpy.ones(2)\n"
+        "def tensor(completions, **columns):\n    return torch.ones(2)\n"
+    )
+    names = [f"{tmp_path}/own.py:{name}" for name in ("some", "array", "tensor")]
+    got = [reward(completions=["a", "b"]) for reward in load_rewards(names, KNOWN, ["prompt"])]
+    assert got == [[None, 1.0], [1.0, 1.0], [1.0, 1.0]]
 
 
 def test_training_with_user_data_and_a_user_reward(tiny: Path, tmp_path: Path) -> None:
