@@ -1,11 +1,14 @@
-"""Steps, tokens and GPU memory of a run, estimated from the shape of the model and the settings.
+"""Steps, tokens and memory of a run, estimated from the shape of the model and the settings.
 
-An estimate for one GPU, printed by ``--dry_run``: the parts that grow with the model and the batch, without the few
-hundred MiB of the CUDA context and what the allocators reserve unused.
+An estimate for one GPU, or for a CPU, printed by ``--dry_run``: the parts that grow with the model and the batch,
+without the few hundred MiB of the CUDA context and what the allocators reserve unused.
 """
 
+import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -18,7 +21,6 @@ GIB = 2**30
 NF4_BYTES = (
     0.5 + 1 / 64 + 4 / (64 * 256)
 )  # bytes of a 4-bit parameter with its share of the double-quantized block scales
-TILE_ROWS, TILE_COLUMNS = TILES["cuda"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ def shape_of(model: str) -> Shape:
         return KNOWN[alias]
     from transformers import AutoConfig
 
+    _check_connection(model)
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
     except (OSError, ValueError) as error:
@@ -87,6 +90,23 @@ def shape_of(model: str) -> Shape:
     )
 
 
+def _check_connection(model: str) -> None:
+    """Refuse a model that is on the Hub only, where the Hub cannot be reached: Transformers retries for a minute."""
+    import httpx
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    with contextlib.suppress(OSError, ValueError):  # a wrong name and a gated model are told by Transformers
+        if Path(model).exists() or isinstance(try_to_load_from_cache(model, "config.json"), str):
+            return
+        try:
+            get_hf_file_metadata(hf_hub_url(model, "config.json"))
+        except httpx.TransportError as error:
+            raise UsageError(
+                f"cannot read the config.json of {model!r}: the Hub cannot be reached ({error}); check the network, or "
+                "name a local directory with --model."
+            ) from error
+
+
 def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
     """Peak memory in GiB by part, at the longest prompts and completions that the settings allow.
 
@@ -99,8 +119,9 @@ def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
     modules = shape.linear()
     projections = shape.layers * sum(i * o for i, o in modules.values())
     embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
+    targets = set(settings["lora_target_modules"])
     lora = shape.layers * sum(
-        settings["lora_rank"] * sum(modules[name]) for name in settings["lora_target_modules"] if name in modules
+        settings["lora_rank"] * sum(sizes) for name, sizes in modules.items() if targets & {name, "all-linear"}
     )
     length = min(settings.get("max_length") or settings["max_seq_length"], settings["max_seq_length"])
     completion = settings.get("max_completion_length") or max(1, length - settings["max_prompt_length"])
@@ -113,7 +134,8 @@ def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
     kv_cache = generated * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * width
     merges = settings.get("use_vllm") and settings.get("backend") == "transformers"  # the base is float32 then
     tokens = rows * completion
-    tile = min(TILE_ROWS, tokens) * min(TILE_COLUMNS, shape.vocab_size)
+    tile_rows, tile_columns = TILES["cpu" if settings.get("use_cpu") else "cuda"]
+    tile = min(tile_rows, tokens) * min(tile_columns, shape.vocab_size)
     parts = {
         "weights": projections * (NF4_BYTES if settings["load_in_4bit"] else 4 if merges else width)
         + embeddings * (4 if merges else width),
@@ -129,13 +151,16 @@ def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
     return {name: size / GIB for name, size in parts.items()}
 
 
-def plan(settings: Settings, rows: int, gpus: Sequence[tuple[str, float]] | None = None) -> str:
-    """The settings as YAML, then steps, tokens and memory of the run as YAML comments: what ``--dry_run`` prints.
+def plan(
+    settings: Settings, rows: int, gpus: Sequence[tuple[str, float]] | None = None, host: float | None = None
+) -> str:
+    """Steps, tokens and memory of the run as YAML comments, then its settings as YAML: what ``--dry_run`` prints.
 
     Args:
         settings: All settings of the run.
         rows: Training rows.
         gpus: Name and memory (GiB) of each GPU; those of this machine by default.
+        host: Host memory (GiB); that of this machine by default.
     """
     values = settings.to_dict()
     completions = settings.completions_per_step
@@ -152,23 +177,34 @@ def plan(settings: Settings, rows: int, gpus: Sequence[tuple[str, float]] | None
         most = steps * completions * values["max_completion_length"] / 1e6
         lines.append(f"at most {most:,.3g} million generated tokens per process")
     listed = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
+    on_cpu, total = values["use_cpu"], sum(parts.values())
+    gpus = _gpus() if gpus is None else gpus
+    if not (on_cpu or gpus):
+        lines.insert(
+            0, f"planned for a machine with a GPU: this one has none, and train_{settings.method}.py stops here"
+        )
     lines += [
-        f"GPU memory at the maximum lengths, GiB, an estimate: {listed}",
-        f"total {sum(parts.values()):.1f} GiB",
+        f"{'host' if on_cpu else 'GPU'} memory at the maximum lengths, GiB, an estimate: {listed}",
+        f"total {total:.1f} GiB",
     ]
+    if on_cpu:
+        host = _host_memory() if host is None else host
+        smaller = "--per_device_train_batch_size, --max_prompt_length or --max_seq_length"
+        verdict = "fits" if total < host else f"may not fit: WARNING, lower {smaller}"
+        lines.append(f"this machine: {host:.1f} GiB: {verdict}")
     if values.get("use_vllm") and values.get("vllm_mode") == "colocate":
         share = values["gpu_memory_utilization"]
         generated = values.get("generation_batch_size") or completions
         engine = parts.get("vLLM's weights", parts["weights"])  # Unsloth shares the weights
-        for name, size in (_gpus() if gpus is None else gpus) or [("a 40 GiB GPU", 40.0), ("an 80 GiB GPU", 80.0)]:
-            rest = sum(parts.values()) - engine - parts["KV cache"]
+        for name, size in gpus or [("a 40 GiB GPU", 40.0), ("an 80 GiB GPU", 80.0)]:
+            rest = total - engine - parts["KV cache"]
             at_once = max(0, min(generated, int((share * size - engine) / (parts["KV cache"] / generated))))
             fits = at_once > 0 and share * size + rest < size
             lines.append(
                 f"{name}: vLLM reserves {100 * share:g} % ({share * size:.0f} GiB): weights and KV cache for {at_once} "
                 f"of {generated} completions; training adds {rest:.1f} GiB: {'fits' if fits else 'does not fit'}"
             )
-    return yaml.safe_dump(values, sort_keys=True) + "".join(f"# {line}\n" for line in lines)
+    return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(values, sort_keys=True)
 
 
 def _gpus() -> list[tuple[str, float]]:
@@ -176,3 +212,8 @@ def _gpus() -> list[tuple[str, float]]:
 
     devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     return [(device.name, device.total_memory / GIB) for device in devices]
+
+
+def _host_memory() -> float:
+    """GiB of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 import trl
@@ -104,6 +105,7 @@ def test_each_part_scales_with_its_settings() -> None:
         ({"num_generations": 24, "gradient_accumulation_steps": 24}, "KV cache", 2.0),
         ({"per_device_train_batch_size": 2}, "activations", 2.0),
         ({"lora_rank": 64}, "LoRA", 0.5),
+        ({"lora_target_modules": ["all-linear"]}, "LoRA", 1.0),
         ({"lora_target_modules": ["q_proj"]}, "LoRA", 2 * 4096 / sum(map(sum, KNOWN["llama"].linear().values()))),
     ]
     for change, part, factor in changes:
@@ -132,11 +134,40 @@ def test_lines_of_the_plan() -> None:
     assert lines[4].endswith(": fits")
     assert lines[5].startswith("# T4: vLLM reserves 40 % (6 GiB): weights and KV cache for 0 of 12 ")
     assert lines[5].endswith("does not fit")
-    assert plan(settings, 1, [("A", 24.0)]).endswith(
-        "(10 GiB): weights and KV cache for 6 of 12 completions; training adds 5.8 GiB: fits\n"
+    assert comments(plan(settings, 1, [("A", 24.0)]))[-1].endswith(
+        "(10 GiB): weights and KV cache for 6 of 12 completions; training adds 5.8 GiB: fits"
     )  # (9.6 - 5.31) / 0.67 = 6.4
     (small,) = comments(plan(settings_of("--load_in_4bit", "false"), rows=1, gpus=[("T4", 14.6)]))[4:]
     assert small.endswith("does not fit")  # 15 GiB of 16-bit weights
+
+
+def test_the_lines_of_the_plan_come_first() -> None:
+    text = plan(settings_of(), rows=10, gpus=[("A100", 39.4)])
+    assert text.startswith("# 10 training rows") and text.index("fits") < text.index("\nadam_beta1:")
+
+
+def test_a_plan_for_a_cpu_compares_with_its_memory() -> None:
+    settings = settings_of(model="tiny")
+    small, large = (comments(plan(settings, rows=10, gpus=[], host=host)) for host in (0.5, 64.0))
+    assert small[2].startswith("# host memory at the maximum lengths") and "vLLM" not in "".join(small)
+    assert small[-1].startswith("# this machine: 0.5 GiB: may not fit: WARNING, lower --per_device_train_batch_size")
+    assert large[-1] == "# this machine: 64.0 GiB: fits"
+
+
+def test_a_plan_of_a_large_model_without_a_gpu_says_what_it_is_for() -> None:
+    settings = settings_of()
+    first = comments(plan(settings, rows=10, gpus=[]))[0]
+    assert first == "# planned for a machine with a GPU: this one has none, and train_gtpo.py stops here"
+    assert "planned for" not in plan(settings, rows=10, gpus=[("A100", 39.4)])
+
+
+def test_a_model_of_the_hub_is_refused_at_once_without_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*args: object, **kwargs: object) -> None:
+        raise httpx.ConnectError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", unreachable)
+    with pytest.raises(UsageError, match=r"cannot read the config.json of 'owner/name': the Hub cannot be reached"):
+        shape_of("owner/name")
 
 
 def test_vllm_has_its_own_copy_of_the_weights_where_trl_syncs_them() -> None:
@@ -185,5 +216,5 @@ def test_every_preset_has_a_plan(method: str, model: str) -> None:
 def test_trls_vllm_holds_weights_of_16_bits_and_not_the_float32_base() -> None:
     """32 GiB for vLLM minus 15 GiB of weights leave room for 12 completions of 0.67 GiB; minus 30 GiB for 3."""
     settings = settings_of("--backend", "transformers")
-    last = plan(settings, rows=1, gpus=[("H", 80.0)]).splitlines()[-1]
+    last = comments(plan(settings, rows=1, gpus=[("H", 80.0)]))[-1]
     assert last.startswith("# H: vLLM") and "12 of 12 completions" in last
