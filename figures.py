@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gtpo.curves import draw_runs
 from gtpo.errors import UsageError
+from gtpo.flags import refuse_unknown
 from gtpo.paper.figures import draw_all
 from gtpo.paper.matrix import SCALES, load_matrix, select_figures
 from gtpo.paper.results import read_results, read_wandb
@@ -27,22 +28,21 @@ def main() -> None:
     )
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ... (default: all)")
     parser.add_argument("--scale", choices=SCALES, help="default: both")
-    parser.add_argument("--search", nargs="+", metavar="DIR", help="where to find runs [outputs]")
+    parser.add_argument("--search", action="append", metavar="DIR", help="where to find runs [outputs]; repeatable")
     parser.add_argument("--wandb", metavar="ENTITY/PROJECT", help="read the runs from wandb instead")
     parser.add_argument("--runs", nargs="+", metavar="RUN", help="draw these run directories in one figure instead")
     parser.add_argument("--labels", nargs="+", metavar="NAME", help="legend labels of --runs (default: their names)")
     parser.add_argument("--output", metavar="PATH", help="directory [figures]; with --runs the file [curves.png]")
     parser.add_argument("--window", metavar="N", type=int, default=10, help="steps of the trailing mean of --runs [10]")
-    flags = parser.parse_args()
+    flags, unknown = parser.parse_known_intermixed_args()
+    refuse_unknown(unknown, vars(flags), "--help")
 
     if flags.runs:
         print(draw_runs(flags.runs, flags.labels, flags.output or "curves.png", flags.window))
         return
     for place in flags.search or ():
         if not Path(place).is_dir():
-            raise UsageError(
-                f"--search: {place} is not a directory; figures are named first, figures.py fig3 --search DIR."
-            )
+            raise UsageError(f"--search: {place} is not a directory.")
     places = flags.search or ["outputs"]
     matrix = load_matrix()
     names = select_figures(matrix, flags.figures or ["all"])

@@ -354,6 +354,11 @@ def test_command_without_any_run_says_how_to_make_some(
 def test_a_figure_named_after_search_is_not_taken_for_a_directory(
     run_figures: Callable[..., None], tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="--search: fig3 is not a directory; figures are named first"):
-        run_figures("--search", str(tmp_path), "fig3")
+    for argv in (["--search", str(tmp_path), "fig3"], ["fig3", "--search", str(tmp_path)]):
+        with pytest.raises(UsageError, match=f"no run of configs/experiments.yaml in {tmp_path}: "):
+            run_figures(*argv)
+    with pytest.raises(UsageError, match="--search: fig3 is not a directory"):
+        run_figures("--search", "fig3")
+    with pytest.raises(UsageError, match=r"^unknown option --help_all; --help lists all options\.$"):
+        run_figures("--help_all")
     assert not list(tmp_path.iterdir())
