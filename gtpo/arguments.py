@@ -75,7 +75,7 @@ class ModelArguments:
     lora_rank: int = field(default=64, metadata={"help": "Rank of the LoRA adapter; alpha = rank [Listing 1]."})
     lora_target_modules: list[str] = field(
         default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        metadata={"help": "Modules that get an adapter [Listing 1]."},
+        metadata={"help": "Modules that get an adapter [Listing 1], or all-linear."},
     )
     load_in_4bit: bool = field(default=False, metadata={"help": "4-bit base weights, on a GPU [Listing 1: true]."})
     max_seq_length: int = field(
@@ -85,11 +85,18 @@ class ModelArguments:
         default=0.4, metadata={"help": "Share of GPU memory for vLLM, 0 to 1 [Listing 1]."}
     )
 
+    @property
+    def target_modules(self) -> list[str] | str:
+        """``lora_target_modules`` as PEFT expects them: all-linear is a string, names are a list."""
+        return "all-linear" if self.lora_target_modules == ["all-linear"] else self.lora_target_modules
+
     def __post_init__(self) -> None:
         if self.lora_rank < 1:
             raise UsageError(f"lora_rank is {self.lora_rank}: expected at least 1.")
         if not self.lora_target_modules:
             raise UsageError("lora_target_modules is empty: name the modules that get an adapter, such as q_proj.")
+        if "all-linear" in self.lora_target_modules and len(self.lora_target_modules) > 1:
+            raise UsageError("--lora_target_modules all-linear stands alone: remove the other names, or all-linear.")
         if "lm_head" in self.lora_target_modules:
             raise UsageError("LoRA on lm_head is not supported: remove it from --lora_target_modules.")
         if not 0 < self.gpu_memory_utilization <= 1:

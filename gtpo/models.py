@@ -8,7 +8,7 @@ from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES, ModelArguments
 from gtpo.backend import gpu_is_available, is_installed
-from gtpo.errors import UsageError, nearest
+from gtpo.errors import UsageError, first_line, nearest
 from gtpo.model_files import check_model_files
 from gtpo.tiny import ensure_tiny, is_tiny_path
 
@@ -28,16 +28,29 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
     # TRL merges the adapter for vLLM and unmerges it: repeated merging in bfloat16 degrades the weights.
     model, tokenizer = load_base(path, arguments.load_in_4bit, full_precision=use_vllm)
     set_seed(seed)  # initial weights of the adapter
+    _check_target_modules(model, arguments, path)
     lora = LoraConfig(
         r=arguments.lora_rank,
         lora_alpha=arguments.lora_rank,
-        target_modules=arguments.lora_target_modules,
+        target_modules=arguments.target_modules,
         task_type="CAUSAL_LM",
     )
     try:
         return get_peft_model(model, lora), tokenizer
     except ValueError as error:
-        raise UsageError(f"PEFT cannot add the adapter to {path}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"--lora_target_modules: PEFT cannot adapt {path}: {first_line(error)}.") from error
+
+
+def _check_target_modules(model: Any, arguments: ModelArguments, path: str) -> None:
+    """Refuse a name that no module has: PEFT ignores it where it finds another one."""
+    ends = {name.rpartition(".")[2]: module for name, module in model.named_modules()}
+    linear = sorted(name for name, module in ends.items() if hasattr(module, "in_features") and name != "lm_head")
+    for name in arguments.lora_target_modules:
+        if name.rpartition(".")[2] not in {*ends, "all-linear"}:
+            raise UsageError(
+                f"--lora_target_modules: {path} has no module {name!r}{nearest(name, linear)}; it has "
+                f"{', '.join(linear)}, or name all-linear."
+            )
 
 
 def keep_adapter_in_float32(model: Any) -> None:
@@ -223,11 +236,12 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: boo
     except Exception as error:
         raise why_not_loaded(path, error) from error
     check_tokenizer(tokenizer, path)
+    every_linear = arguments.target_modules == "all-linear"  # Unsloth takes names only
     model = FastLanguageModel.get_peft_model(  # Unsloth ignores TRL's peft_config
         model,
         r=arguments.lora_rank,
         lora_alpha=arguments.lora_rank,
-        target_modules=arguments.lora_target_modules,
+        target_modules=ModelArguments().lora_target_modules if every_linear else arguments.lora_target_modules,
         use_gradient_checkpointing="unsloth",  # offloads activations to host memory
         random_state=seed,
     )

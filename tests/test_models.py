@@ -53,6 +53,22 @@ def test_default_layers_are_listing_1(tiny: Path) -> None:
     assert len(trained) == TINY["num_hidden_layers"] * 7 * 2
 
 
+def test_all_linear_adapts_every_linear_module_but_the_head(tiny: Path) -> None:
+    model = policy(tiny, lora_target_modules=["all-linear"])
+    trained = {
+        name.partition(".lora_")[0].rpartition(".")[2] for name, w in model.named_parameters() if w.requires_grad
+    }
+    assert trained == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+def test_an_unknown_module_is_refused_beside_a_known_one(tiny: Path) -> None:
+    """PEFT would train the known one only."""
+    with pytest.raises(
+        UsageError, match=r"--lora_target_modules: \S+ has no module 'q_prj' \(did you mean 'q_proj'\?\)"
+    ):
+        policy(tiny, lora_target_modules=["v_proj", "q_prj"])
+
+
 def test_new_policy_equals_the_base_and_depends_only_on_the_seed(tiny: Path) -> None:
     torch.manual_seed(5)
     first = policy(tiny, seed=3)
