@@ -11,9 +11,13 @@ from gtpo.arguments import DataArguments, ModelArguments, RewardArguments, RunAr
 from gtpo.cli import load_backend_from_flags, parse
 from gtpo.script import run_script
 
+SETTINGS = (DataArguments, RewardArguments, ModelArguments, RunArguments)
+
 
 def main() -> None:
-    backend = load_backend_from_flags()  # before trl, transformers and peft are imported: Unsloth patches them
+    backend = load_backend_from_flags(
+        "grpo", SETTINGS
+    )  # before trl, transformers and peft are imported: Unsloth patches them
     from trl import GRPOConfig
 
     from gtpo import GRPOTrainer
@@ -28,9 +32,9 @@ def main() -> None:
     from gtpo.training import attach_callbacks, train
     from rewards import accuracy_reward, format_reward
 
-    settings = parse("grpo", (DataArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig))
+    settings = parse("grpo", (*SETTINGS, GRPOConfig))
     GRPOTrainer.check_settings(settings.trainer)
-    rows = load_train(settings.data.dataset, settings.data.data_dir, settings.trainer.seed)
+    rows = load_train(settings.data.dataset, settings.data.data_dir, settings.trainer.seed, settings.run.dry_run)
     rewards = load_rewards(
         settings.reward.reward, {"format": format_reward, "accuracy": accuracy_reward}, rows.column_names
     )

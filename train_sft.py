@@ -11,9 +11,13 @@ from gtpo.arguments import DataArguments, ModelArguments, RunArguments
 from gtpo.cli import load_backend_from_flags, parse
 from gtpo.script import run_script
 
+SETTINGS = (DataArguments, ModelArguments, RunArguments)
+
 
 def main() -> None:
-    backend = load_backend_from_flags()  # before trl, transformers and peft are imported: Unsloth patches them
+    backend = load_backend_from_flags(
+        "sft", SETTINGS
+    )  # before trl, transformers and peft are imported: Unsloth patches them
     from trl import SFTConfig, SFTTrainer
 
     from gtpo.data import drop_long_prompts, load_train, to_demonstrations
@@ -25,8 +29,9 @@ def main() -> None:
     from gtpo.summary import log_summary
     from gtpo.training import attach_callbacks, train
 
-    settings = parse("sft", (DataArguments, ModelArguments, RunArguments, SFTConfig))
-    rows = to_demonstrations(load_train(settings.data.dataset, settings.data.data_dir, settings.trainer.seed))
+    settings = parse("sft", (*SETTINGS, SFTConfig))
+    rows = load_train(settings.data.dataset, settings.data.data_dir, settings.trainer.seed, settings.run.dry_run)
+    rows = to_demonstrations(rows)
     if settings.run.dry_run:
         return print(plan(settings, len(rows)), end="")
     checkpoint = check_run(settings, len(rows))

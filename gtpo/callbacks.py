@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import shutil
 import uuid
 from collections import deque
@@ -66,7 +67,7 @@ def start_wandb(settings: Settings) -> Any:
         options["id"] = uuid.uuid4().hex[:8]  # the run that failed to start still holds the old id
         write_atomically(identity, str(options["id"]))
     if run is None:
-        how_to_sync = f"`wandb sync {run_directory.path / 'wandb'}/offline-run-*` uploads it"
+        how_to_sync = f"`wandb sync {shlex.quote(str(run_directory.path / 'wandb'))}/offline-run-*` uploads it"
         logger.warning("wandb: %s, so this run is logged offline; %s.", reason, how_to_sync)
         run = wandb.init(mode="offline", **options)
     # TRL logs completions and timings in between, which advances wandb's own step: plot over the training step.

@@ -9,8 +9,9 @@ import argparse
 import copy
 import dataclasses
 import json
+import logging
 import os
-import re
+import shlex
 import sys
 import time
 import typing
@@ -30,11 +31,24 @@ from gtpo.arguments import (
     fields_of,
 )
 from gtpo.backend import choose_backend, gpu_is_available, load_backend
-from gtpo.errors import UsageError, nearest
+from gtpo.errors import UsageError, first_line, nearest
 from gtpo.files import CONFIGS, read_yaml
+from gtpo.flags import (
+    ALIASES,
+    TRUE,
+    check_flags,
+    given_on,
+    one_spelling,
+    refuse_credentials,
+    refuse_unknown,
+    similar,
+    without_alias,
+)
 from gtpo.help_page import print_help
-from gtpo.runs import RunDirectory, find_runs
+from gtpo.runs import RunDirectory, check_same_policy, find_runs, method_of
 from gtpo.validation import batch_geometry, check_values
+
+logger = logging.getLogger(__name__)
 
 # OpenMP reads it when PyTorch is imported. Waiting threads that spin are no faster on an idle machine, and made
 # training of the tiny model 20 times slower on a machine where another program uses a core.
@@ -42,7 +56,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 HELP_FLAGS = {"-h", "--help", "--help_all"}
 COMMAND_LINE_ONLY = ("config", "help", "help_all", "dry_run", "resume", "overwrite", "regrade")
-ALIASES = {"G": "num_generations"}
 DERIVED = (  # from other settings, unless given
     "output_dir",
     "per_device_train_batch_size",
@@ -59,19 +72,26 @@ GROUPS: dict[type, str] = {  # attribute of Settings
 }
 
 
-def load_backend_from_flags(argv: Sequence[str] | None = None) -> str:
+def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence[str] | None = None) -> str:
     """:func:`gtpo.backend.load_backend` for the model and backend of a command line; the first call of a train script.
 
+    The flags themselves are checked first, because all that follows takes seconds.
+
     Args:
+        method: gtpo, grpo or sft.
+        classes: The dataclasses of the script, without TRL's trainer config.
         argv: Command line without the program; ``sys.argv[1:]`` by default.
 
     Returns:
         "unsloth" or "transformers"; with ``--dry_run`` neither GPU nor packages are needed.
 
     Raises:
-        UsageError: As for ``load_backend``, or if a file that the flags name cannot be read.
+        UsageError: As for ``load_backend``, if a flag is invalid, or a file that the flags name cannot be read.
     """
-    early = _early_flags(sys.argv[1:] if argv is None else argv)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not HELP_FLAGS & set(argv):
+        check_flags(argv, "sft_config" if method == "sft" else "grpo_config", classes)
+    early = _early_flags(method, argv)
     load = choose_backend if early.dry_run else load_backend
     return load(early.backend, early.model)
 
@@ -92,25 +112,24 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     if HELP_FLAGS & set(argv):
         print_help(method, classes, read_yaml(CONFIGS / method / "tiny.yaml"), DERIVED, "--help_all" in argv)
         raise SystemExit(0)
-    early = _early_flags(argv)
+    early = _early_flags(method, argv)
     if early.resume not in (None, "auto"):
-        _check_method(method, RunDirectory(early.resume))
+        _check_resumed(method, early)
     preset = preset_for(method, early.model, early.backend, early.dry_run)
     values = _read(classes, [preset, *([early.config] if early.config else [])], argv, _machine_flags(early, preset))
     check_values(values)
+    given = given_on(argv)
+    if early.resume not in (None, "auto"):
+        _check_rewards_of(RunDirectory(early.resume), values.get("reward", []), "reward" in given or not early.of_run)
     if method != "sft" and values["num_generations"] < 2:
         raise UsageError(
             f"--G is {values['num_generations']}: expected at least 2, because advantages are relative to the group."
         )
-    values["per_device_train_batch_size"], values["gradient_accumulation_steps"] = batch_geometry(
-        values.get("num_generations", 1),
-        values["prompts_per_step"],
-        values["per_device_train_batch_size"],
-        values["gradient_accumulation_steps"],
-        int(os.environ.get("WORLD_SIZE", 1)),
-    )
-    if values["resume"] not in (None, "auto"):
-        values["output_dir"] = values["resume"]
+    values |= _batch_sizes(values, given)
+    if "run_name" in given and "output_dir" not in given:
+        values["output_dir"] = None  # of the --config
+    if early.resume not in (None, "auto"):
+        values["resume"] = values["output_dir"] = early.resume
     name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
     label = f"{Path(early.model).name}-{Path(values['dataset']).name.partition('.')[0]}"
     values["output_dir"] = values["output_dir"] or str(Path("outputs") / f"{method}-{label}-{name}")
@@ -138,8 +157,7 @@ def parse_evaluation(argv: Sequence[str] | None = None) -> EvaluationArguments:
         raise SystemExit(0)
     config = _known_flags(argv, "--config").config
     arguments = EvaluationArguments(**_read([EvaluationArguments], [config] if config else [], argv))
-    flags = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv if word.startswith("--")}
-    arguments.given = frozenset(flags | (read_yaml(config).keys() if config else set()))
+    arguments.given = frozenset(given_on(argv) | (read_yaml(config).keys() if config else set()))
     return arguments
 
 
@@ -149,15 +167,18 @@ def parse_evaluation(argv: Sequence[str] | None = None) -> EvaluationArguments:
 def preset_for(method: str, model: str, backend: str | None = None, dry_run: bool = False) -> Path:
     """The preset of a model: its own; for another model Qwen's on a GPU and the tiny one without.
 
+    A dry run plans a llama or qwen run for a GPU where there is none.
+
     Raises:
         UsageError: If the model or backend needs a GPU, there is none, and this is not a dry run.
     """
     alias = next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), None)
     if alias == "tiny" and backend == "unsloth":
         raise UsageError("--backend unsloth does not train --model tiny: remove --backend.")
-    if alias != "tiny" and (gpu_is_available() or dry_run):
+    large = alias in ("llama", "qwen") or backend == "unsloth"
+    if alias != "tiny" and (gpu_is_available() or (dry_run and large)):
         return CONFIGS / method / f"{alias or 'qwen'}.yaml"
-    if backend == "unsloth" or alias in ("llama", "qwen"):
+    if large:
         raise UsageError(
             f"--model {model} {'with --backend unsloth ' if backend == 'unsloth' else ''}trains on a GPU (4-bit "
             f"weights, vLLM) and PyTorch sees none here: run `python train_{method}.py --model tiny --dataset "
@@ -181,26 +202,86 @@ def _machine_flags(early: argparse.Namespace, preset: Path) -> list[str]:
     return flags
 
 
-def _check_method(method: str, run: RunDirectory) -> None:
-    settings = read_yaml(run.config)
-    of_run = "gtpo" if "gamma" in settings else "grpo" if "num_generations" in settings else "sft"
-    if method != of_run and "model" in settings:
+# Resumed runs
+
+
+def _check_resumed(method: str, early: argparse.Namespace) -> None:
+    """Refuse a run of another method or model before a preset is chosen for it."""
+    run = RunDirectory(early.resume)
+    if run.config.is_file() and (of_run := method_of(run)) not in (None, method):
         raise UsageError(f"{run.path} is a run of train_{of_run}.py: resume it with that script.")
+    check_same_policy(run, {"model": early.model})
+
+
+def _newest_run(method: str) -> str:
+    """The newest run of a method below outputs/ that is unfinished or has a checkpoint."""
+    for run in reversed(find_runs([Path("outputs")])):
+        if (not run.is_finished or run.has_checkpoint) and method_of(run) == method:
+            return str(run.path)
+    raise UsageError(f"--resume: outputs/ has no run of train_{method}.py to continue: name one, --resume RUN.")
+
+
+def _check_rewards_of(run: RunDirectory, names: Sequence[str], named_by_user: bool) -> None:
+    """Say which Python files a resumed run imports; refuse one outside the run that only its config.yaml names."""
+    for name in names:
+        module, colon, _ = name.rpartition(":")
+        if not colon:
+            continue
+        inside = Path(module).is_file() and Path(module).resolve().is_relative_to(run.path.resolve())
+        if not (named_by_user or inside):
+            raise UsageError(
+                f"{run.config} names the reward {name}, which --resume does not import unasked because it is code from "
+                f"outside the run: if you trust it, add --reward {shlex.join(names)}."
+            )
+        logger.warning("--resume imports the reward %s", name)
 
 
 # The parser
 
 
-def _early_flags(argv: Sequence[str]) -> argparse.Namespace:
+def _batch_sizes(values: Mapping[str, Any], given: set[str]) -> dict[str, int]:
+    """Batch size and accumulation; those of a file give way where G or prompts_per_step on the command line need it."""
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    batch, steps = (values[name] for name in names)
+    may_differ = not given & set(names) and bool(given & {"num_generations", "prompts_per_step"})
+    attempts = [(batch, steps), *([(batch, None), (None, None)] if may_differ else [])]
+    for tried in attempts:
+        try:
+            sizes = batch_geometry(
+                values.get("num_generations", 1),
+                values["prompts_per_step"],
+                *tried,
+                processes=int(os.environ.get("WORLD_SIZE", 1)),
+            )
+        except UsageError:
+            if tried == attempts[-1]:
+                raise
+        else:
+            break
+    if tried != attempts[0]:
+        logger.warning(
+            "%s is %d and %s is %d, not %s and %s of the file", names[0], sizes[0], names[1], sizes[1], batch, steps
+        )
+    return dict(zip(names, sizes, strict=True))
+
+
+def _early_flags(method: str, argv: Sequence[str]) -> argparse.Namespace:
     """Model, backend, config, resume and dry_run: what decides how everything else is read, before TRL is imported.
 
+    ``resume`` is a directory, None, or "auto" for a directory that is not known yet or does not exist; ``of_run`` says
+    whether the settings are those that the run has stored.
+
     Raises:
-        UsageError: If a file that they name cannot be read.
+        UsageError: If a file that they name cannot be read, or there is no run to resume.
     """
-    early = _known_flags(argv, "--model", "--backend", "--config", "--output_dir", resume="auto", dry_run="true")
-    early.dry_run = early.dry_run or "false"
-    if early.resume == "auto" and early.output_dir and RunDirectory(early.output_dir).config.is_file():
-        early.resume = early.output_dir
+    early = _known_flags(
+        argv, "--model", "--backend", "--config", "--output_dir", "--run_name", resume="auto", dry_run="true"
+    )
+    if early.resume == "auto" and early.output_dir:
+        early.resume = early.output_dir if RunDirectory(early.output_dir).config.is_file() else "auto"
+    elif early.resume == "auto" and not (early.run_name or early.config):
+        early.resume = _newest_run(method)
+    early.of_run = early.resume not in (None, "auto") and early.config is None
     if early.resume not in (None, "auto"):
         run = RunDirectory(early.resume)
         early.config = early.config or str(run.config)
@@ -210,7 +291,7 @@ def _early_flags(argv: Sequence[str]) -> argparse.Namespace:
     settings = read_yaml(early.config) if early.config else {}
     early.model = early.model or settings.get("model") or ModelArguments.model
     early.backend = early.backend or settings.get("backend") or ModelArguments.backend
-    early.dry_run = early.dry_run.lower() in ("true", "yes", "1", "t", "y")
+    early.dry_run = (early.dry_run or "").lower() in TRUE
     return early
 
 
@@ -224,7 +305,7 @@ def _known_flags(argv: Sequence[str], *names: str, **optional: str) -> argparse.
     try:
         return parser.parse_known_args(list(argv))[0]
     except argparse.ArgumentError as error:
-        raise UsageError(_one_spelling(error)) from error
+        raise UsageError(one_spelling(error)) from error
 
 
 def _read(
@@ -248,28 +329,12 @@ def _read(
     words = [word for file in files[:1] for word in _as_flags(file, fields)]
     words += [*defaults, *(word for file in files[1:] for word in _as_flags(file, fields))]
     try:
-        namespace, unknown = parser.parse_known_args([*words, *map(_without_alias, argv)])
+        namespace, unknown = parser.parse_known_args([*words, *map(without_alias, argv)])
     except argparse.ArgumentError as error:
-        raise UsageError(_one_spelling(error)) from error
-    flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-    if flags:
-        close = nearest(flags[0], [f"--{name}" for name in (*fields, *ALIASES, "config", "help", "help_all")])
-        page = "--help_all" if RunArguments in classes else "--help"
-        raise UsageError(f"unknown option {flags[0]}{close}; {page} lists all options.")
-    if unknown:
-        raise UsageError(f"unexpected argument {unknown[0]!r}: every setting is an option, --key value.")
+        raise UsageError(one_spelling(error)) from error
+    refuse_unknown(unknown, [*fields, "config"], "--help_all" if RunArguments in classes else "--help")
+    refuse_credentials({name: value for name, value in vars(namespace).items() if name in fields})
     return {name: value for name, value in vars(namespace).items() if name in fields}
-
-
-def _one_spelling(error: argparse.ArgumentError) -> str:
-    """``argument --max_steps/--max-steps: ...`` as ``--max_steps: ...``"""
-    return re.sub(r"^argument (--\w+)(/--[\w-]+)*", r"\1", str(error)).rstrip(".") + "."
-
-
-def _without_alias(word: str) -> str:
-    flag, equals, value = word.partition("=")
-    target = ALIASES.get(flag.removeprefix("--")) if flag.startswith("--") else None
-    return f"--{target}{equals}{value}" if target else word
 
 
 def _as_flags(path: str | Path, fields: Mapping[str, dataclasses.Field[Any]]) -> list[str]:
@@ -280,7 +345,7 @@ def _as_flags(path: str | Path, fields: Mapping[str, dataclasses.Field[Any]]) ->
         if name in COMMAND_LINE_ONLY:
             raise UsageError(f"{path}: {key!r} is for the command line only.")
         if name not in fields:
-            raise UsageError(f"{path}: unknown setting {key!r}{nearest(str(key), [*fields, *ALIASES])}.")
+            raise UsageError(f"{path}: unknown setting {key!r}{similar(str(key), fields)}.")
         if isinstance(value, list):
             factory = fields[name].default_factory
             if not value and callable(factory) and factory():
@@ -315,7 +380,7 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
     except UsageError:
         raise
     except Exception as error:  # TRL and Transformers raise various errors on first use of a setting
-        raise UsageError(f"invalid combination of settings: {error}") from error
+        raise UsageError(f"invalid combination of settings: {first_line(error)}.") from error
     from torch import distributed
 
     if distributed.is_initialized():  # the clocks of several processes may give different names

@@ -1,6 +1,7 @@
 """Save, merge and upload a trained adapter, with its model card."""
 
 import logging
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -84,5 +85,5 @@ def _upload(directory: Path, settings: Settings, trainer: Any) -> None:
     except (OSError, ValueError, httpx.HTTPError) as error:  # no network, no write access, invalid name
         raise UsageError(
             f"trained and saved in {directory}, but not uploaded: {str(error).splitlines()[0].rstrip('.')}. "
-            f"Upload it with `hf upload {name} {directory}`."
+            f"Upload it with `{shlex.join(['hf', 'upload', name, str(directory)])}`."
         ) from error

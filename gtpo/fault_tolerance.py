@@ -23,7 +23,7 @@ from gtpo.checkpoints import delete, rotate, sorted_checkpoints, step_of, write_
 from gtpo.distributed import any_process
 from gtpo.errors import RunError
 from gtpo.files import apply_umask
-from gtpo.runs import RunDirectory
+from gtpo.runs import RunDirectory, resume_command
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,8 @@ class StopOnSignal(TrainerCallback):
         self._restore()
         if state.global_step < state.max_steps and any_process(self.received is not None, args.device):
             if state.is_world_process_zero:
-                logger.warning("stopped after step %d; continue with --resume %s", state.global_step, args.output_dir)
+                how = resume_command(RunDirectory(args.output_dir))
+                logger.warning("stopped after step %d; continue with: %s", state.global_step, how)
             raise SystemExit(128 + (self.received or signal.SIGTERM))
 
 
@@ -127,9 +128,9 @@ def not_finite(
         texts = [trainer.processing_class.batch_decode(batch["completion_ids"]) for batch in batches]
         (directory / f"completions-{rank}.json").write_text(json.dumps(texts, indent=1, ensure_ascii=False))
         apply_umask(directory)
-    again = f"Continue from the last checkpoint with --resume {run.path} and {mend}, or start again with --overwrite."
-    if not run.has_checkpoint:
-        again = f"Start again with --overwrite and {mend}."
+    again = f"Start again with --overwrite and {mend}."
+    if run.has_checkpoint:
+        again = f"Continue from the last checkpoint with `{resume_command(run)}` and {mend}, or start again."
     return RunError(f"{what} is not finite in step {step}: the run stops, no checkpoint contains it{saved}. {again}")
 
 

@@ -61,7 +61,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except Exception as error:  # PyYAML also raises ValueError, KeyError, RecursionError and others
         raise UsageError(f"{path} is not valid YAML: {str(error) or type(error).__name__}.") from error
     if not isinstance(settings, dict):
-        raise UsageError(f"{path} contains {type(settings).__name__}: expected `key: value` lines, each key a flag.")
+        kind = {list: "a list", type(None): "no settings"}.get(type(settings), "a single value")
+        raise UsageError(f"{path} contains {kind}: expected `key: value` lines, each key a flag without its dashes.")
     return settings
 
 

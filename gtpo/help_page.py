@@ -53,6 +53,13 @@ SHOWN_TRAINER_FIELDS = {
 }
 
 
+SFT_TEXTS = {  # where those of GTPO and GRPO speak of groups and vLLM
+    "prompts_per_step": "Solutions per optimizer step; the batch size is derived from it unless given.",
+    "per_device_train_batch_size": "Solutions per micro-batch; derived from prompts_per_step if that is given.",
+    "gpu_memory_utilization": "Not used by supervised fine-tuning.",
+}
+
+
 def print_help(
     script: str, classes: Sequence[type], preset: Mapping[str, Any], derived: Collection[str], show_all: bool = False
 ) -> None:
@@ -76,6 +83,8 @@ def print_help(
         if show_all:
             sections["all other settings of TRL and Transformers"] = rest
             texts |= {name: str(item.metadata.get("help", "")) for name, item in rest.items()}
+        if script == "sft":
+            texts |= SFT_TEXTS
     page = argparse.ArgumentParser(
         prog=f"train_{script}.py" if training else "evaluate.py",
         usage="%(prog)s [--config FILE] [--key value ...]",

@@ -5,10 +5,12 @@ import json
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,6 +193,41 @@ def find_runs(places: Iterable[Path], *, finished: bool = False) -> list[RunDire
     return [RunDirectory(path.parent.parent if finished else path.parent) for path in ordered]
 
 
+def method_of(run: RunDirectory) -> str | None:
+    """gtpo, grpo or sft, by the settings of a run; None if they are not those of a run.
+
+    Raises:
+        UsageError: If they cannot be read.
+    """
+    settings = run.read_config()
+    if "model" not in settings:
+        return None
+    return "gtpo" if "gamma" in settings else "grpo" if "num_generations" in settings else "sft"
+
+
+def resume_command(run: RunDirectory) -> str:
+    """The command that continues a run, as it can be pasted; own rewards are named again, or they are not imported."""
+    flags = ["--resume", str(run.path)]
+    if not run.config.is_file():  # of another program that uses the trainer
+        return shlex.join(flags)
+    script, rewards = f"train_{method_of(run)}.py", run.read_config().get("reward", [])
+    if any(":" in name for name in rewards):
+        flags += ["--reward", *rewards]
+    return shlex.join(["python", sys.argv[0] if Path(sys.argv[0]).name == script else script, *flags])
+
+
+def how_to_continue() -> str:
+    """The command after this process was interrupted: ``--resume`` of the run that it holds, or the same one again."""
+    again = list(sys.argv)
+    for lock in _locks.values():
+        run = RunDirectory(Path(lock.lock_file).parent)
+        if lock.is_locked and run.has_checkpoint:
+            return resume_command(run)
+        if lock.is_locked and _has_content(run) and "--overwrite" not in again:
+            again.append("--overwrite")
+    return shlex.join(["python", *again])
+
+
 # Start of a run
 
 
@@ -226,7 +263,7 @@ def check_run(settings: Settings, rows: int) -> str | None:
         if checkpoint is None:
             raise UsageError(f"{run.path} has no checkpoint: name the run with --resume RUN, or start it again.")
         run.read_best()
-        _check_same_policy(run, settings)
+        check_same_policy(run, vars(settings.model))
         _check_changes(run, settings, checkpoint)
         return str(checkpoint)
     if ON_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
@@ -311,19 +348,30 @@ def _check_writable(directory: Path) -> None:
 
 
 def _check_reporters(reporters: Sequence[str] | str) -> None:
-    from transformers.integrations import INTEGRATION_TO_CALLBACK
+    from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
     known = {*INTEGRATION_TO_CALLBACK, "all", "none"}
     for name in [reporters] if isinstance(reporters, str) else reporters or []:
         if name not in known:
             raise UsageError(f"--report_to {name!r} is unknown{nearest(name, known)}: wandb, tensorboard, none, ...")
+        if name not in {*get_available_reporting_integrations(), "all", "none"}:
+            raise UsageError(
+                f"--report_to {name} needs a package that is not installed: `pip install {name}`, or none."
+            )
 
 
-def _check_same_policy(run: RunDirectory, settings: Settings) -> None:
+def check_same_policy(run: RunDirectory, values: Mapping[str, Any]) -> None:
+    """Refuse to resume a run with another model or adapter.
+
+    Raises:
+        UsageError: Names the first of ``values`` that differs from the run's.
+    """
     stored = run.read_config() if run.config.is_file() else {}
     for name in ("model", "lora_rank", "lora_target_modules"):
-        new = getattr(settings.model, name)
-        if name in stored and MODEL_ALIASES.get(str(stored[name]), stored[name]) != MODEL_ALIASES.get(str(new), new):
+        new = values.get(name)
+        if {name} <= stored.keys() & values.keys() and MODEL_ALIASES.get(str(stored[name]), stored[name]) != (
+            MODEL_ALIASES.get(str(new), new)
+        ):
             raise UsageError(
                 f"{run.path} was trained with --{name} {stored[name]}; a checkpoint cannot be resumed with {new}: "
                 f"remove --{name}."

@@ -18,11 +18,10 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     logging.basicConfig(format="%(message)s", handlers=[_AboveTheBar()])
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
-    resumable = Path(sys.argv[0]).name.startswith("train_")
     try:
         main()
     except KeyboardInterrupt:
-        _exit("interrupted" + "; a run that has a checkpoint can be resumed with --resume RUN" * resumable, 130)
+        _exit(f"interrupted; continue with: {_how_to_continue()}", 130)
     except (UsageError, RunError) as error:
         if debug:
             raise
@@ -30,9 +29,14 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     except Exception as error:
         if debug or not _is_disk_full(error):
             raise
-        how = "--resume RUN from the last checkpoint" if resumable else "run the same command again"
-        _exit(f"the disk is full ({error}); free some space, then {how}", 1)
+        _exit(f"the disk is full ({error}); free some space, then: {_how_to_continue()}", 1)
     sys.exit(0)
+
+
+def _how_to_continue() -> str:
+    from gtpo.runs import how_to_continue  # it imports more than `--help` needs
+
+    return how_to_continue()
 
 
 class _AboveTheBar(logging.Handler):

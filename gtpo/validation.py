@@ -49,6 +49,11 @@ def batch_geometry(
     return batch, steps
 
 
+def typed(value: Any) -> str:
+    """A value as it is typed on the command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def check_values(values: Mapping[str, Any]) -> None:
     """Refuse values that TRL or Transformers would fail on later."""
     for name, value in values.items():
@@ -65,6 +70,13 @@ def check_values(values: Mapping[str, Any]) -> None:
     for name in ("seed", "data_seed"):
         if values.get(name) is not None and not 0 <= values[name] < 2**32:
             raise UsageError(f"--{name} is {values[name]}: expected 0 to 4294967295.")
+    if values["max_steps"] != -1 and values["max_steps"] < 1:
+        raise UsageError(
+            f"--max_steps is {values['max_steps']}, which trains nothing: expected at least 1, or -1 for the steps of "
+            "--num_train_epochs."
+        )
+    if values["max_steps"] == -1 and values["num_train_epochs"] <= 0:
+        raise UsageError(f"--num_train_epochs is {values['num_train_epochs']}: expected more than 0.")
     optim = str(values["optim"])
     needed = {
         ("optim", "bitsandbytes", "adamw_torch"): not optim.startswith("adamw_torch")  # adamw_torch_8bit is torchao's
@@ -74,8 +86,8 @@ def check_values(values: Mapping[str, Any]) -> None:
     for (flag, package, other), is_needed in needed.items():
         if is_needed and not values["dry_run"] and not is_installed(package):
             raise UsageError(
-                f"--{flag} {values[flag]} needs {package}, which is not installed: `pip install -r requirements.txt`, "
-                f"or --{flag} {other}."
+                f"--{flag} {typed(values[flag])} needs {package}, which is not installed: `pip install -r "
+                f"requirements.txt`, or --{flag} {other}."
             )
     if values["backend"] == "transformers" and values.get("use_vllm") and values["load_in_4bit"]:
         raise UsageError(  # https://github.com/huggingface/trl/issues/4973

@@ -92,8 +92,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unsloth(gpu: None, monkeypatch: pytest.MonkeyPatch) -> FakeUnsloth:
     fake = FakeUnsloth()
+    monkeypatch.setattr("trl.GRPOTrainer", type("UnslothGRPOTrainer", (), {}))  # imports trl, which reads versions
     monkeypatch.setitem(sys.modules, "unsloth", fake)  # type: ignore[arg-type]
     monkeypatch.setattr("gtpo.backend.is_installed", lambda package: True)
     monkeypatch.setattr("importlib.metadata.version", lambda package: GPU_PACKAGES[package])
-    monkeypatch.setattr("trl.GRPOTrainer", type("UnslothGRPOTrainer", (), {}))
     return fake

@@ -12,56 +12,57 @@ from gtpo import backend
 from gtpo.backend import load_backend
 from gtpo.cli import load_backend_from_flags
 from gtpo.errors import UsageError
+from train_gtpo import SETTINGS
 
 
 @pytest.mark.parametrize("argv", [[], ["--model", "llama"], ["--backend", "auto"], ["--backend=transformers"]])
 def test_without_gpu_the_backend_is_transformers(argv: list[str], no_gpu: None) -> None:
-    assert load_backend_from_flags(argv) == "transformers"
+    assert load_backend_from_flags("gtpo", SETTINGS, argv) == "transformers"
 
 
 def test_unsloth_without_gpu_is_refused(no_gpu: None) -> None:
     with pytest.raises(UsageError, match=r"--backend unsloth needs a GPU.*--backend transformers"):
-        load_backend_from_flags(["--backend", "unsloth"])
+        load_backend_from_flags("gtpo", SETTINGS, ["--backend", "unsloth"])
 
 
 def test_unknown_backend_is_refused() -> None:
     with pytest.raises(UsageError, match="'vllm' is unknown: pick one of auto, unsloth, transformers"):
-        load_backend_from_flags(["--backend", "vllm"])
+        load_backend_from_flags("gtpo", SETTINGS, ["--backend", "vllm"])
 
 
 @pytest.mark.parametrize(
     "argv", [["--model", "tiny"], ["--model=tiny"], ["--model", "llama", "--backend", "transformers"]]
 )
 def test_with_gpu_the_backend_can_still_be_transformers(argv: list[str], gpu: None) -> None:
-    assert load_backend_from_flags(argv) == "transformers"
+    assert load_backend_from_flags("gtpo", SETTINGS, argv) == "transformers"
 
 
 def test_with_gpu_the_default_model_is_tiny(gpu: None) -> None:
     """Omitting --model is the same as --model tiny."""
-    assert load_backend_from_flags([]) == "transformers"
+    assert load_backend_from_flags("gtpo", SETTINGS, []) == "transformers"
 
 
 @pytest.mark.parametrize("text", ["backend: transformers\nmodel: llama\n", "model: tiny\n"])
 def test_backend_and_model_are_read_from_the_config_file(text: str, gpu: None, tmp_path: Path) -> None:
     """A YAML key is a flag: --config must select the backend as the command line does."""
     (tmp_path / "settings.yaml").write_text(text)
-    assert load_backend_from_flags(["--config", str(tmp_path / "settings.yaml")]) == "transformers"
+    assert load_backend_from_flags("gtpo", SETTINGS, ["--config", str(tmp_path / "settings.yaml")]) == "transformers"
 
 
 def test_unknown_backend_in_the_config_file_is_refused(no_gpu: None, tmp_path: Path) -> None:
     (tmp_path / "settings.yaml").write_text("backend: vllm\n")
     with pytest.raises(UsageError, match="'vllm' is unknown"):
-        load_backend_from_flags(["--config", str(tmp_path / "settings.yaml")])
+        load_backend_from_flags("gtpo", SETTINGS, ["--config", str(tmp_path / "settings.yaml")])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("unsloth") is not None, reason="Unsloth is installed")
 def test_missing_unsloth_error_says_what_to_install(gpu: None) -> None:
     with pytest.raises(UsageError, match=r"unsloth is not installed: `pip install -r requirements\.txt`"):
-        load_backend_from_flags(["--model", "llama"])
+        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
 
 
 def test_dry_run_needs_no_unsloth(gpu: None) -> None:
-    assert load_backend_from_flags(["--model", "llama", "--dry_run"]) == "unsloth"
+    assert load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama", "--dry_run"]) == "unsloth"
 
 
 # with a fake Unsloth
@@ -69,7 +70,9 @@ def test_dry_run_needs_no_unsloth(gpu: None) -> None:
 
 def test_on_a_gpu_unsloth_is_the_backend(unsloth: FakeUnsloth) -> None:
     assert (
-        load_backend_from_flags(["--model", "llama"]) == load_backend_from_flags(["--backend", "unsloth"]) == "unsloth"
+        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
+        == load_backend_from_flags("gtpo", SETTINGS, ["--backend", "unsloth"])
+        == "unsloth"
     )
 
 
@@ -81,10 +84,10 @@ def test_another_version_of_a_gpu_package_is_refused(
     versions = backend.GPU_PACKAGES | {package: "9.9"}
     monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
     with pytest.raises(UsageError, match=rf"{package} 9.9 is installed, {backend.GPU_PACKAGES[package]} is needed"):
-        load_backend_from_flags(["--model", "llama"])
+        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
     monkeypatch.setattr(backend, "is_installed", lambda name: name != package)
     with pytest.raises(UsageError, match=f"{package} is not installed"):
-        load_backend_from_flags(["--model", "llama"])
+        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
 
 
 def test_importing_patched_packages_before_unsloth_is_refused(
@@ -92,20 +95,20 @@ def test_importing_patched_packages_before_unsloth_is_refused(
 ) -> None:
     monkeypatch.delitem(sys.modules, "unsloth")
     with pytest.raises(UsageError, match=r"(peft|transformers|trl) was imported before Unsloth"):
-        load_backend_from_flags(["--model", "llama"])
+        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
 
 
 def test_an_unpatched_trainer_is_refused(unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl.GRPOTrainer", type("GRPOTrainer", (), {}))
     with pytest.raises(UsageError, match=r"Unsloth did not patch trl\.GRPOTrainer: delete unsloth_compiled_cache/"):
-        load_backend_from_flags(["--model", "llama"])
+        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
 
 
 def test_standby_logs_a_warning(
     unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("UNSLOTH_VLLM_STANDBY", "1")
-    load_backend_from_flags(["--model", "llama"])
+    load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
     assert "Unsloth sets its own GPU memory share" in caplog.text
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trl import GRPOConfig, SFTConfig
 
 from gtpo import cli
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments, Settings
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments, Settings
 from gtpo.cli import parse, parse_evaluation
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS, read_yaml
@@ -266,7 +266,7 @@ def test_abbreviated_flag_is_unknown() -> None:
         (["--entropy_threshold", "-0.1"], "entropy_threshold is -0.1: expected"),
         (["--initial_entropy", "nan"], "initial_entropy is nan: expected"),
         (["--entropy_filter", "maybe"], "invalid choice: 'maybe'.*auto.*negative_only"),
-        (["--conflict_correction", "maybe"], "got maybe"),
+        (["--conflict_correction", "maybe"], "--conflict_correction: expected true or false, got 'maybe'"),
         (["--G", "1"], "--G is 1: expected at least 2"),
         (["--G", "0"], "--G is 0: expected at least 2"),
         (["--G", "-3"], "--G is -3: expected at least 2"),
@@ -286,8 +286,8 @@ def test_invalid_value_gives_a_one_line_error(argv: list[str], message: str) -> 
     ("text", "message"),
     [
         ("a: [", "is not valid YAML"),
-        ("- 1\n", "contains list"),
-        ("", "contains NoneType"),
+        ("- 1\n", "contains a list: expected `key: value` lines"),
+        ("", "contains no settings: expected"),
         ("gamma: [1, 2]\n", "unexpected argument '2'"),
     ],
 )
@@ -546,9 +546,9 @@ def test_resuming_a_missing_run_is_refused(tmp_path: Path, monkeypatch: pytest.M
 
 def test_bare_resume_takes_model_and_backend_from_the_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("model: qwen\nbackend: transformers\n")
-    early = cli._early_flags(["--output_dir", str(tmp_path), "--resume"])
+    early = cli._early_flags("gtpo", ["--output_dir", str(tmp_path), "--resume"])
     assert (early.model, early.backend) == ("qwen", "transformers")
-    assert cli._early_flags(["--output_dir", str(tmp_path / "new"), "--resume"]).model == "tiny"
+    assert cli._early_flags("gtpo", ["--output_dir", str(tmp_path / "new"), "--resume"]).model == "tiny"
 
 
 def test_dry_run_of_a_large_model_needs_no_gpu() -> None:
@@ -670,3 +670,143 @@ def test_steps_per_generation_is_stored_where_it_differs_from_the_default(tmp_pa
     again = parsed("--config", config_file(tmp_path, yaml.safe_dump(stored)))
     assert again.trainer.steps_per_generation == 2
     assert parsed().to_dict()["steps_per_generation"] is None
+
+
+# ---- commands that are typed again ----
+
+
+def stored_run(path: Path, *argv: str, method: str = "gtpo") -> Path:
+    """The config.yaml of a run with a checkpoint."""
+    path.mkdir(parents=True)
+    values = parsed("--output_dir", str(path), *argv, method=method).to_dict()
+    (path / "config.yaml").write_text(yaml.safe_dump(values))
+    (path / "checkpoint-1").mkdir()
+    (path / "checkpoint-1" / "files.json").write_text("{}")
+    return path
+
+
+def test_resume_alone_takes_the_newest_run_of_the_method_that_can_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"outputs/ has no run of train_gtpo\.py to continue: name one, --resume RUN"):
+        parsed("--resume")
+    for age, (name, method) in enumerate([("c", "gtpo"), ("b", "gtpo"), ("a", "gtpo"), ("d", "grpo")]):
+        run = stored_run(Path("outputs") / name, "--learning_rate", f"0.{age + 1}", method=method)
+        os.utime(run / "config.yaml", (1000 + age, 1000 + age))
+    (Path("outputs/a/checkpoint-1/files.json")).unlink()
+    (Path("outputs/a/adapter")).mkdir()
+    (Path("outputs/a/adapter/adapter_config.json")).write_text("{}")  # finished, without a checkpoint
+    resumed = parsed("--resume")
+    assert (str(resumed.output_dir), resumed.run.resume) == ("outputs/b", "outputs/b")
+    assert resumed.trainer.learning_rate == 0.2  # with its settings
+
+
+def test_a_run_name_beside_the_config_of_a_run_names_another_directory(tmp_path: Path) -> None:
+    file = config_file(tmp_path, "output_dir: outputs/old\nrun_name: old\n")
+    assert settings("--config", file, "--run_name", "new")["output_dir"] == str(
+        Path("outputs/gtpo-tiny-arithmetic-new")
+    )
+    assert settings("--config", file)["output_dir"] == "outputs/old"
+    got = settings("--config", file, "--run_name", "new", "--output_dir", "here")
+    assert (got["output_dir"], got["run_name"]) == ("here", "new")
+
+
+@pytest.mark.parametrize("key", ["lr", "batch_size"])
+def test_the_name_of_a_setting_elsewhere_suggests_ours_in_yaml_too(key: str, tmp_path: Path) -> None:
+    ours = {"lr": "'learning_rate'", "batch_size": "'prompts_per_step' or 'per_device_train_batch_size'"}[key]
+    with pytest.raises(UsageError, match=rf"unknown setting '{key}' \(did you mean {ours}\?\)"):
+        settings("--config", config_file(tmp_path, f"{key}: 1\n"))
+
+
+def test_batch_sizes_of_a_file_give_way_to_groups_on_the_command_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    got = settings("--prompts_per_step", "1", method="sft")  # the preset has a batch of 48
+    assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (1, 1)
+    run = stored_run(tmp_path / "run", "--G", "12", "--prompts_per_step", "1")
+    assert settings("--resume", str(run), "--G", "5")["per_device_train_batch_size"] == 5
+    assert "per_device_train_batch_size is 5 and gradient_accumulation_steps is 1, not 12 and 1 of the" in caplog.text
+    small = stored_run(tmp_path / "small", "--G", "12", "--per_device_train_batch_size", "1", "--prompts_per_step", "1")
+    got = settings("--resume", str(small), "--G", "5")
+    assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (1, 5)  # no more memory
+    with pytest.raises(UsageError, match="does not divide into groups"):
+        settings("--resume", str(run), "--G", "5", "--per_device_train_batch_size", "3")
+    with pytest.raises(UsageError, match="does not divide into groups"):
+        settings("--config", config_file(tmp_path, "G: 5\nper_device_train_batch_size: 3\n"))
+
+
+def test_resuming_with_another_model_says_so_before_it_asks_for_a_gpu(tmp_path: Path) -> None:
+    run = stored_run(tmp_path / "run")
+    with pytest.raises(UsageError, match="was trained with --model tiny; a checkpoint cannot be resumed with llama"):
+        settings("--resume", str(run), "--model", "llama")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--max_steps", "0"], "--max_steps is 0, which trains nothing: expected at least 1, or -1"),
+        (["--max_steps", "-2"], "--max_steps is -2"),
+        (["--max_steps", "-1", "--num_train_epochs", "0"], "--num_train_epochs is 0"),
+        (["--lora_target_modules", "all-linear", "q_proj"], "all-linear stands alone"),
+        (["--vllm_server_base_url", "http://me:pw@host"], "--vllm_server_base_url contains a user name or password"),
+        (["--bf16", "maybe"], r"^--bf16: expected true or false, got 'maybe'\.$"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        settings(*argv)
+
+
+def test_all_linear_is_one_word_for_peft(tmp_path: Path) -> None:
+    for argv in (
+        ("--lora_target_modules", "all-linear"),
+        ("--config", config_file(tmp_path, "lora_target_modules: all-linear\n")),
+    ):
+        got = parsed(*argv)
+        assert got.model.target_modules == "all-linear"
+        again = parsed("--config", config_file(tmp_path, yaml.safe_dump(got.to_dict())))
+        assert again.model.target_modules == "all-linear"
+    assert parsed("--lora_target_modules", "q_proj").model.target_modules == ["q_proj"]
+
+
+def test_a_setting_is_printed_as_it_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gtpo.validation.is_installed", lambda name: False)
+    with pytest.raises(UsageError, match="--use_vllm true needs vllm"):
+        settings("--use_vllm", "true")
+
+
+WITH_REWARDS: dict[str, tuple[type, ...]] = {"gtpo": (RewardArguments, *CLASSES["gtpo"])}
+
+
+def test_a_resumed_run_imports_rewards_of_the_run_or_of_the_command_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = stored_run(tmp_path / "run")
+    (tmp_path / "mine.py").write_text("")
+    (run / "inside.py").write_text("")
+    names = {"outside": f"{tmp_path}/mine.py:f", "module": "subprocess:call", "inside": f"{run}/inside.py:f"}
+    for kind, name in names.items():
+        stored = yaml.safe_load((run / "config.yaml").read_text()) | {"reward": ["format", name]}
+        (run / "config.yaml").write_text(yaml.safe_dump(stored))
+        argv = ["--resume", str(run)]
+        if kind != "inside":
+            command = rf"if you trust it, add --reward format {re.escape(name)}\."
+            with pytest.raises(UsageError, match=command):
+                parse("gtpo", WITH_REWARDS["gtpo"], argv)
+            argv += ["--reward", "format", name]
+        caplog.clear()
+        assert parse("gtpo", WITH_REWARDS["gtpo"], argv).reward.reward == ["format", name]
+        assert f"--resume imports the reward {name}" in caplog.text
+
+
+def test_a_dry_run_plans_the_run_that_this_machine_makes() -> None:
+    assert parsed("--model", "some/folder", "--dry_run").to_dict()["use_cpu"] is True
+    assert parsed("--model", "llama", "--dry_run").to_dict()["use_cpu"] is False  # there is no other
+
+
+def test_sft_help_speaks_of_neither_groups_nor_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings("--help", method="sft")
+    shown = capsys.readouterr().out
+    assert not re.search(r"\bG\b|vLLM", shown)

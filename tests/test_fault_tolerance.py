@@ -428,7 +428,7 @@ def test_a_signal_saves_a_checkpoint_of_the_last_step(
     assert returncode == code and "Traceback" not in stderr
     steps = run.steps()
     assert whole(run.directory) == [f"checkpoint-{steps}"]
-    assert f"stopped after step {steps}; continue with --resume {run.directory}" in stderr
+    assert f"stopped after step {steps}; continue with: python train_gtpo.py --resume {run.directory}" in stderr
     assert not (run.directory / "adapter").exists()
     resume = [sys.executable, "train_gtpo.py", "--resume", run.directory, "--max_steps", str(steps + 2)]
     subprocess.run(resume, cwd=ROOT, check=True, capture_output=True)

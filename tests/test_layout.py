@@ -101,7 +101,7 @@ LAYERS = (  # a module imports from layers below its own, or from its own packag
     "gtpo.files gtpo.model_files gtpo.distributed gtpo.groups gtpo.reward_functions gtpo.backend gtpo.grading",
     "gtpo.data rewards",
     "gtpo.arguments",
-    "gtpo.checkpoints gtpo.help_page gtpo.validation gtpo.memory",
+    "gtpo.checkpoints gtpo.flags gtpo.help_page gtpo.validation gtpo.memory",
     "gtpo.runs",
     "gtpo.cli gtpo.script gtpo.curves gtpo.progress gtpo.fault_tolerance",
     "gtpo.tiny gtpo.callbacks gtpo.summary",

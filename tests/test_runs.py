@@ -5,6 +5,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArgu
 from gtpo.checkpoints import write_manifest
 from gtpo.cli import parse
 from gtpo.errors import UsageError
-from gtpo.runs import RunDirectory, check_run, git_revision, start_run
+from gtpo.runs import RunDirectory, check_run, git_revision, resume_command, start_run
 
 CLASSES = (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
 
@@ -446,3 +447,32 @@ def test_alias_and_hub_id_are_the_same_policy(stored: str, tmp_path: Path) -> No
     settings.model.model = "llama"
     with pytest.raises(UsageError, match=f"was trained with --model {stored}"):
         check_run(settings, rows=10)
+
+
+# ---- printed commands ----
+
+
+@pytest.mark.parametrize(("settings", "script"), [("gamma: 0.1", "gtpo"), ("num_generations: 4", "grpo"), ("", "sft")])
+def test_the_command_that_resumes_a_run_can_be_pasted(settings: str, script: str, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "gamma 0.5")
+    run.path.mkdir()
+    run.config.write_text(f"model: tiny\n{settings}\n")
+    assert shlex.split(resume_command(run)) == ["python", f"train_{script}.py", "--resume", str(run.path)]
+
+
+def test_the_command_that_resumes_a_run_names_its_own_rewards_again(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.config.write_text("model: tiny\ngamma: 0.1\nreward: [format, 'my file.py:f']\n")
+    assert shlex.split(resume_command(run))[4:] == ["--reward", "format", "my file.py:f"]
+
+
+def test_a_reporter_without_its_package_is_refused_before_a_directory_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available = "transformers.integrations.get_available_reporting_integrations"
+    monkeypatch.setattr(available, lambda: ["wandb"])
+    with pytest.raises(UsageError, match=r"--report_to tensorboard needs .* not installed: `pip install tensorboard`"):
+        start(tmp_path / "run", "--report_to", "tensorboard")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(available, lambda: ["tensorboard"])
+    start(tmp_path / "run", "--report_to", "tensorboard")
