@@ -291,7 +291,10 @@ def start_run(settings: Settings) -> None:
     run = RunDirectory(settings.output_dir)
     run.path.mkdir(parents=True, exist_ok=True)
     _lock(run)
-    if not settings.run.resume:
+    if settings.run.resume:
+        for unfinished in run.path.glob("completions/*.tmp"):
+            unfinished.unlink()
+    else:
         _clear(run)
     write_atomically(run.config, yaml.safe_dump(settings.to_dict(), sort_keys=True))
     write_atomically(run.environment, json.dumps(environment(), indent=2))

@@ -20,7 +20,7 @@ from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArgu
 from gtpo.checkpoints import write_manifest
 from gtpo.cli import parse
 from gtpo.errors import UsageError
-from gtpo.runs import RunDirectory, check_run, git_revision, resume_command, start_run
+from gtpo.runs import RunDirectory, check_run, git_revision, how_to_continue, resume_command, start_run
 
 CLASSES = (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
 
@@ -335,6 +335,44 @@ def test_changed_settings_of_a_resumed_run_are_named(tmp_path: Path, caplog: pyt
         assert caplog.messages == []
         start(tmp_path / "run", "--resume", "--gamma", "0.3")
     assert caplog.messages == [f"{tmp_path}/run is resumed with --gamma 0.3 (before: 0.2)"]
+
+
+def test_a_table_that_a_kill_left_unfinished_is_deleted(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    checkpoint(tmp_path / "run", 5)
+    (tmp_path / "run" / "completions").mkdir()
+    for name in ("completions_00005.parquet", "completions_00005.parquet.tmp"):
+        (tmp_path / "run" / "completions" / name).write_text("")
+    start(tmp_path / "run", "--resume")
+    assert [path.name for path in (tmp_path / "run" / "completions").iterdir()] == ["completions_00005.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "argv", "command"),
+    [
+        ([], ["train_gtpo.py", "--gamma", "0.1"], "python train_gtpo.py --gamma 0.1 --overwrite"),
+        ([], ["train_gtpo.py", "--overwrite"], "python train_gtpo.py --overwrite"),
+        ([5], ["train_gtpo.py", "--gamma", "0.1"], "python train_gtpo.py --resume '{run}'"),
+    ],
+)
+def test_the_command_after_an_interruption(
+    steps: list[int], argv: list[str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--resume needs a checkpoint; before the first one the same command starts the run again."""
+    run = tmp_path / "a run"
+    monkeypatch.setattr("gtpo.runs._locks", {})
+    start(run)
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    for step in steps:
+        checkpoint(run, step)
+    monkeypatch.setattr("sys.argv", argv)
+    assert how_to_continue() == command.format(run=run)
+
+
+def test_the_command_after_an_interruption_that_started_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gtpo.runs._locks", {})
+    monkeypatch.setattr("sys.argv", ["evaluate.py", "--k", "2"])
+    assert how_to_continue() == "python evaluate.py --k 2"
 
 
 def test_a_run_without_a_whole_checkpoint_is_refused_with_the_way_out(tmp_path: Path) -> None:
