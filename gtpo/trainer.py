@@ -90,6 +90,9 @@ class GRPOTrainer(trl.GRPOTrainer):
         UsageError: For settings that change the loss and are not implemented, each named.
     """
 
+    reward_funcs: list[Any]  # these three are TRL's
+    log_completions: bool
+    _logs: dict[str, Any]
     _next_rollout_check = 0
     conflict_span = "anchored"  # of the conflict metrics; a GTPOTrainer takes it from its settings
 
