@@ -82,7 +82,7 @@ def test_a_non_finite_loss_stops_the_run_and_saves_the_batch(method: str, tiny: 
     trainer.add_callback(Poison(2))
     with pytest.raises(
         RunError,
-        match=r"is not finite in step 3.*not-finite-step-3.*the last checkpoint with --resume .*run",
+        match=r"is not finite in step 3.*not-finite-step-3.*the last checkpoint with `.*--resume .*run",
     ):
         trainer.train()
     saved = tmp_path / "run" / "not-finite-step-3"
