@@ -99,3 +99,21 @@ def test_the_saved_adapter_loads_in_peft_with_the_trained_weights(tiny: Path, tm
         if weight.requires_grad:
             assert torch.equal(weight, trained[name]), name
     assert AutoTokenizer.from_pretrained(tmp_path / "best").chat_template
+
+
+def test_the_first_of_equally_good_steps_is_kept(tiny: Path, tmp_path: Path) -> None:
+    run = FakeTraining(tmp_path, tiny, max_steps=1)
+    for accuracy in (50, 50):
+        run.step(accuracy)
+    assert run.callback.best == {"accuracy": 50.0, "step": 1}
+    run.call("on_train_end")
+    assert stored_step(tmp_path) == 1
+
+
+def test_the_accuracy_selects_before_the_reward(tiny: Path, tmp_path: Path) -> None:
+    run = FakeTraining(tmp_path, tiny, max_steps=1)
+    for accuracy, reward in ((50.0, 3.0), (40.0, 20.0)):
+        run.state.global_step += 1
+        run.callback.recent.clear()
+        run.call("on_log", logs={"accuracy": accuracy, "reward": reward})
+    assert run.callback.best == {"accuracy": 50.0, "step": 1}

@@ -153,3 +153,12 @@ def test_a_private_repository_is_created_private(
     settings.run.push_to_hub = True
     save_adapter(trainer, settings)
     assert created == [("run", private, True)]
+
+
+def test_files_of_a_killed_save_are_not_published(trained: tuple[Any, Path], tiny: Path) -> None:
+    trainer, run = trained
+    for name in ("adapter", "merged"):
+        (run / f"{name}.tmp").mkdir(parents=True)
+        (run / f"{name}.tmp" / "left_over.safetensors").write_bytes(b"")
+    save_adapter(trainer, settings_of(run, tiny, "--merge", "16bit"))
+    assert (run / "merged" / "model.safetensors").is_file() and not list(run.rglob("left_over*"))

@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from filelock import FileLock
 from helpers.scripts import Ended
 from trl import GRPOConfig
 
+from gtpo import runs
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments, Settings
 from gtpo.checkpoints import write_manifest
 from gtpo.cli import parse
@@ -514,3 +516,37 @@ def test_a_reporter_without_its_package_is_refused_before_a_directory_is_made(
     assert not (tmp_path / "run").exists()
     monkeypatch.setattr(available, lambda: ["tensorboard"])
     start(tmp_path / "run", "--report_to", "tensorboard")
+
+
+def test_the_prompts_of_a_step_are_those_of_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = parse_run("--output_dir", str(tmp_path / "run"), "--prompts_per_step", "4")
+    check_run(settings, rows=4)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check_run(settings, rows=8)
+    with pytest.raises(UsageError, match="7 training rows are too few for a step of 8 prompts"):
+        check_run(settings, rows=7)
+
+
+def test_the_git_revision_of_a_changed_checkout_is_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*argv: str) -> str:
+        identity = ("-c", "user.name=name", "-c", "user.email=name@example.com")
+        return subprocess.run(
+            ["git", *identity, *argv], cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+
+    (tmp_path / "runs.py").write_text("old\n")
+    for command in (("init",), ("add", "runs.py"), ("commit", "-m", "message"), ("tag", "-a", "v1", "-m", "message")):
+        git(*command)
+    commit = git("rev-parse", "HEAD").strip()
+    monkeypatch.setattr(runs, "__file__", str(tmp_path / "runs.py"))
+    assert git_revision() == commit
+    (tmp_path / "runs.py").write_text("new\n")
+    assert git_revision() == f"{commit}-dirty"
+
+
+def test_tables_of_completions_are_ordered_by_step(tmp_path: Path) -> None:
+    (tmp_path / "completions").mkdir()
+    for step in (10, 2, 1):
+        (tmp_path / "completions" / f"completions_{step:05}.parquet").touch()
+    names = [path.stem[-5:] for path in RunDirectory(tmp_path).completion_tables()]
+    assert names == ["00001", "00002", "00010"]

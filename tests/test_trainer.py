@@ -1,8 +1,10 @@
 """The trainers against TRL's, against the naive references, and with the group split into micro-batches."""
 
+import copy
 import itertools
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -632,3 +634,94 @@ def test_the_kl_correction_does_not_matter_without_a_kl_term(tmp_path: Path) -> 
 def test_a_setting_out_of_range_is_refused_by_the_trainer(values: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
         GRPOTrainer.check_settings(grpo_config(tmp_path, **values))
+
+
+def test_a_loss_that_is_not_finite_on_another_process_stops_this_one(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    batch, gather = batch_of_prompts(trainer), trainer.accelerator.gather
+
+    def with_a_failed_process(value: torch.Tensor) -> torch.Tensor:
+        return torch.cat([value.reshape(1), torch.tensor([False])]) if value.dtype == torch.bool else gather(value)
+
+    monkeypatch.setattr(trainer.accelerator, "gather", with_a_failed_process)
+    with pytest.raises(RunError, match="is not finite"):
+        trainer.compute_loss(trainer.model, batch)
+
+
+def test_only_the_loss_of_training_is_divided_by_the_accumulation_steps(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path)
+    trainer.model.train()
+    batch = batch_of_prompts(trainer)
+    losses = {}
+    for steps in (1, 4):
+        trainer.current_gradient_accumulation_steps = steps
+        for is_training in (True, False):
+            trainer.model.train(is_training)
+            losses[steps, is_training] = trainer.compute_loss(trainer.model, batch).item()
+    assert losses[1, False] == losses[4, False] == losses[1, True]
+    assert losses[4, True] == pytest.approx(losses[1, True] / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("policy_gap", "base_gap", "stops"),
+    [(0.05, 0.05, False), (0.05, 0.02, True), (0.35, 1.0, True), (math.nan, 0.05, True)],
+    ids=["rounding", "the base model", "neither", "no scores"],
+)
+def test_rollouts_that_do_not_come_from_the_adapter_stop_the_run(
+    policy_gap: float, base_gap: float, stops: bool, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    batch = batch_of_prompts(trainer) | {"sampling_per_token_logps": torch.zeros(1)}
+    gaps = iter([policy_gap, base_gap] * 2)
+    monkeypatch.setattr(trainer, "_sampler_gap", lambda logps, inputs: torch.tensor(next(gaps)))
+    trainer.state.global_step = 40  # resumed
+    if stops:
+        with pytest.raises(RunError, match="rollouts do not come from the adapter at step 40"):
+            trainer._check_rollouts(batch)
+        return
+    for step, left in ((40, 2), (41, 2), (59, 2), (60, 0)):  # every 20 steps
+        trainer.state.global_step = step
+        trainer._check_rollouts(batch)
+        assert len(list(copy.copy(gaps))) == left, step
+
+
+def test_the_gap_to_the_sampler_is_that_of_the_weights_that_sampled(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    batch = batch_of_prompts(trainer)
+    sampled = trainer._logps_and_entropy(trainer.model, batch)[0].detach() - 1.0
+    without_score = sampled.clone()
+    without_score[0, 0] = math.nan  # vLLM gives none to some tokens
+    for old in ({}, {"old_per_token_logps": sampled + 0.25}):
+        trainer.compute_loss(trainer.model, batch | {"sampling_per_token_logps": without_score} | old)
+    assert trainer._metrics["train"]["sampler_logp_gap"] == pytest.approx([1.0, 0.25], abs=1e-5)
+
+
+def test_the_initial_entropy_is_that_of_the_completions(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path)
+    group = canned_group(1000, size=3)
+    assert len(set(map(len, group))) > 1
+    prompts = trainer._tokenize_prompts(list(trainer.train_dataset[:3]["prompt"]))[0]
+    found = trainer._sampled_entropies(list(trainer.train_dataset[:3]["prompt"]))
+    for prompt, completion, entropy in zip(prompts, group, found, strict=True):
+        alone = trainer._padded([prompt], [completion])
+        assert entropy == pytest.approx(trainer._logps_and_entropy(trainer.model, alone)[1].mean().item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_the_switch_of_unsloth_is_restored(
+    before: str | None, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UNSLOTH_RETURN_HIDDEN_STATES", raising=False)
+    if before is not None:
+        monkeypatch.setenv("UNSLOTH_RETURN_HIDDEN_STATES", before)
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    trainer._logps_and_entropy(trainer.model, batch_of_prompts(trainer))
+    assert os.environ.get("UNSLOTH_RETURN_HIDDEN_STATES") == before

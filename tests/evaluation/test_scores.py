@@ -102,3 +102,11 @@ def test_a_foreign_completion_is_not_graded(store: Callable[..., Path], texts_by
     path.write_text(path.read_text().replace('"arithmetic/1"', '"arithmetic/5"'))
     with pytest.raises(UsageError, match=r"has a completion of 'arithmetic/5', sample \d; expected one of 3 problems"):
         grade(path, load_benchmark("arithmetic")[:3])
+
+
+def test_the_scores_include_k_itself(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:
+    """k' = 1, 2, 4, ... and k, here 3: the samples w r r, w w v and x w v."""
+    path = store({problem: texts[:3] for problem, texts in texts_by_hand.items()})
+    scores = grade(path, load_benchmark("arithmetic")[:3])["scores"]
+    assert scores["pass"] == pytest.approx({"1": 200 / 9, "2": 100 / 3, "3": 100 / 3}, abs=1e-5)
+    assert scores["maj"] == pytest.approx({"1": 0.0, "2": 0.0, "3": 100 / 3}, abs=1e-5)

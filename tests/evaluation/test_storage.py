@@ -260,3 +260,44 @@ def test_a_completion_without_a_key_is_refused(tmp_path: Path) -> None:
     path.write_bytes(fill(path).replace(b'"tokens": 1, ', b"", 1))
     with pytest.raises(UsageError, match="line 2 is not a completion with exactly the keys"):
         read_completions(path)
+
+
+def test_done_has_every_appended_completion(tmp_path: Path) -> None:
+    content = fill(tmp_path / "a.jsonl")
+    rows = read_completions(tmp_path / "a.jsonl")[1]
+    with CompletionFile(tmp_path / "b.jsonl", SETTINGS, ABOUT) as file:
+        for part in (rows[:2], rows[2:]):
+            file.append(part)
+        assert file.done == {(row["id"], row["sample"]) for row in rows}
+    assert (tmp_path / "b.jsonl").read_bytes() == content
+
+
+def test_a_setting_that_only_the_file_has_is_refused_by_name(tmp_path: Path) -> None:
+    fill(tmp_path / "a.jsonl")
+    with pytest.raises(UsageError, match=r"\(temperature was 1.0, is None\)"):
+        fill(tmp_path / "a.jsonl", {name: value for name, value in SETTINGS.items() if name != "temperature"})
+
+
+def test_a_hash_is_named_if_nothing_else_differs(tmp_path: Path) -> None:
+    fill(tmp_path / "a.jsonl", SETTINGS | {"problems_hash": "7c0e"})
+    with pytest.raises(UsageError, match=r"\(problems_hash was '7c0e', is '0ea2'\)"):
+        fill(tmp_path / "a.jsonl", SETTINGS | {"problems_hash": "0ea2"})
+
+
+def test_a_partly_written_last_line_is_not_read(tmp_path: Path) -> None:
+    content = fill(tmp_path / "a.jsonl")
+    rows = read_completions(tmp_path / "a.jsonl")[1]
+    (tmp_path / "a.jsonl").write_bytes(content[:-3])
+    assert read_completions(tmp_path / "a.jsonl")[1] == rows[:-1]
+
+
+def test_fingerprint_of_a_large_file_sees_its_end(tmp_path: Path) -> None:
+    size = 256 * 80_000  # 256 blocks of 64 KiB are 16.8 MB
+    seen = set()
+    for byte in (b"\0", b"\1"):
+        with (tmp_path / "model.safetensors").open("wb") as file:
+            file.truncate(size)
+            file.seek(255 * 80_000)
+            file.write(byte)
+        seen.add(fingerprint(tmp_path))
+    assert len(seen) == 2
