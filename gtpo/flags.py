@@ -50,7 +50,8 @@ def check_flags(argv: Sequence[str], config: str, classes: Sequence[type]) -> No
         given, unknown = parser.parse_known_args([without_alias(word) for word in argv])
     except argparse.ArgumentError as error:
         raise UsageError(one_spelling(error)) from error
-    refuse_unknown([word for word in unknown if not word.startswith("--unsloth_")], [*annotations, "config"])
+    if not any(word.startswith("--unsloth_") for word in unknown):  # fields that Unsloth adds to TRL's configs
+        refuse_unknown(unknown, [*annotations, "config"])
     for cls in classes:
         values = {name: getattr(given, name) for name in fields_of([cls]) if getattr(given, name) is not None}
         cls(**values)

@@ -4,7 +4,7 @@ An estimate for one GPU, or for a CPU, printed by ``--dry_run``: the parts that 
 without the few hundred MiB of the CUDA context and what the allocators reserve unused.
 """
 
-import contextlib
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ import yaml
 from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.errors import UsageError
 from gtpo.head import TILES
+
+logger = logging.getLogger(__name__)
 
 GIB = 2**30
 NF4_BYTES = (
@@ -95,16 +97,16 @@ def _check_connection(model: str) -> None:
     import httpx
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
-    with contextlib.suppress(OSError, ValueError):  # a wrong name and a gated model are told by Transformers
-        if Path(model).exists() or isinstance(try_to_load_from_cache(model, "config.json"), str):
-            return
-        try:
+    try:
+        if not (Path(model).exists() or isinstance(try_to_load_from_cache(model, "config.json"), str)):
             get_hf_file_metadata(hf_hub_url(model, "config.json"))
-        except httpx.TransportError as error:
-            raise UsageError(
-                f"cannot read the config.json of {model!r}: the Hub cannot be reached ({error}); check the network, or "
-                "name a local directory with --model."
-            ) from error
+    except httpx.TransportError as error:
+        raise UsageError(
+            f"cannot read the config.json of {model!r}: the Hub cannot be reached ({error}); check the network, or "
+            "name a local directory with --model."
+        ) from error
+    except (OSError, ValueError):  # a wrong name, or a gated model
+        logger.debug("Transformers tells what is wrong with %s", model)
 
 
 def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:

@@ -365,7 +365,10 @@ def test_a_row_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     [
         (gzip.compress(VALID_ROW.encode())[:-9], "Compressed file ended before the end-of-stream marker was reached"),
         (b"not gzip", "Not a gzipped file"),
-        (gzip.compress(VALID_ROW.encode())[:12] + b"\xff" * 40, "Error -3 while decompressing data"),
+        (
+            gzip.compress(VALID_ROW.encode())[:10] + b"\xff" + gzip.compress(VALID_ROW.encode())[11:],
+            "Error -3 while decompressing data",
+        ),
     ],
     ids=["cut", "another-format", "corrupt"],
 )
