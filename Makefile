@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-vllm test-unsloth gpu-check lock lint bench bench-loss soak clean
+.PHONY: install demo test test-vllm test-unsloth test-kill gpu-check lock lint bench bench-loss soak clean
 
 install: .venv/installed
 
@@ -77,6 +77,10 @@ bench-loss: .venv-bench/installed
 # Memory, child processes and open files over 2,000 steps.
 soak: install
 	$(BIN)/python tests/soak.py
+
+# Kills, and full disks, at every file operation of the scripts; KILL_FLAGS="--points 20" takes a sample.
+test-kill: install
+	$(BIN)/python tests/kill.py $(KILL_FLAGS)
 
 # Environments and caches; outputs/ is kept.
 clean:

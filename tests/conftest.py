@@ -6,16 +6,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ["OMP_NUM_THREADS"] = "1"  # also in subprocesses; more threads only contend
 
-import json
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.scripts import ROOT, SERVER, Ended, user_environment
+from helpers.scripts import Ended, ScriptServer
 from helpers.unsloth import FakeUnsloth
 
 from gtpo.backend import GPU_PACKAGES
@@ -25,30 +22,10 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def run_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Ended]]:
-    """``run_script(directory, "train_gtpo.py", *argv)``: run a script in a directory, as a user does.
-
-    The script is forked from a process that has already imported trl, which saves about 8 s per run; the script itself
-    and the project's modules are imported again every time.
-    """
-    logs = tmp_path_factory.mktemp("logs")
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=user_environment()
-    )
-    assert server.stdin and server.stdout
-
-    def run(directory: Path, script: str, *argv: str) -> Ended:
-        number = len(list(logs.iterdir()))
-        paths = {name: str(logs / f"{number:03}.{name}") for name in ("stdout", "stderr")}
-        request = {"argv": [str(ROOT / script), *argv], "cwd": str(directory), **paths}
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        code = int(server.stdout.readline())
-        assert code != -signal.SIGALRM, f"{script} {argv} hung"
-        return Ended(code, *(Path(paths[name]).read_text() for name in ("stdout", "stderr")))
-
-    yield run
-    server.stdin.close()
-    server.wait(timeout=10)
+    """``run_script(directory, "train_gtpo.py", *argv)``: run a script in a directory, as a user does."""
+    server = ScriptServer(tmp_path_factory.mktemp("logs"))
+    yield server.run
+    server.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,220 @@
+"""Kill a script, or fill the disk, at a file operation; recover as a user does; compare with an undisturbed run.
+
+A scenario is a command and the state of its directory before it. After the fault the user runs the same command again,
+then with the flags that its message names. Every file of the directory must end as in the undisturbed run, which
+includes that nothing is left over: adapter, optimizer, scheduler, random state, best/, metrics, completions.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import signal
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import pyarrow.parquet
+import yaml
+from helpers.file_operations import Operation, read_log
+from helpers.scripts import Ended, Fault, ScriptServer
+
+from gtpo.tiny import TINY, build_tiny
+
+METHODS = {
+    "gtpo": ["train_gtpo.py", "--G", "4", "--prompts_per_step", "1", "--max_completion_length", "8"],
+    "grpo": ["train_grpo.py", "--G", "4", "--prompts_per_step", "1", "--max_completion_length", "8", "--beta", "0.04"],
+    "sft": ["train_sft.py", "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "1"],
+}
+EVALUATION = ["evaluate.py", "--benchmarks", "arithmetic", "--limit", "3", "--k", "2", "--max_new_tokens", "8"]
+SCENARIOS = ("start", "overwrite", "resume", "rotation", "evaluation")
+FAULTS = {"kill": "k", "full": "f"}
+TIMES = {"step_time", "tokens_per_second"}  # keys, in metrics and in the state of the trainer
+BY_NAME = {  # only their presence is compared
+    "report.html": "its SVG has random ids",
+    "files.json": "sizes and digests of files with times in them",
+    "README.md": "the settings of config.yaml, where a resumed run has 0.0 for a default of 0",
+}
+
+
+class Point(NamedTuple):
+    """A fault at an operation, and what came of it."""
+
+    operation: Operation
+    problem: str  # empty if the run recovered
+
+
+def contents(directory: Path) -> dict[str, Any]:
+    """Every file below a directory, comparable between two runs of the same command."""
+    return {str(path.relative_to(directory)): _content(path) for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+def _content(path: Path) -> Any:
+    if path.name in BY_NAME:
+        return True
+    try:
+        if path.suffix == ".jsonl":
+            return [_without_times(json.loads(line)) for line in path.read_text().splitlines()]
+        if path.suffix == ".json":
+            return _without_times(json.loads(path.read_text()))
+        if path.suffix == ".yaml":
+            return yaml.safe_load(path.read_text())
+        if path.suffix == ".parquet":
+            return pyarrow.parquet.read_table(path).to_pylist()
+    except ValueError as error:  # pyarrow's errors too
+        return f"unreadable: {error}"
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_times(item) for key, item in value.items() if key not in TIMES}
+    return [_without_times(item) for item in value] if isinstance(value, list) else value
+
+
+def build_small_model(directory: Path) -> Path:
+    """An untrained base with one narrow layer and, beside it, ``rows.jsonl``: what a run of two seconds needs."""
+    with mock.patch.dict(TINY, num_hidden_layers=1, hidden_size=32, intermediate_size=64, num_attention_heads=2):
+        build_tiny(directory)
+    rows = [{"prompt": f"What is {i} + {i}?", "answer": str(2 * i), "solution": f"{2 * i}"} for i in range(16)]
+    (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return directory
+
+
+class Scenario:
+    """A command on a directory: ``start``, ``overwrite``, ``resume``, ``rotation`` of a method, or ``evaluation``.
+
+    Attributes:
+        title: For tables and test ids.
+        command: Script and flags.
+    """
+
+    def __init__(self, name: str, method: str, server: ScriptServer, model: Path, work: Path) -> None:
+        self.name, self.method, self.server, self.model = name, method, server, model
+        self.title = f"{method} {name}"
+        self.work = work / self.title.replace(" ", "-")
+        self.directory = self.work / "watched"  # the same path for all runs, because config.yaml contains it
+        self.run = self.directory / "run"
+        self.work.mkdir(parents=True)
+        base = [*METHODS[method], "--model", str(model), "--dataset", str(model / "rows.jsonl"), "--lora_rank", "4"]
+        base += ["--save_steps", "2", "--output_dir", str(self.run)]
+        self.start = [*base, "--max_steps", "4"]
+        self.command = {
+            "start": self.start,
+            "overwrite": [*self.start, "--overwrite"],
+            "resume": [*self.start, "--resume"],
+            "rotation": [*base, "--max_steps", "6", "--save_total_limit", "2"],
+            "evaluation": [*EVALUATION, "--adapter", str(self.work / "trained"), "--output_dir", str(self.run)],
+        }[name]
+
+    @cached_property
+    def before(self) -> Path:
+        """A copy of the directory as the command finds it."""
+        before = self.work / "before"
+        self.directory.mkdir()
+        if self.name == "overwrite":  # a finished run with other settings, so that what is left of it is seen
+            self._expect_success([*self.start, "--seed", "1"])
+        elif self.name == "resume":  # killed before its second checkpoint is complete
+            log = self._log(self.start)
+            complete = [operation.number for operation in log if operation.path.endswith("checkpoint-4/files.json")]
+            self._reset()
+            self._run(self.start, "k", complete[0] if complete else log[-1].number)
+        elif self.name == "evaluation":
+            self._expect_success(self.start)
+            self.run.rename(self.work / "trained")
+        self.directory.rename(before)
+        return before
+
+    @cached_property
+    def operations(self) -> list[Operation]:
+        """The operations of the undisturbed command."""
+        return self._undisturbed[0]
+
+    @cached_property
+    def expected(self) -> dict[str, Any]:
+        """The files that the undisturbed command leaves."""
+        return self._undisturbed[1]
+
+    @cached_property
+    def _undisturbed(self) -> tuple[list[Operation], dict[str, Any]]:
+        self._reset()
+        operations = self._log(self.command)
+        return operations, contents(self.directory)
+
+    def try_point(self, fault: str, number: int) -> Point:
+        """Run the command with a fault (``kill`` or ``full``) at an operation, recover, and compare."""
+        expected = self.expected
+        self._reset()
+        ended = self._run(self.command, FAULTS[fault], number)
+        log = read_log(self.work / "operations.log")
+        if len(log) < number:
+            return Point(Operation(number, "-", "-"), f"not reached, exit code {ended.code}: {_last_line(ended)}")
+        problem = self._disk_full_problem(ended) if fault == "full" else ""
+        if fault == "kill" and ended.code != -signal.SIGKILL:
+            problem = f"not killed, exit code {ended.code}"
+        advice = _last_line(ended) if fault == "full" else ""
+        problem = problem or self._recover(advice) or _difference(expected, contents(self.directory))
+        return Point(log[number - 1], problem)
+
+    def _disk_full_problem(self, ended: Ended) -> str:
+        """What is wrong with how a full disk was told; an empty string if nothing is."""
+        told = re.search("disk is full|No space left", ended.stderr)
+        if "Traceback" in ended.stderr:
+            return f"traceback: {_last_line(ended)}"
+        if ended.code not in (0, 1) or not told:
+            return f"exit code {ended.code}, not told: {_last_line(ended)}"
+        if ended.code == 0 and not (self.run / "adapter" / "adapter_config.json").is_file():
+            return "exit code 0 without an adapter"
+        return ""
+
+    def _recover(self, advice: str) -> str:
+        """Run the command again as a user does who reads the messages; what the tries said if none succeeds.
+
+        Args:
+            advice: The message about a full disk. A flag that it names has to work.
+        """
+        said, tried = "", []
+        for flag in ("--resume", "--overwrite") if "--resume" in advice else ("", "--resume", "--overwrite"):
+            if flag in self.command or (flag and flag not in advice + said):
+                continue
+            again = self._run([*self.command, *([flag] if flag else [])])
+            if again.code == 0:
+                return f"the advised command failed: {tried[0]}" if tried and advice else ""
+            said += _last_line(again)
+            tried.append(f"{flag or 'the same command'}: exit code {again.code}, {_last_line(again)}")
+        return "stuck: " + " | ".join(tried)
+
+    def _reset(self) -> None:
+        before = self.before
+        shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.copytree(before, self.directory)
+
+    def _run(self, command: list[str], kind: str = "", number: int = 0) -> Ended:
+        log = str(self.work / "operations.log")
+        fault = Fault(str(self.directory), kind, number, log) if kind else None
+        return self.server.run(self.work, *command, fault=fault)
+
+    def _log(self, command: list[str]) -> list[Operation]:
+        ended = self._run(command, "-")
+        assert ended.code == 0, ended.stderr[-2000:]
+        return read_log(self.work / "operations.log")
+
+    def _expect_success(self, command: list[str]) -> None:
+        ended = self._run(command)
+        assert ended.code == 0, ended.stderr[-2000:]
+
+
+def _last_line(ended: Ended) -> str:
+    lines = [line for line in ended.stderr.replace("\r", "\n").splitlines() if line.strip()]
+    return lines[-1][:400] if lines else ""
+
+
+def _difference(expected: dict[str, Any], got: dict[str, Any]) -> str:
+    """The files in which two directories differ; an empty string if they are the same."""
+    parts = {
+        "missing": expected.keys() - got.keys(),
+        "left over": got.keys() - expected.keys(),
+        "different": {name for name in expected.keys() & got.keys() if expected[name] != got[name]},
+    }
+    return "; ".join(f"{what}: {', '.join(sorted(names))}" for what, names in parts.items() if names)
