@@ -117,9 +117,9 @@ class Scenario:
             self._expect_success([*self.start, "--seed", "1"])
         elif self.name == "resume":  # killed before its second checkpoint is complete
             log = self._log(self.start)
-            complete = [operation.number for operation in log if operation.path.endswith("checkpoint-4/files.json")]
-            self._reset()
-            self._run(self.start, "k", complete[0] if complete else log[-1].number)
+            complete = [operation.number for operation in log if operation.path == "run/checkpoint-4/files.json"]
+            shutil.rmtree(self.run)
+            self._run(self.start, "k", complete[0])
         elif self.name == "evaluation":
             self._expect_success(self.start)
             self.run.rename(self.work / "trained")

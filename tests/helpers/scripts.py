@@ -17,6 +17,7 @@ import atexit, ctypes, gc, json, os, runpy, signal, sys
 import datasets, matplotlib.figure, pandas, peft, torch, transformers, trl.trainer.grpo_trainer, trl.trainer.sft_trainer
 import transformers.integrations, transformers.models.llama.modeling_llama
 torch.set_num_threads(1)
+matplotlib.figure.Figure().savefig(os.devnull, format="svg")  # fills its caches
 gc.freeze()
 for line in sys.stdin:
     request = json.loads(line)
