@@ -3,7 +3,8 @@
 //
 // Loaded with LD_PRELOAD, so that the writes of C++ and Rust code count too. An operation is one that changes a file or
 // a directory entry: a read is none, nor is the removal of what does not exist. A write at which the fault happens is
-// torn: half of its bytes are written first. Paths with .. are not resolved.
+// torn: half of its bytes are written first. Paths with .. are not resolved. The rename with which safetensors ends a
+// file is a system call of its own and is not seen; a kill before the next operation comes after it.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

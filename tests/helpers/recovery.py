@@ -8,6 +8,7 @@ includes that nothing is left over: adapter, optimizer, scheduler, random state,
 import hashlib
 import json
 import re
+import shlex
 import shutil
 import signal
 from functools import cached_property
@@ -29,6 +30,7 @@ METHODS = {
 }
 EVALUATION = ["evaluate.py", "--benchmarks", "arithmetic", "--limit", "3", "--k", "2", "--max_new_tokens", "8"]
 SCENARIOS = ("start", "overwrite", "resume", "rotation", "evaluation")
+FLAGS = ("--resume", "--overwrite")
 FAULTS = {"kill": "k", "full": "f"}
 TIMES = {"step_time", "tokens_per_second"}  # keys, in metrics and in the state of the trainer
 BY_NAME = {  # only their presence is compared
@@ -174,15 +176,17 @@ class Scenario:
         Args:
             advice: The message about a full disk. A flag that it names has to work.
         """
-        said, tried = "", []
-        for flag in ("--resume", "--overwrite") if "--resume" in advice else ("", "--resume", "--overwrite"):
-            if flag in self.command or (flag and flag not in advice + said):
+        base = [word for word in self.command if word not in FLAGS]
+        own = [word for word in self.command if word in FLAGS]
+        said, tried = advice, []
+        for flags in ([], *([flag] for flag in FLAGS)):
+            if (not flags and "--resume" in advice) or (flags == own and tried) or not all(f in said for f in flags):
                 continue
-            again = self._run([*self.command, *([flag] if flag else [])])
+            again = self._run([*base, *(flags or own)])
             if again.code == 0:
                 return f"the advised command failed: {tried[0]}" if tried and advice else ""
             said += _last_line(again)
-            tried.append(f"{flag or 'the same command'}: exit code {again.code}, {_last_line(again)}")
+            tried.append(f"{shlex.join(flags or own) or 'rerun'}: exit code {again.code}, {_last_line(again)}")
         return "stuck: " + " | ".join(tried)
 
     def _reset(self) -> None:
