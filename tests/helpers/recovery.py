@@ -155,7 +155,7 @@ class Scenario:
         problem = self._disk_full_problem(ended) if fault == "full" else ""
         if fault == "kill" and ended.code != -signal.SIGKILL:
             problem = f"not killed, exit code {ended.code}"
-        advice = _last_line(ended) if fault == "full" else ""
+        advice = _last_line(ended) if fault == "full" and ended.code else ""
         problem = problem or self._recover(advice) or _difference(expected, contents(self.directory))
         return Point(log[number - 1], problem)
 
