@@ -21,6 +21,7 @@ import yaml
 from helpers.file_operations import Operation, read_log
 from helpers.scripts import Ended, Fault, ScriptServer
 
+from gtpo.checkpoints import MANIFEST, damage
 from gtpo.tiny import TINY, build_tiny
 
 METHODS = {
@@ -35,7 +36,6 @@ FAULTS = {"kill": "k", "full": "f"}
 TIMES = {"step_time", "tokens_per_second"}  # keys, in metrics and in the state of the trainer
 BY_NAME = {  # only their presence is compared
     "report.html": "its SVG has random ids",
-    "files.json": "sizes and digests of files with times in them",
     "README.md": "the settings of config.yaml, where a resumed run has 0.0 for a default of 0",
 }
 
@@ -55,6 +55,8 @@ def contents(directory: Path) -> dict[str, Any]:
 def _content(path: Path) -> Any:
     if path.name in BY_NAME:
         return True
+    if path.name == MANIFEST:  # of a checkpoint: digests of files with times in them
+        return damage(path.parent)
     try:
         if path.suffix == ".jsonl":
             return [_without_times(json.loads(line)) for line in path.read_text().splitlines()]
