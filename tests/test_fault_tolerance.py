@@ -4,7 +4,6 @@ import asyncio
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from datasets import Dataset
 from filelock import FileLock
 from helpers import canned
 from helpers.canned import GROUP, canned_group, make_trainer, settings_of
-from pyarrow.parquet import read_table
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainerControl, TrainerState
 from trl import SFTConfig, SFTTrainer
@@ -740,21 +738,6 @@ def test_a_gradient_that_is_not_finite_on_another_process_stops_this_one(
     with pytest.raises(RunError, match=r"the gradient.* is not finite"):
         trainer.train()
     assert all(map(torch.equal, before, trainer.model.parameters()))
-
-
-def test_the_table_of_completions_of_a_resumed_run_is_that_of_the_uninterrupted_run(tiny: Path, tmp_path: Path) -> None:
-    """The checkpoint falls between two steps on the same completions: their texts and rewards are logged later."""
-    settings = {"num_iterations": 2, "log_completions": True, "num_completions_to_print": 0, "max_steps": 4}
-    tables = []
-    for name, checkpoint in (("uninterrupted", None), ("resumed", 3)):
-        run = tmp_path / name
-        if checkpoint:
-            shutil.copytree(tmp_path / "uninterrupted", run)
-            shutil.rmtree(run / "completions")
-        trainer = tracked("gtpo", tiny, run, **settings)
-        trainer.train(resume_from_checkpoint=str(run / f"checkpoint-{checkpoint}") if checkpoint else None)
-        tables.append(read_table(RunDirectory(run).completion_tables()[-1]).to_pylist())
-    assert len(tables[0]) == GROUP and tables[0] == tables[1]
 
 
 def test_a_second_signal_is_not_caught() -> None:
