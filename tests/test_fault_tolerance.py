@@ -741,11 +741,13 @@ def test_a_gradient_that_is_not_finite_on_another_process_stops_this_one(
 
 
 def test_a_second_signal_is_not_caught() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     callback = StopOnSignal()
-    callback.on_train_begin(SimpleNamespace(), TrainerState(), TrainerControl())
     try:
+        callback.on_train_begin(SimpleNamespace(), TrainerState(), TrainerControl())
         signal.raise_signal(signal.SIGINT)  # noted
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     finally:
         callback._restore()
+        signal.signal(signal.SIGINT, before)
