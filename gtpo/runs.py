@@ -292,12 +292,20 @@ def start_run(settings: Settings) -> None:
     run.path.mkdir(parents=True, exist_ok=True)
     _lock(run)
     if settings.run.resume:
-        for unfinished in run.path.glob("completions/*.tmp"):
-            unfinished.unlink()
+        _delete_unfinished(run)
     else:
         _clear(run)
     write_atomically(run.config, yaml.safe_dump(settings.to_dict(), sort_keys=True))
     write_atomically(run.environment, json.dumps(environment(), indent=2))
+
+
+def _delete_unfinished(run: RunDirectory) -> None:
+    """Delete what a kill left: a table of completions, or a checkpoint that was being written or deleted."""
+    for table in run.path.glob("completions/*.tmp"):
+        table.unlink()
+    for checkpoint in sorted_checkpoints(run.path):
+        if not (checkpoint / MANIFEST).is_file():
+            delete(checkpoint)
 
 
 def _clear(run: RunDirectory) -> None:

@@ -339,14 +339,18 @@ def test_changed_settings_of_a_resumed_run_are_named(tmp_path: Path, caplog: pyt
     assert caplog.messages == [f"{tmp_path}/run is resumed with --gamma 0.3 (before: 0.2)"]
 
 
-def test_a_table_that_a_kill_left_unfinished_is_deleted(tmp_path: Path) -> None:
+def test_what_a_kill_left_unfinished_is_deleted(tmp_path: Path) -> None:
     start(tmp_path / "run")
-    checkpoint(tmp_path / "run", 5)
+    for step in (2, 5, 7):
+        checkpoint(tmp_path / "run", step)
+    for step in (2, 7):  # killed while it was deleted, and while it was written
+        (tmp_path / "run" / f"checkpoint-{step}" / "files.json").unlink()
     (tmp_path / "run" / "completions").mkdir()
     for name in ("completions_00005.parquet", "completions_00005.parquet.tmp"):
         (tmp_path / "run" / "completions" / name).write_text("")
     start(tmp_path / "run", "--resume")
     assert [path.name for path in (tmp_path / "run" / "completions").iterdir()] == ["completions_00005.parquet"]
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-5"]
 
 
 @pytest.mark.parametrize(
