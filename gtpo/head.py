@@ -3,6 +3,7 @@
 Shapes: N tokens, H hidden size, V vocabulary; R rows and C columns of a tile. Needs torch only.
 """
 
+import logging
 import math
 from collections.abc import Callable
 from functools import cache
@@ -11,11 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+logger = logging.getLogger(__name__)
+
 TILES = {"cpu": (1024, 4096), "cuda": (4096, 16384)}  # rows and columns of the largest block of logits in memory
 CACHE_ELEMENTS = 2**17  # elements processed at once on a CPU: two float32 copies fit its cache
 COMPILE = True  # on CUDA, the elementwise work between the two matmuls
 MAX_EXCESS = 68.0  # e^68 ~ 3e29: a logit this far above the target's still sums in float32
 MAX_DEFICIT = 1e4  # e^-1e4 = 0 in float64 too, and 0 * 1e4 is finite where 0 * inf is not
+_plain = False  # set once a fast CUDA route has raised: wide matmul outputs and the compiled kernel are then left out
 
 
 def linear_logps_and_entropy(
@@ -208,6 +212,24 @@ class _Head(NamedTuple):
 def _scan(
     head: _Head, hidden: Tensor, targets: Tensor, wanted: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """:func:`_one_pass`; once a fast CUDA route raises, by the operations that every device has."""
+    global _plain
+    try:
+        return _one_pass(head, hidden, targets, wanted)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a driver, GPU or PyTorch without these operations raises various errors
+        if not _wide_output(hidden.device) and not _compiled(hidden.device):
+            raise
+        _plain = True
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        logger.warning("a CUDA route of the language-model head failed, the plain one is used from now on: %s", reason)
+    return _one_pass(head, hidden, targets, wanted)
+
+
+def _one_pass(
+    head: _Head, hidden: Tensor, targets: Tensor, wanted: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """One pass over the tiles.
 
     Returns:
@@ -220,7 +242,7 @@ def _scan(
     size = min(tile_rows, len(hidden)) * min(tile_columns, len(head.weight))
     wide = _wide_output(device) and head.matmul_dtype != dtype
     tile_buffer = torch.empty(size, dtype=dtype if wide else head.matmul_dtype, device=device)
-    compiled = device.type == "cuda" and COMPILE
+    compiled = _compiled(device)
     exponentials = _compiled_exponentials() if compiled else _exponentials
     apart = wide or compiled  # otherwise the exponentials overwrite the logits
     e_buffer = torch.empty(size, dtype=head.matmul_dtype, device=device) if apart else tile_buffer
@@ -352,7 +374,11 @@ def _sum_dtype(tensor: Tensor) -> torch.dtype:
 
 def _wide_output(device: torch.device) -> bool:
     """Whether a matmul of half-precision factors can return its float32 sums."""
-    return device.type == "cuda" and torch.version.hip is None
+    return device.type == "cuda" and torch.version.hip is None and not _plain
+
+
+def _compiled(device: torch.device) -> bool:
+    return device.type == "cuda" and COMPILE and not _plain
 
 
 def _tile_size(device: torch.device) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import torch
 from helpers.objective import composed_gtpo_loss
 from helpers.reference import LN2, length_mask, naive_entropy_filter, naive_head, plain_gtpo_loss, plain_head
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -479,27 +480,100 @@ def test_compiled_exponentials_equal_the_eager_ones() -> None:
         torch.testing.assert_close(compiled, eager, rtol=1e-2, atol=0)
 
 
+def emulate_wide_matmuls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[Tensor], Tensor]]:
+    """CUDA's half-precision matmuls with float32 output by float32 ones; (name, factors, output) of each call."""
+    calls: list[tuple[str, list[Tensor], Tensor]] = []
+    originals = {"mm": torch.mm, "addmm": torch.addmm}
+
+    def emulated(name: str) -> Callable[..., Tensor]:
+        def matmul(*factors: Tensor, out_dtype: torch.dtype | None = None, out: Any = None, **scale: Any) -> Tensor:
+            if out_dtype is None:
+                return originals[name](*factors, out=out, **scale)
+            calls.append((name, list(factors), out))
+            return originals[name](*(factor.to(out_dtype) for factor in factors), out=out)
+
+        return matmul
+
+    monkeypatch.setattr(module, "_wide_output", lambda device: not module._plain)
+    for name in originals:
+        monkeypatch.setattr(torch, name, emulated(name))
+    return calls
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_cuda_takes_the_shapes_and_dtypes_of_the_wide_matmuls(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each recorded call again on fake CUDA tensors, which check shapes and dtypes as CUDA does, without data."""
+    mm, addmm = torch.mm, torch.addmm
+    calls = emulate_wide_matmuls(monkeypatch)
+    set_tiles(monkeypatch, 16, 64)
+    run(linear_logps_and_entropy, random_case((40, 16, 300), scale=6.0).to(dtype), trainable="nothing")
+    monkeypatch.undo()
+    added = [name for name, _, _ in calls if name == "addmm"]
+    assert len(calls) - len(added) == 15  # 3 x 5 tiles
+    assert len(added) == (15 if dtype == torch.bfloat16 else 0)  # float16 divides by row
+    with FakeTensorMode():
+        for name, factors, out in calls:
+            assert [factor.dtype for factor in factors] == [*([torch.float32] if name == "addmm" else []), dtype, dtype]
+            fake = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda") for x in (*factors, out)]
+            if name == "mm":
+                result = mm(*fake[:-1], out_dtype=out.dtype, out=fake[-1])
+            else:  # without out: a fake one needs the CUDA build
+                result = addmm(*fake[:-1], out_dtype=out.dtype)
+            assert (result.shape, result.dtype) == (out.shape, torch.float32)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("cuBLAS: not supported\nmore"), NotImplementedError("mm.dtype_out")])
+def test_a_cuda_route_that_raises_is_left_once_and_aloud(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = random_case((40, 16, 300)).to(torch.bfloat16)
+    plain = run(linear_logps_and_entropy, case, trainable="nothing")
+    attempts = []
+
+    def unsupported(*factors: Tensor, out_dtype: torch.dtype | None = None, out: Any = None) -> Tensor:
+        if out_dtype is None:
+            return mm(*factors, out=out)
+        attempts.append(out_dtype)
+        raise error
+
+    mm = torch.mm
+    monkeypatch.setattr(module, "_plain", False)
+    monkeypatch.setattr(module, "_wide_output", lambda device: not module._plain)
+    monkeypatch.setattr(torch, "mm", unsupported)
+    for _ in range(2):
+        ours = run(linear_logps_and_entropy, case, trainable="nothing")
+        assert torch.equal(ours.logps, plain.logps) and torch.equal(ours.grad_hidden, plain.grad_hidden)
+    assert len(attempts) == 1
+    reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    assert caplog.messages == [
+        f"a CUDA route of the language-model head failed, the plain one is used from now on: {reason}"
+    ]
+
+
+def test_running_out_of_gpu_memory_is_not_taken_for_a_missing_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: Any, **__: Any) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(module, "_plain", False)
+    monkeypatch.setattr(module, "_wide_output", lambda device: not module._plain)
+    monkeypatch.setattr(torch, "mm", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(linear_logps_and_entropy, random_case((4, 16, 30)).to(torch.bfloat16), trainable="nothing")
+    assert not module._plain
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("softcap", [None, 30.0])
 def test_matmuls_with_float32_output_do_not_round_the_logits(
     dtype: torch.dtype, softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Emulates CUDA's half-precision matmuls with float32 output by float32 matmuls.
-    mm, addmm = torch.mm, torch.addmm
-
-    def wide_mm(a: Tensor, b: Tensor, *, out_dtype: Any = None, out: Any = None) -> Tensor:
-        return mm(a, b, out=out) if out_dtype is None else mm(a.to(out_dtype), b.to(out_dtype), out=out)
-
-    def wide_addmm(total: Tensor, a: Tensor, b: Tensor, *, out_dtype: torch.dtype, out: Tensor) -> Tensor:
-        return addmm(total, a.to(out_dtype), b.to(out_dtype), out=out)
-
     case = random_case((64, 16, 300), scale=6.0).to(dtype)
     set_tiles(monkeypatch, 16, 64)
     truth = run(shaped_head, case.to(torch.float64), softcap=softcap)
     narrow = run(linear_logps_and_entropy, case, trainable="nothing", softcap=softcap)
-    monkeypatch.setattr(module, "_wide_output", lambda device: True)
-    monkeypatch.setattr(torch, "mm", wide_mm)
-    monkeypatch.setattr(torch, "addmm", wide_addmm)
+    emulate_wide_matmuls(monkeypatch)
     wide = run(linear_logps_and_entropy, case, trainable="nothing", softcap=softcap)
     torch.testing.assert_close(wide.logps.double(), truth.logps, atol=1e-5, rtol=0)
     torch.testing.assert_close(wide.entropy.double(), truth.entropy, atol=1e-5, rtol=0)
