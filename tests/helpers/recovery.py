@@ -1,8 +1,9 @@
 """Kill a script, or fill the disk, at a file operation; recover as a user does; compare with an undisturbed run.
 
-A scenario is a command and the state of its directory before it. After the fault the user runs the same command again,
-then with the flags that its message names. Every file of the directory must end as in the undisturbed run, which
-includes that nothing is left over: adapter, optimizer, scheduler, random state, best/, metrics, completions.
+A scenario is a command and the state of its directory before it. After the fault the user runs the command that the
+message names, or the same one again, then with the flags that its message names. Every file of the directory must end
+as in the undisturbed run, which includes that nothing is left over: adapter, optimizer, scheduler, random state, best/,
+metrics, completions.
 """
 
 import hashlib
@@ -31,7 +32,6 @@ METHODS = {
 }
 EVALUATION = ["evaluate.py", "--benchmarks", "arithmetic", "--limit", "3", "--k", "2", "--max_new_tokens", "8"]
 SCENARIOS = ("start", "overwrite", "resume", "rotation", "evaluation")
-FLAGS = ("--resume", "--overwrite")
 FAULTS = {"kill": "k", "full": "f"}
 TIMES = {"step_time", "tokens_per_second"}  # keys, in metrics and in the state of the trainer
 BY_NAME = {  # only their presence is compared
@@ -157,8 +157,7 @@ class Scenario:
         problem = self._disk_full_problem(ended) if fault == "full" else ""
         if fault == "kill" and ended.code != -signal.SIGKILL:
             problem = f"not killed, exit code {ended.code}"
-        advice = _last_line(ended) if fault == "full" and ended.code else ""
-        problem = problem or self._recover(advice) or _difference(expected, contents(self.directory))
+        problem = problem or self._recover(ended) or _difference(expected, contents(self.directory))
         return Point(log[number - 1], problem)
 
     def _disk_full_problem(self, ended: Ended) -> str:
@@ -170,26 +169,26 @@ class Scenario:
             return f"exit code {ended.code}, not told: {_last_line(ended)}"
         if ended.code == 0 and not (self.run / "adapter" / "adapter_config.json").is_file():
             return "exit code 0 without an adapter"
-        return ""
+        return "" if ended.code == 0 or _advised_command(ended) else f"no command: {_last_line(ended)}"
 
-    def _recover(self, advice: str) -> str:
-        """Run the command again as a user does who reads the messages; what the tries said if none succeeds.
+    def _recover(self, ended: Ended) -> str:
+        """Run the command that the message names, or the same one, then with the flags that its message names.
 
-        Args:
-            advice: The message about a full disk. A flag that it names has to work.
+        Returns:
+            What the tries said, if none succeeds.
         """
-        base = [word for word in self.command if word not in FLAGS]
-        own = [word for word in self.command if word in FLAGS]
-        said, tried = advice, []
-        for flags in ([], *([flag] for flag in FLAGS)):
-            if (not flags and "--resume" in advice) or (flags == own and tried) or not all(f in said for f in flags):
+        if advised := _advised_command(ended):
+            again = self._run(advised)
+            return "" if again.code == 0 else f"the advised command ended with {again.code}: {_last_line(again)}"
+        said, tried = "", []
+        for flag in ("", "--resume", "--overwrite"):
+            if flag in self.command or flag not in said:
                 continue
-            again = self._run([*base, *(flags or own)])
+            again = self._run([*self.command, *([flag] if flag else [])])
             if again.code == 0:
-                advised = not advice or not tried or any(flag in advice for flag in flags)
-                return "" if advised else f"the advised command failed: {tried[0]}"
+                return ""
             said += _last_line(again)
-            tried.append(f"{shlex.join(flags or own) or 'rerun'}: exit code {again.code}, {_last_line(again)}")
+            tried.append(f"{flag or 'again'}: exit code {again.code}, {_last_line(again)}")
         return "stuck: " + " | ".join(tried)
 
     def _reset(self) -> None:
@@ -214,7 +213,13 @@ class Scenario:
 
 def _last_line(ended: Ended) -> str:
     lines = [line for line in ended.stderr.replace("\r", "\n").splitlines() if line.strip()]
-    return lines[-1][:400] if lines else ""
+    return lines[-1] if lines else ""
+
+
+def _advised_command(ended: Ended) -> list[str]:
+    """The command at the end of the last message, without ``python``; nothing if it names none."""
+    found = re.search("then: python (.*)$", _last_line(ended))
+    return shlex.split(found[1]) if ended.code and found else []
 
 
 def _difference(expected: dict[str, Any], got: dict[str, Any]) -> str:
