@@ -5,6 +5,7 @@ completion is identified by (id, sample). A file is only continued with the sett
 without completions is created again.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -68,6 +69,8 @@ class CompletionFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self.path, "ab", buffering=0)
         except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise  # run_script names the command
             raise UsageError(f"cannot write {self.path}: {error.strerror}; name another --output_dir.") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,6 +108,7 @@ class CompletionFile:
 
         Raises:
             RunError: If they cannot be written.
+            OSError: If the disk is full.
         """
         head = [] if self.done or not rows else [{"settings": self.settings, "about": self.about}]
         data = memoryview(b"".join(json.dumps(row).encode() + b"\n" for row in [*head, *rows]))
@@ -112,6 +116,8 @@ class CompletionFile:
             while data:
                 data = data[self._file.write(data) :]
         except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
             raise RunError(
                 f"cannot write {self.path}: {os.strerror(error.errno or 0)}; the completions in it are kept: free some "
                 "space and run the same command again."

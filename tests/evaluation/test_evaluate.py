@@ -358,6 +358,6 @@ def test_a_full_disk_is_one_sentence_with_a_command_that_works(
         run_script(evaluate.main)
     assert ended.value.code == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "evaluate.py: the disk is full ([Errno 28] No space left on device); free some space, then run the same "
-        "command again"
+        "evaluate.py: the disk is full ([Errno 28] No space left on device); free some space, then: python evaluate.py "
+        f"--regrade --output_dir {tmp_path}"
     )

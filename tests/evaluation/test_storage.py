@@ -1,5 +1,6 @@
 """The completion file: resumed after any interruption, refused with other settings, hashes of models and problems."""
 
+import errno
 import json
 import resource
 from collections.abc import Callable, Iterator, Sequence
@@ -163,6 +164,21 @@ def test_a_path_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot write .*file/a\.jsonl.*--output_dir"):
         fill(tmp_path / "file" / "a.jsonl")
+
+
+def test_a_full_disk_is_left_to_the_script_which_names_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        patched.setattr(Path, "mkdir", full)
+        fill(tmp_path / "new" / "a.jsonl")
+    with CompletionFile(tmp_path / "a.jsonl", SETTINGS, {}) as file, pytest.raises(OSError, match="No space left"):
+        file._file.close()
+        file._file = SimpleNamespace(write=full, close=lambda: None)
+        file.append([{"id": "a", "sample": 0, "completion": "", "tokens": 0, "finished": True}])
 
 
 def test_fingerprint_sees_any_changed_byte(tmp_path: Path) -> None:
