@@ -27,7 +27,7 @@ def main() -> None:
     from gtpo.models import load_policy
     from gtpo.report import write_report_or_warn
     from gtpo.reward_functions import load_rewards
-    from gtpo.runs import check_run, start_run
+    from gtpo.start import check_run, start_run
     from gtpo.summary import log_summary
     from gtpo.training import attach_callbacks, train
     from rewards import accuracy_reward, format_reward

@@ -25,7 +25,7 @@ def main() -> None:
     from gtpo.memory import plan
     from gtpo.models import keep_adapter_in_float32, load_policy
     from gtpo.report import write_report_or_warn
-    from gtpo.runs import check_run, start_run
+    from gtpo.start import check_run, start_run
     from gtpo.summary import log_summary
     from gtpo.training import attach_callbacks, train
 

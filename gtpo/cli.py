@@ -45,7 +45,8 @@ from gtpo.flags import (
     without_alias,
 )
 from gtpo.help_page import print_help
-from gtpo.runs import RunDirectory, check_same_policy, find_runs, method_of
+from gtpo.runs import RunDirectory, find_runs, method_of
+from gtpo.start import check_same_policy
 from gtpo.validation import batch_geometry, check_values
 
 logger = logging.getLogger(__name__)

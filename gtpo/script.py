@@ -34,7 +34,7 @@ def run_script(main: Callable[[], None]) -> NoReturn:
 
 
 def _how_to_continue() -> str:
-    from gtpo.runs import how_to_continue  # it imports more than `--help` needs
+    from gtpo.start import how_to_continue  # it imports more than `--help` needs
 
     return how_to_continue()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from gtpo.arguments import EvaluationArguments
 from gtpo.data import BENCHMARK_TITLES, load_benchmark
+from gtpo.environment import environment
 from gtpo.errors import UsageError, nearest
 from gtpo.evaluation.progress import CompletionBar
 from gtpo.evaluation.sampling import Sampler, Sampling, make_requests
@@ -22,7 +23,6 @@ from gtpo.evaluation.storage import (
     scores_path,
 )
 from gtpo.evaluation.targets import Target, short_name
-from gtpo.runs import environment
 
 STORED_FLAGS = (  # --regrade reads them from the completion files
     "checkpoint",

@@ -1,0 +1,58 @@
+"""Where a result comes from: versions, git revision, hardware."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "unsloth",
+    "vllm",
+    "bitsandbytes",
+    "wandb",
+)
+
+
+def environment() -> dict[str, Any]:
+    """Versions, git revision and hardware."""
+    import torch
+
+    versions: dict[str, str | None] = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "python": platform.python_version(),
+        "packages": versions,
+        "git_revision": git_revision(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "gpus": gpus,
+        "world_size": int(os.environ.get("WORLD_SIZE", 1)),
+    }
+
+
+def git_revision() -> str | None:
+    """The commit of this checkout, with ``-dirty`` where files differ from it; None outside a checkout."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return described.stdout.strip()
