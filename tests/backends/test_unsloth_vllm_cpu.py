@@ -1,0 +1,477 @@
+"""The README's command line, Unsloth with a 4-bit model and vLLM, on a CPU (`make test-unsloth-vllm`).
+
+Everything that is replaced for lack of a GPU is in tests/helpers/gpu_replacements.py. A run takes four optimizer steps
+of a random model; the trainer's log-probabilities are compared with those of the engine that sampled.
+"""
+
+import functools
+import importlib.util
+import json
+import math
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from helpers.scripts import ROOT, Ended, ScriptServer
+from safetensors.torch import load_file
+
+from gtpo.evaluation.storage import read_completions
+from gtpo.memory import KNOWN
+
+pytestmark = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("unsloth", "vllm")) or torch.cuda.is_available(),
+    reason="Unsloth and vLLM without a GPU are not installed: make test-unsloth-vllm",
+)
+
+IMPORTS = f"""
+sys.path += {[str(ROOT), str(ROOT / "tests")]}
+from helpers import gpu_replacements
+gpu_replacements.replace()
+"""
+STEPS = 4  # with a checkpoint after half of them
+FLAGS = [
+    *("--backend=unsloth", "--load_in_4bit=true", "--use_vllm=true", "--optim=adamw_8bit", "--use_cpu=true"),
+    *("--dataset=arithmetic", f"--reward={ROOT / 'tests/gpu/reward.py'}:text_sum", "--seed=1", "--G=4"),
+    *("--per_device_train_batch_size=2", "--lora_rank=32", f"--max_steps={STEPS}", f"--save_steps={STEPS // 2}"),
+    *("--max_seq_length=512", "--max_prompt_length=256", "--max_completion_length=24"),
+    *("--learning_rate=5e-3", "--lr_scheduler_type=constant", "--warmup_steps=0"),
+]
+EVERYTHING = ["--report_to=wandb", "--merge=16bit"]  # and the initial entropy is measured
+BRIEF = ["--report_to=none", "--initial_entropy=1"]
+LLAMA, QWEN = ("llama", "float32"), ("qwen", "float32")
+PREQUANTIZED, DYNAMIC = ("llama-bnb-4bit", "float32"), ("llama-unsloth-bnb-4bit", "float32")
+CASES = {  # a model and the precision of the computation: further flags
+    LLAMA: EVERYTHING,
+    QWEN: EVERYTHING,
+    PREQUANTIZED: BRIEF,
+    DYNAMIC: BRIEF,
+    ("llama-unsloth-bnb-4bit", "bfloat16"): BRIEF,
+    ("qwen", "bfloat16"): BRIEF,
+}
+MAX_GAP = {"float32": 1e-4, "bfloat16": 0.2}  # nats per token; observed 7e-7 and 0.009
+TIMINGS = ("step_time", "tokens_per_second")
+
+Case = tuple[str, str]
+Train = Callable[[Case], Path]
+Script = Callable[..., Ended]
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Script]:
+    """Run a script where Unsloth and vLLM find what they need; see ``ScriptServer.run``."""
+    server = ScriptServer(tmp_path_factory.mktemp("logs"), imports=IMPORTS, seconds=500)
+    yield server.run
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def models(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of random models with the properties of Llama-3.1 and Qwen2.5, and 4-bit copies of the first."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, LlamaConfig, Qwen2Config
+
+    directory = tmp_path_factory.mktemp("models")
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    shape = {
+        "vocab_size": len(tokenizer) + 30,  # rows that no token has, as in Qwen2.5
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    rope = {  # as Llama-3.1 has it, for shorter prompts
+        "rope_type": "llama3",
+        "rope_theta": 500.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    configs = {
+        "llama": LlamaConfig(**shape, tie_word_embeddings=False, rope_parameters=rope),
+        "qwen": Qwen2Config(**shape, tie_word_embeddings=True),  # with biases on q, k and v
+    }
+    for name, config in configs.items():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            model.get_output_embeddings().weight.mul_(6)  # with small initial weights the policy is almost uniform
+            for key, weight in model.named_parameters():
+                if key.endswith("bias"):
+                    weight.normal_(std=0.3)
+                elif key.endswith("proj.weight"):
+                    weight.mul_(3)
+        model.save_pretrained(directory / name)
+        tokenizer.save_pretrained(directory / name)
+    for (name, _), kept in (
+        (PREQUANTIZED, ["lm_head"]),
+        (DYNAMIC, ["lm_head", "model.layers.1.mlp", "model.layers.0.self_attn"]),  # some layers in 16 bits
+    ):
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+            llm_int8_skip_modules=kept,
+        )
+        options = {"quantization_config": quantization, "dtype": torch.float32, "device_map": "cpu"}
+        AutoModelForCausalLM.from_pretrained(directory / "llama", **options).save_pretrained(directory / name)
+        tokenizer.save_pretrained(directory / name)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory in which the scripts run."""
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture(scope="module")
+def start(script: Script, models: Path, work: Path) -> Callable[..., Ended]:
+    """Start ``train_gtpo.py`` into a directory, for a case, with further flags and with source to execute before."""
+
+    def start(run: Path, case: Case, *flags: str, before: str = "") -> Ended:
+        argv = [f"--model={models / case[0]}", f"--output_dir={run}", f"--bf16={str(case[1] == 'bfloat16').lower()}"]
+        return script(work, "train_gtpo.py", *argv, *FLAGS, *flags, before=before)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def train(start: Callable[..., Ended], work: Path) -> Train:
+    """The run directory of a case; each is trained once."""
+
+    @functools.cache
+    def trained(case: Case) -> Path:
+        run = work / "-".join(case)
+        done = start(run, case, *CASES[case])
+        assert done.code == 0, done.stdout[-3000:] + done.stderr[-5000:]
+        run.with_suffix(".log").write_text(done.stdout + done.stderr)
+        return run
+
+    return trained
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl`` without what the clock determines."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in TIMINGS} for row in rows]
+
+
+def gaps_of(run: Path) -> list[float]:
+    return [row["sampler_logp_gap"] for row in metrics_of(run)]
+
+
+def adapter_of(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "adapter_model.safetensors")
+
+
+def is_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# Training
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_rollouts_follow_the_adapter(case: Case, train: Train) -> None:
+    run = train(case)
+    rows = metrics_of(run)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
+    assert all(0 < gap <= MAX_GAP[case[1]] for gap in gaps_of(run)), gaps_of(run)
+    before, after = adapter_of(run / f"checkpoint-{STEPS // 2}"), adapter_of(run / "adapter")
+    assert all(
+        weight.dtype == torch.float32 and not torch.equal(weight, before[name]) for name, weight in after.items()
+    )
+
+
+def test_a_model_quantized_before_trains_as_one_quantized_while_it_is_loaded(train: Train) -> None:
+    assert metrics_of(train(PREQUANTIZED)) == metrics_of(train(LLAMA))
+    assert metrics_of(train(DYNAMIC))[1:] != metrics_of(train(LLAMA))[1:]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case[1] == "bfloat16"], ids="-".join)
+def test_bfloat16_runs_the_fused_lora_functions(case: Case, train: Train) -> None:
+    log = train(case).with_suffix(".log").read_text()
+    assert "patched 2 layers with 2 QKV layers, 2 O layers and 2 MLP layers" in log
+
+
+def test_the_optimizer_has_8_bit_states(train: Train) -> None:
+    stored = torch.load(train(LLAMA) / f"checkpoint-{STEPS}" / "optimizer.pt", weights_only=True)
+    states = [state["__bnb_optimizer_quant_state__"] for state in stored["state"].values()]
+    large = [state for state in states if state["state1"].numel() >= 4096]  # bitsandbytes leaves smaller ones
+    assert len(large) > len(states) / 2
+    assert all(state["state1"].dtype == state["state2"].dtype == torch.uint8 for state in large)
+
+
+def test_a_run_leaves_everything(train: Train) -> None:
+    run = train(LLAMA)
+    assert len(json.loads((run / "initial_entropy.json").read_text())["per_prompt"]) == 100
+    assert list(run.glob("wandb/offline-run-*/*.wandb"))
+    assert json.loads((run / "best" / "best.json").read_text())["step"] == STEPS
+    assert is_equal(adapter_of(run / "best"), adapter_of(run / "adapter"))
+
+
+@pytest.mark.parametrize("case", [LLAMA, QWEN], ids="-".join)
+def test_the_merged_model_is_base_plus_adapter(case: Case, train: Train, models: Path) -> None:
+    run = train(case)
+    base, merged = (load_file(path / "model.safetensors") for path in (models / case[0], run / "merged"))
+    adapter = adapter_of(run / "adapter")
+    assert merged.keys() == base.keys()
+    for name, weight in base.items():
+        expected = weight.bfloat16().float()
+        prefix = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{prefix}.lora_A.weight" in adapter:  # alpha = rank
+            update = adapter[f"{prefix}.lora_B.weight"] @ adapter[f"{prefix}.lora_A.weight"]
+            assert update.norm() > 0.02 * expected.norm()
+            expected = expected + update
+        torch.testing.assert_close(merged[name].float(), expected, rtol=2**-8, atol=2**-9)
+
+
+# Interruption
+
+
+KILL = f"""
+import os, trl
+step = trl.GRPOTrainer.training_step
+def kill(self, *args, **kwargs):
+    if self.state.global_step == {STEPS - 1}:
+        os.kill(os.getpid(), 9)
+    return step(self, *args, **kwargs)
+trl.GRPOTrainer.training_step = kill
+"""
+
+
+@pytest.fixture(scope="module")
+def killed(start: Callable[..., Ended], work: Path) -> Path:
+    """A run killed in its last step, after the checkpoint of half of them."""
+    run = work / "killed"
+    assert start(run, LLAMA, *BRIEF, before=KILL).code == -signal.SIGKILL
+    return run
+
+
+@pytest.fixture
+def resume(killed: Path, work: Path, script: Script, tmp_path: Path) -> Callable[..., tuple[Path, Ended]]:
+    """Resume a copy of the killed run, with source to execute before."""
+
+    def resume(before: str = "") -> tuple[Path, Ended]:
+        run = tmp_path / "resumed"
+        shutil.copytree(killed, run)
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        (run / "config.yaml").write_text(yaml.safe_dump(config | {"output_dir": str(run)}))
+        return run, script(work, "train_gtpo.py", "--resume", str(run), before=before)
+
+    return resume
+
+
+Resume = Callable[..., tuple[Path, Ended]]
+
+
+def test_a_killed_run_resumes_to_the_same_bits(train: Train, resume: Resume) -> None:
+    run, done = resume()
+    assert done.code == 0, done.stderr[-3000:]
+    assert metrics_of(run) == metrics_of(train(LLAMA))
+    assert is_equal(adapter_of(run / "adapter"), adapter_of(train(LLAMA) / "adapter"))
+
+
+def test_an_adapter_that_the_sampler_does_not_get_stops_the_run(resume: Resume) -> None:
+    run, done = resume(before="from unsloth_zoo import vllm_utils\nvllm_utils.load_lora = lambda *args, **kwargs: None")
+    assert done.code == 1
+    assert "rollouts do not come from the adapter at step 2" in done.stderr.splitlines()[-1]
+    assert not (run / "adapter").exists()
+
+
+# Deliberate faults: what the tests above measure shows each
+
+
+AFTER_LOADING = """
+import torch, unsloth
+load = unsloth.FastLanguageModel.from_pretrained
+def from_pretrained(**options):
+    model, tokenizer = load(**options)
+    {}
+    return model, tokenizer
+unsloth.FastLanguageModel.from_pretrained = staticmethod(from_pretrained)
+"""
+FAULTS = {
+    "the sampler keeps the first adapter": (
+        LLAMA,
+        """
+from unsloth_zoo import vllm_utils
+load, requests = vllm_utils.load_lora, []
+def load_lora(*args, **kwargs):
+    requests.append(requests[0] if requests else load(*args, **kwargs))
+    return requests[0]
+vllm_utils.load_lora = load_lora
+""",
+    ),
+    "the trainer's RoPE is not scaled": (
+        LLAMA,
+        """
+from unsloth.models import llama
+llama._compute_config_rope_inv_freq = lambda *args: (None, 1.0)
+llama.LlamaExtendedRotaryEmbedding._apply_inv_freq_scaling = lambda self, frequencies: frequencies
+""",
+    ),
+    "the trainer's head is not tied": (
+        QWEN,
+        AFTER_LOADING.format("model.lm_head.weight = torch.nn.Parameter(1.1 * model.lm_head.weight, False)"),
+    ),
+    "the trainer's biases are lost": (
+        QWEN,
+        AFTER_LOADING.format("[setattr(p, 'data', 0 * p) for n, p in model.named_parameters() if n.endswith('bias')]"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_shows_in_the_gap(fault: str, start: Callable[..., Ended], tmp_path: Path) -> None:
+    case, source = FAULTS[fault]
+    done = start(tmp_path / "run", case, *BRIEF, "--max_steps=2", before=source)
+    if done.code == 0:
+        assert max(gaps_of(tmp_path / "run")) > 10 * MAX_GAP["float32"]
+    else:
+        assert "rollouts do not come from the adapter" in done.stderr.splitlines()[-1]
+
+
+def test_a_lost_optimizer_state_shows_in_the_resumed_adapter(train: Train, resume: Resume) -> None:
+    run, done = resume("import transformers\ntransformers.Trainer._load_optimizer_and_scheduler = lambda *args: None")
+    assert done.code == 0, done.stderr[-3000:]
+    assert not is_equal(adapter_of(run / "adapter"), adapter_of(train(LLAMA) / "adapter"))
+
+
+# Evaluation
+
+
+def test_evaluation_on_the_4_bit_base(train: Train, script: Script, run_script: Script, tmp_path: Path) -> None:
+    """vLLM, with the replacements, completes as Transformers and PEFT do, without any.
+
+    vLLM computes the 4-bit layers in bfloat16: greedy tokens differ where two of them are almost equally likely.
+    """
+    run, texts = train(DYNAMIC), {}
+    argv = ["--benchmarks=arithmetic", "--limit=12", "--k=1", "--temperature=0", "--max_new_tokens=8"]
+    for backend, evaluate in (("vllm", script), ("transformers", run_script)):
+        flags = [*argv, f"--backend={backend}", f"--output_dir={backend}"]
+        done = evaluate(tmp_path, "evaluate.py", *flags, "--adapter", "base", str(run))
+        assert done.code == 0, done.stderr[-3000:]
+        for path in (tmp_path / backend).glob("*/*.jsonl"):
+            model = "base" if path.parent.name.startswith("base") else "adapter"
+            rows = sorted(read_completions(path)[1], key=lambda row: row["id"])
+            texts[backend, model] = [row["completion"] for row in rows]
+
+    def equal(one: tuple[str, str], other: tuple[str, str]) -> int:
+        return sum(a == b for a, b in zip(texts[one], texts[other], strict=True))
+
+    for model in ("base", "adapter"):
+        assert equal(("vllm", model), ("transformers", model)) >= 8, texts
+    assert equal(("vllm", "base"), ("vllm", "adapter")) <= 1
+
+
+# The arguments of the engine
+
+
+RECORD = """
+import json, pathlib, vllm
+from gtpo.arguments import MODEL_ALIASES
+from unsloth_zoo import vllm_utils
+from vllm.entrypoints import llm
+
+MODEL_ALIASES[{alias!r}] = {model!r}
+os.environ["UNSLOTH_VLLM_NO_FLASHINFER"] = "1"  # the one setting that names an attention backend
+vllm_utils._flash_attn_is_selectable = lambda: True
+given = {{}}
+
+class Recorder:
+    def from_engine_args(engine_args, usage_context):
+        config = engine_args.create_engine_config(usage_context)
+        model, cache, scheduler = config.model_config, config.cache_config, config.scheduler_config
+        lora = config.lora_config
+        understood = dict(
+            model=model.model, dtype=model.dtype, max_model_len=model.max_model_len, seed=model.seed,
+            quantization=model.quantization, max_logprobs=model.max_logprobs, logprobs_mode=model.logprobs_mode,
+            enforce_eager=model.enforce_eager, enable_sleep_mode=model.enable_sleep_mode,
+            disable_cascade_attn=engine_args.disable_cascade_attn,  # always true on a CPU
+            load_format=config.load_config.load_format,
+            gpu_memory_utilization=cache.gpu_memory_utilization, kv_cache_dtype=cache.cache_dtype,
+            enable_prefix_caching=cache.enable_prefix_caching, max_num_seqs=scheduler.max_num_seqs,
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            enable_chunked_prefill=scheduler.enable_chunked_prefill, enable_lora=lora is not None,
+            max_lora_rank=lora.max_lora_rank, max_loras=lora.max_loras,
+            attention_backend=config.attention_config.backend.name, disable_log_stats=engine_args.disable_log_stats,
+            compilation_config=engine_args.compilation_config.cudagraph_mode.name,
+        )
+        pathlib.Path("engine.json").write_text(json.dumps([given, understood], default=str))
+        raise SystemExit(0)
+
+class Engine(vllm.LLM.__base__):  # without the changes for a CPU
+    def __init__(self, **options):
+        given.update(options, compilation_config=options["compilation_config"].cudagraph_mode.name)
+        super().__init__(**options)
+
+vllm.LLM, llm.LLMEngine = Engine, Recorder
+"""
+DROPPED = {  # settings of earlier versions, which load_vllm leaves out by name
+    *("level", "use_cudagraph", "use_inductor"),  # of the compilation; 3, true and true are the defaults now
+    *("swap_space", "device"),
+}
+
+
+@pytest.fixture(scope="module")
+def paper_models(models: Path) -> Path:
+    """Directory of the configurations of Llama-3.1-8B and Qwen2.5-3B, with a tokenizer and without weights."""
+    from transformers import AutoTokenizer, LlamaConfig, Qwen2Config
+
+    for alias, config, length in (("llama", LlamaConfig, 131072), ("qwen", Qwen2Config, 32768)):
+        shape = KNOWN[alias]
+        folder = models / f"paper-{alias}"
+        config(
+            architectures=[f"{config.__name__.removesuffix('Config')}ForCausalLM"],
+            vocab_size=shape.vocab_size,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            tie_word_embeddings=shape.tied,
+            max_position_embeddings=length,
+        ).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(models / "llama").save_pretrained(folder)
+    return models
+
+
+@pytest.mark.parametrize(("alias", "rank"), [("llama", 128), ("qwen", 64)])
+def test_vllm_understands_the_arguments_of_load_vllm(
+    alias: str, rank: int, paper_models: Path, script: Script, tmp_path: Path
+) -> None:
+    """Each argument that Unsloth builds for a preset reaches vLLM's configuration with its value."""
+    before = RECORD.format(alias=alias, model=str(paper_models / f"paper-{alias}"))
+    argv = ["--model", alias, "--dataset=arithmetic", "--output_dir=run", "--use_cpu=true", "--bf16=true"]
+    done = script(tmp_path, "train_gtpo.py", *argv, before=before)
+    assert done.code == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    given, understood = json.loads((tmp_path / "engine.json").read_text())
+    assert given.pop("dtype") == understood.pop("dtype") == "torch.bfloat16"
+    assert given == understood
+    expected = {
+        "max_model_len": 5500,
+        "quantization": "bitsandbytes",
+        "load_format": "bitsandbytes",
+        "max_lora_rank": rank,
+        "max_loras": 1,
+        "logprobs_mode": "processed_logprobs",  # at the sampling temperature, as the trainer's
+        "enforce_eager": False,
+        "compilation_config": "FULL_AND_PIECEWISE",
+    }
+    assert {name: understood[name] for name in expected} == expected
+    assert 0.35 < understood["gpu_memory_utilization"] <= 0.4
+    assert set(re.findall(r"`(\w+)` is not supported", done.stdout)) == DROPPED
