@@ -23,7 +23,7 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process, as Unsloth has it
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; a CPU has no gpu_memory_utilization
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several tests may share the cores
-    "TORCH_COMPILE_DISABLE": "1",  # minutes for kernels that a GPU does not use
+    "TORCH_COMPILE_DISABLE": "1",  # minutes of compilation, for kernels that a GPU does not run
 }
 
 
@@ -60,12 +60,13 @@ def import_unsloth() -> Any:
     os.environ["UNSLOTH_ALLOW_CPU"] = "0"  # with it Unsloth does not patch TRL
     rl.PatchFastRL(FastLanguageModel=llama.FastLlamaModel)
     os.environ["UNSLOTH_ALLOW_CPU"] = "1"
-    llama.DEVICE_COUNT = 1
+    llama.DEVICE_COUNT = 1  # tables of sines and cosines are kept per device
+    # An A100, whose settings are those of the presets; no kernel of it is called.
     gpu = SimpleNamespace(name="none", total_memory=80 * 2**30, major=8, minor=0, multi_processor_count=1)
     torch.cuda.get_device_properties = lambda *args: gpu
     torch.cuda.get_device_capability = lambda *args: (8, 0)
     torch.cuda.current_device = lambda: _Host("cpu:0")
-    torch.cuda.mem_get_info = lambda *args: (78 * 2**30, 80 * 2**30)
+    torch.cuda.mem_get_info = lambda *args: (78 * 2**30, 80 * 2**30)  # load_vllm sizes the engine by it
     torch.cuda.synchronize = lambda *args: None
     torch.cuda.empty_cache = lambda: None
     llama.fast_rms_layernorm = _rms_norm  # Triton
@@ -91,7 +92,7 @@ def _rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tens
 
 
 def replace_fused_lora() -> None:
-    """The Triton and CUDA kernels that Unsloth's fused LoRA functions call."""
+    """The Triton and CUDA kernels that Unsloth's fused LoRA functions call in bfloat16."""
     import bitsandbytes
     from unsloth.kernels import fast_lora, swiglu, utils
 
@@ -128,13 +129,14 @@ def replace_loader() -> None:
 
     loader = unsloth.FastLanguageModel
     load, wrap = loader.from_pretrained, loader.get_peft_model
-    here = {"device_map": "cpu", "use_gradient_checkpointing": True}  # "unsloth" copies activations to pinned memory
+    checkpointing = {"use_gradient_checkpointing": True}  # "unsloth" copies activations to pinned memory
+    here = {"device_map": "cpu"} | checkpointing  # "sequential" otherwise: the first GPU
 
     def load_here(**options: Any) -> Any:
         return load(**options | here | {"dtype": torch.bfloat16 if computes_in_bfloat16() else torch.float32})
 
     loader.from_pretrained = staticmethod(load_here)
-    loader.get_peft_model = staticmethod(lambda model, **o: wrap(model, **o | {"use_gradient_checkpointing": True}))
+    loader.get_peft_model = staticmethod(lambda model, **options: wrap(model, **options | checkpointing))
 
 
 # vLLM
@@ -173,7 +175,7 @@ def replace_engine() -> None:
 def replace_project() -> None:
     from gtpo import backend
 
-    backend.gpu_is_available = lambda: True
+    backend.gpu_is_available = lambda: True  # otherwise --backend unsloth is refused
     version = importlib.metadata.version
     names = {"vllm": "vllm-cpu"}  # the CPU build has another name
     importlib.metadata.version = lambda name: version(names.get(name, name))
