@@ -34,10 +34,11 @@ sys.path += {[str(ROOT), str(ROOT / "tests")]}
 from helpers import gpu_replacements
 gpu_replacements.replace()
 """
+REWARD = f"--reward={ROOT / 'tests/gpu/reward.py'}:text_sum"
 STEPS = 4  # with a checkpoint after half of them
 FLAGS = [
     *("--backend=unsloth", "--load_in_4bit=true", "--use_vllm=true", "--optim=adamw_8bit", "--use_cpu=true"),
-    *("--dataset=arithmetic", f"--reward={ROOT / 'tests/gpu/reward.py'}:text_sum", "--seed=1", "--G=4"),
+    *("--dataset=arithmetic", REWARD, "--seed=1", "--G=4"),
     *("--per_device_train_batch_size=2", "--lora_rank=32", f"--max_steps={STEPS}", f"--save_steps={STEPS // 2}"),
     *("--max_seq_length=512", "--max_prompt_length=256", "--max_completion_length=24"),
     *("--learning_rate=5e-3", "--lr_scheduler_type=constant", "--warmup_steps=0"),
@@ -270,7 +271,7 @@ def resume(killed: Path, work: Path, script: Script, tmp_path: Path) -> Callable
         shutil.copytree(killed, run)
         config = yaml.safe_load((run / "config.yaml").read_text())
         (run / "config.yaml").write_text(yaml.safe_dump(config | {"output_dir": str(run)}))
-        return run, script(work, "train_gtpo.py", "--resume", str(run), before=before)
+        return run, script(work, "train_gtpo.py", "--resume", str(run), REWARD, before=before)
 
     return resume
 

@@ -114,7 +114,7 @@ def test_resume(variant: str, run: Run, work: Path, sizes: Sizes, device: str, n
     config = yaml.safe_load((killed / "config.yaml").read_text())
     (killed / "config.yaml").write_text(yaml.safe_dump(config | {"output_dir": str(killed)}))
 
-    command = [ROOT / "train_gtpo.py", "--resume", killed]
+    command = [ROOT / "train_gtpo.py", "--resume", killed, "--reward", f"{HERE / 'reward.py'}:text_sum"]
     call(command, device, work / "launched" / killed.name, sizes.seconds)
     before, after = metrics_of(uninterrupted), metrics_of(killed)
     assert [row["step"] for row in after] == list(range(1, STEPS + 1))
