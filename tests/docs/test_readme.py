@@ -112,7 +112,7 @@ def test_every_other_command_of_the_readme_has_what_it_names(line: str, tmp_path
 
 
 def test_make_targets_in_the_text_exist() -> None:
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = " ".join(re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)).split()
     assert set(re.findall(r"`make ([a-z-]+)", README)) <= set(targets)
 
 
