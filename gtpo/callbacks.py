@@ -151,7 +151,8 @@ class BestAdapter(TrainerCallback):
             return
         self.best = {"accuracy": accuracy, "step": state.global_step}
         with torch.no_grad():
-            full = {name: gather_full_parameter(weight) for name, weight in get_peft_model_state_dict(model).items()}
+            adapter = get_peft_model_state_dict(model, save_embedding_layers=False)  # "auto" asks the Hub each time
+            full = {name: gather_full_parameter(weight) for name, weight in adapter.items()}
         if state.is_world_process_zero:
             self.weights = {name: weight.detach().cpu().clone() for name, weight in full.items()}
 
@@ -160,7 +161,8 @@ class BestAdapter(TrainerCallback):
             return
         unfinished = self.directory.with_name("best.tmp")
         shutil.rmtree(unfinished, ignore_errors=True)
-        model.save_pretrained(unfinished, state_dict=self.weights, selected_adapters=["default"])  # not KL's "ref"
+        options = {"selected_adapters": ["default"], "save_embedding_layers": False}  # not KL's "ref"
+        model.save_pretrained(unfinished, state_dict=self.weights, **options)
         self.tokenizer.save_pretrained(unfinished)
         (unfinished / "best.json").write_text(json.dumps(self.best))
         replace_directory(unfinished, self.directory)

@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,16 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
         task_type="CAUSAL_LM",
     )
     try:
-        return get_peft_model(model, lora), tokenizer
+        policy = get_peft_model(model, lora)
     except ValueError as error:
         raise UsageError(f"--lora_target_modules: PEFT cannot adapt {path}: {first_line(error)}.") from error
+    _save_without_the_hub(policy)
+    return policy, tokenizer
+
+
+def _save_without_the_hub(policy: Any) -> None:
+    """Save adapters without the embedding, which is not trained: PEFT would ask the Hub for its size at each save."""
+    policy.save_pretrained = partial(policy.save_pretrained, save_embedding_layers=False)
 
 
 def _check_target_modules(model: Any, arguments: ModelArguments, path: str) -> None:
@@ -247,4 +255,5 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: boo
     )
     # Unsloth loads its own 4-bit copy of a known model; the adapter names the original model.
     model.peft_config["default"].base_model_name_or_path = path
+    _save_without_the_hub(model)
     return model, tokenizer

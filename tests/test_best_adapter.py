@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerControl, TrainerState
 
 from gtpo import callbacks
+from gtpo.arguments import ModelArguments
 from gtpo.callbacks import BestAdapter
+from gtpo.models import load_policy
 from gtpo.runs import RunDirectory
 
 
@@ -117,3 +119,18 @@ def test_the_accuracy_selects_before_the_reward(tiny: Path, tmp_path: Path) -> N
         run.callback.recent.clear()
         run.call("on_log", logs={"accuracy": accuracy, "reward": reward})
     assert run.callback.best == {"accuracy": 50.0, "step": 1}
+
+
+def test_saving_asks_the_hub_nothing(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT would look up whether the embedding of a base on the Hub has another size, at each save."""
+    monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", lambda *_: pytest.fail("asked the Hub"))
+    policy, tokenizer = load_policy(ModelArguments(model=str(tiny), lora_rank=4), "transformers", 0)
+    policy.peft_config["default"].base_model_name_or_path = "owner/name"
+    callback = BestAdapter(RunDirectory(tmp_path), tokenizer)
+    state = SimpleNamespace(max_steps=1, global_step=1, is_world_process_zero=True)
+    callback.on_log(None, state, None, logs={"accuracy": 1.0}, model=policy)
+    callback.on_save(None, state, None, model=policy)
+    policy.save_pretrained(tmp_path / "checkpoint-1")  # as Transformers' Trainer does
+    saved = [load_file(tmp_path / name / "adapter_model.safetensors") for name in ("best", "checkpoint-1")]
+    trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
+    assert len(saved[0]) == len(trained) and saved[0].keys() == saved[1].keys()
