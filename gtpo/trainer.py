@@ -601,8 +601,7 @@ class GTPOTrainer(GRPOTrainer):
                 prompt_ids, images, fields = self._tokenize_prompts(mine[start : start + chunk])
                 completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, num_generations=1)
                 batch = self._padded(prompt_ids, completion_ids)
-                _, token_entropy = self._logps_and_entropy(self.model_wrapped, batch)
-                entropies += completion_entropy(token_entropy, batch["completion_mask"]).tolist()
+                entropies += self._mean_entropies(batch).tolist()
         return gather_object(entropies)[: len(prompts)]
 
     def _padded(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> dict[str, Tensor]:
