@@ -18,6 +18,7 @@ GPU_PACKAGES = {  # as in requirements/gpu.txt; Unsloth silently drops 4-bit wei
     "vllm": "0.27.1",
     "bitsandbytes": "0.50.2",
 }
+LEAST_CAPABILITY = (7, 5)  # compute capability that the wheels of PyTorch (CUDA 13), bitsandbytes and vLLM start at
 
 
 def is_installed(package: str) -> bool:
@@ -30,6 +31,38 @@ def gpu_is_available() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def refuse_old_gpu() -> None:
+    """Refuse a GPU that the pinned packages contain no kernels for.
+
+    Raises:
+        UsageError: If this process's GPU is older than Turing (T4); without a GPU there is nothing to refuse.
+    """
+    if gpu_is_available() and _capability() < LEAST_CAPABILITY:
+        found, least = (".".join(map(str, version)) for version in (_capability(), LEAST_CAPABILITY))
+        raise UsageError(
+            f"this GPU has compute capability {found} and PyTorch, bitsandbytes and vLLM need {least} (T4) or newer: "
+            "use another GPU, or set CUDA_VISIBLE_DEVICES= and train --model tiny on the CPU."
+        )
+
+
+def prefer_native_sampler() -> None:
+    """Let vLLM sample with its own kernels, unless the user has chosen; call it before vLLM is imported.
+
+    FlashInfer's kernels are compiled while the engine starts, which fails without nvcc and ninja. Below compute
+    capability 8.0 vLLM has none, and refuses the choice that Unsloth makes, also one inherited from its process.
+    """
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    if gpu_is_available() and _capability() < (8, 0):
+        os.environ |= {"VLLM_USE_FLASHINFER_SAMPLER": "0", "UNSLOTH_VLLM_NO_FLASHINFER": "1"}
+
+
+def _capability() -> tuple[int, int]:
+    """Compute capability of this process's GPU."""
+    import torch
+
+    return torch.cuda.get_device_capability(int(os.environ.get("LOCAL_RANK", 0)))
 
 
 def choose_backend(backend: str = "auto", model: str | None = None) -> str:
@@ -60,9 +93,12 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
         "unsloth" or "transformers".
 
     Raises:
-        UsageError: If the backend is unknown, or Unsloth is chosen and cannot run or is imported too late.
+        UsageError: If the backend is unknown, the GPU too old, or Unsloth is chosen and cannot run or is imported too
+            late.
     """
     backend = choose_backend(backend, model)
+    refuse_old_gpu()
+    prefer_native_sampler()
     if backend == "transformers":
         return backend
     if not gpu_is_available():

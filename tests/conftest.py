@@ -58,6 +58,7 @@ GPU_QUERIES = (
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in GPU_QUERIES:
         monkeypatch.setattr(f"gtpo.{module}.gpu_is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (8, 0))
 
 
 @pytest.fixture

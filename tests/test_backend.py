@@ -1,9 +1,11 @@
 """Backend selection, and the errors raised before anything is loaded."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from helpers.unsloth import FakeUnsloth
@@ -12,6 +14,7 @@ from gtpo import backend
 from gtpo.backend import load_backend
 from gtpo.cli import load_backend_from_flags
 from gtpo.errors import UsageError
+from gtpo.evaluation import sampling
 from train_gtpo import SETTINGS
 
 
@@ -23,6 +26,44 @@ def test_without_gpu_the_backend_is_transformers(argv: list[str], no_gpu: None) 
 def test_unsloth_without_gpu_is_refused(no_gpu: None) -> None:
     with pytest.raises(UsageError, match=r"--backend unsloth needs a GPU.*--backend transformers"):
         load_backend_from_flags("gtpo", SETTINGS, ["--backend", "unsloth"])
+
+
+def test_a_gpu_without_kernels_is_refused(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A V100: the wheels of PyTorch for CUDA 13, bitsandbytes and vLLM start at 7.5."""
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 0))
+    for load in (lambda: load_backend("auto", "llama"), lambda: load_backend("transformers"), choose_sampler):
+        with pytest.raises(
+            UsageError, match=r"GPU has compute capability 7\.0 and .* need 7\.5 \(T4\) or newer: use an"
+        ):
+            load()
+    assert load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama", "--dry_run"]) == "unsloth"
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 5))
+    assert load_backend("transformers") == "transformers"
+
+
+def choose_sampler() -> None:
+    sampling.choose_backend("auto", tiny=True)
+
+
+@pytest.mark.parametrize(
+    ("capability", "before", "after"),
+    [
+        ((8, 0), None, "0"),  # without nvcc and ninja its kernels cannot be compiled
+        ((8, 0), "1", "1"),  # the choice of the user, or of Unsloth, which has looked for both
+        ((7, 5), "1", "0"),  # Unsloth's, which vLLM refuses there
+    ],
+)
+def test_vllm_samples_with_its_own_kernels(
+    capability: tuple[int, int], before: str | None, after: str, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: capability)
+    with mock.patch.dict(os.environ, {} if before is None else {"VLLM_USE_FLASHINFER_SAMPLER": before}):
+        if before is None:
+            os.environ.pop("VLLM_USE_FLASHINFER_SAMPLER", None)
+        os.environ.pop("UNSLOTH_VLLM_NO_FLASHINFER", None)
+        load_backend("transformers")
+        assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == after
+        assert ("UNSLOTH_VLLM_NO_FLASHINFER" in os.environ) == (capability < (8, 0))  # Unsloth would set 1 again
 
 
 def test_unknown_backend_is_refused() -> None:

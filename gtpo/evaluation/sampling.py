@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gtpo.backend import GPU_PACKAGES, gpu_is_available, is_installed
+from gtpo.backend import GPU_PACKAGES, gpu_is_available, is_installed, prefer_native_sampler, refuse_old_gpu
 from gtpo.errors import UsageError
 from gtpo.evaluation.storage import Key, Row
 from gtpo.models import check_tokenizer, encode_prompt, load_base, source_options, why_not_loaded
@@ -94,8 +94,9 @@ def choose_backend(backend: str, tiny: bool) -> str:
         tiny: Whether the model is the tiny one.
 
     Raises:
-        UsageError: If vLLM is chosen and is not installed, or not in the pinned version.
+        UsageError: If vLLM is chosen and is not installed, or not in the pinned version, or the GPU is too old.
     """
+    refuse_old_gpu()
     if backend == "auto":
         backend = "vllm" if gpu_is_available() and not tiny else "transformers"
     if backend == "vllm":
@@ -318,6 +319,7 @@ class VLLMSampler:
         self, model: str, sampling: Sampling, lora_rank: int | None, gpu_memory_utilization: float = 0.9
     ) -> None:
         """Start the engine; the arguments are those of :func:`load_sampler`."""
+        prefer_native_sampler()
         import torch
         from transformers import AutoConfig, AutoTokenizer
         from vllm import LLM

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -278,7 +279,7 @@ def test_vllm_gets_one_batch_of_requests_with_a_seed_each(tiny: Path, monkeypatc
 
     class LLM:
         def __init__(self, **options: object) -> None:
-            started.append(options)
+            started.append(options | {"flashinfer": os.environ["VLLM_USE_FLASHINFER_SAMPLER"]})
             self.llm_engine = Engine()
 
         def enqueue(self, prompts: list, params: list, lora_request: object, use_tqdm: bool) -> list[str]:
@@ -290,12 +291,15 @@ def test_vllm_gets_one_batch_of_requests_with_a_seed_each(tiny: Path, monkeypatc
     lora = SimpleNamespace(LoRARequest=lambda name, number, path: (name, number, path))
     for name, module in {"vllm": vllm, "vllm.lora": SimpleNamespace(), "vllm.lora.request": lora}.items():
         monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "")  # restored after the test
+    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER")
 
     settings = Sampling(k=2, temperature=0.7, top_p=0.9, seed=5, max_new_tokens=11)
     sampler = sampling.VLLMSampler(str(tiny), settings, lora_rank=12)
     assert started[0]["max_lora_rank"] == 16  # vLLM accepts 8 and 16, nothing between
     assert started[0]["max_model_len"] == 4096
     assert started[0]["generation_config"] == "vllm"
+    assert started[0]["flashinfer"] == "0"  # its kernels are compiled at the start, which needs nvcc and ninja
     requests = make_requests(sampler, ROWS, settings)
     done = {("arithmetic/0", 0), ("arithmetic/3", 1)}
     counts: list[int] = []
