@@ -1,6 +1,7 @@
 """Load a policy: the base model with a LoRA adapter, by Transformers and PEFT or by Unsloth."""
 
 import errno
+import logging
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +13,8 @@ from gtpo.backend import gpu_is_available, is_installed
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.model_files import check_model_files
 from gtpo.tiny import ensure_tiny, is_tiny_path
+
+logger = logging.getLogger(__name__)
 
 
 def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bool = False) -> tuple[Any, Any]:
@@ -216,8 +219,16 @@ def why_not_loaded(path: str, error: Exception) -> Exception:
             f"{path} contains its own Python code, which is not executed: use a model whose architecture is part of "
             "Transformers."
         )
+    # Unsloth says what AutoConfig and what PeftConfig raised.
+    text = text.partition("AutoConfig error: ")[2].partition(" PeftConfig error: ")[0] or text
     if "ignore_mismatched_sizes" in text:
         text = "its weights do not have the shapes of its config.json."
+    if "is not a valid model identifier" in text or "Repo id must be in the form" in text:
+        text = (
+            "it is not a directory, and not a model on the Hub that you can read (a private one needs `hf auth login`)."
+        )
+    if "Unrecognized model in" in text:
+        text = "it has no config.json with a model_type."
     if "couldn't connect" in text:
         text = "it is not a directory, not in the cache of the Hub, and the Hub cannot be reached."
     reason = (text if len(text) < 200 else f"{text[:200]}...").removesuffix(".") or type(error).__name__
@@ -244,6 +255,7 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: boo
     except Exception as error:
         raise why_not_loaded(path, error) from error
     check_tokenizer(tokenizer, path)
+    _check_embedding_rows(model, path)
     every_linear = arguments.target_modules == "all-linear"  # Unsloth takes names only
     model = FastLanguageModel.get_peft_model(  # Unsloth ignores TRL's peft_config
         model,
@@ -257,3 +269,24 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: boo
     model.peft_config["default"].base_model_name_or_path = path
     _save_without_the_hub(model)
     return model, tokenizer
+
+
+def _check_embedding_rows(model: Any, path: str) -> None:
+    """Refuse an embedding that was resized while loading: the adapter would not fit the base as it is on disk.
+
+    Unsloth resizes it where the tokenizer has more tokens than the embedding has rows.
+    """
+    from transformers import AutoConfig
+
+    source = path if Path(path).is_dir() else model.config._name_or_path  # a copy of Unsloth's, in the cache by now
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError):
+        logger.debug("no config.json of %s to compare the embedding with", source)
+        return
+    rows, expected = len(model.get_input_embeddings().weight), config.get_text_config().vocab_size
+    if rows != expected:
+        raise UsageError(
+            f"the embedding of {path} has {rows} rows after loading and its config.json says {expected}: remove the "
+            "tokens that its tokenizer has beyond the embedding, or use --backend transformers."
+        )

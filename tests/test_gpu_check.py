@@ -194,3 +194,18 @@ def test_greedy_tokens_may_differ_only_at_near_ties(training: Any, tiny: Path, t
     assert difference > training.NEAR_TIE
     assert training.differences(str(tiny), tmp_path, prompts, texts, [texts[0][:2], *texts[1:]]) == [math.inf]
     assert training.share_of_equal(texts, changed) == 7 / 8
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen"])
+def test_the_tokenizer_of_a_built_model_has_no_more_tokens_than_its_embedding(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers loads Qwen2Tokenizer for a Qwen, which adds a token; Unsloth would resize the embedding."""
+    monkeypatch.syspath_prepend(GPU)
+    import checks
+    from transformers import AutoTokenizer
+
+    shape = checks.SIZES["cpu"].shapes[name]
+    checks.build_model(tmp_path, name, shape, "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert shape.vocab_size - 8 <= len(tokenizer) <= shape.vocab_size

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.unsloth import FakeUnsloth
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from gtpo import models
 from gtpo.arguments import ModelArguments
@@ -159,6 +159,52 @@ def test_fast_inference_is_set_by_use_vllm(use_vllm: bool, unsloth: FakeUnsloth,
     # The adapter names the requested model, not the 4-bit copy that Unsloth loads instead.
     assert model.peft_config["default"].base_model_name_or_path == str(tiny)
     assert tokenizer.pad_token != tokenizer.eos_token
+
+
+def test_a_resized_embedding_is_refused(unsloth: FakeUnsloth, tiny: Path) -> None:
+    """Unsloth resizes it where the tokenizer has more tokens; the merged model would not be the trained one."""
+    rows = AutoConfig.from_pretrained(tiny).vocab_size + 1
+    unsloth.rows = rows
+    with pytest.raises(UsageError, match=rf"has {rows} rows after loading and its config.json says {rows - 1}: remove"):
+        load_policy(ModelArguments(model=str(tiny), lora_rank=8), "unsloth", 0)
+
+
+AUTO = "Unsloth: Failed to load model. Both AutoConfig and PeftConfig loading failed.\n\nAutoConfig error: {}\n\n"
+PEFT = "PeftConfig error: Can't find 'adapter_config.json' at '{}'\n\n"
+
+
+NOT_THERE = "it is not a directory, and not a model on the Hub that you can read (a private one needs `hf auth login`)"
+
+
+@pytest.mark.parametrize(
+    ("auto", "reason"),
+    [
+        ("Unrecognized model in {}. Should have a `model_type` key.", "it has no config.json with a model_type"),
+        (
+            "We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the cache.\n",
+            "it is not a directory, not in the cache of the Hub, and the Hub cannot be reached",
+        ),
+        ("{} is not a local folder and is not a valid model identifier listed on the Hub\nIf this is", NOT_THERE),
+        ("Repo id must be in the form 'repo_name' or 'namespace/repo_name': '{}'. Use `repo_type`", NOT_THERE),
+    ],
+    ids=["no model", "unreachable", "unknown", "bad path"],
+)
+def test_errors_of_unsloths_loader_are_one_sentence(
+    auto: str, reason: str, unsloth: FakeUnsloth, tmp_path: Path
+) -> None:
+    """It raises RuntimeError with both texts: of AutoConfig and of PeftConfig."""
+    path = str(tmp_path)
+    unsloth.error = RuntimeError((AUTO.replace("{}", auto) + PEFT).replace("{}", path))
+    with pytest.raises(UsageError) as caught:
+        load_policy(ModelArguments(model=path), "unsloth", 0)
+    expected = "Expected tiny, llama, qwen, a Hub id or a directory with a config.json."
+    assert str(caught.value) == f"cannot load model {path!r}: {reason}. {expected}"
+
+
+def test_a_gated_model_is_told_by_unsloth_too(unsloth: FakeUnsloth, tmp_path: Path) -> None:
+    unsloth.error = RuntimeError(AUTO.format("You are trying to access a gated repo.") + PEFT)
+    with pytest.raises(UsageError, match=r"is gated: accept its license on the Hub, then `hf auth login`"):
+        load_policy(ModelArguments(model=str(tmp_path)), "unsloth", 0)
 
 
 # ---- 4-bit weights ----

@@ -21,6 +21,7 @@ from gtpo.memory import KNOWN, Shape
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
+SPARE = 8  # rows of Qwen's embedding without a token, as in its released models: Qwen2Tokenizer adds <|endoftext|>
 STEPS = 4  # of a small run, with a checkpoint after half of them
 SMALL = Shape(128256, 1024, 3072, 4, 8, 2, 128, tied=False)
 TOY = Shape(1024, 64, 128, 2, 4, 2, 16, tied=False)
@@ -104,7 +105,7 @@ def build_model(directory: Path, name: str, shape: Shape, device: str) -> Path:
     """Save a random model to ``directory``; ``name`` starts with its family, llama or qwen. bfloat16 on a GPU."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config
 
-    save_tokenizer(directory, shape.vocab_size)
+    save_tokenizer(directory, shape.vocab_size - (SPARE if name.startswith("qwen") else 0))
     tokenizer = AutoTokenizer.from_pretrained(directory)
     family = Qwen2Config if name.startswith("qwen") else LlamaConfig  # Qwen has biases on q, k and v
     config = family(

@@ -13,12 +13,18 @@ class FakeUnsloth:
         self.options: dict[str, Any] = {}
         self.FastLanguageModel = self
         self.patches_trl = patches_trl
+        self.error: Exception | None = None  # raised by from_pretrained
+        self.rows: int | None = None  # of the embedding, which it resizes
 
     def from_pretrained(self, **options: Any) -> tuple[Any, Any]:
         from transformers import AutoModelForCausalLM
 
         self.options |= options
+        if self.error is not None:
+            raise self.error
         model = AutoModelForCausalLM.from_pretrained(options["model_name"])
+        if self.rows is not None:
+            model.resize_token_embeddings(self.rows)
         model.config._name_or_path = "unsloth/its-own-copy-bnb-4bit"
         return model, AutoTokenizer.from_pretrained(options["model_name"])
 
