@@ -46,6 +46,7 @@ def sample(flags: EvaluationArguments) -> "list[Job]":
     from gtpo.evaluation.sampling import Sampling, choose_backend, load_sampler
     from gtpo.evaluation.targets import (
         base_model,
+        choose_4bit,
         find_targets,
         is_tiny,
         max_lora_rank,
@@ -66,7 +67,8 @@ def sample(flags: EvaluationArguments) -> "list[Job]":
     model = resolve_base_model(base, targets, flags.model)
     backend = choose_backend(flags.backend, is_tiny(model))
     batch = flags.batch_size if backend == "transformers" else None
-    sampling = Sampling(flags.k, flags.temperature, flags.top_p, flags.seed, flags.max_new_tokens, batch)
+    four_bit = choose_4bit(flags.load_in_4bit, targets)
+    sampling = Sampling(flags.k, flags.temperature, flags.top_p, flags.seed, flags.max_new_tokens, batch, four_bit)
     jobs = plan_jobs(flags, targets, problems, model, backend, sampling)
     if not flags.regrade:
         rank, memory = max_lora_rank(targets), flags.gpu_memory_utilization

@@ -211,6 +211,13 @@ class EvaluationArguments:
         default="auto",
         metadata={"help": "auto: vLLM on a GPU; Transformers without one, and for the tiny model."},
     )
+    load_in_4bit: bool | None = field(
+        default=None,
+        metadata={
+            "help": "NF4 weights of the base model, on a GPU. Default: as the run was trained, where that is possible "
+            "here; 16 bits without a run."
+        },
+    )
     batch_size: int = field(default=64, metadata={"help": "Completions per batch, Transformers."})
     gpu_memory_utilization: float = field(default=0.9, metadata={"help": "Share of GPU memory for vLLM, 0 to 1."})
     output_dir: str = field(default="outputs/evaluation", metadata={"help": "Directory of completions and scores."})

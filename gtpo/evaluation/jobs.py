@@ -32,6 +32,7 @@ STORED_FLAGS = (  # --regrade reads them from the completion files
     "seed",
     "max_new_tokens",
     "backend",
+    "load_in_4bit",
     "batch_size",
     "gpu_memory_utilization",
     "limit",

@@ -33,6 +33,7 @@ class Sampling:
         max_new_tokens: Maximum tokens of a completion.
         batch_size: Completions per batch of Transformers, which share a random stream: it affects what is sampled. None
             for vLLM, which schedules its own batches and seeds each completion.
+        load_in_4bit: The base model has NF4 weights, quantized when it is loaded; else 16 bits, and 32 on a CPU.
     """
 
     k: int = 64
@@ -41,6 +42,7 @@ class Sampling:
     seed: int = 0
     max_new_tokens: int = 1500
     batch_size: int | None = None
+    load_in_4bit: bool = False
 
 
 @dataclass(frozen=True)
@@ -187,11 +189,11 @@ def plan_batches(requests: Sequence[Request], batch_size: int) -> list[list[Requ
 
 
 class TransformersSampler:
-    """``generate`` of Transformers, in batches; adapters with PEFT. float32 on a CPU, bfloat16 on a GPU."""
+    """``generate`` of Transformers, in batches; adapters with PEFT. float32 on a CPU; bfloat16 or 4 bits on a GPU."""
 
     def __init__(self, model: str, sampling: Sampling) -> None:
         self.sampling = sampling
-        self.model, self.tokenizer = load_base(model)
+        self.model, self.tokenizer = load_base(model, sampling.load_in_4bit)
         if gpu_is_available() and not getattr(self.model, "is_quantized", False):
             self.model.to("cuda")
         self.model.eval()
@@ -351,6 +353,7 @@ class VLLMSampler:
                 model=model,
                 trust_remote_code=False,
                 dtype=dtype,
+                quantization="bitsandbytes" if sampling.load_in_4bit else None,  # NF4, as in load_base
                 generation_config="vllm",  # not the model's default sampling parameters
                 max_model_len=self.context_length,
                 gpu_memory_utilization=gpu_memory_utilization,

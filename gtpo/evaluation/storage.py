@@ -20,6 +20,7 @@ from gtpo.prompts import to_messages
 
 Row = dict[str, Any]
 Key = tuple[str, int]  # problem id, sample number
+EARLIER: Row = {"load_in_4bit": False}  # what earlier revisions did and did not store
 COLUMNS: dict[str, type] = {"id": str, "sample": int, "completion": str, "tokens": int, "finished": bool}
 
 
@@ -134,7 +135,8 @@ def check_settings(path: Path, settings: Row) -> None:
     if not has_completions(path):
         return
     with path.open("rb") as file:
-        stored = _parse_head(path, file.readline())["settings"]
+        stored = EARLIER | _parse_head(path, file.readline())["settings"]
+    settings = EARLIER | settings
     changed = [name for name in {**settings, **stored} if stored.get(name) != settings.get(name)]
     if changed:
         changed = [name for name in changed if not name.endswith("_hash")] or changed

@@ -43,7 +43,8 @@ def _block(benchmark: str, rows: Sequence[Entry]) -> str:
         low, high = row["intervals"]["pass"]["1"]
         method = row["label"] if row["adapter"] else "base"
         interval = f"{low:.1f} to {high:.1f}"
-        cells.append([short_name(row["model"]), method, *numbers, f"{scores['format']:.1f}", interval])
+        model = short_name(row["model"]) + (" (4-bit)" if row["settings"].get("load_in_4bit") else "")
+        cells.append([model, method, *numbers, f"{scores['format']:.1f}", interval])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     rule = "-" * max(map(len, lines))

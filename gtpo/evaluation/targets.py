@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES, EvaluationArguments
-from gtpo.backend import gpu_is_available
+from gtpo.backend import gpu_is_available, is_installed
 from gtpo.errors import UsageError, nearest
 from gtpo.model_files import check_model_files
 from gtpo.models import resolve_model
@@ -186,6 +186,44 @@ def max_lora_rank(targets: Sequence[Target]) -> int | None:
     """The largest rank of the adapters; None without adapters."""
     configs = [adapter_config(target.adapter) for target in targets if target.adapter]
     return max((max(_ranks(config)) for config in configs), default=None)
+
+
+def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
+    """Whether the base model is loaded in 4 bits: as asked, or as it was when the adapters were trained.
+
+    Without a GPU or bitsandbytes an adapter trained on 4-bit weights is evaluated on 16 or 32 bits, with a warning.
+
+    Args:
+        asked: ``--load_in_4bit``; None if it is not given.
+        targets: The targets.
+
+    Raises:
+        UsageError: If 4 bits are asked for and impossible, or the adapters were trained with different weights.
+    """
+    lacking = "a GPU" if not gpu_is_available() else "" if is_installed("bitsandbytes") else "bitsandbytes"
+    if asked is not None:
+        if asked and lacking:
+            raise UsageError(f"--load_in_4bit needs {lacking}, which this machine lacks: set --load_in_4bit false.")
+        return asked
+    trained = {_trained_in_4bit(target.adapter): target.adapter for target in targets if target.adapter}
+    if len(trained) > 1:
+        raise UsageError(
+            f"{trained[True]} was trained on 4-bit weights and {trained[False]} was not: set --load_in_4bit true or "
+            "false for both, or evaluate them in two commands."
+        )
+    if True in trained and lacking:
+        logger.warning(
+            "%s was trained on 4-bit weights, which need %s: it is evaluated on 16- or 32-bit weights",
+            trained[True],
+            lacking,
+        )
+    return True in trained and not lacking
+
+
+def _trained_in_4bit(adapter: Path) -> bool:
+    """Whether the run of an adapter had a 4-bit base; False for an adapter outside a run."""
+    run = RunDirectory(adapter.resolve().parent)
+    return run.config.is_file() and bool(run.read_config().get("load_in_4bit"))
 
 
 def _is_adapter(directory: Path) -> bool:

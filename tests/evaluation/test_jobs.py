@@ -60,6 +60,7 @@ def test_a_job_for_every_target_and_benchmark(tiny: Path, adapters: list[Path], 
         "seed": 7,
         "max_new_tokens": 11,
         "batch_size": 5,
+        "load_in_4bit": False,  # files of earlier revisions lack it: storage.EARLIER
     }
     assert jobs[0].about | {"model": str(tiny), "adapter": str(adapters[0]), "checkpoint": "best"} == jobs[0].about
     assert jobs[0].about["environment"]["packages"]["transformers"]

@@ -1,5 +1,6 @@
 """Sampling on the Transformers backend, value by value, and what vLLM is given. No network, no GPU."""
 
+import dataclasses
 import json
 import math
 import os
@@ -299,6 +300,9 @@ def test_vllm_gets_one_batch_of_requests_with_a_seed_each(tiny: Path, monkeypatc
     assert started[0]["max_lora_rank"] == 16  # vLLM accepts 8 and 16, nothing between
     assert started[0]["max_model_len"] == 4096
     assert started[0]["generation_config"] == "vllm"
+    assert started[0]["quantization"] is None
+    sampling.VLLMSampler(str(tiny), dataclasses.replace(settings, load_in_4bit=True), lora_rank=12)
+    assert started.pop()["quantization"] == "bitsandbytes"
     assert started[0]["flashinfer"] == "0"  # its kernels are compiled at the start, which needs nvcc and ninja
     requests = make_requests(sampler, ROWS, settings)
     done = {("arithmetic/0", 0), ("arithmetic/3", 1)}
@@ -321,3 +325,14 @@ def test_vllm_gets_one_batch_of_requests_with_a_seed_each(tiny: Path, monkeypatc
     assert submitted[1]["lora"] is None
     with pytest.raises(UsageError, match="rank 1000 and vLLM supports up to 512"):
         sampling.VLLMSampler(str(tiny), settings, lora_rank=1000)
+
+
+@pytest.mark.parametrize("four_bit", [True, False])
+def test_transformers_load_the_base_in_the_precision_of_the_settings(
+    four_bit: bool, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[tuple[str, bool]] = []
+    load_base = sampling.load_base
+    monkeypatch.setattr(sampling, "load_base", lambda path, bits: loaded.append((path, bits)) or load_base(path))
+    TransformersSampler(str(tiny), dataclasses.replace(SETTINGS, load_in_4bit=four_bit))
+    assert loaded == [(str(tiny), four_bit)]

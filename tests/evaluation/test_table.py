@@ -25,6 +25,7 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
                 "format": 97.5,
             },
             "intervals": {"pass": {"1": [30.0, 45.04]}},
+            "settings": {"k": k},  # of an earlier revision: without load_in_4bit
         }
 
     base = entry("base", "amc23", 8, [37.5, 0, 40, 65])
@@ -49,6 +50,9 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
         "Qwen2.5-3B-Instruct  gtpo-gsm8k    3.3                   1.7                  0.8      97.5    30.0 to 45.0",
         "-" * 108,
     ]
+    gtpo["settings"] = {"load_in_4bit": True}
+    rows = format_table([base, gtpo]).splitlines()[5:7]
+    assert [row.partition("  ")[0] for row in rows] == ["Qwen2.5-3B-Instruct", "Qwen2.5-3B-Instruct (4-bit)"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from gtpo.evaluation import targets
 from gtpo.evaluation.targets import (
     Target,
     base_model,
+    choose_4bit,
     find_targets,
     max_lora_rank,
     newest_run,
@@ -238,3 +239,58 @@ def test_the_papers_models_need_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_large_model_without_gpu("HuggingFaceTB/SmolLM2-135M-Instruct")
     monkeypatch.setattr(targets, "gpu_is_available", lambda: True)
     refuse_large_model_without_gpu("llama")
+
+
+# 4-bit weights
+
+
+@pytest.fixture
+def trained(outputs: Path) -> list[Target]:
+    """Adapters of a 4-bit run and of a 16-bit run, one outside a run, and the base."""
+    for run, value in (("older", "true"), ("demo/newer", "false")):
+        (outputs / run / "config.yaml").write_text(f"load_in_4bit: {value}\n")
+    shutil.copytree(outputs / "older" / "adapter", outputs / "copied")
+    return find_targets(["outputs/older", "outputs/demo/newer", "outputs/copied", "base"], None)
+
+
+@pytest.fixture
+def bitsandbytes(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "is_installed", lambda package: package == "bitsandbytes")
+
+
+def test_the_base_has_the_precision_of_training(trained: list[Target], bitsandbytes: None) -> None:
+    in_4bit, in_16bit, elsewhere, base = trained
+    assert choose_4bit(None, [in_4bit, base]) is True
+    assert choose_4bit(None, [Target("older@best", Path("outputs/older/best"), "best")]) is True
+    for others in ([in_16bit], [elsewhere], [in_16bit, elsewhere, base], [base]):
+        assert choose_4bit(None, others) is False
+
+
+def test_the_flag_decides_the_precision(trained: list[Target], bitsandbytes: None) -> None:
+    assert choose_4bit(False, trained[:1]) is False and choose_4bit(True, trained[1:]) is True
+    with pytest.raises(
+        UsageError, match=r"older/adapter was trained on 4-bit weights and outputs/copied was not: set --load_in_4bit"
+    ):
+        choose_4bit(None, trained)
+    assert choose_4bit(True, trained) is True
+
+
+def test_without_a_gpu_an_adapter_of_a_4bit_run_is_evaluated_with_a_warning(
+    trained: list[Target], no_gpu: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert choose_4bit(None, trained[1:]) is False and not caplog.messages
+    assert choose_4bit(None, trained[:1]) is False
+    assert caplog.messages == [
+        "outputs/older/adapter was trained on 4-bit weights, which need a GPU: it is evaluated on 16- or 32-bit weights"
+    ]
+    with pytest.raises(UsageError, match=r"--load_in_4bit needs a GPU, which this machine lacks: set --load_in_4bit f"):
+        choose_4bit(True, trained[:1])
+
+
+def test_without_bitsandbytes_4_bits_are_refused_by_name(
+    trained: list[Target], gpu: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(targets, "is_installed", lambda package: False)
+    with pytest.raises(UsageError, match="--load_in_4bit needs bitsandbytes, which this machine lacks"):
+        choose_4bit(True, trained[:1])
+    assert choose_4bit(None, trained[:1]) is False and "which need bitsandbytes" in caplog.text
