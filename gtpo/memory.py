@@ -20,6 +20,9 @@ from gtpo.head import TILES
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
+OFFLOADED_FROM = 512  # tokens: Unsloth keeps the hidden states of shorter sequences on the GPU (models/_utils.py)
+VLLM_BATCH = 8192  # most tokens of a forward pass of vLLM: TRL sets 4,096, Unsloth 2,048 to 8,192 by the free memory
+VLLM_GRAPHS = 0.5 * 2**30  # CUDA graphs of an 8B model, up to what vLLM logs when it has captured them
 NF4_BYTES = (
     0.5 + 1 / 64 + 4 / (64 * 256)
 )  # bytes of a 4-bit parameter with its share of the double-quantized block scales
@@ -112,6 +115,15 @@ def _check_connection(model: str) -> None:
 def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
     """Peak memory in GiB by part, at the longest prompts and completions that the settings allow.
 
+    Activations are those of a training micro-batch. The passes that only score (initial entropy, rollout check, old
+    policy, reference) have the same rows and no gradients, so they need less. With Unsloth the hidden states between
+    the layers wait in host memory, and two of them are on the GPU (unsloth_zoo/gradient_checkpointing.py: two
+    buffers).
+
+    vLLM holds, besides weights and KV cache, its LoRA slots (lora/layers/base_linear.py: one A and B of every
+    projection, 16 bits), the 16-bit copy of the adapter that Unsloth hands over on the GPU
+    (unsloth_zoo/vllm_lora_worker_manager.py), the activations of its largest batch, and CUDA graphs.
+
     Args:
         shape: The shape of the model.
         settings: ``Settings.to_dict()`` of a run.
@@ -122,19 +134,21 @@ def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
     projections = shape.layers * sum(i * o for i, o in modules.values())
     embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
     targets = set(settings["lora_target_modules"])
-    lora = shape.layers * sum(
-        settings["lora_rank"] * sum(sizes) for name, sizes in modules.items() if targets & {name, "all-linear"}
-    )
+    ranks = {name: shape.layers * settings["lora_rank"] * sum(sizes) for name, sizes in modules.items()}
+    lora = sum(size for name, size in ranks.items() if targets & {name, "all-linear"})
     length = min(settings.get("max_length") or settings["max_seq_length"], settings["max_seq_length"])
     completion = settings.get("max_completion_length") or max(1, length - settings["max_prompt_length"])
     length = min(settings["max_prompt_length"] + completion, length)
     rows = settings["per_device_train_batch_size"]
     hidden = rows * length * shape.hidden_size * width
     one_layer = rows * length * width * (2 * shape.hidden_size + sum(o for _, o in modules.values()))
+    unsloth = _is_unsloth(settings)
     layers_kept = shape.layers * (hidden if settings["gradient_checkpointing"] else one_layer)
+    if unsloth and settings["gradient_checkpointing"] and settings["max_seq_length"] >= OFFLOADED_FROM:
+        layers_kept = 2 * hidden
     generated = settings.get("generation_batch_size") or rows * settings["gradient_accumulation_steps"]
     kv_cache = generated * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * width
-    merges = settings.get("use_vllm") and settings.get("backend") == "transformers"  # the base is float32 then
+    merges = settings.get("use_vllm") and not unsloth  # the base is float32 then
     tokens = rows * completion
     tile_rows, tile_columns = TILES["cpu" if settings.get("use_cpu") else "cuda"]
     tile = min(tile_rows, tokens) * min(tile_columns, shape.vocab_size)
@@ -150,7 +164,20 @@ def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
     }
     if merges:
         parts["vLLM's weights"] = (projections + embeddings) * 2  # its own copy, 16 bits
+    if settings.get("use_vllm") and unsloth:  # TRL merges the adapter instead
+        parts["vLLM's LoRA"] = (sum(ranks.values()) + lora) * 2
+    if settings.get("use_vllm") and settings.get("vllm_mode") != "server":
+        # gate and up, their product, and the layer's input and output
+        activations = VLLM_BATCH * (3 * shape.intermediate_size + 2 * shape.hidden_size) * 2
+        parts["vLLM's activations and graphs"] = activations + VLLM_GRAPHS
     return {name: size / GIB for name, size in parts.items()}
+
+
+def _is_unsloth(settings: dict[str, Any]) -> bool:
+    """Whether Unsloth trains, on the machine that the settings are for (as gtpo.backend.choose_backend)."""
+    backend = settings.get("backend", "auto")
+    on_gpu = not settings.get("use_cpu") and settings["model"] != "tiny"
+    return bool(backend == "unsloth" or (backend == "auto" and on_gpu))
 
 
 def plan(
@@ -198,6 +225,7 @@ def plan(
         share = values["gpu_memory_utilization"]
         generated = values.get("generation_batch_size") or completions
         engine = parts.get("vLLM's weights", parts["weights"])  # Unsloth shares the weights
+        engine += sum(parts.get(f"vLLM's {name}", 0) for name in ("LoRA", "activations and graphs"))
         for name, size in gpus or [("a 40 GiB GPU", 40.0), ("an 80 GiB GPU", 80.0)]:
             rest = total - engine - parts["KV cache"]
             at_once = max(0, min(generated, int((share * size - engine) / (parts["KV cache"] / generated))))

@@ -96,6 +96,33 @@ def test_llama_matches_published_sizes() -> None:
     assert parts["head"] == (2 * 1500 * 4096 * 2 + 3 * 4 * 1500 * 16384) / GIB
 
 
+def test_vllm_holds_lora_slots_a_copy_of_the_adapter_activations_and_graphs() -> None:
+    """Slots of all seven projections and a copy of the trained ones, 16 bits each."""
+    widths = (4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 14336) * 3
+    parts = estimate(KNOWN["llama"], SETTINGS)
+    assert parts["vLLM's LoRA"] == 2 * (32 * 128 * widths) * 2 / GIB == 1.25
+    one = estimate(KNOWN["llama"], SETTINGS | {"lora_target_modules": ["q_proj"]})
+    assert one["vLLM's LoRA"] == (32 * 128 * widths + 32 * 128 * 8192) * 2 / GIB
+    assert parts["vLLM's activations and graphs"] == 8192 * (3 * 14336 + 2 * 4096) * 2 / GIB + 0.5  # 1.28 GiB
+    for without, part in (
+        ({"use_vllm": False}, "vLLM's LoRA"),
+        ({"use_vllm": False}, "vLLM's activations and graphs"),
+        ({"backend": "transformers"}, "vLLM's LoRA"),  # TRL merges the adapter
+        ({"vllm_mode": "server"}, "vLLM's activations and graphs"),  # on another GPU
+    ):
+        assert part not in estimate(KNOWN["llama"], SETTINGS | without)
+
+
+def test_unsloth_offloads_the_hidden_states_between_the_layers() -> None:
+    hidden, layer = 5500 * 4096 * 2, 5500 * 2 * (2 * 4096 + 4096 * 2 + 1024 * 2 + 14336 * 2 + 4096)
+    plain = estimate(KNOWN["llama"], SETTINGS | {"backend": "transformers"})["activations"]
+    assert plain == (32 * hidden + 2 * layer) / GIB
+    assert estimate(KNOWN["llama"], SETTINGS)["activations"] == (2 * hidden + 2 * layer) / GIB
+    short = SETTINGS | {"max_seq_length": 500, "max_prompt_length": 300, "max_completion_length": 200}
+    ratio = 500 / 5500  # below 512 tokens Unsloth keeps them
+    assert estimate(KNOWN["llama"], short)["activations"] == pytest.approx(ratio * plain)
+
+
 def test_each_part_scales_with_its_settings() -> None:
     base = estimate(KNOWN["llama"], SETTINGS)
     changes: list[tuple[dict[str, Any], str, float]] = [
@@ -130,13 +157,14 @@ def test_lines_of_the_plan() -> None:
     assert lines[0] == "# 7,473 training rows, 7,473 steps of 1 prompt(s) x 12 completion(s) per process"
     assert lines[1] == "# at most 135 million generated tokens per process"  # 7473 x 12 x 1500
     assert "weights 5.31, LoRA 1.25, gradients 1.25, optimizer 0.62, KV cache 8.06" in lines[2]
-    assert lines[4].startswith("# A100: vLLM reserves 40 % (16 GiB): weights and KV cache for 12 of 12 completions")
+    # (15.76 - 5.31 - 1.25 - 1.28) / 0.67 = 11.8
+    assert lines[4].startswith("# A100: vLLM reserves 40 % (16 GiB): weights and KV cache for 11 of 12 completions")
     assert lines[4].endswith(": fits")
     assert lines[5].startswith("# T4: vLLM reserves 40 % (6 GiB): weights and KV cache for 0 of 12 ")
     assert lines[5].endswith("does not fit")
     assert comments(plan(settings, 1, [("A", 24.0)]))[-1].endswith(
-        "(10 GiB): weights and KV cache for 6 of 12 completions; training adds 5.8 GiB: fits"
-    )  # (9.6 - 5.31) / 0.67 = 6.4
+        "(10 GiB): weights and KV cache for 2 of 12 completions; training adds 4.6 GiB: fits"
+    )  # (9.6 - 5.31 - 1.25 - 1.28) / 0.67 = 2.6
     (small,) = comments(plan(settings_of("--load_in_4bit", "false"), rows=1, gpus=[("T4", 14.6)]))[4:]
     assert small.endswith("does not fit")  # 15 GiB of 16-bit weights
 
