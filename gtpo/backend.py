@@ -1,9 +1,11 @@
-"""Which backend trains: Unsloth on a GPU, plain Transformers and PEFT elsewhere."""
+"""Which backend trains: Unsloth on a GPU, plain Transformers and PEFT elsewhere; which drivers and GPUs can."""
 
 import importlib.metadata
 import importlib.util
 import logging
 import os
+import shutil
+import subprocess
 import sys
 
 from gtpo.errors import UsageError
@@ -19,6 +21,7 @@ GPU_PACKAGES = {  # as in requirements/gpu.txt; Unsloth silently drops 4-bit wei
     "bitsandbytes": "0.50.2",
 }
 LEAST_CAPABILITY = (7, 5)  # compute capability that the wheels of PyTorch (CUDA 13), bitsandbytes and vLLM start at
+DRIVER = 580  # the oldest NVIDIA driver of CUDA 13, for which PyTorch 2.13 is built
 
 
 def is_installed(package: str) -> bool:
@@ -33,18 +36,53 @@ def gpu_is_available() -> bool:
     return torch.cuda.is_available()
 
 
+def check_driver() -> str | None:
+    """One sentence if the NVIDIA driver is too old: PyTorch then sees no GPU, and says so only in a warning.
+
+    A GPU that PyTorch with CUDA 13 sees all the same passes (CUDA forward compatibility), and so does a machine without
+    a driver, or with ``CUDA_VISIBLE_DEVICES`` empty.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not shutil.which("nvidia-smi"):
+        return None
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    versions = subprocess.run(query, capture_output=True, text=True).stdout.split()
+    if not versions or not versions[0].partition(".")[0].isdecimal():
+        return "nvidia-smi cannot reach the NVIDIA driver: reboot, or install driver R580 or newer."
+    if int(versions[0].partition(".")[0]) >= DRIVER or _runs_cuda_13():
+        return None
+    return (
+        f"the NVIDIA driver is {versions[0]} and PyTorch 2.13 needs R{DRIVER} or newer (CUDA 13): install it on the "
+        f"host, on Ubuntu with `sudo apt-get install nvidia-driver-{DRIVER}`, and reboot."
+    )
+
+
+def _runs_cuda_13() -> bool:
+    if not is_installed("torch"):
+        return False
+    import torch
+
+    return (torch.version.cuda or "").startswith("13.") and gpu_is_available()
+
+
 def refuse_old_gpu() -> None:
     """Refuse a GPU that the pinned packages contain no kernels for.
 
     Raises:
         UsageError: If this process's GPU is older than Turing (T4); without a GPU there is nothing to refuse.
     """
-    if gpu_is_available() and _capability() < LEAST_CAPABILITY:
-        found, least = (".".join(map(str, version)) for version in (_capability(), LEAST_CAPABILITY))
-        raise UsageError(
-            f"this GPU has compute capability {found} and PyTorch, bitsandbytes and vLLM need {least} (T4) or newer: "
-            "use another GPU, or set CUDA_VISIBLE_DEVICES= and train --model tiny on the CPU."
-        )
+    if fault := check_compute_capability():
+        raise UsageError(fault)
+
+
+def check_compute_capability() -> str | None:
+    """One sentence if this process's GPU is older than Turing (T4); None without a GPU."""
+    if not gpu_is_available() or _capability() >= LEAST_CAPABILITY:
+        return None
+    found, least = (".".join(map(str, version)) for version in (_capability(), LEAST_CAPABILITY))
+    return (
+        f"this GPU has compute capability {found} and PyTorch, bitsandbytes and vLLM need {least} (T4) or newer: "
+        "use another GPU, or set CUDA_VISIBLE_DEVICES= and train --model tiny on the CPU."
+    )
 
 
 def prefer_native_sampler() -> None:
@@ -100,9 +138,13 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
     refuse_old_gpu()
     prefer_native_sampler()
     if backend == "transformers":
+        if model not in (None, "tiny") and not gpu_is_available() and (fault := check_driver()):
+            logger.warning("training runs on the CPU: %s", fault)
         return backend
     if not gpu_is_available():
-        raise UsageError("--backend unsloth needs a GPU and PyTorch sees none: use --backend transformers.")
+        raise UsageError(
+            check_driver() or "--backend unsloth needs a GPU and PyTorch sees none: use --backend transformers."
+        )
     for package, pinned in GPU_PACKAGES.items():
         if not is_installed(package):
             raise UsageError(

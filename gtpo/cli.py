@@ -30,7 +30,7 @@ from gtpo.arguments import (
     Settings,
     fields_of,
 )
-from gtpo.backend import choose_backend, gpu_is_available, load_backend
+from gtpo.backend import check_driver, choose_backend, gpu_is_available, load_backend
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.flags import (
@@ -181,7 +181,8 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
         return CONFIGS / method / f"{alias or 'qwen'}.yaml"
     if large:
         raise UsageError(
-            f"--model {model} {'with --backend unsloth ' if backend == 'unsloth' else ''}trains on a GPU (4-bit "
+            check_driver()
+            or f"--model {model} {'with --backend unsloth ' if backend == 'unsloth' else ''}trains on a GPU (4-bit "
             f"weights, vLLM) and PyTorch sees none here: run `python train_{method}.py --model tiny --dataset "
             "arithmetic` on a CPU, or check torch.cuda.is_available() and the NVIDIA driver (R580 or newer)."
         )
