@@ -25,6 +25,7 @@ def main() -> None:
     from gtpo.export import save_adapter
     from gtpo.memory import plan
     from gtpo.models import load_policy
+    from gtpo.preflight import check_machine, describe_checks
     from gtpo.report import write_report_or_warn
     from gtpo.reward_functions import load_rewards
     from gtpo.start import check_run, start_run
@@ -33,13 +34,14 @@ def main() -> None:
     from rewards import accuracy_reward, format_reward
 
     settings = parse("gtpo", (*SETTINGS, GRPOConfig))
+    check_machine(settings, backend)
     GTPOTrainer.check_settings(settings.trainer)
     rows = load_train(settings.data.dataset, settings.data.data_dir, settings.trainer.seed, settings.run.dry_run)
     rewards = load_rewards(
         settings.reward.reward, {"format": format_reward, "accuracy": accuracy_reward}, rows.column_names
     )
     if settings.run.dry_run:
-        return print(plan(settings, len(rows)), end="")
+        return print(describe_checks(settings, backend) + plan(settings, len(rows)), end="")
     checkpoint = check_run(settings, len(rows))
     policy, tokenizer = load_policy(settings.model, backend, settings.trainer.seed, settings.trainer.use_vllm)
     rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length)

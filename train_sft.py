@@ -24,16 +24,18 @@ def main() -> None:
     from gtpo.export import save_adapter
     from gtpo.memory import plan
     from gtpo.models import keep_adapter_in_float32, load_policy
+    from gtpo.preflight import check_machine, describe_checks
     from gtpo.report import write_report_or_warn
     from gtpo.start import check_run, start_run
     from gtpo.summary import log_summary
     from gtpo.training import attach_callbacks, train
 
     settings = parse("sft", (*SETTINGS, SFTConfig))
+    check_machine(settings, backend)
     rows = load_train(settings.data.dataset, settings.data.data_dir, settings.trainer.seed, settings.run.dry_run)
     rows = to_demonstrations(rows)
     if settings.run.dry_run:
-        return print(plan(settings, len(rows)), end="")
+        return print(describe_checks(settings, backend) + plan(settings, len(rows)), end="")
     checkpoint = check_run(settings, len(rows))
     policy, tokenizer = load_policy(settings.model, backend, settings.trainer.seed)
     rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length)

@@ -47,7 +47,9 @@ def check_driver() -> str | None:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     versions = subprocess.run(query, capture_output=True, text=True).stdout.split()
     if not versions or not versions[0].partition(".")[0].isdecimal():
-        return "nvidia-smi cannot reach the NVIDIA driver: reboot, or install driver R580 or newer."
+        return (
+            "nvidia-smi finds no NVIDIA driver or no GPU: use a machine with a GPU, or install driver R580 and reboot."
+        )
     if int(versions[0].partition(".")[0]) >= DRIVER or _runs_cuda_13():
         return None
     return (

@@ -3,6 +3,9 @@
 import errno
 import logging
 import os
+import shlex
+import sys
+import traceback
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,6 +15,7 @@ from gtpo.arguments import MODEL_ALIASES, ModelArguments
 from gtpo.backend import gpu_is_available, is_installed
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.model_files import check_model_files
+from gtpo.preflight import check_loaded, hub_is_reachable
 from gtpo.tiny import ensure_tiny, is_tiny_path
 
 logger = logging.getLogger(__name__)
@@ -144,8 +148,7 @@ def resolve_model(name: str) -> str:
 def source_options(path: str) -> dict[str, bool]:
     """Options of ``from_pretrained`` that say where it looks: only in the cache if the Hub cannot be reached.
 
-    The files of a local directory are checked first. Without a connection huggingface_hub would retry for a minute,
-    with two lines on the screen for each attempt.
+    The files of a local directory are checked first.
 
     Raises:
         UsageError: If a local file is damaged, or weights are pickled or not finite.
@@ -153,14 +156,7 @@ def source_options(path: str) -> dict[str, bool]:
     if Path(path).is_dir():
         check_model_files(Path(path))
         return {"local_files_only": True}
-    import httpx
-    from huggingface_hub import constants, get_session
-
-    try:
-        get_session().head(constants.ENDPOINT, timeout=10)
-    except (httpx.HTTPError, OSError):  # OSError: HF_HUB_OFFLINE is set
-        return {"local_files_only": True}
-    return {"local_files_only": False}
+    return {"local_files_only": not hub_is_reachable()}
 
 
 def check_tokenizer(tokenizer: Any, path: str) -> None:
@@ -253,9 +249,10 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: boo
             gpu_memory_utilization=arguments.gpu_memory_utilization,
         )
     except Exception as error:
-        raise why_not_loaded(path, error) from error
+        raise (_vllm_does_not_start(error) if _is_from_vllm(error) else why_not_loaded(path, error)) from error
     check_tokenizer(tokenizer, path)
     _check_embedding_rows(model, path)
+    check_loaded(model, tokenizer, path, arguments.max_seq_length)
     every_linear = arguments.target_modules == "all-linear"  # Unsloth takes names only
     model = FastLanguageModel.get_peft_model(  # Unsloth ignores TRL's peft_config
         model,
@@ -290,3 +287,17 @@ def _check_embedding_rows(model: Any, path: str) -> None:
             f"the embedding of {path} has {rows} rows after loading and its config.json says {expected}: remove the "
             "tokens that its tokenizer has beyond the embedding, or use --backend transformers."
         )
+
+
+def _is_from_vllm(error: Exception) -> bool:
+    """Whether vLLM raised, or Unsloth's code that starts it; a wrong path or a gated model is found before."""
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(name == "unsloth_zoo.vllm_utils" or name.partition(".")[0] == "vllm" for name in modules)
+
+
+def _vllm_does_not_start(error: Exception) -> UsageError:
+    script = Path(sys.argv[0]).name.startswith("train_")  # not in a notebook
+    command = shlex.join(["python", *sys.argv, "--use_vllm", "false"]) if script else "--use_vllm false"
+    reason = first_line(error)
+    reason = reason if len(reason) < 200 else f"{reason[:200]}..."
+    return UsageError(f"vLLM does not start ({reason}); train without it: {command}")

@@ -105,7 +105,7 @@ LAYERS = (  # a module imports from layers below its own, or from its own packag
     "gtpo.runs gtpo.environment",
     "gtpo.start",
     "gtpo.cli gtpo.script gtpo.curves gtpo.progress gtpo.fault_tolerance",
-    "gtpo.tiny gtpo.callbacks gtpo.summary",
+    "gtpo.tiny gtpo.callbacks gtpo.summary gtpo.preflight",
     "gtpo.models gtpo.training gtpo.card",
     "gtpo.trainer gtpo.export gtpo.report gtpo.evaluation",
     "gtpo gtpo.paper",

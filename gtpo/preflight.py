@@ -1,0 +1,443 @@
+"""Checks of a GPU machine before anything is downloaded, and of the policy right after it is loaded.
+
+Each check returns None, or one sentence with the command that fixes it. A train script runs them before it loads the
+model, ``--dry_run`` prints them, and so does
+
+    python -m gtpo.preflight --model llama
+
+with the model's preset, also before the packages are installed: what needs a missing package is left out then.
+"""
+
+import argparse
+import json
+import logging
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gtpo.arguments import MODEL_ALIASES, Settings
+from gtpo.backend import check_compute_capability, check_driver, gpu_is_available, is_installed
+from gtpo.errors import UsageError, first_line
+from gtpo.files import CONFIGS, read_yaml
+from gtpo.prompts import to_messages
+from gtpo.runs import ON_MAIN_PROCESS
+from gtpo.script import run_script
+
+logger = logging.getLogger(__name__)
+
+GB = 10**9
+
+
+class Check(NamedTuple):
+    """The result of one check: ``fault`` is None, or the sentence; a fatal fault makes the run impossible."""
+
+    name: str
+    fault: str | None
+    fatal: bool = True
+
+
+def check_machine(settings: Settings, backend: str) -> None:
+    """Run the checks before anything is downloaded: warnings are logged. A dry run and a run on a CPU are not checked.
+
+    Args:
+        settings: All settings of the run.
+        backend: unsloth or transformers.
+
+    Raises:
+        UsageError: For the first fault that makes the run impossible.
+    """
+    values = settings.to_dict()
+    if settings.run.dry_run or values["use_cpu"] or not gpu_is_available():
+        return
+    for check in checks(values, backend):
+        if check.fault and check.fatal:
+            raise UsageError(check.fault)
+        if check.fault and ON_MAIN_PROCESS:
+            logger.warning("warning: %s", check.fault)
+
+
+def describe_checks(settings: Settings, backend: str) -> str:
+    """The results as YAML comments, for ``--dry_run``; empty for a run on a CPU."""
+    values = settings.to_dict()
+    if values["use_cpu"]:
+        return ""
+    if gpu_is_available():
+        lines = _lines(checks(values, backend))
+    else:
+        command = shlex.join(["python", "-m", "gtpo.preflight", "--model", values["model"]])
+        where = f"driver, compiler, GPU memory, disk and Hub are checked on the GPU machine: {command}"
+        lines = [check_driver() or where]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def checks(values: Mapping[str, Any], backend: str) -> Iterator[Check]:
+    """The checks of a run on a GPU, in this order: the machine, then the Hub. Nothing is downloaded but a config.json.
+
+    Args:
+        values: ``Settings.to_dict()`` of the run.
+        backend: unsloth or transformers.
+    """
+    model = MODEL_ALIASES.get(values["model"], values["model"])
+    use_vllm = bool(values.get("use_vllm")) and values.get("vllm_mode") == "colocate"
+    yield Check("driver", check_driver())
+    sees_gpu = is_installed("torch") and gpu_is_available()
+    if sees_gpu:
+        yield Check("compute capability", check_compute_capability())
+        if use_vllm:
+            yield Check("vLLM on this GPU", check_vllm_is_tested(), fatal=False)
+    compiles = backend == "unsloth" or use_vllm
+    yield Check("C compiler", check_compiler(), fatal=compiles)
+    yield Check("Python headers", check_python_headers(), fatal=compiles)
+    if use_vllm and backend == "transformers":  # Unsloth looks for nvcc and ninja itself
+        yield Check("FlashInfer", check_flashinfer())
+    shape = _shape(model)
+    if sees_gpu and shape is not None:
+        from gtpo.memory import estimate
+
+        parts = estimate(shape, dict(values))
+        yield Check("GPU memory for the weights", fault := check_memory_for_weights(parts))
+        if not fault:
+            share = values["gpu_memory_utilization"] if use_vllm else 0.0
+            yield Check("GPU memory", check_memory(parts, share), fatal=False)
+    if not _is_hub_id(model) or not is_installed("huggingface_hub"):
+        return
+    copy = backend == "unsloth" and bool(values["load_in_4bit"])  # Unsloth has 4-bit copies of known models
+    if is_cached(model, copy):
+        return
+    reachable = hub_is_reachable()
+    yield Check("Hub", None if reachable else _not_reachable(model))
+    if reachable:
+        yield Check("access to the model", check_access(model, copy), fatal=not copy)
+    yield Check("disk", check_disk(model, weights_size(model, shape, copy, reachable)))
+
+
+# The machine
+
+
+def check_compiler() -> str | None:
+    """Triton and TorchInductor compile their launchers with a C compiler: ``CC``, gcc or clang."""
+    given = os.environ.get("CC", "").split()[:1]
+    if any(shutil.which(name) for name in given or ("gcc", "clang")):
+        return None
+    if given:
+        return f"CC names {given[0]}, which is not there, and Triton and torch.compile need a C compiler: `unset CC`."
+    return "there is no C compiler, and Triton and torch.compile need one: `sudo apt-get install build-essential`."
+
+
+def check_python_headers() -> str | None:
+    """What they compile includes Python.h, which Linux distributions have in a package of its own."""
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as Triton does, for Debian
+    header = Path(sysconfig.get_paths(scheme)["include"]) / "Python.h"
+    if header.is_file():
+        return None
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return f"{header} is missing, and Triton and torch.compile need it: `sudo apt-get install python{version}-dev`."
+
+
+def check_flashinfer() -> str | None:
+    """vLLM's FlashInfer sampler, which ``load_backend`` switches off, compiles kernels with nvcc and ninja."""
+    if os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0") == "0":
+        return None
+    homes = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
+    path = os.pathsep.join([os.environ.get("PATH", ""), *(f"{home}/bin" for home in homes if home)])
+    missing = [name for name in ("nvcc", "ninja") if not shutil.which(name, path=path)]
+    if not missing:
+        return None
+    return (
+        f"vLLM's FlashInfer sampler compiles kernels with {' and '.join(missing)}, not found on the PATH: "
+        "`export VLLM_USE_FLASHINFER_SAMPLER=0`."
+    )
+
+
+def check_vllm_is_tested() -> str | None:
+    """Turing GPUs (T4): vLLM supports them, and nobody has run this project on one."""
+    import torch
+
+    if torch.cuda.get_device_capability() >= (8, 0):
+        return None
+    return f"vLLM is untested on {torch.cuda.get_device_name()}: if it fails to start, add `--use_vllm false`."
+
+
+def check_memory_for_weights(parts: Mapping[str, float]) -> str | None:
+    """Whether the weights alone fit into the free GPU memory.
+
+    Args:
+        parts: Peak memory by part (GiB), of :func:`gtpo.memory.estimate`.
+    """
+    free, total = _gpu_memory()
+    need = parts["weights"] + parts.get("vLLM's weights", 0.0)
+    if need <= free:
+        return None
+    return (
+        f"the weights take {need:.1f} GiB and {free:.1f} of {total:.1f} GiB of GPU memory are free: stop the processes "
+        "that `nvidia-smi` lists, or choose another GPU or a smaller --model."
+    )
+
+
+def check_memory(parts: Mapping[str, float], share: float) -> str | None:
+    """Whether the plan fits into the free GPU memory.
+
+    Args:
+        parts: Peak memory by part (GiB), of :func:`gtpo.memory.estimate`.
+        share: The part of all GPU memory that vLLM reserves, 0 to 1.
+    """
+    free, total = _gpu_memory()
+    if (need := sum(parts.values())) > free:
+        return (
+            f"the run is estimated to need {need:.1f} GiB and {free:.1f} of {total:.1f} GiB of GPU memory are free: "
+            "stop the processes that `nvidia-smi` lists, or lower --max_seq_length (`--dry_run` shows the parts)."
+        )
+    if share * total > free:
+        return (
+            f"vLLM reserves {100 * share:g} % of the GPU ({share * total:.1f} GiB) and {free:.1f} GiB are free: stop "
+            f"the processes that `nvidia-smi` lists, or add `--gpu_memory_utilization {int(100 * free / total) / 100}`."
+        )
+    return None
+
+
+def _gpu_memory() -> tuple[float, float]:
+    """Free and total memory of this process's GPU, GiB."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return free / 2**30, total / 2**30
+
+
+def _shape(model: str) -> Any:
+    """The model's ``gtpo.memory.Shape``; None where the plan has no estimate for it."""
+    if not is_installed("torch") or not (model in MODEL_ALIASES.values() or is_installed("transformers")):
+        return None
+    from gtpo.memory import shape_of
+
+    try:
+        return shape_of(model)
+    except UsageError as error:
+        logger.debug("no estimate of memory and disk: %s", error)
+        return None
+
+
+# The Hub
+
+
+def hub_is_reachable() -> bool:
+    """One request; huggingface_hub would retry for a minute, with two lines on the screen for each attempt."""
+    import httpx
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=10)
+    except (httpx.HTTPError, OSError):  # OSError: HF_HUB_OFFLINE is set
+        return False
+    return True
+
+
+def is_cached(model: str, copy: bool = False) -> bool:
+    """Whether the cache has all weights of a Hub model.
+
+    Args:
+        model: Hub id.
+        copy: A 4-bit copy of Unsloth counts too.
+    """
+    owner, name = model.split("/")
+    folders = [f"models--{owner}--{name}", *([f"models--unsloth--*{name}*bnb-4bit"] if copy else [])]
+    return any(_is_complete(snapshot) for folder in folders for snapshot in _cache().glob(f"{folder}/snapshots/*"))
+
+
+def check_access(model: str, copy: bool = False) -> str | None:
+    """Whether the token of this machine may read a Hub model; a server error passes, because loading reports it.
+
+    Args:
+        model: Hub id.
+        copy: Unsloth trains on its own copy, which is not gated.
+    """
+    from huggingface_hub import auth_check
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    try:
+        auth_check(model)
+    except GatedRepoError:
+        why = " (training uses Unsloth's copy; evaluate.py and --merge load the original)" if copy else ""
+        return (
+            f"{model} is gated and the Hub token of this machine has no access{why}: accept its license on "
+            f"https://huggingface.co/{model}, then `hf auth login` or `export HF_TOKEN=...`."
+        )
+    except RepositoryNotFoundError:
+        return f"the Hub has no model {model}, or it is private: correct --model, or `hf auth login`."
+    except HfHubHTTPError as error:
+        logger.debug("the access to %s was not checked: %s", model, error)
+    return None
+
+
+def weights_size(model: str, shape: Any, copy: bool, reachable: bool) -> float | None:
+    """Bytes of the weights that are downloaded: as the Hub lists them, else by the model's shape; None if unknown.
+
+    Args:
+        model: Hub id.
+        shape: Its ``gtpo.memory.Shape``, or None.
+        copy: The weights are a 4-bit copy of Unsloth, whose name only Unsloth knows: its size is estimated.
+        reachable: Whether the Hub can be reached.
+    """
+    if reachable and not copy:
+        from huggingface_hub import model_info
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            files = model_info(model, files_metadata=True, timeout=10).siblings or []
+        except HfHubHTTPError as error:
+            logger.debug("the size of %s is estimated: %s", model, error)
+            files = []
+        weights = [file for file in files if file.rfilename.endswith(".safetensors") and "/" not in file.rfilename]
+        if size := sum(file.size or 0 for file in weights):
+            return float(size)
+    if shape is None:
+        return None
+    from gtpo.memory import NF4_BYTES
+
+    projections = shape.layers * sum(inputs * outputs for inputs, outputs in shape.linear().values())
+    embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
+    return float(projections * (NF4_BYTES if copy else 2) + embeddings * 2)
+
+
+def check_disk(model: str, size: float | None) -> str | None:
+    """Whether the weights fit on the disk of the Hub's cache.
+
+    Args:
+        model: Hub id.
+        size: Bytes of its weights; None passes.
+    """
+    cache = _cache()
+    disk = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
+    free = shutil.disk_usage(disk).free
+    if size is None or size <= free:
+        return None
+    return (
+        f"the weights of {model} take {size / GB:.1f} GB and {cache} has {free / GB:.1f} GB left: free some space, or "
+        "`export HF_HOME=DIRECTORY` on a larger disk."
+    )
+
+
+def _not_reachable(model: str) -> str:
+    return (
+        f"{model} is not in the cache of the Hub ({_cache()}) and the Hub cannot be reached: check the network and "
+        f"HF_HUB_OFFLINE, or `hf download {model}` on another machine and copy its cache."
+    )
+
+
+def _cache() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def _is_complete(snapshot: Path) -> bool:
+    index = snapshot / "model.safetensors.index.json"
+    files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    return all((snapshot / name).is_file() for name in files)
+
+
+def _is_hub_id(model: str) -> bool:
+    return model.count("/") == 1 and not model.startswith((".", "/", "~")) and not Path(model).is_dir()
+
+
+# The loaded policy
+
+
+def check_loaded(model: Any, tokenizer: Any, path: str, max_seq_length: int) -> None:
+    """Compare what Unsloth has loaded with what was asked for; another chat template is a warning.
+
+    Args:
+        model: The base model, with its vLLM engine if it has one.
+        tokenizer: Its tokenizer.
+        path: The model's Hub id or local directory; Unsloth may have loaded its own copy.
+        max_seq_length: Tokens of prompt and completion.
+
+    Raises:
+        UsageError: If vLLM takes fewer tokens.
+    """
+    if fault := check_engine_length(model, max_seq_length):
+        raise UsageError(fault)
+    if (fault := check_chat_template(tokenizer, path)) and ON_MAIN_PROCESS:
+        logger.warning("warning: %s", fault)
+
+
+def check_engine_length(model: Any, max_seq_length: int) -> str | None:
+    """Unsloth lowers vLLM's ``max_model_len`` where the KV cache has fewer tokens."""
+    engine = getattr(model, "vllm_engine", None)
+    if engine is None:
+        return None
+    length = engine.llm_engine.model_config.max_model_len
+    if length >= max_seq_length:
+        return None
+    return (
+        f"vLLM has memory for {length} tokens of prompt and completion, not for --max_seq_length {max_seq_length}: "
+        f"raise --gpu_memory_utilization, or add `--max_seq_length {length}` and lower --max_prompt_length."
+    )
+
+
+def check_chat_template(tokenizer: Any, path: str) -> str | None:
+    """Unsloth's copy of a model may have another chat template than the model, with which evaluate.py asks."""
+    from transformers import AutoTokenizer
+
+    named = _read(AutoTokenizer, path)
+    if named is None:
+        return None
+    if _prompt(tokenizer) == _prompt(named):
+        return None
+    return (
+        f"the chat template that Unsloth has loaded differs from that of {path}, which evaluate.py uses: add "
+        "`--backend transformers` to train with the same prompts."
+    )
+
+
+def _prompt(tokenizer: Any) -> str:
+    messages = to_messages("What is 1 + 1?")
+    try:
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except Exception as error:  # a template is a program: its errors are of any type
+        return first_line(error)
+
+
+def _read(auto_class: Any, path: str) -> Any:
+    """``from_pretrained`` of the named model; None, with a warning, where it cannot be read."""
+    local = Path(path).is_dir() or not hub_is_reachable()
+    try:
+        return auto_class.from_pretrained(path, trust_remote_code=False, local_files_only=local)
+    except (OSError, ValueError) as error:
+        logger.warning("warning: %s could not be compared with what Unsloth loaded: %s.", path, first_line(error))
+        return None
+
+
+# The command
+
+
+def main() -> None:
+    """Print the checks of a model's preset; exit code 2 if the run is impossible."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gtpo.preflight", description="Check a GPU machine before anything is downloaded."
+    )
+    parser.add_argument("--model", default="llama", help="llama, qwen, a Hub id or a local path.")
+    model = parser.parse_args().model
+    if not (shutil.which("nvidia-smi") or (is_installed("torch") and gpu_is_available())):
+        raise UsageError("this machine has no NVIDIA GPU: run the checks on the machine that trains.")
+    alias = next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), "qwen")
+    preset = read_yaml(CONFIGS / "gtpo" / f"{alias}.yaml")
+    derived = {"fp16": False, "use_cpu": False, "gradient_accumulation_steps": preset["num_generations"]}
+    found = list(checks(derived | preset | {"model": model, "backend": "unsloth"}, "unsloth"))
+    print("\n".join(_lines(found)))
+    if any(check.fault and check.fatal for check in found):
+        sys.exit(2)
+
+
+def _lines(found: Iterator[Check] | list[Check]) -> list[str]:
+    found = list(found)
+    passed = ", ".join(check.name for check in found if not check.fault)
+    return [f"ok: {passed}", *(f"{'error' if c.fatal else 'warning'}: {c.fault}" for c in found if c.fault)]
+
+
+if __name__ == "__main__":
+    run_script(main)
