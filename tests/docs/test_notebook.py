@@ -3,6 +3,7 @@
 import ast
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from helpers.scripts import ROOT
 from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 WALKTHROUGH, RESULTS = (ROOT / "notebooks" / f"{name}.ipynb" for name in ("gtpo_colab", "results"))
 STEPS = 2
@@ -66,9 +68,11 @@ def test_it_trains_as_the_script_does() -> None:
     assert all(part in line for line, part in zip(missing, differing, strict=True)), missing
 
 
-def execute(path: Path, folder: Path, **environment: str) -> dict[str, Any]:
-    """Run a notebook in a directory, as a user without a GPU; its code cells by id."""
+def execute(path: Path, folder: Path, last: str | None = None, **environment: str) -> dict[str, Any]:
+    """Run a notebook in a directory, as a user without a GPU, up to the cell ``last``; its code cells by id."""
     notebook = nbformat.read(path, as_version=4)
+    if last:
+        notebook.cells = notebook.cells[: [cell.id for cell in notebook.cells].index(last) + 1]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
@@ -121,6 +125,14 @@ def test_nothing_is_installed_or_cloned_if_all_is_there(executed: tuple[Path, di
     folder, cells = executed
     assert cells["install"].outputs == []
     assert not list(folder.rglob(".git"))
+
+
+def test_a_machine_that_cannot_train_stops_it_before_the_installation() -> None:
+    """12 GB would be installed otherwise. This machine has no nvidia-smi on its PATH."""
+    settings = {"GTPO_NOTEBOOK_MODEL": "qwen", "PATH": str(Path(sys.executable).parent)}
+    with pytest.raises(CellExecutionError, match="fix the errors above first") as caught:
+        execute(WALKTHROUGH, WALKTHROUGH.parent, last="install", **settings)
+    assert "this machine has no NVIDIA GPU: run the checks on the machine that trains." in str(caught.value)
 
 
 def test_it_shows_groups_and_curves(executed: tuple[Path, dict[str, Any]]) -> None:
