@@ -197,8 +197,8 @@ def test_a_volta_gpu_stops(machine: Machine) -> None:
     machine.capability, machine.name = (7, 0), "Tesla V100"
     assert faults("unsloth", "--use_vllm", "false") == [
         (
-            "this GPU has compute capability 7.0 and PyTorch, bitsandbytes and vLLM need 7.5 (T4) or newer: use another "
-            "GPU, or set CUDA_VISIBLE_DEVICES= and train --model tiny on the CPU.",
+            "this GPU has compute capability 7.0 and PyTorch, bitsandbytes and vLLM need 7.5 (T4) or newer: use "
+            "another GPU, or set CUDA_VISIBLE_DEVICES= and train --model tiny on the CPU.",
             True,
         )
     ]
