@@ -1,5 +1,6 @@
 """The estimate of ``--dry_run`` against models built on the meta device and against published sizes."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +247,20 @@ def test_trls_vllm_holds_weights_of_16_bits_and_not_the_float32_base() -> None:
     settings = settings_of("--backend", "transformers")
     last = comments(plan(settings, rows=1, gpus=[("H", 80.0)]))[-1]
     assert last.startswith("# H: vLLM") and "12 of 12 completions" in last
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen"])
+def test_the_table_of_the_documentation_has_the_estimates(model: str) -> None:
+    text = (CONFIGS.parent / "docs" / "gpu.md").read_text()
+    (row,) = re.findall(rf"^\| {model} \| (.+) \|$", text, re.MULTILINE)
+    columns = (("weights",), ("LoRA", "gradients", "optimizer"), ("activations", "head"), ("KV cache",))
+    columns += (("vLLM's LoRA",), ("vLLM's activations and graphs",))
+    parts = estimate(KNOWN[model], settings_of(model=model).to_dict())
+    assert {name for names in columns for name in names} == parts.keys()
+    sizes = [sum(parts[name] for name in names) for names in columns]
+    assert [float(cell) for cell in row.split(" | ")] == pytest.approx(sizes, abs=0.06)
+    listed = rf"--model {model} .* ([\d.]+) GiB: vLLM ([\d.]+), training ([\d.]+),"
+    (total, engine, training) = re.findall(listed, text)[0]
+    vllm = sizes[0] + sum(sizes[3:])
+    assert (float(total), float(engine)) == pytest.approx((sum(sizes), vllm), abs=0.06)
+    assert float(training) == pytest.approx(sum(sizes) - vllm, abs=0.06)
