@@ -140,8 +140,6 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
     refuse_old_gpu()
     prefer_native_sampler()
     if backend == "transformers":
-        if model not in (None, "tiny") and not gpu_is_available() and (fault := check_driver()):
-            logger.warning("training runs on the CPU: %s", fault)
         return backend
     if not gpu_is_available():
         raise UsageError(

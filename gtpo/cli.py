@@ -186,6 +186,8 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
             f"weights, vLLM) and PyTorch sees none here: run `python train_{method}.py --model tiny --dataset "
             "arithmetic` on a CPU, or check torch.cuda.is_available() and the NVIDIA driver (R580 or newer)."
         )
+    if alias != "tiny" and (fault := check_driver()):
+        logger.warning("training runs on the CPU: %s", fault)
     return CONFIGS / method / "tiny.yaml"
 
 

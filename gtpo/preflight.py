@@ -90,6 +90,8 @@ def checks(values: Mapping[str, Any], backend: str) -> Iterator[Check]:
         yield Check("compute capability", check_compute_capability())
         if use_vllm:
             yield Check("vLLM on this GPU", check_vllm_is_tested(), fatal=False)
+    elif is_installed("torch"):
+        yield Check("PyTorch", check_pytorch(), fatal=False)  # the installation may replace it
     compiles = backend == "unsloth" or use_vllm
     yield Check("C compiler", check_compiler(), fatal=compiles)
     yield Check("Python headers", check_python_headers(), fatal=compiles)
@@ -117,6 +119,18 @@ def checks(values: Mapping[str, Any], backend: str) -> Iterator[Check]:
 
 
 # The machine
+
+
+def check_pytorch() -> str | None:
+    """Why PyTorch sees no GPU where the driver is new enough."""
+    import torch
+
+    if check_driver():
+        return None
+    why = "CUDA_VISIBLE_DEVICES hides it" if "CUDA_VISIBLE_DEVICES" in os.environ else "it may be a build for CPUs"
+    return (
+        f"PyTorch {torch.__version__} sees no GPU ({why}): `unset CUDA_VISIBLE_DEVICES`, or install PyTorch for CUDA."
+    )
 
 
 def check_compiler() -> str | None:

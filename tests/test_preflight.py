@@ -183,14 +183,14 @@ def test_an_older_driver_is_named_where_pytorch_sees_no_gpu(
             load_backend_from_flags("gtpo", SETTINGS, argv)
             parse("gtpo", (*SETTINGS, trl.GRPOConfig), argv)
         assert str(caught.value) == OLD_DRIVER
+    assert caplog.messages == []
+    cli.preset_for("gtpo", "a/b")
+    assert caplog.messages == [f"training runs on the CPU: {OLD_DRIVER}"]
     caplog.clear()
-    load_backend_from_flags("gtpo", SETTINGS, ["--model", "a/b"])
-    assert f"training runs on the CPU: {OLD_DRIVER}" in caplog.text
-    caplog.clear()
-    load_backend_from_flags("gtpo", SETTINGS, ["--model", "tiny"])
+    cli.preset_for("gtpo", "tiny")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the CPU is what the user wants
-    load_backend_from_flags("gtpo", SETTINGS, ["--model", "a/b"])
-    assert caplog.text == ""
+    cli.preset_for("gtpo", "a/b")
+    assert caplog.messages == []
 
 
 def test_a_volta_gpu_stops(machine: Machine) -> None:
@@ -521,6 +521,26 @@ def test_the_command_prints_the_checks_of_a_preset(
     machine.disk = 1e9
     assert command(machine, monkeypatch) == 2
     assert f"error: the weights of {LLAMA} take 5.7 GB" in capsys.readouterr().out
+
+
+def test_the_command_says_that_pytorch_sees_no_gpu(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The driver is new enough: PyTorch is a build for CPUs, or the GPU is hidden from it."""
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    for module in (backend, preflight):
+        monkeypatch.setattr(module, "gpu_is_available", lambda: False)
+    assert command(machine, monkeypatch) == 0
+    sentence = (
+        "warning: PyTorch 2.13.0+cpu sees no GPU (%s): `unset CUDA_VISIBLE_DEVICES`, or install PyTorch for CUDA."
+    )
+    assert sentence % "it may be a build for CPUs" in capsys.readouterr().out
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    command(machine, monkeypatch)
+    assert sentence % "CUDA_VISIBLE_DEVICES hides it" in capsys.readouterr().out
+    machine.driver = "550.54.15"
+    command(machine, monkeypatch)
+    assert "PyTorch, C compiler" in capsys.readouterr().out  # the driver is the reason
 
 
 def test_the_command_needs_no_installed_packages(
