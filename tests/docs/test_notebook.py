@@ -138,8 +138,8 @@ def test_a_machine_that_cannot_train_stops_it_before_the_installation() -> None:
 def test_it_shows_groups_and_curves(executed: tuple[Path, dict[str, Any]]) -> None:
     _, cells = executed
     for name in ("group", "after"):
-        (output,) = cells[name].outputs
-        assert output.data["text/html"].count("<tr>") == 1 + 12
+        (page,) = [output.data["text/html"] for output in cells[name].outputs if "data" in output]
+        assert page.count("<tr>") == 1 + 12
     for name in ("entropy", "train", "curves"):  # "train" updates its image
         (size,) = images(cells[name])
         assert size > 5000, name

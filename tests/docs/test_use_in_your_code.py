@@ -65,7 +65,8 @@ def test_own_data_and_reward(tiny: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "merged").exists()
     serve, merge = section("Serve and share", "bash")[0].splitlines()
     assert serve.startswith("vllm serve ") and serve.endswith("--lora-modules gtpo=outputs/RUN/adapter")  # not run here
-    run(tmp_path, *merge.partition("#")[0].replace("train", f"{ROOT}/train").replace("outputs/RUN", "run").split()[1:])
+    argv = merge.partition("#")[0].replace("train", f"{ROOT}/train").replace("outputs/RUN", "run").split()[1:]
+    run(tmp_path, *argv, "--reward", "my_reward.py:concise")
     assert (tmp_path / "run" / "merged" / "model.safetensors").is_file()
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2  # no further step
     (load,) = section("Serve and share", "python")
