@@ -194,6 +194,8 @@ class Document(HTMLParser):
 
 def test_the_page_has_settings_problems_scores_and_the_initial_entropy(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
+    assert "0.100 nats before training, entropy filter on" in write_report(copy).read_text()
+    (copy / "initial_entropy.json").write_text('{"initial_entropy": 0.1}')  # as earlier revisions stored it
     page = write_report(copy).read_text()
     assert "<details><summary>Settings</summary>" in page and "<td>num_generations</td><td><code>12</code>" in page
     assert "reward_parity" in page and "entropy filter" not in page and "cut off at" not in page
