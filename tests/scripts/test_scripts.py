@@ -299,7 +299,8 @@ INVALID_USAGE: dict[str, tuple[Sequence[str], str]] = {
     "missing-model-directory": (("--model", "{tiny}/missing", *ARITHMETIC[2:]), "missing"),
     "pad-is-eos": (("--model", "{pad_is_eos}", *ARITHMETIC[2:]), "pad"),
     "unknown-dataset": ((*ARITHMETIC, "--dataset", "gsm8"), "gsm8k"),
-    "missing-data-file": ((*ARITHMETIC, "--dataset", "gsm8k", "--data_dir", "nowhere"), "gsm8k_train.jsonl"),
+    "missing-data-directory": ((*ARITHMETIC, "--dataset", "gsm8k", "--data_dir", "nowhere"), "nowhere"),
+    "missing-data-file": ((*ARITHMETIC, "--dataset", "gsm8k", "--data_dir", "{empty}"), "gsm8k_train.jsonl"),
     "dataset-without-network": ((*ARITHMETIC, "--dataset", "gsm8k"), "data_dir"),
     "unknown-key": ((*ARITHMETIC, "--gama", "0.1"), "--gamma"),
     "unknown-key-in-file": ((*ARITHMETIC, "--config", "{bad_config}"), "gamma"),
@@ -329,6 +330,8 @@ INVALID_USAGE: dict[str, tuple[Sequence[str], str]] = {
 def refused(run: Run, tiny: Path, work_dir: Path) -> Callable[[str], tuple[Ended, Path]]:
     """Run an invalid command once; return its result and its run directory."""
     paths = {"tiny": str(tiny), "bad_config": str(work_dir / "bad.yaml"), "pad_is_eos": str(work_dir / "pad_is_eos")}
+    paths["empty"] = str(work_dir / "empty")
+    (work_dir / "empty").mkdir()
     (work_dir / "bad.yaml").write_text("gama: 0.1\n")
     build_tiny(work_dir / "pad_is_eos")
     tokenizer = work_dir / "pad_is_eos" / "tokenizer_config.json"
