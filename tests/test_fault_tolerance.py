@@ -403,6 +403,7 @@ class RunningScript:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup
         )
         while self.steps() < 2:
             assert self.process.poll() is None, self.process.communicate()
@@ -517,11 +518,8 @@ def test_a_run_stopped_by_a_full_disk_can_be_resumed(tiny: Path, small_disk: Cal
     argv += ["--max_steps", "5", "--output_dir", run]
     full = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     assert full.returncode == 1 and "Traceback" not in full.stderr, full.stderr[-2000:]
-    last_line = full.stderr.splitlines()[-1]
-    assert (
-        last_line.startswith("train_gtpo.py: the disk is full (")
-        and "--resume RUN from the last checkpoint" in last_line
-    )
+    message, _, command = full.stderr.splitlines()[-1].partition("; free some space, then: python ")
+    assert message.startswith("train_gtpo.py: the disk is full (") and command == f"train_gtpo.py --resume {run}"
     kept = whole(run)
     assert kept and kept == [f"checkpoint-{step}" for step in range(1, len(kept) + 1)]
     small_disk("64m")
@@ -710,7 +708,8 @@ def test_the_token_count_of_a_resumed_run_continues() -> None:
     trainer = SimpleNamespace()
     rows = [{"num_tokens": 200.0}, {"num_tokens": 408.0}, {"train_loss": 0.5}]
     state = TrainerState(global_step=2, log_history=rows)
-    CompleteCheckpoints(trainer).on_train_begin(SimpleNamespace(), state, TrainerControl())
+    args = SimpleNamespace(save_total_limit=None, output_dir="nowhere")
+    CompleteCheckpoints(trainer).on_train_begin(args, state, TrainerControl())
     assert trainer._total_train_tokens == 408
 
 
