@@ -15,9 +15,8 @@ SETTINGS = (DataArguments, RewardArguments, ModelArguments, RunArguments, GTPOAr
 
 
 def main() -> None:
-    backend = load_backend_from_flags(
-        "gtpo", SETTINGS
-    )  # before trl, transformers and peft are imported: Unsloth patches them
+    # before trl, transformers and peft are imported: Unsloth patches them
+    backend = load_backend_from_flags("gtpo", SETTINGS)
     from trl import GRPOConfig
 
     from gtpo import GTPOTrainer

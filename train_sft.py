@@ -15,9 +15,8 @@ SETTINGS = (DataArguments, ModelArguments, RunArguments)
 
 
 def main() -> None:
-    backend = load_backend_from_flags(
-        "sft", SETTINGS
-    )  # before trl, transformers and peft are imported: Unsloth patches them
+    # before trl, transformers and peft are imported: Unsloth patches them
+    backend = load_backend_from_flags("sft", SETTINGS)
     from trl import SFTConfig, SFTTrainer
 
     from gtpo.data import drop_long_prompts, load_train, to_demonstrations

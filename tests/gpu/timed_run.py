@@ -18,8 +18,9 @@ ROOT = Path(__file__).parents[2]
 sys.path[0] = str(ROOT)
 
 from gtpo.cli import load_backend_from_flags  # noqa: E402
+from train_gtpo import SETTINGS  # noqa: E402
 
-load_backend_from_flags(sys.argv[2:])  # before transformers is imported, as in the script
+load_backend_from_flags("gtpo", SETTINGS, sys.argv[2:])  # before transformers is imported, as in the script
 
 import torch  # noqa: E402
 from transformers import TrainerCallback  # noqa: E402
