@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -127,9 +128,10 @@ def test_nothing_is_installed_or_cloned_if_all_is_there(executed: tuple[Path, di
     assert not list(folder.rglob(".git"))
 
 
-def test_a_machine_that_cannot_train_stops_it_before_the_installation() -> None:
+def test_a_machine_that_cannot_train_stops_it_before_the_installation(tmp_path: Path) -> None:
     """12 GB would be installed otherwise. This machine has no nvidia-smi on its PATH."""
-    settings = {"GTPO_NOTEBOOK_MODEL": "qwen", "PATH": str(Path(sys.executable).parent)}
+    (tmp_path / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
+    settings = {"GTPO_NOTEBOOK_MODEL": "qwen", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{tmp_path}"}
     with pytest.raises(CellExecutionError, match="fix the errors above first") as caught:
         execute(WALKTHROUGH, WALKTHROUGH.parent, last="install", **settings)
     assert "this machine has no NVIDIA GPU: run the checks on the machine that trains." in str(caught.value)
