@@ -35,7 +35,7 @@ def main() -> None:
     settings = parse("gtpo", (*SETTINGS, GRPOConfig))
     check_machine(settings, backend)
     GTPOTrainer.check_settings(settings.trainer)
-    rows = load_train(settings.data.dataset, settings.data.data_dir, settings.trainer.seed, settings.run.dry_run)
+    rows = load_train(settings.data, settings.trainer.seed, settings.run.dry_run)
     rewards = load_rewards(
         settings.reward.reward, {"format": format_reward, "accuracy": accuracy_reward}, rows.column_names
     )

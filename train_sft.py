@@ -31,7 +31,7 @@ def main() -> None:
 
     settings = parse("sft", (*SETTINGS, SFTConfig))
     check_machine(settings, backend)
-    rows = load_train(settings.data.dataset, settings.data.data_dir, settings.trainer.seed, settings.run.dry_run)
+    rows = load_train(settings.data, settings.trainer.seed, settings.run.dry_run)
     rows = to_demonstrations(rows)
     if settings.run.dry_run:
         return print(describe_checks(settings, backend) + plan(settings, len(rows)), end="")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gtpo.data import BENCHMARK_TITLES
 from gtpo.errors import UsageError
+from gtpo.sources import BENCHMARK_TITLES
 
 MODEL_ALIASES = {
     "llama": "meta-llama/Llama-3.1-8B-Instruct",
@@ -34,10 +34,15 @@ class DataArguments:
     data_dir: str | None = field(
         default=None, metadata={"help": "Directory of JSONL files to read instead of the Hub (gsm8k_train.jsonl, ...)."}
     )
+    limit_rows: int | None = field(default=None, metadata={"help": "Only the first N usable rows."})
     max_prompt_length: int = field(
         default=4000,
         metadata={"help": "Maximum prompt length in tokens; longer prompts are dropped and counted [Listing 1]."},
     )
+
+    def __post_init__(self) -> None:
+        if self.limit_rows is not None and self.limit_rows < 1:
+            raise UsageError(f"--limit_rows is {self.limit_rows}: expected at least 1.")
 
 
 @dataclass

@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 
 from gtpo.arguments import MODEL_ALIASES, EvaluationArguments, Settings
-from gtpo.data import BENCHMARK_TITLES, TRAIN
 from gtpo.errors import UsageError
 from gtpo.runs import RunDirectory
+from gtpo.sources import BENCHMARK_TITLES, TRAIN
 from gtpo.summary import initial_entropy_text, scores, window_text
 
 METHODS = {  # name, reference, what it does, BibTeX

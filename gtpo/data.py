@@ -9,125 +9,45 @@ import bisect
 import gzip
 import json
 import logging
-import re
 import reprlib
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gtpo.arguments import DataArguments
 from gtpo.arithmetic import arithmetic
 from gtpo.errors import UsageError, first_line, nearest
-from gtpo.grading import gsm8k_gold, last_boxed
 from gtpo.prompts import to_completion, to_messages
+from gtpo.sources import ARITHMETIC_STEPS, BENCHMARK_TITLES, BENCHMARKS, DATASETS, TRAIN, Row, Source
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Row = dict[str, Any]
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Source:
-    """Where a split is stored, and how its rows are read."""
-
-    hub_id: str
-    configs: tuple[str, ...]
-    hub_split: str
-    file: str  # in --data_dir
-    columns: tuple[str, ...]
-    read: Callable[[Row], tuple[str, str | None, str | None]]  # question, gold, reasoning
-    rows: int = 0  # with a readable gold answer, of a training split
-
-
-def _read_gsm8k(row: Row) -> tuple[str, str | None, str | None]:
-    reasoning = row["answer"].rpartition("####")[0].strip()
-    without_calculator = re.sub(r"<<[^<>]*>>", "", reasoning)  # <<3*4=12>>
-    return row["question"], gsm8k_gold(row["answer"]), without_calculator
-
-
-def _read_math(row: Row) -> tuple[str, str | None, str | None]:
-    return row["problem"], last_boxed(row["solution"]), row["solution"]
-
-
-def _read_math500(row: Row) -> tuple[str, str | None, str | None]:
-    return row["problem"], row["answer"], row["solution"]
-
-
-def _read_aime(row: Row) -> tuple[str, str | None, str | None]:
-    return row["problem"], row["answer"], None
-
-
-def _read_amc(row: Row) -> tuple[str, str | None, str | None]:
-    return row["question"], row["answer"], None
-
-
-_MATH_CONFIGS = (
-    "algebra",
-    "counting_and_probability",
-    "geometry",
-    "intermediate_algebra",
-    "number_theory",
-    "prealgebra",
-    "precalculus",
-)
-_GSM8K_COLUMNS, _MATH_COLUMNS = ("question", "answer"), ("problem", "solution")
-
-TRAIN = {
-    "gsm8k": Source("openai/gsm8k", ("main",), "train", "gsm8k_train.jsonl", _GSM8K_COLUMNS, _read_gsm8k, 7473),
-    "math": Source(
-        "EleutherAI/hendrycks_math", _MATH_CONFIGS, "train", "math_train.jsonl", _MATH_COLUMNS, _read_math, 7498
-    ),
-}
-BENCHMARKS = {
-    "gsm8k": Source("openai/gsm8k", ("main",), "test", "gsm8k_test.jsonl", _GSM8K_COLUMNS, _read_gsm8k),
-    "math": Source("EleutherAI/hendrycks_math", _MATH_CONFIGS, "test", "math_test.jsonl", _MATH_COLUMNS, _read_math),
-    "math500": Source(
-        "HuggingFaceH4/MATH-500",
-        ("default",),
-        "test",
-        "math500_test.jsonl",
-        ("problem", "solution", "answer"),
-        _read_math500,
-    ),
-    "aime24": Source(
-        "HuggingFaceH4/aime_2024", ("default",), "train", "aime2024.jsonl", ("problem", "answer"), _read_aime
-    ),
-    "aime25": Source("math-ai/aime25", ("default",), "test", "aime2025.jsonl", ("problem", "answer"), _read_aime),
-    "amc23": Source("math-ai/amc23", ("default",), "test", "amc2023.jsonl", ("question", "answer"), _read_amc),
-}
-DATASETS = (*TRAIN, "arithmetic")
-ARITHMETIC_STEPS = {"arithmetic": (1, 2, 3), "arithmetic_hard": (4, 5)}  # benchmark -> operations in a problem
-BENCHMARK_TITLES = {
-    "gsm8k": "GSM8K",
-    "math": "MATH",
-    "math500": "MATH-500",
-    "aime24": "AIME 2024",
-    "aime25": "AIME 2025",
-    "amc23": "AMC 2023",
-    "arithmetic": "Arithmetic",
-    "arithmetic_hard": "Arithmetic, 4 to 5 steps",
-}
 
 ARITHMETIC_TRAIN_ROWS, ARITHMETIC_TEST_ROWS = 4000, 500
 
 
-def load_train(name: str, data_dir: str | None = None, seed: int = 0, dry_run: bool = False) -> "Dataset":
-    """The training split of ``name``: columns prompt, answer, solution. The number of dropped rows is logged.
+def load_train(data: DataArguments, seed: int = 0, dry_run: bool = False) -> "Dataset":
+    """The rows of ``data.dataset``: columns prompt, answer, solution. The number of dropped rows is logged.
 
     Args:
-        name: gsm8k, math, arithmetic, or your JSONL file with a column ``prompt`` (a question, or a conversation that
-            is used as it is), and ``answer`` and ``solution`` where the rewards or SFT need them. Other columns are
-            passed to the rewards.
-        data_dir: Directory of JSONL files that replace the Hub (``TRAIN`` has their names).
+        data: Which rows: gsm8k, math, arithmetic, or your JSONL file with a column ``prompt`` (a question, or a
+            conversation that is used as it is), and ``answer`` and ``solution`` where the rewards or SFT need them.
+            Other columns are passed to the rewards.
         seed: Seed of the generated arithmetic problems; other datasets ignore it.
         dry_run: Do not ask the Hub: its rows are empty, and their number and columns are enough for a plan.
 
     Raises:
         UsageError: If the name is unknown, or a file is missing, empty, or lacks a column, or a row cannot be used.
     """
+    rows = _load_all(data.dataset, data.data_dir, seed, dry_run)
+    return rows if data.limit_rows is None else rows.select(range(min(data.limit_rows, len(rows))))
+
+
+def _load_all(name: str, data_dir: str | None, seed: int, dry_run: bool) -> "Dataset":
     if data_dir is not None and not Path(data_dir).is_dir():
         raise UsageError(f"--data_dir {data_dir} is not a directory: name one with JSONL files, or remove --data_dir.")
     if name.endswith((".jsonl", ".json", ".jsonl.gz")):

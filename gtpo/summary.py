@@ -13,9 +13,9 @@ from transformers import TrainerCallback
 
 from gtpo.arguments import Settings
 from gtpo.curves import reward_names
-from gtpo.data import BENCHMARK_TITLES
 from gtpo.errors import UsageError
 from gtpo.runs import ON_MAIN_PROCESS, RunDirectory
+from gtpo.sources import BENCHMARK_TITLES
 
 logger = logging.getLogger(__name__)
 

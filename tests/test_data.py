@@ -11,6 +11,7 @@ import pytest
 from datasets import Dataset
 from transformers import AutoTokenizer
 
+from gtpo.arguments import DataArguments
 from gtpo.arithmetic import arithmetic
 from gtpo.data import (
     ARITHMETIC_TEST_ROWS,
@@ -100,7 +101,7 @@ def test_arithmetic_uses_the_given_number_of_steps() -> None:
 
 
 def test_arithmetic_as_a_dataset() -> None:
-    rows = load_train("arithmetic", seed=5)
+    rows = load_train(DataArguments("arithmetic"), seed=5)
     assert len(rows) == ARITHMETIC_TRAIN_ROWS == 4000
     assert rows["prompt"][0][1]["content"] == next(iter(arithmetic("train", 1, 5)))["question"]
     problems = load_benchmark("arithmetic")
@@ -144,13 +145,13 @@ def test_hard_arithmetic_has_more_steps_and_is_held_out() -> None:
 
 
 def test_arithmetic_solutions_earn_the_maximum_reward() -> None:
-    rows = load_train("arithmetic")
+    rows = load_train(DataArguments("arithmetic"))
     assert_rows_are_training_rows(rows)
     assert_maximum_reward(rows)
 
 
 def test_demonstrations_are_prompt_and_completion() -> None:
-    rows = load_train("arithmetic").select(range(5))
+    rows = load_train(DataArguments("arithmetic")).select(range(5))
     got = to_demonstrations(rows)
     assert got.column_names == ["prompt", "completion"] and got["prompt"][:] == rows["prompt"][:]
     assert got["completion"][:] == [[{"role": "assistant", "content": text}] for text in rows["solution"]]
@@ -168,7 +169,7 @@ def without_calculator_marks(text: str) -> str:
 
 def test_gsm8k_train_row_by_row(data_dir: Path) -> None:
     source = jsonl(data_dir / "gsm8k_train.jsonl")
-    rows = load_train("gsm8k", str(data_dir))
+    rows = load_train(DataArguments("gsm8k", str(data_dir)))
     assert len(rows) == len(source) == 7473
     assert_rows_are_training_rows(rows)
     golds = [row["answer"].split("#### ")[-1].strip() for row in source]
@@ -202,7 +203,7 @@ def matched_boxes(solution: str) -> list[str]:
 def test_math_train_row_by_row(data_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = jsonl(data_dir / "math_train.jsonl.gz")
     with caplog.at_level(logging.WARNING):
-        rows = load_train("math", str(data_dir))
+        rows = load_train(DataArguments("math", str(data_dir)))
     assert (len(source), len(rows)) == (7500, 7498)
     assert "2 of 7500" in caplog.text  # dropped, with a warning
     empty = {"train/number_theory/7115.json", "train/number_theory/7117.json"}
@@ -218,7 +219,7 @@ def test_math_train_row_by_row(data_dir: Path, caplog: pytest.LogCaptureFixture)
 
 def test_math_boxes_without_braces_or_after_a_space(data_dir: Path) -> None:
     source = jsonl(data_dir / "math_train.jsonl.gz")
-    rows = load_train("math", str(data_dir))
+    rows = load_train(DataArguments("math", str(data_dir)))
     answers = dict(zip((prompt[1]["content"] for prompt in rows["prompt"]), rows["answer"], strict=True))
     bare = [row for row in source if re.search(r"\\boxed\s+[^{\s]", row["solution"])]
     spaced = [row for row in source if re.search(r"\\boxed\s+\{", row["solution"])]
@@ -255,7 +256,7 @@ def test_benchmarks_are_complete_and_in_order(name: str, size: int, file: str, d
 
 def test_training_rows_are_not_in_the_benchmarks(data_dir: Path) -> None:
     for name in ("gsm8k", "math"):
-        train = {prompt[1]["content"] for prompt in load_train(name, str(data_dir))["prompt"]}
+        train = {prompt[1]["content"] for prompt in load_train(DataArguments(name, str(data_dir)))["prompt"]}
         test = [row["question"] for row in load_benchmark(name, str(data_dir))]
         assert sum(question in train for question in test) <= 3, name  # MATH itself repeats a few
 
@@ -272,7 +273,7 @@ def test_math_is_downloaded_with_all_its_subjects(monkeypatch: pytest.MonkeyPatc
         return Dataset.from_dict({"problem": [f"{config}?"], "solution": [rf"\boxed{{{len(requested)}}}"]})
 
     monkeypatch.setattr("datasets.load_dataset", hub)
-    rows = load_train("math")
+    rows = load_train(DataArguments("math"))
     assert rows["answer"][:] == list("1234567")
     assert {hub_id for hub_id, _, _ in requested} == {"EleutherAI/hendrycks_math"} and {s for *_, s in requested} == {
         "train"
@@ -286,7 +287,7 @@ def test_without_a_network_the_error_suggests_data_dir(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("datasets.load_dataset", unreachable)
     with pytest.raises(UsageError, match="data_dir"):
-        load_train("gsm8k")
+        load_train(DataArguments("gsm8k"))
 
 
 # ---- invalid input ----
@@ -296,7 +297,7 @@ VALID_ROW = json.dumps({"question": "1 + 2?", "answer": "It is <<1+2=3>>3.\n####
 
 def test_a_valid_row(tmp_path: Path) -> None:
     (tmp_path / "gsm8k_train.jsonl").write_text(VALID_ROW + "\n")
-    row = load_train("gsm8k", str(tmp_path))[0]
+    row = load_train(DataArguments("gsm8k", str(tmp_path)))[0]
     assert row["solution"] == "<reasoning>\nIt is 3.\n</reasoning>\n<answer>\n3\n</answer>"
 
 
@@ -316,7 +317,7 @@ def test_row_without_a_readable_gold_is_dropped_and_counted(
 ) -> None:
     (tmp_path / "gsm8k_train.jsonl").write_text(f"{VALID_ROW}\n{json.dumps(row)}\n{VALID_ROW}\n")
     with caplog.at_level(logging.WARNING):
-        assert load_train("gsm8k", str(tmp_path))["answer"][:] == ["3", "3"]
+        assert load_train(DataArguments("gsm8k", str(tmp_path)))["answer"][:] == ["3", "3"]
     assert "1 of 3" in caplog.text
 
 
@@ -348,7 +349,7 @@ def test_unusable_file_gives_a_one_line_error(content: str | None, message: str,
     if content is not None:
         (tmp_path / "gsm8k_train.jsonl").write_text(content)
     with pytest.raises(UsageError, match=message) as caught:
-        load_train("gsm8k", str(tmp_path))
+        load_train(DataArguments("gsm8k", str(tmp_path)))
     assert "\n" not in str(caught.value)
 
 
@@ -357,7 +358,7 @@ def test_a_row_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"^row 2 of \S+gsm8k_train\.jsonl is not valid UTF-8: invalid start byte at byte"
     ):
-        load_train("gsm8k", str(tmp_path))
+        load_train(DataArguments("gsm8k", str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -375,20 +376,20 @@ def test_a_row_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
 def test_a_damaged_gz_file_is_told_in_a_sentence(content: bytes, reason: str, tmp_path: Path) -> None:
     (tmp_path / "own.jsonl.gz").write_bytes(content)
     with pytest.raises(UsageError, match=rf"own\.jsonl\.gz cannot be read: {reason}"):
-        load_train(str(tmp_path / "own.jsonl.gz"))
+        load_train(DataArguments(str(tmp_path / "own.jsonl.gz")))
 
 
 def test_a_json_array_and_a_file_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:
     (tmp_path / "own.json").write_text('[\n {"prompt": "a", "n": 1},\n {"prompt": "b"}\n]')
-    assert load_train(str(tmp_path / "own.json"))["n"][:] == [1, None]
+    assert load_train(DataArguments(str(tmp_path / "own.json")))["n"][:] == [1, None]
     (tmp_path / "own.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n')
-    assert len(load_train(str(tmp_path / "own.jsonl"))) == 1
+    assert len(load_train(DataArguments(str(tmp_path / "own.jsonl")))) == 1
 
 
 def test_a_missing_data_dir_is_refused_for_every_dataset(tmp_path: Path) -> None:
     for name in ("arithmetic", "gsm8k"):
         with pytest.raises(UsageError, match=r"--data_dir .*nowhere is not a directory"):
-            load_train(name, str(tmp_path / "nowhere"))
+            load_train(DataArguments(name, str(tmp_path / "nowhere")))
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "math"])
@@ -396,14 +397,17 @@ def test_a_dry_run_does_not_ask_the_hub_and_knows_the_number_of_rows(
     name: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("datasets.load_dataset", None)  # not called
-    planned, rows = load_train(name, dry_run=True), load_train(name, str(data_dir), dry_run=True)
+    planned, rows = (
+        load_train(DataArguments(name), dry_run=True),
+        load_train(DataArguments(name, str(data_dir)), dry_run=True),
+    )
     assert (len(planned), set(planned.column_names)) == (len(rows), set(rows.column_names))
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("gsm8", "gsm8k"), ("maths", "math"), ("aritmetic", "arithmetic")])
 def test_unknown_dataset_error_suggests_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(UsageError, match=rf"'{name}' is unknown \(did you mean '{nearest}'\?\): pick one of gsm8k"):
-        load_train(name)
+        load_train(DataArguments(name))
 
 
 def test_unknown_benchmark_error_suggests_the_nearest() -> None:
@@ -418,7 +422,7 @@ def test_unknown_benchmark_error_suggests_the_nearest() -> None:
 
 def test_long_prompts_are_dropped_and_counted(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny)
-    rows = load_train("arithmetic").select(range(60))
+    rows = load_train(DataArguments("arithmetic")).select(range(60))
     lengths = [
         len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True)["input_ids"])
         for prompt in rows["prompt"]
@@ -434,6 +438,6 @@ def test_long_prompts_are_dropped_and_counted(tiny: Path, caplog: pytest.LogCapt
 
 
 def test_all_prompts_too_long_is_refused(tiny: Path) -> None:
-    rows = load_train("arithmetic").select(range(3))
+    rows = load_train(DataArguments("arithmetic")).select(range(3))
     with pytest.raises(UsageError, match="all 3 prompts are over max_prompt_length 2"):
         drop_long_prompts(rows, AutoTokenizer.from_pretrained(tiny), 2)

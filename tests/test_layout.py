@@ -99,8 +99,9 @@ def reached(module: str) -> set[str]:
 LAYERS = (  # a module imports from layers below its own, or from its own package
     "gtpo.errors gtpo.prompts gtpo.arithmetic gtpo.head gtpo_loss",
     "gtpo.files gtpo.model_files gtpo.distributed gtpo.groups gtpo.reward_functions gtpo.backend gtpo.grading",
-    "gtpo.data rewards",
+    "gtpo.sources rewards",
     "gtpo.arguments",
+    "gtpo.data",
     "gtpo.checkpoints gtpo.flags gtpo.help_page gtpo.validation gtpo.memory",
     "gtpo.runs gtpo.environment",
     "gtpo.start",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import EvaluationArguments
-from gtpo.data import BENCHMARK_TITLES, load_benchmark
+from gtpo.data import load_benchmark
 from gtpo.environment import environment
 from gtpo.errors import UsageError, nearest
 from gtpo.evaluation.progress import CompletionBar
@@ -23,6 +23,7 @@ from gtpo.evaluation.storage import (
     scores_path,
 )
 from gtpo.evaluation.targets import Target, short_name
+from gtpo.sources import BENCHMARK_TITLES
 
 STORED_FLAGS = (  # --regrade reads them from the completion files
     "checkpoint",

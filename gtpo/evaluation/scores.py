@@ -10,7 +10,6 @@ from typing import Any
 from filelock import FileLock
 from tqdm import tqdm
 
-from gtpo.data import BENCHMARK_TITLES
 from gtpo.environment import git_revision
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
@@ -18,6 +17,7 @@ from gtpo.evaluation.storage import Row, check_keys, find_completion_files, read
 from gtpo.files import write_atomically
 from gtpo.grading import TimeBudget, extract_answer, is_correct, timeouts
 from gtpo.prompts import follows_format
+from gtpo.sources import BENCHMARK_TITLES
 
 Entry = dict[str, Any]  # one model on one benchmark, as in results.json (docs/evaluation.md)
 

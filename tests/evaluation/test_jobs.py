@@ -8,11 +8,12 @@ import pytest
 
 from gtpo.arguments import EvaluationArguments
 from gtpo.cli import parse_evaluation
-from gtpo.data import ARITHMETIC_STEPS, BENCHMARK_TITLES, BENCHMARKS, load_benchmark
+from gtpo.data import load_benchmark
 from gtpo.errors import UsageError
 from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, plan_jobs, select_benchmarks
 from gtpo.evaluation.sampling import Sampling
 from gtpo.evaluation.targets import Target
+from gtpo.sources import ARITHMETIC_STEPS, BENCHMARK_TITLES, BENCHMARKS
 
 ROWS = load_benchmark("arithmetic")
 

@@ -21,7 +21,7 @@ from trl import SFTTrainer
 
 import gtpo.cli
 import gtpo.trainer
-from gtpo.arguments import Settings
+from gtpo.arguments import DataArguments, Settings
 from gtpo.cli import parse
 from gtpo.data import load_train, to_demonstrations
 from gtpo.files import CONFIGS, read_yaml
@@ -199,7 +199,7 @@ def test_one_training_step(path: Path, tiny: Path, tmp_path: Path, monkeypatch: 
     settings = read(method, "--config", str(path), *argv)
     model, args = dataclasses.replace(settings.model, model=str(tiny), load_in_4bit=False), settings.trainer
     policy, tokenizer = load_policy(model, "transformers", args.seed)
-    rows = load_train("arithmetic").select(range(4))
+    rows = load_train(DataArguments("arithmetic")).select(range(4))
     if method == "sft":
         sft = SFTTrainer(model=policy, processing_class=tokenizer, args=args, train_dataset=to_demonstrations(rows))
         assert one_step(sft).keys() >= {"loss", "grad_norm", "learning_rate", "entropy", "mean_token_accuracy"}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gtpo.arguments import DataArguments
 from gtpo.data import load_train, to_demonstrations
 from gtpo.errors import RunError, UsageError
 from gtpo.prompts import to_messages
@@ -40,20 +41,20 @@ def test_a_question_gets_the_system_prompt_and_other_columns_are_kept(tmp_path: 
     path = write(
         tmp_path / "own.jsonl", {"prompt": "1 + 1?", "answer": 2, "limit": 9}, {"prompt": "Hi", "answer": 3, "limit": 8}
     )
-    rows = load_train(path)
+    rows = load_train(DataArguments(path))
     assert rows["prompt"][0] == to_messages("1 + 1?")
     assert (list(rows["answer"]), list(rows["limit"])) == (["2", "3"], [9, 8])
 
 
 def test_a_conversation_is_used_unchanged(tmp_path: Path) -> None:
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-    (row,) = load_train(write(tmp_path / "own.jsonl", {"prompt": turns}))
+    (row,) = load_train(DataArguments(write(tmp_path / "own.jsonl", {"prompt": turns})))
     assert row == {"prompt": turns}
 
 
 def test_a_column_missing_from_some_rows_drops_no_row(tmp_path: Path) -> None:
     path = write(tmp_path / "own.jsonl", {"prompt": "a", "hint": "b"}, {"prompt": "c", "note": None})
-    assert load_train(path)["hint"][:] == ["b", None]
+    assert load_train(DataArguments(path))["hint"][:] == ["b", None]
 
 
 def test_rows_with_an_empty_value_are_dropped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -62,7 +63,7 @@ def test_rows_with_an_empty_value_are_dropped_and_counted(tmp_path: Path, caplog
         *({"prompt": p, "answer": a} for p, a in [("a", "1"), ("", "2"), ("c", None), ("d", "0")]),
     )
     with caplog.at_level(logging.WARNING):
-        rows = load_train(path)
+        rows = load_train(DataArguments(path))
     assert list(rows["answer"]) == ["1", "0"]
     assert "2 of 4 rows dropped" in caplog.text
 
@@ -101,12 +102,12 @@ def test_an_unusable_file_is_refused(rows: list[dict[str, object]] | None, messa
     if rows is not None:
         write(path, *rows)
     with pytest.raises(UsageError, match=message):
-        load_train(str(path))
+        load_train(DataArguments(str(path)))
 
 
 def test_sft_requires_a_solution_column(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no column 'solution'"):
-        to_demonstrations(load_train(write(tmp_path / "own.jsonl", {"prompt": "a"})))
+        to_demonstrations(load_train(DataArguments(write(tmp_path / "own.jsonl", {"prompt": "a"}))))
 
 
 def test_rewards_load_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
+from gtpo.arguments import DataArguments
 from gtpo.data import load_train, to_demonstrations
 
 ATOL = 1e-6  # observed 2e-7
@@ -14,7 +15,7 @@ ATOL = 1e-6  # observed 2e-7
 def test_the_loss_is_the_cross_entropy_of_the_completion_tokens(tiny: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     model = AutoModelForCausalLM.from_pretrained(tiny)
-    rows = load_train("arithmetic").select(range(6))
+    rows = load_train(DataArguments("arithmetic")).select(range(6))
     trainer = SFTTrainer(
         model=model,
         processing_class=tokenizer,
