@@ -20,6 +20,7 @@ from gtpo.arithmetic import arithmetic
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.prompts import to_completion, to_messages
 from gtpo.sources import ARITHMETIC_STEPS, BENCHMARK_TITLES, BENCHMARKS, DATASETS, TRAIN, Row, Source
+from gtpo.tokenizer import encode_prompt
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -91,14 +92,9 @@ def drop_long_prompts(rows: "Dataset", tokenizer: Any, max_prompt_length: int) -
     """Drop prompts of more than ``max_prompt_length`` tokens, chat template included; their number is logged.
 
     Raises:
-        UsageError: If no prompt remains.
+        UsageError: If no prompt remains, or the chat template fails on one.
     """
-    kept = [
-        i
-        for i, prompt in enumerate(rows["prompt"])
-        if len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))
-        <= max_prompt_length
-    ]
+    kept = [i for i, prompt in enumerate(rows["prompt"]) if len(encode_prompt(tokenizer, prompt)) <= max_prompt_length]
     if not kept:
         raise UsageError(
             f"all {len(rows)} prompts are over max_prompt_length {max_prompt_length} tokens: raise --max_prompt_length."

@@ -6,7 +6,6 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from gtpo.errors import UsageError, first_line, nearest
 from gtpo.model_files import check_model_files
 from gtpo.preflight import check_loaded, hub_is_reachable
 from gtpo.tiny import ensure_tiny, is_tiny_path
+from gtpo.tokenizer import prepare_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
     """The base model with a fresh LoRA adapter, and its tokenizer.
 
     Raises:
-        UsageError: If the model cannot be found, is gated, or its tokenizer pads with its EOS token.
+        UsageError: If the model cannot be found, is gated, or its tokenizer cannot be used.
     """
     path = resolve_model(arguments.model)
     if backend == "unsloth":
@@ -93,7 +93,7 @@ def load_base(path: str, load_in_4bit: bool = False, full_precision: bool = Fals
             without a GPU or bitsandbytes.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     has_bf16 = gpu_is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     options: dict[str, Any] = {"dtype": torch.bfloat16 if has_bf16 and not full_precision else torch.float32}
@@ -115,15 +115,35 @@ def load_base(path: str, load_in_4bit: bool = False, full_precision: bool = Fals
             "device_map": {"": int(os.environ.get("LOCAL_RANK", 0))},
         }
     source = source_options(path)
+    tokenizer, _ = load_tokenizer(path, source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", trust_remote_code=False, **source)
         model = AutoModelForCausalLM.from_pretrained(
             path, use_safetensors=True, trust_remote_code=False, **source, **options
         )
     except Exception as error:  # a damaged file raises anything: TypeError, ZeroDivisionError, a bare Exception, ...
         raise why_not_loaded(path, error) from error
-    check_tokenizer(tokenizer, path)
     return model, tokenizer
+
+
+def load_tokenizer(path: str, source: dict[str, bool]) -> tuple[Any, Any]:
+    """The tokenizer of a model, ready for training and evaluation, and the model's config.
+
+    Args:
+        path: Hub id or local directory.
+        source: Its :func:`source_options`.
+
+    Raises:
+        UsageError: If they cannot be loaded or used.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, **source)
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", trust_remote_code=False, **source)
+    except Exception as error:  # as in load_base
+        raise why_not_loaded(path, error) from error
+    prepare_tokenizer(tokenizer, path, config.get_text_config().vocab_size)
+    return tokenizer, config
 
 
 def resolve_model(name: str) -> str:
@@ -157,43 +177,6 @@ def source_options(path: str) -> dict[str, bool]:
         check_model_files(Path(path))
         return {"local_files_only": True}
     return {"local_files_only": not hub_is_reachable()}
-
-
-def check_tokenizer(tokenizer: Any, path: str) -> None:
-    """Set one of the reserved tokens as padding token where there is none; refuse one that pads with its EOS token.
-
-    Raises:
-        UsageError: If the padding token is the EOS token, or there is no chat template or it raises.
-    """
-    if tokenizer.pad_token_id is None:
-        reserved = ("<|finetune_right_pad_id|>", "<|reserved_special_token_0|>", "<|endoftext|>", "<pad>", "<unk>")
-        free = [t for t in reserved if t in tokenizer.get_vocab() and t != tokenizer.eos_token]
-        tokenizer.pad_token = free[0] if free else tokenizer.eos_token
-    if tokenizer.pad_token_id == tokenizer.eos_token_id:
-        raise UsageError(
-            f"the tokenizer of {path} pads with its EOS token {tokenizer.eos_token!r}, so padding cannot be told "
-            "from the end of a completion: set another pad_token in its tokenizer_config.json."
-        )
-    if tokenizer.chat_template is None:
-        raise UsageError(f"the tokenizer of {path} has no chat template: use an instruction-tuned model.")
-    encode_prompt(tokenizer, [{"role": "user", "content": "1 + 1 = ?"}])
-
-
-def encode_prompt(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
-    """The token ids of a conversation up to the answer, by the tokenizer's chat template.
-
-    Raises:
-        UsageError: If the template raises.
-    """
-    try:
-        ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    except Exception as error:  # a template is a program: its errors are of any type
-        roles = " and ".join(message["role"] for message in messages)
-        raise UsageError(
-            f"the chat template of {tokenizer.name_or_path} fails on a {roles} message ({type(error).__name__}: "
-            f"{error}): correct its chat_template.jinja, or use another model."
-        ) from error
-    return ids
 
 
 def why_not_loaded(path: str, error: Exception) -> Exception:
@@ -250,8 +233,13 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: boo
         )
     except Exception as error:
         raise (_vllm_does_not_start(error) if _is_from_vllm(error) else why_not_loaded(path, error)) from error
-    check_tokenizer(tokenizer, path)
     _check_embedding_rows(model, path)
+    prepare_tokenizer(tokenizer, path, len(model.get_input_embeddings().weight))
+    if tokenizer.pad_token_id == tokenizer.eos_token_id:
+        raise UsageError(
+            f"Unsloth takes every EOS token for padding, and the tokenizer of {path} has no other token to pad with: "
+            "use --backend transformers."
+        )
     check_loaded(model, tokenizer, path, arguments.max_seq_length)
     every_linear = arguments.target_modules == "all-linear"  # Unsloth takes names only
     model = FastLanguageModel.get_peft_model(  # Unsloth ignores TRL's peft_config

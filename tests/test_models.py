@@ -11,12 +11,12 @@ import pytest
 import torch
 from helpers.unsloth import FakeUnsloth
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 
 from gtpo import models
 from gtpo.arguments import ModelArguments
 from gtpo.errors import UsageError
-from gtpo.models import check_tokenizer, load_base, load_policy, resolve_model, source_options, why_not_loaded
+from gtpo.models import load_base, load_policy, resolve_model, source_options, why_not_loaded
 from gtpo.tiny import TINY
 
 
@@ -89,43 +89,32 @@ def test_new_policy_equals_the_base_and_depends_only_on_the_seed(tiny: Path) -> 
 # ---- errors ----
 
 
-def test_tokenizer_that_pads_with_eos_is_refused(tiny: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny, pad_token="</s>")
-    with pytest.raises(UsageError, match=r"pads with its EOS token '</s>'.*pad_token"):
-        check_tokenizer(tokenizer, "some/model")
-
-
-def test_tokenizer_without_pad_token_gets_a_reserved_token(tiny: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-    tokenizer.pad_token = None
-    check_tokenizer(tokenizer, "some/model")
-    assert tokenizer.pad_token == "<pad>"
-
-
-def test_tokenizer_without_pad_and_reserved_tokens_is_refused(tiny: Path, tmp_path: Path) -> None:
-    shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        text = (tmp_path / name).read_text().replace('"<pad>"', '"<blank>"')
-        (tmp_path / name).write_text(text)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    tokenizer.pad_token = None
-    with pytest.raises(UsageError, match="pads with its EOS"):
-        check_tokenizer(tokenizer, "some/model")
-
-
-def test_tokenizer_without_chat_template_is_refused(tiny: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-    tokenizer.chat_template = None
-    with pytest.raises(UsageError, match="some/model has no chat template"):
-        check_tokenizer(tokenizer, "some/model")
-
-
-def test_loading_a_base_that_pads_with_eos_is_refused(tiny: Path, tmp_path: Path) -> None:
+def test_a_base_that_pads_with_eos_gets_another_padding_token(tiny: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": "</s>"}))
-    with pytest.raises(UsageError, match="pads with its EOS"):
-        load_base(str(tmp_path))
+    _, tokenizer = load_base(str(tmp_path))
+    assert (tokenizer.pad_token, tokenizer.eos_token) == ("<pad>", "</s>")
+
+
+def test_a_tokenizer_that_cannot_be_used_is_refused_before_the_weights_are_read(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("loaded"))
+    (model / "chat_template.jinja").write_text("{{ 1 / 0 }}")
+    with pytest.raises(UsageError, match="ZeroDivisionError"):
+        load_base(str(model))
+
+
+def test_unsloth_is_refused_where_only_eos_can_pad(unsloth: FakeUnsloth, model: Path) -> None:
+    """Its masks take every EOS token for padding."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (model / name).read_text().replace('"<pad>"', '"<end>"')
+        (model / name).write_text(text)
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": "</s>"}))
+    with pytest.raises(UsageError, match=r"Unsloth takes every EOS token for padding.*use --backend transformers"):
+        load_policy(ModelArguments(model=str(model), lora_rank=8), "unsloth", 0)
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing", "{directory}/missing", "{directory}"])

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 from gtpo.backend import GPU_PACKAGES, gpu_is_available, is_installed, prefer_native_sampler, refuse_old_gpu
 from gtpo.errors import UsageError
 from gtpo.evaluation.storage import Key, Row
-from gtpo.models import check_tokenizer, encode_prompt, load_base, source_options, why_not_loaded
+from gtpo.models import load_base, load_tokenizer, source_options
 from gtpo.prompts import to_messages
+from gtpo.tokenizer import encode_prompt
 
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts as max_lora_rank
 
@@ -323,7 +324,6 @@ class VLLMSampler:
         """Start the engine; the arguments are those of :func:`load_sampler`."""
         prefer_native_sampler()
         import torch
-        from transformers import AutoConfig, AutoTokenizer
         from vllm import LLM
 
         self.sampling = sampling
@@ -339,13 +339,7 @@ class VLLMSampler:
                     "transformers."
                 )
             lora = {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
-        source = source_options(model)
-        try:
-            config = AutoConfig.from_pretrained(model, trust_remote_code=False, **source)
-            self.tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, **source)
-        except Exception as error:
-            raise why_not_loaded(model, error) from error
-        check_tokenizer(self.tokenizer, model)
+        self.tokenizer, config = load_tokenizer(model, source_options(model))
         try:
             longest = int(config.get_text_config().max_position_embeddings)
             self.context_length = min(longest, sampling.max_new_tokens + self.prompt_room)

@@ -26,7 +26,7 @@ from gtpo.evaluation.sampling import (
     plan_batches,
 )
 from gtpo.evaluation.storage import Key
-from gtpo.prompts import to_messages
+from gtpo.prompts import SYSTEM_PROMPT, to_messages
 
 ROWS = load_benchmark("arithmetic")[:7]  # prompts of 21 to 45 tokens
 SETTINGS = Sampling(k=3, max_new_tokens=8, batch_size=4)
@@ -215,12 +215,13 @@ def test_tokens_are_counted_while_they_are_generated(tiny: Path, tmp_path: Path)
     assert len(set(counts)) > 2
 
 
-def test_a_chat_template_that_raises_on_the_system_prompt_is_refused(tiny: Path, tmp_path: Path) -> None:
+def test_a_chat_template_that_raises_on_the_system_prompt_gets_it_in_the_question(tiny: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny, tmp_path / "model")
-    template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system\x1b[0m') }}{% endif %}x"
-    (model / "chat_template.jinja").write_text(template)
-    with pytest.raises(UsageError, match=r"fails on a system and user message \(TemplateError: no system\\x1b\[0m\)"):
-        run_sampler(model, GREEDY)
+    template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    (model / "chat_template.jinja").write_text(template + "{{ messages[0]['content'] }}")
+    sampler = TransformersSampler(str(model), GREEDY)
+    request = make_requests(sampler, ROWS, GREEDY)[0]
+    assert sampler.tokenizer.decode(request.prompt_ids) == f"{SYSTEM_PROMPT}\n\n{ROWS[0]['question']}"
 
 
 # vLLM

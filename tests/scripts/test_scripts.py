@@ -297,7 +297,7 @@ ARITHMETIC = ("--model", "{tiny}", "--dataset", "arithmetic", "--max_steps", "1"
 INVALID_USAGE: dict[str, tuple[Sequence[str], str]] = {
     "unknown-model": (("--model", "nobody/nothing", *ARITHMETIC[2:]), "nobody/nothing"),
     "missing-model-directory": (("--model", "{tiny}/missing", *ARITHMETIC[2:]), "missing"),
-    "pad-is-eos": (("--model", "{pad_is_eos}", *ARITHMETIC[2:]), "pad"),
+    "no-eos": (("--model", "{no_eos}", *ARITHMETIC[2:]), "no EOS token"),
     "unknown-dataset": ((*ARITHMETIC, "--dataset", "gsm8"), "gsm8k"),
     "missing-data-directory": ((*ARITHMETIC, "--dataset", "gsm8k", "--data_dir", "nowhere"), "nowhere"),
     "missing-data-file": ((*ARITHMETIC, "--dataset", "gsm8k", "--data_dir", "{empty}"), "gsm8k_train.jsonl"),
@@ -329,13 +329,13 @@ INVALID_USAGE: dict[str, tuple[Sequence[str], str]] = {
 @pytest.fixture(scope="module")
 def refused(run: Run, tiny: Path, work_dir: Path) -> Callable[[str], tuple[Ended, Path]]:
     """Run an invalid command once; return its result and its run directory."""
-    paths = {"tiny": str(tiny), "bad_config": str(work_dir / "bad.yaml"), "pad_is_eos": str(work_dir / "pad_is_eos")}
+    paths = {"tiny": str(tiny), "bad_config": str(work_dir / "bad.yaml"), "no_eos": str(work_dir / "no_eos")}
     paths["empty"] = str(work_dir / "empty")
     (work_dir / "empty").mkdir()
     (work_dir / "bad.yaml").write_text("gama: 0.1\n")
-    build_tiny(work_dir / "pad_is_eos")
-    tokenizer = work_dir / "pad_is_eos" / "tokenizer_config.json"
-    tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"pad_token": "</s>"}))
+    build_tiny(work_dir / "no_eos")
+    tokenizer = work_dir / "no_eos" / "tokenizer_config.json"
+    tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"eos_token": None}))
     seen: dict[str, tuple[Ended, Path]] = {}
 
     def run_case(case: str) -> tuple[Ended, Path]:

@@ -1,0 +1,130 @@
+"""The tokenizer of a policy: its padding token, its chat template, and conversations as token ids."""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gtpo.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+Messages = Sequence[Mapping[str, Any]]
+
+PAD_TOKENS = ("<|finetune_right_pad_id|>", "<|reserved_special_token_0|>", "<|endoftext|>", "<pad>", "[PAD]", "<unk>")
+RESERVED = re.compile(r"pad|reserved|unused|placeholder|dummy|control_\d", re.IGNORECASE)
+ROLES = ("bos_token", "eos_token", "sep_token", "cls_token", "mask_token")  # their text stands in prompts
+RARE = "\x00\u0378\U0001f9ff\ue000"  # characters that few vocabularies have
+
+FOLD_SYSTEM = (  # before the template of a model without a system role
+    "{%- if messages[0]['role'] == 'system' and messages|length > 1 and messages[1]['role'] == 'user' -%}"
+    "{%- set messages = [{'role': 'user', 'content': messages[0]['content'] + '\\n\\n' + messages[1]['content']}]"
+    " + messages[2:] -%}"
+    "{%- endif -%}"
+)
+PLAIN_TEMPLATE = (  # of a model without a template
+    "{%- for message in messages -%}"
+    "{{- '' if loop.first else '\\n\\n' -}}"
+    "{%- if message['role'] == 'user' -%}{{- 'Question: ' -}}"
+    "{%- elif message['role'] == 'assistant' -%}{{- 'Answer:\\n' -}}{%- endif -%}"
+    "{{- message['content'] -}}"
+    "{%- if message['role'] == 'assistant' -%}{{- eos_token -}}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '\\n\\nAnswer:\\n' -}}{%- endif -%}"
+)
+
+_SYSTEM = "Answer in one word."
+_PROBE = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "1 + 1 = ?"}]
+
+
+def prepare_tokenizer(tokenizer: Any, path: str, vocab_size: int | None = None) -> None:
+    """Give a tokenizer what training and evaluation need, in place: a padding token and a chat template.
+
+    A template without a system role gets one that puts the system text before the first user turn. Each choice is
+    logged, and saved with the tokenizer.
+
+    Args:
+        tokenizer: Of Transformers.
+        path: Where it comes from, for messages.
+        vocab_size: Rows of the model's embedding; a tokenizer can have more tokens.
+
+    Raises:
+        UsageError: If there is no EOS token, or the chat template fails.
+    """
+    if tokenizer.eos_token_id is None:
+        raise UsageError(
+            f"the tokenizer of {path} has no EOS token, so a completion cannot end: set eos_token in its "
+            "tokenizer_config.json."
+        )
+    if tokenizer.chat_template is None:
+        adds_bos = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+        tokenizer.chat_template = "{{- bos_token -}}" * adds_bos + PLAIN_TEMPLATE
+        logger.warning("%s has no chat template: its prompts are plain text, `Question: ... Answer:`", path)
+    if not _takes_system(tokenizer):
+        encode_prompt(tokenizer, _PROBE[1:])  # a template that fails on this too is told as it is
+        tokenizer.chat_template = FOLD_SYSTEM + tokenizer.get_chat_template()
+        encode_prompt(tokenizer, _PROBE)
+        logger.warning("the chat template of %s has no system role: the system prompt begins the first question", path)
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        had = "has no padding token" if tokenizer.pad_token_id is None else "pads with its EOS token"
+        token = free_token(tokenizer, vocab_size)
+        tokenizer.pad_token = token or tokenizer.eos_token
+        free = "" if token else ", no other token is free; padding is told from EOS by the masks"
+        logger.warning("the tokenizer of %s %s: padding is %s%s", path, had, tokenizer.pad_token, free)
+
+
+def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
+    """A token for padding that occurs in no prompt and no completion; None if every token may.
+
+    Args:
+        tokenizer: Of Transformers, with a chat template.
+        vocab_size: Rows of the model's embedding; None: all tokens have one.
+    """
+    turns = [*_PROBE, {"role": "assistant", "content": "2"}]
+    rendered = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    vocabulary, template = tokenizer.get_vocab(), tokenizer.get_chat_template() + rendered
+    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    used = {getattr(tokenizer, role) for role in ROLES}
+    if tokenizer.unk_token_id in tokenizer.encode(RARE, add_special_tokens=False):
+        used.add(tokenizer.unk_token)  # no fallback to bytes: it stands for unknown characters
+
+    def is_free(token: str) -> bool:
+        has_row = vocab_size is None or vocabulary.get(token, vocab_size) < vocab_size
+        return token in vocabulary and has_row and token not in used and token not in template
+
+    reserved = sorted((token for token in special if RESERVED.search(token)), key=vocabulary.__getitem__)
+    others = sorted((token for token in special if not re.search("end|eo[stm]", token)), key=vocabulary.__getitem__)
+    return next(filter(is_free, (*PAD_TOKENS[:-1], *reserved, *others, PAD_TOKENS[-1])), None)
+
+
+def encode_prompt(tokenizer: Any, messages: Messages, **template_kwargs: Any) -> list[int]:
+    """The token ids of a conversation up to the answer, by the tokenizer's chat template.
+
+    Args:
+        tokenizer: Of Transformers.
+        messages: The conversation.
+        template_kwargs: Arguments of the template, such as Qwen3's ``enable_thinking``.
+
+    Raises:
+        UsageError: If the template raises.
+    """
+    try:
+        ids: list[int] = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False, **template_kwargs
+        )
+    except Exception as error:  # a template is a program: its errors are of any type
+        roles = " and ".join(message["role"] for message in messages)
+        raise UsageError(
+            f"the chat template of {tokenizer.name_or_path} fails on a {roles} message ({type(error).__name__}: "
+            f"{error}): correct its chat_template.jinja, or use another model."
+        ) from error
+    return ids
+
+
+def _takes_system(tokenizer: Any) -> bool:
+    """Whether the template accepts a system turn and shows its text."""
+    try:
+        text = tokenizer.apply_chat_template(_PROBE, add_generation_prompt=True, tokenize=False)
+    except Exception:  # of any type, as in encode_prompt
+        return False
+    return _SYSTEM in text
