@@ -29,10 +29,29 @@ class DataArguments:
 
     dataset: str = field(
         default="gsm8k",
-        metadata={"help": "gsm8k, math, arithmetic (generated), or a JSONL file of your own with a column `prompt`."},
+        metadata={
+            "help": "gsm8k, math, arithmetic (generated), or your data: a JSONL, CSV or Parquet file, a folder of "
+            "them, or a Hub id (owner/name)."
+        },
     )
     data_dir: str | None = field(
         default=None, metadata={"help": "Directory of JSONL files to read instead of the Hub (gsm8k_train.jsonl, ...)."}
+    )
+    dataset_config: str | None = field(
+        default=None, metadata={"help": "Configuration of a Hub dataset that has several, as in load_dataset."}
+    )
+    split: str | None = field(
+        default=None,
+        metadata={"help": "Split of a Hub dataset, of a folder, or of gsm8k, math, arithmetic; else train."},
+    )
+    prompt_column: str = field(
+        default="prompt", metadata={"help": "Column of your data with the question, or with a conversation."}
+    )
+    answer_column: str = field(
+        default="answer", metadata={"help": "Column of your data with the gold answer; rewards get it as `answer`."}
+    )
+    solution_column: str = field(
+        default="solution", metadata={"help": "Column of your data with the reference completion, for SFT."}
     )
     limit_rows: int | None = field(default=None, metadata={"help": "Only the first N usable rows."})
     max_prompt_length: int = field(
@@ -187,7 +206,10 @@ class EvaluationArguments:
 
     benchmarks: list[str] = field(
         default_factory=list,
-        metadata={"help": f"{', '.join(BENCHMARK_TITLES)}."},
+        metadata={
+            "help": f"{', '.join(BENCHMARK_TITLES)}, or your own: a JSONL, CSV or Parquet file, a folder of them, or a "
+            "Hub id (owner/name)."
+        },
     )
     adapter: list[str] = field(
         default_factory=list,
@@ -207,6 +229,14 @@ class EvaluationArguments:
     data_dir: str | None = field(
         default=None, metadata={"help": "Directory of JSONL files to read instead of the Hub."}
     )
+    dataset_config: str | None = field(
+        default=None, metadata={"help": "Configuration of a Hub dataset that has several, as in load_dataset."}
+    )
+    split: str | None = field(default=None, metadata={"help": "Split of a Hub dataset or a folder; else test."})
+    prompt_column: str = field(
+        default="prompt", metadata={"help": "Column of your benchmark with the question, or with a conversation."}
+    )
+    answer_column: str = field(default="answer", metadata={"help": "Column of your benchmark with the gold answer."})
     k: int = field(default=64, metadata={"help": "Completions per problem."})
     temperature: float = field(default=1.0, metadata={"help": "Sampling temperature; 0 is greedy."})
     top_p: float = field(default=1.0, metadata={"help": "Nucleus sampling; 1 switches it off."})

@@ -1,24 +1,28 @@
-"""Training rows and benchmarks: GSM8K, MATH, AIME, AMC (Hub or a directory of JSONL files), arithmetic, your JSONL.
+"""Training rows and benchmark problems: the datasets of the paper, generated arithmetic, and your own data.
 
 A training row is ``prompt`` (a conversation), ``answer`` (the gold answer as text) and ``solution`` (the reference
-completion in the paper's tags, for SFT). Rows without a readable gold answer and prompts over the length limit are
-dropped and counted. ``datasets`` is imported when rows are read.
+completion, for SFT). Rows that cannot be used and prompts over the length limit are dropped and counted by reason.
+``datasets`` is imported when rows are read.
 """
 
 import bisect
-import gzip
 import json
 import logging
+import math
+import re
 import reprlib
-import zlib
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtpo.arguments import DataArguments
+from gtpo.arguments import DataArguments, EvaluationArguments
 from gtpo.arithmetic import arithmetic
 from gtpo.errors import UsageError, first_line, nearest
+from gtpo.grading import is_correct
 from gtpo.prompts import to_completion, to_messages
+from gtpo.rows import FORMATS, Table, is_on_hub, is_own, read_file, read_table
 from gtpo.sources import ARITHMETIC_STEPS, BENCHMARK_TITLES, BENCHMARKS, DATASETS, TRAIN, Row, Source
 from gtpo.tokenizer import encode_prompt
 
@@ -27,42 +31,49 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 ARITHMETIC_TRAIN_ROWS, ARITHMETIC_TEST_ROWS = 4000, 500
 
 
 def load_train(data: DataArguments, seed: int = 0, dry_run: bool = False) -> "Dataset":
-    """The rows of ``data.dataset``: columns prompt, answer, solution. The number of dropped rows is logged.
+    """The rows of ``data.dataset``: columns prompt, answer, solution, and all others of your data under their names.
+
+    A prompt that is a conversation is used as it is. The number of dropped rows is logged.
 
     Args:
-        data: Which rows: gsm8k, math, arithmetic, or your JSONL file with a column ``prompt`` (a question, or a
-            conversation that is used as it is), and ``answer`` and ``solution`` where the rewards or SFT need them.
-            Other columns are passed to the rewards.
+        data: Which rows, and how the columns of your data are called. Without a column for the answer or the solution
+            the rows have none.
         seed: Seed of the generated arithmetic problems; other datasets ignore it.
-        dry_run: Do not ask the Hub: its rows are empty, and their number and columns are enough for a plan.
+        dry_run: Do not ask the Hub. The rows of gsm8k and math are empty then, and their number and columns are enough
+            for a plan; of another dataset of the Hub neither is known, and the result has no columns.
 
     Raises:
-        UsageError: If the name is unknown, or a file is missing, empty, or lacks a column, or a row cannot be used.
+        UsageError: If the name is unknown, a file cannot be read or lacks a column, or a row cannot be used.
     """
-    rows = _load_all(data.dataset, data.data_dir, seed, dry_run)
-    return rows if data.limit_rows is None else rows.select(range(min(data.limit_rows, len(rows))))
-
-
-def _load_all(name: str, data_dir: str | None, seed: int, dry_run: bool) -> "Dataset":
-    if data_dir is not None and not Path(data_dir).is_dir():
-        raise UsageError(f"--data_dir {data_dir} is not a directory: name one with JSONL files, or remove --data_dir.")
-    if name.endswith((".jsonl", ".json", ".jsonl.gz")):
-        return _read_own(Path(name))
-    if name == "arithmetic":
-        rows = list(arithmetic("train", ARITHMETIC_TRAIN_ROWS, seed))
-    elif name in TRAIN and dry_run and data_dir is None:
-        return _to_dataset({column: [""] * TRAIN[name].rows for column in ("prompt", "answer", "solution")})
-    elif name in TRAIN:
-        rows = _read(name, TRAIN[name], data_dir)
-    else:
+    if data.data_dir is not None and not Path(data.data_dir).is_dir():
         raise UsageError(
-            f"dataset {name!r} is unknown{nearest(name, DATASETS)}: pick one of {', '.join(DATASETS)}, or a JSONL file."
+            f"--data_dir {data.data_dir} is not a directory: name one with JSONL files, or remove --data_dir."
         )
+    if data.dataset not in DATASETS:
+        if not is_own(data.dataset):
+            raise UsageError(
+                f"dataset {data.dataset!r} is unknown{nearest(data.dataset, DATASETS)}: pick one of "
+                f"{', '.join(DATASETS)}, or name a file ({', '.join(FORMATS)}), a folder or a Hub id (owner/name)."
+            )
+        return _to_dataset({}) if dry_run and is_on_hub(data.dataset) else _load_own(data)
+    _refuse_columns(data, data.dataset)
+    split = data.split or "train"
+    if split not in ("train", "test"):
+        raise UsageError(f"--split is {split!r}: {data.dataset} has the splits train and test.")
+    if data.dataset == "arithmetic":
+        train = split == "train"
+        rows = list(arithmetic("train", ARITHMETIC_TRAIN_ROWS, seed) if train else _arithmetic_test("arithmetic"))
+    else:
+        source = (TRAIN if split == "train" else BENCHMARKS)[data.dataset]
+        if dry_run and data.data_dir is None:
+            empty = [""] * min(source.rows, data.limit_rows or source.rows)
+            return _to_dataset(dict.fromkeys(("prompt", "answer", "solution"), empty))
+        rows = _read(data.dataset, source, data.data_dir)
+    rows = rows[: data.limit_rows]
     columns: dict[str, list[Any]] = {
         "prompt": [to_messages(row["question"]) for row in rows],
         "answer": [row["gold"] for row in rows],
@@ -78,14 +89,43 @@ def load_benchmark(name: str, data_dir: str | None = None) -> list[Row]:
         UsageError: As :func:`load_train`.
     """
     if name in ARITHMETIC_STEPS:
-        rows = list(arithmetic("test", ARITHMETIC_TEST_ROWS, seed=0, steps=ARITHMETIC_STEPS[name]))
+        rows = _arithmetic_test(name)
     elif name in BENCHMARKS:
         rows = _read(name, BENCHMARKS[name], data_dir)
     else:
         raise UsageError(
-            f"benchmark {name!r} is unknown{nearest(name, BENCHMARK_TITLES)}: pick from {', '.join(BENCHMARK_TITLES)}."
+            f"benchmark {name!r} is unknown{nearest(name, BENCHMARK_TITLES)}: pick from {', '.join(BENCHMARK_TITLES)}, "
+            "or name a file, a folder or a Hub id (owner/name)."
         )
     return [{"id": f"{name}/{i}", "question": r["question"], "gold": r["gold"]} for i, r in enumerate(rows)]
+
+
+def load_own_benchmark(name: str, source: str, flags: EvaluationArguments) -> list[Row]:
+    """The problems of your benchmark as rows {id, question, gold}; a question may be a conversation.
+
+    A row whose gold answer the grader cannot read, so that no completion could be right, is dropped and counted.
+
+    Args:
+        name: Its name in the ids.
+        source: A file, a folder or a Hub id.
+        flags: How its columns are called, and its split.
+
+    Raises:
+        UsageError: If it cannot be read or lacks a column, or no row is left.
+    """
+    table = read_table(source, flags.split, "test", flags.dataset_config)
+    columns = _columns_of(table, flags, ("prompt", "answer"), required=("prompt", "answer"))
+    kept, dropped = _usable(table, columns)
+    problems: list[Row] = []
+    for row, place in kept:
+        gold = _text(row[columns["answer"]], f"{place}: column {columns['answer']!r}")
+        if is_correct(gold, gold):
+            question = _question(row[columns["prompt"]], place)
+            problems.append({"id": f"{name}/{len(problems)}", "question": question, "gold": gold})
+        else:
+            dropped["without a readable gold answer"].append(place)
+    _report_dropped(table, dropped)
+    return problems
 
 
 def drop_long_prompts(rows: "Dataset", tokenizer: Any, max_prompt_length: int) -> "Dataset":
@@ -107,68 +147,150 @@ def drop_long_prompts(rows: "Dataset", tokenizer: Any, max_prompt_length: int) -
 def to_demonstrations(rows: "Dataset") -> "Dataset":
     """Prompts with their reference solutions: columns prompt and completion, as TRL's SFTTrainer expects.
 
+    Rows without a solution are dropped and counted.
+
     Raises:
-        UsageError: If the rows have no solutions.
+        UsageError: If no row has a solution.
     """
+    if not rows.column_names:  # a dry run of a dataset of the Hub
+        return rows
     if "solution" not in rows.column_names:
-        raise UsageError("SFT needs reference solutions: the dataset has no column 'solution'.")
-    turns = [[{"role": "assistant", "content": solution}] for solution in rows["solution"]]
-    return _to_dataset({"prompt": rows["prompt"], "completion": turns})
-
-
-def _read_own(path: Path) -> "Dataset":
-    rows = _read_jsonl(path, f"{path} does not exist: --dataset names gsm8k, math, arithmetic or a JSONL file.")
-    names = _columns(rows)
-    if "prompt" not in names:
         raise UsageError(
-            f"{path} has no column 'prompt': expected a question or a conversation in each, found {names}."
+            "SFT needs reference solutions: the dataset has no column 'solution' (--solution_column names another)."
         )
-    ours = sorted({"prompt", "answer", "solution"} & set(names))
-    complete = {number: row for number, row in rows.items() if all(row[name] not in (None, "", []) for name in ours)}
-    if not complete:
-        raise UsageError(f"{path} has no row with {', '.join(ours)} ({len(rows)} read).")
-    if len(complete) < len(rows):
-        logger.warning(
-            "%s: %d of %d rows dropped: empty prompt, answer or solution",
-            path,
-            len(rows) - len(complete),
-            len(rows),
-        )
-    for number, row in complete.items():
-        where = f"row {number} of {path}"
-        row["prompt"] = to_messages(row["prompt"]) if isinstance(row["prompt"], str) else row["prompt"]
-        _check_conversation(row["prompt"], where)
-        row |= {name: _text(row, name, where) for name in ours if name != "prompt"}
-    columns = {name: [row[name] for row in complete.values()] for name in names}
+    pairs = [(prompt, text) for prompt, text in zip(rows["prompt"], rows["solution"], strict=True) if text is not None]
+    if not pairs:
+        raise UsageError(f"SFT needs reference solutions: the column 'solution' of all {len(rows)} rows is empty.")
+    if len(pairs) < len(rows):
+        logger.warning("%d of %d rows dropped: with an empty solution", len(rows) - len(pairs), len(rows))
+    turns = [[{"role": "assistant", "content": solution}] for _, solution in pairs]
+    return _to_dataset({"prompt": [prompt for prompt, _ in pairs], "completion": turns})
+
+
+# Your data
+
+
+def _load_own(data: DataArguments) -> "Dataset":
+    table = read_table(data.dataset, data.split, "train", data.dataset_config)
+    roles = _columns_of(table, data, ("prompt", "answer", "solution"), required=("prompt",))
+    kept, dropped = _usable(table, {role: name for role, name in roles.items() if role != "solution"})
+    _report_dropped(table, dropped)
+    kept = kept[: data.limit_rows]
+    columns: dict[str, list[Any]] = {}
+    for role, name in roles.items():
+        if role == "prompt":
+            columns[role] = [to_messages(_question(row[name], place)) for row, place in kept]
+        else:  # only a solution can be empty
+            columns[role] = [
+                None if _is_empty(row[name]) else _text(row[name], f"{place}: column {name!r}") for row, place in kept
+            ]
+    for name in table.columns:
+        if name in columns and name not in roles.values():
+            logger.warning(
+                "%s: column %r is not used: --%s_column %s has its name", table.name, name, name, roles[name]
+            )
+        elif name not in roles.values():
+            columns[name] = [row[name] for row, _ in kept]
     try:
         return _to_dataset(columns)
     except (ValueError, TypeError, OverflowError) as error:  # of Arrow, without the row
-        raise UsageError(_why_not_stored(columns, list(complete), path)) from error
+        raise UsageError(_why_not_stored(columns, [place for _, place in kept])) from error
 
 
-def _check_conversation(prompt: Any, where: str) -> None:
-    if not isinstance(prompt, list) or any(not isinstance(turn, dict) or "role" not in turn for turn in prompt):
+def _columns_of(
+    table: Table, flags: DataArguments | EvaluationArguments, roles: Sequence[str], required: Sequence[str]
+) -> dict[str, str]:
+    """Role -> column of your data; a role that is neither required nor named and has no column is left out.
+
+    Raises:
+        UsageError: If a column is missing, or has two roles.
+    """
+    columns: dict[str, str] = {}
+    for role in roles:
+        name = getattr(flags, f"{role}_column")
+        if name in columns.values():
+            raise UsageError(f"--{role}_column {name} is already the {next(iter(columns))} column: name another.")
+        if name in table.columns:
+            columns[role] = name
+        elif role in required or name != role:
+            raise UsageError(
+                f"{table.name} has no column {name!r}{nearest(name, table.columns)}: it has "
+                f"{', '.join(map(repr, table.columns))}; name the one with the {role} with --{role}_column."
+            )
+    return columns
+
+
+def _usable(table: Table, columns: Mapping[str, str]) -> tuple[list[tuple[Row, str]], dict[str, list[str]]]:
+    """The rows with a value in each column, with their places; and reason -> places of the others."""
+    kept, dropped = [], defaultdict(list)
+    for row, place in zip(table.rows, table.places, strict=True):
+        if empty := next((role for role, name in columns.items() if _is_empty(row[name])), None):
+            dropped[f"with an empty {empty}"].append(place)
+        else:
+            kept.append((row, place))
+    return kept, dropped
+
+
+def _report_dropped(table: Table, dropped: Mapping[str, list[str]]) -> None:
+    """Log how many rows are dropped, by reason.
+
+    Raises:
+        UsageError: If no row is left.
+    """
+    count, total = sum(map(len, dropped.values())), len(table.rows)
+    reasons = ", ".join(f"{len(places)} {reason} (first: {places[0]})" for reason, places in dropped.items())
+    if count == total:
+        raise UsageError(f"{table.name} has no usable row: {reasons}.")
+    if count:
+        logger.warning("%s: %d of %d rows dropped: %s", table.name, count, total, reasons)
+
+
+def _is_empty(value: Any) -> bool:
+    """Nothing, white space, or the NaN with which pandas marks a gap."""
+    return value is None or value == [] or (isinstance(value, str) and not value.strip()) or value != value
+
+
+def _question(value: Any, where: str) -> Any:
+    """A prompt as a string or a conversation; text that is a conversation in JSON is read as one: CSV has no lists.
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    if isinstance(value, str):
+        if not _CONVERSATION.match(value):
+            return value
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(
+                f"{where}: prompt {reprlib.repr(value)} looks like a conversation and is not valid JSON: "
+                f"{first_line(error)}."
+            ) from error
+    if not isinstance(value, list) or any(not isinstance(turn, dict) or "role" not in turn for turn in value):
         raise UsageError(
-            f"{where}: prompt {reprlib.repr(prompt)} is neither a string nor a conversation "
+            f"{where}: prompt {reprlib.repr(value)} is neither a string nor a conversation "
             "[{'role': ..., 'content': ...}]."
         )
-    for turn in prompt:
+    for turn in value:
         if not isinstance(turn.get("content"), str) and not turn.get("tool_calls"):
             raise UsageError(
                 f"{where}: the {turn['role']} turn of the prompt has the content {reprlib.repr(turn.get('content'))}: "
                 "expected a string."
             )
+    return value
 
 
-def _text(row: Row, column: str, where: str) -> str:
-    """A value as text; numbers are written out."""
-    value = row[column]
-    if not isinstance(value, str | int | float) or isinstance(value, bool):
-        raise UsageError(f"{where}: column {column!r} is {reprlib.repr(value)}: expected a string or a number.")
-    return str(value)
+_CONVERSATION = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
 
 
-def _why_not_stored(columns: dict[str, list[Any]], numbers: Sequence[int], path: Path) -> str:
+def _text(value: Any, where: str) -> str:
+    """A value as text; a number is written out, 18.0 as 18: pandas stores integers with gaps so."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal) or value in (math.inf, -math.inf):
+        raise UsageError(f"{where} is {reprlib.repr(value)}: expected a string or a number.")
+    return f"{value:.0f}" if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else str(value)
+
+
+def _why_not_stored(columns: dict[str, list[Any]], places: Sequence[str]) -> str:
     """The first row that Arrow cannot store in one column with the rows before it."""
 
     def fails(name: str, rows: int) -> bool:
@@ -178,11 +300,11 @@ def _why_not_stored(columns: dict[str, list[Any]], numbers: Sequence[int], path:
             return True
         return False
 
-    name = next(name for name in columns if fails(name, len(numbers)))
-    first = bisect.bisect_left(range(1, len(numbers) + 1), True, key=lambda rows: fails(name, rows))
+    name = next(name for name in columns if fails(name, len(places)))
+    first = bisect.bisect_left(range(1, len(places) + 1), True, key=lambda rows: fails(name, rows))
     return (
-        f"row {numbers[first]} of {path}: column {name!r} is {reprlib.repr(columns[name][first])}, which cannot be "
-        "stored with the rows before it: expected values of one type in a column."
+        f"{places[first]}: column {name!r} is {reprlib.repr(columns[name][first])}, which cannot be stored with the "
+        "rows before it: expected values of one type in a column."
     )
 
 
@@ -192,34 +314,46 @@ def _to_dataset(columns: dict[str, list[Any]]) -> "Dataset":
     return Dataset.from_dict(columns)
 
 
+# The datasets of the paper
+
+
+def _refuse_columns(data: DataArguments, name: str) -> None:
+    for flag in ("prompt_column", "answer_column", "solution_column", "dataset_config"):
+        if (value := getattr(data, flag)) != getattr(DataArguments, flag):
+            raise UsageError(f"--{flag} {value} is for your own data, and {name} has its columns: remove it.")
+
+
+def _arithmetic_test(name: str) -> list[Row]:
+    return list(arithmetic("test", ARITHMETIC_TEST_ROWS, seed=0, steps=ARITHMETIC_STEPS[name]))
+
+
 def _read(name: str, source: Source, data_dir: str | None) -> list[Row]:
-    where, raw = _raw_rows(name, source, data_dir)
-    if missing := [column for column in source.columns if column not in _columns(raw)]:
-        raise UsageError(f"{where} has no column {missing[0]!r}: expected {source.columns}, found {_columns(raw)}.")
-    rows = []
-    for number, row in raw.items():
-        if any(row[column] is None for column in source.columns):
+    table = _read_source(name, source, data_dir)
+    if missing := [column for column in source.columns if column not in table.columns]:
+        raise UsageError(
+            f"{table.name} has no column {missing[0]!r}: expected {source.columns}, found {table.columns}."
+        )
+    rows, dropped = [], defaultdict(list)
+    for row, place in zip(table.rows, table.places, strict=True):
+        if empty := next((column for column in source.columns if _is_empty(row[column])), None):
+            dropped[f"with an empty {empty}"].append(place)
             continue
-        texts = {column: _text(row, column, f"row {number} of {where}") for column in source.columns}
+        texts = {column: _text(row[column], f"{place}: column {column!r}") for column in source.columns}
         question, gold, reasoning = source.read(texts)
-        if question and gold is not None:
+        if gold is None:
+            dropped["without a readable gold answer"].append(place)
+        else:
             rows.append({"question": question, "gold": gold, "reasoning": reasoning})
-    if not rows:
-        raise UsageError(f"dataset {name!r} has no row with a readable gold answer ({len(raw)} rows read).")
-    if len(rows) < len(raw):
-        logger.warning("%s: %d of %d rows dropped: no readable gold answer", name, len(raw) - len(rows), len(raw))
+    _report_dropped(table, dropped)
     return rows
 
 
-def _raw_rows(name: str, source: Source, data_dir: str | None) -> tuple[str, dict[int, Row]]:
-    """Where the rows come from, and number -> row."""
+def _read_source(name: str, source: Source, data_dir: str | None) -> Table:
     if data_dir is not None:
         path = Path(data_dir) / source.file
         packed = path.with_name(f"{path.name}.gz")
         path = packed if packed.is_file() and not path.is_file() else path
-        return str(path), _read_jsonl(
-            path, f"{path} does not exist: for {name}, --data_dir must contain {source.file}."
-        )
+        return read_file(path, f"{path} does not exist: for {name}, --data_dir must contain {source.file}.")
     try:
         from datasets import concatenate_datasets, load_dataset
 
@@ -229,45 +363,6 @@ def _raw_rows(name: str, source: Source, data_dir: str | None) -> tuple[str, dic
             f"cannot read {source.hub_id} from the Hub: {first_line(error)}. Check the network, or set --data_dir to a "
             f"directory that contains {source.file}."
         ) from error
-    return source.hub_id, dict(enumerate(concatenate_datasets(parts), 1))
-
-
-def _columns(rows: dict[int, Row]) -> list[str]:
-    return list(next(iter(rows.values())))
-
-
-def _read_jsonl(path: Path, if_missing: str) -> dict[int, Row]:
-    """Number -> row of a JSONL file, gzipped or not, or of a JSON array; a column missing from a row is None.
-
-    The number is that of the line, from 1 (of the element, in an array).
-    """
-    if not path.is_file():
-        raise UsageError(if_missing)
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} cannot be read: {first_line(error)}. Expected one JSON object per line.") from error
-    if content.lstrip().startswith(b"["):
-        array = _from_json(content, str(path))
-        values = dict(enumerate(array, 1))
-    else:
-        lines = enumerate(content.split(b"\n"), 1)
-        values = {number: _from_json(line, f"row {number} of {path}") for number, line in lines if line.strip()}
-    if not values:
-        raise UsageError(f"{path} is empty: expected one JSON object per line.")
-    for number, row in values.items():
-        if not isinstance(row, dict):
-            raise UsageError(f"row {number} of {path} is {reprlib.repr(row)}: expected a JSON object.")
-    names = dict.fromkeys(name for row in values.values() for name in row)
-    return {number: {name: row.get(name) for name in names} for number, row in values.items()}
-
-
-def _from_json(content: bytes, where: str) -> Any:
-    try:
-        return json.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{where} is not valid UTF-8: {error.reason} at byte {error.start}.") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{where} is not valid JSON: {first_line(error)}. Expected one JSON object per line."
-        ) from error
+    rows = concatenate_datasets(parts)
+    places = [f"row {number} of {source.hub_id}" for number in range(1, len(rows) + 1)]
+    return Table(source.hub_id, rows.column_names, rows.to_list(), places)

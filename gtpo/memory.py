@@ -187,7 +187,7 @@ def plan(
 
     Args:
         settings: All settings of the run.
-        rows: Training rows.
+        rows: Training rows; 0 if they are not known before a download.
         gpus: Name and memory (GiB) of each GPU; those of this machine by default.
         host: Host memory (GiB); that of this machine by default.
     """
@@ -197,12 +197,13 @@ def plan(
     steps = values["max_steps"]
     if steps <= 0:
         steps = int(values["num_train_epochs"] * rows / prompts)
+    known = f"{rows:,} training rows" if rows else "the number of training rows is known after the download"
     parts = estimate(shape_of(values["model"]), values)
     lines = [
-        f"{rows:,} training rows, {steps:,} steps of {prompts} prompt(s) x {settings.group_size} completion(s) per "
-        "process",
+        f"{known}, {f'{steps:,} ' if steps else ''}steps of {prompts} prompt(s) x {settings.group_size} completion(s) "
+        "per process",
     ]
-    if "max_completion_length" in values:
+    if "max_completion_length" in values and steps:
         most = steps * completions * values["max_completion_length"] / 1e6
         lines.append(f"at most {most:,.3g} million generated tokens per process")
     listed = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())

@@ -11,8 +11,10 @@ SYSTEM_PROMPT = (  # box 8.2, word for word
 )
 
 
-def to_messages(question: str) -> list[dict[str, str]]:
-    """The conversation that asks one question; the model's chat template turns it into tokens."""
+def to_messages(question: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    """The conversation that asks one question, or a conversation as it is; the chat template turns it into tokens."""
+    if not isinstance(question, str):
+        return question
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
 
 

@@ -28,7 +28,7 @@ def load_rewards(names: Sequence[str], known: Mapping[str, Reward], columns: Col
             ``function(completions, **columns) -> list[float | None]``. A module is looked up in the working directory
             first. These raise :class:`RunError` where the user's function raises or returns anything else.
         known: Name -> function, such as format and accuracy of the paper.
-        columns: Columns of the dataset.
+        columns: Columns of the dataset; none if they are not known yet, then only the functions are loaded.
 
     Raises:
         UsageError: If a name is unknown, cannot be imported, a function needs a column that the dataset lacks, or a
@@ -41,6 +41,8 @@ def load_rewards(names: Sequence[str], known: Mapping[str, Reward], columns: Col
     rewards = [known[name] if name in known else _checked(_import_reward(name, known), name) for name in names]
     theirs = sorted(set(columns) - {"prompt", "completion"})  # TRL passes the prompts as `prompts`
     given = (FROM_TRL - {"environments"}) | set(theirs)
+    if not columns:
+        return rewards
     for name, reward in zip(names, rewards, strict=True):
         try:
             wanted = inspect.signature(reward).parameters.values()

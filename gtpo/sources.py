@@ -20,7 +20,7 @@ class Source:
     file: str  # in --data_dir
     columns: tuple[str, ...]
     read: Callable[[Row], tuple[str, str | None, str | None]]  # question, gold, reasoning
-    rows: int = 0  # with a readable gold answer, of a training split
+    rows: int = 0  # with a readable gold answer, of the splits for training
 
 
 def _read_gsm8k(row: Row) -> tuple[str, str | None, str | None]:
@@ -63,8 +63,10 @@ TRAIN = {
     ),
 }
 BENCHMARKS = {
-    "gsm8k": Source("openai/gsm8k", ("main",), "test", "gsm8k_test.jsonl", _GSM8K_COLUMNS, _read_gsm8k),
-    "math": Source("EleutherAI/hendrycks_math", _MATH_CONFIGS, "test", "math_test.jsonl", _MATH_COLUMNS, _read_math),
+    "gsm8k": Source("openai/gsm8k", ("main",), "test", "gsm8k_test.jsonl", _GSM8K_COLUMNS, _read_gsm8k, 1319),
+    "math": Source(
+        "EleutherAI/hendrycks_math", _MATH_CONFIGS, "test", "math_test.jsonl", _MATH_COLUMNS, _read_math, 5000
+    ),
     "math500": Source(
         "HuggingFaceH4/MATH-500",
         ("default",),

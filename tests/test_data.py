@@ -334,13 +334,13 @@ def test_benchmark_row_without_an_answer_is_dropped(tmp_path: Path) -> None:
         ("", r"gsm8k_train\.jsonl is empty"),
         ("\n\n", r"gsm8k_train\.jsonl"),
         (json.dumps({"question": "q"}), r"no column 'answer'.*found \['question'\]"),
-        (json.dumps({"question": "q", "answer": "no gold"}), "no row with a readable gold answer"),
-        (VALID_ROW + '\n\n{"question": \n', r"^row 3 of \S+gsm8k_train\.jsonl is not valid JSON: Expecting value"),
-        ("<html>Not found</html>", r"^row 1 of \S+gsm8k_train\.jsonl is not valid JSON"),
-        (VALID_ROW + "\n[1]\n", r"^row 2 of \S+gsm8k_train\.jsonl is \[1\]: expected a JSON object"),
+        (json.dumps({"question": "q", "answer": "no gold"}), "no usable row: 1 without a readable gold answer"),
+        (VALID_ROW + '\n\n{"question": \n', r"^line 3 of \S+gsm8k_train\.jsonl is not valid JSON: Expecting value"),
+        ("<html>Not found</html>", r"^line 1 of \S+gsm8k_train\.jsonl is not valid JSON"),
+        (VALID_ROW + "\n[1]\n", r"^line 2 of \S+gsm8k_train\.jsonl is \[1\]: expected a JSON object"),
         (
             VALID_ROW + '\n{"question": ["a"], "answer": "#### 3"}',
-            r"^row 2 of \S+gsm8k_train\.jsonl: column 'question' is \['a'\]: expected a string or a number",
+            r"^line 2 of \S+gsm8k_train\.jsonl: column 'question' is \['a'\]: expected a string or a number",
         ),
     ],
     ids=["missing", "empty", "blank-lines", "no-column", "no-gold", "truncated", "not-json", "not-an-object", "a-list"],
@@ -356,7 +356,7 @@ def test_unusable_file_gives_a_one_line_error(content: str | None, message: str,
 def test_a_row_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     (tmp_path / "gsm8k_train.jsonl").write_bytes(VALID_ROW.encode() + b'\n{"question": "\xff", "answer": "#### 3"}\n')
     with pytest.raises(
-        UsageError, match=r"^row 2 of \S+gsm8k_train\.jsonl is not valid UTF-8: invalid start byte at byte"
+        UsageError, match=r"^line 2 of \S+gsm8k_train\.jsonl is not valid UTF-8: invalid start byte at byte"
     ):
         load_train(DataArguments("gsm8k", str(tmp_path)))
 

@@ -22,7 +22,7 @@ OWNERS = {
     "wandb": {"gtpo.callbacks", "gtpo.paper.results"},
     "vllm": {"gtpo.evaluation.sampling"},
     "unsloth": {"gtpo.backend", "gtpo.models"},
-    "datasets": {"gtpo.data"},
+    "datasets": {"gtpo.data", "gtpo.rows"},
     "matplotlib": {"gtpo.curves"},
     "sympy": {"gtpo.grading.symbolic"},
     "math_verify": {"gtpo.grading.symbolic"},
@@ -99,7 +99,7 @@ def reached(module: str) -> set[str]:
 LAYERS = (  # a module imports from layers below its own, or from its own package
     "gtpo.errors gtpo.prompts gtpo.arithmetic gtpo.head gtpo_loss",
     "gtpo.files gtpo.model_files gtpo.distributed gtpo.groups gtpo.reward_functions gtpo.backend gtpo.grading",
-    "gtpo.sources gtpo.tokenizer rewards",
+    "gtpo.sources gtpo.rows gtpo.tokenizer rewards",
     "gtpo.arguments",
     "gtpo.data",
     "gtpo.checkpoints gtpo.flags gtpo.help_page gtpo.validation gtpo.memory",
