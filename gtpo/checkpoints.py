@@ -1,4 +1,4 @@
-"""Checkpoints on disk: a manifest with a digest per file, the newest whole one, and which ones are kept."""
+"""Checkpoints on disk: a manifest with a digest per file, the newest complete one, and which ones are kept."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ def write_manifest(checkpoint: Path) -> None:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with the files of a checkpoint, against its manifest; None if it is whole."""
+    """What is wrong with the files of a checkpoint, against its manifest; None if it is complete."""
     try:
         files = json.loads((checkpoint / MANIFEST).read_text())
         for name, stored in files.items():
@@ -38,7 +38,7 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def sorted_checkpoints(run: Path) -> list[Path]:
-    """The checkpoint directories of a run, oldest step first, whole or not."""
+    """The checkpoint directories of a run, oldest step first, complete or not."""
     return sorted((path for path in run.glob("checkpoint-*") if step_of(path) >= 0), key=step_of)
 
 
@@ -48,8 +48,8 @@ def step_of(checkpoint: Path) -> int:
     return int(step) if step.isdecimal() else -1
 
 
-def latest_whole(run: Path) -> Path | None:
-    """The newest whole checkpoint of a run; newer ones are skipped with a warning that says what is wrong with them."""
+def latest_complete(run: Path) -> Path | None:
+    """The newest complete checkpoint of a run; newer ones are skipped with a warning that names the damage."""
     for checkpoint in reversed(sorted_checkpoints(run)):
         reason = damage(checkpoint)
         if reason is None:
@@ -65,7 +65,7 @@ def steps_are_done(checkpoint: Path, max_steps: int) -> bool:
 
 
 def rotate(run: Path, limit: int) -> None:
-    """Delete the checkpoints before the ``limit`` newest whole ones, and damaged ones among these.
+    """Delete the checkpoints before the ``limit`` newest complete ones, and damaged ones among these.
 
     The age is the step of the name: file times are those of a copy, or of a clock that was set back.
     """
@@ -73,7 +73,7 @@ def rotate(run: Path, limit: int) -> None:
     for checkpoint in reversed(sorted_checkpoints(run)):
         if kept < limit and damage(checkpoint) is None:
             kept += 1
-        elif kept:  # nothing is deleted before a whole one is found
+        elif kept:  # nothing is deleted before a complete one is found
             delete(checkpoint)
 
 

@@ -276,7 +276,7 @@ def _early_flags(method: str, argv: Sequence[str]) -> argparse.Namespace:
     whether the settings are those that the run has stored.
 
     Raises:
-        UsageError: If a file that they name cannot be read, or there is no run to resume.
+        UsageError: If a file that they name cannot be read, or no run can be resumed.
     """
     early = _known_flags(
         argv, "--model", "--backend", "--config", "--output_dir", "--run_name", resume="auto", dry_run="true"

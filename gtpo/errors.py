@@ -4,14 +4,16 @@ import difflib
 from collections.abc import Iterable
 
 
-class UsageError(ValueError):
-    """Invalid user input; the message says what came, what was expected and how to fix it. Scripts exit with code 2."""
-
+class _OneLine(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(printable(" ".join(message.split())))  # user values and library messages have line breaks
 
 
-class RunError(RuntimeError):
+class UsageError(_OneLine, ValueError):
+    """Invalid user input; the message says what came, what was expected and how to fix it. Scripts exit with code 2."""
+
+
+class RunError(_OneLine, RuntimeError):
     """A run that cannot continue; the message says what happened, what is kept and how to resume. Exit code 1."""
 
 

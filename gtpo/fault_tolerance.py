@@ -49,10 +49,11 @@ class StopOnSignal(TrainerCallback):
 
     def _note(self, number: int, frame: Any) -> None:
         self.received = number
-        self._restore()
+        self.restore()
         logger.warning("\nfinishing this step and writing a checkpoint; press Ctrl-C again to exit immediately")
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
+        """Hand the signals back to the handlers they had before training."""
         for number, handler in self.before.items():
             signal.signal(number, handler)
         self.before = {}
@@ -62,7 +63,7 @@ class StopOnSignal(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        self._restore()
+        self.restore()
         if state.global_step < state.max_steps and any_process(self.received is not None, args.device):
             if state.is_world_process_zero:
                 how = resume_command(RunDirectory(args.output_dir))

@@ -15,7 +15,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from gtpo.arguments import MODEL_ALIASES, Settings
-from gtpo.checkpoints import MANIFEST, delete, latest_whole, sorted_checkpoints, steps_are_done
+from gtpo.checkpoints import MANIFEST, delete, latest_complete, sorted_checkpoints, steps_are_done
 from gtpo.environment import environment
 from gtpo.errors import UsageError, nearest
 from gtpo.files import write_atomically
@@ -62,9 +62,9 @@ def check_run(settings: Settings, rows: int) -> str | None:
     if start.resume and start.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
     if start.resume:
-        checkpoint = latest_whole(run.path)
+        checkpoint = latest_complete(run.path)
         if checkpoint is None and run.has_checkpoint:
-            raise UsageError(f"{run.path} has no whole checkpoint left: --overwrite starts it again.")
+            raise UsageError(f"{run.path} has no complete checkpoint left: --overwrite starts it again.")
         if checkpoint is None:
             raise UsageError(f"{run.path} has no checkpoint: name the run with --resume RUN, or start it again.")
         run.read_best()

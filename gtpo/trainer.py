@@ -244,7 +244,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         return loss / (self.current_gradient_accumulation_steps if mode == "train" else 1)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        with _parquet_written_whole():  # the table of completions
+        with _parquet_written_atomically():  # the table of completions
             super().log(logs, start_time)
 
     def _sampler_gap(self, logps: Tensor, inputs: dict[str, Any]) -> Tensor:
@@ -700,15 +700,15 @@ def _logit_options(config: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _parquet_written_whole() -> Iterator[None]:
+def _parquet_written_atomically() -> Iterator[None]:
     """Inside, a DataFrame is written to a temporary name and renamed: a kill leaves no truncated Parquet file."""
     write = pandas.DataFrame.to_parquet
 
-    def write_whole(table: pandas.DataFrame, path: str, *args: Any, **kwargs: Any) -> None:
+    def write_then_rename(table: pandas.DataFrame, path: str, *args: Any, **kwargs: Any) -> None:
         write(table, f"{path}.tmp", *args, **kwargs)
         os.replace(f"{path}.tmp", path)
 
-    with mock.patch.object(pandas.DataFrame, "to_parquet", write_whole):
+    with mock.patch.object(pandas.DataFrame, "to_parquet", write_then_rename):
         yield
 
 

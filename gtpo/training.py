@@ -41,4 +41,9 @@ def train(trainer: Any, checkpoint: str | None) -> None:
             logger.warning("%s has all its steps; its adapter is saved again", trainer.args.output_dir)
         trainer._load_from_checkpoint(checkpoint)
         return
-    trainer.train(resume_from_checkpoint=checkpoint)
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    finally:  # a notebook goes on after an error
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, StopOnSignal):
+                callback.restore()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gtpo.errors import UsageError
+from gtpo.errors import RunError, UsageError
 from gtpo.models import load_base
 
 ROOT = Path(__file__).parent.parent
@@ -69,6 +69,7 @@ def test_every_auto_class_is_told_not_to_run_remote_code() -> None:
 
 
 @pytest.mark.parametrize("text", ["\x1b[31mred", "bell\x07", "\u202eright to left", "\x9b2J", "\ud800"])
-def test_a_message_sends_no_commands_to_the_terminal(text: str) -> None:
-    assert str(UsageError(f"cannot read {text}")).isprintable()
-    assert str(UsageError("naïve\n ⟨H⟩ 中文 é")) == "naïve ⟨H⟩ 中文 é"
+@pytest.mark.parametrize("kind", [UsageError, RunError])
+def test_a_message_sends_no_commands_to_the_terminal(kind: type[Exception], text: str) -> None:
+    assert str(kind(f"cannot read {text}")).isprintable()
+    assert str(kind("naïve\n ⟨H⟩ 中文 é")) == "naïve ⟨H⟩ 中文 é"

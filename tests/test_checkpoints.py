@@ -1,4 +1,4 @@
-"""Checkpoints on disk: damage found by the manifest, the newest whole one, and rotation by step."""
+"""Checkpoints on disk: damage found by the manifest, the newest complete one, and rotation by step."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ from gtpo.checkpoints import (
     MANIFEST,
     damage,
     delete,
-    latest_whole,
+    latest_complete,
     rotate,
     sorted_checkpoints,
     steps_are_done,
@@ -75,11 +75,11 @@ def test_a_damaged_checkpoint_is_skipped_by_name(tmp_path: Path, caplog: pytest.
         checkpoint(tmp_path, step)
     (tmp_path / "checkpoint-6" / "optimizer.pt").write_bytes(b"\0" * 11)
     with caplog.at_level(logging.WARNING):
-        assert latest_whole(tmp_path) == tmp_path / "checkpoint-4"
+        assert latest_complete(tmp_path) == tmp_path / "checkpoint-4"
     assert caplog.messages == [
         f"{tmp_path}/checkpoint-6 is incomplete or damaged (optimizer.pt is not as it was saved) and is skipped"
     ]
-    assert latest_whole(tmp_path / "nowhere") is None
+    assert latest_complete(tmp_path / "nowhere") is None
 
 
 def test_rotation_counts_whole_checkpoints_only(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_rotation_never_deletes_the_last_whole_one(tmp_path: Path) -> None:
     for step in (4, 6):
         (tmp_path / f"checkpoint-{step}" / "optimizer.pt").unlink()
     rotate(tmp_path, 1)
-    assert latest_whole(tmp_path) == tmp_path / "checkpoint-2"
+    assert latest_complete(tmp_path) == tmp_path / "checkpoint-2"
 
 
 def test_a_checkpoint_without_its_manifest_is_not_whole_while_it_is_deleted(

@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -37,7 +39,7 @@ from gtpo.prompts import to_messages
 from gtpo.runs import RunDirectory
 from gtpo.script import run_script
 from gtpo.trainer import GRPOTrainer
-from gtpo.training import attach_callbacks
+from gtpo.training import attach_callbacks, train
 from rewards import accuracy_reward
 
 ROOT = Path(__file__).parent.parent
@@ -59,7 +61,7 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-def whole(run: Path) -> list[str]:
+def complete(run: Path) -> list[str]:
     return [path.name for path in sorted_checkpoints(run) if damage(path) is None]
 
 
@@ -192,7 +194,7 @@ def test_a_non_finite_reward_stops_the_run(
         RunError, match=f"^{what} is not finite in step 2: .*not-finite-step-2.*--resume .*reward function"
     ):
         trainer.train()
-    assert whole(run) == ["checkpoint-1"]
+    assert complete(run) == ["checkpoint-1"]
     rows = strictly((run / "not-finite-step-2" / "rows-0.json").read_text())
     assert len(rows) == GROUP and rows[0].keys() == {"prompt", "completion", "mine"}
     assert [float(row["mine"]) for row in rows] == pytest.approx(
@@ -244,12 +246,7 @@ def test_a_generation_from_nan_probabilities_stops_the_run(method: str, tiny: Pa
 def test_nan_probabilities_on_a_gpu_and_in_vllm(
     outcome: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def generate(*args: Any, **kwargs: Any) -> Any:
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    monkeypatch.setattr(trl.GRPOTrainer, "_generate_single_turn", generate)
+    monkeypatch.setattr(trl.GRPOTrainer, "_generate_single_turn", Mock(side_effect=[outcome]))
     trainer = make_trainer("gtpo", tiny, tmp_path)
     with pytest.raises(RunError, match="the probability of a sampled token is not finite in step 1"):
         GRPOTrainer._generate_single_turn(trainer, [[300], [301]], None, {}, 2)
@@ -259,12 +256,7 @@ def test_nan_probabilities_on_a_gpu_and_in_vllm(
     "outcome", [RuntimeError("out of memory"), ([[300, 2], [301]], [[None, -0.1], [-0.5]]), ([[300], [2]], None)]
 )
 def test_other_generations_pass(outcome: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def generate(*args: Any, **kwargs: Any) -> Any:
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    monkeypatch.setattr(trl.GRPOTrainer, "_generate_single_turn", generate)
+    monkeypatch.setattr(trl.GRPOTrainer, "_generate_single_turn", Mock(side_effect=[outcome]))
     trainer = make_trainer("gtpo", tiny, tmp_path)
     if isinstance(outcome, Exception):
         with pytest.raises(RuntimeError, match=r"^out of memory$"):
@@ -286,25 +278,25 @@ def test_metrics_contain_no_infinity(tmp_path: Path) -> None:
 def test_a_checkpoint_is_valid_only_if_every_file_is_complete(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     tracked("gtpo", tiny, run, max_steps=3).train()
-    assert whole(run) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert complete(run) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
     weights_file = run / "checkpoint-3" / "adapter_model.safetensors"
     weights_file.write_bytes(weights_file.read_bytes()[:-1])
     (run / "checkpoint-2" / "optimizer.pt").unlink()
-    assert whole(run) == ["checkpoint-1"]
+    assert complete(run) == ["checkpoint-1"]
     for text in ("", "[]", '{"a'):  # killed during the write
         (run / "checkpoint-1" / MANIFEST).write_text(text)
-        assert whole(run) == []
+        assert complete(run) == []
     (run / "checkpoint-1" / MANIFEST).unlink()
-    assert whole(run) == []
+    assert complete(run) == []
     assert not list(run.rglob("training_args.bin"))  # a pickle
 
 
 def test_a_checkpoint_needs_the_reference_adapter_too(tiny: Path, tmp_path: Path) -> None:
     tracked("grpo", tiny, tmp_path / "run", max_steps=1, beta=0.04).train()
-    assert whole(tmp_path / "run") == ["checkpoint-1"]
+    assert complete(tmp_path / "run") == ["checkpoint-1"]
     assert not (tmp_path / "run" / "best" / "ref").exists()  # best/ is the policy alone
     (tmp_path / "run" / "checkpoint-1" / "ref" / "adapter_model.safetensors").write_bytes(b"")
-    assert whole(tmp_path / "run") == []
+    assert complete(tmp_path / "run") == []
 
 
 def test_save_total_limit_keeps_the_newest_steps_whatever_the_file_times(tiny: Path, tmp_path: Path) -> None:
@@ -319,7 +311,7 @@ def test_save_total_limit_keeps_the_newest_steps_whatever_the_file_times(tiny: P
 
     trainer.add_callback(DateAhead())
     trainer.train()
-    assert whole(run) == ["checkpoint-3", "checkpoint-4"] == [path.name for path in sorted_checkpoints(run)]
+    assert complete(run) == ["checkpoint-3", "checkpoint-4"] == [path.name for path in sorted_checkpoints(run)]
     assert trainer.args.save_total_limit == 2  # as in config.yaml and the model card
 
 
@@ -329,11 +321,11 @@ def test_one_kept_checkpoint_is_deleted_after_the_next_one_is_whole(tiny: Path, 
 
     class BeforeTheManifest(TrainerCallback):
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            seen.append(whole(run))
+            seen.append(complete(run))
 
     trainer.callback_handler.callbacks.insert(0, BeforeTheManifest())
     trainer.train()
-    assert seen == [[], ["checkpoint-1"]] and whole(run) == ["checkpoint-2"]
+    assert seen == [[], ["checkpoint-1"]] and complete(run) == ["checkpoint-2"]
 
 
 def test_a_checkpoint_saved_again_has_no_file_of_the_damaged_one(tiny: Path, tmp_path: Path) -> None:
@@ -342,7 +334,7 @@ def test_a_checkpoint_saved_again_has_no_file_of_the_damaged_one(tiny: Path, tmp
     (run / "checkpoint-2" / MANIFEST).unlink()
     (run / "checkpoint-2" / "generated-0.safetensors").write_bytes(b"of another run")
     tracked("gtpo", tiny, run, max_steps=2).train(resume_from_checkpoint=str(run / "checkpoint-1"))
-    assert whole(run) == ["checkpoint-1", "checkpoint-2"]
+    assert complete(run) == ["checkpoint-1", "checkpoint-2"]
     assert not (run / "checkpoint-2" / "generated-0.safetensors").exists()
 
 
@@ -429,7 +421,7 @@ def test_a_signal_saves_a_checkpoint_of_the_last_step(
     returncode, stderr = run.stop(number)
     assert returncode == code and "Traceback" not in stderr
     steps = run.steps()
-    assert whole(run.directory) == [f"checkpoint-{steps}"]
+    assert complete(run.directory) == [f"checkpoint-{steps}"]
     assert f"stopped after step {steps}; continue with: python train_gtpo.py --resume {run.directory}" in stderr
     assert not (run.directory / "adapter").exists()
     resume = [sys.executable, "train_gtpo.py", "--resume", run.directory, "--max_steps", str(steps + 2)]
@@ -520,7 +512,7 @@ def test_a_run_stopped_by_a_full_disk_can_be_resumed(tiny: Path, small_disk: Cal
     assert full.returncode == 1 and "Traceback" not in full.stderr, full.stderr[-2000:]
     message, _, command = full.stderr.splitlines()[-1].partition("; free some space, then: python ")
     assert message.startswith("train_gtpo.py: the disk is full (") and command == f"train_gtpo.py --resume {run}"
-    kept = whole(run)
+    kept = complete(run)
     assert kept and kept == [f"checkpoint-{step}" for step in range(1, len(kept) + 1)]
     small_disk("64m")
     subprocess.run([sys.executable, "train_gtpo.py", "--resume", run], cwd=ROOT, check=True, capture_output=True)
@@ -723,7 +715,7 @@ def test_sighup_stays_ignored_under_nohup(ignored: bool) -> None:
         if not ignored:
             signal.raise_signal(signal.SIGHUP)
             assert callback.received == signal.SIGHUP
-        callback._restore()
+        callback.restore()
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -739,6 +731,26 @@ def test_a_gradient_that_is_not_finite_on_another_process_stops_this_one(
     assert all(map(torch.equal, before, trainer.model.parameters()))
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_signals_have_their_handlers_again_after_training(fails: bool, tiny: Path, tmp_path: Path) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    trainer = tracked("gtpo", tiny, tmp_path / "run", max_steps=2)
+    during: list[Any] = []
+
+    class Note(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            during.append(signal.getsignal(signal.SIGTERM))
+
+    trainer.add_callback(Note())
+    if fails:
+        trainer.add_callback(Poison(1))
+    with pytest.raises(RunError) if fails else nullcontext():
+        train(trainer, None)
+    assert before == [signal.getsignal(number) for number in numbers]
+    assert len(during) == 2 and before[1] not in during
+
+
 def test_a_second_signal_is_not_caught() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     callback = StopOnSignal()
@@ -748,5 +760,5 @@ def test_a_second_signal_is_not_caught() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     finally:
-        callback._restore()
+        callback.restore()
         signal.signal(signal.SIGINT, before)

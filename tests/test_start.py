@@ -368,7 +368,7 @@ def test_the_command_after_an_interruption_that_started_no_run(monkeypatch: pyte
 def test_a_run_without_a_whole_checkpoint_is_refused_with_the_way_out(tmp_path: Path) -> None:
     start(tmp_path / "run")
     (checkpoint(tmp_path / "run", 5) / "trainer_state.json").write_text("zeroed")
-    with pytest.raises(UsageError, match="run has no whole checkpoint left: --overwrite starts it again"):
+    with pytest.raises(UsageError, match="run has no complete checkpoint left: --overwrite starts it again"):
         start(tmp_path / "run", "--resume")
     assert start(tmp_path / "run", "--overwrite") is None
 

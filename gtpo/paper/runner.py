@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import IO
 
-from gtpo.checkpoints import latest_whole
+from gtpo.checkpoints import latest_complete
 from gtpo.paper.matrix import Evaluation, Experiment
 
 
@@ -61,7 +61,7 @@ def train_one(experiment: Experiment, threads: int) -> int:
         if run.is_finished:
             return 0
         argv = [sys.executable, *experiment.argv]
-        if latest_whole(run.path):
+        if latest_complete(run.path):
             argv += ["--resume", str(run.path)]
         elif run.path.exists():
             argv += ["--overwrite", "true"]
