@@ -18,7 +18,7 @@ demo: install
 	$(BIN)/python examples/demo.py $(DEMO_FLAGS)
 
 test: install
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile $(PYTEST_FLAGS)
 
 # Tests of Unsloth and vLLM without a GPU, in their own environment: test-unsloth-vllm is the README's command line.
 # pip would take minutes to compile every module of it, most of them for nothing.
