@@ -28,6 +28,16 @@ def run_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
     server.close()
 
 
+@pytest.fixture(autouse=True)
+def release_runs() -> Iterator[None]:
+    """A process holds the lock of its run until it ends; a test process starts many runs."""
+    yield
+    if start := sys.modules.get("gtpo.start"):
+        for lock in start._locks.values():
+            lock.release(force=True)
+        start._locks.clear()
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of an untrained tiny Llama with tokenizer and chat template."""

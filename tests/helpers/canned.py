@@ -6,6 +6,7 @@ torchrun also runs this file as a script: it trains and saves the trained weight
 import argparse
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +68,25 @@ TRAINERS = {"gtpo": CannedGTPO, "grpo": CannedGRPO, "trl": CannedTRL}
 
 
 def make_trainer(
-    method: str, model_dir: str | Path, output_dir: str | Path, gtpo: dict[str, Any] | None = None, **settings: Any
+    method: str,
+    model_dir: str | Path,
+    output_dir: str | Path,
+    gtpo: dict[str, Any] | None = None,
+    target_modules: Sequence[str] | str | None = ("q_proj", "v_proj"),
+    **settings: Any,
 ) -> Any:
-    """A trainer with one prompt per step and plain SGD: a weight's update is the learning rate times its gradient."""
+    """A trainer with one prompt per step and plain SGD: a weight's update is the learning rate times its gradient.
+
+    Without ``target_modules`` it trains the full model, otherwise a LoRA adapter on them.
+    """
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     with torch.no_grad():
         model.lm_head.weight *= 6  # an untrained policy is almost uniform; this spreads the entropies
-    model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    if target_modules is not None:
+        names = target_modules if isinstance(target_modules, str) else list(target_modules)
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=names, init_lora_weights=False))
     defaults: dict[str, Any] = {
         "per_device_train_batch_size": GROUP,
         "gradient_accumulation_steps": 1,

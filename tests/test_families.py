@@ -1,0 +1,136 @@
+"""One GTPO step on each family of models equals Eq. 11 on the plain logits, with LoRA and with all weights trained.
+
+The models are random and small; what distinguishes a family (how it scales logits, embeddings and attention, tied
+weights, biases, norms, positions, windows) has the values of a published config.json.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.canned import GROUP, canned_group, make_trainer
+from helpers.reference import naive_conflict_mask, naive_conflict_weights
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Cohere2Config,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
+)
+
+LEARNING_RATE, GAMMA = 0.03, 0.1
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "initializer_range": 0.2, "max_position_embeddings": 512}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 32.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 128,
+}
+WINDOW = {"sliding_window": 8}  # shorter than most completions, so that it matters
+FAMILIES: dict[str, PreTrainedConfig] = {
+    "llama-3.1": LlamaConfig(rope_parameters=LLAMA3_ROPE, **SIZES),
+    "llama-3.2": LlamaConfig(rope_parameters=LLAMA3_ROPE, tie_word_embeddings=True, **SIZES),
+    "qwen2.5": Qwen2Config(tie_word_embeddings=True, rms_norm_eps=1e-6, **SIZES),
+    "qwen3": Qwen3Config(tie_word_embeddings=True, head_dim=32, **SIZES),
+    "gemma-2": Gemma2Config(
+        head_dim=32,
+        attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0,
+        query_pre_attn_scalar=32,
+        **WINDOW,
+        **SIZES,
+    ),
+    "gemma-3": Gemma3TextConfig(head_dim=32, query_pre_attn_scalar=32, sliding_window_pattern=2, **WINDOW, **SIZES),
+    "mistral": MistralConfig(**WINDOW, **SIZES),
+    "phi-3": Phi3Config(pad_token_id=0, **SIZES),
+    "olmo-2": Olmo2Config(rms_norm_eps=1e-6, **SIZES),
+    "granite-3": GraniteConfig(
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=1 / 16,
+        logits_scaling=8.0,
+        tie_word_embeddings=True,
+        **SIZES,
+    ),
+    "cohere-2": Cohere2Config(logit_scale=0.25, sliding_window_pattern=4, **WINDOW, **SIZES),
+    "smollm3": SmolLM3Config(no_rope_layer_interval=4, tie_word_embeddings=True, **SIZES),
+    "qwen3-moe": Qwen3MoeConfig(
+        moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1, **SIZES
+    ),
+}
+
+
+@pytest.mark.parametrize("target_modules", ["all-linear", None], ids=["lora", "full"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_equals_equation_11_on_the_plain_logits(
+    family: str, target_modules: str | None, tiny: Path, tmp_path: Path
+) -> None:
+    save_model(FAMILIES[family], tiny, tmp_path / "model")
+    trainer = make_trainer(
+        "gtpo",
+        tmp_path / "model",
+        tmp_path / "run",
+        gtpo={"gamma": GAMMA, "entropy_filter": "off"},
+        target_modules=target_modules,
+        learning_rate=LEARNING_RATE,
+        per_device_train_batch_size=GROUP // 3,
+        gradient_accumulation_steps=3,
+        router_aux_loss_coef=0.0,
+    )
+    trained = {name: weight for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+    expected = plain_gradients(trainer)
+    before = {name: weight.detach().clone() for name, weight in trained.items()}
+    trainer.train()
+    largest = max(gradient.abs().max().item() for gradient in expected.values())
+    for name, gradient in expected.items():
+        update = (before[name] - trained[name].detach()) / LEARNING_RATE
+        torch.testing.assert_close(
+            update, gradient, atol=1e-4 * largest, rtol=1e-3, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+def save_model(config: PreTrainedConfig, tiny: Path, directory: Path) -> None:
+    """A random model of a family with the tokenizer of the tiny model."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 0}
+    config.update({"vocab_size": len(tokenizer)} | ids)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def plain_gradients(trainer: Any) -> dict[str, Tensor]:
+    """Gradients of Eq. 11 by the model's own logits, one completion at a time, without padding and without a filter."""
+    prompt = trainer.processing_class(trainer.train_dataset[0]["prompt"])["input_ids"]
+    completions = canned_group(0)
+    rewards = torch.tensor([float(sum(ids) % 3) for ids in completions])
+    advantages = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).tolist()
+    weights = naive_conflict_weights(naive_conflict_mask(completions, advantages, GROUP), advantages)
+    for ids, advantage, row in zip(completions, advantages, weights, strict=True):
+        logits = trainer.model(input_ids=torch.tensor([prompt + ids]), use_cache=False).logits[0]
+        log_pi = logits[len(prompt) - 1 : -1].float().log_softmax(-1)
+        entropy = -(log_pi.exp() * log_pi).sum(-1).mean().item()
+        assert entropy < 0.99 * math.log(logits.shape[-1])  # not uniform: the scale of the logits matters
+        scale = (advantage - GAMMA * entropy) / len(ids) / GROUP
+        (-scale * (log_pi[range(len(ids)), ids] * torch.tensor(row)).sum()).backward()
+    gradients = {
+        n: w.grad.clone() for n, w in trainer.model.named_parameters() if w.requires_grad and w.grad is not None
+    }
+    trainer.model.zero_grad()
+    return gradients
