@@ -1,8 +1,9 @@
-"""Evaluate models on GSM8K, MATH, AIME, AMC or arithmetic: k completions per problem, pass@k and maj@k as in Table 1.
+"""Evaluate models on GSM8K, MATH, AIME, AMC, arithmetic or your problems: k completions each, pass@k and maj@k.
 
     python evaluate.py --benchmarks aime24 aime25 amc23 --k 64               # the newest finished run under outputs/
     python evaluate.py --benchmarks gsm8k --k 32 --adapter base outputs/RUN  # a run, and the model it was trained from
     python evaluate.py --benchmarks math500 --model qwen --k 8               # a base model
+    python evaluate.py --benchmarks my_test.csv --k 8                        # your problems: columns prompt and answer
     python evaluate.py --regrade                                             # grade the stored completions again
 
 Completions are stored while they are sampled: the same command resumes an interrupted evaluation.
@@ -41,8 +42,7 @@ def main() -> None:
 
 def sample(flags: EvaluationArguments) -> "list[Job]":
     """Sample the completions of every target on every benchmark that are not stored yet; with --regrade, none."""
-    from gtpo.data import load_benchmark
-    from gtpo.evaluation.jobs import plan_jobs, run_job, select_benchmarks
+    from gtpo.evaluation.jobs import load_problems, plan_jobs, run_job, select_benchmarks
     from gtpo.evaluation.sampling import Sampling, choose_backend, load_sampler
     from gtpo.evaluation.targets import (
         base_model,
@@ -55,7 +55,7 @@ def sample(flags: EvaluationArguments) -> "list[Job]":
         resolve_base_model,
     )
 
-    benchmarks, adapters = select_benchmarks(flags.benchmarks), flags.adapter
+    benchmarks, adapters = select_benchmarks(flags), flags.adapter
     if not adapters and not flags.model:
         adapters = [newest_run()]
         print(f"Evaluating {adapters[0]}, the newest finished run (--adapter RUN selects another).", flush=True)
@@ -63,7 +63,7 @@ def sample(flags: EvaluationArguments) -> "list[Job]":
     base = base_model(targets, flags.model)
     if flags.backend == "auto":
         refuse_large_model_without_gpu(flags.model or base)
-    problems = {name: load_benchmark(name, flags.data_dir)[: flags.limit] for name in benchmarks}
+    problems = {name: load_problems(name, source, flags)[: flags.limit] for name, source in benchmarks.items()}
     model = resolve_base_model(base, targets, flags.model)
     backend = choose_backend(flags.backend, is_tiny(model))
     batch = flags.batch_size if backend == "transformers" else None

@@ -60,6 +60,20 @@ def is_on_hub(source: str) -> bool:
     return is_own(source) and not Path(source).exists() and _format(Path(source)) is None
 
 
+def stem(source: str, taken: Collection[str]) -> str:
+    """A short name for your data: that of the file or folder without its ending, or the last part of the Hub id.
+
+    Args:
+        source: Path or Hub id.
+        taken: Names that mean something else: ``gsm8k.csv`` stays as it is, ``./gsm8k`` gets the name above it.
+    """
+    path = Path(source).resolve()
+    short = next((path.name[: -len(end)] for end in FORMATS if path.name.lower().endswith(end)), path.name)
+    if short not in taken:
+        return short
+    return path.name if short != path.name else f"{path.parent.name}-{path.name}"
+
+
 def read_table(source: str, split: str | None, default_split: str, config: str | None = None) -> Table:
     """All rows of a file, a folder, or a dataset of the Hub.
 

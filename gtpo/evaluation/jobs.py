@@ -1,12 +1,12 @@
 """Jobs, each one model on one benchmark: planned from the flags or found in the output directory, and run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import EvaluationArguments
-from gtpo.data import load_benchmark
+from gtpo.data import load_benchmark, load_own_benchmark
 from gtpo.environment import environment
 from gtpo.errors import UsageError, nearest
 from gtpo.evaluation.progress import CompletionBar
@@ -23,8 +23,10 @@ from gtpo.evaluation.storage import (
     scores_path,
 )
 from gtpo.evaluation.targets import Target, short_name
+from gtpo.rows import is_own, stem
 from gtpo.sources import BENCHMARK_TITLES
 
+DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column")  # --regrade reads them as well
 STORED_FLAGS = (  # --regrade reads them from the completion files
     "checkpoint",
     "k",
@@ -64,24 +66,55 @@ class Job:
     @property
     def title(self) -> str:
         """Label and benchmark, for the progress bar."""
-        return f"{self.path.parent.name}, {BENCHMARK_TITLES[self.settings['benchmark']]}"
+        name = self.settings["benchmark"]
+        return f"{self.path.parent.name}, {BENCHMARK_TITLES.get(name, name)}"
 
 
-def select_benchmarks(names: Sequence[str]) -> list[str]:
-    """``--benchmarks`` without duplicates.
+def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
+    """``--benchmarks`` without duplicates: name in tables and files -> name, path or Hub id on the command line.
+
+    Your benchmark has the name of its file or folder without the ending; ``gsm8k.csv`` keeps it.
 
     Raises:
-        UsageError: If there are none or one is unknown.
+        UsageError: If there are none, one is unknown, two have the same name, or there is a column for none of them.
     """
-    if not names:
-        raise UsageError(f"--benchmarks is missing: name one or more of {', '.join(BENCHMARK_TITLES)}.")
-    for name in names:
-        if name not in BENCHMARK_TITLES:
+    if not flags.benchmarks:
+        raise UsageError(
+            f"--benchmarks is missing: name one or more of {', '.join(BENCHMARK_TITLES)}, or a file of your own."
+        )
+    selected: dict[str, str] = {}
+    for source in flags.benchmarks:
+        if source not in BENCHMARK_TITLES and not is_own(source):
             raise UsageError(
-                f"benchmark {name!r} is unknown{nearest(name, BENCHMARK_TITLES)}: pick from "
-                f"{', '.join(BENCHMARK_TITLES)}."
+                f"benchmark {source!r} is unknown{nearest(source, BENCHMARK_TITLES)}: pick from "
+                f"{', '.join(BENCHMARK_TITLES)}, or name a file, a folder or a Hub id (owner/name)."
             )
-    return list(dict.fromkeys(names))
+        name = source if source in BENCHMARK_TITLES else stem(source, BENCHMARK_TITLES)
+        if selected.setdefault(name, source) != source:
+            raise UsageError(
+                f"{selected[name]} and {source} are both called {name} in tables and files: rename one, or evaluate "
+                "them into different --output_dir."
+            )
+    for flag in DATA_FLAGS[1:]:
+        if getattr(flags, flag) != getattr(EvaluationArguments, flag) and not selected.keys() - BENCHMARK_TITLES:
+            raise UsageError(f"--{flag} is for a benchmark of your own, and --benchmarks names none: remove it.")
+    return selected
+
+
+def load_problems(name: str, source: str, flags: EvaluationArguments) -> list[Row]:
+    """The problems of a benchmark, {id, question, gold}.
+
+    Args:
+        name: Its name, as :func:`select_benchmarks` gives it.
+        source: The name, path or Hub id.
+        flags: Where its data is, and how the columns of your data are called.
+
+    Raises:
+        UsageError: If they cannot be read.
+    """
+    if name in BENCHMARK_TITLES:
+        return load_benchmark(name, flags.data_dir)
+    return load_own_benchmark(name, source, flags)
 
 
 def plan_jobs(
@@ -106,6 +139,7 @@ def plan_jobs(
         UsageError: If completions are stored that were sampled with other settings, unless ``--overwrite`` is given.
     """
     made_with = environment()
+    sources = select_benchmarks(flags)
     jobs = []
     for target in targets:
         for name, rows in problems.items():
@@ -123,6 +157,7 @@ def plan_jobs(
                 "adapter": str(target.adapter) if target.adapter else None,
                 "checkpoint": target.checkpoint,
                 "environment": made_with,
+                "data": {"source": sources[name], **{flag: getattr(flags, flag) for flag in DATA_FLAGS}},
             }
             path = Path(flags.output_dir) / (target.label or f"base-{short_name(model)}") / f"{name}.jsonl"
             if not flags.overwrite:
@@ -140,8 +175,8 @@ def find_stored_jobs(flags: EvaluationArguments) -> list[Job]:
     """
     if given := [name for name in STORED_FLAGS if name in flags.given]:
         raise UsageError(f"--regrade reads --{given[0]} from the stored completions: remove it.")
-    benchmarks = select_benchmarks(flags.benchmarks or list(BENCHMARK_TITLES))
-    paths = find_completion_files(Path(flags.output_dir), benchmarks)
+    sources = select_benchmarks(flags) if flags.benchmarks else None
+    paths = find_completion_files(Path(flags.output_dir), sources)
     if not paths:
         raise UsageError(
             f"no stored completions in {flags.output_dir}: run an evaluation first, or name their directory with "
@@ -150,11 +185,18 @@ def find_stored_jobs(flags: EvaluationArguments) -> list[Job]:
     jobs = []
     for path in paths:
         head = read_completions(path)[0]
-        rows = load_benchmark(path.stem, flags.data_dir)[: head["settings"].get("problems")]
+        stored = {"source": path.stem, **head["about"].get("data", {})}  # earlier revisions stored none
+        source = sources[path.stem] if sources else stored["source"]
+        known = {flag: stored[flag] for flag in DATA_FLAGS if flag in stored and flag not in flags.given}
+        rows = load_problems(path.stem, source, replace(flags, **known))[: head["settings"].get("problems")]
         if problems_hash(rows) != head["settings"].get("problems_hash"):
             raise UsageError(
-                f"{path} was created from other problems than {path.stem} has now: name the directory of their data "
-                "files with --data_dir."
+                f"{path} was created from other problems than {source} has now: "
+                + (
+                    "restore them."
+                    if source != path.stem
+                    else "name the directory of their data files with --data_dir."
+                )
             )
         jobs.append(Job(path, rows, head["settings"], head["about"]))
     return jobs

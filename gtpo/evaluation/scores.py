@@ -17,7 +17,6 @@ from gtpo.evaluation.storage import Row, check_keys, find_completion_files, read
 from gtpo.files import write_atomically
 from gtpo.grading import TimeBudget, extract_answer, is_correct, timeouts
 from gtpo.prompts import follows_format
-from gtpo.sources import BENCHMARK_TITLES
 
 Entry = dict[str, Any]  # one model on one benchmark, as in results.json (docs/evaluation.md)
 
@@ -101,7 +100,7 @@ def write_results(directory: Path, entries: Sequence[Entry]) -> Path:
         for entry in entries:
             completions = directory / entry["label"] / f"{entry['benchmark']}.jsonl"
             write_atomically(scores_path(completions), json.dumps(entry, indent=1))
-        paths = [scores_path(path) for path in find_completion_files(directory, BENCHMARK_TITLES)]
+        paths = [scores_path(path) for path in find_completion_files(directory)]
         stored = [_read_entry(path) for path in paths if path.is_file()]
         write_atomically(results, json.dumps({"results": stored}, indent=1))
     return results

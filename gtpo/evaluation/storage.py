@@ -10,13 +10,14 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from gtpo.errors import RunError, UsageError
 from gtpo.prompts import to_messages
+from gtpo.sources import BENCHMARK_TITLES
 
 Row = dict[str, Any]
 Key = tuple[str, int]  # problem id, sample number
@@ -24,10 +25,19 @@ EARLIER: Row = {"load_in_4bit": False}  # what earlier revisions did and did not
 COLUMNS: dict[str, type] = {"id": str, "sample": int, "completion": str, "tokens": int, "finished": bool}
 
 
-def find_completion_files(directory: Path, benchmarks: Iterable[str]) -> list[Path]:
-    """The completion files of some benchmarks in an output directory, ``LABEL/BENCHMARK.jsonl``, sorted."""
-    names = set(benchmarks)
-    return [path for path in sorted(directory.glob("*/*.jsonl")) if path.stem in names and has_completions(path)]
+def find_completion_files(directory: Path, benchmarks: Collection[str] | None = None) -> list[Path]:
+    """The completion files of some benchmarks, or of all, in an output directory, ``LABEL/BENCHMARK.jsonl``, sorted."""
+    return [
+        path
+        for path in sorted(directory.glob("*/*.jsonl"))
+        if has_completions(path) and (_has_settings(path) if benchmarks is None else path.stem in benchmarks)
+    ]
+
+
+def _has_settings(path: Path) -> bool:
+    """Whether a file is a completion file; a damaged one of a benchmark of ours counts, so that it is told."""
+    with path.open("rb") as file:
+        return path.stem in BENCHMARK_TITLES or file.readline().startswith(b'{"settings": ')
 
 
 def has_completions(path: Path) -> bool:

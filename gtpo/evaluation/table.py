@@ -49,5 +49,5 @@ def _block(benchmark: str, rows: Sequence[Entry]) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     rule = "-" * max(map(len, lines))
     sizes = " and ".join(str(k) for k in sorted({row["k"] for row in rows}))
-    title = f"{BENCHMARK_TITLES[benchmark]}: {rows[0]['problems']} problems, k = {sizes}"
+    title = f"{BENCHMARK_TITLES.get(benchmark, benchmark)}: {rows[0]['problems']} problems, k = {sizes}"
     return "\n".join([title, rule, *lines[:2], rule, *lines[2:], rule])

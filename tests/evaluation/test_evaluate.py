@@ -361,3 +361,37 @@ def test_a_full_disk_is_one_sentence_with_a_command_that_works(
         "evaluate.py: the disk is full ([Errno 28] No space left on device); free some space, then: python evaluate.py "
         f"--regrade --output_dir {tmp_path}"
     )
+
+
+def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_stored(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.csv").write_text('task,gold\n1 + 1?,2\n"Two, and two?",004\n3 + 3?,$\n')
+    argv = ["--model", tiny, "--k", 2, "--max_new_tokens", 3, "--output_dir", "out", "--limit", 2]
+    columns = ["--prompt_column", "task", "--answer_column", "gold"]
+    run(monkeypatch, *argv, *columns, "--benchmarks", "mine.csv", "arithmetic")
+    assert {entry["benchmark"] for entry in results(Path("out"))} == {"arithmetic", "mine"}
+    screen = capsys.readouterr().out
+    assert "mine: 2 problems, k = 2" in screen and "Arithmetic: 2 problems" in screen
+    own = next(entry for entry in results(Path("out")) if entry["benchmark"] == "mine")
+    assert [problem["gold"] for problem in own["per_problem"]] == ["2", "004"]
+    assert own["data"] == {"source": "mine.csv", "data_dir": None, "dataset_config": None, "split": None} | {
+        "prompt_column": "task",
+        "answer_column": "gold",
+    }
+    # a corrected gold answer: the completions are kept, and graded with the stored file and columns
+    path = next(Path("out").glob("*/mine.jsonl"))
+    lines = path.read_text().splitlines()
+    path.write_text(
+        "\n".join(line.replace('"completion": "', '"completion": "<answer>5</answer>') for line in lines) + "\n"
+    )
+    Path("mine.csv").write_text('task,gold\n1 + 1?,2\n"Two, and two?",5\n')
+    run(monkeypatch, "--regrade", "--output_dir", "out")
+    own = next(entry for entry in results(Path("out")) if entry["benchmark"] == "mine")
+    assert [(problem["gold"], problem["correct"]) for problem in own["per_problem"]] == [("2", "00"), ("5", "11")]
+    Path("mine.csv").write_text("task,gold\nAnother?,2\n")
+    with pytest.raises(UsageError, match=r"was created from other problems than mine\.csv has now"):
+        run(monkeypatch, "--regrade", "--output_dir", "out", "--benchmarks", "mine.csv")
+    with pytest.raises(UsageError, match="was created with other settings"):
+        run(monkeypatch, *argv, *columns, "--benchmarks", "mine.csv")

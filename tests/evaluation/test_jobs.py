@@ -1,8 +1,10 @@
 """Jobs: which benchmarks, planned from the flags or found as stored completions."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,8 +12,9 @@ from gtpo.arguments import EvaluationArguments
 from gtpo.cli import parse_evaluation
 from gtpo.data import load_benchmark
 from gtpo.errors import UsageError
-from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, plan_jobs, select_benchmarks
+from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, load_problems, plan_jobs, select_benchmarks
 from gtpo.evaluation.sampling import Sampling
+from gtpo.evaluation.storage import problems_hash
 from gtpo.evaluation.targets import Target
 from gtpo.sources import ARITHMETIC_STEPS, BENCHMARK_TITLES, BENCHMARKS
 
@@ -22,18 +25,70 @@ def test_every_benchmark_has_a_title() -> None:
     assert tuple(BENCHMARK_TITLES) == (*BENCHMARKS, *ARITHMETIC_STEPS)
 
 
+def select(*names: str, **flags: Any) -> dict[str, str]:
+    return select_benchmarks(EvaluationArguments(list(names), **flags))
+
+
 def test_benchmarks_are_selected_once_in_the_order_of_the_flag() -> None:
-    assert select_benchmarks(["math500", "gsm8k", "math500"]) == ["math500", "gsm8k"]
+    assert list(select("math500", "gsm8k", "math500")) == ["math500", "gsm8k"]
     with pytest.raises(
         UsageError, match=r"benchmark 'amc' is unknown \(did you mean 'amc23'\?\): pick from gsm8k, math"
     ):
-        select_benchmarks(["gsm8k", "amc"])
+        select("gsm8k", "amc")
     with pytest.raises(UsageError, match="--benchmarks is missing: name one or more of gsm8k, math, math500"):
-        select_benchmarks([])
+        select()
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("data/my.test.csv", "my.test"),
+        ("mine.jsonl.gz", "mine"),
+        ("gsm8k.csv", "gsm8k.csv"),
+        ("data/aime24.jsonl.gz", "aime24.jsonl.gz"),
+        ("owner/aime26", "aime26"),
+        ("openai/gsm8k", "openai-gsm8k"),
+        ("gsm8k", "gsm8k"),
+    ],
+)
+def test_the_name_of_your_benchmark_is_none_of_ours(source: str, name: str) -> None:
+    assert select(source) == {name: source}
+    assert select("gsm8k", source) == {"gsm8k": "gsm8k", name: source}
+
+
+def test_two_benchmarks_of_one_name_and_columns_of_none_of_yours_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"^a/mine\.csv and b/mine\.csv are both called mine in tables and files"):
+        select("a/mine.csv", "b/mine.csv")
+    for flag in ("prompt_column", "answer_column", "split", "dataset_config"):
+        with pytest.raises(UsageError, match=rf"^--{flag} is for a benchmark of your own, and --benchmarks names none"):
+            select("gsm8k", **{flag: "task"})
+        assert list(select("gsm8k", "mine.csv", **{flag: "task"})) == ["gsm8k", "mine"]
+
+
+def test_your_problems_with_a_readable_gold_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    turns = [{"role": "user", "content": "2 + 2?"}]
+    path = tmp_path / "mine.jsonl"
+    rows = [("1 + 1?", 2), (turns, "4"), ("3?", "$"), ("4?", ""), ("5?", "x" * 2000), ("6?", "6.0")]
+    path.write_text("".join(json.dumps({"task": task, "gold": gold}) + "\n" for task, gold in rows))
+    flags = EvaluationArguments([str(path)], prompt_column="task", answer_column="gold")
+    problems = load_problems("mine", str(path), flags)
+    assert problems == [
+        {"id": "mine/0", "question": "1 + 1?", "gold": "2"},
+        {"id": "mine/1", "question": turns, "gold": "4"},
+        {"id": "mine/2", "question": "6?", "gold": "6.0"},
+    ]
+    reasons = (
+        rf"1 with an empty answer \(first: line 4 of {path}\), 2 without a readable gold answer \(first: line 3 of"
+    )
+    assert re.search(rf"3 of 6 rows dropped: {reasons}", caplog.text)
+    other = [problems[0] | {"gold": "3"}, *problems[1:]]
+    assert problems_hash(problems) == problems_hash(other) != problems_hash(problems[:2])
+    with pytest.raises(UsageError, match=r"has no column 'answer': it has 'task', 'gold'; .* --answer_column\.$"):
+        load_problems("mine", str(path), EvaluationArguments([str(path)], prompt_column="task"))
 
 
 def test_a_job_for_every_target_and_benchmark(tiny: Path, adapters: list[Path], tmp_path: Path) -> None:
-    flags = EvaluationArguments(output_dir=str(tmp_path))
+    flags = EvaluationArguments(["arithmetic", "arithmetic_hard"], output_dir=str(tmp_path))
     targets = [Target("run@best", adapters[0], "best"), Target("")]
     problems = {"arithmetic": ROWS[:3], "arithmetic_hard": ROWS[:2]}
     sampling = Sampling(k=2, temperature=0.5, top_p=0.9, seed=7, max_new_tokens=11, batch_size=5)
