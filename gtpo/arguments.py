@@ -96,7 +96,12 @@ class ModelArguments:
         default="auto",
         metadata={"help": "auto: unsloth on a GPU, transformers without one. Or choose unsloth or transformers."},
     )
-    lora_rank: int = field(default=64, metadata={"help": "Rank of the LoRA adapter; alpha = rank [Listing 1]."})
+    lora_rank: int = field(
+        default=64,
+        metadata={
+            "help": "Rank of the LoRA adapter; alpha = rank [Listing 1]. 0 trains all weights (--backend transformers)."
+        },
+    )
     lora_target_modules: list[str] = field(
         default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         metadata={"help": "Modules that get an adapter [Listing 1], or all-linear."},
@@ -115,8 +120,8 @@ class ModelArguments:
         return "all-linear" if self.lora_target_modules == ["all-linear"] else self.lora_target_modules
 
     def __post_init__(self) -> None:
-        if self.lora_rank < 1:
-            raise UsageError(f"lora_rank is {self.lora_rank}: expected at least 1.")
+        if self.lora_rank < 0:
+            raise UsageError(f"lora_rank is {self.lora_rank}: expected at least 1, or 0 to train all weights.")
         if not self.lora_target_modules:
             raise UsageError("lora_target_modules is empty: name the modules that get an adapter, such as q_proj.")
         if "all-linear" in self.lora_target_modules and len(self.lora_target_modules) > 1:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import get_peft_model_state_dict
+from peft import PeftModel, get_peft_model_state_dict
 from transformers import TrainerCallback
 
 from gtpo.arguments import Settings
@@ -119,7 +119,7 @@ class MetricsWriter(TrainerCallback):
 
 
 class BestAdapter(TrainerCallback):
-    """Save the adapter with the highest accuracy in ``best/``, where the paper evaluates GRPO (Section 6.1).
+    """Save the adapter, or model, with the highest accuracy in ``best/``, where the paper evaluates GRPO (Section 6.1).
 
     The accuracy (or the reward, where no accuracy is logged) is the mean over the last ``BEST_WINDOW`` steps, from the
     first full window on (over all steps in a shorter run). A new best is copied to host memory and written with the
@@ -151,8 +151,11 @@ class BestAdapter(TrainerCallback):
             return
         self.best = {"accuracy": accuracy, "step": state.global_step}
         with torch.no_grad():
-            adapter = get_peft_model_state_dict(model, save_embedding_layers=False)  # "auto" asks the Hub each time
-            full = {name: gather_full_parameter(weight) for name, weight in adapter.items()}
+            if isinstance(model, PeftModel):
+                trained = get_peft_model_state_dict(model, save_embedding_layers=False)  # "auto" asks the Hub each time
+            else:
+                trained = model.state_dict()
+            full = {name: gather_full_parameter(weight) for name, weight in trained.items()}
         if state.is_world_process_zero:
             self.weights = {name: weight.detach().cpu().clone() for name, weight in full.items()}
 
@@ -161,7 +164,9 @@ class BestAdapter(TrainerCallback):
             return
         unfinished = self.directory.with_name("best.tmp")
         shutil.rmtree(unfinished, ignore_errors=True)
-        options = {"selected_adapters": ["default"], "save_embedding_layers": False}  # not KL's "ref"
+        options: dict[str, Any] = {}
+        if isinstance(model, PeftModel):
+            options = {"selected_adapters": ["default"], "save_embedding_layers": False}  # not KL's "ref"
         model.save_pretrained(unfinished, state_dict=self.weights, **options)
         self.tokenizer.save_pretrained(unfinished)
         (unfinished / "best.json").write_text(json.dumps(self.best))

@@ -60,6 +60,8 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
     source = TRAIN[data].hub_id if data in TRAIN else None
     licence, entropy = base_licence(base, hub_id), initial_entropy_text(run)
     what = "A model with a LoRA adapter merged into its weights" if merged else "A LoRA adapter"
+    if settings.model.lora_rank == 0:
+        what = "A model of which all weights were trained"
     title = settings.trainer.hub_model_id or run.path.name
     parts = [
         f"---\n{_front_matter(settings.method, hub_id, source, licence, merged)}---",

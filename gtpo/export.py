@@ -1,4 +1,4 @@
-"""Save, merge and upload a trained adapter, with its model card."""
+"""Save, merge and upload a trained adapter or model, with its model card."""
 
 import logging
 import shlex
@@ -19,13 +19,15 @@ logger = logging.getLogger(__name__)
 def save_adapter(trainer: Any, settings: Settings) -> None:
     """Save the trained adapter with tokenizer and model card to ``adapter/``, completely or not at all.
 
-    ``merge: 16bit`` also writes ``merged/``, and ``push_to_hub`` uploads it, or the adapter.
+    A model of which all weights were trained goes to ``model/``. ``merge: 16bit`` also writes ``merged/``;
+    ``push_to_hub`` uploads the merged model, or what was trained.
 
     Raises:
         UsageError: If the upload fails; the adapter is in the run directory by then.
     """
     run = RunDirectory(settings.output_dir)
-    unfinished = run.path / f"{run.adapter.name}.tmp"
+    trained = run.adapter if settings.model.lora_rank else run.model
+    unfinished = run.path / f"{trained.name}.tmp"
     shutil.rmtree(unfinished, ignore_errors=True)
     trainer.save_model(str(unfinished))  # every process takes part; the main one writes
     if not trainer.is_world_process_zero():
@@ -33,14 +35,14 @@ def save_adapter(trainer: Any, settings: Settings) -> None:
     (unfinished / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml has the settings
     shutil.rmtree(unfinished / "ref", ignore_errors=True)  # the reference of GRPO's KL: the adapter at step 0
     (run.path / "README.md").unlink(missing_ok=True)  # TRL's, of a checkpoint
-    _write_card(unfinished, run.adapter, settings, trainer)
-    replace_directory(unfinished, run.adapter)
+    _write_card(unfinished, trained, settings, trainer)
+    replace_directory(unfinished, trained)
     merges = settings.run.merge == "16bit"
     if merges:
         merge_adapter(run.adapter, resolve_model(settings.model.model), run.merged)
         _write_card(run.merged, run.merged, settings, trainer)
     if settings.run.push_to_hub:
-        _upload(run.merged if merges else run.adapter, settings, trainer)
+        _upload(run.merged if merges else trained, settings, trainer)
 
 
 def _write_card(directory: Path, where: Path | str, settings: Settings, trainer: Any) -> None:
@@ -81,7 +83,7 @@ def _upload(directory: Path, settings: Settings, trainer: Any) -> None:
     try:
         repository = hub.create_repo(name, private=settings.trainer.hub_private_repo, exist_ok=True).repo_id
         _write_card(directory, repository, settings, trainer)
-        hub.upload_folder(folder_path=directory, repo_id=repository, commit_message="Trained adapter")
+        hub.upload_folder(folder_path=directory, repo_id=repository, commit_message="Trained weights")
     except (OSError, ValueError, httpx.HTTPError) as error:  # no network, no write access, invalid name
         raise UsageError(
             f"trained and saved in {directory}, but not uploaded: {str(error).splitlines()[0].rstrip('.')}. "

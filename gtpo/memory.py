@@ -136,6 +136,8 @@ def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
     targets = set(settings["lora_target_modules"])
     ranks = {name: shape.layers * settings["lora_rank"] * sum(sizes) for name, sizes in modules.items()}
     lora = sum(size for name, size in ranks.items() if targets & {name, "all-linear"})
+    full = settings["lora_rank"] == 0
+    trained = projections + embeddings if full else lora
     length = min(settings.get("max_length") or settings["max_seq_length"], settings["max_seq_length"])
     completion = settings.get("max_completion_length") or max(1, length - settings["max_prompt_length"])
     length = min(settings["max_prompt_length"] + completion, length)
@@ -148,20 +150,22 @@ def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
         layers_kept = 2 * hidden
     generated = settings.get("generation_batch_size") or rows * settings["gradient_accumulation_steps"]
     kv_cache = generated * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * width
-    merges = settings.get("use_vllm") and not unsloth  # the base is float32 then
+    merges = settings.get("use_vllm") and not unsloth
+    base_width = 4 if merges or full else width  # as load_policy
     tokens = rows * completion
     tile_rows, tile_columns = TILES["cpu" if settings.get("use_cpu") else "cuda"]
     tile = min(tile_rows, tokens) * min(tile_columns, shape.vocab_size)
     parts = {
-        "weights": projections * (NF4_BYTES if settings["load_in_4bit"] else 4 if merges else width)
-        + embeddings * (4 if merges else width),
+        "weights": projections * (NF4_BYTES if settings["load_in_4bit"] else base_width) + embeddings * base_width,
         "LoRA": lora * 4,
-        "gradients": lora * 4,
-        "optimizer": lora * (2 if "8bit" in settings["optim"] else 8),
+        "gradients": trained * 4,
+        "optimizer": trained * (2 if "8bit" in settings["optim"] else 8),
         "KV cache": kv_cache if "num_generations" in settings else 0,
         "activations": layers_kept + 2 * one_layer,
         "head": 2 * tokens * shape.hidden_size * width + 3 * 4 * tile,  # hidden states, their gradient, three tiles
     }
+    if full and settings.get("beta"):
+        parts["reference"] = (projections + embeddings) * 4
     if merges:
         parts["vLLM's weights"] = (projections + embeddings) * 2  # its own copy, 16 bits
     if settings.get("use_vllm") and unsloth:  # TRL merges the adapter instead

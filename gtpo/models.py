@@ -1,4 +1,4 @@
-"""Load a policy: the base model with a LoRA adapter, by Transformers and PEFT or by Unsloth."""
+"""Load a policy: the base model, with a LoRA adapter or all weights trained, by Transformers and PEFT or Unsloth."""
 
 import errno
 import logging
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bool = False) -> tuple[Any, Any]:
-    """The base model with a fresh LoRA adapter, and its tokenizer.
+    """The base model with a fresh LoRA adapter, or all weights trained with ``lora_rank`` 0, and its tokenizer.
 
     Raises:
         UsageError: If the model cannot be found, is gated, or its tokenizer cannot be used.
@@ -34,7 +34,11 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
     from transformers import set_seed
 
     # TRL merges the adapter for vLLM and unmerges it: repeated merging in bfloat16 degrades the weights.
-    model, tokenizer = load_base(path, arguments.load_in_4bit, full_precision=use_vllm)
+    # In bfloat16 an update of 1e-6 of a weight is rounded away.
+    full_precision = use_vllm or arguments.lora_rank == 0
+    model, tokenizer = load_base(path, arguments.load_in_4bit, full_precision)
+    if arguments.lora_rank == 0:
+        return model, tokenizer
     set_seed(seed)  # initial weights of the adapter
     _check_target_modules(model, arguments, path)
     lora = LoraConfig(

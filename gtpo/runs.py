@@ -66,8 +66,13 @@ class RunDirectory:
         return self.path / "adapter"
 
     @property
+    def model(self) -> Path:
+        """The final model of a run that trained all weights."""
+        return self.path / "model"
+
+    @property
     def best(self) -> Path:
-        """The adapter with the highest smoothed accuracy reward."""
+        """The adapter, or model, with the highest smoothed accuracy reward."""
         return self.path / "best"
 
     @property
@@ -84,8 +89,8 @@ class RunDirectory:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the final adapter is saved."""
-        return (self.adapter / "adapter_config.json").is_file()
+        """Whether the final adapter or model is saved."""
+        return (self.adapter / "adapter_config.json").is_file() or (self.model / "config.json").is_file()
 
     @property
     def has_checkpoint(self) -> bool:
@@ -151,9 +156,9 @@ def run_of(directory: str | Path) -> RunDirectory:
 
 
 def find_runs(places: Iterable[Path], *, finished: bool = False) -> list[RunDirectory]:
-    """The runs below some directories, least recently written first; ``finished``: only those with a final adapter."""
-    name = "adapter/adapter_config.json" if finished else "config.yaml"
-    found = {path for place in places for path in place.rglob(name)}
+    """The runs below some directories, least recently written first; ``finished``: only those with final weights."""
+    names = ("adapter/adapter_config.json", "model/config.json") if finished else ("config.yaml",)
+    found = {path for place in places for name in names for path in place.rglob(name)}
     ordered = sorted(found, key=lambda path: path.stat().st_mtime)
     return [RunDirectory(path.parent.parent if finished else path.parent) for path in ordered]
 

@@ -116,11 +116,12 @@ def _delete_unfinished(run: RunDirectory) -> None:
 def _clear(run: RunDirectory) -> None:
     """Delete everything but the lock, results first and what they were made with last.
 
-    Killed in between, the directory has neither a checkpoint without its metrics nor a final adapter that lacks a file.
+    Killed in between, the directory has neither a checkpoint without its metrics nor final weights that lack a file.
     """
     for checkpoint in reversed(sorted_checkpoints(run.path)):
         delete(checkpoint)
-    (run.adapter / "adapter_config.json").unlink(missing_ok=True)
+    for config in (run.adapter / "adapter_config.json", run.model / "config.json"):
+        config.unlink(missing_ok=True)
     last = (run.environment, run.config)
     for path in sorted(run.path.iterdir(), key=lambda path: path in last):
         if path.is_dir() and not path.is_symlink():

@@ -185,7 +185,8 @@ def end_lines(settings: Settings, rows: Rows, seconds: float | None) -> list[str
     run = RunDirectory(settings.output_dir)
     problems = find_problems(rows, _length_limit(settings))
     lines = [f"Run finished, but {'; '.join(problems.values())}."] if problems else []
-    files = {"model": run.adapter, "merged model": run.merged, "curves and completions": run.report}
+    trained = run.adapter if settings.model.lora_rank else run.model
+    files = {"model": trained, "merged model": run.merged, "curves and completions": run.report}
     parts = [f"{what}: {path.name}{'/' * path.is_dir()}" for what, path in files.items() if path.exists()]
     since = " since --resume" if settings.run.resume else ""
     time = f" ({duration(seconds)}{since})" if seconds is not None else ""
@@ -194,10 +195,10 @@ def end_lines(settings: Settings, rows: Rows, seconds: float | None) -> list[str
     if found := scores(rows):
         lines.append(f"{window_text(rows)}: {', '.join(map(str, found))}")
     if settings.data.dataset in BENCHMARK_TITLES:
-        adapter = shlex.quote(str(run.path))
-        lines.append(f"Evaluate: python evaluate.py --benchmarks {settings.data.dataset} --adapter {adapter}")
+        what = ["--adapter", str(run.path)] if settings.model.lora_rank else ["--model", str(run.model)]
+        lines.append(f"Evaluate: python evaluate.py --benchmarks {settings.data.dataset} {shlex.join(what)}")
     else:
-        lines.append(f"Use it: {run.adapter / 'README.md'} has a quick start")
+        lines.append(f"Use it: {trained / 'README.md'} has a quick start")
     return [line.replace(" RUN`", f" {shlex.quote(str(run.path))}`") for line in lines]
 
 

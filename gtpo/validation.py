@@ -93,6 +93,14 @@ def check_values(values: Mapping[str, Any]) -> None:
         raise UsageError(  # https://github.com/huggingface/trl/issues/4973
             "TRL cannot sync 4-bit weights to vLLM: use --backend unsloth, --load_in_4bit false or --use_vllm false."
         )
+    if values["lora_rank"] == 0:
+        for name, conflicts, other in (
+            ("backend", "unsloth", "transformers"),
+            ("load_in_4bit", True, "false"),
+            ("merge", "16bit", "none"),
+        ):
+            if values[name] == conflicts:
+                raise UsageError(f"--lora_rank 0 trains all weights, without an adapter: set --{name} {other}.")
     if values["save_total_limit"] is not None and values["save_total_limit"] < 1:
         raise UsageError(f"--save_total_limit is {values['save_total_limit']}: expected at least 1, or nothing.")
     if values["merge"] != "none" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":

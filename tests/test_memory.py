@@ -90,6 +90,16 @@ def test_weights_and_adapter_match_the_built_model(name: str, rank: int) -> None
     assert parts["optimizer"] * GIB == 2 * trained
 
 
+def test_training_all_weights_needs_them_their_gradients_and_two_moments_in_float32() -> None:
+    shape = KNOWN["qwen"]
+    settings = SETTINGS | {"lora_rank": 0, "backend": "transformers", "use_vllm": False, "optim": "adamw_torch"}
+    parts = estimate(shape, settings)
+    weights = sum(p.numel() for p in on_meta(shape).parameters())
+    found = [parts[name] * GIB / weights for name in ("weights", "gradients", "optimizer", "LoRA")]
+    assert found == pytest.approx([4, 4, 8, 0], rel=2e-3)  # norms are not counted
+    assert "reference" not in parts and estimate(shape, settings | {"beta": 0.04})["reference"] == parts["weights"]
+
+
 def test_llama_matches_published_sizes() -> None:
     parts = estimate(KNOWN["llama"], SETTINGS | {"load_in_4bit": True})
     assert parts["weights"] * GIB / 1e9 == pytest.approx(5.70, abs=0.02)  # the 4-bit checkpoint of the Hub: 5.7 GB

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,11 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
             raise UsageError(f"--checkpoint {checkpoint} selects an adapter of a run, and {name} is an adapter itself.")
         return Target(label_of(directory), directory)
     run = RunDirectory(directory)
+    if (run.model / "config.json").is_file():
+        model = run.model if checkpoint == LAST else run.best if checkpoint == "best" else run.checkpoint(checkpoint)
+        raise UsageError(
+            f"{name} trained all weights and has no adapter: evaluate it with --model {shlex.quote(str(model))}."
+        )
     adapter = {LAST: run.adapter, "best": run.best}.get(checkpoint, run.checkpoint(checkpoint))
     if not _is_adapter(adapter):
         available = _available_checkpoints(run)

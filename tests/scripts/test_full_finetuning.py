@@ -1,0 +1,81 @@
+"""--lora_rank 0 trains all weights: what the run saves, how it resumes, and what it refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.scripts import Ended
+from safetensors.torch import load_file
+from torch import Tensor
+
+FLAGS = ("--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_completion_length", "12")
+FLAGS += ("--lora_rank", "0", "--learning_rate", "1e-4", "--save_steps", "1", "--logging_steps", "1")
+
+FLAGS += ("--reward", "mine.py:remainder")
+REWARD = """def remainder(completion_ids, **columns):
+    return [float(sum(ids) % 3) for ids in completion_ids]
+"""
+
+Train = Callable[..., tuple[Ended, Path]]
+
+
+@pytest.fixture(scope="module")
+def train(tiny: Path, run_script: Callable[..., Ended], tmp_path_factory: pytest.TempPathFactory) -> Train:
+    directory = tmp_path_factory.mktemp("work")
+    (directory / "mine.py").write_text(REWARD)
+
+    def start(name: str, *argv: str, script: str = "train_gtpo.py") -> tuple[Ended, Path]:
+        method = ("--initial_entropy", "0.5", "--entropy_filter", "off") if script == "train_gtpo.py" else ()
+        flags = (*FLAGS, *method, "--model", str(tiny), "--run_name", name, "--output_dir", name, *argv)
+        return run_script(directory, script, *flags), directory / name
+
+    return start
+
+
+def weights(directory: Path) -> dict[str, Tensor]:
+    return load_file(directory / "model.safetensors")
+
+
+def test_every_weight_is_trained_saved_and_resumed(train: Train, tiny: Path, run_script: Callable[..., Ended]) -> None:
+    ended, run = train("all", "--max_steps", "3")
+    assert ended.code == 0, ended.stderr[-2000:]
+    base, trained = weights(tiny), weights(run / "model")
+    unmoved = [name for name, weight in base.items() if torch.equal(weight, trained[name])]
+    assert base.keys() == trained.keys() and unmoved == []
+    assert {weight.dtype for weight in trained.values()} == {torch.float32}
+    assert not (run / "adapter").exists() and weights(run / "best").keys() == base.keys()
+    assert f"Evaluate: python evaluate.py --benchmarks arithmetic --model {run.name}/model" in ended.stderr
+    card = (run / "model" / "README.md").read_text()
+    assert "A model of which all weights were trained" in card and "library_name: transformers" in card
+
+    ended, half = train("half", "--max_steps", "1")
+    ended, half = train("half", "--max_steps", "3", "--resume")
+    assert ended.code == 0, ended.stderr[-2000:]
+    resumed = weights(half / "model")
+    assert [name for name in trained if not torch.equal(trained[name], resumed[name])] == []
+
+    ended = run_script(run.parent, "evaluate.py", "--adapter", "all", "--benchmarks", "arithmetic")
+    assert ended.code == 2 and "all weights and has no adapter: evaluate it with --model all/model" in ended.stderr
+    small = ("--benchmarks", "arithmetic", "--limit", "2", "--k", "1", "--max_new_tokens", "4")
+    ended = run_script(run.parent, "evaluate.py", "--model", "all/model", *small)
+    assert ended.code == 0, ended.stderr[-2000:]
+
+
+def test_the_reference_of_grpo_is_the_base_model(train: Train) -> None:
+    ended, run = train("kl", "--max_steps", "3", "--beta", "0.04", script="train_grpo.py")
+    assert ended.code == 0, ended.stderr[-2000:]
+    first, *_, last = (json.loads(line)["kl"] for line in (run / "metrics.jsonl").read_text().splitlines())
+    assert first == pytest.approx(0, abs=1e-7) and last > 1e-6
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("--backend", "unsloth"), ("--load_in_4bit", "true"), ("--merge", "16bit")],
+)
+def test_what_needs_an_adapter_is_refused(argv: tuple[str, str], train: Train) -> None:
+    ended, run = train("refused", *argv)
+    assert ended.code == 2 and not run.exists()
+    if argv[0] != "--backend":  # which needs a GPU first
+        assert f"--lora_rank 0 trains all weights, without an adapter: set {argv[0]} " in ended.stderr
