@@ -42,6 +42,7 @@ def main() -> None:
     if settings.run.dry_run:
         return print(describe_checks(settings, backend) + plan(settings, len(rows)), end="")
     checkpoint = check_run(settings, len(rows))
+    GTPOTrainer.check_model(settings.model.model, settings.trainer)
     policy, tokenizer = load_policy(settings.model, backend, settings.trainer.seed, settings.trainer.use_vllm)
     rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length)
     start_run(settings)

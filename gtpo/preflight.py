@@ -24,6 +24,7 @@ from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.backend import check_compute_capability, check_driver, gpu_is_available, is_installed
 from gtpo.errors import UsageError, first_line
 from gtpo.files import CONFIGS, read_yaml
+from gtpo.inputs import refuse_data_parallel
 from gtpo.prompts import to_messages
 from gtpo.runs import ON_MAIN_PROCESS
 from gtpo.script import run_script
@@ -54,6 +55,8 @@ def check_machine(settings: Settings, backend: str) -> None:
     values = settings.to_dict()
     if settings.run.dry_run or values["use_cpu"] or not gpu_is_available():
         return
+    if backend == "transformers":  # Unsloth uses one GPU
+        refuse_data_parallel(settings.trainer)
     for check in checks(values, backend):
         if check.fault and check.fatal:
             raise UsageError(check.fault)

@@ -22,7 +22,7 @@ OWNERS = {
     "wandb": {"gtpo.callbacks", "gtpo.paper.results"},
     "vllm": {"gtpo.evaluation.sampling"},
     "unsloth": {"gtpo.backend", "gtpo.models"},
-    "datasets": {"gtpo.data", "gtpo.rows"},
+    "datasets": {"gtpo.data", "gtpo.inputs", "gtpo.rows"},
     "matplotlib": {"gtpo.curves"},
     "sympy": {"gtpo.grading.symbolic"},
     "math_verify": {"gtpo.grading.symbolic"},
@@ -98,7 +98,8 @@ def reached(module: str) -> set[str]:
 
 LAYERS = (  # a module imports from layers below its own, or from its own package
     "gtpo.errors gtpo.prompts gtpo.arithmetic gtpo.head gtpo_loss",
-    "gtpo.files gtpo.model_files gtpo.distributed gtpo.groups gtpo.reward_functions gtpo.backend gtpo.grading",
+    "gtpo.files gtpo.model_files gtpo.distributed gtpo.groups gtpo.inputs gtpo.reward_functions gtpo.backend",
+    "gtpo.grading",
     "gtpo.sources gtpo.rows gtpo.tokenizer rewards",
     "gtpo.arguments",
     "gtpo.data",

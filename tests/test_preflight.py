@@ -446,6 +446,16 @@ def test_a_fatal_fault_stops_and_others_are_warnings(machine: Machine, caplog: p
     assert str(caught.value) == NO_COMPILER
 
 
+def test_several_gpus_in_one_process_stop_a_script_before_its_model(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trl.GRPOConfig, "n_gpu", 2)
+    settings = settings_of(*TRL_VLLM)
+    with pytest.raises(UsageError, match="^2 GPUs are visible to one process and DataParallel is not supported"):
+        check_machine(settings, "transformers")
+    check_machine(settings, "unsloth")  # it uses one of them
+
+
 def test_a_run_on_a_cpu_and_a_dry_run_are_not_checked(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.programs.discard("gcc")
     settings = settings_of()
