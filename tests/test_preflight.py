@@ -451,7 +451,7 @@ def test_several_gpus_in_one_process_stop_a_script_before_its_model(
 ) -> None:
     monkeypatch.setattr(trl.GRPOConfig, "n_gpu", 2)
     settings = settings_of(*TRL_VLLM)
-    with pytest.raises(UsageError, match="^2 GPUs are visible to one process and DataParallel is not supported"):
+    with pytest.raises(UsageError, match=r"^2 GPUs are visible to one process and DataParallel is not supported"):
         check_machine(settings, "transformers")
     check_machine(settings, "unsloth")  # it uses one of them
 
