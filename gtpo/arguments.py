@@ -168,6 +168,13 @@ class GTPOArguments:
             "help": "Mean entropy of the untrained policy in nats; measured on 100 prompts if not given [Section 6]."
         },
     )
+    initial_entropy_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Directory that keeps measured initial entropies for later runs of the same base, prompts and "
+            "sampling settings [ours]; null: every run measures its own."
+        },
+    )
 
     def __post_init__(self) -> None:
         for name in ("gamma", "entropy_threshold"):

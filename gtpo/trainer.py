@@ -14,13 +14,14 @@ GTPO adds its objective, the weights and the filter that enter it, and the initi
 """
 
 import copy
+import hashlib
 import itertools
 import json
 import logging
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,9 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from trl.trainer.utils import RepeatSampler, is_async_callable, pad
 
 from gtpo.arguments import GTPOArguments
+from gtpo.bars import PHASE, CompletionBar, TokenCounter, phase_bar
 from gtpo.distributed import any_process, gather_full_parameter
+from gtpo.entropy_cache import keep_record, path_of, policy_digest, read_record
 from gtpo.errors import RunError, UsageError
 from gtpo.fault_tolerance import not_finite
 from gtpo.files import write_atomically
@@ -95,6 +98,7 @@ class GRPOTrainer(trl.GRPOTrainer):
     log_completions: bool
     _logs: dict[str, Any]
     _next_rollout_check = 0
+    _bar: CompletionBar | None = None  # of the phase that generates, if it has one
     conflict_span = "anchored"  # of the conflict metrics; a GTPOTrainer takes it from its settings
 
     @classmethod
@@ -183,7 +187,8 @@ class GRPOTrainer(trl.GRPOTrainer):
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         completion_ids, logprobs, failure = None, None, None
         try:
-            completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+            with self._counted(len(prompt_ids)):
+                completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         except RuntimeError as error:
             if not any(text in str(error) for text in NAN_PROBABILITIES):
                 raise
@@ -195,6 +200,35 @@ class GRPOTrainer(trl.GRPOTrainer):
             rows = [{"prompt": text} for text in self.processing_class.batch_decode(prompt_ids)]
             raise not_finite("the probability of a sampled token", self, rows=rows) from failure
         return completion_ids, logprobs
+
+    @contextmanager
+    def _counted(self, completions: int) -> Iterator[None]:
+        """Inside, the tokens that Transformers generates move the open bar, or one of their own."""
+        if (
+            trl.GRPOTrainer.__name__.startswith("Unsloth")
+            or (self.args.generation_kwargs or {}).get("num_beams", 1) > 1
+        ):
+            yield  # no streamer there
+            return
+        model = self._causal_lm(self.model)
+        with ExitStack() as stack:
+            bar = self._bar or stack.enter_context(self._completion_bar("generating", completions))
+            counter = TokenCounter([True] * completions, self.eos_token_ids, bar.count_tokens)
+            stack.enter_context(mock.patch.object(model, "generate", partial(model.generate, streamer=counter)))
+            yield
+
+    @contextmanager
+    def _open_bar(self, title: str, completions: int) -> Iterator[CompletionBar]:
+        """A bar over several calls that generate."""
+        with self._completion_bar(title, completions) as self._bar:
+            try:
+                yield self._bar
+            finally:
+                self._bar = None
+
+    def _completion_bar(self, title: str, completions: int) -> CompletionBar:
+        shown = self.accelerator.is_main_process
+        return CompletionBar(title, completions, 0, self.max_completion_length, disable=not shown, **PHASE)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         names, functions = self.reward_func_names, self.reward_funcs
@@ -316,18 +350,18 @@ class GRPOTrainer(trl.GRPOTrainer):
         """
         start = input_ids.shape[1] - logits_to_keep
         rows = batch_size or len(input_ids)
-        parts = [
-            self._logps_and_entropy(
-                model,
-                {
+        batches = list(zip(input_ids.split(rows), attention_mask.split(rows), strict=True))
+        parts = []
+        with phase_bar("scoring", len(batches), self.accelerator.is_main_process) as bar:
+            for ids, mask in batches:
+                inputs = {
                     "prompt_ids": ids[:, :start],
                     "prompt_mask": mask[:, :start],
                     "completion_ids": ids[:, start:],
                     "completion_mask": mask[:, start:],
-                },
-            )
-            for ids, mask in zip(input_ids.split(rows), attention_mask.split(rows), strict=True)
-        ]
+                }
+                parts.append(self._logps_and_entropy(model, inputs))
+                bar.update()
         logps, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
         return logps, entropy, None
 
@@ -564,21 +598,13 @@ class GTPOTrainer(GRPOTrainer):
         """
         path = RunDirectory(self.args.output_dir).initial_entropy
         record: dict[str, Any]
+        kept_in: Path | None = None
         if self.gtpo.initial_entropy is not None:
             record = {"initial_entropy": self.gtpo.initial_entropy, "given": True}
         elif self.state.global_step > 0:  # resumed
             record = _read_initial_entropy(path, self.state.global_step)
         else:
-            # the order of training: TRL's sampler, with the run's seed
-            order = RepeatSampler(self.train_dataset, 1, shuffle=self.shuffle_dataset, seed=self.args.seed)
-            first = self.train_dataset.select(list(itertools.islice(order, INITIAL_ENTROPY_PROMPTS)))
-            entropies = self._sampled_entropies(list(first["prompt"]))
-            record = {
-                "initial_entropy": sum(entropies) / len(entropies),
-                "prompts": len(entropies),
-                "temperature": self.temperature,
-                "per_prompt": entropies,
-            }
+            record, kept_in = self._find_or_measure_initial_entropy()
         value = float(record["initial_entropy"])
         if not math.isfinite(value):
             raise not_finite("the initial entropy", self)
@@ -589,12 +615,54 @@ class GTPOTrainer(GRPOTrainer):
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
             source = f" over {record['prompts']} prompts" if "prompts" in record else ", given"
+            source += f", of an earlier run ({kept_in})" if kept_in else ""
             mode = self.gtpo.entropy_filter
             side = f"{'below' if value < LN2 else 'not below'} ln 2" if mode == "auto" else f"--entropy_filter {mode}"
             with logging_redirect_tqdm():  # above the bar
                 state = "on" if record["filter_on"] else "off"
                 logger.warning("<H>_ini %.2f nats%s: %s, entropy filter %s", value, source, side, state)
         return value
+
+    def _find_or_measure_initial_entropy(self) -> tuple[dict[str, Any], Path | None]:
+        """The record of the untrained policy, and the file that an earlier run of the same base has kept it in."""
+        # the order of training: TRL's sampler, with the run's seed
+        order = RepeatSampler(self.train_dataset, 1, shuffle=self.shuffle_dataset, seed=self.args.seed)
+        first = self.train_dataset.select(list(itertools.islice(order, INITIAL_ENTROPY_PROMPTS)))
+        prompts = list(first["prompt"])
+        directory = None if self.gtpo.initial_entropy_dir is None else Path(self.gtpo.initial_entropy_dir)
+        key = None if directory is None else self._initial_entropy_key(prompts)
+        if directory is not None and key is not None:
+            is_main = self.accelerator.is_main_process
+            kept = gather_object([read_record(directory, key) if is_main else None])[0]  # one reads, all agree
+            if kept is not None:
+                return kept, path_of(directory, key)
+        entropies = self._sampled_entropies(prompts)
+        record = {
+            "initial_entropy": sum(entropies) / len(entropies),
+            "prompts": len(entropies),
+            "temperature": self.temperature,
+            "per_prompt": entropies,
+        }
+        if directory is not None and key is not None and self.accelerator.is_main_process:
+            keep_record(directory, key, record)
+        return record, None
+
+    def _initial_entropy_key(self, prompts: list[Any]) -> dict[str, Any] | None:
+        """Everything that determines the sampled entropies; None where the weights are spread over processes."""
+        digest = policy_digest(self.accelerator.unwrap_model(self.model))
+        if digest is None:
+            return None
+        prompt_ids = self._tokenize_prompts(prompts)[0]
+        sampling = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "use_vllm")
+        precision = ("bf16", "fp16", "per_device_train_batch_size", "generation_batch_size", "seed")
+        return {
+            "policy": digest,
+            "prompts": hashlib.sha256(json.dumps(prompt_ids).encode()).hexdigest(),
+            "max_completion_length": self.max_completion_length,
+            "end_tokens": sorted(self.eos_token_ids),
+            "device": self.accelerator.device.type,
+            "processes": self.accelerator.num_processes,
+        } | {name: getattr(self.args, name) for name in sampling + precision}
 
     def _sampled_entropies(self, prompts: list[Any]) -> list[float]:
         """<H>_i of one completion per prompt, in the order of the prompts, which are split over the processes.
@@ -608,12 +676,13 @@ class GTPOTrainer(GRPOTrainer):
         chunk = max(1, self.args.generation_batch_size // ranks)
         entropies: list[float] = []
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), torch.no_grad():
+        with torch.random.fork_rng(devices), torch.no_grad(), self._open_bar("initial entropy", len(mine)) as bar:
             for start in range(0, len(mine), chunk):
                 prompt_ids, images, fields = self._tokenize_prompts(mine[start : start + chunk])
                 completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, num_generations=1)
                 batch = self._padded(prompt_ids, completion_ids)
                 entropies += self._mean_entropies(batch).tolist()
+                bar.count_completions([{"tokens": len(ids)} for ids in completion_ids])
         return gather_object(entropies)[: len(prompts)]
 
     def _padded(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> dict[str, Tensor]:

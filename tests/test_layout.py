@@ -97,13 +97,13 @@ def reached(module: str) -> set[str]:
 
 
 LAYERS = (  # a module imports from layers below its own, or from its own package
-    "gtpo.errors gtpo.prompts gtpo.arithmetic gtpo.head gtpo_loss",
+    "gtpo.errors gtpo.bars gtpo.prompts gtpo.arithmetic gtpo.head gtpo_loss",
     "gtpo.files gtpo.model_files gtpo.distributed gtpo.groups gtpo.inputs gtpo.reward_functions gtpo.backend",
     "gtpo.grading",
     "gtpo.sources gtpo.rows gtpo.tokenizer rewards",
     "gtpo.arguments",
     "gtpo.data",
-    "gtpo.checkpoints gtpo.flags gtpo.help_page gtpo.validation gtpo.memory",
+    "gtpo.checkpoints gtpo.entropy_cache gtpo.flags gtpo.help_page gtpo.validation gtpo.memory",
     "gtpo.runs gtpo.environment",
     "gtpo.start",
     "gtpo.cli gtpo.script gtpo.curves gtpo.progress gtpo.fault_tolerance",

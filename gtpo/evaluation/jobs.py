@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import EvaluationArguments
+from gtpo.bars import CompletionBar
 from gtpo.data import load_benchmark, load_own_benchmark
 from gtpo.environment import environment
 from gtpo.errors import UsageError, nearest
-from gtpo.evaluation.progress import CompletionBar
 from gtpo.evaluation.sampling import Sampler, Sampling, make_requests
 from gtpo.evaluation.storage import (
     CompletionFile,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gtpo.backend import GPU_PACKAGES, gpu_is_available, is_installed, prefer_native_sampler, refuse_old_gpu
+from gtpo.bars import TokenCounter
 from gtpo.errors import UsageError
 from gtpo.evaluation.storage import Key, Row
 from gtpo.models import load_base, load_tokenizer, source_options
@@ -230,7 +231,7 @@ class TransformersSampler:
             if adapter:
                 self.model = model.unload()
 
-    def _generate(self, model: Any, batch: Sequence[Request], counter: "TokenCounter") -> list[Row]:
+    def _generate(self, model: Any, batch: Sequence[Request], counter: TokenCounter) -> list[Row]:
         import torch
         from transformers import GenerationConfig
 
@@ -259,32 +260,6 @@ class TransformersSampler:
             end = next((i + 1 for i, token in enumerate(tokens) if token in self.end_ids), None)
             rows.append(to_row(request, tokens[:end], end is not None, self.tokenizer))
         return rows
-
-
-class TokenCounter:
-    """A streamer for ``generate`` that counts the tokens of some rows of the batch, up to the token that ends each."""
-
-    def __init__(self, counted: Sequence[bool], end_ids: Sequence[int], count: Callable[[int], object]) -> None:
-        """
-        Args:
-            counted: Whether a row is counted, by row.
-            end_ids: The tokens that end a completion.
-            count: Called for each step with the number of tokens.
-        """
-        self.open = list(counted)
-        self.end_ids = set(end_ids)
-        self.count = count
-
-    def put(self, value: Any) -> None:
-        """Take the prompts, shape (B, T), which are not counted, or the next token of each row, shape (B,)."""
-        if value.dim() == 1:
-            self.count(sum(self.open))
-            self.open = [
-                open_ and token not in self.end_ids for open_, token in zip(self.open, value.tolist(), strict=True)
-            ]
-
-    def end(self) -> None:
-        """Nothing is left to do after the last token."""
 
 
 def load_adapter(model: Any, adapter: Path) -> Any:
