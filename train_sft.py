@@ -27,6 +27,7 @@ def main() -> None:
     from gtpo.report import write_report_or_warn
     from gtpo.start import check_run, start_run
     from gtpo.summary import log_summary
+    from gtpo.timing import describe_time
     from gtpo.training import attach_callbacks, train
 
     settings = parse("sft", (*SETTINGS, SFTConfig))
@@ -34,7 +35,8 @@ def main() -> None:
     rows = load_train(settings.data, settings.trainer.seed, settings.run.dry_run)
     rows = to_demonstrations(rows)
     if settings.run.dry_run:
-        return print(describe_checks(settings, backend) + plan(settings, len(rows)), end="")
+        timing = describe_time(settings, rows, SFTTrainer)
+        return print(describe_checks(settings, backend) + timing + plan(settings, len(rows)), end="")
     checkpoint = check_run(settings, len(rows))
     policy, tokenizer = load_policy(settings.model, backend, settings.trainer.seed)
     rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length)

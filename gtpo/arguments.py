@@ -17,6 +17,7 @@ from gtpo.sources import BENCHMARK_TITLES
 MODEL_ALIASES = {
     "llama": "meta-llama/Llama-3.1-8B-Instruct",
     "qwen": "Qwen/Qwen2.5-3B-Instruct",
+    "smol": "HuggingFaceTB/SmolLM2-135M-Instruct",
     "tiny": "tiny",
 }
 
@@ -88,8 +89,8 @@ class ModelArguments:
     model: str = field(
         default="tiny",
         metadata={
-            "help": "tiny (built here, CPU), llama (Llama-3.1-8B-Instruct), qwen (Qwen2.5-3B-Instruct), "
-            "a Hub id or a local path."
+            "help": "tiny (built here, CPU), smol (SmolLM2-135M-Instruct, CPU), llama (Llama-3.1-8B-Instruct), qwen "
+            "(Qwen2.5-3B-Instruct), a Hub id or a local path."
         },
     )
     backend: str = field(

@@ -126,6 +126,8 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
         raise UsageError(
             f"--G is {values['num_generations']}: expected at least 2, because advantages are relative to the group."
         )
+    if preset.stem in ("cpu", "smol") and values["per_device_train_batch_size"] is None:
+        values["per_device_train_batch_size"] = _rows_that_fit(values)
     values |= _batch_sizes(values, given)
     if "run_name" in given and "output_dir" not in given:
         values["output_dir"] = None  # of the --config
@@ -166,7 +168,9 @@ def parse_evaluation(argv: Sequence[str] | None = None) -> EvaluationArguments:
 
 
 def preset_for(method: str, model: str, backend: str | None = None, dry_run: bool = False) -> Path:
-    """The preset of a model: its own; for another model Qwen's on a GPU and the tiny one without.
+    """The preset of a model: its own; for another model Qwen's on a GPU and ``cpu.yaml`` without.
+
+    ``smol.yaml`` is for a CPU: on a GPU SmolLM2 takes Qwen's too. A directory with its name counts as SmolLM2.
 
     A dry run plans a llama or qwen run for a GPU where there is none.
 
@@ -178,7 +182,7 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
         raise UsageError("--backend unsloth does not train --model tiny: remove --backend.")
     large = alias in ("llama", "qwen") or backend == "unsloth"
     if alias != "tiny" and (gpu_is_available() or (dry_run and large)):
-        return CONFIGS / method / f"{alias or 'qwen'}.yaml"
+        return CONFIGS / method / f"{alias if alias in ('llama', 'qwen') else 'qwen'}.yaml"
     if large:
         raise UsageError(
             check_driver()
@@ -188,7 +192,9 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
         )
     if alias != "tiny" and (fault := check_driver()):
         logger.warning("training runs on the CPU: %s", fault)
-    return CONFIGS / method / "tiny.yaml"
+    if alias is None:
+        alias = "smol" if Path(model).name == Path(MODEL_ALIASES["smol"]).name else "cpu"
+    return CONFIGS / method / f"{alias}.yaml"
 
 
 def _machine_flags(early: argparse.Namespace, preset: Path) -> list[str]:
@@ -201,7 +207,8 @@ def _machine_flags(early: argparse.Namespace, preset: Path) -> list[str]:
         flags += ["--bf16=false", "--fp16=true"]
     if early.backend == "transformers" and settings.get("use_vllm") and settings.get("load_in_4bit"):
         flags += ["--load_in_4bit=false"]  # TRL cannot sync 4-bit weights to vLLM
-    if "entropy_filter" in settings and early.model not in (name := settings["model"], MODEL_ALIASES[name]):
+    name = settings.get("model", "tiny")
+    if "entropy_filter" in settings and early.model not in (name, MODEL_ALIASES[name]):
         flags += ["--entropy_filter=auto"]  # Eq. 10; the preset has what the paper found for its own model
     return flags
 
@@ -267,6 +274,18 @@ def _batch_sizes(values: Mapping[str, Any], given: set[str]) -> dict[str, int]:
             "%s is %d and %s is %d, not %s and %s of the file", names[0], sizes[0], names[1], sizes[1], batch, steps
         )
     return dict(zip(names, sizes, strict=True))
+
+
+def _rows_that_fit(values: Mapping[str, Any]) -> int | None:
+    """Completions per micro-batch of one process, by the memory of this machine; None for several processes."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        return None
+    from gtpo.memory import rows_that_fit
+
+    completions = values["num_generations"] * (values["prompts_per_step"] or 1)
+    if steps := values["gradient_accumulation_steps"]:
+        return max(1, completions // steps)
+    return rows_that_fit(values["model"], values, completions)
 
 
 def _early_flags(method: str, argv: Sequence[str]) -> argparse.Namespace:

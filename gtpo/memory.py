@@ -6,7 +6,7 @@ without the few hundred MiB of the CUDA context and what the allocators reserve 
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ class Shape:
 KNOWN = {  # a plan for them needs neither the Hub nor access to gated weights
     "llama": Shape(128256, 4096, 14336, 32, 32, 8, 128, tied=False),
     "qwen": Shape(151936, 2048, 11008, 36, 16, 2, 128, tied=True),
+    "smol": Shape(49152, 576, 1536, 30, 9, 3, 64, tied=True),
     "tiny": Shape(512, 128, 384, 3, 4, 4, 32, tied=False),
 }
 
@@ -177,11 +178,40 @@ def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
     return {name: size / GIB for name, size in parts.items()}
 
 
+def rows_that_fit(model: str, settings: Mapping[str, Any], completions: int) -> int:
+    """Completions per micro-batch on a CPU: the largest part of a step that fits a third of the memory.
+
+    The measured peak is about twice the estimate, without the memory of the libraries (docs/log.md).
+
+    Args:
+        model: As for :func:`shape_of`; 1 where its shape cannot be read.
+        settings: As for :func:`estimate`.
+        completions: Completions of a step.
+    """
+    try:
+        shape = shape_of(model)
+    except UsageError as error:
+        logger.debug("micro-batches of one completion: %s", error)
+        return 1
+    for rows in range(completions, 1, -1):
+        sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": completions // rows}
+        if completions % rows == 0 and sum(estimate(shape, {**settings, **sizes}).values()) < _host_memory() / 3:
+            return rows
+    return 1
+
+
 def _is_unsloth(settings: dict[str, Any]) -> bool:
     """Whether Unsloth trains, on the machine that the settings are for (as gtpo.backend.choose_backend)."""
     backend = settings.get("backend", "auto")
     on_gpu = not settings.get("use_cpu") and settings["model"] != "tiny"
     return bool(backend == "unsloth" or (backend == "auto" and on_gpu))
+
+
+def steps_of(settings: Settings, rows: int) -> int:
+    """Optimizer steps of a run on so many training rows, with one process."""
+    prompts = max(1, settings.completions_per_step // settings.group_size)
+    steps = int(settings.trainer.max_steps)
+    return steps if steps > 0 else int(settings.trainer.num_train_epochs * rows / prompts)
 
 
 def plan(
@@ -198,9 +228,7 @@ def plan(
     values = settings.to_dict()
     completions = settings.completions_per_step
     prompts = max(1, completions // settings.group_size)
-    steps = values["max_steps"]
-    if steps <= 0:
-        steps = int(values["num_train_epochs"] * rows / prompts)
+    steps = steps_of(settings, rows)
     known = f"{rows:,} training rows" if rows else "the number of training rows is known after the download"
     parts = estimate(shape_of(values["model"]), values)
     lines = [

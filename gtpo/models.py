@@ -15,6 +15,7 @@ from gtpo.backend import gpu_is_available, is_installed
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.model_files import check_model_files
 from gtpo.preflight import check_loaded, hub_is_reachable
+from gtpo.runs import ON_MAIN_PROCESS
 from gtpo.tiny import ensure_tiny, is_tiny_path
 from gtpo.tokenizer import prepare_tokenizer
 
@@ -28,6 +29,8 @@ def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bo
         UsageError: If the model cannot be found, is gated, or its tokenizer cannot be used.
     """
     path = resolve_model(arguments.model)
+    if ON_MAIN_PROCESS and not is_tiny_path(path):
+        logger.warning("loading %s", path)
     if backend == "unsloth":
         return _load_unsloth(arguments, path, seed, use_vllm)
     from peft import LoraConfig, get_peft_model

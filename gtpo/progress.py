@@ -5,6 +5,8 @@ from typing import Any
 from transformers import PrinterCallback, ProgressCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
+from gtpo.bars import phase_bar
+
 
 class ProgressBar(ProgressCallback):
     """Transformers' progress bar with the latest metrics at its end; the default prints a line per step."""
@@ -21,6 +23,7 @@ class ProgressBar(ProgressCallback):
     def __init__(self, title: str) -> None:
         super().__init__()
         self.title = title
+        self.parts: Any = None  # the bar over the micro-batches of a step
 
     @classmethod
     def attach(cls, trainer: Any, title: str) -> None:
@@ -34,6 +37,17 @@ class ProgressBar(ProgressCallback):
         if self.training_bar is not None:
             self.training_bar.bar_format = self.form
             self.training_bar.set_description_str(self.title)
+
+    def on_substep_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if self.training_bar is not None:
+            self.parts = self.parts or phase_bar("micro-batches", args.gradient_accumulation_steps)
+            self.parts.update()
+
+    def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        super().on_step_end(args, state, control, **kwargs)
+        if self.parts is not None:
+            self.parts.close()
+            self.parts = None
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
         if self.training_bar is not None:

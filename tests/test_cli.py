@@ -88,10 +88,52 @@ def test_model_in_the_config_file_selects_the_preset(tmp_path: Path, monkeypatch
     assert settings("--model", "other/model-7B", "--use_cpu", "true")["load_in_4bit"] is True  # as Qwen, on a GPU
 
 
-def test_other_model_without_gpu_gets_the_tiny_preset() -> None:
+@pytest.mark.parametrize(
+    ("model", "preset"),
+    [
+        ("some/folder/", "cpu"),
+        ("owner/other-1B", "cpu"),
+        ("smol", "smol"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "smol"),
+        ("/models/SmolLM2-135M-Instruct", "smol"),
+        ("tiny", "tiny"),
+    ],
+)
+@pytest.mark.parametrize("method", CLASSES)
+def test_the_preset_of_a_model_without_a_gpu(method: str, model: str, preset: str, no_gpu: None) -> None:
+    expected = CONFIGS / method / f"{preset}.yaml"
+    assert [cli.preset_for(method, model, dry_run=dry_run) for dry_run in (False, True)] == [expected] * 2
+
+
+def test_smollm2_on_a_gpu_takes_the_preset_of_other_models(gpu: None) -> None:
+    assert cli.preset_for("gtpo", "smol") == cli.preset_for("gtpo", "owner/other-1B") == CONFIGS / "gtpo" / "qwen.yaml"
+
+
+def test_another_model_on_a_cpu_trains_one_prompt_a_step_with_the_filter_of_eq_10(no_gpu: None) -> None:
     got = settings("--model", "some/folder/")
     assert got["load_in_4bit"] is False and got["use_cpu"] is True and got["use_vllm"] is False
-    assert Path(got["output_dir"]).name.startswith("gtpo-folder-arithmetic-")
+    assert (got["num_generations"], got["prompts_per_step"], got["entropy_filter"]) == (8, 1, "auto")
+    assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (1, 8)  # of unknown shape
+    assert Path(got["output_dir"]).name.startswith("gtpo-folder-gsm8k-")
+
+
+@pytest.mark.parametrize(
+    ("gib", "flags", "rows", "parts"),
+    [
+        (64, [], 8, 1),
+        (8, [], 4, 2),
+        (1, [], 1, 8),
+        (64, ["--G", "12"], 12, 1),
+        (8, ["--G", "12", "--gradient_accumulation_steps", "3"], 4, 3),
+        (64, ["--per_device_train_batch_size", "2"], 2, 4),
+    ],
+)
+def test_micro_batches_on_a_cpu_fit_a_third_of_its_memory(
+    gib: int, flags: list[str], rows: int, parts: int, no_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gtpo.memory._host_memory", lambda: gib)
+    got = settings("--model", "smol", *flags)
+    assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (rows, parts)
 
 
 def test_run_directory_is_named_after_method_model_dataset_and_run_name() -> None:
@@ -369,7 +411,7 @@ def test_batch_sizes_computed_by_hand(given_sizes: tuple[int, ...], expected: tu
 
 def test_every_method_has_its_presets() -> None:
     names = {f"{path.parent.name}/{path.stem}" for path in PRESETS}
-    assert names >= {f"{method}/{model}" for method in CLASSES for model in ("tiny", "llama", "qwen")}
+    assert names >= {f"{method}/{model}" for method in CLASSES for model in ("tiny", "smol", "cpu", "llama", "qwen")}
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -453,8 +495,8 @@ def test_warmup_below_one_is_a_fraction_of_all_steps(method: str) -> None:
 
 def test_grpo_and_gtpo_presets_differ_only_in_the_method() -> None:
     allowed = {"adam_beta1", "adam_beta2", "beta", "gamma", "entropy_threshold", "entropy_filter"}
-    allowed |= {"conflict_correction", "use_bias_correction_kl"}
-    for model in ("tiny", "llama", "qwen"):
+    allowed |= {"conflict_correction", "initial_entropy_dir", "use_bias_correction_kl"}
+    for model in ("tiny", "smol", "cpu", "llama", "qwen"):
         gtpo, grpo = (read_yaml(CONFIGS / method / f"{model}.yaml") for method in ("gtpo", "grpo"))
         differing = {key for key in gtpo.keys() | grpo.keys() if gtpo.get(key) != grpo.get(key)}
         assert differing <= allowed, model

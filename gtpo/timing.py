@@ -1,0 +1,66 @@
+"""The time of a training step on a CPU, measured on its first micro-batches: a part of ``--dry_run``."""
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gtpo.arguments import MODEL_ALIASES, Settings
+from gtpo.data import drop_long_prompts
+from gtpo.memory import steps_of
+from gtpo.models import load_policy
+from gtpo.preflight import is_cached
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+ROWS = 200  # of the data set, to draw a step from
+
+
+def describe_time(settings: Settings, rows: "Dataset", build: Callable[..., Any]) -> str:
+    """Seconds per step and hours of the run as a YAML comment, measured where model and rows are on this machine.
+
+    The first micro-batch includes the generation of the whole step; the second one is the rest of the step's.
+
+    Args:
+        settings: All settings of the run.
+        rows: The training rows; without text where the data set is on the Hub only.
+        build: The trainer, from ``model``, ``processing_class``, ``args`` and ``train_dataset``.
+
+    Returns:
+        The comment; nothing for a run on a GPU and for the tiny model, whose steps take less than a second.
+    """
+    model = MODEL_ALIASES.get(settings.model.model, settings.model.model)
+    if not settings.trainer.use_cpu or model == "tiny":
+        return ""
+    if not (Path(model).is_dir() or is_cached(model)):
+        return f"# time per step: not measured, {model} is not on this machine\n"
+    if not len(rows) or not rows[0]["prompt"]:
+        return "# time per step: not measured, the data set is not on this machine (--data_dir)\n"
+    parts = settings.trainer.gradient_accumulation_steps
+    with tempfile.TemporaryDirectory() as directory:
+        args = dataclasses.replace(settings.trainer, output_dir=directory, report_to=[])
+        seconds = _time_micro_batches(settings, args, rows, build)
+    step = sum(seconds) + (parts - len(seconds)) * seconds[-1]
+    total = step * steps_of(settings, len(rows))
+    return (
+        f"# time per step: {step:.0f} s, measured on {len(seconds)} of {parts} micro-batches; "
+        f"the run: {total / 3600:.1f} hours\n"
+    )
+
+
+def _time_micro_batches(settings: Settings, args: Any, rows: "Dataset", build: Callable[..., Any]) -> list[float]:
+    """Seconds of the first micro-batches, at most two."""
+    policy, tokenizer = load_policy(settings.model, "transformers", args.seed)
+    rows = drop_long_prompts(rows.select(range(min(len(rows), ROWS))), tokenizer, settings.data.max_prompt_length)
+    trainer = build(model=policy, processing_class=tokenizer, args=args, train_dataset=rows)
+    trainer.initial_entropy = 0.0  # GTPO would measure it first
+    trainer.current_gradient_accumulation_steps = args.gradient_accumulation_steps
+    batches, seconds = iter(trainer.get_train_dataloader()), []
+    for _ in range(min(2, args.gradient_accumulation_steps)):
+        batch, start = next(batches), time.perf_counter()
+        trainer.training_step(trainer.model, batch)
+        seconds.append(time.perf_counter() - start)
+    return seconds
