@@ -1,6 +1,6 @@
 """The time of a training step on a CPU, measured on its first micro-batches: a part of ``--dry_run``."""
 
-import dataclasses
+import copy
 import tempfile
 import time
 from collections.abc import Callable
@@ -41,7 +41,8 @@ def describe_time(settings: Settings, rows: "Dataset", build: Callable[..., Any]
         return "# time per step: not measured, the data set is not on this machine (--data_dir)\n"
     parts = settings.trainer.gradient_accumulation_steps
     with tempfile.TemporaryDirectory() as directory:
-        args = dataclasses.replace(settings.trainer, output_dir=directory, report_to=[])
+        args = copy.copy(settings.trainer)
+        args.output_dir, args.report_to = directory, []
         seconds = _time_micro_batches(settings, args, rows, build)
     step = sum(seconds) + (parts - len(seconds)) * seconds[-1]
     total = step * steps_of(settings, len(rows))
@@ -61,6 +62,6 @@ def _time_micro_batches(settings: Settings, args: Any, rows: "Dataset", build: C
     batches, seconds = iter(trainer.get_train_dataloader()), []
     for _ in range(min(2, args.gradient_accumulation_steps)):
         batch, start = next(batches), time.perf_counter()
-        trainer.training_step(trainer.model, batch)
+        trainer.training_step(trainer.model, batch, None)
         seconds.append(time.perf_counter() - start)
     return seconds
