@@ -18,6 +18,7 @@ _RELATION = r"[<>=]|\\(?:leq|geq|neq)(?![a-zA-Z])"
 _NAME = re.compile(  # x, x_1, f(x), (x,y), \angle ABC, Area; not \sin x, not "is not"
     rf"(?!.*(?:\\(?:{FUNCTIONS}|frac|sqrt)|\bnot\b))(?:[A-Za-z\\(),' ]|_\{{\w+\}}|\\text\{{[^{{}}]*\}})+"
 )
+_SUM = re.compile(r"[A-Za-z](?:[+-][A-Za-z])+")  # m+n, the usual question of AIME
 _NUMBER_WORDS = [
     *("zero", "one", "two", "three", "four", "five", "six"),
     *("seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -85,13 +86,15 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     r"""(name, value) of ``x = 5`` or ``x \in [0, 1]``; the name is empty if there is none.
 
     The value of a chain is its last member if all members are equal: ``0.56 = 56\%``. ``18 = 19`` is left as it is.
+    A sum of letters is a name if its value is a number: ``m+n = 841+61 = 902``, but not ``x+y = 2z`` or ``2x = 18``.
     """
     if ("=" not in text and "\\in" not in text) or len(split_top_level(text, "[,;]")) > 1:
         return "", text
     name, *values = split_top_level(text, r"=|\\in(?![a-zA-Z])")
     if not values or not all(values):
         return "", text
-    if not _NAME.fullmatch(name):
+    is_sum = _SUM.fullmatch(name) and parse_number(values[-1])
+    if not (_NAME.fullmatch(name) or is_sum):
         name, values = "", [name, *values]
     if len(values) > 1 and _variables("".join(values)):
         return "", text  # an equation

@@ -31,6 +31,7 @@ _PROSE = re.compile(
     r"(?:answer|result|solution|value)s?\s*(?:(?:is|are)\b|=|:)\s*:?\s*",
     re.IGNORECASE,
 )
+_END = re.compile(r"(?:(?<!\\)\\[,;:!]|[.,;:\s])+$")  # punctuation and the spaces of LaTeX
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'))
 
 # Applied in this order: (pattern, replacement).
@@ -60,7 +61,8 @@ _REWRITES = [
         (r"\\[lr]vert(?![a-zA-Z])|\\vert(?![a-zA-Z])", "|"),
         (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset "),
         (r"(?:[a-zA-Z]\s*\\in\s*)?\\mathbb\s*\{?R\}?$|(?i:^(?:\\text\{)?all real numbers\}?$)", r"(-\\infty,\\infty)"),
-        (r"\\?%|\s*(?:\\text\{)?\s*\bper\s?cent\b\s*\}?", "%"),
+        (r"\\?%|\s*(?:\\text\{)?\s*(?<![a-zA-Z\\])(?:per\s?cent|pct)\b\.?\s*\}?", "%"),
+        (r"^([-+]?)\s*\\?\$\s*([-+]?\d[\d.]*)$", r"\1\2 dollars"),  # an amount, which is not one of cents
         (r"\\?\$|\\text\{\s*\$\s*\}", ""),  # currency, or math delimiters in a sentence
         (r"[(\[]?\s*\\begin\{(?:[bB]matrix|smallmatrix|matrix|array)\}(?:\{[lcr| ]*\})?", r"\\begin{pmatrix}"),
         (r"\\end\{(?:[bB]matrix|smallmatrix|matrix|array)\}\s*[)\]]?", r"\\end{pmatrix}"),
@@ -124,7 +126,7 @@ def _unwrap(text: str) -> str:
     text = re.sub(r"\*\*([A-Za-z][A-Za-z :]*)\*\*", r"\1", text)  # **Answer:** 18
     for _ in range(_MAX_LAYERS):
         before = text
-        text = text.strip().rstrip(".,;:").strip().removeprefix("=")
+        text = _END.sub("", text).strip().removeprefix("=")
         prose = _PROSE.match(text)
         text = text[prose.end() :] if prose else text
         for opening, closing in _WRAPPERS:

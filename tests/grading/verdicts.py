@@ -65,6 +65,20 @@ TABLE = r"""
 1234 </- 12,34
 1234 </- 1.234
 \dfrac{2469}{20,\!000} <- 0.12345
+# the last line of a solution: a sum of letters is the name of its value, an expression with a coefficient is not
+902 <- m+n=902
+902 <- m + n = 841 + 61 = 902
+902 <- $p + q + r = 902.$
+3 <- a - b = 3
+902 </- m + n = 841 + 62 = 902
+902 </- m + n = 903
+902 </- m + n = 841 + 61
+902 </- m + n
+18 </- 2x = 18
+18 </- x + 1 = 18
+18 </- 10m + n = 18
+2z </- x + y = 2z
+x + y = 5 <- y + x = 5
 # another number is wrong
 18 </- 118
 18 </- -18
@@ -239,6 +253,9 @@ x \in [-2,7] <- x ∈ [−2, 7]
 10\% <- 10
 10\% <- 10%
 10\% <- 10 percent
+28 <- 28 pct
+28\% <- 28pct.
+28 </- 0.28 pct
 10\% <- 10\text{ percent}
 10\% <- 0.1
 10\% <- \frac{1}{10}
@@ -279,6 +296,17 @@ x \in [-2,7] <- x ∈ [−2, 7]
 1.85\ \text{USD} <- \$1.85
 # a unit may be missing
 18 <- 18 dollars
+\$18 <- 18 dollars
+\$18 <- $18.00
+\$18 <- 18
+\$1,234 <- 1234 dollars
+\$5000000 <- 5 million
+\$18 </- 18 cents
+\$18 </- 18 euros
+-\$18 <- \$-18
+18 <- 18\,
+18 <- 18\;.
+18 <- 18\\,
 18 <- 18 ducks
 18 <- 18\text{ ways}
 18 <- 18 years old
