@@ -10,6 +10,14 @@ the dtype of the policy.
     keep = entropy_filter(entropy, advantages, initial_entropy)  # delta, Eq. 10
     loss, metrics = gtpo_loss(per_token_logps, entropy, completion_mask, advantages, weights, keep)  # Eq. 11
 
+How the tokens of a step are weighted is TRL's ``loss_type``, for ``gtpo_loss`` and ``grpo_loss`` alike; w_i is the
+weight of a token of completion i, and the default is the paper's (``docs/method.md`` derives the others from Eq. 11):
+
+    grpo       w_i = 1 / (B |o_i|)     mean over a completion's tokens, then over the rows [Eq. 2, 11]
+    dr_grpo    w_i = 1 / (B T_max)     T_max the maximum completion length, a constant [arXiv 2503.20783]
+    dapo       w_i = 1 / sum_i |o_i|   all tokens of the step alike [arXiv 2503.14476, Eq. 8]
+    bnpo       the same over the tokens of one micro-batch, so it depends on its size [TRL]
+
 ``gtpo.head.linear_logps_and_entropy`` computes ``per_token_logps`` and ``token_entropy`` without the (B, T, V) logits.
 """
 
@@ -21,12 +29,26 @@ from torch import Tensor
 LN2 = math.log(2.0)
 FILTER_MODES = ("auto", "on", "off", "negative_only")
 CONFLICT_SPANS = ("anchored", "first_run", "common")
+LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo")
+IMPORTANCE_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
 def conflict_mask(
     completion_ids: Tensor, completion_mask: Tensor, advantages: Tensor, group_size: int, span: str = "anchored"
 ) -> Tensor:
-    """The opening and closing conflict spans M = M_fw OR M_bw of Section 5.1.
+    """The conflict mask M = M_fw OR M_bw of Section 5.1; arguments and errors as for :func:`conflict_runs`.
+
+    Returns:
+        Bool, shape (B, T).
+    """
+    forward, backward = conflict_runs(completion_ids, completion_mask, advantages, group_size, span)
+    return forward | backward
+
+
+def conflict_runs(
+    completion_ids: Tensor, completion_mask: Tensor, advantages: Tensor, group_size: int, span: str = "anchored"
+) -> tuple[Tensor, Tensor]:
+    """The opening and closing conflict spans M_fw and M_bw of Section 5.1.
 
     A token is a conflict token at position p if a completion with A > 0 and one with A < 0 of the same group both have
     it there. The forward span is the run of conflict tokens that starts at the first token; the backward span is the
@@ -43,7 +65,7 @@ def conflict_mask(
             longest prefix (suffix) that all completions with A != 0 share.
 
     Returns:
-        Bool, shape (B, T).
+        Forward and backward span. Bool, shape (B, T) each.
 
     Raises:
         ValueError: If the shapes disagree, B is not a multiple of G, or ``span`` is unknown.
@@ -58,20 +80,27 @@ def conflict_mask(
         )
     valid = completion_mask.bool()
     if not valid.numel():
-        return valid
+        return valid, valid
     forward = _conflict_run(completion_ids, valid, advantages, group_size, span)
-    # Counted from the end: position r of the flipped row is token |o_i| - 1 - r.
-    flip = valid.sum(-1, keepdim=True) - 1 - torch.arange(valid.shape[1], device=valid.device)
-    flip = flip.clamp(min=0)
+    flip = _from_the_end(valid)
     backward = _conflict_run(completion_ids.gather(1, flip), valid, advantages, group_size, span)
-    return forward | (backward.gather(1, flip) & valid)
+    return forward, backward.gather(1, flip) & valid
+
+
+def _from_the_end(valid: Tensor) -> Tensor:
+    """Columns that reverse each row, for ``gather``: position r becomes token |o_i| - 1 - r. Shape (B, T)."""
+    return (valid.sum(-1, keepdim=True) - 1 - torch.arange(valid.shape[1], device=valid.device)).clamp(min=0)
+
+
+def _grouped_tokens(ids: Tensor, valid: Tensor, group_size: int) -> Tensor:
+    """The ids by group, (P, G, T); padding is negative and only equals padding of its own row."""
+    tokens = ids.view(-1, group_size, ids.shape[1])
+    return torch.where(valid.view_as(tokens), tokens, -1 - torch.arange(group_size, device=ids.device)[:, None])
 
 
 def _conflict_run(ids: Tensor, valid: Tensor, advantages: Tensor, group_size: int, span: str) -> Tensor:
     """The run of conflict tokens counted from the first column. Shapes (B, T), (B, T), (B,) -> bool (B, T)."""
-    in_group = torch.arange(group_size, device=ids.device)[:, None]
-    tokens = ids.view(-1, group_size, ids.shape[1])  # (P, G, T)
-    tokens = torch.where(valid.view_as(tokens), tokens, -1 - in_group)  # padding only equals padding of its own row
+    tokens = _grouped_tokens(ids, valid, group_size)  # (P, G, T)
     sign = advantages.sign().view(-1, group_size, 1)
     positive, negative = sign > 0, sign < 0
     in_positive, in_negative = torch.zeros(2, *tokens.shape, dtype=torch.bool, device=ids.device)
@@ -105,6 +134,23 @@ def conflict_weights(mask: Tensor, advantages: Tensor, positive_weight: float = 
     _check_rows("conflict_weights", mask, {"advantages": advantages})
     on_mask = torch.where(advantages > 0, positive_weight, torch.where(advantages < 0, 0.0, 1.0)).to(advantages.dtype)
     return torch.where(mask, on_mask[:, None], torch.ones_like(on_mask)[:, None])
+
+
+def weighted_advantages(advantages: Tensor, positive_weight: float = 1.0, negative_weight: float = 1.0) -> Tensor:
+    """A_i times a weight of its sign: W-REINFORCE of arXiv 2506.01347 has 0.1 for A_i > 0 and 1 for A_i < 0.
+
+    It enters the loss, not the signs: conflict mask, lambda and the negative_only filter are those of the unweighted
+    A_i. A weight of 0 takes the gradient of a completion, not its place in G+ or G-: its tokens still make conflicts.
+
+    Args:
+        advantages: A_i. Shape (B,).
+        positive_weight: Factor of A_i > 0; 0 is the paper's negative sample reinforcement (NSR).
+        negative_weight: Factor of A_i < 0; 0 is its positive sample reinforcement (PSR).
+
+    Returns:
+        Shape (B,).
+    """
+    return torch.where(advantages > 0, positive_weight * advantages, negative_weight * advantages)
 
 
 def completion_entropy(token_entropy: Tensor, completion_mask: Tensor) -> Tensor:
@@ -200,11 +246,16 @@ def gtpo_loss(
     keep: Tensor,
     *,
     gamma: float = 0.1,
+    loss_type: str = "grpo",
+    normalizer: Tensor | float | None = None,
     old_per_token_logps: Tensor | None = None,
+    importance_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The GTPO loss, -J of Eq. 11, averaged over the rows.
 
         J = 1/G * sum_i delta_i (A_i - gamma <H>_i) / |o_i| * sum_t r_it lambda_it
+
+    Another ``loss_type`` has the same delta, gamma and lambda, and its w_i in place of 1 / (G |o_i|).
 
     Args:
         per_token_logps: ln pi(o_it), with gradient. Shape (B, T).
@@ -214,14 +265,19 @@ def gtpo_loss(
         weights: lambda_it of :func:`conflict_weights`; ones disable the conflict correction. Shape (B, T).
         keep: delta_i of :func:`entropy_filter`; ones disable the filter. Shape (B,).
         gamma: Weight of the entropy penalty; 0 disables it.
+        loss_type: grpo (Eq. 11), dr_grpo, dapo or bnpo.
+        normalizer: The count that the last three divide by: B T_max, or tokens. A caller that averages the losses of
+            micro-batches and processes divides the count of the whole step by their number.
         old_per_token_logps: ln pi_old(o_it); None on the first iteration, where r_it = 1 with gradient. Shape (B, T).
+        importance_weights: pi_old / pi_sampler of :func:`importance_ratio`; None does not correct. Shape (B, T) or
+            (B, 1).
 
     Returns:
         The loss, and detached 0-d tensors: ``entropy`` (mean <H>_i, nats) and ``filtered_fraction`` (share of rows with
         delta = 0).
 
     Raises:
-        ValueError: If the shapes disagree.
+        ValueError: If the shapes disagree, ``loss_type`` is unknown, or it has no ``normalizer``.
     """
     _check_rows(
         "gtpo_loss",
@@ -233,9 +289,10 @@ def gtpo_loss(
     )
     entropy, keep = _promote(entropy.detach()), _promote(keep)  # (B,)
     ratio = _ratio(per_token_logps, old_per_token_logps, completion_mask)  # (B, T)
-    per_completion = _completion_mean(ratio * _promote(weights), completion_mask)  # (B,)
-    objective = keep * (_promote(advantages) - gamma * entropy) * per_completion
-    return -objective.mean(), {"entropy": entropy.mean(), "filtered_fraction": (keep == 0).to(entropy.dtype).mean()}
+    per_token = _corrected(ratio * _promote(weights), importance_weights)  # (B, T)
+    strength = keep * (_promote(advantages) - gamma * entropy)  # (B,)
+    objective = _aggregate(per_token, completion_mask, loss_type, normalizer, strength)
+    return -objective, {"entropy": entropy.mean(), "filtered_fraction": (keep == 0).to(entropy.dtype).mean()}
 
 
 def grpo_loss(
@@ -246,10 +303,13 @@ def grpo_loss(
     epsilon_low: float = 0.2,
     epsilon_high: float = 0.2,
     beta: float = 0.0,
+    loss_type: str = "grpo",
+    normalizer: Tensor | float | None = None,
     ref_per_token_logps: Tensor | None = None,
     old_per_token_logps: Tensor | None = None,
+    importance_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The GRPO loss, -J of Eq. 1 and 2, averaged over the rows.
+    """The GRPO loss, -J of Eq. 1 and 2, averaged over the rows, or aggregated as Dr. GRPO, DAPO and BNPO do.
 
     The KL term is the estimator of GRPO's paper (arXiv 2402.03300, Eq. 4): exp(d) - d - 1 with d = ln pi_ref - ln pi.
 
@@ -258,16 +318,18 @@ def grpo_loss(
         completion_mask: 1 on the completion's tokens. Shape (B, T).
         advantages: A_i. Shape (B,).
         epsilon_low: The ratio is clipped below at 1 - epsilon_low.
-        epsilon_high: The ratio is clipped above at 1 + epsilon_high.
+        epsilon_high: The ratio is clipped above at 1 + epsilon_high; DAPO's clip-higher has 0.28.
         beta: Weight of the KL term; 0 needs no reference.
+        loss_type, normalizer: As for :func:`gtpo_loss`.
         ref_per_token_logps: ln pi_ref(o_it). Shape (B, T).
         old_per_token_logps: ln pi_old(o_it); None on the first iteration. Shape (B, T).
+        importance_weights: As for :func:`gtpo_loss`; the KL term is not corrected.
 
     Returns:
         The loss, and detached 0-d tensors: ``kl`` (nats, mean over all tokens) where beta != 0.
 
     Raises:
-        ValueError: If the shapes disagree, or beta != 0 without ``ref_per_token_logps``.
+        ValueError: As for :func:`gtpo_loss`, or if beta != 0 without ``ref_per_token_logps``.
     """
     _check_rows(
         "grpo_loss",
@@ -281,7 +343,7 @@ def grpo_loss(
     ratio = _ratio(per_token_logps, old_per_token_logps, completion_mask)  # (B, T)
     clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
     signed = _promote(advantages)[:, None]
-    per_token = torch.min(ratio * signed, clipped * signed)  # (B, T)
+    per_token = _corrected(torch.min(ratio * signed, clipped * signed), importance_weights)  # (B, T)
     metrics = {}
     if beta != 0.0:
         if ref_per_token_logps is None:
@@ -290,7 +352,153 @@ def grpo_loss(
         kl = log_ratio.exp() - log_ratio - 1  # (B, T), 0 on padding
         per_token = per_token - beta * kl
         metrics["kl"] = kl.detach().sum() / valid.sum().clamp(min=1)
-    return -_completion_mean(per_token, completion_mask).mean(), metrics
+    return -_aggregate(per_token, completion_mask, loss_type, normalizer), metrics
+
+
+def importance_ratio(
+    old_per_token_logps: Tensor,
+    sampling_per_token_logps: Tensor,
+    completion_mask: Tensor,
+    mode: str = "sequence_mask",
+    clip_min: float | None = None,
+    clip_max: float | None = 3.0,
+) -> Tensor:
+    """pi_old / pi_sampler, the correction for a sampler whose probabilities differ from the policy's; as in TRL.
+
+    Args:
+        old_per_token_logps: ln pi_old(o_it), by the trainer. Shape (B, T).
+        sampling_per_token_logps: ln pi_sampler(o_it), by vLLM; NaN, a token without a score, is not corrected. Shape
+            (B, T).
+        completion_mask: 1 on the completion's tokens. Shape (B, T).
+        mode: token: a ratio per token; sequence: the product over the completion. truncate: clipped to the bounds;
+            mask: 0 outside of them.
+        clip_min: Lower bound; None is none.
+        clip_max: Upper bound; None is none.
+
+    Returns:
+        Shape (B, T), in the sequence modes (B, 1); 1 on padding.
+
+    Raises:
+        ValueError: If the shapes disagree or the mode is unknown.
+    """
+    if mode not in IMPORTANCE_MODES:
+        raise ValueError(f"importance sampling mode {mode!r} is unknown: pick one of {', '.join(IMPORTANCE_MODES)}.")
+    tensors = {"old_per_token_logps": old_per_token_logps, "sampling_per_token_logps": sampling_per_token_logps}
+    _check_rows("importance_ratio", completion_mask, {}, **tensors)
+    log_ratio = _promote(old_per_token_logps) - _promote(sampling_per_token_logps)
+    log_ratio = log_ratio.masked_fill(~completion_mask.bool() | log_ratio.isnan(), 0.0)
+    ratio = (log_ratio.sum(-1, keepdim=True) if mode.startswith("sequence") else log_ratio).exp()
+    bounds = (-math.inf if clip_min is None else clip_min, math.inf if clip_max is None else clip_max)
+    if mode.endswith("truncate"):
+        return ratio.clamp(*bounds)
+    return ratio.masked_fill((ratio < bounds[0]) | (ratio > bounds[1]), 0.0)
+
+
+def token_weights(completion_mask: Tensor, loss_type: str, max_completion_length: int) -> Tensor:
+    """w_i, the weight that ``loss_type`` gives to a token of completion i in a step of these B rows.
+
+    "bnpo" has that of "dapo", which it equals with one micro-batch.
+
+    Args:
+        completion_mask: 1 on the completion's tokens, of all rows of the step. Shape (B, T).
+        loss_type: grpo, dr_grpo, dapo or bnpo.
+        max_completion_length: T_max of dr_grpo, in tokens.
+
+    Returns:
+        Shape (B,). Summed over all tokens it is 1, for dr_grpo the share of T_max that is used.
+
+    Raises:
+        ValueError: If ``loss_type`` is unknown.
+    """
+    _check_loss_type(loss_type)
+    lengths = completion_mask.bool().sum(-1).float().clamp(min=1)  # |o_i|, (B,)
+    rows = len(lengths)
+    if loss_type == "grpo":
+        return 1 / (rows * lengths)
+    count = rows * max_completion_length if loss_type == "dr_grpo" else completion_mask.bool().sum().clamp(min=1)
+    return torch.ones_like(lengths) / count
+
+
+def conflict_push(
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    runs: tuple[Tensor, Tensor],
+    strength: Tensor,
+    weights: Tensor,
+    group_size: int,
+) -> tuple[Tensor, Tensor]:
+    """The net weight with which a group pushes its conflict tokens, before and after lambda.
+
+        push = sum_i w_i A_i,    corrected = sum_i w_i lambda_ip A_i,    over the i that have token v at position p
+
+    Positive raises the probability of a token that G+ and G- share, negative lowers it, and 0 is a conflict that
+    cancels. A token (p, v) of a span counts once, however many completions have it; positions are counted from the
+    first token in the forward span, from the last one in the backward span. Without delta and gamma.
+
+    Args:
+        completion_ids: Token ids. Shape (B, T).
+        completion_mask: 1 on the completion's tokens. Shape (B, T).
+        runs: M_fw and M_bw of :func:`conflict_runs`. Bool, shape (B, T) each.
+        strength: w_i A_i: :func:`token_weights` times :func:`weighted_advantages`. Shape (B,).
+        weights: lambda_it of :func:`conflict_weights`. Shape (B, T).
+        group_size: G; rows k*G to (k+1)*G-1 are one group.
+
+    Returns:
+        The means over the conflict tokens of all groups, 0-d; NaN where there are none.
+
+    Raises:
+        ValueError: If the shapes disagree.
+    """
+    tensors = {"completion_ids": completion_ids, "weights": weights, "forward": runs[0], "backward": runs[1]}
+    _check_rows("conflict_push", completion_mask, {"strength": strength}, **tensors)
+    valid = completion_mask.bool()
+    flip = _from_the_end(valid)
+    pushes = torch.stack([strength[:, None].expand_as(weights), strength[:, None] * weights])  # (2, B, T)
+    parts = (
+        (completion_ids, runs[0], pushes),
+        (completion_ids.gather(1, flip), runs[1].gather(1, flip) & valid, pushes.gather(2, flip.expand_as(pushes))),
+    )
+    total, count = pushes.new_zeros(2), pushes.new_zeros(())
+    for ids, run, of_row in parts:
+        tokens = _grouped_tokens(ids, valid, group_size)  # (P, G, T)
+        run, of_row = run.view_as(tokens), of_row.view(2, *tokens.shape)
+        of_token, sharing = torch.zeros_like(of_row), torch.zeros_like(of_row[0])
+        for other in range(group_size):
+            same = tokens == tokens[:, other, None]
+            of_token += same * of_row[:, :, other, None]
+            sharing += same & run[:, other, None]
+        share = run / sharing.clamp(min=1)  # the rows that have a token weigh 1 together
+        total, count = total + (share * of_token).sum((1, 2, 3)), count + share.sum()
+    push, corrected = total / count
+    return push, corrected
+
+
+def _aggregate(
+    per_token: Tensor,
+    completion_mask: Tensor,
+    loss_type: str,
+    normalizer: Tensor | float | None,
+    strength: Tensor | float = 1.0,
+) -> Tensor:
+    """sum_i w_i strength_i sum_t per_token_it, with the w_i of ``loss_type``. Shapes (B, T), (B, T), (B,) -> ()."""
+    _check_loss_type(loss_type)
+    if loss_type == "grpo":
+        return (strength * _completion_mean(per_token, completion_mask)).mean()
+    if normalizer is None:
+        raise ValueError(f"loss_type {loss_type!r} divides by a count of the whole step: pass normalizer.")
+    return (strength * per_token.masked_fill(~completion_mask.bool(), 0.0).sum(-1)).sum() / normalizer
+
+
+def _corrected(per_token: Tensor, importance_weights: Tensor | None) -> Tensor:
+    """Times the importance weights, which have shape (B, T) or (B, 1). Shape (B, T)."""
+    if importance_weights is None:
+        return per_token
+    if importance_weights.shape not in (per_token.shape, (len(per_token), 1)):
+        raise ValueError(
+            f"importance_weights has shape {tuple(importance_weights.shape)}: expected (B, T) = "
+            f"{tuple(per_token.shape)} or (B, 1)."
+        )
+    return per_token * _promote(importance_weights)
 
 
 def _ratio(logps: Tensor, old_logps: Tensor | None, completion_mask: Tensor) -> Tensor:
@@ -304,6 +512,12 @@ def _completion_mean(per_token: Tensor, completion_mask: Tensor) -> Tensor:
     """1/|o_i| * sum_t over the completion's tokens. Shape (B, T) -> (B,); a completion without tokens gets 0."""
     valid = completion_mask.bool()
     return per_token.masked_fill(~valid, 0.0).sum(-1) / valid.sum(-1).clamp(min=1)
+
+
+def _check_loss_type(loss_type: str) -> None:
+    """Raise ValueError for an unknown ``loss_type``."""
+    if loss_type not in LOSS_TYPES:
+        raise ValueError(f"loss_type {loss_type!r} is unknown: pick one of {', '.join(LOSS_TYPES)}.")
 
 
 def _promote(tensor: Tensor) -> Tensor:

@@ -56,6 +56,8 @@ def main() -> None:
         reward_funcs=rewards,
         args=settings.trainer,
         train_dataset=rows,
+        positive_advantage_weight=settings.reward.positive_advantage_weight,
+        negative_advantage_weight=settings.reward.negative_advantage_weight,
     )
     attach_callbacks(trainer, settings)
     train(trainer, checkpoint)

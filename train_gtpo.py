@@ -57,6 +57,8 @@ def main() -> None:
         args=settings.trainer,
         gtpo=settings.gtpo,
         train_dataset=rows,
+        positive_advantage_weight=settings.reward.positive_advantage_weight,
+        negative_advantage_weight=settings.reward.negative_advantage_weight,
     )
     attach_callbacks(trainer, settings)
     train(trainer, checkpoint)

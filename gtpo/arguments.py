@@ -67,7 +67,7 @@ class DataArguments:
 
 @dataclass
 class RewardArguments:
-    """The reward functions of GTPO and GRPO."""
+    """The reward functions of GTPO and GRPO, and the weights of their advantages."""
 
     _argument_group_name = "reward"
 
@@ -78,6 +78,29 @@ class RewardArguments:
             "module:function, with TRL's signature."
         },
     )
+    positive_advantage_weight: float = field(
+        default=1.0,
+        metadata={"help": "Factor of advantages above 0 [arXiv 2506.01347: W-REINFORCE 0.1, NSR 0]."},
+    )
+    negative_advantage_weight: float = field(
+        default=1.0, metadata={"help": "Factor of advantages below 0 [arXiv 2506.01347: PSR 0]."}
+    )
+
+    def __post_init__(self) -> None:
+        check_advantage_weights(self.positive_advantage_weight, self.negative_advantage_weight)
+
+
+def check_advantage_weights(positive: float, negative: float) -> None:
+    """Refuse weights that are not finite or below 0, and two zeros.
+
+    Raises:
+        UsageError: If they are.
+    """
+    for name, value in (("positive", positive), ("negative", negative)):
+        if not (math.isfinite(value) and value >= 0):
+            raise UsageError(f"{name}_advantage_weight is {value}: expected a finite number >= 0.")
+    if positive == negative == 0:
+        raise UsageError("positive_advantage_weight and negative_advantage_weight are 0: no reward is learned from.")
 
 
 @dataclass

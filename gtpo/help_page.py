@@ -24,6 +24,13 @@ SHOWN_TRAINER_FIELDS = {
         "temperature": "Sampling temperature; log-probabilities and entropies use it too [Listing 1: 1.0].",
         "max_completion_length": "Maximum completion length in tokens.",
         "num_iterations": "Optimizer steps per batch of completions [Section 5: 1].",
+        "loss_type": "Weight of a token: grpo 1/|o_i| [Eq. 2, 11], dr_grpo a constant [arXiv 2503.20783], dapo one "
+        "count of all tokens [arXiv 2503.14476], bnpo the same per micro-batch [TRL].",
+        "scale_rewards": "Advantages over the standard deviation of the group [Section 3], the batch, or none "
+        "[arXiv 2503.20783].",
+        "epsilon": "The ratio is clipped to 1 - epsilon and 1 + epsilon, GRPO only, where num_iterations is above 1.",
+        "epsilon_high": "Clipped above at 1 + epsilon_high, GRPO only [arXiv 2503.14476: 0.28]. Default: epsilon.",
+        "vllm_importance_sampling_correction": "Weight tokens by the ratio of the policy to vLLM [TRL].",
         "use_vllm": "Generate with vLLM, on a GPU.",
         "max_length": "Maximum length of prompt and solution in tokens.",
     },

@@ -36,7 +36,7 @@ from torch import Tensor
 from tqdm.contrib.logging import logging_redirect_tqdm
 from trl.trainer.utils import RepeatSampler, is_async_callable, pad
 
-from gtpo.arguments import GTPOArguments
+from gtpo.arguments import GTPOArguments, check_advantage_weights
 from gtpo.bars import PHASE, CompletionBar, TokenCounter, phase_bar
 from gtpo.distributed import any_process, gather_full_parameter
 from gtpo.entropy_cache import keep_record, path_of, policy_digest, read_record
@@ -49,14 +49,20 @@ from gtpo.inputs import check_config, check_inputs, refuse_data_parallel
 from gtpo.models import keep_adapter_in_float32, read_config
 from gtpo.runs import RunDirectory
 from gtpo_loss import (
+    IMPORTANCE_MODES,
     LN2,
+    LOSS_TYPES,
     completion_entropy,
-    conflict_mask,
+    conflict_push,
+    conflict_runs,
     conflict_weights,
     entropy_filter,
     filter_is_on,
     grpo_loss,
     gtpo_loss,
+    importance_ratio,
+    token_weights,
+    weighted_advantages,
 )
 
 logger = logging.getLogger(__name__)
@@ -66,21 +72,23 @@ NAN_PROBABILITIES = ("probability tensor contains", "device-side assert")  # tor
 ROLLOUT_CHECK_STEPS = 20  # optimizer steps between two checks of the rollouts, which score them twice
 MAX_SAMPLER_GAP = 0.3  # nats per token; bfloat16 engines differ by 0.01 to 0.06
 
-# Settings of TRL that change its loss and that ours does not implement: any other value is refused.
-_SUPPORTED = {
-    "loss_type": "grpo",  # token mean within a completion, mean over the group [Eq. 1, 2]
-    "importance_sampling_level": "token",
-    "scale_rewards": "group",  # A_i = (R_i - mean) / std within the group
-    "multi_objective_aggregation": "sum_then_normalize",
-    "top_entropy_quantile": 1.0,
-    "entropy_coef": 0.0,
-    "use_adaptive_entropy": False,
-    "delta": None,
-    "off_policy_mask_threshold": None,
-    "use_bias_correction_kl": False,
-    "mask_truncated_completions": False,  # hides completions from the conflict mask
-    "use_liger_kernel": False,
+# Settings of TRL that change its loss, and the values that ours implements, the paper's first: others are refused.
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "loss_type": LOSS_TYPES,
+    "scale_rewards": ("group", "batch", "none"),  # A_i = (R_i - mean) / std: of the group, of the step, or undivided
+    "importance_sampling_level": ("token",),
+    "multi_objective_aggregation": ("sum_then_normalize",),
+    "top_entropy_quantile": (1.0,),
+    "entropy_coef": (0.0,),
+    "use_adaptive_entropy": (False,),
+    "delta": (None,),
+    "off_policy_mask_threshold": (None,),
+    "use_bias_correction_kl": (False,),
+    "mask_truncated_completions": (False,),  # hides completions from the conflict mask
+    "use_liger_kernel": (False,),
+    "vllm_importance_sampling_mode": IMPORTANCE_MODES,
 }
+_OF_THE_PAPER = {"loss_type": "grpo", "scale_rewards": "group", "vllm_importance_sampling_correction": False}
 
 
 # State that a training step changes, besides the policy; inspect_group restores it.
@@ -88,7 +96,12 @@ _LOGGED = ("_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_nex
 
 
 class GRPOTrainer(trl.GRPOTrainer):
-    """GRPO (Eq. 1 and 2) with the conflict and entropy metrics of the paper; arguments as for TRL's GRPOTrainer.
+    """GRPO (Eq. 1 and 2) with the conflict and entropy metrics of the paper.
+
+    Args:
+        model, reward_funcs, args, kwargs: As for TRL's GRPOTrainer; the paper has ``args`` with ``loss_type="grpo"``.
+        positive_advantage_weight: Factor of A_i > 0 in the loss; W-REINFORCE (arXiv 2506.01347) has 0.1.
+        negative_advantage_weight: Factor of A_i < 0 in the loss.
 
     Raises:
         UsageError: For settings that change the loss and are not implemented, each named.
@@ -108,18 +121,16 @@ class GRPOTrainer(trl.GRPOTrainer):
         Raises:
             UsageError: As for the class.
         """
-        for name, value in _SUPPORTED.items():
-            if getattr(args, name) != value and not (name == "use_bias_correction_kl" and args.beta == 0):
-                raise UsageError(
-                    f"{name} = {getattr(args, name)!r} is not supported: expected {value!r}, as in the paper."
-                )
-        for name, least in (("num_iterations", 1), ("max_completion_length", 1), ("beta", 0)):
-            if getattr(args, name) < least:
+        for name, values in _SUPPORTED.items():
+            if getattr(args, name) not in values and not (name == "use_bias_correction_kl" and args.beta == 0):
+                expected = " or ".join(map(repr, values))
+                raise UsageError(f"{name} = {getattr(args, name)!r} is not supported: expected {expected}.")
+        least_values = {"num_iterations": 1, "max_completion_length": 1, "beta": 0, "epsilon": 0, "epsilon_high": 0}
+        for name, least in least_values.items():
+            if getattr(args, name) is not None and not getattr(args, name) >= least:
                 raise UsageError(f"{name} is {getattr(args, name)}: expected at least {least}.")
         if not args.temperature > 0:
             raise UsageError(f"temperature is {args.temperature}: expected a value above 0, groups are sampled.")
-        if args.use_vllm and args.vllm_importance_sampling_correction:
-            raise UsageError("vllm_importance_sampling_correction changes the paper's loss: set it to false.")
 
     @classmethod
     def check_model(cls, model: Any, args: trl.GRPOConfig, has_tokenizer: bool = True) -> None:
@@ -138,8 +149,19 @@ class GRPOTrainer(trl.GRPOTrainer):
             check_config(config, args.router_aux_loss_coef, has_tokenizer)
             _logit_options(config.get_text_config())
 
-    def __init__(self, model: Any, reward_funcs: Any, args: trl.GRPOConfig, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any,
+        args: trl.GRPOConfig,
+        *,
+        positive_advantage_weight: float = 1.0,
+        negative_advantage_weight: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
         self.check_settings(args)
+        check_advantage_weights(positive_advantage_weight, negative_advantage_weight)
+        self.advantage_weights = positive_advantage_weight, negative_advantage_weight
         check_inputs({"model": model, **kwargs})
         if not trl.GRPOTrainer.__name__.startswith("Unsloth"):  # it uses one GPU
             refuse_data_parallel(args)
@@ -152,6 +174,12 @@ class GRPOTrainer(trl.GRPOTrainer):
         if isinstance(head, BaseTunerLayer):
             raise UsageError("LoRA on lm_head is not supported: remove 'lm_head' from target_modules.")
         self._logit_options = _logit_options(causal_lm.config.get_text_config())
+        other = {name: getattr(args, name) for name, value in _OF_THE_PAPER.items() if getattr(args, name) != value}
+        if not args.use_vllm:
+            other.pop("vllm_importance_sampling_correction", None)
+        if other and self.accelerator.is_main_process:
+            text = ", ".join(f"{name} {value} (the paper: {_OF_THE_PAPER[name]})" for name, value in other.items())
+            logger.warning("Not the paper's objective: %s", text)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """None in the run directory; gtpo/card.py writes that of the trained adapter."""
@@ -164,7 +192,8 @@ class GRPOTrainer(trl.GRPOTrainer):
         rows, width = batch["completion_ids"].shape
         ids, valid = self._gather_rows(batch["completion_ids"]), self._gather_rows(batch["completion_mask"])
         advantages = self.accelerator.gather(batch["advantages"])
-        mask = conflict_mask(ids, valid, advantages, group_size, self.conflict_span)
+        runs = conflict_runs(ids, valid, advantages, group_size, self.conflict_span)
+        mask = runs[0] | runs[1]
         tokens = valid.sum()
         first = self.accelerator.process_index * rows
         batch["conflict_mask"] = mask[first : first + rows, :width]
@@ -182,6 +211,22 @@ class GRPOTrainer(trl.GRPOTrainer):
         metrics["conflict_tokens"].append((mask.sum() / len(mask)).item())
         metrics["conflict_fraction"].append((mask.sum() / tokens.clamp(min=1)).item())
         metrics["completion_length"].append((tokens / len(mask)).item())
+        if mask.any():
+            strength = self._weighted(advantages) * token_weights(valid, self.loss_type, self.max_completion_length)
+            weights = conflict_weights(mask, advantages.float())
+            push, corrected = conflict_push(ids, valid, runs, strength.float(), weights, group_size)
+            metrics["conflict_push"].append(push.item())
+            metrics["conflict_push_corrected"].append(corrected.item())
+        if self.use_vllm and self.vllm_importance_sampling_correction:
+            # TRL's has this already; Unsloth takes it out of TRL's method
+            batch["importance_sampling_ratio"] = importance_ratio(
+                batch["old_per_token_logps"],
+                batch["sampling_per_token_logps"],
+                batch["completion_mask"],
+                mode=self.vllm_importance_sampling_mode,
+                clip_min=self.vllm_importance_sampling_clip_min,
+                clip_max=self.vllm_importance_sampling_clip_max,
+            )
         return batch
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -449,6 +494,22 @@ class GRPOTrainer(trl.GRPOTrainer):
         ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=ids.device)
         return (~torch.isin(last, ends)).tolist()
 
+    def _weighted(self, advantages: Tensor) -> Tensor:
+        """A_i as in the loss: times the weight of its sign. Shape (B,)."""
+        return weighted_advantages(advantages, *self.advantage_weights)
+
+    def _normalizer(self, inputs: dict[str, Any]) -> Tensor | int | None:
+        """The count that ``loss_type`` divides by, per micro-batch and process: their losses are averaged."""
+        completion_mask = inputs["completion_mask"]
+        if self.loss_type == "dr_grpo":
+            return len(completion_mask) * self.max_completion_length
+        if self.loss_type == "bnpo":  # of this micro-batch alone
+            return completion_mask.sum().clamp(min=1)
+        if self.loss_type == "dapo":
+            micro_batches = self.args.steps_per_generation if self.model.training else 1
+            return inputs["num_items_in_batch"].clamp(min=1) / (self.accelerator.num_processes * micro_batches)
+        return None
+
     def _keep(self, entropy: Tensor, inputs: dict[str, Any]) -> Tensor:
         """delta of the rows: 1 everywhere in GRPO. Shape (B,)."""
         return torch.ones_like(entropy)
@@ -459,7 +520,7 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     def _grad_tokens(self, weights: Tensor, inputs: dict[str, Any]) -> Tensor:
         """The tokens that may have a gradient. Bool, shape (B, T)."""
-        learns = (inputs["advantages"] != 0) | (self.beta != 0)
+        learns = (self._weighted(inputs["advantages"]) != 0) | (self.beta != 0)
         return learns[:, None].expand_as(weights)
 
     def _objective(
@@ -468,12 +529,15 @@ class GRPOTrainer(trl.GRPOTrainer):
         loss, metrics = grpo_loss(
             logps,
             inputs["completion_mask"],
-            inputs["advantages"],
+            self._weighted(inputs["advantages"]),
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
             beta=self.beta,
+            loss_type=self.loss_type,
+            normalizer=self._normalizer(inputs),
             ref_per_token_logps=inputs.get("ref_per_token_logps"),
             old_per_token_logps=inputs.get("old_per_token_logps"),
+            importance_weights=inputs.get("importance_sampling_ratio"),
         )
         return loss, metrics | {"entropy": entropy.mean()}
 
@@ -525,7 +589,7 @@ class GTPOTrainer(GRPOTrainer):
 
     Args:
         gtpo: Settings of the method; the paper's by default.
-        model, reward_funcs, args, kwargs: As for TRL's GRPOTrainer; ``args`` with ``loss_type="grpo"`` and ``beta=0``.
+        model, reward_funcs, args, kwargs: As for :class:`GRPOTrainer`; ``args`` with ``beta=0``.
 
     Raises:
         UsageError: If ``beta`` is not 0, or as for :class:`GRPOTrainer`.
@@ -583,11 +647,14 @@ class GTPOTrainer(GRPOTrainer):
             logps,
             entropy,
             inputs["completion_mask"],
-            inputs["advantages"],
+            self._weighted(inputs["advantages"]),
             weights,
             keep,
             gamma=self.gtpo.gamma,
+            loss_type=self.loss_type,
+            normalizer=self._normalizer(inputs),
             old_per_token_logps=inputs.get("old_per_token_logps"),
+            importance_weights=inputs.get("importance_sampling_ratio"),
         )
 
     def _read_or_measure_initial_entropy(self) -> float:

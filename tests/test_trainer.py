@@ -259,11 +259,13 @@ def test_a_given_initial_entropy_is_stored_in_the_run_directory(tiny: Path, tmp_
     [
         ({"num_iterations": 0}, "num_iterations is 0: expected at least 1"),
         ({"beta": 0.04}, "GTPO has no KL term"),
-        ({"loss_type": "dapo"}, "loss_type = 'dapo' is not supported"),
+        (
+            {"loss_type": "cispo"},
+            "loss_type = 'cispo' is not supported: expected 'grpo' or 'dr_grpo' or 'dapo' or 'bnpo'",
+        ),
         ({"mask_truncated_completions": True}, "mask_truncated_completions"),
         ({"entropy_coef": 0.1}, "entropy_coef"),
         ({"top_entropy_quantile": 0.5}, "top_entropy_quantile"),
-        ({"scale_rewards": "batch"}, "scale_rewards"),
         ({"importance_sampling_level": "sequence"}, "importance_sampling_level"),
         ({"epsilon": 0.3}, "GTPO has no clipping"),
         ({"epsilon_high": 0.28}, "GTPO has no clipping"),
@@ -614,9 +616,10 @@ def grpo_config(folder: Path, **values: Any) -> trl.GRPOConfig:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("loss_type", "dapo"),
+        ("loss_type", "sapo"),
         ("importance_sampling_level", "sequence"),
-        ("scale_rewards", "batch"),
+        ("scale_rewards", "std"),
+        ("vllm_importance_sampling_mode", "token"),
         ("multi_objective_aggregation", "normalize_then_sum"),
         ("top_entropy_quantile", 0.5),
         ("entropy_coef", 0.1),
@@ -644,12 +647,10 @@ def test_the_kl_correction_does_not_matter_without_a_kl_term(tmp_path: Path) -> 
         ({"temperature": 0.0}, "temperature is 0.0: expected a value above 0"),
         ({"max_completion_length": 0}, "max_completion_length is 0: expected at least 1"),
         ({"beta": -0.1}, "beta is -0.1: expected at least 0"),
-        (
-            {"use_vllm": True, "vllm_importance_sampling_correction": True},
-            "vllm_importance_sampling_correction changes the paper's loss: set it to false",
-        ),
+        ({"epsilon": -0.1}, "epsilon is -0.1: expected at least 0"),
+        ({"epsilon_high": math.nan}, "epsilon_high is nan: expected at least 0"),
     ],
-    ids=["temperature", "max_completion_length", "beta", "vllm_importance_sampling_correction"],
+    ids=["temperature", "max_completion_length", "beta", "epsilon", "epsilon_high"],
 )
 def test_a_setting_out_of_range_is_refused_by_the_trainer(values: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):

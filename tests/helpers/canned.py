@@ -73,11 +73,18 @@ def make_trainer(
     output_dir: str | Path,
     gtpo: dict[str, Any] | None = None,
     target_modules: Sequence[str] | str | None = ("q_proj", "v_proj"),
+    trainer_settings: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Any:
     """A trainer with one prompt per step and plain SGD: a weight's update is the learning rate times its gradient.
 
-    Without ``target_modules`` it trains the full model, otherwise a LoRA adapter on them.
+    Args:
+        method: gtpo, grpo or trl.
+        model_dir, output_dir: The tiny model, and the run directory.
+        gtpo: Fields of GTPOArguments; other methods ignore it.
+        target_modules: Modules that get a LoRA adapter; None trains the full model.
+        trainer_settings: Further arguments of the trainer.
+        settings: Fields of GRPOConfig.
     """
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
@@ -111,7 +118,9 @@ def make_trainer(
     }
     # The entropies of the first three groups lie between 5.34 and 5.41 nats, none within 5e-4 of this threshold.
     method_settings = {"initial_entropy": 0.1, "entropy_threshold": 5.384} | (gtpo or {})
-    extra = {"gtpo": GTPOArguments(**method_settings)} if method == "gtpo" else {}
+    extra = dict(trainer_settings or {})
+    if method == "gtpo":
+        extra["gtpo"] = GTPOArguments(**method_settings)
     return TRAINERS[method](
         model=model,
         reward_funcs=[reward_parity],

@@ -133,6 +133,45 @@ def naive_conflict_weights(masks: list[list[bool]], advantages: list[float], pos
     return weights
 
 
+def naive_conflict_push(
+    completions: list[list[int]],
+    advantages: list[float],
+    group_size: int,
+    token_weights: list[float],
+    factors: list[float] | None = None,
+) -> tuple[float, float]:
+    """Mean over the conflict tokens (direction, position, token) of sum_i w_i A_i and of sum_i w_i lambda_ip A_i.
+
+    The spans are those of the advantages; ``factors`` multiply A_i in the sums only.
+    """
+    weights = naive_conflict_weights(naive_conflict_mask(completions, advantages, group_size), advantages)
+    strength = [
+        w * a * f for w, a, f in zip(token_weights, advantages, factors or [1.0] * len(advantages), strict=True)
+    ]
+    plain, corrected = [], []
+    for start in range(0, len(completions), group_size):
+        group = range(start, start + group_size)
+        for backward in (False, True):
+            rows = {i: completions[i][::-1] if backward else completions[i] for i in group}
+            lambdas = {i: weights[i][::-1] if backward else weights[i] for i in group}
+            spans = set()
+            for i in group:
+                for position, token in enumerate(rows[i]):
+                    signs = {
+                        advantages[j] > 0
+                        for j in group
+                        if advantages[j] and rows[j][position : position + 1] == [token]
+                    }
+                    if len(signs) < 2:
+                        break
+                    spans.add((position, token))
+            for position, token in spans:
+                having = [i for i in group if rows[i][position : position + 1] == [token]]
+                plain.append(sum(strength[i] for i in having))
+                corrected.append(sum(strength[i] * lambdas[i][position] for i in having))
+    return sum(plain) / len(plain), sum(corrected) / len(corrected)
+
+
 # --- sections 4.2 and 5.2: entropy and the filter --------------------------------------------------------------------
 
 
@@ -172,11 +211,14 @@ def naive_gtpo_loss(
     gamma: float | None = None,
     delta: list[float] | None = None,
     old_logps: Rows | None = None,
+    token_weights: list[float] | None = None,
+    importance: Rows | None = None,
 ) -> tuple[float, Rows]:
     """-J of Eq. 11 and its gradient with respect to every log-probability.
 
     Omitting an argument removes its term: ``weights`` the conflict correction, ``gamma`` the entropy term,
-    ``delta`` the filter, ``old_logps`` the ratio (then r = 1, and d r / d logp = 1).
+    ``delta`` the filter, ``old_logps`` the ratio (then r = 1, and d r / d logp = 1), ``importance`` the correction of
+    the sampler. ``token_weights`` is w_i, by default 1/|o_i| over the number of rows.
     """
     batch = len(logps)
     terms, gradients = [], []
@@ -190,7 +232,10 @@ def naive_gtpo_loss(
         for t, logp in enumerate(row):
             ratio = math.exp(logp - old_logps[i][t]) if old_logps is not None else 1.0
             weight = weights[i][t] if weights is not None else 1.0
+            weight *= importance[i][t] if importance is not None else 1.0
             term = -strength * ratio * weight / len(row) / batch
+            if token_weights is not None:
+                term = -strength * ratio * weight * token_weights[i]
             terms.append(term)
             gradient.append(term)  # d exp(x) / d x = exp(x): the gradient equals the term
         gradients.append(gradient)
@@ -206,8 +251,13 @@ def naive_grpo_loss(
     beta: float = 0.0,
     ref_logps: Rows | None = None,
     old_logps: Rows | None = None,
+    token_weights: list[float] | None = None,
+    importance: Rows | None = None,
 ) -> tuple[float, Rows, float]:
-    """-J of Eq. 1 and 2, its gradient, and the KL as a mean over all tokens (k3: x - ln x - 1 with x = ref / pi)."""
+    """-J of Eq. 1 and 2, its gradient, and the KL as a mean over all tokens (k3: x - ln x - 1 with x = ref / pi).
+
+    ``token_weights`` and ``importance`` as for :func:`naive_gtpo_loss`; the KL term is not corrected.
+    """
     batch = len(logps)
     terms, gradients, kls = [], [], []
     for i, row in enumerate(logps):
@@ -217,14 +267,17 @@ def naive_grpo_loss(
             unclipped = ratio * advantages[i]
             clipped = min(max(ratio, 1.0 - epsilon_low), 1.0 + epsilon_high) * advantages[i]
             term, slope = (-unclipped, -unclipped) if unclipped <= clipped else (-clipped, 0.0)
+            if importance is not None:
+                term, slope = term * importance[i][t], slope * importance[i][t]
             if beta != 0.0 and ref_logps is not None:
                 gap = ref_logps[i][t] - logp
                 kl = math.exp(gap) - gap - 1.0
                 kls.append(kl)
                 term += beta * kl
                 slope += beta * (1.0 - math.exp(gap))
-            terms.append(term / len(row) / batch)
-            gradient.append(slope / len(row) / batch)
+            token_weight = token_weights[i] if token_weights is not None else 1 / len(row) / batch
+            terms.append(term * token_weight)
+            gradient.append(slope * token_weight)
         gradients.append(gradient)
     return math.fsum(terms), gradients, math.fsum(kls) / max(len(kls), 1)
 

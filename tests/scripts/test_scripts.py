@@ -315,7 +315,7 @@ INVALID_USAGE: dict[str, tuple[Sequence[str], str]] = {
     "unsloth-without-gpu": ((*ARITHMETIC, "--backend", "unsloth"), "GPU"),
     "unknown-backend": ((*ARITHMETIC, "--backend", "jax"), "jax"),
     "vllm-missing": ((*ARITHMETIC, "--use_vllm", "true"), "vllm"),
-    "other-objective": ((*ARITHMETIC, "--loss_type", "dapo"), "loss_type"),
+    "other-objective": ((*ARITHMETIC, "--loss_type", "cispo"), "loss_type"),
     "all-prompts-too-long": ((*ARITHMETIC, "--max_prompt_length", "3"), "max_prompt_length"),
     "lora-on-head": ((*ARITHMETIC, "--lora_target_modules", "lm_head"), "lm_head"),
     "unknown-layers": ((*ARITHMETIC, "--lora_target_modules", "nothing"), "nothing"),
