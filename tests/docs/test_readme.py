@@ -39,10 +39,11 @@ def folder(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(tiny_base, "make_tiny", lambda target: shutil.copytree(tiny, target))
         base = tiny_base.ensure_tiny()
         (base / "tiny.json").write_text(json.dumps(tiny_base.TINY))
-    (reward,) = re.findall(r"^```python\n# my_reward.py\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    (reward,) = re.findall(r"^```python\n(def concise.*?)^```", README, re.MULTILINE | re.DOTALL)
     (folder / "my_reward.py").write_text(reward)
-    (rows,) = re.findall(r"^```json\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    (folder / "my_rows.jsonl").write_text(rows)
+    (rows,) = re.findall(r"^```csv\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    for name in ("my_train.csv", "my_test.csv"):
+        (folder / name).write_text(rows)
     (folder / "configs").symlink_to(ROOT / "configs")
     (folder / "results").symlink_to(ROOT / "results")
     return folder
@@ -74,7 +75,7 @@ def test_every_script_runs_as_the_readme_calls_it(
     elif words[0].startswith("train_"):
         method = words[0][len("train_") : -len(".py")]
         assert list((folder / "outputs").glob(f"{method}-*/adapter/adapter_model.safetensors"))
-        own = "my_rows" in line  # no benchmark to evaluate on
+        own = "my_" in line  # no benchmark to evaluate on
         suggested = re.findall(r"Evaluate: python (.+)", ended.stderr)
         assert len(suggested) == (0 if own else 1)
         for command in suggested:  # the next command that a run prints
