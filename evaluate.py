@@ -47,6 +47,7 @@ def sample(flags: EvaluationArguments) -> "list[Job]":
     from gtpo.evaluation.targets import (
         base_model,
         choose_4bit,
+        choose_prompts,
         find_targets,
         is_tiny,
         max_lora_rank,
@@ -69,10 +70,11 @@ def sample(flags: EvaluationArguments) -> "list[Job]":
     batch = flags.batch_size if backend == "transformers" else None
     four_bit = choose_4bit(flags.load_in_4bit, targets)
     sampling = Sampling(flags.k, flags.temperature, flags.top_p, flags.seed, flags.max_new_tokens, batch, four_bit)
-    jobs = plan_jobs(flags, targets, problems, model, backend, sampling)
+    prompts = choose_prompts(flags.prompt, targets)
+    jobs = plan_jobs(flags, targets, prompts, problems, model, backend, sampling)
     if not flags.regrade:
         rank, memory = max_lora_rank(targets), flags.gpu_memory_utilization
-        load = cache(lambda: load_sampler(model, backend, sampling, rank, memory))
+        load = cache(lambda: load_sampler(model, backend, sampling, rank, memory, prompts[0]))
         for job in jobs:
             run_job(job, sampling, load, flags.overwrite)
     return jobs

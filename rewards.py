@@ -7,10 +7,11 @@ log their mean in percent of the maximum through TRL's ``log_metric``: ``formatt
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial, update_wrapper
 from typing import Any
 
 from gtpo.grading import TimeBudget, extract_answer, is_correct, timeouts
-from gtpo.prompts import TAGS, follows_format
+from gtpo.prompts import PAPER, PromptFormat
 
 FORMAT_MAX = 10.0
 ACCURACY_MAX = 10.0
@@ -19,28 +20,44 @@ Completion = str | Sequence[dict[str, Any]]
 LogMetric = Callable[[str, float], None]
 
 
-def score_format(text: str) -> float:
-    """10 if the text follows the format (:func:`gtpo.prompts.follows_format`), 1 if any tag occurs, else 0."""
-    if follows_format(text):
+def rewards_in(prompt_format: PromptFormat) -> dict[str, Callable[..., list[float]]]:
+    """The two rewards for the tags of a format, by their names in ``--reward``."""
+    both: dict[str, Callable[..., list[float]]] = {"format": format_reward, "accuracy": accuracy_reward}
+    return {name: update_wrapper(partial(f, prompt_format=prompt_format), f) for name, f in both.items()}
+
+
+def score_format(text: str, prompt_format: PromptFormat = PAPER) -> float:
+    """10 if the text follows the format (``PromptFormat.follows_format``), 1 if any tag occurs, else 0."""
+    if prompt_format.follows_format(text):
         return FORMAT_MAX
-    return 1.0 if any(tag in text for tag in TAGS) else 0.0
+    return 1.0 if any(tag in text for tag in prompt_format.tags) else 0.0
 
 
-def format_reward(completions: Sequence[Completion], log_metric: LogMetric | None = None, **kwargs: Any) -> list[float]:
+def format_reward(
+    completions: Sequence[Completion],
+    log_metric: LogMetric | None = None,
+    prompt_format: PromptFormat = PAPER,
+    **kwargs: Any,
+) -> list[float]:
     """:func:`score_format` of each completion.
 
     Args:
         completions: G completions of each prompt.
         log_metric: TRL's; gets ``formatting``, the mean in percent of the maximum.
+        prompt_format: The tags.
         kwargs: Other arguments of TRL, ignored.
     """
-    rewards = [score_format(_text(completion)) for completion in completions]
+    rewards = [score_format(_text(completion), prompt_format) for completion in completions]
     _log_percent(log_metric, "formatting", rewards, FORMAT_MAX)
     return rewards
 
 
 def accuracy_reward(
-    completions: Sequence[Completion], answer: Sequence[str], log_metric: LogMetric | None = None, **kwargs: Any
+    completions: Sequence[Completion],
+    answer: Sequence[str],
+    log_metric: LogMetric | None = None,
+    prompt_format: PromptFormat = PAPER,
+    **kwargs: Any,
 ) -> list[float]:
     """10 for each completion whose answer block contains the right answer, whatever the reasoning tags; else 0.
 
@@ -52,11 +69,12 @@ def accuracy_reward(
         answer: The gold answer for each completion, from the dataset column of that name.
         log_metric: TRL's; gets ``accuracy``, the mean in percent of the maximum, and ``grader_timeouts``, the
             completions of this call that exceeded the time or memory limit and scored 0.
+        prompt_format: The tags.
         kwargs: Other arguments of TRL, ignored.
     """
     timeouts_before = timeouts()
     rewards = [
-        ACCURACY_MAX if _is_right(_text(completion), gold) else 0.0
+        ACCURACY_MAX if _is_right(_text(completion), gold, prompt_format) else 0.0
         for completion, gold in zip(completions, answer, strict=True)
     ]
     _log_percent(log_metric, "accuracy", rewards, ACCURACY_MAX)
@@ -65,9 +83,9 @@ def accuracy_reward(
     return rewards
 
 
-def _is_right(text: str, gold: str) -> bool:
+def _is_right(text: str, gold: str, prompt_format: PromptFormat) -> bool:
     budget = TimeBudget()
-    return is_correct(extract_answer(text, budget), gold, budget)
+    return is_correct(extract_answer(text, budget, *prompt_format.tags[2:]), gold, budget)
 
 
 def _log_percent(log_metric: LogMetric | None, name: str, rewards: Sequence[float], maximum: float) -> None:

@@ -9,11 +9,11 @@ Differs from train_grpo.py by GTPOArguments and GTPOTrainer, nothing else.
 
 from functools import partial
 
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RewardArguments, RunArguments
 from gtpo.cli import load_backend_from_flags, parse
 from gtpo.script import run_script
 
-SETTINGS = (DataArguments, RewardArguments, ModelArguments, RunArguments, GTPOArguments)
+SETTINGS = (DataArguments, PromptArguments, RewardArguments, ModelArguments, RunArguments, GTPOArguments)
 
 
 def main() -> None:
@@ -28,27 +28,29 @@ def main() -> None:
     from gtpo.models import load_policy
     from gtpo.preflight import check_machine, describe_checks
     from gtpo.report import write_report_or_warn
-    from gtpo.reward_functions import load_rewards
+    from gtpo.reward_functions import load_rewards, with_prefill
     from gtpo.start import check_run, start_run
     from gtpo.summary import log_summary
     from gtpo.timing import describe_time
+    from gtpo.tokenizer import assistant_prefill
     from gtpo.training import attach_callbacks, train
-    from rewards import accuracy_reward, format_reward
+    from rewards import rewards_in
 
     settings = parse("gtpo", (*SETTINGS, GRPOConfig))
     check_machine(settings, backend)
     GTPOTrainer.check_settings(settings.trainer)
-    rows = load_train(settings.data, settings.trainer.seed, settings.run.dry_run)
-    rewards = load_rewards(
-        settings.reward.reward, {"format": format_reward, "accuracy": accuracy_reward}, rows.column_names
-    )
+    rows = load_train(settings.data, settings.trainer.seed, settings.run.dry_run, settings.prompt.format)
+    rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), rows.column_names)
     if settings.run.dry_run:
         timing = describe_time(settings, rows, partial(GTPOTrainer, reward_funcs=rewards, gtpo=settings.gtpo))
         return print(describe_checks(settings, backend) + timing + plan(settings, len(rows)), end="")
     checkpoint = check_run(settings, len(rows))
     GTPOTrainer.check_model(settings.model.model, settings.trainer)
-    policy, tokenizer = load_policy(settings.model, backend, settings.trainer.seed, settings.trainer.use_vllm)
-    rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length)
+    policy, tokenizer = load_policy(
+        settings.model, backend, settings.trainer.seed, settings.trainer.use_vllm, settings.prompt
+    )
+    rewards = with_prefill(rewards, assistant_prefill(tokenizer, settings.prompt.tags, settings.prompt.template_kwargs))
+    rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length, settings.prompt.template_kwargs)
     start_run(settings)
     trainer = GTPOTrainer(
         model=policy,

@@ -7,11 +7,11 @@
 The prompts are those of GTPO and GRPO; the loss covers the completion only: solution and answer in the paper's tags.
 """
 
-from gtpo.arguments import DataArguments, ModelArguments, RunArguments
+from gtpo.arguments import DataArguments, ModelArguments, PromptArguments, RunArguments
 from gtpo.cli import load_backend_from_flags, parse
 from gtpo.script import run_script
 
-SETTINGS = (DataArguments, ModelArguments, RunArguments)
+SETTINGS = (DataArguments, PromptArguments, ModelArguments, RunArguments)
 
 
 def main() -> None:
@@ -32,14 +32,14 @@ def main() -> None:
 
     settings = parse("sft", (*SETTINGS, SFTConfig))
     check_machine(settings, backend)
-    rows = load_train(settings.data, settings.trainer.seed, settings.run.dry_run)
-    rows = to_demonstrations(rows)
+    rows = load_train(settings.data, settings.trainer.seed, settings.run.dry_run, settings.prompt.format)
+    rows = to_demonstrations(rows, settings.prompt.template_kwargs)
     if settings.run.dry_run:
         timing = describe_time(settings, rows, SFTTrainer)
         return print(describe_checks(settings, backend) + timing + plan(settings, len(rows)), end="")
     checkpoint = check_run(settings, len(rows))
-    policy, tokenizer = load_policy(settings.model, backend, settings.trainer.seed)
-    rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length)
+    policy, tokenizer = load_policy(settings.model, backend, settings.trainer.seed, prompt=settings.prompt)
+    rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length, settings.prompt.template_kwargs)
     start_run(settings)
     trainer = SFTTrainer(
         model=policy,

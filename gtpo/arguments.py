@@ -5,13 +5,16 @@ beside them. Nothing heavy is imported here.
 """
 
 import dataclasses
+import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gtpo.errors import UsageError
+from gtpo.errors import UsageError, first_line
+from gtpo.prompts import TAGS, PromptFormat, default_system_prompt
 from gtpo.sources import BENCHMARK_TITLES
 
 MODEL_ALIASES = {
@@ -63,6 +66,101 @@ class DataArguments:
     def __post_init__(self) -> None:
         if self.limit_rows is not None and self.limit_rows < 1:
             raise UsageError(f"--limit_rows is {self.limit_rows}: expected at least 1.")
+
+
+NO_PROMPT = "none"  # --system_prompt
+
+
+@dataclass
+class PromptArguments:
+    """How questions are asked and answers are written. Files are read here: a stored run does not depend on them."""
+
+    _argument_group_name = "prompt"
+
+    tags: str = field(
+        default=" ".join(TAGS),
+        metadata={"help": "Tags around the reasoning and the answer of a completion, four words [Section 8.2]."},
+    )
+    system_prompt: str | None = field(
+        default=None,
+        metadata={
+            "help": "Text, a file, or none (only what the chat template adds). Default: the paper's, with the --tags "
+            "[Section 8.2]."
+        },
+    )
+    chat_template: str | None = field(
+        default=None, metadata={"help": "Jinja file that turns a conversation into text. Default: the tokenizer's own."}
+    )
+    chat_template_kwargs: dict | str | None = field(  # as TRL's field of this name
+        default=None,
+        metadata={"help": "Arguments of the chat template as JSON, such as '{\"enable_thinking\": false}' for Qwen3."},
+    )
+
+    def __post_init__(self) -> None:
+        self.tags = " ".join(self.tags.split())
+        tags = self.tags.split()
+        overlap = any(a in b for i, a in enumerate(tags) for j, b in enumerate(tags) if i != j)
+        if len(tags) != len(TAGS) or overlap:
+            raise UsageError(
+                f"--tags is {self.tags!r}: expected four different tags, none a part of another, such as "
+                '"<think> </think> <answer> </answer>".'
+            )
+        text = None if self.system_prompt is None else _text_or_file("system_prompt", self.system_prompt)
+        is_default = text is None or _DEFAULT_PROMPT.fullmatch(text)
+        self.system_prompt = default_system_prompt(self.format_tags) if is_default else text
+        if self.chat_template is not None and "{" not in self.chat_template:
+            self.chat_template = _read_file("chat_template", self.chat_template)
+        if isinstance(self.chat_template_kwargs, str):
+            self.chat_template_kwargs = _json_object("chat_template_kwargs", self.chat_template_kwargs)
+
+    @property
+    def format_tags(self) -> tuple[str, str, str, str]:
+        """The four tags."""
+        start, end, answer_start, answer_end = self.tags.split()
+        return start, end, answer_start, answer_end
+
+    @property
+    def format(self) -> PromptFormat:
+        """The system prompt and the tags."""
+        return PromptFormat(None if self.system_prompt == NO_PROMPT else self.system_prompt, self.format_tags)
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """Arguments of the chat template, by name."""
+        return self.chat_template_kwargs if isinstance(self.chat_template_kwargs, dict) else {}
+
+
+# The paper's prompt, with any tags: it names those of the run, also where a stored one is read with other --tags.
+_DEFAULT_PROMPT = re.compile(
+    re.sub(r"tag\d", r"\\S+", re.escape(default_system_prompt(("tag1", "tag2", "tag3", "tag4"))))
+)
+
+
+def _text_or_file(name: str, value: str) -> str:
+    """The value itself, or the contents of the file that it names."""
+    text, is_name = value.strip(), "\n" not in value and len(value) < 256
+    if is_name and (Path(text).is_file() or re.fullmatch(r"\S+\.(txt|md)", text)):
+        text = _read_file(name, text).strip()
+    if not text:
+        raise UsageError(f"--{name} is empty: expected text, a file with text, or none.")
+    return text
+
+
+def _read_file(name: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--{name} {path} cannot be read: {first_line(error)}.") from error
+
+
+def _json_object(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(f"--{name} is {text!r}: expected a JSON object such as '{{\"enable_thinking\": false}}'.")
+    return value
 
 
 @dataclass
@@ -289,6 +387,19 @@ class EvaluationArguments:
             "here; 16 bits without a run."
         },
     )
+    system_prompt: str | None = field(
+        default=None,
+        metadata={"help": "Text, a file, or none. Default: as the run was trained; the paper's without a run."},
+    )
+    tags: str | None = field(
+        default=None, metadata={"help": "Four tags of a completion. Default: as the run was trained; the paper's."}
+    )
+    chat_template: str | None = field(
+        default=None, metadata={"help": "Jinja file. Default: as the run was trained; the tokenizer's own."}
+    )
+    chat_template_kwargs: dict | str | None = field(
+        default=None, metadata={"help": "Arguments of the chat template as JSON. Default: as the run was trained."}
+    )
     batch_size: int = field(default=64, metadata={"help": "Completions per batch, Transformers."})
     gpu_memory_utilization: float = field(default=0.9, metadata={"help": "Share of GPU memory for vLLM, 0 to 1."})
     output_dir: str = field(default="outputs/evaluation", metadata={"help": "Directory of completions and scores."})
@@ -299,7 +410,14 @@ class EvaluationArguments:
     overwrite: bool = field(default=False, metadata={"help": "Discard stored completions and sample them again."})
     given: frozenset[str] = field(default=frozenset(), init=False)  # names that the user set
 
+    @property
+    def prompt(self) -> dict[str, Any]:
+        """The settings of :class:`PromptArguments` that are given."""
+        values = {name: getattr(self, name) for name in fields_of([PromptArguments])}
+        return {name: value for name, value in values.items() if value is not None}
+
     def __post_init__(self) -> None:
+        PromptArguments(**self.prompt)  # raises
         checks: dict[str, tuple[Callable[[Any], bool], str]] = {
             "limit": (lambda x: x is None or x >= 1, "at least 1"),
             "k": (lambda x: x >= 1, "at least 1"),
@@ -333,7 +451,7 @@ class Settings:
 
     Attributes:
         method: gtpo, grpo or sft.
-        data, model, run, reward, gtpo: The groups of this module; None where the method has no such group.
+        data, model, run, prompt, reward, gtpo: The groups of this module; None where the method has no such group.
         trainer: TRL's GRPOConfig or SFTConfig.
         given: Its fields before TRL and Transformers resolve them: what can be read back.
     """
@@ -343,6 +461,7 @@ class Settings:
     model: ModelArguments
     run: RunArguments
     trainer: Any
+    prompt: PromptArguments = field(default_factory=PromptArguments)
     reward: Any = None  # RewardArguments
     gtpo: Any = None  # GTPOArguments
     given: dict[str, Any] = field(default_factory=dict)
@@ -364,9 +483,13 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Every value as ``config.yaml`` stores it: flat, as given, no secrets, nothing that only starts a run."""
-        groups = [group for group in (self.data, self.reward, self.model, self.run, self.gtpo) if group is not None]
+        groups = [
+            group
+            for group in (self.data, self.prompt, self.reward, self.model, self.run, self.gtpo)
+            if group is not None
+        ]
         values = {name: getattr(group, name) for group in groups for name in fields_of([type(group)])}
-        return {name: value for name, value in (values | self.given).items() if name not in _NOT_STORED}
+        return {name: value for name, value in (self.given | values).items() if name not in _NOT_STORED}
 
 
 _NOT_STORED = {"resume", "overwrite", "dry_run", "hub_token"}

@@ -7,11 +7,12 @@ from typing import Any
 
 import yaml
 
-from gtpo.arguments import MODEL_ALIASES, EvaluationArguments, Settings
+from gtpo.arguments import MODEL_ALIASES, EvaluationArguments, PromptArguments, Settings
 from gtpo.errors import UsageError
 from gtpo.runs import RunDirectory
 from gtpo.sources import BENCHMARK_TITLES, TRAIN
 from gtpo.summary import initial_entropy_text, scores, window_text
+from gtpo.tokenizer import FOLD_SYSTEM, PLAIN_TEMPLATE
 
 METHODS = {  # name, reference, what it does, BibTeX
     "gtpo": (
@@ -82,7 +83,7 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         _quick_start(settings, where, system, merged),
         _vllm(settings, hub_id, config, where),
         *_scores(run),
-        *_prompt(system),
+        *_prompt(system, settings.prompt),
         "## Settings",
         f"<details><summary>Every setting</summary>\n\n```yaml\n{_settings(settings)}\n```\n\n</details>",
         *(["## Citation", f"```bibtex\n{citation}\n```"] if citation else []),
@@ -137,6 +138,7 @@ def _quick_start(settings: Settings, where: str, system: str | None, merged: boo
         for role, text in [*turns, ("user", question)]
     )
     length = getattr(settings.trainer, "max_completion_length", None) or 256
+    extra = "".join(f"{name}={value!r}, " for name, value in settings.prompt.template_kwargs.items())
     return f"""```python
 from {package} import {loader}
 from transformers import AutoTokenizer
@@ -147,7 +149,9 @@ model = {loader}.from_pretrained(path, device_map="auto")
 messages = [
 {messages}
 ]
-inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+inputs = tokenizer.apply_chat_template(
+    messages, {extra}add_generation_prompt=True, return_tensors="pt", return_dict=True
+)
 output = model.generate(**inputs.to(model.device), max_new_tokens={length}, do_sample=True, temperature=1.0)
 print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 ```"""
@@ -161,7 +165,17 @@ def _vllm(settings: Settings, hub_id: str | None, config: Path, where: str) -> s
         rank = max(8, 1 << (settings.model.lora_rank - 1).bit_length())  # vLLM accepts 8, 16, 32, ..., 512
         command = ["vllm", "serve", base, "--enable-lora", "--max-lora-rank", str(rank)]
         command += ["--lora-modules", f"adapter={where}"]
-    return f"With vLLM:\n\n```bash\n{shlex.join(command)}\n```"
+        if _has_own_template(settings.prompt, config.with_name("chat_template.jinja")):
+            command += ["--chat-template", f"{where}/chat_template.jinja"]
+    request = json.dumps(settings.prompt.template_kwargs)
+    needs = f'\n\nEach request needs `"chat_template_kwargs": {request}`.' * bool(settings.prompt.template_kwargs)
+    return f"With vLLM:\n\n```bash\n{shlex.join(command)}\n```{needs}"
+
+
+def _has_own_template(prompt: PromptArguments, saved: Path) -> bool:
+    """Whether the adapter was trained with another chat template than the base model's, which vLLM would use."""
+    text = saved.read_text(encoding="utf-8") if saved.is_file() else ""
+    return bool(prompt.chat_template) or FOLD_SYSTEM in text or PLAIN_TEMPLATE in text
 
 
 def _scores(run: RunDirectory) -> list[str]:
@@ -203,9 +217,11 @@ def _evaluations(run: RunDirectory) -> list[str]:
     return list(rows.values())
 
 
-def _prompt(system: str | None) -> list[str]:
-    if system is None:
+def _prompt(system: str | None, prompt: PromptArguments) -> list[str]:
+    if system is None and prompt.tags == PromptArguments.tags:
         return []
+    if system is None:
+        return ["## Prompt", f"The model was trained without a system prompt, and answers in the tags `{prompt.tags}`."]
     return [
         "## Prompt",
         "The model was trained with this system prompt and answers in its format:",

@@ -25,6 +25,7 @@ from gtpo.arguments import (
     EvaluationArguments,
     GTPOArguments,
     ModelArguments,
+    PromptArguments,
     RewardArguments,
     RunArguments,
     Settings,
@@ -66,6 +67,7 @@ DERIVED = (  # from other settings, unless given
 )
 GROUPS: dict[type, str] = {  # attribute of Settings
     DataArguments: "data",
+    PromptArguments: "prompt",
     RewardArguments: "reward",
     ModelArguments: "model",
     RunArguments: "run",

@@ -21,7 +21,7 @@ from gtpo.arguments import DataArguments, EvaluationArguments
 from gtpo.arithmetic import arithmetic
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.grading import is_correct
-from gtpo.prompts import to_completion, to_messages
+from gtpo.prompts import PAPER, PromptFormat
 from gtpo.rows import FORMATS, Table, is_on_hub, is_own, read_file, read_table
 from gtpo.sources import ARITHMETIC_STEPS, BENCHMARK_TITLES, BENCHMARKS, DATASETS, TRAIN, Row, Source
 from gtpo.tokenizer import encode_prompt
@@ -34,7 +34,9 @@ logger = logging.getLogger(__name__)
 ARITHMETIC_TRAIN_ROWS, ARITHMETIC_TEST_ROWS = 4000, 500
 
 
-def load_train(data: DataArguments, seed: int = 0, dry_run: bool = False) -> "Dataset":
+def load_train(
+    data: DataArguments, seed: int = 0, dry_run: bool = False, prompt_format: PromptFormat = PAPER
+) -> "Dataset":
     """The rows of ``data.dataset``: columns prompt, answer, solution, and all others of your data under their names.
 
     A prompt that is a conversation is used as it is. The number of dropped rows is logged.
@@ -45,6 +47,7 @@ def load_train(data: DataArguments, seed: int = 0, dry_run: bool = False) -> "Da
         seed: Seed of the generated arithmetic problems; other datasets ignore it.
         dry_run: Do not ask the Hub. The rows of gsm8k and math are empty then, and their number and columns are enough
             for a plan; of another dataset of the Hub neither is known, and the result has no columns.
+        prompt_format: The system prompt of questions, and the tags of solutions that are put into tags here.
 
     Raises:
         UsageError: If the name is unknown, a file cannot be read or lacks a column, or a row cannot be used.
@@ -59,7 +62,7 @@ def load_train(data: DataArguments, seed: int = 0, dry_run: bool = False) -> "Da
                 f"dataset {data.dataset!r} is unknown{nearest(data.dataset, DATASETS)}: pick one of "
                 f"{', '.join(DATASETS)}, or name a file ({', '.join(FORMATS)}), a folder or a Hub id (owner/name)."
             )
-        return _to_dataset({}) if dry_run and is_on_hub(data.dataset) else _load_own(data)
+        return _to_dataset({}) if dry_run and is_on_hub(data.dataset) else _load_own(data, prompt_format)
     _refuse_columns(data, data.dataset)
     split = data.split or "train"
     if split not in ("train", "test"):
@@ -75,9 +78,9 @@ def load_train(data: DataArguments, seed: int = 0, dry_run: bool = False) -> "Da
         rows = _read(data.dataset, source, data.data_dir)
     rows = rows[: data.limit_rows]
     columns: dict[str, list[Any]] = {
-        "prompt": [to_messages(row["question"]) for row in rows],
+        "prompt": [prompt_format.to_messages(row["question"]) for row in rows],
         "answer": [row["gold"] for row in rows],
-        "solution": [to_completion(row["reasoning"], row["gold"]) for row in rows],
+        "solution": [prompt_format.to_completion(row["reasoning"], row["gold"]) for row in rows],
     }
     return _to_dataset(columns)
 
@@ -128,13 +131,19 @@ def load_own_benchmark(name: str, source: str, flags: EvaluationArguments) -> li
     return problems
 
 
-def drop_long_prompts(rows: "Dataset", tokenizer: Any, max_prompt_length: int) -> "Dataset":
+def drop_long_prompts(
+    rows: "Dataset", tokenizer: Any, max_prompt_length: int, template_kwargs: Mapping[str, Any] | None = None
+) -> "Dataset":
     """Drop prompts of more than ``max_prompt_length`` tokens, chat template included; their number is logged.
 
     Raises:
         UsageError: If no prompt remains, or the chat template fails on one.
     """
-    kept = [i for i, prompt in enumerate(rows["prompt"]) if len(encode_prompt(tokenizer, prompt)) <= max_prompt_length]
+    kept = [
+        i
+        for i, prompt in enumerate(rows["prompt"])
+        if len(encode_prompt(tokenizer, prompt, **(template_kwargs or {}))) <= max_prompt_length
+    ]
     if not kept:
         raise UsageError(
             f"all {len(rows)} prompts are over max_prompt_length {max_prompt_length} tokens: raise --max_prompt_length."
@@ -144,10 +153,11 @@ def drop_long_prompts(rows: "Dataset", tokenizer: Any, max_prompt_length: int) -
     return rows.select(kept)
 
 
-def to_demonstrations(rows: "Dataset") -> "Dataset":
+def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None = None) -> "Dataset":
     """Prompts with their reference solutions: columns prompt and completion, as TRL's SFTTrainer expects.
 
-    Rows without a solution are dropped and counted.
+    Rows without a solution are dropped and counted. Arguments of the chat template are a third column, from which TRL
+    takes them.
 
     Raises:
         UsageError: If no row has a solution.
@@ -164,13 +174,14 @@ def to_demonstrations(rows: "Dataset") -> "Dataset":
     if len(pairs) < len(rows):
         logger.warning("%d of %d rows dropped: with an empty solution", len(rows) - len(pairs), len(rows))
     turns = [[{"role": "assistant", "content": solution}] for _, solution in pairs]
-    return _to_dataset({"prompt": [prompt for prompt, _ in pairs], "completion": turns})
+    extra = {"chat_template_kwargs": [dict(template_kwargs)] * len(pairs)} if template_kwargs else {}
+    return _to_dataset({"prompt": [prompt for prompt, _ in pairs], "completion": turns, **extra})
 
 
 # Your data
 
 
-def _load_own(data: DataArguments) -> "Dataset":
+def _load_own(data: DataArguments, prompt_format: PromptFormat) -> "Dataset":
     table = read_table(data.dataset, data.split, "train", data.dataset_config)
     roles = _columns_of(table, data, ("prompt", "answer", "solution"), required=("prompt",))
     kept, dropped = _usable(table, {role: name for role, name in roles.items() if role != "solution"})
@@ -179,7 +190,7 @@ def _load_own(data: DataArguments) -> "Dataset":
     columns: dict[str, list[Any]] = {}
     for role, name in roles.items():
         if role == "prompt":
-            columns[role] = [to_messages(_question(row[name], place)) for row, place in kept]
+            columns[role] = [prompt_format.to_messages(_question(row[name], place)) for row, place in kept]
         else:  # only a solution can be empty
             columns[role] = [
                 None if _is_empty(row[name]) else _text(row[name], f"{place}: column {name!r}") for row, place in kept

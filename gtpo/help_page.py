@@ -83,7 +83,7 @@ def print_help(
     sections = {cls._argument_group_name: fields_of([cls]) for cls in classes if hasattr(cls, "_argument_group_name")}
     texts = {name: str(item.metadata.get("help", "")) for group in sections.values() for name, item in group.items()}
     if training:
-        rest = fields_of(classes[-1:])
+        rest = {name: item for name, item in fields_of(classes[-1:]).items() if name not in texts}
         for title, shown in SHOWN_TRAINER_FIELDS.items():
             sections[title] = {name: rest.pop(name) for name in shown if name in rest}
             texts |= shown

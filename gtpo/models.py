@@ -10,36 +10,45 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import MODEL_ALIASES, ModelArguments
+from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments
 from gtpo.backend import gpu_is_available, is_installed
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.model_files import check_model_files
-from gtpo.preflight import check_loaded, hub_is_reachable
+from gtpo.preflight import check_engine_length, hub_is_reachable
 from gtpo.runs import ON_MAIN_PROCESS
 from gtpo.tiny import ensure_tiny, is_tiny_path
-from gtpo.tokenizer import prepare_tokenizer
+from gtpo.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
 
 logger = logging.getLogger(__name__)
 
 
-def load_policy(arguments: ModelArguments, backend: str, seed: int, use_vllm: bool = False) -> tuple[Any, Any]:
+def load_policy(
+    arguments: ModelArguments, backend: str, seed: int, use_vllm: bool = False, prompt: PromptArguments | None = None
+) -> tuple[Any, Any]:
     """The base model with a fresh LoRA adapter, or all weights trained with ``lora_rank`` 0, and its tokenizer.
+
+    Args:
+        arguments: Model and adapter.
+        backend: unsloth or transformers.
+        seed: Of the adapter's initial weights.
+        use_vllm: Whether vLLM generates.
+        prompt: Chat template and its arguments; None: the tokenizer's own.
 
     Raises:
         UsageError: If the model cannot be found, is gated, or its tokenizer cannot be used.
     """
-    path = resolve_model(arguments.model)
+    path, prompt = resolve_model(arguments.model), prompt or PromptArguments()
     if ON_MAIN_PROCESS and not is_tiny_path(path):
         logger.warning("loading %s", path)
     if backend == "unsloth":
-        return _load_unsloth(arguments, path, seed, use_vllm)
+        return _load_unsloth(arguments, path, seed, use_vllm, prompt)
     from peft import LoraConfig, get_peft_model
     from transformers import set_seed
 
     # TRL merges the adapter for vLLM and unmerges it: repeated merging in bfloat16 degrades the weights.
     # In bfloat16 an update of 1e-6 of a weight is rounded away.
     full_precision = use_vllm or arguments.lora_rank == 0
-    model, tokenizer = load_base(path, arguments.load_in_4bit, full_precision)
+    model, tokenizer = load_base(path, arguments.load_in_4bit, full_precision, prompt)
     if arguments.lora_rank == 0:
         return model, tokenizer
     set_seed(seed)  # initial weights of the adapter
@@ -87,13 +96,16 @@ def keep_adapter_in_float32(model: Any) -> None:
             parameter.data = parameter.data.float()
 
 
-def load_base(path: str, load_in_4bit: bool = False, full_precision: bool = False) -> tuple[Any, Any]:
+def load_base(
+    path: str, load_in_4bit: bool = False, full_precision: bool = False, prompt: PromptArguments | None = None
+) -> tuple[Any, Any]:
     """A causal language model and its tokenizer with Transformers: bfloat16 on a GPU that supports it, else float32.
 
     Args:
         path: Hub id or local directory.
         load_in_4bit: NF4 weights of QLoRA (arXiv 2305.14314) with bitsandbytes, each process on its own GPU.
         full_precision: float32 on a GPU as well.
+        prompt: Chat template and its arguments; None: the tokenizer's own.
 
     Raises:
         UsageError: If the model cannot be loaded, its weights are pickled, damaged or not finite, or for 4-bit weights
@@ -122,22 +134,40 @@ def load_base(path: str, load_in_4bit: bool = False, full_precision: bool = Fals
             "device_map": {"": int(os.environ.get("LOCAL_RANK", 0))},
         }
     source = source_options(path)
-    tokenizer, _ = load_tokenizer(path, source)
+    tokenizer, _ = load_tokenizer(path, source, prompt)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path, use_safetensors=True, trust_remote_code=False, **source, **options
         )
     except Exception as error:  # a damaged file raises anything: TypeError, ZeroDivisionError, a bare Exception, ...
         raise why_not_loaded(path, error) from error
+    _stop_at_end_of_turn(model, tokenizer)
     return model, tokenizer
 
 
-def load_tokenizer(path: str, source: dict[str, bool]) -> tuple[Any, Any]:
+def _stop_at_end_of_turn(model: Any, tokenizer: Any) -> None:
+    """Let a completion end with the token that the chat template writes after an answer, in place.
+
+    A base model whose EOS token ends documents has a template, or gets one, whose turns end with another token.
+    """
+    token, ends = end_of_turn(tokenizer), end_tokens(model.generation_config, tokenizer)
+    if token is not None and token not in ends:
+        model.generation_config.eos_token_id = sorted([*ends, token])
+        logger.warning(
+            "the chat template ends a turn with %s: completions stop there too (with --use_vllm true, add "
+            "--generation_kwargs '{\"stop_token_ids\": [%d]}')",
+            tokenizer.decode([token]),
+            token,
+        )
+
+
+def load_tokenizer(path: str, source: dict[str, bool], prompt: PromptArguments | None = None) -> tuple[Any, Any]:
     """The tokenizer of a model, ready for training and evaluation, and the model's config.
 
     Args:
         path: Hub id or local directory.
         source: Its :func:`source_options`.
+        prompt: Chat template and its arguments; None: the tokenizer's own.
 
     Raises:
         UsageError: If they cannot be loaded or used.
@@ -149,7 +179,10 @@ def load_tokenizer(path: str, source: dict[str, bool]) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", trust_remote_code=False, **source)
     except Exception as error:  # as in load_base
         raise why_not_loaded(path, error) from error
-    prepare_tokenizer(tokenizer, path, config.get_text_config().vocab_size)
+    prompt = prompt or PromptArguments()
+    prepare_tokenizer(
+        tokenizer, path, config.get_text_config().vocab_size, prompt.chat_template, prompt.template_kwargs
+    )
     return tokenizer, config
 
 
@@ -245,7 +278,9 @@ def why_not_loaded(path: str, error: Exception) -> Exception:
     )
 
 
-def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: bool) -> tuple[Any, Any]:
+def _load_unsloth(
+    arguments: ModelArguments, path: str, seed: int, use_vllm: bool, prompt: PromptArguments
+) -> tuple[Any, Any]:
     from unsloth import FastLanguageModel
 
     if Path(path).is_dir():
@@ -263,13 +298,15 @@ def _load_unsloth(arguments: ModelArguments, path: str, seed: int, use_vllm: boo
     except Exception as error:
         raise (_vllm_does_not_start(error) if _is_from_vllm(error) else why_not_loaded(path, error)) from error
     _check_embedding_rows(model, path)
-    prepare_tokenizer(tokenizer, path, len(model.get_input_embeddings().weight))
+    rows = len(model.get_input_embeddings().weight)
+    prepare_tokenizer(tokenizer, path, rows, prompt.chat_template, prompt.template_kwargs)
+    _stop_at_end_of_turn(model, tokenizer)
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise UsageError(
             f"Unsloth takes every EOS token for padding, and the tokenizer of {path} has no other token to pad with: "
             "use --backend transformers."
         )
-    check_loaded(model, tokenizer, path, arguments.max_seq_length)
+    check_engine_length(model, arguments.max_seq_length)
     every_linear = arguments.target_modules == "all-linear"  # Unsloth takes names only
     model = FastLanguageModel.get_peft_model(  # Unsloth ignores TRL's peft_config
         model,

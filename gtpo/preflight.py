@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 
 from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.backend import check_compute_capability, check_driver, gpu_is_available, is_installed
-from gtpo.errors import UsageError, first_line
+from gtpo.errors import UsageError
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.inputs import refuse_data_parallel
-from gtpo.prompts import to_messages
 from gtpo.runs import ON_MAIN_PROCESS
 from gtpo.script import run_script
 
@@ -364,69 +363,25 @@ def _is_hub_id(model: str) -> bool:
 # The loaded policy
 
 
-def check_loaded(model: Any, tokenizer: Any, path: str, max_seq_length: int) -> None:
-    """Compare what Unsloth has loaded with what was asked for; another chat template is a warning.
+def check_engine_length(model: Any, max_seq_length: int) -> None:
+    """Refuse an engine that takes fewer tokens: Unsloth lowers vLLM's ``max_model_len`` where the KV cache has fewer.
 
     Args:
-        model: The base model, with its vLLM engine if it has one.
-        tokenizer: Its tokenizer.
-        path: The model's Hub id or local directory; Unsloth may have loaded its own copy.
+        model: What Unsloth has loaded, with its vLLM engine if it has one.
         max_seq_length: Tokens of prompt and completion.
 
     Raises:
         UsageError: If vLLM takes fewer tokens.
     """
-    if fault := check_engine_length(model, max_seq_length):
-        raise UsageError(fault)
-    if (fault := check_chat_template(tokenizer, path)) and ON_MAIN_PROCESS:
-        logger.warning("warning: %s", fault)
-
-
-def check_engine_length(model: Any, max_seq_length: int) -> str | None:
-    """Unsloth lowers vLLM's ``max_model_len`` where the KV cache has fewer tokens."""
     engine = getattr(model, "vllm_engine", None)
     if engine is None:
-        return None
+        return
     length = engine.llm_engine.model_config.max_model_len
-    if length >= max_seq_length:
-        return None
-    return (
-        f"vLLM has memory for {length} tokens of prompt and completion, not for --max_seq_length {max_seq_length}: "
-        f"raise --gpu_memory_utilization, or add `--max_seq_length {length}` and lower --max_prompt_length."
-    )
-
-
-def check_chat_template(tokenizer: Any, path: str) -> str | None:
-    """Unsloth's copy of a model may have another chat template than the model, with which evaluate.py asks."""
-    from transformers import AutoTokenizer
-
-    named = _read(AutoTokenizer, path)
-    if named is None:
-        return None
-    if _prompt(tokenizer) == _prompt(named):
-        return None
-    return (
-        f"the chat template that Unsloth has loaded differs from that of {path}, which evaluate.py uses: add "
-        "`--backend transformers` to train with the same prompts."
-    )
-
-
-def _prompt(tokenizer: Any) -> str:
-    messages = to_messages("What is 1 + 1?")
-    try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-    except Exception as error:  # a template is a program: its errors are of any type
-        return first_line(error)
-
-
-def _read(auto_class: Any, path: str) -> Any:
-    """``from_pretrained`` of the named model; None, with a warning, where it cannot be read."""
-    local = Path(path).is_dir() or not hub_is_reachable()
-    try:
-        return auto_class.from_pretrained(path, trust_remote_code=False, local_files_only=local)
-    except (OSError, ValueError) as error:
-        logger.warning("warning: %s could not be compared with what Unsloth loaded: %s.", path, first_line(error))
-        return None
+    if length < max_seq_length:
+        raise UsageError(
+            f"vLLM has memory for {length} tokens of prompt and completion, not for --max_seq_length {max_seq_length}: "
+            f"raise --gpu_memory_utilization, or add `--max_seq_length {length}` and lower --max_prompt_length."
+        )
 
 
 # The command

@@ -1,34 +1,58 @@
-"""The paper's prompt and completion format (Appendix 8.2)."""
+"""How a question is asked and an answer is written: the paper's prompt and tags (Appendix 8.2), or others."""
+
+from dataclasses import dataclass
 
 REASONING_OPEN, REASONING_CLOSE = "<reasoning>", "</reasoning>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 TAGS = (REASONING_OPEN, REASONING_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 
-SYSTEM_PROMPT = (  # box 8.2, word for word
-    "You are a helpful assistant for solving math problems.\n"
-    f"Given a question, first think step by step between {REASONING_OPEN} and {REASONING_CLOSE}.\n"
-    f"Then, give the final answer between {ANSWER_OPEN} and {ANSWER_CLOSE}."
-)
+
+def default_system_prompt(tags: tuple[str, str, str, str] = TAGS) -> str:
+    """The paper's system prompt, with these tags."""
+    return (  # box 8.2, word for word
+        "You are a helpful assistant for solving math problems.\n"
+        f"Given a question, first think step by step between {tags[0]} and {tags[1]}.\n"
+        f"Then, give the final answer between {tags[2]} and {tags[3]}."
+    )
 
 
-def to_messages(question: str | list[dict[str, str]]) -> list[dict[str, str]]:
-    """The conversation that asks one question, or a conversation as it is; the chat template turns it into tokens."""
-    if not isinstance(question, str):
-        return question
-    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
+SYSTEM_PROMPT = default_system_prompt()
 
 
-def to_completion(reasoning: str, answer: str) -> str:
-    """A completion in the paper's format: the reference for SFT, full score for formatting."""
-    return f"{REASONING_OPEN}\n{reasoning}\n{REASONING_CLOSE}\n{ANSWER_OPEN}\n{answer}\n{ANSWER_CLOSE}"
+@dataclass(frozen=True)
+class PromptFormat:
+    """The system prompt, and the tags of a completion; by default the paper's.
 
-
-def follows_format(text: str) -> bool:
-    """Whether each of the four tags occurs exactly once, in order, and only white space follows the last one.
-
-    The paper says "includes all tags"; the order is that of the prompt, the rule for the end that of the authors' code.
-    Text before and between the tags is allowed.
+    Attributes:
+        system_prompt: None: the question alone.
+        tags: The opening and closing tag of the reasoning, and those of the answer.
     """
-    positions = [text.find(tag) for tag in TAGS]
-    once = all(text.count(tag) == 1 for tag in TAGS)
-    return once and positions == sorted(positions) and text.rstrip().endswith(ANSWER_CLOSE)
+
+    system_prompt: str | None = SYSTEM_PROMPT
+    tags: tuple[str, str, str, str] = TAGS
+
+    def to_messages(self, question: str | list[dict[str, str]]) -> list[dict[str, str]]:
+        """The conversation that asks one question, or one as it is; the chat template turns it into tokens."""
+        if not isinstance(question, str):
+            return question
+        system = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
+        return [*system, {"role": "user", "content": question}]
+
+    def to_completion(self, reasoning: str, answer: str) -> str:
+        """A completion in this format: the reference for SFT, full score for formatting."""
+        start, end, answer_start, answer_end = self.tags
+        return f"{start}\n{reasoning}\n{end}\n{answer_start}\n{answer}\n{answer_end}"
+
+    def follows_format(self, text: str) -> bool:
+        """Whether each of the four tags occurs exactly once, in order, and only white space follows the last one.
+
+        The paper says "includes all tags"; the order is that of the prompt, the rule for the end that of the authors'
+        code. Text before and between the tags is allowed.
+        """
+        positions = [text.find(tag) for tag in self.tags]
+        once = all(text.count(tag) == 1 for tag in self.tags)
+        return once and positions == sorted(positions) and text.rstrip().endswith(self.tags[-1])
+
+
+PAPER = PromptFormat()
+to_messages, to_completion, follows_format = PAPER.to_messages, PAPER.to_completion, PAPER.follows_format

@@ -57,6 +57,32 @@ def load_rewards(names: Sequence[str], known: Mapping[str, Reward], columns: Col
     return rewards
 
 
+def with_prefill(rewards: Sequence[Reward], prefill: str) -> list[Reward]:
+    """The rewards, called with completions that begin with what the chat template has written of them.
+
+    Args:
+        rewards: Reward functions with TRL's signature.
+        prefill: As :func:`gtpo.tokenizer.assistant_prefill` returns it; empty: the rewards themselves.
+    """
+    return [_prefilled(reward, prefill) for reward in rewards] if prefill else list(rewards)
+
+
+def _prefilled(reward: Reward, prefill: str) -> Reward:
+    def complete(completion: Any) -> Any:
+        if isinstance(completion, str):
+            return prefill + completion
+        first, *rest = completion
+        return [{**first, "content": f"{prefill}{first.get('content') or ''}"}, *rest]
+
+    def call(*args: Any, completions: Sequence[Any], **kwargs: Any) -> Any:
+        return reward(*args, completions=[complete(completion) for completion in completions], **kwargs)
+
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        return await call(*args, **kwargs)
+
+    return functools.update_wrapper(call_async if inspect.iscoroutinefunction(reward) else call, reward)
+
+
 def _import_reward(name: str, known: Mapping[str, Reward]) -> Reward:
     module, colon, function = name.rpartition(":")
     if not colon:

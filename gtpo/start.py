@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from gtpo.arguments import MODEL_ALIASES, Settings
+from gtpo.arguments import MODEL_ALIASES, PromptArguments, Settings
 from gtpo.checkpoints import MANIFEST, delete, latest_complete, sorted_checkpoints, steps_are_done
 from gtpo.environment import environment
 from gtpo.errors import UsageError, nearest
@@ -68,7 +68,7 @@ def check_run(settings: Settings, rows: int) -> str | None:
         if checkpoint is None:
             raise UsageError(f"{run.path} has no checkpoint: name the run with --resume RUN, or start it again.")
         run.read_best()
-        check_same_policy(run, vars(settings.model))
+        check_same_policy(run, vars(settings.model) | vars(settings.prompt))
         _check_changes(run, settings, checkpoint)
         return str(checkpoint)
     if ON_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
@@ -178,21 +178,27 @@ def _check_reporters(reporters: Sequence[str] | str) -> None:
 
 
 def check_same_policy(run: RunDirectory, values: Mapping[str, Any]) -> None:
-    """Refuse to resume a run with another model or adapter.
+    """Refuse to resume a run with another model, adapter or prompt.
 
     Raises:
         UsageError: Names the first of ``values`` that differs from the run's.
     """
-    stored = run.read_config() if run.config.is_file() else {}
-    for name in ("model", "lora_rank", "lora_target_modules"):
+    stored = vars(PromptArguments()) | run.read_config() if run.config.is_file() else {}  # earlier runs: the paper's
+    for name in ("model", "lora_rank", "lora_target_modules", *vars(PromptArguments())):
         new = values.get(name)
         if {name} <= stored.keys() & values.keys() and MODEL_ALIASES.get(str(stored[name]), stored[name]) != (
             MODEL_ALIASES.get(str(new), new)
         ):
             raise UsageError(
-                f"{run.path} was trained with --{name} {stored[name]}; a checkpoint cannot be resumed with {new}: "
-                f"remove --{name}."
+                f"{run.path} was trained with --{name} {_short(stored[name])}; a checkpoint cannot be resumed with "
+                f"{_short(new)}: remove --{name}."
             )
+
+
+def _short(value: Any) -> str:
+    """A value of a message; a system prompt on one line, a long one cut off."""
+    text = str(value) if "\n" not in str(value) else repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path) -> None:

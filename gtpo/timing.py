@@ -54,8 +54,9 @@ def describe_time(settings: Settings, rows: "Dataset", build: Callable[..., Any]
 
 def _time_micro_batches(settings: Settings, args: Any, rows: "Dataset", build: Callable[..., Any]) -> list[float]:
     """Seconds of the first micro-batches, at most two."""
-    policy, tokenizer = load_policy(settings.model, "transformers", args.seed)
-    rows = drop_long_prompts(rows.select(range(min(len(rows), ROWS))), tokenizer, settings.data.max_prompt_length)
+    policy, tokenizer = load_policy(settings.model, "transformers", args.seed, prompt=settings.prompt)
+    first = rows.select(range(min(len(rows), ROWS)))
+    rows = drop_long_prompts(first, tokenizer, settings.data.max_prompt_length, settings.prompt.template_kwargs)
     trainer = build(model=policy, processing_class=tokenizer, args=args, train_dataset=rows)
     trainer.initial_entropy = 0.0  # GTPO would measure it first
     trainer.current_gradient_accumulation_steps = args.gradient_accumulation_steps

@@ -37,7 +37,13 @@ _SYSTEM = "Answer in one word."
 _PROBE = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "1 + 1 = ?"}]
 
 
-def prepare_tokenizer(tokenizer: Any, path: str, vocab_size: int | None = None) -> None:
+def prepare_tokenizer(
+    tokenizer: Any,
+    path: str,
+    vocab_size: int | None = None,
+    chat_template: str | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> None:
     """Give a tokenizer what training and evaluation need, in place: a padding token and a chat template.
 
     A template without a system role gets one that puts the system text before the first user turn. Each choice is
@@ -47,6 +53,8 @@ def prepare_tokenizer(tokenizer: Any, path: str, vocab_size: int | None = None) 
         tokenizer: Of Transformers.
         path: Where it comes from, for messages.
         vocab_size: Rows of the model's embedding; a tokenizer can have more tokens.
+        chat_template: Replaces the tokenizer's own.
+        template_kwargs: Arguments of the chat template.
 
     Raises:
         UsageError: If there is no EOS token, or the chat template fails.
@@ -56,14 +64,18 @@ def prepare_tokenizer(tokenizer: Any, path: str, vocab_size: int | None = None) 
             f"the tokenizer of {path} has no EOS token, so a completion cannot end: set eos_token in its "
             "tokenizer_config.json."
         )
+    tokenizer.chat_template = chat_template or tokenizer.chat_template
+    arguments = dict(template_kwargs or {})
     if tokenizer.chat_template is None:
         adds_bos = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = "{{- bos_token -}}" * adds_bos + PLAIN_TEMPLATE
-        logger.warning("%s has no chat template: its prompts are plain text, `Question: ... Answer:`", path)
-    if not _takes_system(tokenizer):
-        encode_prompt(tokenizer, _PROBE[1:])  # a template that fails on this too is told as it is
+        logger.warning(
+            "%s has no chat template: its prompts are plain text, `Question: ... Answer:` (--chat_template)", path
+        )
+    if not _takes_system(tokenizer, arguments):
+        encode_prompt(tokenizer, _PROBE[1:], **arguments)  # a template that fails on this too is told as it is
         tokenizer.chat_template = FOLD_SYSTEM + tokenizer.get_chat_template()
-        encode_prompt(tokenizer, _PROBE)
+        encode_prompt(tokenizer, _PROBE, **arguments)
         logger.warning("the chat template of %s has no system role: the system prompt begins the first question", path)
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         had = "has no padding token" if tokenizer.pad_token_id is None else "pads with its EOS token"
@@ -121,10 +133,48 @@ def encode_prompt(tokenizer: Any, messages: Messages, **template_kwargs: Any) ->
     return ids
 
 
-def _takes_system(tokenizer: Any) -> bool:
+def assistant_prefill(tokenizer: Any, tags: str, template_kwargs: Mapping[str, Any]) -> str:
+    """What the chat template has already written of the completion, from the first tag on; mostly nothing.
+
+    Templates of reasoning models end the prompt with ``<think>`` and a newline: the completion lacks the opening tag,
+    and is scored with it.
+
+    Args:
+        tokenizer: Of Transformers.
+        tags: The tags of a completion, separated by spaces.
+        template_kwargs: Arguments of the chat template.
+    """
+    begun, asked = (
+        tokenizer.apply_chat_template(_PROBE, add_generation_prompt=added, tokenize=False, **template_kwargs)
+        for added in (True, False)
+    )
+    _, tag, rest = begun.removeprefix(asked).partition(tags.split()[0])
+    return str(tag + rest)
+
+
+def end_of_turn(tokenizer: Any) -> int | None:
+    """The special token that the chat template writes after an answer; None where it writes text or nothing."""
+    answer = "It is two"
+    try:
+        text = tokenizer.apply_chat_template([*_PROBE, {"role": "assistant", "content": answer}], tokenize=False)
+    except Exception:  # a template that writes prompts only
+        return None
+    after = tokenizer.encode(text.rpartition(answer)[2].strip(), add_special_tokens=False)
+    special = tokenizer.added_tokens_decoder
+    return after[0] if after and after[0] in special and special[after[0]].special else None
+
+
+def end_tokens(generation_config: Any, tokenizer: Any) -> list[int]:
+    """The tokens that end a completion: those of the generation config (Llama has three) and the tokenizer's EOS."""
+    ends = generation_config.eos_token_id if generation_config is not None else None
+    listed = ends if isinstance(ends, list) else [ends]
+    return sorted({token for token in (*listed, tokenizer.eos_token_id) if token is not None})
+
+
+def _takes_system(tokenizer: Any, arguments: Mapping[str, Any]) -> bool:
     """Whether the template accepts a system turn and shows its text."""
     try:
-        text = tokenizer.apply_chat_template(_PROBE, add_generation_prompt=True, tokenize=False)
+        text = tokenizer.apply_chat_template(_PROBE, add_generation_prompt=True, tokenize=False, **arguments)
     except Exception:  # of any type, as in encode_prompt
         return False
     return _SYSTEM in text

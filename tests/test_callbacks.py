@@ -13,12 +13,12 @@ import pytest
 from transformers import TrainerControl, TrainerState
 from trl import GRPOConfig
 
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments
 from gtpo.callbacks import BestAdapter, MetricsWriter, start_wandb
 from gtpo.cli import parse
 from gtpo.runs import RunDirectory
 
-CLASSES = (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
+CLASSES = (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
 
 # ---- metrics.jsonl ----
 

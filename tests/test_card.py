@@ -15,7 +15,7 @@ from helpers.scripts import Ended
 from huggingface_hub import ModelCard, ModelCardData
 from trl import GRPOConfig, SFTConfig
 
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments, Settings
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments, Settings
 from gtpo.card import base_licence, model_card
 from gtpo.cli import parse
 from gtpo.export import save_adapter
@@ -26,7 +26,7 @@ ROWS = [{"prompt": to_messages("1 + 1?"), "answer": "2"}]
 
 
 def settings_of(directory: Path, *argv: str, method: str = "gtpo") -> Settings:
-    ours = (DataArguments, ModelArguments, RunArguments)
+    ours = (DataArguments, PromptArguments, ModelArguments, RunArguments)
     classes = {"gtpo": (*ours, GTPOArguments, GRPOConfig), "grpo": (*ours, GRPOConfig), "sft": (*ours, SFTConfig)}
     words = ["--output_dir", str(directory), "--model", "tiny", "--dataset", "arithmetic"]
     return parse(method, classes[method], [*words, "--lora_rank", "4", *argv])

@@ -16,16 +16,24 @@ from hypothesis import strategies as st
 from trl import GRPOConfig, SFTConfig
 
 from gtpo import cli
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments, Settings
+from gtpo.arguments import (
+    DataArguments,
+    GTPOArguments,
+    ModelArguments,
+    PromptArguments,
+    RewardArguments,
+    RunArguments,
+    Settings,
+)
 from gtpo.cli import parse, parse_evaluation
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.validation import batch_geometry
 
 CLASSES: dict[str, tuple[type, ...]] = {
-    "gtpo": (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
-    "grpo": (DataArguments, ModelArguments, RunArguments, GRPOConfig),
-    "sft": (DataArguments, ModelArguments, RunArguments, SFTConfig),
+    "gtpo": (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
+    "grpo": (DataArguments, PromptArguments, ModelArguments, RunArguments, GRPOConfig),
+    "sft": (DataArguments, PromptArguments, ModelArguments, RunArguments, SFTConfig),
 }
 PRESETS = sorted(path for method in CLASSES for path in (CONFIGS / method).glob("*.yaml"))
 TINY_GTPO = read_yaml(CONFIGS / "gtpo" / "tiny.yaml")

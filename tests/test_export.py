@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 from trl import GRPOConfig
 
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments, Settings
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments, Settings
 from gtpo.cli import parse
 from gtpo.errors import UsageError
 from gtpo.export import save_adapter
 
 
 def settings_of(directory: Path, model: Path, *argv: str, push_to_hub: bool = False) -> Settings:
-    classes = (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
+    classes = (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
     settings = parse(
         "gtpo",
         classes,

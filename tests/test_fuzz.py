@@ -23,7 +23,7 @@ from transformers import HfArgumentParser
 from trl import GRPOConfig, SFTConfig
 
 from gtpo import cli
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RewardArguments, RunArguments
 from gtpo.cli import parse
 from gtpo.script import run_script
 from rewards import accuracy_reward, format_reward
@@ -32,9 +32,9 @@ FULL = os.environ.get("GTPO_FUZZ") == "full"
 BATCH = 24  # completions per call of the rewards
 
 CLASSES: dict[str, tuple[type, ...]] = {
-    "gtpo": (DataArguments, RewardArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
-    "grpo": (DataArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig),
-    "sft": (DataArguments, ModelArguments, RunArguments, SFTConfig),
+    "gtpo": (DataArguments, PromptArguments, RewardArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
+    "grpo": (DataArguments, PromptArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig),
+    "sft": (DataArguments, PromptArguments, ModelArguments, RunArguments, SFTConfig),
 }
 ACTIONS = {
     method: {

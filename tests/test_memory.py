@@ -20,7 +20,15 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments, Settings
+from gtpo.arguments import (
+    DataArguments,
+    GTPOArguments,
+    ModelArguments,
+    PromptArguments,
+    RewardArguments,
+    RunArguments,
+    Settings,
+)
 from gtpo.cli import parse
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS
@@ -44,7 +52,7 @@ SETTINGS: dict[str, Any] = {
     "num_generations": 12,
     "use_vllm": True,
 }
-OURS = (DataArguments, ModelArguments, RunArguments)
+OURS = (DataArguments, PromptArguments, ModelArguments, RunArguments)
 CLASSES = {
     "gtpo": (*OURS, RewardArguments, GTPOArguments, trl.GRPOConfig),
     "grpo": (*OURS, RewardArguments, trl.GRPOConfig),

@@ -626,36 +626,6 @@ def test_a_shorter_engine_stops(unsloth: FakeUnsloth, arguments: ModelArguments)
     )
 
 
-def test_another_chat_template_is_a_warning(
-    unsloth: FakeUnsloth, arguments: ModelArguments, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Only what it writes counts: a comment in the template changes no prompt."""
-
-    def edit(text: str) -> Any:
-        return lambda model, tokenizer: setattr(tokenizer, "chat_template", text + tokenizer.chat_template)
-
-    load = unsloth.from_pretrained
-    changed(unsloth, edit("{# a comment #}"))
-    load_policy(arguments, "unsloth", 0)
-    assert caplog.messages == []
-    unsloth.from_pretrained = load  # type: ignore[method-assign]
-    changed(unsloth, edit("Today is Monday. "))
-    load_policy(arguments, "unsloth", 0)
-    assert caplog.messages == [
-        f"warning: the chat template that Unsloth has loaded differs from that of {arguments.model}, which evaluate.py "
-        "uses: add `--backend transformers` to train with the same prompts."
-    ]
-
-
-def test_a_model_that_cannot_be_compared_is_said_to_be_so(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(preflight, "hub_is_reachable", lambda: False)
-    assert preflight.check_chat_template(None, LLAMA) is None
-    (message,) = caplog.messages
-    assert message.startswith(f"warning: {LLAMA} could not be compared with what Unsloth loaded: ")
-
-
 # ---- vLLM does not start ----
 
 

@@ -15,7 +15,7 @@ from filelock import FileLock
 from helpers.scripts import Ended
 from trl import GRPOConfig
 
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments, Settings
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments, Settings
 from gtpo.checkpoints import write_manifest
 from gtpo.cli import parse
 from gtpo.environment import git_revision
@@ -23,7 +23,7 @@ from gtpo.errors import UsageError
 from gtpo.runs import RunDirectory
 from gtpo.start import check_run, how_to_continue, start_run
 
-CLASSES = (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
+CLASSES = (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from transformers import TrainerControl, TrainerState
 from trl import GRPOConfig, SFTConfig
 
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments, Settings
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments, Settings
 from gtpo.cli import parse
 from gtpo.runs import RunDirectory
 from gtpo.summary import (
@@ -27,7 +27,7 @@ from gtpo.summary import (
     start_lines,
 )
 
-CLASSES = (DataArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
+CLASSES = (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
 
 
 def settings_of(directory: Path, *argv: str) -> Settings:
@@ -158,7 +158,7 @@ def test_the_start_names_model_data_folder_and_steps(tmp_path: Path) -> None:
 
 def test_the_start_of_supervised_fine_tuning(tmp_path: Path) -> None:
     words = ["--output_dir", str(tmp_path), "--model", "tiny", "--dataset", "arithmetic"]
-    settings = parse("sft", (DataArguments, ModelArguments, RunArguments, SFTConfig), words)
+    settings = parse("sft", (DataArguments, PromptArguments, ModelArguments, RunArguments, SFTConfig), words)
     count = settings.completions_per_step
     assert start_lines(settings, 4000, 20)[1] == f"20 steps of {count} rows; 4,000 prompts"
 

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import EvaluationArguments
+from gtpo.arguments import EvaluationArguments, PromptArguments, fields_of
 from gtpo.bars import CompletionBar
 from gtpo.data import load_benchmark, load_own_benchmark
 from gtpo.environment import environment
 from gtpo.errors import UsageError, nearest
-from gtpo.evaluation.sampling import Sampler, Sampling, make_requests
+from gtpo.evaluation.sampling import Sampler, Sampling, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.storage import (
     CompletionFile,
     Row,
@@ -36,6 +36,10 @@ STORED_FLAGS = (  # --regrade reads them from the completion files
     "max_new_tokens",
     "backend",
     "load_in_4bit",
+    "system_prompt",
+    "tags",
+    "chat_template",
+    "chat_template_kwargs",
     "batch_size",
     "gpu_memory_utilization",
     "limit",
@@ -62,6 +66,12 @@ class Job:
     def adapter(self) -> Path | None:
         """Adapter directory; None for the base model."""
         return Path(self.about["adapter"]) if self.about["adapter"] else None
+
+    @property
+    def prompt(self) -> PromptArguments:
+        """How questions are asked; earlier files do not say it, and have the paper's prompt."""
+        names = fields_of([PromptArguments]).keys() & self.settings.keys()
+        return PromptArguments(**{name: self.settings[name] for name in names})
 
     @property
     def title(self) -> str:
@@ -120,6 +130,7 @@ def load_problems(name: str, source: str, flags: EvaluationArguments) -> list[Ro
 def plan_jobs(
     flags: EvaluationArguments,
     targets: Sequence[Target],
+    prompts: Sequence[PromptArguments],
     problems: Mapping[str, Sequence[Row]],
     model: str,
     backend: str,
@@ -130,6 +141,7 @@ def plan_jobs(
     Args:
         flags: The flags.
         targets: The adapters, and the base model.
+        prompts: How each of them is asked.
         problems: The problems of each benchmark.
         model: Hub id or path of the base model.
         backend: vllm or transformers.
@@ -141,7 +153,7 @@ def plan_jobs(
     made_with = environment()
     sources = select_benchmarks(flags)
     jobs = []
-    for target in targets:
+    for target, prompt in zip(targets, prompts, strict=True):
         for name, rows in problems.items():
             settings: dict[str, Any] = {
                 "benchmark": name,
@@ -151,6 +163,7 @@ def plan_jobs(
                 "adapter": fingerprint(target.adapter) if target.adapter else None,
                 "backend": backend,
                 **asdict(sampling),
+                **asdict(prompt),
             }
             about = {
                 "model": model,
@@ -224,7 +237,9 @@ def run_job(job: Job, sampling: Sampling, load: Callable[[], Sampler], overwrite
         if len(file.done) == total:
             return
         sampler = load()
-        requests = make_requests(sampler, job.problems, sampling)
+        prompt = job.prompt
+        tokenizer = load_prompt_tokenizer(sampler, job.adapter, prompt)
+        requests = make_requests(sampler, job.problems, sampling, prompt, tokenizer)
         with CompletionBar(job.title, total, len(file.done), sampling.max_new_tokens) as bar:
             for rows in sampler.sample(requests, file.done.copy(), job.adapter, bar.count_tokens):
                 file.append(rows)

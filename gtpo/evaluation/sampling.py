@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from gtpo.arguments import PromptArguments
 from gtpo.backend import GPU_PACKAGES, gpu_is_available, is_installed, prefer_native_sampler, refuse_old_gpu
 from gtpo.bars import TokenCounter
-from gtpo.errors import UsageError
+from gtpo.errors import UsageError, first_line
 from gtpo.evaluation.storage import Key, Row
 from gtpo.models import load_base, load_tokenizer, source_options
-from gtpo.prompts import to_messages
-from gtpo.tokenizer import encode_prompt
+from gtpo.tokenizer import assistant_prefill, encode_prompt, end_of_turn, end_tokens, prepare_tokenizer
 
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts as max_lora_rank
 
@@ -55,11 +55,15 @@ class Request:
         id: The problem.
         sample: Number of the sample, 0 to k - 1.
         prompt_ids: Token ids of the prompt.
+        prefill: What the prompt contains of the completion (:func:`gtpo.tokenizer.assistant_prefill`).
+        end_ids: Tokens of the chat template that end the completion, beside those of the model.
     """
 
     id: str
     sample: int
     prompt_ids: list[int]
+    prefill: str = ""
+    end_ids: tuple[int, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -116,7 +120,12 @@ def choose_backend(backend: str, tiny: bool) -> str:
 
 
 def load_sampler(
-    model: str, backend: str, sampling: Sampling, lora_rank: int | None, gpu_memory_utilization: float = 0.9
+    model: str,
+    backend: str,
+    sampling: Sampling,
+    lora_rank: int | None,
+    gpu_memory_utilization: float = 0.9,
+    prompt: PromptArguments | None = None,
 ) -> Sampler:
     """Load a base model on its backend, for all benchmarks and adapters.
 
@@ -126,31 +135,66 @@ def load_sampler(
         sampling: How completions are sampled.
         lora_rank: Largest rank of the adapters; None without adapters.
         gpu_memory_utilization: Share of GPU memory for vLLM, 0 to 1.
+        prompt: How the base model is asked; None: as in the paper.
     """
     if backend == "transformers":
-        return TransformersSampler(model, sampling)
-    return VLLMSampler(model, sampling, lora_rank, gpu_memory_utilization)
+        return TransformersSampler(model, sampling, prompt)
+    return VLLMSampler(model, sampling, lora_rank, gpu_memory_utilization, prompt)
 
 
 # Requests and rows
 
 
-def make_requests(sampler: Sampler, problems: Sequence[Row], sampling: Sampling) -> list[Request]:
+def load_prompt_tokenizer(sampler: Sampler, adapter: Path | None, prompt: PromptArguments) -> Any:
+    """The tokenizer that writes the prompts: the one saved with the adapter, or the base model's.
+
+    Raises:
+        UsageError: If the adapter's cannot be loaded, or a chat template fails.
+    """
+    from transformers import AutoTokenizer
+
+    if adapter is None or not (adapter / "tokenizer_config.json").is_file():
+        return sampler.tokenizer
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(adapter, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # of any type, as in load_base
+        raise UsageError(f"cannot load the tokenizer of {adapter}: {first_line(error)}.") from error
+    prepare_tokenizer(tokenizer, str(adapter), None, prompt.chat_template, prompt.template_kwargs)
+    return tokenizer
+
+
+def make_requests(
+    sampler: Sampler,
+    problems: Sequence[Row],
+    sampling: Sampling,
+    prompt: PromptArguments | None = None,
+    tokenizer: Any = None,
+) -> list[Request]:
     """k requests per problem, in the order of the benchmark.
+
+    Args:
+        sampler: Has the context length.
+        problems: The problems, {id, question, gold}.
+        sampling: How completions are sampled.
+        prompt: How questions are asked; None: as in the paper.
+        tokenizer: Writes the prompts; None: the sampler's.
 
     Raises:
         UsageError: If a prompt and its completion exceed the context length of the model, or its chat template raises.
     """
+    prompt, tokenizer = prompt or PromptArguments(), tokenizer or sampler.tokenizer
+    prefill = assistant_prefill(tokenizer, prompt.tags, prompt.template_kwargs)
+    end_ids = tuple(token for token in [end_of_turn(tokenizer)] if token is not None)
     requests = []
     for problem in problems:
-        ids = encode_prompt(sampler.tokenizer, to_messages(problem["question"]))
+        ids = encode_prompt(tokenizer, prompt.format.to_messages(problem["question"]), **prompt.template_kwargs)
         if len(ids) + sampling.max_new_tokens > sampler.context_length:
             raise UsageError(
                 f"the prompt of {problem['id']} has {len(ids)} tokens, which with max_new_tokens "
                 f"{sampling.max_new_tokens} exceeds the model's context length {sampler.context_length}: lower "
                 "--max_new_tokens."
             )
-        requests += [Request(problem["id"], sample, ids) for sample in range(sampling.k)]
+        requests += [Request(problem["id"], sample, ids, prefill, end_ids) for sample in range(sampling.k)]
     return requests
 
 
@@ -160,19 +204,13 @@ def derived_seed(seed: int, *names: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def end_tokens(generation_config: Any, tokenizer: Any) -> list[int]:
-    """The tokens that end a completion: those of the generation config (Llama has three) and the tokenizer's EOS."""
-    ends = generation_config.eos_token_id if generation_config is not None else None
-    listed = ends if isinstance(ends, list) else [ends]
-    return sorted({token for token in (*listed, tokenizer.eos_token_id) if token is not None})
-
-
 def to_row(request: Request, tokens: Sequence[int], finished: bool, tokenizer: Any) -> Row:
     """A completion as a row of the completion file; ``finished`` is False if max_new_tokens truncated it."""
+    text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return {
         "id": request.id,
         "sample": request.sample,
-        "completion": tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        "completion": request.prefill + text,
         "tokens": len(tokens),
         "finished": finished,
     }
@@ -193,9 +231,9 @@ def plan_batches(requests: Sequence[Request], batch_size: int) -> list[list[Requ
 class TransformersSampler:
     """``generate`` of Transformers, in batches; adapters with PEFT. float32 on a CPU; bfloat16 or 4 bits on a GPU."""
 
-    def __init__(self, model: str, sampling: Sampling) -> None:
+    def __init__(self, model: str, sampling: Sampling, prompt: PromptArguments | None = None) -> None:
         self.sampling = sampling
-        self.model, self.tokenizer = load_base(model, sampling.load_in_4bit)
+        self.model, self.tokenizer = load_base(model, sampling.load_in_4bit, prompt=prompt)
         if gpu_is_available() and not getattr(self.model, "is_quantized", False):
             self.model.to("cuda")
         self.model.eval()
@@ -219,8 +257,9 @@ class TransformersSampler:
                 torch.manual_seed(
                     derived_seed(self.sampling.seed, *(part for request in batch for part in request.key))
                 )
-                counter = TokenCounter([request.key not in done for request in batch], self.end_ids, count_tokens)
-                rows = self._generate(model, batch, counter)
+                end_ids = sorted({*self.end_ids, *batch[0].end_ids})
+                counter = TokenCounter([request.key not in done for request in batch], end_ids, count_tokens)
+                rows = self._generate(model, batch, counter, end_ids)
                 yield [row for row in rows if (row["id"], row["sample"]) not in done]
         except torch.OutOfMemoryError as error:
             raise UsageError(
@@ -231,7 +270,9 @@ class TransformersSampler:
             if adapter:
                 self.model = model.unload()
 
-    def _generate(self, model: Any, batch: Sequence[Request], counter: TokenCounter) -> list[Row]:
+    def _generate(
+        self, model: Any, batch: Sequence[Request], counter: TokenCounter, end_ids: Sequence[int]
+    ) -> list[Row]:
         import torch
         from transformers import GenerationConfig
 
@@ -246,7 +287,7 @@ class TransformersSampler:
             do_sample=not greedy,
             **({} if greedy else {"temperature": self.sampling.temperature, "top_p": self.sampling.top_p, "top_k": 0}),
             max_new_tokens=self.sampling.max_new_tokens,
-            eos_token_id=self.end_ids,
+            eos_token_id=list(end_ids),
             pad_token_id=pad_id,
         )
         with torch.inference_mode():
@@ -257,7 +298,7 @@ class TransformersSampler:
             )
         rows = []
         for request, tokens in zip(batch, output[:, width:].tolist(), strict=True):
-            end = next((i + 1 for i, token in enumerate(tokens) if token in self.end_ids), None)
+            end = next((i + 1 for i, token in enumerate(tokens) if token in end_ids), None)
             rows.append(to_row(request, tokens[:end], end is not None, self.tokenizer))
         return rows
 
@@ -294,7 +335,12 @@ class VLLMSampler:
     prompt_room = 4096  # tokens; a KV cache for the full context (Llama: 131,072) would not fit on a smaller GPU
 
     def __init__(
-        self, model: str, sampling: Sampling, lora_rank: int | None, gpu_memory_utilization: float = 0.9
+        self,
+        model: str,
+        sampling: Sampling,
+        lora_rank: int | None,
+        gpu_memory_utilization: float = 0.9,
+        prompt: PromptArguments | None = None,
     ) -> None:
         """Start the engine; the arguments are those of :func:`load_sampler`."""
         prefer_native_sampler()
@@ -314,7 +360,7 @@ class VLLMSampler:
                     "transformers."
                 )
             lora = {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
-        self.tokenizer, config = load_tokenizer(model, source_options(model))
+        self.tokenizer, config = load_tokenizer(model, source_options(model), prompt)
         try:
             longest = int(config.get_text_config().max_position_embeddings)
             self.context_length = min(longest, sampling.max_new_tokens + self.prompt_room)
@@ -359,7 +405,7 @@ class VLLMSampler:
                 temperature=self.sampling.temperature,
                 top_p=self.sampling.top_p,
                 max_tokens=self.sampling.max_new_tokens,
-                stop_token_ids=self.end_ids,
+                stop_token_ids=sorted({*self.end_ids, *request.end_ids}),
                 seed=derived_seed(self.sampling.seed, *request.key),
                 detokenize=False,
             )

@@ -10,13 +10,13 @@ from typing import Any
 from filelock import FileLock
 from tqdm import tqdm
 
+from gtpo.arguments import PromptArguments
 from gtpo.environment import git_revision
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
 from gtpo.evaluation.storage import Row, check_keys, find_completion_files, read_completions, scores_path
 from gtpo.files import write_atomically
 from gtpo.grading import TimeBudget, extract_answer, is_correct, timeouts
-from gtpo.prompts import follows_format
 
 Entry = dict[str, Any]  # one model on one benchmark, as in results.json (docs/evaluation.md)
 
@@ -38,6 +38,7 @@ def grade(path: Path, problems: Sequence[Row]) -> Entry:
     k = head["settings"].get("k")
     if type(k) is not int or k < 1:
         raise UsageError(f"{path}, line 1 has k={k!r} in its settings, expected an integer >= 1: restore the file.")
+    prompt = PromptArguments(tags=head["settings"].get("tags", PromptArguments.tags)).format
     expected = len(problems) * k
     check_keys(path, ((row["id"], row["sample"]) for row in completions), problems, k)
     if len(completions) != expected:
@@ -51,7 +52,9 @@ def grade(path: Path, problems: Sequence[Row]) -> Entry:
     for problem in tqdm(problems, desc="  grading", unit=" problems", leave=False):
         texts = [samples[problem["id"], sample] for sample in range(k)]
         budgets = [TimeBudget() for _ in texts]
-        answers.append(list(map(extract_answer, texts, budgets)))
+        answers.append(
+            [extract_answer(text, budget, *prompt.tags[2:]) for text, budget in zip(texts, budgets, strict=True)]
+        )
         pairs = zip(answers[-1], budgets, strict=True)
         correct.append([is_correct(answer, problem["gold"], budget) for answer, budget in pairs])
         per_problem.append(
@@ -60,7 +63,7 @@ def grade(path: Path, problems: Sequence[Row]) -> Entry:
                 "gold": problem["gold"],
                 "n": k,
                 "c": sum(correct[-1]),
-                "formatted": sum(map(follows_format, texts)),
+                "formatted": sum(map(prompt.follows_format, texts)),
                 "correct": "".join("01"[right] for right in correct[-1]),
             }
         )

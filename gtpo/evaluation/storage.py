@@ -11,17 +11,19 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+from gtpo.arguments import PromptArguments
 from gtpo.errors import RunError, UsageError
 from gtpo.prompts import to_messages
 from gtpo.sources import BENCHMARK_TITLES
 
 Row = dict[str, Any]
 Key = tuple[str, int]  # problem id, sample number
-EARLIER: Row = {"load_in_4bit": False}  # what earlier revisions did and did not store
+EARLIER: Row = {"load_in_4bit": False, **asdict(PromptArguments())}  # what earlier revisions did and did not store
 COLUMNS: dict[str, type] = {"id": str, "sample": int, "completion": str, "tokens": int, "finished": bool}
 
 
@@ -150,10 +152,16 @@ def check_settings(path: Path, settings: Row) -> None:
     changed = [name for name in {**settings, **stored} if stored.get(name) != settings.get(name)]
     if changed:
         changed = [name for name in changed if not name.endswith("_hash")] or changed
-        differences = ", ".join(f"{name} was {stored.get(name)!r}, is {settings.get(name)!r}" for name in changed)
+        differences = ", ".join(
+            f"{name} was {_short(stored.get(name))}, is {_short(settings.get(name))}" for name in changed
+        )
         raise UsageError(
             f"{path} was created with other settings ({differences}): name another --output_dir, or add --overwrite."
         )
+
+
+def _short(value: Any) -> str:
+    return text if len(text := repr(value)) <= 80 else f"{text[:80]}..."
 
 
 def read_completions(path: Path) -> tuple[Row, list[Row]]:

@@ -4,12 +4,12 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import MODEL_ALIASES, EvaluationArguments
+from gtpo.arguments import MODEL_ALIASES, EvaluationArguments, PromptArguments, fields_of
 from gtpo.backend import gpu_is_available, is_installed
 from gtpo.errors import UsageError, nearest
 from gtpo.model_files import check_model_files
@@ -224,6 +224,45 @@ def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
             lacking,
         )
     return True in trained and not lacking
+
+
+def choose_prompts(asked: Mapping[str, Any], targets: Sequence[Target]) -> list[PromptArguments]:
+    """How each target is asked: as the run of an adapter was trained, or as the flags say.
+
+    The base model beside adapters is asked as they are. What is not the paper's is logged.
+
+    Args:
+        asked: The settings that are given as flags.
+        targets: The targets.
+
+    Raises:
+        UsageError: If a run has invalid settings, or the base model is beside runs that differ.
+    """
+    prompts = {t: PromptArguments(**(_trained_prompt(t.adapter) | dict(asked))) for t in targets if t.adapter}
+    first = next(iter(prompts.values()), PromptArguments(**asked))
+    if len(prompts) < len(targets) and (other := next((t for t, prompt in prompts.items() if prompt != first), None)):
+        name = _differing(first, prompts[other])[0]
+        raise UsageError(
+            f"{next(iter(prompts)).adapter} and {other.adapter} were trained with another --{name}, which leaves "
+            f"open how the base model is asked: set --{name}, or evaluate them in two commands."
+        )
+    chosen = [prompts.get(target, first) for target in targets]
+    for target, prompt in zip(targets, chosen, strict=True):
+        if changed := _differing(PromptArguments(), prompt):
+            flags = ", ".join(f"--{name} {getattr(prompt, name)!r}" for name in changed)
+            logger.warning("%s is asked with %s", target.label or "the base model", flags)
+    return chosen
+
+
+def _differing(a: PromptArguments, b: PromptArguments) -> list[str]:
+    return [name for name, value in vars(a).items() if value != vars(b)[name]]
+
+
+def _trained_prompt(adapter: Path) -> dict[str, Any]:
+    """The prompt settings of the run of an adapter; those of an adapter outside a run are not known."""
+    run = RunDirectory(adapter.resolve().parent)
+    stored = run.read_config() if run.config.is_file() else {}
+    return {name: stored[name] for name in fields_of([PromptArguments]) if stored.get(name) is not None}
 
 
 def _trained_in_4bit(adapter: Path) -> bool:

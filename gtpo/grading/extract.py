@@ -5,12 +5,15 @@ from gtpo.grading.sympy_fallback import TimeBudget
 from gtpo.prompts import ANSWER_CLOSE, ANSWER_OPEN
 
 
-def extract_answer(text: str, budget: TimeBudget | None = None) -> str | None:
+def extract_answer(
+    text: str, budget: TimeBudget | None = None, opening: str = ANSWER_OPEN, closing: str = ANSWER_CLOSE
+) -> str | None:
     """The stripped content of the last complete ``<answer>...</answer>`` block. Runs in linear time.
 
     Args:
         text: The completion.
         budget: The time for the comparisons of its blocks; pass the same to `is_correct`.
+        opening, closing: The tags of a block.
 
     Returns:
         None if there is no complete block, if the last one is empty, or if two blocks disagree. A block starts at the
@@ -19,14 +22,14 @@ def extract_answer(text: str, budget: TimeBudget | None = None) -> str | None:
     budget = budget or TimeBudget()
     answer: str | None = None
     position = 0
-    while (end := text.find(ANSWER_CLOSE, position)) >= 0:
-        start = text.rfind(ANSWER_OPEN, position, end)
+    while (end := text.find(closing, position)) >= 0:
+        start = text.rfind(opening, position, end)
         if start >= 0:
-            block = text[start + len(ANSWER_OPEN) : end].strip()
+            block = text[start + len(opening) : end].strip()
             if answer is not None and block != answer and not equivalent(block, answer, budget):
                 return None
             answer = block
-        position = end + len(ANSWER_CLOSE)
+        position = end + len(closing)
     return answer or None
 
 

@@ -199,7 +199,7 @@ def _settings() -> dict[str, dict[str, Any]]:
     import trl
 
     from gtpo import cli, validation
-    from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments
+    from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments
 
     cli.gpu_is_available = lambda: True
     validation.is_installed = lambda package: True
@@ -207,7 +207,8 @@ def _settings() -> dict[str, dict[str, Any]]:
     for method in ("gtpo", "grpo", "sft"):
         for model in ("llama", "qwen"):
             trainer_config = trl.SFTConfig if method == "sft" else trl.GRPOConfig
-            ours = (DataArguments, ModelArguments, RunArguments, *((GTPOArguments,) if method == "gtpo" else ()))
+            ours = (DataArguments, PromptArguments, ModelArguments, RunArguments)
+            ours += (GTPOArguments,) if method == "gtpo" else ()
             # Without use_cpu, bf16 of the presets is refused on a machine without a GPU.
             argv = ["--model", model, "--run_name", "x", "--use_cpu", "true"]
             args = cli.parse(method, (*ours, trainer_config), argv).trainer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gtpo.arguments import EvaluationArguments
+from gtpo.arguments import EvaluationArguments, PromptArguments
 from gtpo.cli import parse_evaluation
 from gtpo.data import load_benchmark
 from gtpo.errors import UsageError
@@ -16,6 +16,7 @@ from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, load_problems, 
 from gtpo.evaluation.sampling import Sampling
 from gtpo.evaluation.storage import problems_hash
 from gtpo.evaluation.targets import Target
+from gtpo.prompts import SYSTEM_PROMPT
 from gtpo.sources import ARITHMETIC_STEPS, BENCHMARK_TITLES, BENCHMARKS
 
 ROWS = load_benchmark("arithmetic")
@@ -87,12 +88,15 @@ def test_your_problems_with_a_readable_gold_answer(tmp_path: Path, caplog: pytes
         load_problems("mine", str(path), EvaluationArguments([str(path)], prompt_column="task"))
 
 
+THINK = PromptArguments(system_prompt="none", tags="<think> </think> <answer> </answer>")
+
+
 def test_a_job_for_every_target_and_benchmark(tiny: Path, adapters: list[Path], tmp_path: Path) -> None:
     flags = EvaluationArguments(["arithmetic", "arithmetic_hard"], output_dir=str(tmp_path))
     targets = [Target("run@best", adapters[0], "best"), Target("")]
     problems = {"arithmetic": ROWS[:3], "arithmetic_hard": ROWS[:2]}
     sampling = Sampling(k=2, temperature=0.5, top_p=0.9, seed=7, max_new_tokens=11, batch_size=5)
-    jobs = plan_jobs(flags, targets, problems, str(tiny), "transformers", sampling)
+    jobs = plan_jobs(flags, targets, [PromptArguments(), THINK], problems, str(tiny), "transformers", sampling)
     base = f"base-{tiny.name}"
     assert [job.path.relative_to(tmp_path) for job in jobs] == [
         Path("run@best/arithmetic.jsonl"),
@@ -116,8 +120,14 @@ def test_a_job_for_every_target_and_benchmark(tiny: Path, adapters: list[Path], 
         "seed": 7,
         "max_new_tokens": 11,
         "batch_size": 5,
-        "load_in_4bit": False,  # files of earlier revisions lack it: storage.EARLIER
+        "load_in_4bit": False,  # files of earlier revisions lack it and the following: storage.EARLIER
+        "tags": "<reasoning> </reasoning> <answer> </answer>",
+        "system_prompt": SYSTEM_PROMPT,
+        "chat_template": None,
+        "chat_template_kwargs": None,
     }
+    assert jobs[2].settings["tags"] == "<think> </think> <answer> </answer>"
+    assert jobs[2].settings["system_prompt"] == "none" and jobs[2].prompt == THINK
     assert jobs[0].about | {"model": str(tiny), "adapter": str(adapters[0]), "checkpoint": "best"} == jobs[0].about
     assert jobs[0].about["environment"]["packages"]["transformers"]
 
@@ -152,6 +162,7 @@ def test_problems_that_have_changed_are_refused(
 @pytest.mark.parametrize("name", STORED_FLAGS)
 def test_regrade_refuses_what_is_stored(name: str) -> None:
     values = {"checkpoint": "last", "backend": "auto"}  # the defaults, but given
+    values |= {"tags": "a b c d", "chat_template": "{{ 1 }}", "chat_template_kwargs": "{}"}
     flags = parse_evaluation(["--regrade", f"--{name}", values.get(name, "1")])
     with pytest.raises(UsageError, match=f"--regrade reads --{name} from the stored completions: remove it"):
         find_stored_jobs(flags)

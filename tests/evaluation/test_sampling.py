@@ -334,6 +334,6 @@ def test_transformers_load_the_base_in_the_precision_of_the_settings(
 ) -> None:
     loaded: list[tuple[str, bool]] = []
     load_base = sampling.load_base
-    monkeypatch.setattr(sampling, "load_base", lambda path, bits: loaded.append((path, bits)) or load_base(path))
+    monkeypatch.setattr(sampling, "load_base", lambda path, bits, **_: loaded.append((path, bits)) or load_base(path))
     TransformersSampler(str(tiny), dataclasses.replace(SETTINGS, load_in_4bit=four_bit))
     assert loaded == [(str(tiny), four_bit)]

@@ -33,7 +33,11 @@ class Canned:
     """A sampler that answers with the id of the request, two at a time."""
 
     context_length = 100
-    tokenizer = SimpleNamespace(apply_chat_template=lambda messages, **_: [1, 2, 3])
+    tokenizer = SimpleNamespace(
+        apply_chat_template=lambda messages, tokenize=True, **_: [1, 2, 3] if tokenize else "",
+        encode=lambda text, **_: [],
+        added_tokens_decoder={},
+    )
 
     def sample(
         self, requests: Sequence[Request], done: set[Key], adapter: Path | None, count_tokens: Callable[[int], object]

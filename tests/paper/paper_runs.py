@@ -2,12 +2,12 @@
 
 from trl import GRPOConfig, SFTConfig
 
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RewardArguments, RunArguments
 
 CLASSES: dict[str, tuple[type, ...]] = {
-    "gtpo": (DataArguments, RewardArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
-    "grpo": (DataArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig),
-    "sft": (DataArguments, ModelArguments, RunArguments, SFTConfig),
+    "gtpo": (DataArguments, PromptArguments, RewardArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
+    "grpo": (DataArguments, PromptArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig),
+    "sft": (DataArguments, PromptArguments, ModelArguments, RunArguments, SFTConfig),
 }
 _MAIN = {  # Section 6: all models x datasets; GRPO with beta 0 and 1e-6; G = 8 and 12
     f"{method}-{model}-{dataset}{variant}"
