@@ -28,6 +28,7 @@ def main() -> None:
     from gtpo.start import check_run, start_run
     from gtpo.summary import log_summary
     from gtpo.timing import describe_time
+    from gtpo.tokenizer import check_answer_is_kept
     from gtpo.training import attach_callbacks, train
 
     settings = parse("sft", (*SETTINGS, SFTConfig))
@@ -39,6 +40,9 @@ def main() -> None:
         return print(describe_checks(settings, backend) + timing + plan(settings, len(rows)), end="")
     checkpoint = check_run(settings, len(rows))
     policy, tokenizer = load_policy(settings.model, backend, settings.trainer.seed, prompt=settings.prompt)
+    check_answer_is_kept(
+        tokenizer, rows[0]["prompt"] + rows[0]["completion"], settings.prompt.tags, settings.prompt.template_kwargs
+    )
     rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length, settings.prompt.template_kwargs)
     start_run(settings)
     trainer = SFTTrainer(

@@ -152,6 +152,29 @@ def assistant_prefill(tokenizer: Any, tags: str, template_kwargs: Mapping[str, A
     return str(tag + rest)
 
 
+def check_answer_is_kept(tokenizer: Any, messages: Messages, tags: str, template_kwargs: Mapping[str, Any]) -> None:
+    """Refuse a chat template that leaves tags of an answer out: SFT would train on another text.
+
+    Templates of reasoning models drop what stands between ``<think>`` and ``</think>`` in earlier turns, or in all.
+
+    Args:
+        tokenizer: Of Transformers.
+        messages: A conversation that ends with the answer.
+        tags: The tags of a completion, separated by spaces.
+        template_kwargs: Arguments of the chat template.
+
+    Raises:
+        UsageError: Names the first tag that is missing.
+    """
+    text = tokenizer.apply_chat_template(messages, tokenize=False, **template_kwargs)
+    missing = [tag for tag in tags.split() if tag in messages[-1]["content"] and tag not in text]
+    if missing:
+        raise UsageError(
+            f"the chat template of {tokenizer.name_or_path} leaves {missing[0]} out of an answer, so SFT would not "
+            "learn it: name another with --chat_template, or other --tags."
+        )
+
+
 def end_of_turn(tokenizer: Any) -> int | None:
     """The special token that the chat template writes after an answer; None where it writes text or nothing."""
     answer = "It is two"

@@ -1,6 +1,21 @@
 """The prompt is box 8.2 of the paper, and the reference completion has its format."""
 
-from gtpo.prompts import SYSTEM_PROMPT, to_completion, to_messages
+import asyncio
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from trl import GRPOConfig, SFTConfig
+
+from gtpo.arguments import DataArguments, EvaluationArguments, ModelArguments, PromptArguments, RunArguments
+from gtpo.cli import parse
+from gtpo.data import load_train, to_demonstrations
+from gtpo.errors import UsageError
+from gtpo.prompts import PAPER, SYSTEM_PROMPT, to_completion, to_messages
+from gtpo.reward_functions import with_prefill
+from rewards import rewards_in
 
 BOX_8_2 = """\
 You are a helpful assistant for solving math problems.
@@ -18,3 +33,113 @@ def test_the_system_prompt_is_box_8_2_verbatim() -> None:
 
 def test_a_reference_completion_has_the_tags() -> None:
     assert to_completion("1 + 1 = 2", "2") == "<reasoning>\n1 + 1 = 2\n</reasoning>\n<answer>\n2\n</answer>"
+
+
+# ---- other prompts and tags ----
+
+THINK = "<think> </think> <answer> </answer>"
+
+
+def test_the_default_prompt_names_the_tags() -> None:
+    prompt = PromptArguments(tags=THINK)
+    assert prompt.system_prompt == BOX_8_2.replace("reasoning>", "think>")
+    assert PromptArguments().format == PAPER
+    stored = PromptArguments(tags=THINK, system_prompt=BOX_8_2)  # config.yaml of a run, read with other --tags
+    assert stored == prompt
+
+
+def test_a_format_with_other_tags() -> None:
+    form = PromptArguments(tags=THINK, system_prompt="none").format
+    assert form.to_messages("1 + 1?") == [{"role": "user", "content": "1 + 1?"}]
+    text = form.to_completion("1 + 1 = 2", "2")
+    assert text == "<think>\n1 + 1 = 2\n</think>\n<answer>\n2\n</answer>"
+    assert form.follows_format(text) and not PAPER.follows_format(text)
+    assert not form.follows_format(to_completion("1 + 1 = 2", "2"))
+
+
+def test_files_are_read_when_the_settings_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("prompt.txt").write_text("Be brief.\n")
+    Path("template.jinja").write_text("{{ messages }}")
+    prompt = PromptArguments(system_prompt="prompt.txt", chat_template="template.jinja")
+    assert (prompt.system_prompt, prompt.chat_template) == ("Be brief.", "{{ messages }}")
+    Path("template.jinja").unlink()
+    again = PromptArguments(**vars(prompt))  # as config.yaml has them
+    assert again == prompt
+    assert PromptArguments(chat_template_kwargs='{"enable_thinking": false}').template_kwargs == {
+        "enable_thinking": False
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tags": "<think> </think>"}, r"--tags is '<think> </think>': expected four different tags"),
+        ({"tags": "<a> <a> <b> </b>"}, "expected four different tags, none a part of another"),
+        ({"tags": "<a> </a> <a>> </b>"}, "none a part of another"),
+        ({"system_prompt": "  "}, "--system_prompt is empty: expected text, a file with text, or none"),
+        ({"system_prompt": "missing.txt"}, r"--system_prompt missing.txt cannot be read: .*No such file"),
+        ({"chat_template": "missing.jinja"}, "--chat_template missing.jinja cannot be read"),
+        ({"chat_template_kwargs": "[1]"}, r"--chat_template_kwargs is '\[1\]': expected a JSON object such as"),
+        ({"chat_template_kwargs": "{enable"}, "expected a JSON object"),
+    ],
+)
+def test_prompt_settings_that_cannot_be_used_are_refused(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        PromptArguments(**settings)
+    with pytest.raises(UsageError, match=message):
+        EvaluationArguments(**settings)
+
+
+def test_training_stores_the_prompt_and_hands_trl_the_template_arguments(tmp_path: Path) -> None:
+    argv = ["--model", "tiny", "--tags", THINK, "--chat_template_kwargs", '{"enable_thinking": false}']
+    classes = (DataArguments, PromptArguments, ModelArguments, RunArguments)
+    for method, config in (("grpo", GRPOConfig), ("sft", SFTConfig)):
+        settings = parse(method, (*classes, config), [*argv, "--output_dir", str(tmp_path)])
+        stored = settings.to_dict()
+        assert stored["tags"] == THINK and "<think>" in stored["system_prompt"]
+        assert stored["chat_template_kwargs"] == {"enable_thinking": False}
+        assert getattr(settings.trainer, "chat_template_kwargs", {"enable_thinking": False}) == {
+            "enable_thinking": False
+        }
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored))
+        again = parse(method, (*classes, config), ["--config", str(tmp_path / "config.yaml")])
+        assert again.to_dict() == stored
+
+
+def test_rows_have_the_prompt_and_the_tags() -> None:
+    form = PromptArguments(tags=THINK, system_prompt="Be brief.").format
+    paper, rows = (load_train(DataArguments("arithmetic", limit_rows=2), 0, False, f) for f in (PAPER, form))
+    assert [turn["content"] for turn in rows[0]["prompt"]] == ["Be brief.", paper[0]["prompt"][1]["content"]]
+    assert rows[0]["solution"] == paper[0]["solution"].replace("reasoning>", "think>")
+    demonstrations = to_demonstrations(rows, {"enable_thinking": False})
+    assert demonstrations["chat_template_kwargs"][:] == [{"enable_thinking": False}] * 2  # TRL reads this column
+    assert to_demonstrations(rows).column_names == ["prompt", "completion"]
+
+
+# ---- rewards ----
+
+
+def test_the_rewards_of_other_tags() -> None:
+    rewards = rewards_in(PromptArguments(tags=THINK).format)
+    good, paper = "<think>1 + 1</think><answer>2</answer>", to_completion("1 + 1", "2")
+    assert rewards["format"](completions=[good, paper, "2"], tags=["a column", "of that name", ""]) == [10.0, 1.0, 0.0]
+    tagged = rewards_in(PromptArguments(tags="[think] [/think] [answer] [/answer]").format)
+    assert tagged["accuracy"](completions=["[answer]2[/answer]", good], answer=["2", "2"]) == [10.0, 0.0]
+    assert [reward.__name__ for reward in rewards.values()] == ["format_reward", "accuracy_reward"]  # in metrics.jsonl
+
+
+def test_rewards_see_what_the_template_has_written() -> None:
+    def plain(completions: list[Any], **_: Any) -> list[float]:
+        return [float(len(c) if isinstance(c, str) else len(c[0]["content"])) for c in completions]
+
+    async def later(completions: list[Any], **_: Any) -> list[float]:
+        return plain(completions)
+
+    completions = ["ab", [{"role": "assistant", "content": "abc"}]]
+    with_tag, awaited = with_prefill([plain, later], "<think>\n")
+    assert with_tag(completions=completions) == [10.0, 11.0] and completions[0] == "ab"
+    assert inspect.iscoroutinefunction(awaited) and asyncio.run(awaited(completions=completions)) == [10.0, 11.0]
+    assert with_tag.__name__ == "plain" and with_prefill([plain], "") == [plain]
+    rewards = with_prefill([rewards_in(PromptArguments(tags=THINK).format)["format"]], "<think>\n")
+    assert rewards[0](completions=["1 + 1</think><answer>2</answer>"]) == [10.0]

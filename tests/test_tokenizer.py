@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ from tokenizers.models import BPE, WordLevel
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, SFTConfig, SFTTrainer
 
-from gtpo.arguments import GTPOArguments
+from gtpo import models
+from gtpo.arguments import GTPOArguments, PromptArguments
 from gtpo.data import to_demonstrations
 from gtpo.errors import UsageError
-from gtpo.evaluation.sampling import Sampling, TransformersSampler, make_requests
-from gtpo.tokenizer import encode_prompt, prepare_tokenizer
+from gtpo.evaluation.sampling import Sampling, TransformersSampler, make_requests, to_row
+from gtpo.tokenizer import assistant_prefill, check_answer_is_kept, encode_prompt, end_of_turn, prepare_tokenizer
 from gtpo.trainer import GTPOTrainer
 
 CHATML = (  # as SmolLM2's: the EOS token ends every turn
@@ -283,3 +285,59 @@ def test_a_template_that_fails_on_a_question_alone_is_refused() -> None:
     tokenizer = byte_level(["<eos>"], "{{ raise_exception('\x1b[31mno\x07') }}", eos_token="<eos>")
     with pytest.raises(UsageError, match=r"fails on a user message \(TemplateError: \\x1b\[31mno\\x07\)"):
         prepare_tokenizer(tokenizer, "some/model")
+
+
+THINKS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>{% endfor %}" + (
+    "{% if add_generation_prompt %}[assistant]{% if enable_thinking is not defined or enable_thinking %}<think>\n"
+    "{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def test_what_the_template_has_written_of_the_completion() -> None:
+    tokenizer = byte_level(["<eos>"], THINKS, eos_token="<eos>")
+    tags = "<think> </think> <answer> </answer>"
+    assert assistant_prefill(tokenizer, tags, {}) == "<think>\n"
+    assert assistant_prefill(tokenizer, tags, {"enable_thinking": False}) == "<think>\n\n</think>\n\n"
+    assert assistant_prefill(tokenizer, "<reasoning> </reasoning> <answer> </answer>", {}) == ""
+    assert assistant_prefill(byte_level(**SMOLLM2), tags, {}) == ""
+    long, short = (len(encode_prompt(tokenizer, TURNS, enable_thinking=on)) for on in (False, True))
+    assert long - short == len("\n</think>\n\n")
+
+
+def test_evaluation_stores_the_whole_completion(tmp_path: Path) -> None:
+    """A run trained with <think> is not scored 0.0 because its template writes the opening tag."""
+    prompt = PromptArguments(tags="<think> </think> <answer> </answer>", system_prompt="none")
+    tokenizer = byte_level(["<eos>"], THINKS, eos_token="<eos>")
+    sampler = SimpleNamespace(tokenizer=tokenizer, context_length=999)
+    [request] = make_requests(sampler, [{"id": "a", "question": "1 + 1?"}], Sampling(k=1, max_new_tokens=9), prompt)
+    assert tokenizer.decode(request.prompt_ids) == "[user]1 + 1?<eos>[assistant]<think>\n"
+    written = tokenizer.encode("2</think><answer>2</answer>", add_special_tokens=False)
+    row = to_row(request, written, True, tokenizer)
+    assert row["completion"] == "<think>\n2</think><answer>2</answer>" and row["tokens"] == len(written)
+    assert prompt.format.follows_format(row["completion"])
+
+
+def test_a_turn_ends_with_the_token_of_the_template() -> None:
+    base = byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"], eos_token="<|endoftext|>")
+    assert end_of_turn(base) == base.convert_tokens_to_ids("<|im_end|>") != base.eos_token_id
+    assert end_of_turn(byte_level(["<eos>"], DROPS_SYSTEM, eos_token="<eos>")) is None
+    model = random_model()
+    assert model.generation_config.eos_token_id == 0
+    models._stop_at_end_of_turn(model, base)
+    assert model.generation_config.eos_token_id == sorted([0, base.eos_token_id, end_of_turn(base)])
+
+
+def test_sft_is_refused_where_the_template_drops_the_reasoning() -> None:
+    """The templates of DeepSeek-R1 keep what follows </think> only."""
+    template = CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")
+    tokenizer = byte_level(**SMOLLM2 | {"template": template})
+    answer = {"role": "assistant", "content": "<think>2</think><answer>2</answer>"}
+    with pytest.raises(UsageError, match="leaves <think> out of an answer, so SFT would not learn it"):
+        check_answer_is_kept(tokenizer, [*TURNS, answer], "<think> </think> <answer> </answer>", {})
+    check_answer_is_kept(byte_level(**SMOLLM2), [*TURNS, answer], "<think> </think> <answer> </answer>", {})
+
+
+def test_a_template_of_the_user_replaces_the_tokenizers(tiny: Path) -> None:
+    prompt = PromptArguments(chat_template="{% for m in messages %}{{ m['content'] }}|{% endfor %}")
+    _, tokenizer = models.load_base(str(tiny), prompt=prompt)
+    assert tokenizer.apply_chat_template(TURNS, tokenize=False) == "Be brief.|2 + 2?|"

@@ -110,3 +110,23 @@ def test_the_scores_include_k_itself(store: Callable[..., Path], texts_by_hand: 
     scores = grade(path, load_benchmark("arithmetic")[:3])["scores"]
     assert scores["pass"] == pytest.approx({"1": 200 / 9, "2": 100 / 3, "3": 100 / 3}, abs=1e-5)
     assert scores["maj"] == pytest.approx({"1": 0.0, "2": 0.0, "3": 100 / 3}, abs=1e-5)
+
+
+def test_completions_are_graded_by_the_tags_they_were_sampled_with(
+    store: Callable[..., Path], texts_by_hand: dict[str, list[str]]
+) -> None:
+    """Beside the paper's tags, which files of earlier revisions have, the scores of the same texts are equal."""
+    problems = load_benchmark("arithmetic")[:3]
+    path = store(texts_by_hand)
+    expected = grade(path, problems)
+    head, *rows = path.read_text().splitlines()
+    stored = json.loads(head)
+    stored["settings"]["tags"] = "[think] [/think] [solution] [/solution]"
+    text = "\n".join(rows)
+    for old, new in (("reasoning", "think"), ("answer", "solution")):
+        text = text.replace(f"<{old}>", f"[{new}]").replace(f"</{old}>", f"[/{new}]")
+    path.write_text(f"{json.dumps(stored)}\n{text}\n")
+    found = grade(path, problems)
+    assert found["scores"] == expected["scores"] and expected["scores"]["format"] > 0
+    path.write_text(f"{head}\n{text}\n")
+    assert grade(path, problems)["scores"]["format"] == 0

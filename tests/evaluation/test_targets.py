@@ -6,14 +6,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gtpo import tiny as tiny_module
+from gtpo.arguments import EvaluationArguments, PromptArguments
 from gtpo.errors import UsageError
 from gtpo.evaluation import targets
 from gtpo.evaluation.targets import (
     Target,
     base_model,
     choose_4bit,
+    choose_prompts,
     find_targets,
     max_lora_rank,
     newest_run,
@@ -294,3 +297,35 @@ def test_without_bitsandbytes_4_bits_are_refused_by_name(
     with pytest.raises(UsageError, match="--load_in_4bit needs bitsandbytes, which this machine lacks"):
         choose_4bit(True, trained[:1])
     assert choose_4bit(None, trained[:1]) is False and "which need bitsandbytes" in caplog.text
+
+
+# ---- prompts ----
+
+THINK = "<think> </think> <answer> </answer>"
+
+
+@pytest.fixture
+def prompted(outputs: Path) -> list[Target]:
+    """A run of <think> without a system prompt, a run of an earlier revision, and the base model."""
+    (outputs / "older" / "config.yaml").write_text(yaml.safe_dump({"tags": THINK, "system_prompt": "none"}))
+    (outputs / "demo/newer" / "config.yaml").write_text(yaml.safe_dump({"model": "tiny"}))
+    found = find_targets(["outputs/older", "outputs/demo/newer"], None)
+    return [*found, Target("")]
+
+
+def test_adapters_are_asked_as_they_were_trained(prompted: list[Target], caplog: pytest.LogCaptureFixture) -> None:
+    think, earlier, base = prompted
+    expected = PromptArguments(tags=THINK, system_prompt="none")
+    assert choose_prompts({}, [think, earlier]) == [expected, PromptArguments()]
+    assert caplog.messages == [f"older is asked with --tags '{THINK}', --system_prompt 'none'"]
+    assert choose_prompts({}, [base, think]) == [expected, expected]  # the base model as its run
+    assert choose_prompts({}, [base]) == [PromptArguments()]
+
+
+def test_flags_decide_the_prompt(prompted: list[Target]) -> None:
+    with pytest.raises(
+        UsageError, match=r"older/adapter and .*newer/adapter were trained with another --tags, .*set --t"
+    ):
+        choose_prompts({}, prompted)
+    asked = EvaluationArguments(tags="a b c d", system_prompt="Be brief.").prompt
+    assert choose_prompts(asked, prompted) == [PromptArguments(tags="a b c d", system_prompt="Be brief.")] * 3
