@@ -22,7 +22,7 @@ def main() -> None:
     from trl import GRPOConfig
 
     from gtpo import GRPOTrainer
-    from gtpo.data import drop_long_prompts, load_train
+    from gtpo.data import drop_long_prompts, load_rows
     from gtpo.export import save_adapter
     from gtpo.memory import plan
     from gtpo.models import load_policy
@@ -39,11 +39,12 @@ def main() -> None:
     settings = parse("grpo", (*SETTINGS, GRPOConfig))
     check_machine(settings, backend)
     GRPOTrainer.check_settings(settings.trainer)
-    rows = load_train(settings.data, settings.trainer.seed, settings.run.dry_run, settings.prompt.format)
-    rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), rows.column_names)
+    rows, held_out = load_rows(settings.data, settings.trainer.seed, settings.run.dry_run, settings.prompt.format)
+    rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), (held_out or rows).column_names)
     if settings.run.dry_run:
         timing = describe_time(settings, rows, partial(GRPOTrainer, reward_funcs=rewards))
-        return print(describe_checks(settings, backend) + timing + plan(settings, len(rows)), end="")
+        text = describe_checks(settings, backend) + timing + plan(settings, len(rows), held_out=len(held_out or ()))
+        return print(text, end="")
     checkpoint = check_run(settings, len(rows))
     GRPOTrainer.check_model(settings.model.model, settings.trainer)
     policy, tokenizer = load_policy(
@@ -51,6 +52,10 @@ def main() -> None:
     )
     rewards = with_prefill(rewards, assistant_prefill(tokenizer, settings.prompt.tags, settings.prompt.template_kwargs))
     rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length, settings.prompt.template_kwargs)
+    if held_out is not None:
+        held_out = drop_long_prompts(
+            held_out, tokenizer, settings.data.max_prompt_length, settings.prompt.template_kwargs
+        )
     start_run(settings)
     trainer = GRPOTrainer(
         model=policy,
@@ -58,6 +63,7 @@ def main() -> None:
         reward_funcs=rewards,
         args=settings.trainer,
         train_dataset=rows,
+        eval_dataset=held_out,
         positive_advantage_weight=settings.reward.positive_advantage_weight,
         negative_advantage_weight=settings.reward.negative_advantage_weight,
     )

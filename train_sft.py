@@ -19,7 +19,7 @@ def main() -> None:
     backend = load_backend_from_flags("sft", SETTINGS)
     from trl import SFTConfig, SFTTrainer
 
-    from gtpo.data import drop_long_prompts, load_train, to_demonstrations
+    from gtpo.data import drop_long_prompts, load_rows, to_demonstrations
     from gtpo.export import save_adapter
     from gtpo.memory import plan
     from gtpo.models import keep_adapter_in_float32, load_policy
@@ -33,23 +33,30 @@ def main() -> None:
 
     settings = parse("sft", (*SETTINGS, SFTConfig))
     check_machine(settings, backend)
-    rows = load_train(settings.data, settings.trainer.seed, settings.run.dry_run, settings.prompt.format)
+    rows, held_out = load_rows(settings.data, settings.trainer.seed, settings.run.dry_run, settings.prompt.format)
     rows = to_demonstrations(rows, settings.prompt.template_kwargs)
+    held_out = held_out and to_demonstrations(held_out, settings.prompt.template_kwargs)
     if settings.run.dry_run:
         timing = describe_time(settings, rows, SFTTrainer)
-        return print(describe_checks(settings, backend) + timing + plan(settings, len(rows)), end="")
+        text = describe_checks(settings, backend) + timing + plan(settings, len(rows), held_out=len(held_out or ()))
+        return print(text, end="")
     checkpoint = check_run(settings, len(rows))
     policy, tokenizer = load_policy(settings.model, backend, settings.trainer.seed, prompt=settings.prompt)
     check_answer_is_kept(
         tokenizer, rows[0]["prompt"] + rows[0]["completion"], settings.prompt.tags, settings.prompt.template_kwargs
     )
     rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length, settings.prompt.template_kwargs)
+    if held_out is not None:
+        held_out = drop_long_prompts(
+            held_out, tokenizer, settings.data.max_prompt_length, settings.prompt.template_kwargs
+        )
     start_run(settings)
     trainer = SFTTrainer(
         model=policy,
         processing_class=tokenizer,
         args=settings.trainer,
         train_dataset=rows,
+        eval_dataset=held_out,
     )
     keep_adapter_in_float32(trainer.model)
     attach_callbacks(trainer, settings)

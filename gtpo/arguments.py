@@ -58,6 +58,23 @@ class DataArguments:
         default="solution", metadata={"help": "Column of your data with the reference completion, for SFT."}
     )
     limit_rows: int | None = field(default=None, metadata={"help": "Only the first N usable rows."})
+    eval_dataset: str | None = field(
+        default=None,
+        metadata={
+            "help": "Held-out rows that are evaluated while training: your data, as --dataset, or the test split of "
+            f"{', '.join(BENCHMARK_TITLES)}. best/ follows them."
+        },
+    )
+    eval_rows: int | None = field(
+        default=None,
+        metadata={
+            "help": "Hold out N training rows, chosen by the seed, and evaluate them while training; with "
+            "--eval_dataset, N of its rows."
+        },
+    )
+    eval_split: str | None = field(
+        default=None, metadata={"help": "Split of --eval_dataset, of a Hub dataset or a folder; else test."}
+    )
     max_prompt_length: int = field(
         default=4000,
         metadata={"help": "Maximum prompt length in tokens; longer prompts are dropped and counted [Listing 1]."},
@@ -325,6 +342,10 @@ class RunArguments:
         metadata={"help": "Resume the run in --output_dir, or in the directory named.", "nargs": "?", "const": "auto"},
     )
     overwrite: bool = field(default=False, metadata={"help": "Replace the run directory if it exists."})
+    early_stopping_patience: int | None = field(
+        default=None,
+        metadata={"help": "Stop after N evaluations of the held-out rows in a row without a better one."},
+    )
     merge: Literal["none", "16bit"] = field(
         default="none", metadata={"help": "16bit: also write merged/, base and adapter as one standalone model."}
     )

@@ -1,4 +1,4 @@
-"""Callbacks of a training run: metrics.jsonl and wandb, the best adapter.
+"""Callbacks of a training run: metrics.jsonl and wandb, the best adapter, early stopping.
 
 ``metrics.jsonl`` (one line per logged step, written immediately) and wandb get the same names and values.
 """
@@ -17,17 +17,18 @@ from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
-from transformers import TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from gtpo.arguments import Settings
 from gtpo.distributed import gather_full_parameter
+from gtpo.errors import RunError
 from gtpo.files import replace_directory, write_atomically
-from gtpo.runs import RunDirectory
+from gtpo.runs import RunDirectory, is_held_out
 
 logger = logging.getLogger(__name__)
 
 BEST_WINDOW = 100  # steps of the mean that selects best/
-WANDB_STEPS = 1000  # wandb steps per training step: TRL logs tables and timings in between
+WANDB_STEPS = 1_000_000  # wandb steps per training step: TRL logs tables and the time of each call in between
 
 
 def start_wandb(settings: Settings) -> Any:
@@ -77,7 +78,7 @@ def start_wandb(settings: Settings) -> Any:
 
 
 class MetricsWriter(TrainerCallback):
-    """Append each logged step to ``metrics.jsonl`` and to wandb, under the same names."""
+    """Append each logged step and each evaluation to ``metrics.jsonl`` and to wandb, under the same names."""
 
     def __init__(self, run: RunDirectory, wandb_run: Any = None) -> None:
         self.path = run.metrics
@@ -92,6 +93,8 @@ class MetricsWriter(TrainerCallback):
                 if _step(line) == float("inf"):
                     logger.warning("%s: line %d is not a JSON object with a step and is removed", self.path, number)
             write_atomically(self.path, "".join(line + "\n" for line in kept))
+        if state.global_step:
+            args.eval_on_start = False  # its line is there
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
         is_summary = "train_loss" in (logs or ())  # the last call
@@ -107,7 +110,8 @@ class MetricsWriter(TrainerCallback):
             file.write(json.dumps(line) + "\n")
         if self.wandb_run is not None:
             try:  # steps that a resumed run repeats are behind wandb's step and ignored by it
-                self.wandb_run.log(line, step=state.global_step * WANDB_STEPS, commit=True)
+                half = WANDB_STEPS // 2 if is_held_out(metrics) else 0  # after the step's line
+                self.wandb_run.log(line, step=state.global_step * WANDB_STEPS + half, commit=True)
             except Exception as error:  # its service process died; training continues
                 logger.warning("wandb: %s; training continues without it, metrics.jsonl is complete", error)
                 self.wandb_run = None
@@ -119,18 +123,26 @@ class MetricsWriter(TrainerCallback):
 
 
 class BestAdapter(TrainerCallback):
-    """Save the adapter, or model, with the highest accuracy in ``best/``, where the paper evaluates GRPO (Section 6.1).
+    """Save the best adapter, or model, in ``best/``.
 
-    The accuracy (or the reward, where no accuracy is logged) is the mean over the last ``BEST_WINDOW`` steps, from the
-    first full window on (over all steps in a shorter run). A new best is copied to host memory and written with the
-    next checkpoint, or at the end.
+    With held-out rows it is that of the best evaluation, the first of equal ones. Without, it is the one with the
+    highest accuracy (or reward, where no accuracy is logged), where the paper evaluates GRPO (Section 6.1): a mean over
+    the last ``BEST_WINDOW`` steps, from the first full window on (over all steps in a shorter run).
+
+    A new best is copied to host memory and written with the next checkpoint, or at the end.
+
+    Args:
+        run: The run directory.
+        tokenizer: Saved beside the adapter.
+        held_out_metric: ``metric_for_best_model`` of a run with held-out rows.
     """
 
-    def __init__(self, run: RunDirectory, tokenizer: Any) -> None:
+    def __init__(self, run: RunDirectory, tokenizer: Any, held_out_metric: str | None = None) -> None:
         self.run, self.directory = run, run.best
         self.tokenizer = tokenizer
+        self.held_out_metric = held_out_metric and f"eval_{held_out_metric.removeprefix('eval_')}"
         self.recent: deque[float] = deque(maxlen=BEST_WINDOW)
-        self.best: dict[str, float] = {"accuracy": -1.0, "step": 0}
+        self.best: dict[str, float] = {"step": 0} if held_out_metric else {"accuracy": -1.0, "step": 0}
         self.weights: dict[str, torch.Tensor] | None = None  # of a best adapter that is not on disk yet
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
@@ -139,17 +151,37 @@ class BestAdapter(TrainerCallback):
             rows = [json.loads(line) for line in metrics.read_text().splitlines()]
             self.recent.extend(_score(row) for row in rows if _score(row) is not None)
         stored = self.run.read_best() if state.global_step else None
-        if stored is not None and stored["step"] <= state.global_step:
+        if (
+            stored is not None
+            and stored["step"] <= state.global_step
+            and (self.held_out_metric or "accuracy") in stored
+        ):
             self.best = stored
 
+    def on_evaluate(self, args, state, control, metrics=None, model=None, **kwargs):  # type: ignore[no-untyped-def]
+        name = self.held_out_metric
+        if name is None:
+            return
+        if metrics.get(name) is None:
+            known = ", ".join(key for key, value in metrics.items() if value is not None)
+            raise RunError(
+                f"the held-out rows have no {name} in step {state.global_step}: set --metric_for_best_model to one of "
+                f"{known}."
+            )
+        best = self.best.get(name)
+        if best is None or (metrics[name] > best if args.greater_is_better else metrics[name] < best):
+            self._keep({name: metrics[name], "step": state.global_step}, state, model)
+
     def on_log(self, args, state, control, logs=None, model=None, **kwargs):  # type: ignore[no-untyped-def]
-        if not logs or (score := _score(logs)) is None:
+        if self.held_out_metric or not logs or (score := _score(logs)) is None:
             return
         self.recent.append(score)
         accuracy = sum(self.recent) / len(self.recent)
-        if len(self.recent) < min(BEST_WINDOW, state.max_steps) or accuracy <= self.best["accuracy"]:
-            return
-        self.best = {"accuracy": accuracy, "step": state.global_step}
+        if len(self.recent) >= min(BEST_WINDOW, state.max_steps) and accuracy > self.best["accuracy"]:
+            self._keep({"accuracy": accuracy, "step": state.global_step}, state, model)
+
+    def _keep(self, best: dict[str, float], state: Any, model: Any) -> None:
+        self.best = best
         with torch.no_grad():
             if isinstance(model, PeftModel):
                 trained = get_peft_model_state_dict(model, save_embedding_layers=False)  # "auto" asks the Hub each time
@@ -175,6 +207,28 @@ class BestAdapter(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         self.on_save(args, state, control, **kwargs)
+
+
+class EarlyStopping(EarlyStoppingCallback):
+    """Transformers' early stopping; its count is in each checkpoint, and the step at which it stops has one."""
+
+    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        # Transformers would warn that the best adapter is not loaded at the end: it is in best/.
+        stored = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        if state.global_step:  # resumed
+            self.early_stopping_patience_counter = stored["attributes"]["early_stopping_patience_counter"]
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):  # type: ignore[no-untyped-def]
+        super().on_evaluate(args, state, control, metrics, **kwargs)
+        if self.early_stopping_patience_counter >= self.early_stopping_patience:
+            control.should_save = True
+            if state.is_world_process_zero:
+                logger.warning(
+                    "stopped early after step %d: %s has not improved in %d evaluation(s)",
+                    state.global_step,
+                    args.metric_for_best_model,
+                    self.early_stopping_patience,
+                )
 
 
 def _score(metrics: dict[str, Any]) -> Any:

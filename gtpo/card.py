@@ -11,7 +11,7 @@ from gtpo.arguments import MODEL_ALIASES, EvaluationArguments, PromptArguments, 
 from gtpo.errors import UsageError
 from gtpo.runs import RunDirectory
 from gtpo.sources import BENCHMARK_TITLES, TRAIN
-from gtpo.summary import initial_entropy_text, scores, window_text
+from gtpo.summary import held_out_text, initial_entropy_text, scores, window_text
 from gtpo.tokenizer import FOLD_SYSTEM, PLAIN_TEMPLATE
 
 METHODS = {  # name, reference, what it does, BibTeX
@@ -192,6 +192,7 @@ def _scores(run: RunDirectory) -> list[str]:
             "## Scores",
             f"{window_text(rows)} of the training, {rows[-1].get('step')} steps:",
             "\n".join(["| | start | end |", "|---|---:|---:|", *lines]),
+            *([f"{held_out}."] if (held_out := held_out_text(rows)) else []),
         ]
     if evaluated := _evaluations(run):
         header = "| benchmark | problems | samples each | pass@1 (%) | format (%) |\n|---|---:|---:|---:|---:|"

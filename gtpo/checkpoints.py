@@ -58,10 +58,21 @@ def latest_complete(run: Path) -> Path | None:
     return None
 
 
-def steps_are_done(checkpoint: Path, max_steps: int) -> bool:
-    """Whether a run has no step left after a checkpoint; ``max_steps``: of the settings, below 1 for whole epochs."""
+def steps_are_done(checkpoint: Path, max_steps: int, patience: int | None = None) -> bool:
+    """Whether a run has no step left after a checkpoint.
+
+    Args:
+        checkpoint: A whole checkpoint.
+        max_steps: Of the settings, below 1 for whole epochs.
+        patience: ``early_stopping_patience`` of the settings: after as many evaluations without a better one, the run
+            has stopped early.
+    """
     state = json.loads((checkpoint / "trainer_state.json").read_text())
-    return bool(state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"]))
+    stopping = state.get("stateful_callbacks", {}).get("EarlyStopping")
+    worse = stopping["attributes"]["early_stopping_patience_counter"] if stopping else 0  # evaluations in a row
+    return (patience is not None and worse >= patience) or bool(
+        state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"])
+    )
 
 
 def rotate(run: Path, limit: int) -> None:

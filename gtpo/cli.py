@@ -45,6 +45,7 @@ from gtpo.flags import (
     similar,
     without_alias,
 )
+from gtpo.held_out import evaluation_settings
 from gtpo.help_page import print_help
 from gtpo.runs import RunDirectory, find_runs, method_of
 from gtpo.start import check_same_policy
@@ -62,6 +63,7 @@ DERIVED = (  # from other settings, unless given
     "output_dir",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
+    "per_device_eval_batch_size",
     "vllm_gpu_memory_utilization",
     "vllm_max_model_length",
 )
@@ -131,6 +133,7 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     if preset.stem in ("cpu", "smol") and values["per_device_train_batch_size"] is None:
         values["per_device_train_batch_size"] = _rows_that_fit(values)
     values |= _batch_sizes(values, given)
+    values |= evaluation_settings(values, given, int(os.environ.get("WORLD_SIZE", 1)))
     if "run_name" in given and "output_dir" not in given:
         values["output_dir"] = None  # of the --config
     if early.resume not in (None, "auto"):

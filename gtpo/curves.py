@@ -54,6 +54,8 @@ def seed_curves(runs: dict[int, list[dict[str, Any]]], metric: str, window: int)
 def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panels: dict[str, str] | None = None) -> Any:
     """One row of panels over the training steps: the logged values of each run thin, their trailing mean bold.
 
+    Held-out rows that were evaluated while training are a second, dotted line of the run.
+
     Args:
         runs: Legend label -> the rows of :meth:`gtpo.runs.RunDirectory.read_metrics`.
         window: Steps of the trailing mean.
@@ -71,6 +73,7 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panel
             if steps:
                 axis.plot(steps, raw[0], color=line_style(number)["color"], alpha=0.25, linewidth=0.8)
             plot_seeds(axis, name, {0: rows}, metric, window, number)
+            _plot_held_out(axis, name, rows, metric, number)
         if metric == "entropy":
             plot_ln2(axis)
         axis.set_xlabel("training step")
@@ -78,6 +81,14 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panel
     add_legend(figure)
     figure.suptitle(f"Training on samples of the policy; bold: mean of the last {window} steps", fontsize=10)
     return figure
+
+
+def _plot_held_out(axis: Any, name: str, rows: list[dict[str, Any]], metric: str, number: int) -> None:
+    """The metric on held-out rows, where it was evaluated while training: not smoothed, a marker per evaluation."""
+    steps, curves = seed_curves({0: rows}, f"eval_{metric}", 1)
+    if steps:
+        style = line_style(number) | {"linestyle": ":", "linewidth": 1.2, "marker": "o", "markersize": 3}
+        axis.plot(steps, curves[0], label=f"{name}, held out", **style)
 
 
 def _plain(text: str) -> str:

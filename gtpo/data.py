@@ -9,10 +9,12 @@ import bisect
 import json
 import logging
 import math
+import random
 import re
 import reprlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,11 +79,81 @@ def load_train(
             return _to_dataset(dict.fromkeys(("prompt", "answer", "solution"), empty))
         rows = _read(data.dataset, source, data.data_dir)
     rows = rows[: data.limit_rows]
+    return _with_prompts(rows, prompt_format)
+
+
+def load_rows(
+    data: DataArguments, seed: int = 0, dry_run: bool = False, prompt_format: PromptFormat = PAPER
+) -> tuple["Dataset", "Dataset | None"]:
+    """Training rows and held-out rows, which have the same columns; None without ``eval_dataset`` and ``eval_rows``.
+
+    Args:
+        data, seed, dry_run, prompt_format: As for :func:`load_train`; the seed also chooses the rows that are held out.
+
+    Raises:
+        UsageError: As :func:`load_train`, for too few rows, or if held-out rows have no answers and training rows have.
+    """
+    rows = load_train(data, seed, dry_run, prompt_format)
+    held_out = None if data.eval_dataset is None else _load_held_out(data, dry_run, prompt_format)
+    if not rows.column_names or (held_out is not None and not held_out.column_names):  # a dry run of the Hub
+        return rows, None
+    if held_out is None:
+        if data.eval_rows is None:
+            return rows, None
+        rows, held_out = hold_out(rows, data.eval_rows, seed)
+    else:
+        if data.eval_rows is not None and data.eval_rows != len(held_out):
+            _, held_out = hold_out(held_out, data.eval_rows, seed)
+        if "answer" in rows.column_names and "answer" not in held_out.column_names:
+            raise UsageError(f"--eval_dataset {data.eval_dataset} has no column 'answer', and the training rows have.")
+        held_out = held_out.select_columns([name for name in rows.column_names if name in held_out.column_names])
+    trained = {json.dumps(prompt) for prompt in rows["prompt"]}
+    known = sum(json.dumps(prompt) in trained for prompt in held_out["prompt"])
+    if known and not dry_run:
+        logger.warning("%d of %d held-out prompts are also prompts of training rows", known, len(held_out))
+    return rows, held_out
+
+
+def hold_out(rows: "Dataset", count: int, seed: int) -> tuple["Dataset", "Dataset"]:
+    """(rest, held out): rows chosen by the seed, and the others; both in the order of the rows.
+
+    Raises:
+        UsageError: If one of them would be empty.
+    """
+    if not 1 <= count < len(rows):
+        raise UsageError(f"--eval_rows is {count}: expected 1 to {len(rows) - 1} of the {len(rows)} rows.")
+    chosen = set(random.Random(seed).sample(range(len(rows)), count))
+    return rows.select([i for i in range(len(rows)) if i not in chosen]), rows.select(sorted(chosen))
+
+
+def _load_held_out(data: DataArguments, dry_run: bool, prompt_format: PromptFormat) -> "Dataset":
+    """The rows of ``eval_dataset``: the test split of a benchmark, or your data."""
+    name = str(data.eval_dataset)
+    if name not in BENCHMARK_TITLES:
+        own = replace(data, dataset=name, split=data.eval_split, limit_rows=None)
+        if not is_own(name):
+            raise UsageError(
+                f"--eval_dataset {name!r} is unknown{nearest(name, BENCHMARK_TITLES)}: pick one of "
+                f"{', '.join(BENCHMARK_TITLES)}, or name a file ({', '.join(FORMATS)}), a folder or a Hub id."
+            )
+        return _to_dataset({}) if dry_run and is_on_hub(name) else _load_own(own, prompt_format, "test")
+    if data.eval_split is not None:
+        raise UsageError(f"--eval_split is for your own data, and {name} is evaluated on its test split: remove it.")
+    if name in ARITHMETIC_STEPS:
+        return _with_prompts(_arithmetic_test(name), prompt_format)
+    if dry_run and data.data_dir is None:
+        return _to_dataset(dict.fromkeys(("prompt", "answer", "solution"), [""] * BENCHMARKS[name].rows))
+    return _with_prompts(_read(name, BENCHMARKS[name], data.data_dir), prompt_format)
+
+
+def _with_prompts(rows: Sequence[Row], prompt_format: PromptFormat) -> "Dataset":
+    """Questions, gold answers and reasoning as prompts, answers and solutions (where every row has a reasoning)."""
     columns: dict[str, list[Any]] = {
         "prompt": [prompt_format.to_messages(row["question"]) for row in rows],
         "answer": [row["gold"] for row in rows],
-        "solution": [prompt_format.to_completion(row["reasoning"], row["gold"]) for row in rows],
     }
+    if all(row["reasoning"] is not None for row in rows):
+        columns["solution"] = [prompt_format.to_completion(row["reasoning"], row["gold"]) for row in rows]
     return _to_dataset(columns)
 
 
@@ -181,8 +253,8 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None
 # Your data
 
 
-def _load_own(data: DataArguments, prompt_format: PromptFormat) -> "Dataset":
-    table = read_table(data.dataset, data.split, "train", data.dataset_config)
+def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: str = "train") -> "Dataset":
+    table = read_table(data.dataset, data.split, default_split, data.dataset_config)
     roles = _columns_of(table, data, ("prompt", "answer", "solution"), required=("prompt",))
     kept, dropped = _usable(table, {role: name for role, name in roles.items() if role != "solution"})
     _report_dropped(table, dropped)

@@ -164,6 +164,7 @@ class CompleteCheckpoints(TrainerCallback):
         self.limit, args.save_total_limit = args.save_total_limit, None
         if not state.global_step:
             return
+        state.compute_steps(args, state.max_steps)  # Transformers keeps logging, eval and save steps of the checkpoint
         if state.is_world_process_zero:  # incomplete ones that are saved again: without a file of the old one
             for path in sorted_checkpoints(Path(args.output_dir)):
                 if step_of(path) > state.global_step:

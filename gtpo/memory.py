@@ -5,6 +5,7 @@ without the few hundred MiB of the CUDA context and what the allocators reserve 
 """
 
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -215,7 +216,11 @@ def steps_of(settings: Settings, rows: int) -> int:
 
 
 def plan(
-    settings: Settings, rows: int, gpus: Sequence[tuple[str, float]] | None = None, host: float | None = None
+    settings: Settings,
+    rows: int,
+    gpus: Sequence[tuple[str, float]] | None = None,
+    host: float | None = None,
+    held_out: int = 0,
 ) -> str:
     """Steps, tokens and memory of the run as YAML comments, then its settings as YAML: what ``--dry_run`` prints.
 
@@ -224,6 +229,7 @@ def plan(
         rows: Training rows; 0 if they are not known before a download.
         gpus: Name and memory (GiB) of each GPU; those of this machine by default.
         host: Host memory (GiB); that of this machine by default.
+        held_out: Held-out rows.
     """
     values = settings.to_dict()
     completions = settings.completions_per_step
@@ -238,6 +244,10 @@ def plan(
     if "max_completion_length" in values and steps:
         most = steps * completions * values["max_completion_length"] / 1e6
         lines.append(f"at most {most:,.3g} million generated tokens per process")
+    if held_out := held_out or values.get("eval_rows") or 0:  # only the latter is known before a download
+        lines.append(_evaluations(values, held_out, steps, steps * completions, rows / prompts))
+    elif values.get("eval_dataset"):
+        lines.append("the number of held-out rows is known after the download")
     listed = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
     on_cpu, total = values["use_cpu"], sum(parts.values())
     gpus = _gpus() if gpus is None else gpus
@@ -268,6 +278,23 @@ def plan(
                 f"of {generated} completions; training adds {rest:.1f} GiB: {'fits' if fits else 'does not fit'}"
             )
     return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(values, sort_keys=True)
+
+
+def _evaluations(values: dict[str, Any], rows: int, steps: int, trained: int, epoch: float) -> str:
+    """How often the held-out rows are evaluated, and the completions that this costs; ``epoch``: steps of one."""
+    if not steps:  # before a download
+        return f"{rows:,} held-out rows"
+    every = epoch if values["eval_strategy"] == "epoch" else values["eval_steps"]
+    every = math.ceil(every * steps) if every < 1 else every
+    times = math.ceil(steps / every) + bool(values["eval_on_start"])
+    text = f"{rows:,} held-out rows, evaluated {times:,} time(s)"
+    if "num_generations_eval" not in values:
+        return text
+    more = rows * values["num_generations_eval"] * times
+    return (
+        f"{text} with {values['num_generations_eval']} completion(s) each: {more:,} more completions, "
+        f"{100 * more / trained:.0f} % of those of training"
+    )
 
 
 def _gpus() -> list[tuple[str, float]]:

@@ -19,11 +19,17 @@ class ProgressBar(ProgressCallback):
         "reward": "reward {:.2f}",
         "loss": "loss {:.3f}",
     }
+    held_out = {  # the first of them that an evaluation logs, in place of the formatting
+        "eval_accuracy": "held out {:.0f}%",
+        "eval_reward": "held out {:.2f}",
+        "eval_loss": "held out {:.3f}",
+    }
 
     def __init__(self, title: str) -> None:
         super().__init__()
         self.title = title
         self.parts: Any = None  # the bar over the micro-batches of a step
+        self.latest: dict[str, str] = {}  # metric -> what is shown
 
     @classmethod
     def attach(cls, trainer: Any, title: str) -> None:
@@ -49,12 +55,27 @@ class ProgressBar(ProgressCallback):
             self.parts.close()
             self.parts = None
 
+    def on_prediction_step(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        is_first = self.prediction_bar is None
+        super().on_prediction_step(args, state, control, **kwargs)
+        if is_first and self.prediction_bar is not None:
+            self.prediction_bar.set_description_str("held-out rows")
+
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
-        if self.training_bar is not None:
-            values = {key: value for key in self.shown if (value := (logs or {}).get(key)) is not None}
-            if "accuracy" in values:
-                values = {key: value for key, value in values.items() if key not in ("reward", "loss")}
-            if values:  # the final summary has none of them
-                self.training_bar.set_postfix_str(
-                    ", ".join(self.shown[key].format(value) for key, value in values.items())
-                )
+        if self.training_bar is None:
+            return
+        logs = {key: value for key, value in (logs or {}).items() if value is not None}
+        values = {key: text.format(logs[key]) for key, text in self.shown.items() if key in logs}
+        held_out = [text.format(logs[key]) for key, text in self.held_out.items() if key in logs][:1]
+        if "accuracy" in values:
+            values = {key: value for key, value in values.items() if key not in ("reward", "loss")}
+        if not (values or held_out):  # the final summary
+            return
+        before = {key: value for key, value in self.latest.items() if (key == "held out") == bool(values)}
+        self.latest = values | before | ({"held out": held_out[0]} if held_out else {})
+        if "held out" in self.latest:
+            self.latest.pop("formatting", None)
+        texts = list(self.latest.values())
+        self.training_bar.set_postfix_str(
+            ", ".join(texts if held_out or not control.should_evaluate else ["evaluating the held-out rows"])
+        )

@@ -25,7 +25,7 @@ from gtpo.files import write_atomically
 from gtpo.groups import Group, read_group
 from gtpo.runs import ON_MAIN_PROCESS, RunDirectory
 from gtpo.script import run_script
-from gtpo.summary import find_problems, initial_entropy_text, scores, window_text
+from gtpo.summary import find_problems, held_out_text, initial_entropy_text, scores, window_text
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +169,8 @@ def _facts(run: RunDirectory, settings: dict[str, Any], rows: list[dict[str, Any
     lines = [f"{problem}." for problem in find_problems(rows, settings.get("max_completion_length")).values()]
     if found := scores(rows):
         lines.append(f"{window_text(rows)}: {', '.join(map(str, found))}")
+    if held_out := held_out_text(rows, run.read_best()):
+        lines.append(held_out)
     if entropy := initial_entropy_text(run):
         lines.append(f"⟨H⟩_ini: {entropy}")
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)

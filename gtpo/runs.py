@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class RunDirectory:
 
     @property
     def best(self) -> Path:
-        """The adapter, or model, with the highest smoothed accuracy reward."""
+        """The adapter, or model, with the highest smoothed accuracy reward or the best evaluation on held-out rows."""
         return self.path / "best"
 
     @property
@@ -131,7 +131,7 @@ class RunDirectory:
         return rows
 
     def read_best(self) -> dict[str, Any] | None:
-        """``best/best.json``: accuracy and step of the best adapter; None if there is none.
+        """``best/best.json``: step and metric of the best adapter, ``accuracy`` or that of held-out rows; None if none.
 
         Raises:
             UsageError: If it cannot be read.
@@ -141,12 +141,19 @@ class RunDirectory:
             return None
         try:
             stored = json.loads(path.read_bytes())
-            return {"accuracy": float(stored["accuracy"]), "step": int(stored["step"])}
-        except (ValueError, KeyError, TypeError) as error:
+            step = int(stored.pop("step"))
+            ((metric, value),) = stored.items()
+            return {metric: float(value), "step": step}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
                 f'{path} cannot be read: expected {{"accuracy": ..., "step": ...}}. Delete {self.best}, and the '
                 "best adapter is chosen among the steps from here on."
             ) from error
+
+
+def is_held_out(metrics: Mapping[str, Any]) -> bool:
+    """Whether a line of the metrics is that of an evaluation on held-out rows; the others are of training steps."""
+    return "eval_runtime" in metrics
 
 
 def run_of(directory: str | Path) -> RunDirectory:

@@ -20,7 +20,7 @@ class Source:
     file: str  # in --data_dir
     columns: tuple[str, ...]
     read: Callable[[Row], tuple[str, str | None, str | None]]  # question, gold, reasoning
-    rows: int = 0  # with a readable gold answer, of the splits for training
+    rows: int = 0  # with a readable gold answer
 
 
 def _read_gsm8k(row: Row) -> tuple[str, str | None, str | None]:
@@ -74,12 +74,13 @@ BENCHMARKS = {
         "math500_test.jsonl",
         ("problem", "solution", "answer"),
         _read_math500,
+        500,
     ),
     "aime24": Source(
-        "HuggingFaceH4/aime_2024", ("default",), "train", "aime2024.jsonl", ("problem", "answer"), _read_aime
+        "HuggingFaceH4/aime_2024", ("default",), "train", "aime2024.jsonl", ("problem", "answer"), _read_aime, 30
     ),
-    "aime25": Source("math-ai/aime25", ("default",), "test", "aime2025.jsonl", ("problem", "answer"), _read_aime),
-    "amc23": Source("math-ai/amc23", ("default",), "test", "amc2023.jsonl", ("question", "answer"), _read_amc),
+    "aime25": Source("math-ai/aime25", ("default",), "test", "aime2025.jsonl", ("problem", "answer"), _read_aime, 30),
+    "amc23": Source("math-ai/amc23", ("default",), "test", "amc2023.jsonl", ("question", "answer"), _read_amc, 40),
 }
 DATASETS = (*TRAIN, "arithmetic")
 ARITHMETIC_STEPS = {"arithmetic": (1, 2, 3), "arithmetic_hard": (4, 5)}  # benchmark -> operations in a problem

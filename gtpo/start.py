@@ -69,6 +69,7 @@ def check_run(settings: Settings, rows: int) -> str | None:
             raise UsageError(f"{run.path} has no checkpoint: name the run with --resume RUN, or start it again.")
         run.read_best()
         check_same_policy(run, vars(settings.model) | vars(settings.prompt))
+        _check_held_out(run, settings)
         _check_changes(run, settings, checkpoint)
         return str(checkpoint)
     if ON_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
@@ -201,6 +202,25 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
+def _check_held_out(run: RunDirectory, settings: Settings) -> None:
+    """Refuse to resume with other held-out rows: some may have been trained on, and best/ would compare two kinds.
+
+    Raises:
+        UsageError: Names the setting that chooses them.
+    """
+    stored, new = run.read_config() if run.config.is_file() else {}, settings.to_dict()
+    rows, dataset = stored.get("eval_rows"), stored.get("eval_dataset")
+    if rows is None and dataset is None and new["eval_rows"] is not None and new["eval_dataset"] is None:
+        raise UsageError(f"{run.path} trains on all its rows: --eval_rows holds out none; name others, --eval_dataset.")
+    names = [*["eval_rows", "eval_dataset"] * bool(rows or dataset), *["seed", "dataset", "limit_rows"] * bool(rows)]
+    for name in names:
+        if stored.get(name) != new.get(name):
+            raise UsageError(
+                f"{run.path} has other held-out rows: it was started with --{name} {stored.get(name)}, not "
+                f"{new.get(name)}; remove --{name}, or train another run with --run_name."
+            )
+
+
 def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path) -> None:
     """Say which settings a resumed run changes; after its last step they would have no effect and are refused.
 
@@ -214,7 +234,7 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path) -> N
     ]
     if not changes:
         return
-    if steps_are_done(checkpoint, settings.trainer.max_steps):
+    if steps_are_done(checkpoint, settings.trainer.max_steps, settings.run.early_stopping_patience):
         raise UsageError(
             f"{run.path} has all its steps, and {', '.join(changes)} would have no effect: remove it, raise "
             "--max_steps, or train another run with --run_name."

@@ -5,7 +5,7 @@ import logging
 import math
 import shlex
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from gtpo.arguments import Settings
 from gtpo.curves import reward_names
 from gtpo.errors import UsageError
-from gtpo.runs import ON_MAIN_PROCESS, RunDirectory
+from gtpo.runs import ON_MAIN_PROCESS, RunDirectory, is_held_out
 from gtpo.sources import BENCHMARK_TITLES
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Score:
 
 def window_of(rows: Rows) -> int:
     """Logged steps of the means of :func:`scores`: ``WINDOW``, or half of a short run."""
-    return min(WINDOW, max(1, len(rows) // 2))
+    return min(WINDOW, max(1, len(_of_training(rows)) // 2))
 
 
 def window_text(rows: Rows) -> str:
@@ -61,15 +61,41 @@ def window_text(rows: Rows) -> str:
 def scores(rows: Rows) -> list[Score]:
     """What a run learned: accuracy, formatting, other rewards and the share of completions cut off at the length limit.
 
-    For supervised fine-tuning token accuracy and loss. Values that are missing or not finite do not count.
+    For supervised fine-tuning token accuracy and loss. Values that are missing or not finite do not count, nor do
+    held-out rows.
     """
+    return _compared(_of_training(rows), window_of(rows))
+
+
+def held_out_text(rows: Rows, best: Mapping[str, float] | None = None) -> str | None:
+    """The scores of the first and last evaluation on held-out rows; None where there is none.
+
+    Args:
+        rows: The metrics of a run.
+        best: What :meth:`gtpo.runs.RunDirectory.read_best` returns.
+    """
+    evaluations = [row for row in rows if is_held_out(row)]
+    found = _compared([{name.removeprefix("eval_"): v for name, v in row.items()} for row in evaluations], 1)
+    if not found:
+        return None
+    text = f"Held-out rows, steps {evaluations[0].get('step')} to {evaluations[-1].get('step')}: "
+    selected = [name for name in best or () if name.startswith("eval_")]
+    in_best = f"; best/ has {selected[0]} {best[selected[0]]:.4g} of step {best['step']}" if best and selected else ""
+    return text + ", ".join(map(str, found)) + in_best
+
+
+def _of_training(rows: Rows) -> Rows:
+    return [row for row in rows if not is_held_out(row)]
+
+
+def _compared(rows: Rows, window: int) -> list[Score]:
     names = list(dict.fromkeys(key for row in rows for key in row))
     shown = {metric: (label, factor, "%") for metric, (label, factor) in _PERCENT.items() if metric in names}
     rewards = reward_names(rows)
     shown |= {f"rewards/{name}/mean": (name, 1, "") for name in rewards if name not in _OURS}
     if not rewards:
         shown["loss"] = ("loss", 1, "")
-    window, found = window_of(rows), []
+    found = []
     for metric, (label, factor, unit) in shown.items():
         if values := _values(rows, metric):
             first, last = _mean(values[:window]), _mean(values[-window:])
@@ -89,7 +115,7 @@ def initial_entropy_text(run: RunDirectory) -> str | None:
 
 def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, str]:
     """What makes the last ``PROBLEM_STEPS`` logged steps useless: a short name -> a sentence that says what to do."""
-    rows = rows[-PROBLEM_STEPS:]
+    rows = _of_training(rows)[-PROBLEM_STEPS:]
     if not rows:
         return {}
     first, last = rows[0].get("step"), rows[-1].get("step")
@@ -124,7 +150,7 @@ class RunMessages(TrainerCallback):
                 logger.warning(line)
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
-        if not state.is_world_process_zero or not logs or "train_loss" in logs:
+        if not state.is_world_process_zero or not logs or "train_loss" in logs or is_held_out(logs):
             return
         self.recent.append({"step": state.global_step} | logs)
         if len(self.recent) < PROBLEM_STEPS:
@@ -194,6 +220,8 @@ def end_lines(settings: Settings, rows: Rows, seconds: float | None) -> list[str
     lines.append(f"{start}: {run.path}" + (f" ({', '.join(parts)})" if parts else ""))
     if found := scores(rows):
         lines.append(f"{window_text(rows)}: {', '.join(map(str, found))}")
+    if held_out := held_out_text(rows, run.read_best()):
+        lines.append(held_out)
     if settings.data.dataset in BENCHMARK_TITLES:
         what = ["--adapter", str(run.path)] if settings.model.lora_rank else ["--model", str(run.model)]
         lines.append(f"Evaluate: python evaluate.py --benchmarks {settings.data.dataset} {shlex.join(what)}")

@@ -42,7 +42,7 @@ def describe_time(settings: Settings, rows: "Dataset", build: Callable[..., Any]
     parts = settings.trainer.gradient_accumulation_steps
     with tempfile.TemporaryDirectory() as directory:
         args = copy.copy(settings.trainer)
-        args.output_dir, args.report_to = directory, []
+        args.output_dir, args.report_to, args.eval_strategy = directory, [], "no"
         seconds = _time_micro_batches(settings, args, rows, build)
     step = sum(seconds) + (parts - len(seconds)) * seconds[-1]
     total = step * steps_of(settings, len(rows))

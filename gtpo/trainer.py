@@ -7,7 +7,8 @@ Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
 * ``compute_loss``: hidden states of the completion tokens, ``gtpo/head.py``, then ``gtpo_loss.py``.
 * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
 * ``_generate_single_turn``, ``_calculate_rewards``: stop at values that are not finite.
-* ``evaluate``: leaves the table of training completions alone.
+* ``evaluate``, ``get_eval_dataloader``, ``prediction_step``: metrics of held-out rows, each counted once; training
+  continues as without an evaluation.
 * ``_load_from_checkpoint``: loads the trained adapter beside KL's reference adapter.
 
 GTPO adds its objective, the weights and the filter that enter it, and the initial entropy, measured once.
@@ -33,6 +34,7 @@ import trl
 from accelerate.utils import gather_object
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
+from torch.utils.data import DataLoader
 from tqdm.contrib.logging import logging_redirect_tqdm
 from trl.trainer.utils import RepeatSampler, is_async_callable, pad
 
@@ -45,8 +47,10 @@ from gtpo.fault_tolerance import not_finite
 from gtpo.files import write_atomically
 from gtpo.groups import Group
 from gtpo.head import linear_logps_and_entropy
+from gtpo.held_out import check_eval_batch, eval_batches
 from gtpo.inputs import check_config, check_inputs, refuse_data_parallel
 from gtpo.models import keep_adapter_in_float32, read_config
+from gtpo.random_state import own_random_numbers
 from gtpo.runs import RunDirectory
 from gtpo_loss import (
     IMPORTANCE_MODES,
@@ -90,6 +94,8 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 _OF_THE_PAPER = {"loss_type": "grpo", "scale_rewards": "group", "vllm_importance_sampling_correction": False}
 
+
+_OF_GROUPS = ("conflict_tokens", "conflict_fraction", "frac_reward_zero_std")  # metrics that compare completions
 
 # State that a training step changes, besides the policy; inspect_group restores it.
 _LOGGED = ("_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_next_rollout_check")
@@ -298,13 +304,46 @@ class GRPOTrainer(trl.GRPOTrainer):
         return rewards
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """TRL's evaluation, without its table: TRL would add its rows to the step's and write them over the file."""
+        """TRL's evaluation, after which training continues as without it, bit for bit.
+
+        Each evaluation draws the same random numbers, its own. TRL's table stays that of training: TRL would add the
+        rows to the step's and write them over the file.
+        """
         training, shown = copy.deepcopy(self._logs), self.log_completions
         self.log_completions = False
         try:
-            return super().evaluate(*args, **kwargs)
+            with own_random_numbers(self.args.seed + self.accelerator.process_index, self.accelerator.device):
+                return super().evaluate(*args, **kwargs)
         finally:
             self._logs, self.log_completions = training, shown
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """Whole groups, split evenly over the processes, batch by batch; with each batch the number of its prompts.
+
+        The last batch may be smaller. Accelerate would fill it with rows that then count twice.
+        """
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        rows = self.eval_dataset[rows] if isinstance(rows, str) else rows
+        size, ranks = self.args.per_device_eval_batch_size, self.accelerator.num_processes
+        check_eval_batch(size, self.num_generations_eval, ranks)
+        batches = eval_batches(len(rows), self.num_generations_eval, size, ranks, self.accelerator.process_index)
+        prompts = iter([count for _, count in batches])
+        return DataLoader(
+            rows, batch_sampler=[indices for indices, _ in batches], collate_fn=lambda batch: (batch, next(prompts))
+        )
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[None, None, None]:
+        """Generate and score one batch; each of its metrics counts once per prompt in TRL's mean."""
+        rows, prompts = inputs
+        metrics = self._metrics["eval"]
+        before = {name: len(values) for name, values in metrics.items()}
+        loss, _, _ = super().prediction_step(model, rows, *args, **kwargs)
+        metrics["loss"].append(self.accelerator.gather(loss).mean().item())
+        for name, values in metrics.items():
+            values[before.get(name, 0) :] *= prompts
+        for name in ("num_tokens", *(_OF_GROUPS if self.num_generations_eval == 1 else ())):
+            metrics.pop(name, None)  # num_tokens is that of training
+        return None, None, None
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -617,6 +656,11 @@ class GTPOTrainer(GRPOTrainer):
         if self.initial_entropy is None:
             self.initial_entropy = self._read_or_measure_initial_entropy()
         return super()._generate_and_score_completions(inputs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        if self.initial_entropy is None:  # before the random numbers of the evaluation
+            self.initial_entropy = self._read_or_measure_initial_entropy()
+        return super().evaluate(*args, **kwargs)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         if self.initial_entropy is None:  # resumed between two steps on the same completions

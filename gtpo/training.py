@@ -8,7 +8,7 @@ import torch
 from transformers.integrations import WandbCallback
 
 from gtpo.arguments import Settings
-from gtpo.callbacks import BestAdapter, MetricsWriter, start_wandb
+from gtpo.callbacks import BestAdapter, EarlyStopping, MetricsWriter, start_wandb
 from gtpo.checkpoints import steps_are_done
 from gtpo.fault_tolerance import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
 from gtpo.progress import ProgressBar
@@ -28,7 +28,10 @@ def attach_callbacks(trainer: Any, settings: Settings) -> None:
     trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
     wandb = "wandb" in trainer.args.report_to and ON_MAIN_PROCESS
     trainer.add_callback(MetricsWriter(run, start_wandb(settings) if wandb else None))
-    trainer.add_callback(BestAdapter(run, trainer.processing_class))
+    held_out_metric = trainer.args.metric_for_best_model if trainer.eval_dataset is not None else None
+    trainer.add_callback(BestAdapter(run, trainer.processing_class, held_out_metric))
+    if settings.run.early_stopping_patience is not None:
+        trainer.add_callback(EarlyStopping(settings.run.early_stopping_patience))
     trainer.add_callback(CompleteCheckpoints(trainer))
     trainer.add_callback(StopOnNonFinite(trainer))
     trainer.add_callback(StopOnSignal())  # last: it ends the process after the others
@@ -36,7 +39,9 @@ def attach_callbacks(trainer: Any, settings: Settings) -> None:
 
 def train(trainer: Any, checkpoint: str | None) -> None:
     """Train, from a checkpoint if there is one; a checkpoint of the last step is loaded and not trained further."""
-    if checkpoint is not None and steps_are_done(Path(checkpoint), trainer.args.max_steps):
+    stopping = [one for one in trainer.callback_handler.callbacks if isinstance(one, EarlyStopping)]
+    patience = stopping[0].early_stopping_patience if stopping else None
+    if checkpoint is not None and steps_are_done(Path(checkpoint), trainer.args.max_steps, patience):
         if ON_MAIN_PROCESS:
             logger.warning("%s has all its steps; its adapter is saved again", trainer.args.output_dir)
         trainer._load_from_checkpoint(checkpoint)

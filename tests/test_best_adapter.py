@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerControl, Tr
 from gtpo import callbacks
 from gtpo.arguments import ModelArguments
 from gtpo.callbacks import BestAdapter
+from gtpo.errors import RunError
 from gtpo.models import load_policy
 from gtpo.runs import RunDirectory
 
@@ -22,10 +23,10 @@ from gtpo.runs import RunDirectory
 class FakeTraining:
     """Feeds accuracies to the callback, one per step; the adapter's weights equal the step number."""
 
-    def __init__(self, directory: Path, tiny: Path, max_steps: int) -> None:
+    def __init__(self, directory: Path, tiny: Path, max_steps: int, metric: str | None = None) -> None:
         self.trainer = make_trainer("grpo", tiny, directory)
         self.model = self.trainer.model
-        self.callback = BestAdapter(RunDirectory(directory), self.trainer.processing_class)
+        self.callback = BestAdapter(RunDirectory(directory), self.trainer.processing_class, metric)
         self.state = TrainerState(max_steps=max_steps)
 
     def step(self, accuracy: float) -> None:
@@ -37,7 +38,8 @@ class FakeTraining:
         self.call("on_log", logs={"accuracy": accuracy})
 
     def call(self, event: str, **kwargs: Any) -> None:
-        getattr(self.callback, event)(SimpleNamespace(), self.state, TrainerControl(), model=self.model, **kwargs)
+        args = SimpleNamespace(greater_is_better=not str(self.callback.held_out_metric).endswith("loss"))
+        getattr(self.callback, event)(args, self.state, TrainerControl(), model=self.model, **kwargs)
 
 
 def stored_step(directory: Path) -> float:
@@ -134,3 +136,51 @@ def test_saving_asks_the_hub_nothing(tiny: Path, tmp_path: Path, monkeypatch: py
     saved = [load_file(tmp_path / name / "adapter_model.safetensors") for name in ("best", "checkpoint-1")]
     trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
     assert len(saved[0]) == len(trained) and saved[0].keys() == saved[1].keys()
+
+
+# ---- held-out rows ----
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "best"),
+    [
+        ("eval_accuracy", (40.0, 60.0, 60.0, 50.0), 2),  # the first of equal ones
+        ("accuracy", (40.0, 60.0, 60.0, 50.0), 2),  # Transformers adds the prefix
+        ("eval_loss", (0.5, 0.75, 0.25, 0.3), 3),
+    ],
+)
+def test_held_out_rows_select_without_smoothing(
+    metric: str, values: tuple[float, ...], best: int, tiny: Path, tmp_path: Path
+) -> None:
+    run = FakeTraining(tmp_path, tiny, max_steps=1000, metric=metric)
+    name = f"eval_{metric.removeprefix('eval_')}"
+    for step, value in enumerate(values, 1):
+        run.step(100.0 - step)  # of training: does not count
+        run.call("on_evaluate", metrics={name: value, "eval_reward": 1.0})
+    run.call("on_save")
+    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {name: values[best - 1], "step": best}
+    assert stored_step(tmp_path) == best
+
+
+@pytest.mark.parametrize(("stored", "value", "is_new"), [("eval_accuracy", 45.0, False), ("accuracy", 45.0, True)])
+def test_a_resumed_run_keeps_its_best_evaluation(
+    stored: str, value: float, is_new: bool, tiny: Path, tmp_path: Path
+) -> None:
+    """Not the accuracy of training that a run without held-out rows has stored."""
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "best.json").write_text(json.dumps({stored: 50.0, "step": 2}))
+    run = FakeTraining(tmp_path, tiny, max_steps=10, metric="eval_accuracy")
+    run.state.global_step = 2
+    run.call("on_train_begin")
+    run.step(100.0)
+    run.call("on_evaluate", metrics={"eval_accuracy": value})
+    assert (run.callback.weights is not None) == is_new
+    assert run.callback.best == ({"eval_accuracy": 45.0, "step": 3} if is_new else {"eval_accuracy": 50.0, "step": 2})
+
+
+@pytest.mark.parametrize("metrics", [{"eval_reward": 1.0}, {"eval_reward": 1.0, "eval_accuracy": None}])
+def test_a_metric_that_is_not_evaluated_stops_the_run(metrics: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
+    run = FakeTraining(tmp_path, tiny, max_steps=10, metric="eval_accuracy")
+    run.state.global_step = 3
+    with pytest.raises(RunError, match=r"no eval_accuracy in step 3: set --metric_for_best_model to one of eval_rew"):
+        run.call("on_evaluate", metrics=metrics)

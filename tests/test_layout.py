@@ -100,7 +100,7 @@ LAYERS = (  # a module imports from layers below its own, or from its own packag
     "gtpo.errors gtpo.bars gtpo.prompts gtpo.arithmetic gtpo.head gtpo_loss",
     "gtpo.files gtpo.model_files gtpo.distributed gtpo.groups gtpo.inputs gtpo.reward_functions gtpo.backend",
     "gtpo.grading",
-    "gtpo.sources gtpo.rows gtpo.tokenizer rewards",
+    "gtpo.sources gtpo.rows gtpo.tokenizer gtpo.held_out gtpo.random_state rewards",
     "gtpo.arguments",
     "gtpo.data",
     "gtpo.checkpoints gtpo.entropy_cache gtpo.flags gtpo.help_page gtpo.validation gtpo.memory",

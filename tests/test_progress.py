@@ -9,8 +9,12 @@ from transformers import TrainerControl, TrainerState
 
 from gtpo.progress import ProgressBar
 
+Logs = dict[str, float | None]
 
-def bar_after(logs: dict[str, float | None], monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> str:
+
+def bar_after(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch, columns: int = 80, later: tuple[Logs, ...] = (), **control: bool
+) -> str:
     """The last state of the bar in a terminal of some columns, at step 999 of 1000 after 2 hours."""
     screen = io.StringIO()
     monkeypatch.setattr(
@@ -22,7 +26,8 @@ def bar_after(logs: dict[str, float | None], monkeypatch: pytest.MonkeyPatch, co
     assert bar.training_bar is not None
     bar.training_bar.start_t -= 7200
     bar.on_step_end(SimpleNamespace(), state, TrainerControl())
-    bar.on_log(SimpleNamespace(), state, TrainerControl(), logs=logs)
+    for one in (logs, *later):
+        bar.on_log(SimpleNamespace(), state, TrainerControl(**control), logs=one)
     bar.training_bar.refresh()
     return screen.getvalue().split("\r")[-1].rstrip()
 
@@ -41,3 +46,14 @@ def test_other_rewards_and_supervised_fine_tuning(monkeypatch: pytest.MonkeyPatc
 
 def test_the_final_summary_leaves_the_bar_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bar_after({"train_loss": 0.5, "train_runtime": 3.0}, monkeypatch).endswith("<00:07]")
+
+
+def test_held_out_rows_stay_beside_the_metrics_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    step: Logs = {"loss": 0.5, "reward": 12.0, "accuracy": 100.0, "formatting": 100.0, "entropy": 12.3456}
+    held_out: Logs = {"eval_loss": 0.5, "eval_reward": 3.0, "eval_accuracy": 100.0, "eval_runtime": 3.0}
+    line = bar_after(step, monkeypatch, later=(held_out, step))
+    assert len(line) <= 80 and line.endswith(", acc 100%, H 12.35, held out 100%]")
+    assert bar_after(step, monkeypatch, later=(held_out,)).endswith(", acc 100%, H 12.35, held out 100%]")
+    assert bar_after({"loss": 0.5}, monkeypatch, later=({"eval_loss": 0.25},)).endswith(", loss 0.500, held out 0.250]")
+    assert bar_after(step, monkeypatch, should_evaluate=True).endswith(", evaluating the held-out rows]")
+    assert bar_after(step, monkeypatch, later=(held_out,), should_evaluate=True).endswith("H 12.35, held out 100%]")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.errors import UsageError
-from gtpo.runs import RunDirectory, run_of
+from gtpo.runs import RunDirectory, is_held_out, run_of
 
 METRICS_FILE, SCORES_FILE = "metrics.parquet", "evaluation.json"  # condensed results
 
@@ -113,6 +113,7 @@ def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
         for name, seeds in sorted(results.metrics.items())
         for seed, logged in sorted(seeds.items())
         for row in logged
+        if not is_held_out(row)
     ]
     parquet.write_table(Table.from_pylist(rows), directory / METRICS_FILE, compression="zstd")
     keys = ("label", "adapter", "benchmark", "problems", "k", "scores", "intervals")

@@ -47,6 +47,8 @@ class _Canned:
     def _generate_single_turn(self: Any, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("num_generations") == 1:  # the measurement of the initial entropy
             return [canned_group(step=1000, size=len(prompt_ids))[i] for i in range(len(prompt_ids))], None
+        if not self.model.training:  # held-out rows: a completion for each prompt
+            return [canned_group(step=sum(ids), size=1)[0] for ids in prompt_ids], None
         group = canned_group(self.state.global_step)
         first = self.accelerator.process_index * len(prompt_ids)
         return group[first : first + len(prompt_ids)], None
@@ -74,6 +76,7 @@ def make_trainer(
     gtpo: dict[str, Any] | None = None,
     target_modules: Sequence[str] | str | None = ("q_proj", "v_proj"),
     trainer_settings: dict[str, Any] | None = None,
+    held_out: int = 0,
     **settings: Any,
 ) -> Any:
     """A trainer with one prompt per step and plain SGD: a weight's update is the learning rate times its gradient.
@@ -84,6 +87,7 @@ def make_trainer(
         gtpo: Fields of GTPOArguments; other methods ignore it.
         target_modules: Modules that get a LoRA adapter; None trains the full model.
         trainer_settings: Further arguments of the trainer.
+        held_out: Number of held-out rows, whose completions depend on the prompt only.
         settings: Fields of GRPOConfig.
     """
     torch.manual_seed(0)
@@ -127,6 +131,7 @@ def make_trainer(
         args=trl.GRPOConfig(output_dir=str(output_dir), **(defaults | settings)),
         processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"prompt": [f"Question {i}?" + " Why?" * (i % 3) for i in range(8)]}),
+        eval_dataset=Dataset.from_dict({"prompt": [f"Held out {i}?" for i in range(held_out)]}) if held_out else None,
         **extra,
     )
 

@@ -14,7 +14,8 @@ from helpers.canned import GROUP, make_trainer, trained_weights
 from safetensors.torch import load_file
 
 STEPS = 10
-TIMING_METRICS = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+SPEED = ("runtime", "samples_per_second", "steps_per_second")
+TIMING_METRICS = {"step_time", *(f"{split}_{name}" for split in ("train", "eval") for name in SPEED)}
 
 
 def torchrun(processes: int, method: str, tiny: Path, out: Path, settings: dict[str, Any], *flags: str) -> Path:
@@ -59,6 +60,25 @@ def test_ten_steps_match_one_process(
         assert mine.keys() == other.keys()
         for name in mine.keys() - TIMING_METRICS:
             assert mine[name] == pytest.approx(other[name], rel=1e-4, abs=1e-5), (name, other["step"])
+
+
+def test_held_out_metrics_match_one_process(tiny: Path, tmp_path: Path) -> None:
+    """Five rows over two processes: four of them in an even batch, and one that both processes evaluate."""
+    settings = {"held_out": 5, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 2, "num_generations_eval": 1}
+    single = make_trainer("gtpo", tiny, tmp_path / "single", per_device_eval_batch_size=5, **settings)
+    expected = trained_weights(single)
+    split = {"per_device_train_batch_size": GROUP // 2, "per_device_eval_batch_size": 2}
+    out = torchrun(2, "gtpo", tiny, tmp_path / "several", settings | split)
+    assert_close(load_file(out / "weights.safetensors"), expected)
+    logs = (json.loads((out / "log.json").read_text()), single.state.log_history)
+    mine, other = ([row for row in log if "eval_reward" in row] for log in logs)
+    assert len(mine) == len(other) == 2 and len({row["eval_entropy"] for row in other}) == 2
+    of_batches = ("std", "min_", "max_")  # of each batch, then the mean over them
+    for found, single_row in zip(mine, other, strict=True):
+        assert found.keys() == single_row.keys()
+        for name in found:
+            if not any(part in name for part in of_batches) and name not in TIMING_METRICS:
+                assert found[name] == pytest.approx(single_row[name], rel=1e-4, abs=1e-5), name
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])

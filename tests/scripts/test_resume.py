@@ -21,12 +21,13 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[2]
 KILLS, STEPS = int(os.environ.get("GTPO_KILLS", 2)), int(os.environ.get("GTPO_STEPS", 12))
+HELD_OUT = ["--eval_rows", "3", "--eval_steps", "3"]  # at other steps than the checkpoints, and at the same
 RUNS = {
-    "gtpo": ["train_gtpo.py", "--G", "4", "--prompts_per_step", "1", "--max_completion_length", "12"],
+    "gtpo": ["train_gtpo.py", "--G", "4", "--prompts_per_step", "1", "--max_completion_length", "12", *HELD_OUT],
     "grpo": ["train_grpo.py", "--G", "4", "--prompts_per_step", "1", "--max_completion_length", "12", "--beta", "0.04"],
-    "sft": ["train_sft.py", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1"],
+    "sft": ["train_sft.py", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1", *HELD_OUT],
 }
-TIMES = {"step_time", "tokens_per_second"}
+TIMES = {"step_time", "tokens_per_second", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second"}
 
 
 def start(*argv: str) -> subprocess.Popen[str]:
@@ -85,5 +86,9 @@ def test_a_killed_run_resumes_to_the_same_weights_and_metrics(method: str, tiny:
     assert got.keys() == expected.keys()
     assert [name for name in expected if not torch.equal(expected[name], got[name])] == []
     assert metrics(killed) == metrics(uninterrupted)
-    assert [line["step"] for line in metrics(killed)] == list(range(1, STEPS + 1))
+    held_out = [line["step"] for line in metrics(killed) if "eval_loss" in line]
+    assert held_out == ([] if method == "grpo" else sorted({*range(3, STEPS + 1, 3), STEPS}))
+    assert [line["step"] for line in metrics(killed) if "eval_loss" not in line] == list(range(1, STEPS + 1))
+    if method != "grpo":
+        assert (killed / "best" / "best.json").read_text() == (uninterrupted / "best" / "best.json").read_text()
     assert not list(killed.glob("*.tmp")) and not list(killed.glob("*.old"))
