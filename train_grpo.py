@@ -7,8 +7,6 @@
 Differs from train_gtpo.py by the lack of GTPOArguments and by the trainer, nothing else.
 """
 
-from functools import partial
-
 from gtpo.arguments import DataArguments, ModelArguments, PromptArguments, RewardArguments, RunArguments
 from gtpo.cli import load_backend_from_flags, parse
 from gtpo.script import run_script
@@ -42,7 +40,7 @@ def main() -> None:
     rows, held_out = load_rows(settings.data, settings.trainer.seed, settings.run.dry_run, settings.prompt.format)
     rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), (held_out or rows).column_names)
     if settings.run.dry_run:
-        timing = describe_time(settings, rows, partial(GRPOTrainer, reward_funcs=rewards))
+        timing = describe_time(settings, rows, rewards)
         text = describe_checks(settings, backend) + timing + plan(settings, len(rows), held_out=len(held_out or ()))
         return print(text, end="")
     checkpoint = check_run(settings, len(rows))

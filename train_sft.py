@@ -37,7 +37,7 @@ def main() -> None:
     rows = to_demonstrations(rows, settings.prompt.template_kwargs)
     held_out = held_out and to_demonstrations(held_out, settings.prompt.template_kwargs)
     if settings.run.dry_run:
-        timing = describe_time(settings, rows, SFTTrainer)
+        timing = describe_time(settings, rows)
         text = describe_checks(settings, backend) + timing + plan(settings, len(rows), held_out=len(held_out or ()))
         return print(text, end="")
     checkpoint = check_run(settings, len(rows))

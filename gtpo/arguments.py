@@ -375,7 +375,7 @@ class EvaluationArguments:
     )
     model: str | None = field(
         default=None,
-        metadata={"help": "Base model to evaluate, without --adapter: tiny, llama, qwen, a Hub id or a path."},
+        metadata={"help": "Base model to evaluate, without --adapter: tiny, smol, llama, qwen, a Hub id or a path."},
     )
     checkpoint: str = field(
         default="last", metadata={"help": "Adapter of a run: last (the final one), best, or the number of a step."}

@@ -222,7 +222,8 @@ def resolve_model(name: str) -> str:
     if target.count("/") != 1 or target.startswith((".", "/", "~")):
         what = "is not a directory" if "/" in target else f"is unknown{nearest(name, MODEL_ALIASES)}"
         raise UsageError(
-            f"--model {name!r} {what}: pick tiny, llama, qwen, a Hub id (owner/name) or a directory with a config.json."
+            f"--model {name!r} {what}: pick tiny, smol, llama, qwen, a Hub id (owner/name) or a directory with a "
+            "config.json."
         )
     return target
 
@@ -274,7 +275,8 @@ def why_not_loaded(path: str, error: Exception) -> Exception:
         text = "it is not a directory, not in the cache of the Hub, and the Hub cannot be reached."
     reason = (text if len(text) < 200 else f"{text[:200]}...").removesuffix(".") or type(error).__name__
     return UsageError(
-        f"cannot load model {path!r}: {reason}. Expected tiny, llama, qwen, a Hub id or a directory with a config.json."
+        f"cannot load model {path!r}: {reason}. Expected tiny, smol, llama, qwen, a Hub id or a directory with a "
+        "config.json."
     )
 
 

@@ -396,7 +396,8 @@ def main() -> None:
     model = parser.parse_args().model
     if not (shutil.which("nvidia-smi") or (is_installed("torch") and gpu_is_available())):
         raise UsageError("this machine has no NVIDIA GPU: run the checks on the machine that trains.")
-    alias = next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), "qwen")
+    presets = ("llama", "qwen", "tiny")  # other models take Qwen's on a GPU
+    alias = next((alias for alias in presets if model in (alias, MODEL_ALIASES[alias])), "qwen")
     preset = read_yaml(CONFIGS / "gtpo" / f"{alias}.yaml")
     derived = {"fp16": False, "use_cpu": False, "gradient_accumulation_steps": preset["num_generations"]}
     found = list(checks(derived | preset | {"model": model, "backend": "unsloth"}, "unsloth"))

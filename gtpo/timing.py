@@ -3,15 +3,19 @@
 import copy
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trl import SFTTrainer
 
 from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.data import drop_long_prompts
 from gtpo.memory import steps_of
 from gtpo.models import load_policy
 from gtpo.preflight import is_cached
+from gtpo.trainer import GRPOTrainer, GTPOTrainer
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
 ROWS = 200  # of the data set, to draw a step from
 
 
-def describe_time(settings: Settings, rows: "Dataset", build: Callable[..., Any]) -> str:
+def describe_time(settings: Settings, rows: "Dataset", rewards: Sequence[Any] = ()) -> str:
     """Seconds per step and hours of the run as a YAML comment, measured where model and rows are on this machine.
 
     The first micro-batch includes the generation of the whole step; the second one is the rest of the step's.
@@ -27,7 +31,7 @@ def describe_time(settings: Settings, rows: "Dataset", build: Callable[..., Any]
     Args:
         settings: All settings of the run.
         rows: The training rows; without text where the data set is on the Hub only.
-        build: The trainer, from ``model``, ``processing_class``, ``args`` and ``train_dataset``.
+        rewards: The reward functions; none for SFT.
 
     Returns:
         The comment; nothing for a run on a GPU and for the tiny model, whose steps take less than a second.
@@ -43,7 +47,7 @@ def describe_time(settings: Settings, rows: "Dataset", build: Callable[..., Any]
     with tempfile.TemporaryDirectory() as directory:
         args = copy.copy(settings.trainer)
         args.output_dir, args.report_to, args.eval_strategy = directory, [], "no"
-        seconds = _time_micro_batches(settings, args, rows, build)
+        seconds = _time_micro_batches(settings, args, rows, rewards)
     step = sum(seconds) + (parts - len(seconds)) * seconds[-1]
     total = step * steps_of(settings, len(rows))
     return (
@@ -52,12 +56,12 @@ def describe_time(settings: Settings, rows: "Dataset", build: Callable[..., Any]
     )
 
 
-def _time_micro_batches(settings: Settings, args: Any, rows: "Dataset", build: Callable[..., Any]) -> list[float]:
+def _time_micro_batches(settings: Settings, args: Any, rows: "Dataset", rewards: Sequence[Any]) -> list[float]:
     """Seconds of the first micro-batches, at most two."""
     policy, tokenizer = load_policy(settings.model, "transformers", args.seed, prompt=settings.prompt)
     first = rows.select(range(min(len(rows), ROWS)))
     rows = drop_long_prompts(first, tokenizer, settings.data.max_prompt_length, settings.prompt.template_kwargs)
-    trainer = build(model=policy, processing_class=tokenizer, args=args, train_dataset=rows)
+    trainer = _build(settings, rewards)(model=policy, processing_class=tokenizer, args=args, train_dataset=rows)
     trainer.initial_entropy = 0.0  # GTPO would measure it first
     trainer.current_gradient_accumulation_steps = args.gradient_accumulation_steps
     batches, seconds = iter(trainer.get_train_dataloader()), []
@@ -66,3 +70,12 @@ def _time_micro_batches(settings: Settings, args: Any, rows: "Dataset", build: C
         trainer.training_step(trainer.model, batch, None)
         seconds.append(time.perf_counter() - start)
     return seconds
+
+
+def _build(settings: Settings, rewards: Sequence[Any]) -> Callable[..., Any]:
+    """The trainer of the method."""
+    if settings.method == "sft":
+        return SFTTrainer
+    if settings.method == "grpo":
+        return partial(GRPOTrainer, reward_funcs=rewards)
+    return partial(GTPOTrainer, reward_funcs=rewards, gtpo=settings.gtpo)

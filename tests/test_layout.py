@@ -109,8 +109,8 @@ LAYERS = (  # a module imports from layers below its own, or from its own packag
     "gtpo.cli gtpo.script gtpo.curves gtpo.progress gtpo.fault_tolerance",
     "gtpo.tiny gtpo.callbacks gtpo.summary gtpo.preflight",
     "gtpo.models gtpo.training gtpo.card",
-    "gtpo.trainer gtpo.timing gtpo.export gtpo.report gtpo.evaluation",
-    "gtpo gtpo.paper",
+    "gtpo.trainer gtpo.export gtpo.report gtpo.evaluation",
+    "gtpo gtpo.paper gtpo.timing",
     "evaluate figures reproduce train_gtpo train_grpo train_sft",
 )
 

@@ -123,7 +123,7 @@ def test_unknown_model_gives_a_one_line_error(name: str, tmp_path: Path) -> None
     with pytest.raises(UsageError, match="cannot load model") as caught:
         load_base(path)
     assert path in str(caught.value) and "\n" not in str(caught.value)
-    assert "Expected tiny, llama, qwen" in str(caught.value)
+    assert "Expected tiny, smol, llama, qwen" in str(caught.value)
 
 
 def test_a_status_code_in_the_name_does_not_mean_gated(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_errors_of_unsloths_loader_are_one_sentence(
     unsloth.error = RuntimeError((AUTO.replace("{}", auto) + PEFT).replace("{}", path))
     with pytest.raises(UsageError) as caught:
         load_policy(ModelArguments(model=path), "unsloth", 0)
-    expected = "Expected tiny, llama, qwen, a Hub id or a directory with a config.json."
+    expected = "Expected tiny, smol, llama, qwen, a Hub id or a directory with a config.json."
     assert str(caught.value) == f"cannot load model {path!r}: {reason}. {expected}"
 
 
@@ -269,7 +269,7 @@ def test_wrong_values_in_the_files_of_a_model_are_one_sentence(
     model: Path, name: str, change: dict[str, Any], message: str
 ) -> None:
     (model / name).write_text(json.dumps(json.loads((model / name).read_text()) | change))
-    with pytest.raises(UsageError, match=f"cannot load model '{model}': {message}.*Expected tiny, llama, qwen"):
+    with pytest.raises(UsageError, match=f"cannot load model '{model}': {message}.*Expected tiny, smol, llama, qwen"):
         load_base(str(model))
 
 
@@ -307,5 +307,7 @@ def test_a_local_model_has_an_absolute_path(tiny: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", ["./nomodel", "/no/model", "a/b/c", "~/model", "../x"])
 def test_a_path_that_does_not_exist_is_not_looked_up_on_the_hub(name: str) -> None:
-    with pytest.raises(UsageError, match=f"--model '{name}' is not a directory: pick tiny, llama, qwen, a Hub id"):
+    with pytest.raises(
+        UsageError, match=f"--model '{name}' is not a directory: pick tiny, smol, llama, qwen, a Hub id"
+    ):
         resolve_model(name)
