@@ -138,7 +138,12 @@ def test_every_value_of_a_csv_file_stays_the_text_that_it_is(load: Callable[...,
     assert load("own.csv.gz", gzip.compress(text.encode()), **NAMED)["answer"][:] == golds
 
 
-def test_a_csv_line_is_that_of_the_file_also_after_a_field_with_line_breaks(load: Callable[..., Dataset]) -> None:
+def test_a_csv_line_is_that_of_the_file_also_after_a_field_with_line_breaks(
+    load: Callable[..., Dataset], tmp_path: Path
+) -> None:
+    load("own.csv", 'prompt\n"a\n\nb"\n\nc\r\nd\n')
+    places = read_table(str(tmp_path / "own.csv"), None, "train").places
+    assert [place.split()[1] for place in places] == ["2", "6", "7"]
     with pytest.raises(UsageError, match=r"^line 7 of \S+own\.csv has 3 field\(s\) and the header 2 \(task, gold\)"):
         load("own.csv", 'task,gold\n"a\n\nb",1\n\nc,2\nd, e,3\n', **NAMED)
 
