@@ -612,7 +612,7 @@ def test_what_unsloth_has_loaded_as_asked_passes(
 ) -> None:
     changed(unsloth, lambda model, tokenizer: setattr(model, "vllm_engine", engine(1500)))
     load_policy(arguments, "unsloth", 0, use_vllm=True)
-    assert caplog.messages == []
+    assert caplog.messages == [f"loading {arguments.model}"]
 
 
 def test_a_shorter_engine_stops(unsloth: FakeUnsloth, arguments: ModelArguments) -> None:
