@@ -71,7 +71,7 @@ def test_own_data_and_reward(tiny: Path, tmp_path: Path) -> None:
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2  # no further step
     (load,) = section("Serve and share", "python")
     (tmp_path / "load.py").write_text(load.replace("outputs/RUN", "run") + "print(model.peft_config['default'].r)\n")
-    assert run(tmp_path, "load.py").split()[-1] == "32"  # the tiny preset
+    assert run(tmp_path, "load.py").split()[-1] == "16"  # the preset for a CPU
 
 
 def test_any_model_is_evaluated(tiny: Path, data_dir: Path, tmp_path: Path) -> None:
