@@ -24,6 +24,7 @@ from helpers.reference import (
 from torch import Tensor
 
 from gtpo.errors import UsageError
+from gtpo.files import CONFIGS
 from gtpo.trainer import GRPOTrainer
 from gtpo_loss import (
     IMPORTANCE_MODES,
@@ -465,6 +466,22 @@ def test_a_step_is_the_naive_objective_of_weighted_advantages(
     assert logged["conflict_push_corrected"] == [pytest.approx(pushes[1], abs=1e-6)]
 
 
+def test_evaluation_divides_dapo_by_the_tokens_of_its_batch(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path, loss_type="dapo", **split_of(2))
+    batch = scored_batch(trainer)
+    losses = {}
+    for is_training, steps in ((True, 1), (True, 6), (False, 6)):
+        trainer.model.train(is_training)
+        trainer.current_gradient_accumulation_steps = steps
+        losses[is_training, steps] = trainer.compute_loss(trainer.model, batch).item()
+    assert losses[True, 6] == pytest.approx(losses[True, 1] / 6, rel=1e-5)
+    assert losses[False, 6] == pytest.approx(losses[True, 6], rel=1e-5)  # 6 micro-batches of this size, or one batch
+
+
+def split_of(micro_batch: int) -> dict[str, int]:
+    return {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": GROUP // micro_batch}
+
+
 def test_the_pushes_of_grpo_and_gtpo_are_those_of_their_weights(tiny: Path, tmp_path: Path) -> None:
     logged = {}
     for loss_type in ("grpo", "dr_grpo"):
@@ -517,6 +534,13 @@ def test_advantage_weights_out_of_range_are_refused(
     options = dict(zip(("positive_advantage_weight", "negative_advantage_weight"), weights, strict=True))
     with pytest.raises(UsageError, match=message):
         make_trainer("grpo", tiny, tmp_path, trainer_settings=options)
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_the_scripts_pass_the_advantage_weights_on(method: str) -> None:
+    text = (CONFIGS.parent / f"train_{method}.py").read_text()
+    for sign in ("positive", "negative"):
+        assert text.count(f"{sign}_advantage_weight=settings.reward.{sign}_advantage_weight,") == 1
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])

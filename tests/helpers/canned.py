@@ -177,9 +177,12 @@ if __name__ == "__main__":
     parser.add_argument("settings", type=json.loads)
     parser.add_argument("--sharded", action="store_true")
     arguments = parser.parse_args()
-    trainer = make_trainer(arguments.method, arguments.model_dir, arguments.output_dir, **arguments.settings)
-    weights = (sharded_gradients if arguments.sharded else trained_weights)(trainer)
-    if trainer.accelerator.is_main_process:
-        assert trainer.accelerator.num_processes > 1, "torchrun started one process only"
-        save_file(weights, Path(arguments.output_dir) / "weights.safetensors")
-        (Path(arguments.output_dir) / "log.json").write_text(json.dumps(trainer.state.log_history))
+    several = isinstance(arguments.settings, list)  # trained one after the other: weights-0, weights-1, ...
+    for number, settings in enumerate(arguments.settings if several else [arguments.settings]):
+        trainer = make_trainer(arguments.method, arguments.model_dir, arguments.output_dir, **settings)
+        weights = (sharded_gradients if arguments.sharded else trained_weights)(trainer)
+        if trainer.accelerator.is_main_process:
+            assert trainer.accelerator.num_processes > 1, "torchrun started one process only"
+            name = f"weights-{number}.safetensors" if several else "weights.safetensors"
+            save_file(weights, Path(arguments.output_dir) / name)
+            (Path(arguments.output_dir) / "log.json").write_text(json.dumps(trainer.state.log_history))

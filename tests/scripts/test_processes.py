@@ -18,7 +18,9 @@ SPEED = ("runtime", "samples_per_second", "steps_per_second")
 TIMING_METRICS = {"step_time", *(f"{split}_{name}" for split in ("train", "eval") for name in SPEED)}
 
 
-def torchrun(processes: int, method: str, tiny: Path, out: Path, settings: dict[str, Any], *flags: str) -> Path:
+def torchrun(
+    processes: int, method: str, tiny: Path, out: Path, settings: dict[str, Any] | list[dict[str, Any]], *flags: str
+) -> Path:
     """Train in ``processes`` processes; return the directory with the weights and the log of rank 0."""
     out.mkdir()
     here = Path(__file__).parents[1]
@@ -79,6 +81,22 @@ def test_held_out_metrics_match_one_process(tiny: Path, tmp_path: Path) -> None:
         for name in found:
             if not any(part in name for part in of_batches) and name not in TIMING_METRICS:
                 assert found[name] == pytest.approx(single_row[name], rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_every_aggregation_matches_one_process(method: str, tiny: Path, tmp_path: Path) -> None:
+    """GRPO as TRL's trainer; bnpo depends on the micro-batches, so with one completion each it is grpo."""
+    halves = {"per_device_train_batch_size": GROUP // 4, "gradient_accumulation_steps": 2}
+    ones = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": GROUP // 2}
+    splits = {"grpo": halves, "dr_grpo": halves, "dapo": halves, "bnpo": ones}
+    steps = {"max_steps": 3, "num_generations": GROUP // 2}
+    each = [steps | {"loss_type": loss_type} | split for loss_type, split in splits.items()]
+    out = torchrun(2, method, tiny, tmp_path / "several", each)
+    for number, loss_type in enumerate(["grpo", "dr_grpo", "dapo", "grpo"]):
+        single = make_trainer(
+            "trl" if method == "grpo" else method, tiny, tmp_path / "one", loss_type=loss_type, **steps
+        )
+        assert_close(load_file(out / f"weights-{number}.safetensors"), trained_weights(single))
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
