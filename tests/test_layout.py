@@ -109,13 +109,8 @@ LAYERS = (  # a module imports from layers below its own, or from its own packag
     "gtpo.cli gtpo.script gtpo.curves gtpo.progress gtpo.fault_tolerance",
     "gtpo.tiny gtpo.callbacks gtpo.summary gtpo.preflight",
     "gtpo.models gtpo.training gtpo.card",
-<<<<<<< HEAD
-    "gtpo.trainer gtpo.export gtpo.report gtpo.evaluation",
+    "gtpo.trainer gtpo.export gtpo.report gtpo.push gtpo.evaluation",
     "gtpo gtpo.paper gtpo.timing",
-=======
-    "gtpo.trainer gtpo.timing gtpo.export gtpo.report gtpo.push gtpo.evaluation",
-    "gtpo gtpo.paper",
->>>>>>> ddec18f (docs/method.md: shared tokens under GRPO, Dr. GRPO, DAPO and GTPO; gtpo.push draws them; configs/baselines)
     "evaluate figures reproduce train_gtpo train_grpo train_sft",
 )
 
