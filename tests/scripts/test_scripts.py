@@ -319,7 +319,7 @@ INVALID_USAGE: dict[str, tuple[Sequence[str], str]] = {
     "all-prompts-too-long": ((*ARITHMETIC, "--max_prompt_length", "3"), "max_prompt_length"),
     "lora-on-head": ((*ARITHMETIC, "--lora_target_modules", "lm_head"), "lm_head"),
     "unknown-layers": ((*ARITHMETIC, "--lora_target_modules", "nothing"), "nothing"),
-    "rank-zero": ((*ARITHMETIC, "--lora_rank", "0"), "rank"),
+    "negative-rank": ((*ARITHMETIC, "--lora_rank", "-1"), "rank"),
     "temperature-zero": ((*ARITHMETIC, "--temperature", "0"), "temperature"),
     "no-run-to-resume": ((*ARITHMETIC, "--resume"), "resume"),
     "unknown-reporter": ((*ARITHMETIC, "--report_to", "paper"), "paper"),
