@@ -70,7 +70,7 @@ def sample(flags: EvaluationArguments) -> "list[Job]":
     batch = flags.batch_size if backend == "transformers" else None
     four_bit = choose_4bit(flags.load_in_4bit, targets)
     sampling = Sampling(flags.k, flags.temperature, flags.top_p, flags.seed, flags.max_new_tokens, batch, four_bit)
-    prompts = choose_prompts(flags.prompt, targets)
+    prompts = choose_prompts(flags.prompt, targets, model)
     jobs = plan_jobs(flags, targets, prompts, problems, model, backend, sampling)
     if not flags.regrade:
         rank, memory = max_lora_rank(targets), flags.gpu_memory_utilization

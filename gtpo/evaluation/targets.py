@@ -226,20 +226,22 @@ def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
     return True in trained and not lacking
 
 
-def choose_prompts(asked: Mapping[str, Any], targets: Sequence[Target]) -> list[PromptArguments]:
-    """How each target is asked: as the run of an adapter was trained, or as the flags say.
+def choose_prompts(asked: Mapping[str, Any], targets: Sequence[Target], model: str = "") -> list[PromptArguments]:
+    """How each target is asked: as the run of an adapter or model was trained, or as the flags say.
 
     The base model beside adapters is asked as they are. What is not the paper's is logged.
 
     Args:
         asked: The settings that are given as flags.
         targets: The targets.
+        model: The base model, which can be the final or merged model of a run.
 
     Raises:
         UsageError: If a run has invalid settings, or the base model is beside runs that differ.
     """
     prompts = {t: PromptArguments(**(_trained_prompt(t.adapter) | dict(asked))) for t in targets if t.adapter}
-    first = next(iter(prompts.values()), PromptArguments(**asked))
+    trained = _trained_prompt(Path(model)) if Path(model).is_dir() else {}
+    first = next(iter(prompts.values()), PromptArguments(**(trained | dict(asked))))
     if len(prompts) < len(targets) and (other := next((t for t, prompt in prompts.items() if prompt != first), None)):
         name = _differing(first, prompts[other])[0]
         raise UsageError(
@@ -258,9 +260,9 @@ def _differing(a: PromptArguments, b: PromptArguments) -> list[str]:
     return [name for name, value in vars(a).items() if value != vars(b)[name]]
 
 
-def _trained_prompt(adapter: Path) -> dict[str, Any]:
-    """The prompt settings of the run of an adapter; those of an adapter outside a run are not known."""
-    run = RunDirectory(adapter.resolve().parent)
+def _trained_prompt(weights: Path) -> dict[str, Any]:
+    """The prompt settings of the run of an adapter or model; outside a run they are not known."""
+    run = RunDirectory(weights.resolve().parent)
     stored = run.read_config() if run.config.is_file() else {}
     return {name: stored[name] for name in fields_of([PromptArguments]) if stored.get(name) is not None}
 

@@ -24,6 +24,7 @@ from gtpo.evaluation.targets import (
     resolve_base_model,
     same_model,
 )
+from gtpo.runs import RunDirectory
 from gtpo.tiny import build_tiny, ensure_tiny
 
 
@@ -320,6 +321,11 @@ def test_adapters_are_asked_as_they_were_trained(prompted: list[Target], caplog:
     assert caplog.messages == [f"older is asked with --tags '{THINK}', --system_prompt 'none'"]
     assert choose_prompts({}, [base, think]) == [expected, expected]  # the base model as its run
     assert choose_prompts({}, [base]) == [PromptArguments()]
+    run = RunDirectory(think.adapter.parent)
+    for model in (run.merged, run.model):
+        assert choose_prompts({}, [base], str(model)) == [PromptArguments()]  # it does not exist
+        model.mkdir()
+        assert choose_prompts({}, [base], str(model)) == [expected]
 
 
 def test_flags_decide_the_prompt(prompted: list[Target]) -> None:
