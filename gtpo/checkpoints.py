@@ -62,7 +62,7 @@ def steps_are_done(checkpoint: Path, max_steps: int, patience: int | None = None
     """Whether a run has no step left after a checkpoint.
 
     Args:
-        checkpoint: A whole checkpoint.
+        checkpoint: A complete checkpoint.
         max_steps: Of the settings, below 1 for whole epochs.
         patience: ``early_stopping_patience`` of the settings: after as many evaluations without a better one, the run
             has stopped early.
