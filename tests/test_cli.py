@@ -519,7 +519,7 @@ def test_help_shows_the_settings_in_groups(flag: str, capsys: pytest.CaptureFixt
         settings(flag)
     shown = capsys.readouterr().out
     assert ended.value.code == 0
-    titles = ["data", "model", "run", "GTPO", "sampling and objective", "optimization", "files and logs"]
+    titles = ["data", "prompt", "model", "run", "GTPO", "sampling and objective", "optimization", "files and logs"]
     groups = re.findall(r"^([A-Za-z][\w ]*?)(?: \(.*\))?:$\n((?: .*\n)+)", shown, flags=re.MULTILINE)
     assert [title for title, _ in groups] == [*titles, "help and files of settings"]
     assert all(len(lines.splitlines()) <= 40 for _, lines in groups)  # each fits on a screen

@@ -47,7 +47,7 @@ class _Canned:
     def _generate_single_turn(self: Any, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("num_generations") == 1:  # the measurement of the initial entropy
             return [canned_group(step=1000, size=len(prompt_ids))[i] for i in range(len(prompt_ids))], None
-        if not self.model.training:  # held-out rows: a completion for each prompt
+        if not self.model.training and self.eval_dataset:  # held-out rows: a completion for each prompt
             return [canned_group(step=sum(ids), size=1)[0] for ids in prompt_ids], None
         group = canned_group(self.state.global_step)
         first = self.accelerator.process_index * len(prompt_ids)
