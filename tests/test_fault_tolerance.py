@@ -25,7 +25,14 @@ from filelock import FileLock
 from helpers import canned
 from helpers.canned import GROUP, canned_group, make_trainer, settings_of
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainerControl, TrainerState
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from trl import SFTConfig, SFTTrainer
 
 from gtpo import fault_tolerance
@@ -696,11 +703,11 @@ def test_a_signal_in_the_last_step_does_not_stop_a_finished_run(number: int, cod
     callback.on_train_end(args, TrainerState(global_step=5, max_steps=5), TrainerControl())
 
 
-def test_the_token_count_of_a_resumed_run_continues() -> None:
+def test_the_token_count_of_a_resumed_run_continues(tmp_path: Path) -> None:
     trainer = SimpleNamespace()
     rows = [{"num_tokens": 200.0}, {"num_tokens": 408.0}, {"train_loss": 0.5}]
     state = TrainerState(global_step=2, log_history=rows)
-    args = SimpleNamespace(save_total_limit=None, output_dir="nowhere")
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
     CompleteCheckpoints(trainer).on_train_begin(args, state, TrainerControl())
     assert trainer._total_train_tokens == 408
 
