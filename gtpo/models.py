@@ -191,7 +191,7 @@ def read_config(model: str, args: Any) -> Any:
 
     Args:
         model: Alias, Hub id or path.
-        args: TRL's config: its ``model_init_kwargs`` and ``trust_remote_code`` apply.
+        args: TRL's config: its ``model_init_kwargs`` apply.
     """
     from transformers import AutoConfig
 
@@ -200,9 +200,7 @@ def read_config(model: str, args: Any) -> Any:
     options = {key: value for key, value in (args.model_init_kwargs or {}).items() if key in ("revision", "cache_dir")}
     local = Path(model).is_dir() or not hub_is_reachable()
     try:
-        return AutoConfig.from_pretrained(
-            model, trust_remote_code=args.trust_remote_code, local_files_only=local, **options
-        )
+        return AutoConfig.from_pretrained(model, trust_remote_code=False, local_files_only=local, **options)
     except Exception as error:  # whatever is wrong, loading the model says it
         logger.debug("the config of %s was not checked: %s", model, first_line(error))
         return None

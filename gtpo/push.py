@@ -62,7 +62,7 @@ def groups_of(run: RunDirectory) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     from pyarrow.parquet import read_table
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(run.adapter)
+    tokenizer = AutoTokenizer.from_pretrained(run.adapter, trust_remote_code=False)
     size = run.read_config()["num_generations"]
     for path in run.completion_tables():
         rows = read_table(path).to_pylist()
