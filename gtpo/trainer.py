@@ -72,6 +72,7 @@ from gtpo_loss import (
 logger = logging.getLogger(__name__)
 
 INITIAL_ENTROPY_PROMPTS = 100  # Section 6: "the first 100 samples of the training set"
+CPU_SAMPLING_BATCH = 25  # completions at once for the initial entropy: the weights are read once for all of them
 NAN_PROBABILITIES = ("probability tensor contains", "device-side assert")  # torch.multinomial on a CPU, on a GPU
 ROLLOUT_CHECK_STEPS = 20  # optimizer steps between two checks of the rollouts, which score them twice
 MAX_SAMPLER_GAP = 0.3  # nats per token; bfloat16 engines differ by 0.01 to 0.06
@@ -785,6 +786,8 @@ class GTPOTrainer(GRPOTrainer):
         first = rank * share
         mine = [prompts[min(i, len(prompts) - 1)] for i in range(first, first + share)]  # the same number on each
         chunk = max(1, self.args.generation_batch_size // ranks)
+        if self.accelerator.device.type == "cpu":
+            chunk = max(chunk, CPU_SAMPLING_BATCH)
         entropies: list[float] = []
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
         with torch.random.fork_rng(devices), torch.no_grad(), self._open_bar("initial entropy", len(mine)) as bar:
