@@ -58,11 +58,18 @@ def relative_pushes(
 
 
 def groups_of(run: RunDirectory) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Ids, mask and advantages of every stored group of a run."""
+    """Ids, mask and advantages of every stored group of a run.
+
+    Raises:
+        UsageError: If the run has no tokenizer.
+    """
     from pyarrow.parquet import read_table
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(run.adapter, trust_remote_code=False)
+    saved = [path for path in (run.adapter, run.model) if (path / "tokenizer_config.json").is_file()]
+    if not saved:
+        raise UsageError(f"{run.path} has no tokenizer in adapter/ or model/: name a finished run.")
+    tokenizer = AutoTokenizer.from_pretrained(saved[0], trust_remote_code=False)
     size = run.read_config()["num_generations"]
     for path in run.completion_tables():
         rows = read_table(path).to_pylist()
@@ -80,16 +87,17 @@ def draw_push(run_directory: str, output: str) -> str:
     """Write the figure: one box per objective over the groups of a run, for each panel.
 
     Raises:
-        UsageError: If the run has no completions, or no group with conflict tokens.
+        UsageError: If the run has no completions, no tokenizer, or no group with conflict tokens.
     """
     run = run_of(run_directory)
-    longest = run.read_config()["max_completion_length"]
-    groups = list(groups_of(run)) if run.completion_tables() else []
+    if not run.completion_tables():
+        raise UsageError(f"{run_directory} has no completions/: name a run of train_gtpo.py or train_grpo.py.")
+    longest, groups = run.read_config()["max_completion_length"], list(groups_of(run))
     figure, axes = grid(1, len(PANELS))
     for axis, (span, title) in zip(axes[0], PANELS.items(), strict=True):
         values = [found for group in groups if (found := relative_pushes(*group, longest, span))]
         if not values:
-            raise UsageError(f"{run_directory} has no group with conflict tokens: name a run with completions/.")
+            raise UsageError(f"{run_directory} has no group with conflict tokens.")
         _boxes(axis, values)
         axis.set_title(f"{title}\n({len(values)} groups)", fontsize=9)
     axes[0][0].set_ylabel("push / push with |A|")

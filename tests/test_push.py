@@ -26,17 +26,20 @@ def test_relative_pushes_of_a_group_computed_by_hand() -> None:
     assert relative_pushes(ids, mask, torch.tensor([1.0, 0.0]), 10, "anchored") == {}
 
 
-def test_a_run_without_completions_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("max_completion_length: 8\nnum_generations: 2\n")
-    (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(UsageError, match="has no group with conflict tokens"):
+def test_a_run_without_completions_or_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no completions/: name a run of train_gtpo.py or train_grpo.py"):
+        draw_push(str(tmp_path), str(tmp_path / "push.png"))
+    (tmp_path / "completions").symlink_to(STORED / "completions")
+    (tmp_path / "config.yaml").write_bytes((STORED / "config.yaml").read_bytes())
+    with pytest.raises(UsageError, match="has no tokenizer in adapter/ or model/: name a finished run"):
         draw_push(str(tmp_path), str(tmp_path / "push.png"))
 
 
-def test_groups_are_those_of_the_tables(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", ["adapter", "model"])
+def test_groups_are_those_of_the_tables(saved: str, tiny: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    AutoTokenizer.from_pretrained(tiny).save_pretrained(tmp_path / "adapter")
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(tmp_path / saved)
     (tmp_path / "completions").symlink_to(STORED / "completions")
     (tmp_path / "config.yaml").write_bytes((STORED / "config.yaml").read_bytes())
     run = RunDirectory(tmp_path)
