@@ -27,7 +27,7 @@ def test_relative_pushes_of_a_group_computed_by_hand() -> None:
 
 
 def test_a_run_without_completions_or_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no completions/: name a run of train_gtpo.py or train_grpo.py"):
+    with pytest.raises(UsageError, match="has no completions/: name a run of train_gtpo"):
         draw_push(str(tmp_path), str(tmp_path / "push.png"))
     (tmp_path / "completions").symlink_to(STORED / "completions")
     (tmp_path / "config.yaml").write_bytes((STORED / "config.yaml").read_bytes())
