@@ -418,4 +418,16 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
     groups = {GROUPS[cls]: group for cls, group in built.items()}
     settings = Settings(method, trainer=trainer, given=given, **groups)
     settings.run.push_to_hub = given["push_to_hub"]
+    _warn_of_tags(settings)
     return settings
+
+
+def _warn_of_tags(settings: Settings) -> None:
+    """Say which tags the rewards look for although the system prompt does not name them."""
+    names, prompt = settings.reward.reward if settings.reward else (), settings.prompt.format
+    wanted = prompt.tags if "format" in names else prompt.tags[2:] if "accuracy" in names else ()
+    if prompt.system_prompt and (missing := [tag for tag in wanted if tag not in prompt.system_prompt]):
+        logger.warning(
+            "--system_prompt does not name %s, which the rewards look for: add them to the text, or set --tags",
+            " ".join(missing),
+        )

@@ -766,13 +766,14 @@ class GTPOTrainer(GRPOTrainer):
             return None
         prompt_ids = self._tokenize_prompts(prompts)[0]
         sampling = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs", "use_vllm")
-        precision = ("bf16", "fp16", "per_device_train_batch_size", "generation_batch_size", "seed")
+        precision = ("bf16", "fp16", "per_device_train_batch_size", "seed")
         return {
             "policy": digest,
             "prompts": hashlib.sha256(json.dumps(prompt_ids).encode()).hexdigest(),
             "max_completion_length": self.max_completion_length,
             "end_tokens": sorted(self.eos_token_ids),
             "device": self.accelerator.device.type,
+            "completions_at_once": self._sampling_batch(),
             "processes": self.accelerator.num_processes,
         } | {name: getattr(self.args, name) for name in sampling + precision}
 
@@ -785,9 +786,7 @@ class GTPOTrainer(GRPOTrainer):
         share = -(-len(prompts) // ranks)
         first = rank * share
         mine = [prompts[min(i, len(prompts) - 1)] for i in range(first, first + share)]  # the same number on each
-        chunk = max(1, self.args.generation_batch_size // ranks)
-        if self.accelerator.device.type == "cpu":
-            chunk = max(chunk, CPU_SAMPLING_BATCH)
+        chunk = self._sampling_batch()
         entropies: list[float] = []
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
         with torch.random.fork_rng(devices), torch.no_grad(), self._open_bar("initial entropy", len(mine)) as bar:
@@ -798,6 +797,11 @@ class GTPOTrainer(GRPOTrainer):
                 entropies += self._mean_entropies(batch).tolist()
                 bar.count_completions([{"tokens": len(ids)} for ids in completion_ids])
         return gather_object(entropies)[: len(prompts)]
+
+    def _sampling_batch(self) -> int:
+        """Completions that one process samples at once for the initial entropy."""
+        least = CPU_SAMPLING_BATCH if self.accelerator.device.type == "cpu" else 1
+        return max(least, self.args.generation_batch_size // self.accelerator.num_processes)
 
     def _padded(self, prompt_ids: list[list[int]], completion_ids: list[list[int]]) -> dict[str, Tensor]:
         """TRL's layout: prompts padded to the left, completions to the right."""

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from gtpo.arguments import ModelArguments
 from gtpo.backend import is_installed
 from gtpo.errors import UsageError
 
@@ -101,6 +102,8 @@ def check_values(values: Mapping[str, Any]) -> None:
         ):
             if values[name] == conflicts:
                 raise UsageError(f"--lora_rank 0 trains all weights, without an adapter: set --{name} {other}.")
+        if values["lora_target_modules"] != ModelArguments().lora_target_modules:
+            raise UsageError("--lora_rank 0 trains all weights, without an adapter: remove --lora_target_modules.")
     if values["save_total_limit"] is not None and values["save_total_limit"] < 1:
         raise UsageError(f"--save_total_limit is {values['save_total_limit']}: expected at least 1, or nothing.")
     if values["merge"] != "none" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":

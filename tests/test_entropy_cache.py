@@ -137,6 +137,24 @@ def test_other_settings_are_measured(settings: dict[str, Any], tiny: Path, tmp_p
     assert measured(tiny, tmp_path / "b", **settings)[1] == 1
 
 
+def test_another_number_of_completions_at_once_is_measured(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are sampled from one stream of random numbers."""
+    measured(tiny, tmp_path / "a")
+    monkeypatch.setattr("gtpo.trainer.CPU_SAMPLING_BATCH", 50)
+    assert measured(tiny, tmp_path / "b")[1] == 1
+
+
+def test_other_end_tokens_are_measured(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path)
+    prompts = list(trainer.train_dataset["prompt"])
+    keys = [trainer._initial_entropy_key(prompts)]
+    trainer.eos_token_ids = [*trainer.eos_token_ids, 5]
+    keys.append(trainer._initial_entropy_key(prompts))
+    assert path_of(tmp_path, keys[0]) != path_of(tmp_path, keys[1])
+
+
 def test_other_prompts_are_measured(tiny: Path, tmp_path: Path) -> None:
     measured(tiny, tmp_path / "a")
     gtpo = {"initial_entropy": None, "initial_entropy_dir": str(tmp_path / "kept")}

@@ -196,6 +196,20 @@ def test_a_gated_model_is_told_by_unsloth_too(unsloth: FakeUnsloth, tmp_path: Pa
         load_policy(ModelArguments(model=str(tmp_path)), "unsloth", 0)
 
 
+@pytest.mark.parametrize(
+    ("lora_rank", "use_vllm", "dtype"),
+    [(8, False, torch.bfloat16), (8, True, torch.float32), (0, False, torch.float32)],
+    ids=["LoRA", "merged for vLLM", "all weights"],
+)
+def test_weights_that_training_changes_are_in_full_precision_on_a_gpu(
+    lora_rank: int, use_vllm: bool, dtype: torch.dtype, gpu: None, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: True)
+    arguments = ModelArguments(model=str(tiny), lora_rank=lora_rank)
+    model, _ = load_policy(arguments, "transformers", 0, use_vllm)
+    assert model.get_input_embeddings().weight.dtype == dtype
+
+
 # ---- 4-bit weights ----
 
 

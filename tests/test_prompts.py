@@ -9,7 +9,14 @@ import pytest
 import yaml
 from trl import GRPOConfig, SFTConfig
 
-from gtpo.arguments import DataArguments, EvaluationArguments, ModelArguments, PromptArguments, RunArguments
+from gtpo.arguments import (
+    DataArguments,
+    EvaluationArguments,
+    ModelArguments,
+    PromptArguments,
+    RewardArguments,
+    RunArguments,
+)
 from gtpo.cli import parse
 from gtpo.data import load_train, to_demonstrations
 from gtpo.errors import UsageError
@@ -105,6 +112,28 @@ def test_training_stores_the_prompt_and_hands_trl_the_template_arguments(tmp_pat
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored))
         again = parse(method, (*classes, config), ["--config", str(tmp_path / "config.yaml")])
         assert again.to_dict() == stored
+
+
+@pytest.mark.parametrize(
+    ("flags", "missing"),
+    [
+        (("--system_prompt", "Be brief."), "<reasoning> </reasoning> <answer> </answer>"),
+        (("--system_prompt", "Write <think>.", "--tags", THINK), "</think> <answer> </answer>"),
+        (("--system_prompt", "Be brief.", "--reward", "accuracy"), "<answer> </answer>"),
+        (("--system_prompt", "Be brief.", "--reward", "mine.py:f"), None),
+        (("--system_prompt", f"Use {THINK}.", "--tags", THINK), None),
+        (("--system_prompt", "none"), None),
+        (("--tags", THINK), None),
+    ],
+)
+def test_a_system_prompt_without_the_tags_of_the_rewards_is_a_warning(
+    flags: tuple[str, ...], missing: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    classes = (DataArguments, PromptArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig)
+    parse("grpo", classes, ["--model", "tiny", "--output_dir", str(tmp_path), *flags])
+    said = [text for text in caplog.messages if "system_prompt" in text]
+    expected = f"--system_prompt does not name {missing}, which the rewards look for: "
+    assert said == ([] if missing is None else [expected + "add them to the text, or set --tags"])
 
 
 def test_rows_have_the_prompt_and_the_tags() -> None:
