@@ -32,7 +32,7 @@ def main() -> None:
 
     try:
         jobs = sample(flags) if flags.adapter or flags.model or not flags.regrade else find_stored_jobs(flags)
-        entries = [grade(job.path, job.problems) for job in jobs]
+        entries = [grade(job.path, job.problems, job.dropped) for job in jobs]
     except KeyboardInterrupt:
         print("\nevaluate.py: interrupted; run the same command again to resume.", file=sys.stderr)
         sys.exit(130)
@@ -64,7 +64,7 @@ def sample(flags: EvaluationArguments) -> "list[Job]":
     base = base_model(targets, flags.model)
     if flags.backend == "auto":
         refuse_large_model_without_gpu(flags.model or base)
-    problems = {name: load_problems(name, source, flags)[: flags.limit] for name, source in benchmarks.items()}
+    problems = {name: load_problems(name, source, flags, flags.limit) for name, source in benchmarks.items()}
     model = resolve_base_model(base, targets, flags.model)
     backend = choose_backend(flags.backend, is_tiny(model))
     batch = flags.batch_size if backend == "transformers" else None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper
 from typing import Any
 
-from gtpo.grading import TimeBudget, extract_answer, is_correct, timeouts
+from gtpo.grading import extract_answer, grade_text, is_correct, timeouts  # noqa: F401  (both are imported from here)
 from gtpo.prompts import PAPER, PromptFormat
 
 FORMAT_MAX = 10.0
@@ -67,25 +67,23 @@ def accuracy_reward(
     Args:
         completions: G completions of each prompt.
         answer: The gold answer for each completion, from the dataset column of that name.
-        log_metric: TRL's; gets ``accuracy``, the mean in percent of the maximum, and ``grader_timeouts``, the
-            completions of this call that exceeded the time or memory limit and scored 0.
+        log_metric: TRL's; gets ``accuracy``, the mean in percent of the maximum; ``accuracy_lenient``, the percentage
+            with the right answer in any format (:mod:`gtpo.grading.lenient`), which the reward ignores; and
+            ``grader_timeouts``, the completions of this call that exceeded the time or memory limit and scored 0.
         prompt_format: The tags.
         kwargs: Other arguments of TRL, ignored.
     """
     timeouts_before = timeouts()
-    rewards = [
-        ACCURACY_MAX if _is_right(_text(completion), gold, prompt_format) else 0.0
+    verdicts = [
+        grade_text(_text(completion), gold, *prompt_format.tags[2:])
         for completion, gold in zip(completions, answer, strict=True)
     ]
+    rewards = [ACCURACY_MAX if verdict.correct else 0.0 for verdict in verdicts]
     _log_percent(log_metric, "accuracy", rewards, ACCURACY_MAX)
+    _log_percent(log_metric, "accuracy_lenient", [float(verdict.correct_leniently) for verdict in verdicts], 1.0)
     if log_metric is not None:
         log_metric("grader_timeouts", float(timeouts() - timeouts_before))
     return rewards
-
-
-def _is_right(text: str, gold: str, prompt_format: PromptFormat) -> bool:
-    budget = TimeBudget()
-    return is_correct(extract_answer(text, budget, *prompt_format.tags[2:]), gold, budget)
 
 
 def _log_percent(log_metric: LogMetric | None, name: str, rewards: Sequence[float], maximum: float) -> None:

@@ -6,7 +6,8 @@
 
 Completions are synthetic and seeded: 64 per problem, some correct in one of several spellings, the others drawn from a
 few wrong answers with a skewed distribution, as a model samples them (gold answers of other problems, changed digits,
-unreadable text). "no sympy" is the share of completions graded without sympy, "late" the number of comparisons that
+unreadable text). "strict" is the time of the answer blocks alone, "seconds" that of both verdicts and the votes, each
+from empty caches; "no sympy" is the share of completions graded without sympy, "late" the number of comparisons that
 exceeded a limit, "peak" the memory of this process.
 """
 
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gtpo import grading
 from gtpo.data import load_benchmark
 from gtpo.evaluation.metrics import majority_at_k
+from gtpo.grading import compare, exact, structure, units
 
 SAMPLES = 64
 WRAPPINGS = ("{}", "${}$", r"\boxed{{{}}}", r"$\boxed{{{}}}$", "{}.", "The answer is ${}$.", " {}\n", "**{}**")
@@ -34,7 +36,7 @@ def main(data_dir: str | None, math_problems: int, seed: int) -> None:
     contest = [row["gold"] for name in ("aime24", "aime25", "amc23") for row in load_benchmark(name, data_dir)]
     math = [row["gold"] for row in load_benchmark("math", data_dir)][:math_problems]
 
-    columns = f"{'seconds':>9}{'per second':>12}{'no sympy':>10}{'late':>6}{'peak MiB':>10}"
+    columns = f"{'strict':>9}{'seconds':>9}{'per second':>12}{'no sympy':>10}{'late':>6}{'peak MiB':>10}"
     print(f"{'':14}{'completions':>12}{'correct':>9}{columns}")
     measure("AIME and AMC", contest, contest, rng, vote=True)
     measure("MATH", math, math, rng, vote=False)
@@ -42,14 +44,21 @@ def main(data_dir: str | None, math_problems: int, seed: int) -> None:
 
 def measure(name: str, golds: list[str], pool: list[str], rng: random.Random, *, vote: bool) -> None:
     """Grade 64 completions of each problem, vote over 4, 8, ... 64 of them if `vote`, and print one line."""
+    completions = [sample(gold, pool, rng) for gold in golds]
+    start = time.perf_counter()
+    for gold, completions_G in zip(golds, completions, strict=True):
+        for completion in completions_G:
+            grading.is_correct(grading.extract_answer(completion), gold)
+    strict = time.perf_counter() - start
+    for cached in (compare.decide, grading.normalise, exact.parse_number, structure.parse_structure, units.split_unit):
+        cached.cache_clear()
     calls, late = grading.worker_calls(), grading.timeouts()
     correct = total = won = 0
     seconds = 0.0
-    for gold in golds:
-        completions_G = sample(gold, pool, rng)  # not timed
+    for gold, completions_G in zip(golds, completions, strict=True):
         start = time.perf_counter()
-        extracted_G = [grading.extract_answer(completion) for completion in completions_G]
-        correct_G = [grading.is_correct(answer, gold) for answer in extracted_G]
+        verdicts_G = [grading.grade_text(completion, gold) for completion in completions_G]
+        extracted_G, correct_G = [v.answer for v in verdicts_G], [v.correct for v in verdicts_G]
         if vote:
             won += sum(majority_at_k(extracted_G, correct_G, k) for k in (4, 8, 16, 32, 64)) >= 3
         seconds += time.perf_counter() - start
@@ -57,7 +66,7 @@ def measure(name: str, golds: list[str], pool: list[str], rng: random.Random, *,
     no_sympy = 1 - (grading.worker_calls() - calls) / total
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
-        f"{name:14}{total:12,}{correct:9,}{seconds:9.1f}{total / seconds:12,.0f}{no_sympy:10.2%}"
+        f"{name:14}{total:12,}{correct:9,}{strict:9.1f}{seconds:9.1f}{total / seconds:12,.0f}{no_sympy:10.2%}"
         f"{grading.timeouts() - late:6}{peak:10.0f}"
     )
     if vote:

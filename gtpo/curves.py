@@ -54,7 +54,8 @@ def seed_curves(runs: dict[int, list[dict[str, Any]]], metric: str, window: int)
 def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panels: dict[str, str] | None = None) -> Any:
     """One row of panels over the training steps: the logged values of each run thin, their trailing mean bold.
 
-    Held-out rows that were evaluated while training are a second, dotted line of the run.
+    Held-out rows that were evaluated while training are a second, dotted line of the run. The accuracy in any format
+    is a dash-dotted line beside the accuracy.
 
     Args:
         runs: Legend label -> the rows of :meth:`gtpo.runs.RunDirectory.read_metrics`.
@@ -74,6 +75,8 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panel
                 axis.plot(steps, raw[0], color=line_style(number)["color"], alpha=0.25, linewidth=0.8)
             plot_seeds(axis, name, {0: rows}, metric, window, number)
             _plot_held_out(axis, name, rows, metric, number)
+            if metric == "accuracy":
+                _plot_lenient(axis, name, rows, window, number)
         if metric == "entropy":
             plot_ln2(axis)
         axis.set_xlabel("training step")
@@ -89,6 +92,13 @@ def _plot_held_out(axis: Any, name: str, rows: list[dict[str, Any]], metric: str
     if steps:
         style = line_style(number) | {"linestyle": ":", "linewidth": 1.2, "marker": "o", "markersize": 3}
         axis.plot(steps, curves[0], label=f"{name}, held out", **style)
+
+
+def _plot_lenient(axis: Any, name: str, rows: list[dict[str, Any]], window: int, number: int) -> None:
+    steps, curves = seed_curves({0: rows}, "accuracy_lenient", window)
+    if steps:
+        style = line_style(number) | {"linestyle": "-.", "linewidth": 1.0}
+        axis.plot(steps, curves[0], label=f"{name}, any format", **style)
 
 
 def _plain(text: str) -> str:

@@ -175,8 +175,10 @@ def load_benchmark(name: str, data_dir: str | None = None) -> list[Row]:
     return [{"id": f"{name}/{i}", "question": r["question"], "gold": r["gold"]} for i, r in enumerate(rows)]
 
 
-def load_own_benchmark(name: str, source: str, flags: EvaluationArguments) -> list[Row]:
-    """The problems of your benchmark as rows {id, question, gold}; a question may be a conversation.
+def load_own_benchmark(name: str, source: str, flags: EvaluationArguments) -> tuple[list[Row], dict[str, int]]:
+    """The problems of your benchmark as rows {id, question, gold}, and why rows were dropped -> their number.
+
+    A question may be a conversation.
 
     A row whose gold answer the grader cannot read, so that no completion could be right, is dropped and counted.
 
@@ -200,7 +202,7 @@ def load_own_benchmark(name: str, source: str, flags: EvaluationArguments) -> li
         else:
             dropped["without a readable gold answer"].append(place)
     _report_dropped(table, dropped)
-    return problems
+    return problems, {reason: len(places) for reason, places in dropped.items()}
 
 
 def drop_long_prompts(

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +21,29 @@ FROM_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_ex
 IMAGES = {"image", "images"}  # TRL passes these columns to the processor of a vision model
 
 
-def load_rewards(names: Sequence[str], known: Mapping[str, Reward], columns: Collection[str]) -> list[Reward]:
+@dataclass(frozen=True)
+class Use:
+    """What a function is loaded for: the name of its flag and in sentences, what it gets beside the columns of the
+    data, and what to do after an error."""
+
+    flag: str
+    noun: str
+    passed: frozenset[str]
+    advice: str
+
+
+TRAINING = Use(
+    "--reward",
+    "reward",
+    frozenset(FROM_TRL - {"environments"}),
+    "correct it, then continue from the last checkpoint with --resume or start again",
+)
+JUDGING = Use("--judge", "judge", frozenset({"prompts", "completions"}), "correct it, then run the same command again")
+
+
+def load_rewards(
+    names: Sequence[str], known: Mapping[str, Reward], columns: Collection[str], use: Use = TRAINING
+) -> list[Reward]:
     """The reward functions of ``--reward``; their sum is the reward.
 
     Args:
@@ -29,6 +52,7 @@ def load_rewards(names: Sequence[str], known: Mapping[str, Reward], columns: Col
             first. These raise :class:`RunError` where the user's function raises or returns anything else.
         known: Name -> function, such as format and accuracy of the paper.
         columns: Columns of the dataset; none if they are not known yet, then only the functions are loaded.
+        use: What they are loaded for.
 
     Raises:
         UsageError: If a name is unknown, cannot be imported, a function needs a column that the dataset lacks, or a
@@ -38,9 +62,11 @@ def load_rewards(names: Sequence[str], known: Mapping[str, Reward], columns: Col
         raise UsageError(f"--reward is empty: name {', '.join(known)}, file.py:function or module:function.")
     if taken := sorted((FROM_TRL | IMAGES) & set(columns)):
         raise UsageError(f"the data has a column {taken[0]!r}, a name that TRL uses for data of its own: rename it.")
-    rewards = [known[name] if name in known else _checked(_import_reward(name, known), name) for name in names]
+    rewards = [
+        known[name] if name in known else _checked(_import_reward(name, known, use), name, use) for name in names
+    ]
     theirs = sorted(set(columns) - {"prompt", "completion"})  # TRL passes the prompts as `prompts`
-    given = (FROM_TRL - {"environments"}) | set(theirs)
+    given = use.passed | set(theirs)
     if not columns:
         return rewards
     for name, reward in zip(names, rewards, strict=True):
@@ -51,8 +77,8 @@ def load_rewards(names: Sequence[str], known: Mapping[str, Reward], columns: Col
         named = [p.name for p in wanted if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         if missing := [argument for argument in named if argument not in given]:
             raise UsageError(
-                f"the {name} reward needs a column {missing[0]!r}{nearest(missing[0], given)}: add it to the data or "
-                f"name another --reward (columns of the data: {', '.join(theirs) or 'none but the prompt'})."
+                f"the {name} {use.noun} needs a column {missing[0]!r}{nearest(missing[0], given)}: add it to the data "
+                f"or name another {use.flag} (columns of the data: {', '.join(theirs) or 'none but the prompt'})."
             )
     return rewards
 
@@ -83,30 +109,32 @@ def _prefilled(reward: Reward, prefill: str) -> Reward:
     return functools.update_wrapper(call_async if inspect.iscoroutinefunction(reward) else call, reward)
 
 
-def _import_reward(name: str, known: Mapping[str, Reward]) -> Reward:
+def _import_reward(name: str, known: Mapping[str, Reward], use: Use) -> Reward:
     module, colon, function = name.rpartition(":")
     if not colon:
         if name.endswith(".py"):
-            raise UsageError(f"--reward {name} lacks a function: expected {name}:FUNCTION{_functions_of(Path(name))}.")
+            raise UsageError(
+                f"{use.flag} {name} lacks a function: expected {name}:FUNCTION{_functions_of(Path(name))}."
+            )
         raise UsageError(
-            f"reward {name!r} is unknown{nearest(name, known)}: pick {', '.join(known)}, file.py:function or "
+            f"{use.noun} {name!r} is unknown{nearest(name, known)}: pick {', '.join([*known, 'file.py:function'])} or "
             "module:function."
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     path = Path(module if module.endswith(".py") else f"{module}.py")  # before a module of that name elsewhere
     if module.endswith(".py") and not path.is_file():
-        raise UsageError(f"--reward {name}: {path} does not exist.")
+        raise UsageError(f"{use.flag} {name}: {path} does not exist.")
     try:
         found = _import_file(path) if path.is_file() else importlib.import_module(module)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # of the user's code, SystemExit too
         what = f"{type(error).__name__}: {first_line(error)}"
-        raise UsageError(f"--reward {name} cannot be imported: {what}; --debug shows the traceback.") from error
+        raise UsageError(f"{use.flag} {name} cannot be imported: {what}; --debug shows the traceback.") from error
     reward: Reward | None = getattr(found, function, None)
     if reward is None or not callable(reward):
-        raise UsageError(f"--reward {name}: {module} has no function {function!r}{_functions_of(path)}.")
+        raise UsageError(f"{use.flag} {name}: {module} has no function {function!r}{_functions_of(path)}.")
     return reward
 
 
@@ -132,18 +160,18 @@ def _import_file(path: Path) -> ModuleType:
 # What a user's function does while training
 
 
-def _checked(reward: Reward, name: str) -> Reward:
+def _checked(reward: Reward, name: str, use: Use) -> Reward:
     """The function under its own name; what it raises and returns is checked at each call."""
 
     def call(*args: Any, **kwargs: Any) -> list[float | None]:
-        with _told(name):
+        with _told(name, use):
             returned = reward(*args, **kwargs)
-        return _numbers(returned, kwargs, name)
+        return _numbers(returned, kwargs, name, use)
 
     async def call_async(*args: Any, **kwargs: Any) -> list[float | None]:
-        with _told(name):
+        with _told(name, use):
             returned = await reward(*args, **kwargs)
-        return _numbers(returned, kwargs, name)
+        return _numbers(returned, kwargs, name, use)
 
     checked: Reward = call_async if inspect.iscoroutinefunction(reward) else call  # TRL awaits the one
     functools.update_wrapper(checked, reward)
@@ -152,15 +180,15 @@ def _checked(reward: Reward, name: str) -> Reward:
 
 
 @contextlib.contextmanager
-def _told(name: str) -> Iterator[None]:
+def _told(name: str, use: Use) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {first_line(error)}"
-        raise RunError(f"the reward {name} raised {what}; {_CORRECT_IT} (--debug shows the traceback).") from error
+        raise RunError(f"the {use.noun} {name} raised {what}; {use.advice} (--debug shows the traceback).") from error
 
 
-def _numbers(returned: Any, kwargs: Mapping[str, Any], name: str) -> list[float | None]:
+def _numbers(returned: Any, kwargs: Mapping[str, Any], name: str, use: Use) -> list[float | None]:
     """The returned values as a list, a number or None for each completion."""
     expected = "a list with a number or None for each completion"
     try:
@@ -170,13 +198,10 @@ def _numbers(returned: Any, kwargs: Mapping[str, Any], name: str) -> list[float 
     except (TypeError, ValueError) as error:
         shown = f"{type(returned).__name__} {returned!r}"
         shown = shown if len(shown) <= 100 else f"{shown[:100]}..."
-        raise RunError(f"the reward {name} returned {shown}: expected {expected}; {_CORRECT_IT}.") from error
+        raise RunError(f"the {use.noun} {name} returned {shown}: expected {expected}; {use.advice}.") from error
     if len(rewards) != (completions := len(kwargs.get("completions", rewards))):
         raise RunError(
-            f"the reward {name} returned {len(rewards)} values for {completions} completions: expected {expected}; "
-            f"{_CORRECT_IT}."
+            f"the {use.noun} {name} returned {len(rewards)} values for {completions} completions: expected {expected}; "
+            f"{use.advice}."
         )
     return rewards
-
-
-_CORRECT_IT = "correct it, then continue from the last checkpoint with --resume or start again"

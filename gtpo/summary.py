@@ -26,6 +26,7 @@ PROBLEM_STEPS = 5  # logged steps in a row that make a problem
 CUT_OFF = 0.95  # share of completions cut off at the length limit that makes a problem
 _PERCENT = {  # metric -> label and the factor that makes it percent
     "accuracy": ("accuracy", 1),
+    "accuracy_lenient": ("accuracy in any format", 1),
     "formatting": ("formatting", 1),
     "mean_token_accuracy": ("token accuracy", 100),
     "completions/clipped_ratio": ("cut off", 100),

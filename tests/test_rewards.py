@@ -106,7 +106,7 @@ def test_grader_timeouts_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewards, "timeouts", lambda: next(counts))
     logged: list[tuple[str, float]] = []
     accuracy_reward([GOOD], answer=["18"], log_metric=lambda name, value: logged.append((name, value)))
-    assert logged == [("accuracy", 100.0), ("grader_timeouts", 2.0)]
+    assert logged == [("accuracy", 100.0), ("accuracy_lenient", 100.0), ("grader_timeouts", 2.0)]
 
 
 def test_the_grader_can_be_imported_from_rewards() -> None:
@@ -180,4 +180,4 @@ def test_rewards_are_logged_as_a_mean_in_percent_of_the_maximum() -> None:
     good = "<reasoning>9 + 9 = 18</reasoning>\n<answer>18</answer>"
     format_reward([good, "<answer>18</answer>", "18", ""], log_metric=logged.__setitem__)  # 10, 1, 0, 0
     accuracy_reward([good, "<answer>18</answer>", "18", good], answer=["18"] * 4, log_metric=logged.__setitem__)
-    assert logged == {"formatting": 27.5, "accuracy": 75.0, "grader_timeouts": 0.0}
+    assert logged == {"formatting": 27.5, "accuracy": 75.0, "accuracy_lenient": 100.0, "grader_timeouts": 0.0}

@@ -1,9 +1,9 @@
 """Jobs, each one model on one benchmark: planned from the flags or found in the output directory, and run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gtpo.arguments import EvaluationArguments, PromptArguments, fields_of
 from gtpo.bars import CompletionBar
@@ -46,6 +46,13 @@ STORED_FLAGS = (  # --regrade reads them from the completion files
 )
 
 
+class Problems(NamedTuple):
+    """The problems of a benchmark, {id, question, gold}, and why rows of your data are none of them -> their number."""
+
+    rows: list[Row]
+    dropped: Mapping[str, int]
+
+
 @dataclass(frozen=True)
 class Job:
     """One model on one benchmark.
@@ -55,12 +62,14 @@ class Job:
         problems: The problems, {id, question, gold}.
         settings: Everything that determines the completions; a file with other settings is refused.
         about: What else the file records: model, adapter, checkpoint and environment.
+        dropped: As in :class:`Problems`.
     """
 
     path: Path
     problems: Sequence[Row]
     settings: Row
     about: Row
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def adapter(self) -> Path | None:
@@ -111,27 +120,29 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
     return selected
 
 
-def load_problems(name: str, source: str, flags: EvaluationArguments) -> list[Row]:
-    """The problems of a benchmark, {id, question, gold}.
+def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int | None = None) -> Problems:
+    """The problems of a benchmark.
 
     Args:
         name: Its name, as :func:`select_benchmarks` gives it.
         source: The name, path or Hub id.
         flags: Where its data is, and how the columns of your data are called.
+        limit: Only the first ones.
 
     Raises:
         UsageError: If they cannot be read.
     """
     if name in BENCHMARK_TITLES:
-        return load_benchmark(name, flags.data_dir)
-    return load_own_benchmark(name, source, flags)
+        return Problems(load_benchmark(name, flags.data_dir)[:limit], {})
+    rows, dropped = load_own_benchmark(name, source, flags)
+    return Problems(rows[:limit], dropped)
 
 
 def plan_jobs(
     flags: EvaluationArguments,
     targets: Sequence[Target],
     prompts: Sequence[PromptArguments],
-    problems: Mapping[str, Sequence[Row]],
+    problems: Mapping[str, Problems],
     model: str,
     backend: str,
     sampling: Sampling,
@@ -154,7 +165,7 @@ def plan_jobs(
     sources = select_benchmarks(flags)
     jobs = []
     for target, prompt in zip(targets, prompts, strict=True):
-        for name, rows in problems.items():
+        for name, (rows, dropped) in problems.items():
             settings: dict[str, Any] = {
                 "benchmark": name,
                 "problems": len(rows),
@@ -175,7 +186,7 @@ def plan_jobs(
             path = Path(flags.output_dir) / (target.label or f"base-{short_name(model)}") / f"{name}.jsonl"
             if not flags.overwrite:
                 check_settings(path, settings)
-            jobs.append(Job(path, rows, settings, about))
+            jobs.append(Job(path, rows, settings, about, dropped))
     return jobs
 
 
@@ -201,7 +212,7 @@ def find_stored_jobs(flags: EvaluationArguments) -> list[Job]:
         stored = {"source": path.stem, **head["about"].get("data", {})}  # earlier revisions stored none
         source = sources[path.stem] if sources else stored["source"]
         known = {flag: stored[flag] for flag in DATA_FLAGS if flag in stored and flag not in flags.given}
-        rows = load_problems(path.stem, source, replace(flags, **known))[: head["settings"].get("problems")]
+        rows, dropped = load_problems(path.stem, source, replace(flags, **known), head["settings"].get("problems"))
         if problems_hash(rows) != head["settings"].get("problems_hash"):
             raise UsageError(
                 f"{path} was created from other problems than {source} has now: "
@@ -211,7 +222,7 @@ def find_stored_jobs(flags: EvaluationArguments) -> list[Job]:
                     else "name the directory of their data files with --data_dir."
                 )
             )
-        jobs.append(Job(path, rows, head["settings"], head["about"]))
+        jobs.append(Job(path, rows, head["settings"], head["about"], dropped))
     return jobs
 
 

@@ -82,31 +82,50 @@ def majority_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int
 
 
 def bootstrap_interval(
-    per_problem_scores: Sequence[float], level: float = 0.95, resamples: int = 10_000, seed: int = 0
+    per_problem_scores: Sequence[float],
+    level: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+    bounds: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean score: problems are resampled with replacement, their samples are not.
+
+    Where all n scores are equal, every resample is, and the bootstrap would claim certainty: 0 to 0 for a model that
+    solves none of 30 problems. The interval is then the exact one (Clopper and Pearson) for a share observed 0 times in
+    n: at most 1 - ((1 - level) / 2)^(1/n) of all problems have another score, and that can be any within the bounds.
+    All-zero scores of 30 problems give 0 to 0.116.
 
     Args:
         per_problem_scores: One score per problem, such as its pass@k.
         level: Coverage, between 0 and 1.
         resamples: Number of bootstrap resamples.
         seed: Seed of the resampling; the same scores and seed give the same interval.
+        bounds: The lowest and highest possible score; -1 and 1 for a difference of two.
 
     Returns:
         (low, high), in the unit of the scores.
 
     Raises:
-        ValueError: If there are no scores, or `level` or `resamples` is out of range.
+        ValueError: If there are no scores, one is out of bounds, or `level` or `resamples` is out of range.
     """
     scores = np.asarray(per_problem_scores, dtype=np.float64)
     if scores.ndim != 1 or not len(scores):
         raise ValueError(f"scores of shape {scores.shape}: expected one score per problem, at least one problem")
     if not 0 < level < 1 or resamples < 1:
         raise ValueError(f"level={level}, resamples={resamples}: expected 0 < level < 1 and at least one resample")
+    if not bounds[0] <= scores.min() <= scores.max() <= bounds[1]:
+        raise ValueError(f"scores from {scores.min()} to {scores.max()}: expected values within {bounds}")
+    values, counts = np.unique(scores, return_counts=True)
+    tail = (1 - level) / 2
+    if len(values) == 1:
+        unseen = 1 - tail ** (1 / len(scores))
+        low, high = (values[0] + unseen * (bound - values[0]) for bound in bounds)
+        return float(low), float(high)
+    # A resample is how often each value is drawn; one at a time, because the 5,000 of MATH would take 400 MB at once.
     rng = np.random.default_rng(seed)
-    # One resample at a time: all at once would take 400 MB for the 5,000 problems of MATH.
-    means = [scores[rng.integers(len(scores), size=len(scores))].mean() for _ in range(resamples)]
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    shares = counts / len(scores)
+    means = [rng.multinomial(len(scores), shares) @ values / len(scores) for _ in range(resamples)]
+    low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
 
 

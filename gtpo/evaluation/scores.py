@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,19 @@ from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
 from gtpo.evaluation.storage import Row, check_keys, find_completion_files, read_completions, scores_path
 from gtpo.files import write_atomically
-from gtpo.grading import TimeBudget, extract_answer, is_correct, timeouts
+from gtpo.grading import grade_text, normalise, timeouts
 
+METRICS = ("pass", "pass_first_k", "maj", "pass_lenient", "maj_lenient")  # by k', in the scores of an entry
 Entry = dict[str, Any]  # one model on one benchmark, as in results.json (docs/evaluation.md)
 
 
-def grade(path: Path, problems: Sequence[Row]) -> Entry:
+def grade(path: Path, problems: Sequence[Row], dropped: Mapping[str, int] | None = None) -> Entry:
     """Grade a completion file.
 
     Args:
         path: The completion file.
         problems: The problems, {id, question, gold}.
+        dropped: Why rows of your data are no problems -> their number.
 
     Returns:
         Its entry of ``results.json``.
@@ -48,35 +50,46 @@ def grade(path: Path, problems: Sequence[Row]) -> Entry:
         )
     samples = {(row["id"], row["sample"]): row["completion"] for row in completions}
     timeouts_before = timeouts()
-    per_problem, answers, correct = [], [], []
+    per_problem, unreadable = [], 0
+    by_metric: dict[str, list[list[float]]] = {metric: [] for metric in METRICS}
     for problem in tqdm(problems, desc="  grading", unit=" problems", leave=False):
         texts = [samples[problem["id"], sample] for sample in range(k)]
-        budgets = [TimeBudget() for _ in texts]
-        answers.append(
-            [extract_answer(text, budget, *prompt.tags[2:]) for text, budget in zip(texts, budgets, strict=True)]
+        answers, correct, lenient_answers, lenient = zip(
+            *(grade_text(text, problem["gold"], *prompt.tags[2:]) for text in texts), strict=True
         )
-        pairs = zip(answers[-1], budgets, strict=True)
-        correct.append([is_correct(answer, problem["gold"], budget) for answer, budget in pairs])
+        unreadable += sum(not normalise(answer or "") for answer in answers)
+        scores = _scores_of(answers, correct)
+        if (answers, correct) == (lenient_answers, lenient):
+            lenient_scores = scores
+        else:
+            lenient_scores = _scores_of(lenient_answers, lenient)
+        scores |= {f"{metric}_lenient": lenient_scores[metric] for metric in ("pass", "maj")}
+        for metric, values in scores.items():
+            by_metric[metric].append(values)
         per_problem.append(
             {
                 "id": problem["id"],
                 "gold": problem["gold"],
                 "n": k,
-                "c": sum(correct[-1]),
+                "c": sum(correct),
                 "formatted": sum(map(prompt.follows_format, texts)),
-                "correct": "".join("01"[right] for right in correct[-1]),
+                "correct": _marks(correct),
+                "correct_lenient": _marks(lenient),
+                "majority": _marks(map(bool, scores["maj"])),
             }
         )
-    scores, intervals = _scores(k, answers, correct)
+    means, intervals = _over_problems(sizes_up_to(k), by_metric)
     return {
         "label": path.parent.name,
         "benchmark": path.stem,
         "problems": len(problems),
+        "dropped": dict(dropped or {}),
         "k": k,
         "scores": {
-            **scores,
+            **means,
             "format": _percent(sum(problem["formatted"] for problem in per_problem) / expected),
             "finished": _percent(sum(row["finished"] for row in completions) / expected),
+            "unreadable": _percent(unreadable / expected),
             "tokens": sum(row["tokens"] for row in completions) / expected,
         },
         "intervals": intervals,
@@ -117,25 +130,43 @@ def _read_entry(path: Path) -> Entry:
     return entry
 
 
-def _scores(
-    k: int, answers: Sequence[Sequence[str | None]], correct: Sequence[Sequence[bool]]
+def sizes_up_to(k: int) -> list[int]:
+    """The k' of the scores: every power of two up to k, and k itself."""
+    return sorted({2**power for power in range(k.bit_length())} | {k})
+
+
+def _scores_of(answers: Sequence[str | None], correct: Sequence[bool]) -> dict[str, list[float]]:
+    """The scores of one problem: metric -> its value at each k'."""
+    k = len(correct)
+    sizes = sizes_up_to(k)
+    return {
+        "pass": [pass_at_k(k, sum(correct), size) for size in sizes],
+        "pass_first_k": [first_k_pass(correct, size) for size in sizes],
+        "maj": [majority_at_k(answers, correct, size) for size in sizes],
+    }
+
+
+def _over_problems(
+    sizes: Sequence[int], by_metric: Mapping[str, Sequence[Sequence[float]]]
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, list[float]]]]:
-    """Mean and interval of each metric in percent, by k' = 1, 2, 4, ..., k; answers and correct are per problem."""
-    sizes = sorted({2**power for power in range(k.bit_length())} | {k})
-    per_problem: dict[str, dict[int, list[float]]] = {
-        "pass": {size: [pass_at_k(k, sum(marks), size) for marks in correct] for size in sizes},
-        "pass_first_k": {size: [first_k_pass(marks, size) for marks in correct] for size in sizes},
-        "maj": {size: [majority_at_k(*both, size) for both in zip(answers, correct, strict=True)] for size in sizes},
+    """Mean and interval of each metric in percent, by k'; ``by_metric`` has the scores of each problem."""
+    columns = {
+        metric: dict(zip(map(str, sizes), zip(*rows, strict=True), strict=True)) for metric, rows in by_metric.items()
     }
     means = {
-        metric: {str(size): _percent(sum(values) / len(values)) for size, values in by_size.items()}
-        for metric, by_size in per_problem.items()
+        metric: {size: _percent(sum(values) / len(values)) for size, values in by_size.items()}
+        for metric, by_size in columns.items()
     }
     intervals = {
-        metric: {str(size): list(map(_percent, bootstrap_interval(per_problem[metric][size]))) for size in sizes}
-        for metric in ("pass", "maj")
+        metric: {size: list(map(_percent, bootstrap_interval(values))) for size, values in columns[metric].items()}
+        for metric in METRICS
+        if metric != "pass_first_k"
     }
     return means, intervals
+
+
+def _marks(values: Iterable[bool]) -> str:
+    return "".join("01"[value] for value in values)
 
 
 def _percent(fraction: float) -> float:

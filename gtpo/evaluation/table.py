@@ -1,6 +1,7 @@
 """The results table as text, with the columns of Table 1 of the paper."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gtpo.evaluation.scores import Entry
 from gtpo.evaluation.targets import short_name
@@ -31,23 +32,42 @@ def _block(benchmark: str, rows: Sequence[Entry]) -> str:
         ("Maj@k (%)", "maj", maj_columns),
     ]
     cells = [
-        ["", "", *(title for title, _, _ in groups), "Format", "Pass@1"],
-        ["Model", "Method", *(" ".join(f"{k:>5}" for k in ks) for _, _, ks in groups), "(%)", "95 % interval"],
+        ["", "", *(title for title, _, _ in groups), "Format", "Cut off", "Unreadable", "Pass@1"],
+        ["Model", "Method", *(" ".join(f"{k:>5}" for k in ks) for _, _, ks in groups), *["(%)"] * 3, "95 % interval"],
     ]
     for row in rows:
         scores = row["scores"]
-        numbers = [
-            " ".join(f"{scores[name][str(k)]:5.1f}" if str(k) in scores[name] else "    -" for k in ks)
-            for _, name, ks in groups
-        ]
-        low, high = row["intervals"]["pass"]["1"]
         method = row["label"] if row["adapter"] else "base"
-        interval = f"{low:.1f} to {high:.1f}"
         model = short_name(row["model"]) + (" (4-bit)" if row["settings"].get("load_in_4bit") else "")
-        cells.append([model, method, *numbers, f"{scores['format']:.1f}", interval])
+        numbers = [_numbers(scores[name], ks) for _, name, ks in groups]
+        shares = [f"{share:.1f}" for share in (scores["format"], 100 - scores["finished"], scores["unreadable"])]
+        cells.append([model, method, *numbers, *shares, _interval(row["intervals"]["pass"])])
+        if _differs_leniently(scores, pass_columns, maj_columns):
+            lenient = [_numbers(scores["pass_lenient"], pass_columns), "", _numbers(scores["maj_lenient"], maj_columns)]
+            cells.append(["", f"{method}, lenient", *lenient, *[""] * 3, _interval(row["intervals"]["pass_lenient"])])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     rule = "-" * max(map(len, lines))
     sizes = " and ".join(str(k) for k in sorted({row["k"] for row in rows}))
     title = f"{BENCHMARK_TITLES.get(benchmark, benchmark)}: {rows[0]['problems']} problems, k = {sizes}"
-    return "\n".join([title, rule, *lines[:2], rule, *lines[2:], rule])
+    dropped = [f"{count} {reason}" for reason, count in rows[0]["dropped"].items()]
+    return "\n".join(
+        [title, *([f"Rows dropped: {', '.join(dropped)}"] if dropped else []), rule, *lines[:2], rule, *lines[2:], rule]
+    )
+
+
+def _numbers(scores: Mapping[str, float], ks: Sequence[int]) -> str:
+    return " ".join(f"{scores[str(k)]:5.1f}" if str(k) in scores else "    -" for k in ks)
+
+
+def _interval(by_k: Mapping[str, Sequence[float]]) -> str:
+    low, high = by_k["1"]
+    return f"{low:.1f} to {high:.1f}"
+
+
+def _differs_leniently(scores: Mapping[str, Any], pass_columns: Sequence[int], maj_columns: Sequence[int]) -> bool:
+    """Whether a lenient score of the table differs from the strict one by more than a point."""
+    shown = [("pass", str(k)) for k in pass_columns] + [("maj", str(k)) for k in maj_columns]
+    return any(
+        abs(scores[f"{metric}_lenient"][k] - scores[metric][k]) > 1 for metric, k in shown if k in scores[metric]
+    )

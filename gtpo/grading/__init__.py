@@ -15,6 +15,9 @@ Model output is untrusted input and is never evaluated as code: the worker parse
 exceeds a limit it is killed and the answer counts as wrong. A text longer than 1,000 characters is not an answer.
 `is_correct` and `equivalent` never raise because of a text, and work from any thread and in forked processes.
 
+`grade_text` judges a completion by its answer block (strict: the reward) and by the answer that it gives in any format
+(lenient: beside the strict one in logs and scores, since a gain in the strict one alone is format).
+
 All comparisons of a completion, between its answer blocks and with the gold answer, share one `TimeBudget` of 5
 seconds. The last one may overrun it, so a completion takes less than 10 seconds, and the worker some 2 to restart; a
 batch takes at most the sum. All threads share the worker: each may wait that long for a completion of every other.
@@ -27,17 +30,21 @@ equals an exact value if it is exact, or correct to the last of at least 10 sign
 from gtpo.grading.compare import equivalent, is_correct
 from gtpo.grading.extract import extract_answer, gsm8k_gold
 from gtpo.grading.latex import last_boxed
+from gtpo.grading.lenient import Verdicts, grade_text, lenient_answer
 from gtpo.grading.normalise import normalise
 from gtpo.grading.sympy_fallback import TimeBudget
 from gtpo.grading.worker import timeouts, worker_calls
 
 __all__ = [
     "TimeBudget",
+    "Verdicts",
     "equivalent",
     "extract_answer",
+    "grade_text",
     "gsm8k_gold",
     "is_correct",
     "last_boxed",
+    "lenient_answer",
     "normalise",
     "timeouts",
     "worker_calls",

@@ -12,7 +12,7 @@ from gtpo.arguments import EvaluationArguments, PromptArguments
 from gtpo.cli import parse_evaluation
 from gtpo.data import load_benchmark
 from gtpo.errors import UsageError
-from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, load_problems, plan_jobs, select_benchmarks
+from gtpo.evaluation.jobs import STORED_FLAGS, Problems, find_stored_jobs, load_problems, plan_jobs, select_benchmarks
 from gtpo.evaluation.sampling import Sampling
 from gtpo.evaluation.storage import problems_hash
 from gtpo.evaluation.targets import Target
@@ -72,7 +72,9 @@ def test_your_problems_with_a_readable_gold_answer(tmp_path: Path, caplog: pytes
     rows = [("1 + 1?", 2), (turns, "4"), ("3?", "$"), ("4?", ""), ("5?", "x" * 2000), ("6?", "6.0")]
     path.write_text("".join(json.dumps({"task": task, "gold": gold}) + "\n" for task, gold in rows))
     flags = EvaluationArguments([str(path)], prompt_column="task", answer_column="gold")
-    problems = load_problems("mine", str(path), flags)
+    problems, dropped = load_problems("mine", str(path), flags)
+    assert dropped == {"with an empty answer": 1, "without a readable gold answer": 2}
+    assert load_problems("mine", str(path), flags, limit=2) == (problems[:2], dropped)
     assert problems == [
         {"id": "mine/0", "question": "1 + 1?", "gold": "2"},
         {"id": "mine/1", "question": turns, "gold": "4"},
@@ -94,7 +96,7 @@ THINK = PromptArguments(system_prompt="none", tags="<think> </think> <answer> </
 def test_a_job_for_every_target_and_benchmark(tiny: Path, adapters: list[Path], tmp_path: Path) -> None:
     flags = EvaluationArguments(["arithmetic", "arithmetic_hard"], output_dir=str(tmp_path))
     targets = [Target("run@best", adapters[0], "best"), Target("")]
-    problems = {"arithmetic": ROWS[:3], "arithmetic_hard": ROWS[:2]}
+    problems = {"arithmetic": Problems(ROWS[:3], {}), "arithmetic_hard": Problems(ROWS[:2], {"empty": 1})}
     sampling = Sampling(k=2, temperature=0.5, top_p=0.9, seed=7, max_new_tokens=11, batch_size=5)
     jobs = plan_jobs(flags, targets, [PromptArguments(), THINK], problems, str(tiny), "transformers", sampling)
     base = f"base-{tiny.name}"
@@ -104,6 +106,7 @@ def test_a_job_for_every_target_and_benchmark(tiny: Path, adapters: list[Path], 
         Path(f"{base}/arithmetic.jsonl"),
         Path(f"{base}/arithmetic_hard.jsonl"),
     ]
+    assert [job.dropped for job in jobs] == [{}, {"empty": 1}] * 2
     assert [job.adapter for job in jobs] == [adapters[0], adapters[0], None, None]
     assert jobs[1].title == "run@best, Arithmetic, 4 to 5 steps"
     settings = jobs[0].settings

@@ -24,14 +24,47 @@ def test_scores_by_hand(store: Callable[..., Path], texts_by_hand: dict[str, lis
     assert entry["scores"]["format"] == pytest.approx(100 * 9 / 12)
     assert entry["scores"]["finished"] == pytest.approx(100 * 11 / 12, abs=1e-5)
     assert entry["scores"]["tokens"] == 11.5
-    marks = [(p["id"], p["n"], p["c"], p["formatted"], p["correct"]) for p in entry["per_problem"]]
-    assert marks == [
-        ("arithmetic/0", 4, 3, 3, "0111"),
-        ("arithmetic/1", 4, 1, 4, "0001"),
-        ("arithmetic/2", 4, 0, 2, "0000"),
+    assert entry["scores"]["unreadable"] == pytest.approx(100 * 2 / 12, abs=1e-5)
+    names = ("id", "n", "c", "formatted", "correct", "correct_lenient", "majority")  # the last of maj@1, 2 and 4
+    assert [tuple(p[name] for name in names) for p in entry["per_problem"]] == [
+        ("arithmetic/0", 4, 3, 3, "0111", "0111", "001"),
+        ("arithmetic/1", 4, 1, 4, "0001", "0001", "000"),
+        ("arithmetic/2", 4, 0, 2, "0000", "0000", "000"),
     ]
+    assert (entry["scores"]["pass_lenient"], entry["scores"]["maj_lenient"]) == (
+        entry["scores"]["pass"],
+        entry["scores"]["maj"],
+    )
     # Of 27 equally likely resamples of (0.75, 0.25, 0) the mean is 0 in one (3.7 %) and 0.75 in one.
     assert entry["intervals"]["pass"]["1"] == [0.0, 75.0]
+
+
+def test_lenient_scores_by_hand(store: Callable[..., Path]) -> None:
+    """u: right without any tag, b: right in a box, w: wrong in the format, t: a right sentence in the block.
+
+    problem | samples | strict | lenient | majority of 4, strict and lenient
+    0       | u b w w | none   | u b     | wrong; right (a tie, the right answer occurs first)
+    1       | t w t u | none   | t t u   | wrong; right (3 votes)
+    """
+    golds = [row["gold"] for row in load_benchmark("arithmetic")[:2]]
+    texts = {}
+    for i, (gold, samples) in enumerate(zip(golds, ("ubww", "twtu"), strict=True)):
+        written = {
+            "u": f"We get 7 + 1 and so {gold}.",
+            "b": rf"Thus \boxed{{{gold}}}, as 5 shows.",
+            "w": f"<answer>{int(gold) + 1}</answer>",
+            "t": f"<answer>She has {gold} of them.</answer>",
+        }
+        texts[f"arithmetic/{i}"] = [written[sample] for sample in samples]
+    entry = grade(store(texts), load_benchmark("arithmetic")[:2])
+    marks = [(p["correct"], p["correct_lenient"], p["majority"]) for p in entry["per_problem"]]
+    assert marks == [("0000", "1100", "000"), ("0000", "1011", "000")]
+    assert entry["scores"]["pass"] == {"1": 0, "2": 0, "4": 0}
+    # pass@1: (2/4 + 3/4) / 2; pass@2: 1 - C(2,2)/C(4,2) = 5/6 and 1
+    assert entry["scores"]["pass_lenient"] == pytest.approx({"1": 62.5, "2": 100 * 11 / 12, "4": 100}, abs=1e-5)
+    assert entry["scores"]["maj_lenient"] == {"1": 100, "2": 100, "4": 100}
+    assert entry["intervals"]["pass"]["1"] == pytest.approx([0, 100 * (1 - 0.025**0.5)], abs=1e-5)
+    assert entry["scores"]["unreadable"] == 37.5  # u and b have no block
 
 
 def test_incomplete_completions_are_not_graded(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:

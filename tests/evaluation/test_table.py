@@ -22,9 +22,14 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
                 "pass": values,
                 "pass_first_k": {k: value / 2 for k, value in values.items()},
                 "maj": {k: value / 4 for k, value in values.items()},
+                "pass_lenient": {k: value + 1 for k, value in values.items()},
+                "maj_lenient": {k: value / 4 for k, value in values.items()},
                 "format": 97.5,
+                "finished": 87.5,
+                "unreadable": 2.25,
             },
-            "intervals": {"pass": {"1": [30.0, 45.04]}},
+            "dropped": {},
+            "intervals": {"pass": {"1": [30.0, 45.04]}, "pass_lenient": {"1": [31.0, 50.0]}},
             "settings": {"k": k},  # of an earlier revision: without load_in_4bit
         }
 
@@ -33,23 +38,38 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
     elsewhere = entry("gtpo-gsm8k", "aime24", 1, [3.333])
     assert format_table([base, elsewhere, gtpo]).splitlines() == [
         "AMC 2023: 40 problems, k = 8",
-        "-" * 110,
-        "                                 Pass@k (%), unbiased  Pass@k (%), first k  Maj@k (%)    Format  Pass@1",
-        "Model                Method          1     8               1     8              4     8  (%)     "
-        "95 % interval",
-        "-" * 110,
-        "Qwen2.5-3B-Instruct  base         37.5  65.0            18.8  32.5           10.0  16.2  97.5    30.0 to 45.0",
-        "Qwen2.5-3B-Instruct  gtpo-gsm8k   40.0 100.0            20.0  50.0           13.0  25.0  97.5    30.0 to 45.0",
-        "-" * 110,
+        "-" * 131,
+        "                                 Pass@k (%), unbiased  Pass@k (%), first k  Maj@k (%)    "
+        "Format  Cut off  Unreadable  Pass@1",
+        "Model                Method          1     8               1     8              4     8  "
+        "(%)     (%)      (%)         95 % interval",
+        "-" * 131,
+        "Qwen2.5-3B-Instruct  base         37.5  65.0            18.8  32.5           10.0  16.2  "
+        "97.5    12.5     2.2         30.0 to 45.0",
+        "Qwen2.5-3B-Instruct  gtpo-gsm8k   40.0 100.0            20.0  50.0           13.0  25.0  "
+        "97.5    12.5     2.2         30.0 to 45.0",
+        "-" * 131,
         "",
         "AIME 2024: 40 problems, k = 1",
-        "-" * 108,
-        "                                 Pass@k (%), unbiased  Pass@k (%), first k  Maj@k (%)  Format  Pass@1",
-        "Model                Method          1                     1                    1      (%)     95 % interval",
-        "-" * 108,
-        "Qwen2.5-3B-Instruct  gtpo-gsm8k    3.3                   1.7                  0.8      97.5    30.0 to 45.0",
-        "-" * 108,
+        "-" * 129,
+        "                                 Pass@k (%), unbiased  Pass@k (%), first k  Maj@k (%)  "
+        "Format  Cut off  Unreadable  Pass@1",
+        "Model                Method          1                     1                    1      "
+        "(%)     (%)      (%)         95 % interval",
+        "-" * 129,
+        "Qwen2.5-3B-Instruct  gtpo-gsm8k    3.3                   1.7                  0.8      "
+        "97.5    12.5     2.2         30.0 to 45.0",
+        "-" * 129,
     ]
+    gtpo["scores"]["maj_lenient"]["8"] = 26.1  # strict: 25
+    gtpo["dropped"] = {"with an empty prompt": 2, "without a readable gold answer": 1}
+    lines = format_table([gtpo, base]).splitlines()
+    assert lines[1] == "Rows dropped: 2 with an empty prompt, 1 without a readable gold answer"
+    assert lines[7].split() == ["gtpo-gsm8k,", "lenient", "41.0", "101.0", "13.0", "26.1", "31.0", "to", "50.0"]
+    assert [lines[7].index(value) for value in ("41.0", "13.0", "31.0")] == [
+        lines[6].index(value) for value in ("40.0", "13.0", "30.0")
+    ]
+    gtpo["scores"]["maj_lenient"]["8"], gtpo["dropped"] = 26.0, {}  # a point is not more than a point
     gtpo["settings"] = {"load_in_4bit": True}
     rows = format_table([base, gtpo]).splitlines()[5:7]
     assert [row.partition("  ")[0] for row in rows] == ["Qwen2.5-3B-Instruct", "Qwen2.5-3B-Instruct (4-bit)"]

@@ -1,0 +1,77 @@
+r"""Two verdicts on a completion: the strict one of its answer block, and a lenient one that any format can pass.
+
+The lenient answer is the content of the last ``\boxed{}``, else the answer block, else the last number of the text, or
+the last choice where the gold answer is one. A completion that is right by the strict rule is right by the lenient one.
+"""
+
+import re
+from collections import deque
+from typing import NamedTuple
+
+from gtpo.grading.compare import is_correct
+from gtpo.grading.exact import DECIMAL
+from gtpo.grading.extract import extract_answer
+from gtpo.grading.latex import TEXT, last_boxed
+from gtpo.grading.normalise import normalise
+from gtpo.grading.sympy_fallback import TimeBudget
+from gtpo.prompts import ANSWER_CLOSE, ANSWER_OPEN
+
+_INTEGER = r"[0-9]{1,3}(?:(?:,|\{,\}|,\\!|\\,)[0-9]{3})+(?![0-9])(?:\.[0-9]+)?"  # with thousands separators
+_NUMBER = re.compile(
+    rf"(?P<sign>(?<![\w)}}\]])[-\u2212]\s?)?\\?\$?(?:\\[dt]?frac\{{-?{DECIMAL}\}}\{{-?{DECIMAL}\}}"
+    rf"|(?:{_INTEGER}|{DECIMAL})(?:\s?/\s?[0-9]+|\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})?)(?:\s?\\?%)?"
+)
+_CHOICE = re.compile(
+    r"(?<![A-Za-z\\'])(?:[B-HJ]|A(?!\s+[a-z]))(?![A-Za-z'])"
+)  # a capital letter alone; "A car" is none
+_PROSE = re.compile(r"(?<![A-Za-z\\])[A-Za-z]+[,;:]?\s+[A-Za-z]+\b")  # two words in a row
+
+
+class Verdicts(NamedTuple):
+    """What a completion answers, and whether it is right, by both rules; None: it has no answer."""
+
+    answer: str | None
+    correct: bool
+    lenient_answer: str | None
+    correct_leniently: bool
+
+
+def grade_text(text: str, gold: str, opening: str = ANSWER_OPEN, closing: str = ANSWER_CLOSE) -> Verdicts:
+    """Grade a completion by both rules. The lenient one takes what the strict one leaves of the time of a completion.
+
+    Args:
+        text: The completion.
+        gold: The gold answer.
+        opening, closing: The tags of an answer block.
+    """
+    budget = TimeBudget()
+    answer = extract_answer(text, budget, opening, closing)
+    correct = is_correct(answer, gold, budget)
+    lenient = lenient_answer(text, answer, gold)
+    if correct or lenient is None or budget.seconds_left <= 0 or normalise(lenient) == normalise(answer or ""):
+        return Verdicts(answer, correct, lenient, correct)
+    return Verdicts(answer, correct, lenient, is_correct(lenient, gold, budget))
+
+
+def lenient_answer(text: str, answer: str | None, gold: str) -> str | None:
+    r"""The answer of a completion in any format; None if it has none. Runs in linear time.
+
+    Args:
+        text: The completion.
+        answer: The content of its answer block, as :func:`gtpo.grading.extract_answer` returns it. A block that is a
+            sentence ("She makes 18 dollars a day.") is read like the rest of the text.
+        gold: The gold answer: only whether it is a choice, one letter from A to J, matters here.
+    """
+    if boxed := last_boxed(text):
+        return boxed
+    if answer is not None and not _PROSE.search(re.sub(TEXT, "", answer)):
+        return answer
+    pattern = _CHOICE if re.fullmatch(r"\(?[A-J]\)?", normalise(_bare(gold))) else _NUMBER
+    last = next(iter(deque(pattern.finditer(text), maxlen=1)), None)
+    return last[0] if last else answer
+
+
+def _bare(gold: str) -> str:
+    r"""``(A)`` for ``\text{(A)}``."""
+    whole = re.fullmatch(TEXT, gold.strip())
+    return whole["content"] if whole else gold

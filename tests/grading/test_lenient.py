@@ -1,0 +1,77 @@
+r"""The lenient answer: the last box, else the answer block, else the last number or choice."""
+
+import pytest
+from hostile import HOSTILE
+
+from gtpo.grading import compare, grade_text, lenient, lenient_answer, timeouts
+
+# text, gold, lenient answer, right by the strict rule, right by the lenient rule
+CASES = [
+    ("We add 7 and 11, so the answer is 18.", "18", "18.", False, True),
+    (r"First 20, then $\boxed{18}$ as 5 shows", "18", "18", False, True),
+    (r"\boxed{20} is wrong, \boxed{18} is right", "18", "18", False, True),
+    (r"\boxed{\frac{1}{2}} of 8", "0.5", r"\frac{1}{2}", False, True),
+    (r"<answer>20</answer> so \boxed{18}", "18", "18", False, True),
+    (r"<answer>18</answer>", "18", "18", True, True),
+    (r"\boxed{20}<answer>18</answer>", "18", "20", True, True),  # right by the strict rule is right by the other
+    ("18</answer>", "18", "18", False, True),
+    ("<answer>18", "18", "18", False, True),
+    ("<answer>x^2+1</answer>", "x^2+1", "x^2+1", True, True),  # not its last number
+    ("<answer>5\\text{ no solution}</answer>", "18", "5\\text{ no solution}", False, False),
+    ("<answer>She makes 18 dollars every day.</answer>", "18", "18", False, True),
+    ("<answer>See above.</answer> It was 18, as said.", "18", "18", False, True),
+    ("<answer>18</answer><answer>20</answer>", "18", "20", False, False),
+    ("The total is $1,234.50 in all", "1234.5", "$1,234.50", False, True),
+    ("1,234 and 5,67", "67", "67", False, True),
+    ("It falls to -3 degrees", "-3", "-3", False, True),
+    ("It falls to −3 degrees", "-3", "−3", False, True),
+    ("10-3", "3", "3", False, True),
+    ("x-3", "3", "3", False, True),
+    ("three quarters, 3/4 of it", "0.75", "3/4", False, True),
+    (r"that is 2\frac{1}{2} cups", "2.5", r"2\frac{1}{2}", False, True),
+    (r"that is -\frac{3}{4}", "-0.75", r"-\frac{3}{4}", False, True),
+    ("a tax of 5 %", r"5\%", "5 %", False, True),
+    ("it is 18, not 20", "18", "20", False, False),
+    ("so it is (C) 15", r"\text{(C)}", "C", False, True),
+    ("so it is (C) 15", "15", "15", False, True),
+    ("B or C? The answer is A.", "A", "A", False, True),
+    ("Option B. A car is fast", "B", "B", False, True),
+    ("no number here", "18", None, False, False),
+    ("", "18", None, False, False),
+]
+
+
+@pytest.mark.parametrize(("text", "gold", "answer", "strict", "right"), CASES, ids=[case[0][:30] for case in CASES])
+def test_lenient_verdicts(text: str, gold: str, answer: str | None, strict: bool, right: bool) -> None:
+    verdicts = grade_text(text, gold)
+    assert verdicts[1:] == (strict, answer, right)
+
+
+def test_other_tags() -> None:
+    assert grade_text("[a]18[/a] of 20", "18", "[a]", "[/a]") == ("18", True, "18", True)
+    assert grade_text("<answer>18</answer> of 20", "18", "[a]", "[/a]") == (None, False, "20", False)
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=[text[:20] for text in HOSTILE])
+def test_hostile_text_has_a_verdict(text: str) -> None:
+    for completion in (text, f"<answer>{text}</answer>", rf"\boxed{{{text}}}"):
+        lenient_answer(completion, None, "18")
+        lenient_answer(completion, None, "(A)")
+    assert not grade_text(f"<answer>{text}</answer>", "1.23456789").correct_leniently
+
+
+def test_an_answer_is_compared_once_and_a_late_one_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(lenient, "is_correct", lambda answer, gold, budget: asked.append(answer) or False)
+    grade_text(r"<answer>$20$</answer>", "18")
+    assert asked == ["$20$"]
+    grade_text(r"<answer>20</answer> \boxed{ 20.}", "18")  # the same in normal form
+    assert asked == ["$20$", "20"]
+    grade_text(r"<answer>20</answer> \boxed{21}", "18")
+    assert asked == ["$20$", "20", "20", "21"]
+    monkeypatch.undo()
+    monkeypatch.setattr(compare, "decide", lambda a, b: asked.append((a, b)) or (True, 9.0))
+    asked.clear()
+    late = timeouts()
+    assert not grade_text(r"<answer>x+1</answer> \boxed{18}", "18").correct_leniently
+    assert (len(asked), timeouts() - late) == (1, 1)  # above its time: one comparison, which counts as wrong
