@@ -3,11 +3,14 @@
     python reproduce.py fig3 --scale tiny                 # five runs, three seeds each: minutes on a CPU
     python reproduce.py all --scale tiny --jobs 2         # every figure and Table 1
     python reproduce.py all --scale paper --list          # finished, running and missing runs, with GPU hours
+    python reproduce.py table1 --scale paper --only qwen-gsm8k --gpus 0 1 2 3            # one run per GPU
+    python reproduce.py all --scale paper --slurm partition=gpu time=24:00:00 parallel=16
+    python reproduce.py all --scale paper --commands      # a shell command per run, for any scheduler
     python reproduce.py --page                            # results/tiny/ and docs/reproduction.md from the tiny runs
 
 configs/experiments.yaml lists the runs of each figure. Finished runs are skipped and interrupted runs resume, so the
 same command continues where it stopped. A run that fails is reported at the end and does not stop the others. Several
-processes of this script share the runs.
+processes of this script on one machine share the runs.
 """
 
 import argparse
@@ -16,18 +19,11 @@ import sys
 from gtpo.errors import UsageError
 from gtpo.paper.claims import write_page
 from gtpo.paper.figures import draw_all
-from gtpo.paper.matrix import (
-    RUNS,
-    SCALES,
-    evaluations_of,
-    experiments_of,
-    figure_names,
-    load_matrix,
-    select_figures,
-    state_table,
-)
+from gtpo.paper.launch import read_cluster, run_jobs
+from gtpo.paper.listing import commands, table
+from gtpo.paper.matrix import RUNS, SCALES, evaluations_of, experiments_of, figure_names, load_matrix, select_figures
 from gtpo.paper.results import read_results
-from gtpo.paper.runner import evaluate, train
+from gtpo.paper.runner import places_of, run_all
 from gtpo.script import run_script
 
 
@@ -35,12 +31,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ..., or all")
-    parser.add_argument("--scale", choices=SCALES, default="tiny", help="tiny: on a CPU (default); paper: on a GPU")
-    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="default: those in configs/experiments.yaml")
-    parser.add_argument("--jobs", type=int, metavar="N", help="runs at the same time (default: tiny: cores; paper: 1)")
-    parser.add_argument("--list", action="store_true", help="print the state and cost of each run, and exit")
-    parser.add_argument("--page", action="store_true", help="write results/tiny/ and docs/reproduction.md, and exit")
+    add = parser.add_argument
+    add("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ..., or all")
+    add("--scale", choices=SCALES, default="tiny", help="tiny: on a CPU (default); paper: on a GPU")
+    add("--seeds", nargs="+", type=int, metavar="N", help="default: those in configs/experiments.yaml")
+    add("--only", nargs="+", default=[""], metavar="PART", help="only runs with one of these parts in their name")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--jobs", type=int, metavar="N", help="runs at the same time (default: tiny: cores; paper: 1)")
+    where.add_argument("--gpus", nargs="+", metavar="ID", help="one run at a time on each of these GPUs, as in 0 1 2 3")
+    slurm = "as jobs of Slurm: partition=... time=... parallel=N ...; or cluster=local (docs/scaling.md)"
+    where.add_argument("--slurm", nargs="+", metavar="KEY=VALUE", help=slurm)
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--list", action="store_true", help="print states and costs of runs and figures, and exit")
+    instead.add_argument("--commands", action="store_true", help="print a shell command per run, and exit")
+    instead.add_argument("--page", action="store_true", help="write results/tiny/ and docs/reproduction.md, and exit")
     flags = parser.parse_args()
 
     matrix = load_matrix()
@@ -49,19 +53,23 @@ def main() -> None:
         return
     if not flags.figures:
         raise UsageError(f"no figure given: pick from {', '.join(figure_names(matrix))}, or all.")
-    if flags.jobs is not None and flags.jobs < 1:
-        raise UsageError(f"--jobs is {flags.jobs}: expected at least 1.")
-    figures = select_figures(matrix, flags.figures, flags.scale)
-    experiments = experiments_of(matrix, figures, flags.scale, flags.seeds)
+    figures, root = select_figures(matrix, flags.figures, flags.scale), RUNS / flags.scale
+    experiments = experiments_of(matrix, figures, flags.scale, flags.seeds, flags.only)
+    evaluations = evaluations_of(matrix, figures, flags.scale, experiments)
     if flags.list:
-        print(state_table(experiments, flags.scale))
+        print(table(matrix, figures, flags.scale, experiments, evaluations))
+        return
+    if flags.commands:
+        print(commands(experiments, evaluations, flags.scale))
         return
 
-    root = RUNS / flags.scale
-    failures = train(experiments, flags.scale, flags.jobs)
-    failures += evaluate(evaluations_of(matrix, figures, flags.scale, flags.seeds), root / "logs")
+    if flags.slurm:
+        cluster = read_cluster(flags.slurm, flags.scale, root / "jobs")
+        failures = run_jobs(experiments, evaluations, cluster)
+    else:
+        failures = run_all(experiments, evaluations, places_of(flags.scale, flags.gpus, flags.jobs))
     written, missing = draw_all(matrix, figures, flags.scale, read_results([root]), root / "figures")
-    print(*written, *missing, *failures, sep="\n")
+    print(*written, *(text for text in missing if any(part in text for part in flags.only)), *failures, sep="\n")
     if failures:
         sys.exit(1)
 

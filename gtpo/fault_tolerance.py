@@ -29,11 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 class StopOnSignal(TrainerCallback):
-    """On Ctrl-C, SIGTERM or SIGHUP finish the step, write a checkpoint, and exit with 128 plus the signal's number.
+    """On Ctrl-C, SIGTERM, SIGHUP or SIGUSR2 finish the step, write a checkpoint, exit with 128 plus the signal's number.
 
-    SIGHUP (a closed terminal) stays ignored where it is, as under nohup.
+    SIGHUP (a closed terminal) stays ignored where it is, as under nohup. SIGUSR2 is Slurm's, before preemption or the
+    time limit (SIGUSR1 is NCCL's): it may follow another signal or be sent twice, and never exits immediately.
 
-    A second signal exits immediately. Add it last: it ends the process after the other callbacks.
+    Another second signal exits immediately. Add it last: it ends the process after the other callbacks.
     """
 
     def __init__(self) -> None:
@@ -42,21 +43,22 @@ class StopOnSignal(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if threading.current_thread() is threading.main_thread():  # only the main thread receives signals
-            numbers = [signal.SIGINT, signal.SIGTERM]
+            numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2]
             if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
                 numbers.append(signal.SIGHUP)
             self.before = {number: signal.signal(number, self._note) for number in numbers}
 
     def _note(self, number: int, frame: Any) -> None:
-        self.received = number
-        self.restore()
-        logger.warning("\nfinishing this step and writing a checkpoint; press Ctrl-C again to exit immediately")
+        if self.received is None:
+            logger.warning("\nfinishing this step and writing a checkpoint; press Ctrl-C again to exit immediately")
+            self.received = number
+        if number != signal.SIGUSR2:
+            self.restore(keep=(signal.SIGUSR2,))
 
-    def restore(self) -> None:
-        """Hand the signals back to the handlers they had before training."""
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-        self.before = {}
+    def restore(self, keep: Sequence[int] = ()) -> None:
+        """Hand the signals, except some, back to the handlers they had before training."""
+        for number in self.before.keys() - set(keep):
+            signal.signal(number, self.before.pop(number))
 
     def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if any_process(self.received is not None, args.device):

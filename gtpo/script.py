@@ -13,7 +13,8 @@ from gtpo.errors import RunError, UsageError
 def run_script(main: Callable[[], None]) -> NoReturn:
     """Run a script's main and exit. A UsageError is printed as one line; ``--debug`` shows the traceback instead.
 
-    Exit codes: 2 for invalid input, 1 for a run that had to stop, 130, 143 or 129 after Ctrl-C, SIGTERM or SIGHUP.
+    Exit codes: 2 for invalid input, 1 for a run that had to stop, 130, 143, 129 or 140 after Ctrl-C, SIGTERM,
+    SIGHUP or SIGUSR2.
     """
     logging.basicConfig(format="%(message)s", handlers=[_AboveTheBar()])
     debug = "--debug" in sys.argv

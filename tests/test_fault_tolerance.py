@@ -420,7 +420,10 @@ class RunningScript:
         return self.process.returncode, stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR2, 140)],
+)
 def test_a_signal_saves_a_checkpoint_of_the_last_step(
     number: signal.Signals, code: int, tiny: Path, tmp_path: Path
 ) -> None:
@@ -740,7 +743,7 @@ def test_a_gradient_that_is_not_finite_on_another_process_stops_this_one(
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_signals_have_their_handlers_again_after_training(fails: bool, tiny: Path, tmp_path: Path) -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
     before = [signal.getsignal(number) for number in numbers]
     trainer = tracked("gtpo", tiny, tmp_path / "run", max_steps=2)
     during: list[Any] = []
@@ -769,3 +772,20 @@ def test_a_second_signal_is_not_caught() -> None:
     finally:
         callback.restore()
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGUSR2,) * 3, (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR2)])
+def test_the_signal_of_slurm_never_exits_immediately(numbers: tuple[signal.Signals, ...]) -> None:
+    """Slurm sends it to every process of a step, after SIGTERM on preemption, and a job sends it to its run again."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)]
+    callback = StopOnSignal()
+    try:
+        callback.on_train_begin(SimpleNamespace(), TrainerState(), TrainerControl())
+        for number in numbers:
+            signal.raise_signal(number)
+        assert callback.received == numbers[0]
+        given_back = signal.getsignal(signal.SIGTERM) == before[0]
+        assert given_back is (signal.SIGTERM in numbers)  # the next SIGTERM after SIGUSR2 is the first of its kind
+    finally:
+        callback.restore()
+    assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)]

@@ -3,22 +3,22 @@
 A run is identified by its name and seed; its directory is ``<name>-s<seed>``. Nothing is executed here.
 """
 
-import fcntl
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gtpo.checkpoints import latest_complete
 from gtpo.errors import UsageError, nearest
 from gtpo.evaluation.targets import label_of
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.runs import RunDirectory
+from gtpo.sources import BENCHMARKS
 
 SCALES = ("tiny", "paper")
 RUNS = Path("outputs") / "reproduce"
-UNITS = {"tiny": "CPU minutes", "paper": "GPU hours"}  # of Experiment.cost
-STATES = ("finished", "running", "interrupted", "missing")
+UNITS = {"tiny": "CPU minutes", "paper": "GPU hours"}  # of the costs
 Matrix = dict[str, Any]
 
 
@@ -27,6 +27,7 @@ class Experiment:
     """A training run of the matrix.
 
     Attributes:
+        model: ``--model``.
         argv: The train script and its flags.
         run: The run directory.
         log: Terminal output of the script; locked while it runs.
@@ -35,6 +36,7 @@ class Experiment:
 
     name: str
     seed: int
+    model: str
     argv: tuple[str, ...]
     run: RunDirectory
     log: Path
@@ -49,32 +51,46 @@ class Experiment:
         return f"python {shlex.join(self.argv)}"
 
     @property
-    def state(self) -> str:
-        """One of ``STATES``: finished has the final adapter, interrupted has a checkpoint."""
-        if self.run.is_finished:
-            return "finished"
-        if self.log.is_file():
-            with self.log.open() as log:
-                try:
-                    fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except OSError:
-                    return "running"
-        return "interrupted" if self.run.has_checkpoint else "missing"
+    def is_finished(self) -> bool:
+        return self.run.is_finished
+
+    def remaining(self) -> tuple[str, ...]:
+        """The script and flags that are left to run, from the newest complete checkpoint; none of a finished run."""
+        if self.is_finished:
+            return ()
+        if latest_complete(self.run.path):
+            return (*self.argv, "--resume", str(self.run.path))
+        return (*self.argv, "--overwrite", "true") if self.run.path.exists() else self.argv
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One call of evaluate.py: a benchmark and the runs that are evaluated on it, all at the same checkpoint.
+    """One call of evaluate.py: the runs of one base model on one benchmark, all at the same checkpoint.
 
     Attributes:
-        argv: The script and its flags.
-        results: The scores of each run, a JSON file.
+        experiments: The runs that have to be finished.
+        flags: The flags of evaluate.py other than ``--adapter``.
+        directory: ``--output_dir``.
+        log: Terminal output of the script; locked while it runs.
+        cost: Estimated duration in ``UNITS``.
     """
 
+    model: str
     benchmark: str
     checkpoint: str
-    argv: tuple[str, ...]
-    results: tuple[Path, ...]
+    experiments: tuple[Experiment, ...]
+    flags: tuple[str, ...]
+    directory: Path
+    log: Path
+    cost: float
+
+    @property
+    def label(self) -> str:
+        return self.log.stem
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return self._argv(self.experiments)
 
     @property
     def command(self) -> str:
@@ -82,7 +98,20 @@ class Evaluation:
 
     @property
     def is_finished(self) -> bool:
-        return all(path.is_file() for path in self.results)
+        return all(self.result(experiment).is_file() for experiment in self.experiments)
+
+    def result(self, experiment: Experiment) -> Path:
+        """The scores of a run, a JSON file."""
+        suffix = "" if self.checkpoint == "last" else f"@{self.checkpoint}"
+        return self.directory / f"{label_of(experiment.run.path)}{suffix}" / f"{self.benchmark}.json"
+
+    def remaining(self) -> tuple[str, ...]:
+        """The script and flags for the finished runs without scores; none if there are no such runs."""
+        left = [run for run in self.experiments if run.is_finished and not self.result(run).is_file()]
+        return self._argv(left) if left else ()
+
+    def _argv(self, experiments: Sequence[Experiment]) -> tuple[str, ...]:
+        return ("evaluate.py", *self.flags, "--adapter", *(str(experiment.run.path) for experiment in experiments))
 
 
 # The YAML file
@@ -153,6 +182,7 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int, root: Path = RU
     method = name.partition("-")[0]
     if scale == "tiny":
         settings = matrix["tiny"]["base"][method] | matrix["tiny"]["runs"][name]
+        model = "tiny"
         flags = [word for key, value in settings.items() for word in (f"--{key}", *_as_argv(value))]
         cost = matrix["tiny"]["minutes"][method]
     else:
@@ -163,21 +193,37 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int, root: Path = RU
         steps, size = matrix["paper"]["steps"][settings["dataset"]], settings.get("num_generations", 1)
         cost = steps * size * matrix["paper"][f"seconds_per_{kind}"][model] / 3600
     argv = (f"train_{method}.py", *flags, "--seed", str(seed), "--output_dir", str(run.path))
-    return Experiment(name, seed, argv, run, root / scale / "logs" / f"{run.path.name}.log", cost)
+    return Experiment(name, seed, model, argv, run, root / scale / "logs" / f"{run.path.name}.log", cost)
 
 
 def experiments_of(
-    matrix: Matrix, figures: Sequence[str], scale: str, seeds: Sequence[int] | None = None, root: Path = RUNS
+    matrix: Matrix,
+    figures: Sequence[str],
+    scale: str,
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] = ("",),
+    root: Path = RUNS,
 ) -> list[Experiment]:
     """The runs of some figures without duplicates, the first seed of all runs before the second.
 
     Args:
         seeds: By default those of the figure, or of the scale.
+        only: Parts of names: a run whose name has none of them is left out.
+
+    Raises:
+        UsageError: If no name has such a part.
     """
     order: dict[tuple[int, str, int], None] = {}
     for figure in figures:
-        chosen = seeds or find_figure(matrix, figure).get("seeds") or matrix[scale]["seeds"]
-        order |= {(i, name, seed): None for name in runs_of(matrix, [figure], scale) for i, seed in enumerate(chosen)}
+        chosen = seeds or matrix[scale]["seeds_of"].get(figure) or matrix[scale]["seeds"]
+        names = [name for name in runs_of(matrix, [figure], scale) if any(part in name for part in only)]
+        order |= {(i, name, seed): None for name in names for i, seed in enumerate(chosen)}
+    if not order:
+        known = runs_of(matrix, figures, scale)
+        raise UsageError(
+            f"--only {' '.join(only)} is part of no run of {', '.join(figures)}{nearest(only[0], known)}: pick from "
+            f"{', '.join(known)}, or a part of these names."
+        )
     runs = dict.fromkeys((name, seed) for _, name, seed in sorted(order, key=lambda key: key[0]))
     return [experiment(matrix, scale, name, seed, root) for name, seed in runs]
 
@@ -189,42 +235,26 @@ def _as_argv(value: Any) -> list[str]:
 
 
 def evaluations_of(
-    matrix: Matrix, figures: Sequence[str], scale: str, seeds: Sequence[int] | None = None, root: Path = RUNS
+    matrix: Matrix, figures: Sequence[str], scale: str, experiments: Sequence[Experiment], root: Path = RUNS
 ) -> list[Evaluation]:
-    """The evaluations of some figures, for the runs that are finished."""
-    needed: dict[tuple[str, str], dict[str, None]] = {}  # (benchmark, checkpoint) -> run names
+    """The evaluations of some figures: one per base model, benchmark and checkpoint, with every seed of its runs."""
+    needed: dict[tuple[str, str, str], dict[Experiment, None]] = {}
     for figure in figures:
         for group, benchmarks in find_figure(matrix, figure).get("benchmarks", {}).items():
-            for name in groups_of(matrix, figure, scale).get(group, {}).values():
-                checkpoint = "best" if name.startswith(tuple(matrix[scale]["best"])) else "last"
-                for benchmark in benchmarks:
-                    needed.setdefault((benchmark, checkpoint), {})[name] = None
+            shown = groups_of(matrix, figure, scale).get(group, {}).values()
+            for benchmark in benchmarks:
+                for run in experiments:
+                    if run.name in shown:
+                        checkpoint = "best" if run.name.startswith(tuple(matrix[scale]["best"])) else "last"
+                        needed.setdefault((run.model, benchmark, checkpoint), {})[run] = None
+    directory, spec = root / scale / "evaluation", matrix[scale]
     evaluations = []
-    directory = root / scale / "evaluation"
-    for (benchmark, checkpoint), names in needed.items():
-        candidates = [
-            experiment(matrix, scale, name, seed, root) for name in names for seed in seeds or matrix[scale]["seeds"]
-        ]
-        runs = [candidate.run.path for candidate in candidates if candidate.run.is_finished]
-        if not runs:
-            continue
-        suffix = "" if checkpoint == "last" else f"@{checkpoint}"
-        flags = {"benchmarks": benchmark, "checkpoint": checkpoint} | matrix[scale]["evaluation"][benchmark]
-        argv = ["evaluate.py", *(word for key, value in flags.items() for word in (f"--{key}", str(value)))]
-        argv += ["--output_dir", str(directory), "--adapter", *map(str, runs)]
-        results = tuple(directory / f"{label_of(path)}{suffix}" / f"{benchmark}.json" for path in runs)
-        evaluations.append(Evaluation(benchmark, checkpoint, tuple(argv), results))
+    for (model, benchmark, checkpoint), runs in needed.items():
+        sampling = spec["evaluation"][benchmark]
+        flags = {"benchmarks": benchmark, "checkpoint": checkpoint, **sampling, "output_dir": directory}
+        words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+        samples = sampling["k"] * (sampling.get("limit") or BENCHMARKS[benchmark].rows) * len(runs)
+        cost = samples * spec["seconds_per_sample"][model] / (60 if scale == "tiny" else 3600)
+        log = root / scale / "logs" / f"evaluate-{model}-{benchmark}-{checkpoint}.log"
+        evaluations.append(Evaluation(model, benchmark, checkpoint, tuple(runs), tuple(words), directory, log, cost))
     return evaluations
-
-
-def state_table(experiments: Sequence[Experiment], scale: str) -> str:
-    """The state and cost of each run, one per line, and the total that remains."""
-    rows = [(experiment, experiment.state) for experiment in experiments]
-    width = max(len(experiment.label) for experiment in experiments)
-    lines = [f"{item.label:{width}}  {state:11}  {item.cost:5.1f} {UNITS[scale]}" for item, state in rows]
-    states = [state for _, state in rows]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in STATES)
-    remaining = sum(item.cost for item, state in rows if state != "finished")
-    return "\n".join(
-        [*lines, f"{len(rows)} runs: {counts}; about {remaining:.0f} {UNITS[scale]} of training remaining."]
-    )

@@ -1,93 +1,140 @@
-"""Train and evaluate what is missing, one subprocess per run; finished runs are skipped, interrupted ones resumed."""
+"""Train and evaluate what is missing on this machine, one subprocess at a time per GPU or share of the cores.
+
+Finished runs are skipped, interrupted ones resumed.
+"""
 
 import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from pathlib import Path
-from typing import IO
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from queue import SimpleQueue
 
-from gtpo.checkpoints import latest_complete
+from gtpo.errors import UsageError
 from gtpo.paper.matrix import Evaluation, Experiment
 
+Work = Experiment | Evaluation
+Process = subprocess.Popen[bytes]
 
-def train(experiments: Sequence[Experiment], scale: str, jobs: int | None = None) -> list[str]:
-    """Train the runs that are not finished; a run that fails does not stop the others.
+
+def run_one(work: Work, environment: Mapping[str, str], started: Callable[[Process], None] | None = None) -> int:
+    """Do what is left of a run or evaluation; waits while another process of this machine does it.
 
     Args:
-        jobs: Runs at the same time; by default one per core at tiny scale, 1 at paper scale.
+        work: The run or evaluation.
+        environment: Added to the environment of the script.
+        started: Is given the process of the script.
 
     Returns:
-        A message for each run that failed.
+        The exit code of the script; 0 if nothing is left.
+    """
+    work.log.parent.mkdir(parents=True, exist_ok=True)
+    with work.log.open("a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)  # the subprocess inherits the file and holds the lock until it exits
+        words = work.remaining()
+        if not words:
+            return 0
+        with subprocess.Popen(
+            [sys.executable, *words], stdout=log, stderr=log, env=os.environ | environment
+        ) as process:
+            if started:
+                started(process)
+            return process.wait()
+
+
+def run_all(
+    experiments: Sequence[Experiment], evaluations: Sequence[Evaluation], places: Sequence[Mapping[str, str]]
+) -> list[str]:
+    """Do what is missing; an evaluation waits for its runs, and one that fails does not stop the others.
+
+    Args:
+        experiments: The runs.
+        evaluations: The evaluations.
+        places: The environment of each of those that run at the same time: a GPU, or threads.
+
+    Returns:
+        A message for each run or evaluation that failed.
     """
     from tqdm import tqdm
 
-    todo = [experiment for experiment in experiments if not experiment.run.is_finished]
-    if todo and scale == "tiny":
-        from gtpo.tiny import ensure_tiny
+    ensure_base(experiments)
+    free: SimpleQueue[Mapping[str, str]] = SimpleQueue()
+    for place in places:
+        free.put(place)
+    mine = threading.local()
 
-        ensure_tiny()  # the base model of all runs
-    jobs = jobs or (cores() if scale == "tiny" else 1)
-    threads = max(1, cores() // jobs)
-    skipped = len(experiments) - len(todo)
+    def take_place() -> None:
+        mine.place = free.get()
+
+    waiting = {work: {run.label for run in work.experiments} for work in evaluations}
+    ended = {run.label for run in experiments if run.is_finished}
     failed = []
-    with ThreadPoolExecutor(jobs) as pool, tqdm(total=len(experiments), initial=skipped, unit=" runs") as bar:
-        futures = {pool.submit(train_one, experiment, threads): experiment for experiment in todo}
-        try:
-            for future in as_completed(futures):
-                experiment = futures[future]
-                bar.set_postfix_str(experiment.label)
+    bar = tqdm(total=len(experiments) + len(evaluations), initial=len(ended), unit=" runs and evaluations")
+    with bar, ThreadPoolExecutor(len(places), initializer=take_place) as pool:
+        futures: dict[Future[int], Work] = {}
+
+        def start(work: Work) -> None:
+            futures[pool.submit(lambda: run_one(work, mine.place))] = work
+
+        for run in experiments:
+            if run.label not in ended:
+                start(run)
+        while True:
+            for work in [work for work, needed in waiting.items() if needed <= ended]:
+                del waiting[work]
+                start(work)
+            if not futures:
+                return failed
+            try:
+                done, _ = wait(futures, return_when=FIRST_COMPLETED)
+            except KeyboardInterrupt:
+                pool.shutdown(cancel_futures=True)
+                raise
+            for future in done:
+                work = futures.pop(future)
+                ended.add(work.label)
+                bar.set_postfix_str(work.label)
                 bar.update()
                 if code := future.result():
-                    failed.append(_failure(experiment.label, code, experiment.log, experiment.command))
-        except KeyboardInterrupt:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return failed
+                    failed.append(failure(work, f"failed with exit code {code}"))
 
 
-def train_one(experiment: Experiment, threads: int) -> int:
-    """Train one run, or resume it from its last checkpoint; waits while another process trains it.
+def ensure_base(experiments: Sequence[Experiment]) -> None:
+    """Build the tiny base model, if a run needs it, before several processes would."""
+    if any(run.model == "tiny" and not run.is_finished for run in experiments):
+        from gtpo.tiny import ensure_tiny
 
-    Returns:
-        The exit code of the train script; 0 if the run is finished.
-    """
-    run = experiment.run
-    experiment.log.parent.mkdir(parents=True, exist_ok=True)
-    with experiment.log.open("a") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)  # the subprocess inherits the file and holds the lock until it exits
-        if run.is_finished:
-            return 0
-        argv = [sys.executable, *experiment.argv]
-        if latest_complete(run.path):
-            argv += ["--resume", str(run.path)]
-        elif run.path.exists():
-            argv += ["--overwrite", "true"]
-        return _call(argv, log, threads)
+        ensure_tiny()
 
 
-def evaluate(evaluations: Sequence[Evaluation], logs: Path) -> list[str]:
-    """Evaluate what has no scores yet.
+def places_of(scale: str, gpus: Sequence[str] | None, jobs: int | None) -> list[dict[str, str]]:
+    """The environment of each of the runs at the same time.
 
     Args:
-        logs: Directory of the log files.
+        scale: At paper scale a run needs a GPU of its own.
+        gpus: ``--gpus``: one run on each.
+        jobs: ``--jobs``: by default one per core at tiny scale, 1 at paper scale.
 
-    Returns:
-        A message for each evaluation that failed.
+    Raises:
+        UsageError: If a GPU would have two runs, or there is no run.
     """
-    from tqdm import tqdm
+    if gpus:
+        if len(set(gpus)) < len(gpus):
+            raise UsageError(f"--gpus {' '.join(gpus)} names a GPU twice: each has one run at a time.")
+        return [threads_of(len(gpus)) | {"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus]
+    jobs = (cores() if scale == "tiny" else 1) if jobs is None else jobs
+    if jobs < 1:
+        raise UsageError(f"--jobs is {jobs}: expected at least 1.")
+    if scale == "paper" and jobs > 1:
+        raise UsageError(f"--jobs {jobs} would start {jobs} runs on the same GPU: name the GPUs, --gpus 0 1 ...")
+    return [threads_of(jobs)] * jobs
 
-    logs.mkdir(parents=True, exist_ok=True)
-    todo = [evaluation for evaluation in evaluations if not evaluation.is_finished]
-    failed = []
-    for evaluation in tqdm(todo, unit=" evaluations", disable=not todo):
-        path = logs / f"evaluate-{evaluation.benchmark}-{evaluation.checkpoint}.log"
-        with path.open("a") as log:
-            if code := _call([sys.executable, *evaluation.argv], log, cores()):
-                failed.append(_failure(path.stem, code, path, evaluation.command))
-    return failed
+
+def threads_of(jobs: int) -> dict[str, str]:
+    """OMP_NUM_THREADS of one of several runs at the same time, unless it is set."""
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores() // jobs)))}
 
 
 def cores() -> int:
@@ -95,11 +142,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _call(argv: Sequence[str], log: IO[str], threads: int) -> int:
-    """Run a command with its output in a log file; the exit code."""
-    environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
-    return subprocess.run(argv, stdout=log, stderr=log, env=environment).returncode
-
-
-def _failure(label: str, code: int, log: Path, command: str) -> str:
-    return f"{label} failed with exit code {code}, see {log}; the command was `{command}`"
+def failure(work: Work, what: str) -> str:
+    """The message about a run or evaluation that did not end well."""
+    return f"{work.label} {what}, see {work.log}; the command was `{work.command}`"

@@ -11,7 +11,8 @@ import pytest
 import reproduce as script
 
 TRAIN = """
-import json, pathlib, sys
+import json, os, pathlib, sys, time
+start = time.monotonic()
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 run = pathlib.Path(flags["--output_dir"])
 with open("calls.jsonl", "a") as file:
@@ -19,15 +20,25 @@ with open("calls.jsonl", "a") as file:
     file.write(json.dumps([pathlib.Path(sys.argv[0]).stem, run.name, given]) + "\\n")
 if pathlib.Path("fail").exists() and run.name in pathlib.Path("fail").read_text():
     sys.exit("CUDA error")
+if pathlib.Path("wait").exists():
+    name, awaited = pathlib.Path("wait").read_text().split(" until ")
+    started, end = pathlib.Path("started"), time.monotonic() + 20
+    while name in run.name and not (started.exists() and awaited in started.read_text()):
+        if time.monotonic() > end:
+            sys.exit("nothing came")
+        time.sleep(0.02)
 (run / "adapter").mkdir(parents=True, exist_ok=True)
 (run / "best").mkdir(exist_ok=True)
 rows = [{"step": s, "accuracy": s + 0.25, "formatting": s, "entropy": 0.1, "step_time": 6.0} for s in (1, 2, 3)]
 (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
 for name in ("adapter", "best"):
     (run / name / "adapter_config.json").write_text("{}")
+with open("spans.jsonl", "a") as file:
+    file.write(json.dumps([run.name, os.environ.get("CUDA_VISIBLE_DEVICES"), start, time.monotonic()]) + "\\n")
 """
 EVALUATE = """
-import argparse, json, pathlib, sys
+import argparse, fcntl, json, os, pathlib, sys, time
+start = time.monotonic()
 parser = argparse.ArgumentParser()
 for name in ("benchmarks", "checkpoint", "k", "limit", "output_dir"):
     parser.add_argument("--" + name)
@@ -37,7 +48,12 @@ with open("calls.jsonl", "a") as file:
     file.write(json.dumps(["evaluate", flags.benchmarks, flags.checkpoint, len(flags.adapter)]) + "\\n")
 if pathlib.Path("fail").exists() and "evaluate" in pathlib.Path("fail").read_text():
     sys.exit("CUDA error")
+with open("started", "a") as file:
+    file.write("evaluate " + " ".join(part for part in ("qwen", "llama") if part in flags.adapter[0]))
 output = pathlib.Path(flags.output_dir)
+output.mkdir(parents=True, exist_ok=True)
+lock = open(output / "lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
 for run in map(pathlib.Path, flags.adapter):
     label = "-".join(run.parts[1:]) + ("" if flags.checkpoint == "last" else "@" + flags.checkpoint)
     scores = {score: {str(2**i): 50.0 for i in range(7)} for score in ("pass", "maj")}
@@ -47,6 +63,9 @@ for run in map(pathlib.Path, flags.adapter):
     (output / label / (flags.benchmarks + ".json")).write_text(json.dumps(entry))
 stored = [json.loads(path.read_text()) for path in output.glob("*/*.json")]
 (output / "results.json").write_text(json.dumps({"results": stored}))
+with open("spans.jsonl", "a") as file:
+    label = " ".join(["evaluate", *(pathlib.Path(run).name for run in flags.adapter)])
+    file.write(json.dumps([label, os.environ.get("CUDA_VISIBLE_DEVICES"), start, time.monotonic()]) + "\\n")
 """
 
 
@@ -79,6 +98,10 @@ class Sandbox:
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         path.unlink(missing_ok=True)
         return lines
+
+    def spans(self) -> list[Any]:
+        """Runs and evaluations so far: name (of an evaluation with its runs), CUDA_VISIBLE_DEVICES, start, end."""
+        return [json.loads(line) for line in (self.path / "spans.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture

@@ -117,16 +117,17 @@ def test_all_selects_the_figures_that_have_runs() -> None:
 def test_evaluations_match_evaluate_py(sandbox: Any) -> None:
     """The flags are those of evaluate.py, and it writes the scores where the matrix expects them."""
     assert sandbox.reproduce("fig2", "--seeds", "1") == 0
-    evaluations = evaluations_of(MATRIX, ["fig2", "table1"], "tiny", [1])
+    figures = ["fig2", "table1"]
+    evaluations = evaluations_of(MATRIX, figures, "tiny", experiments_of(MATRIX, figures, "tiny", [1]))
     assert len(evaluations) == 4
     for evaluation in evaluations:
         flags = parse_evaluation(list(evaluation.argv[1:]))
         assert flags.benchmarks == [evaluation.benchmark] and flags.checkpoint == evaluation.checkpoint
         assert {"k": flags.k, "limit": flags.limit} == MATRIX["tiny"]["evaluation"][evaluation.benchmark]
         labels = [adapter_target(run, flags.checkpoint).label for run in flags.adapter]
-        assert evaluation.results == tuple(
+        assert [evaluation.result(run) for run in evaluation.experiments] == [
             Path(flags.output_dir) / label / f"{evaluation.benchmark}.json" for label in labels
-        )
+        ]
 
 
 def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +150,8 @@ def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureF
         assert process.stdout and process.stdout.readline() == b"held\n"
         assert sandbox.reproduce("fig3", "--seeds", "1", "--list") == 0
         process.communicate()
-    *lines, total = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out
+    lines, total = printed.partition("\n\n")[0].splitlines(), printed.splitlines()[-1]
     assert {tuple(line.split()[:2]) for line in lines} == {
         ("gtpo-g8-s1", "finished"),
         ("grpo-g8-beta0-s1", "interrupted"),
@@ -157,12 +159,69 @@ def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureF
         ("grpo-g8-beta0.04-s1", "missing"),
         ("gtpo-correction-only-s1", "missing"),
     }
-    assert total.startswith("5 runs: 1 finished, 1 running, 1 interrupted, 2 missing; about 4 CPU minutes")
+    assert total.startswith("5 runs: 1 finished, 1 running, 0 queued, 1 interrupted, 2 missing; about 4 CPU minutes")
     assert sandbox.calls() == []
 
 
 def test_list_of_all_at_paper_scale(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every config has a run with the paper's seed; three seeds for Table 1, Fig. 2 and Fig. 3; hours by hand."""
     assert sandbox.reproduce("all", "--scale", "paper", "--list") == 0
-    *lines, total = capsys.readouterr().out.splitlines()
-    assert {line.split()[0] for line in lines} == {f"{path.stem}-s3407" for path in (CONFIGS / "paper").glob("*.yaml")}
-    assert total.startswith(f"{len(lines)} runs: 0 finished") and "GPU hours" in total
+    works, by_figure, total = capsys.readouterr().out.split("\n\n")
+    labels = [line.split()[0] for line in works.splitlines() if not line.startswith("evaluate-")]
+    three = PAPER_FIGURES["Table 1"] | PAPER_FIGURES["Fig. 2"] | PAPER_FIGURES["Fig. 3"]
+    seeds = {path.stem: (3407, 1, 2) if path.stem in three else (3407,) for path in (CONFIGS / "paper").glob("*.yaml")}
+    assert sorted(labels) == sorted(f"{name}-s{seed}" for name in seeds for seed in seeds[name])
+    assert labels[:44] == [label for label in labels if label.endswith("-s3407")]
+    one = 7473 * 8 * 1.2 / 3600  # Fig. 4b: three GTPO runs on LLaMA and GSM8K, G = 8
+    (line,) = [line for line in by_figure.splitlines() if line.startswith("fig4b ")]
+    assert line.split()[1:] == ["3", "runs", f"{3 * one:.1f}", "GPU", "hours,", f"{3 * one:.1f}", "remaining"]
+    assert total.startswith("104 runs: 0 finished, 0 running, 0 queued, 0 interrupted, 104 missing; about 1708 GPU")
+
+
+def test_a_part_of_the_matrix(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """QWEN and GSM8K in Table 1: per seed three runs with G = 8, three with G = 12, SFT; 0.6 and 0.3 seconds."""
+    assert sandbox.reproduce("table1", "--scale", "paper", "--only", "qwen-gsm8k", "--seeds", "1", "--list") == 0
+    works, _, total = capsys.readouterr().out.split("\n\n")
+    lines = works.splitlines()
+    assert len(lines) == 7 + 3 and all("qwen-gsm8k" in line for line in lines[:7])
+    hours = 7473 * (3 * 8 * 0.6 + 3 * 12 * 0.6 + 0.3) / 3600
+    scoring = 7 * (30 + 30 + 40) * 64 * 0.05 / 3600
+    assert f"about {hours:.0f} GPU hours of training and {scoring:.0f} of evaluation" in total
+
+
+def test_an_unknown_part_is_refused(sandbox: Any) -> None:
+    with pytest.raises(UsageError, match=r"--only qwen-gsm9k is part of no run of fig3.*: pick from gtpo-llama-gsm8k"):
+        sandbox.reproduce("fig3", "--scale", "paper", "--only", "qwen-gsm9k", "--list")
+
+
+def test_evaluations_at_paper_scale_have_one_base_model(sandbox: Any) -> None:
+    experiments = experiments_of(MATRIX, ALL, "paper")
+    evaluations = evaluations_of(MATRIX, ALL, "paper", experiments)
+    keys = {(work.model, work.benchmark, work.checkpoint) for work in evaluations}
+    benchmarks = ("gsm8k", "math", "aime24", "aime25", "amc23")
+    expected = {("qwen", benchmark, "last") for benchmark in benchmarks}
+    expected |= {("llama", benchmark, checkpoint) for benchmark in benchmarks for checkpoint in ("best", "last")}
+    assert keys == expected and len(evaluations) == len(keys)
+    for work in evaluations:
+        assert {run.model for run in work.experiments} == {work.model}
+        assert all(work.model in run.name for run in work.experiments)
+        if work.benchmark in ("gsm8k", "math"):  # in distribution
+            assert all(work.benchmark in run.name for run in work.experiments)
+        best = {run.name.startswith("grpo-llama") for run in work.experiments}
+        assert best == {work.checkpoint == "best"}
+    assert sum(len(work.experiments) for work in evaluations) == 84 * (1 + 3)  # each run: its own test set, and three
+
+
+def test_an_evaluation_is_of_the_finished_runs_without_scores(sandbox: Any) -> None:
+    (work,) = evaluations_of(MATRIX, ["fig2"], "tiny", experiments_of(MATRIX, ["fig2"], "tiny", [1], ["gtpo-g"]))
+    assert [run.name for run in work.experiments] == ["gtpo-g8", "gtpo-g12"] and work.remaining() == ()
+    for run in work.experiments:
+        run.run.adapter.mkdir(parents=True)
+        (run.run.adapter / "adapter_config.json").write_text("{}")
+        assert work.remaining()[-1] == str(run.run.path) and len(work.remaining()) == len(work.argv) - (
+            run.name == "gtpo-g8"
+        )
+    scores = work.result(work.experiments[0])
+    scores.parent.mkdir(parents=True)
+    scores.write_text("{}")
+    assert work.remaining()[-2:] == ("--adapter", str(work.experiments[1].run.path)) and not work.is_finished

@@ -1,5 +1,6 @@
 """reproduce.py: missing runs are trained and evaluated, finished ones skipped, interrupted ones resumed."""
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -9,7 +10,7 @@ import pytest
 
 from gtpo.errors import UsageError
 from gtpo.paper.matrix import experiments_of, load_matrix, runs_of
-from gtpo.paper.runner import train_one
+from gtpo.paper.runner import run_one
 from gtpo.runs import RunDirectory
 
 MATRIX = load_matrix()
@@ -60,8 +61,10 @@ def test_failed_evaluation_is_reported(sandbox: Any, capsys: pytest.CaptureFixtu
     (sandbox / "fail").write_text("evaluate")
     assert sandbox.reproduce("fig2", "--seeds", "1") == 1
     printed = capsys.readouterr().out
-    log = "outputs/reproduce/tiny/logs/evaluate-arithmetic-last.log"
-    assert f"evaluate-arithmetic-last failed with exit code 1, see {log}; the command was `python evaluate" in printed
+    log = "outputs/reproduce/tiny/logs/evaluate-tiny-arithmetic-last.log"
+    assert (
+        f"evaluate-tiny-arithmetic-last failed with exit code 1, see {log}; the command was `python evaluate" in printed
+    )
     assert "CUDA error" in (sandbox / log).read_text()
     assert "fig2: run gtpo-g8 is not evaluated on arithmetic: " in printed
 
@@ -69,15 +72,42 @@ def test_failed_evaluation_is_reported(sandbox: Any, capsys: pytest.CaptureFixtu
 def test_evaluation_follows_where_the_figure_needs_it(sandbox: Any) -> None:
     assert sandbox.reproduce("fig2", "table1", "--seeds", "1", "2") == 0
     evaluated = [call for call in sandbox.calls() if call[0] == "evaluate"]
-    assert evaluated == [  # GRPO at its highest accuracy reward, the others at the end
-        ["evaluate", "arithmetic", "last", 2 * 3],
+    assert sorted(evaluated) == [  # GRPO at its highest accuracy reward, the others at the end
         ["evaluate", "arithmetic", "best", 2 * 4],
-        ["evaluate", "arithmetic_hard", "last", 2 * 3],
+        ["evaluate", "arithmetic", "last", 2 * 3],
         ["evaluate", "arithmetic_hard", "best", 2 * 4],
+        ["evaluate", "arithmetic_hard", "last", 2 * 3],
     ]
     assert (sandbox / "outputs/reproduce/tiny/figures/table1.md").is_file()
     assert sandbox.reproduce("fig2", "table1", "--seeds", "1", "2") == 0
     assert sandbox.calls() == []
+
+
+def test_each_gpu_has_one_run_at_a_time_and_evaluations_wait_for_theirs(sandbox: Any) -> None:
+    argv = ["table1", "--scale", "paper", "--seeds", "1", "--only", "gsm8k-g8"]
+    assert sandbox.reproduce(*argv, "--gpus", "3", "MIG-a", "0") == 0
+    spans = sandbox.spans()
+    assert len(spans) == 6 + 3 * 3  # three runs per model; per benchmark LLaMA's last and best, and Qwen
+    assert {gpu for _, gpu, _, _ in spans} == {"3", "MIG-a", "0"}
+    for gpu in ("3", "MIG-a", "0"):
+        mine = sorted((start, end) for _, used, start, end in spans if used == gpu)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(mine))
+    overlap = [(a, b) for a, b in itertools.combinations(spans, 2) if a[2] < b[3] and b[2] < a[3]]
+    assert overlap  # they do run at the same time
+    ends = {name: end for name, _, _, end in spans}
+    for name, _, start, _ in spans:
+        if name.startswith("evaluate"):
+            adapters = name.split()[1:]
+            assert adapters and len({"qwen" in adapter for adapter in adapters}) == 1
+            assert all(ends[adapter] <= start for adapter in adapters)
+
+
+def test_an_evaluation_starts_before_other_runs_have_ended(sandbox: Any) -> None:
+    """The runs of Llama wait until an evaluation of Qwen has started; if it waited for them, they would fail."""
+    (sandbox / "wait").write_text("llama until evaluate qwen")
+    argv = ["table1", "--scale", "paper", "--seeds", "1", "--only", "gtpo-qwen-gsm8k-g8", "gtpo-llama-gsm8k-g8"]
+    assert sandbox.reproduce(*argv, "--gpus", "0", "1") == 0
+    assert len(sandbox.spans()) == 2 + 2 * 3
 
 
 def test_run_of_another_process_is_awaited(sandbox: Any) -> None:
@@ -93,7 +123,7 @@ def test_run_of_another_process_is_awaited(sandbox: Any) -> None:
         [sys.executable, "-c", hold, str(run.log)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout and process.stdout.readline() == b"held\n"
-        thread = threading.Thread(target=lambda: codes.append(train_one(run, threads=1)))
+        thread = threading.Thread(target=lambda: codes.append(run_one(run, {})))
         thread.start()
         thread.join(timeout=0.3)
         assert thread.is_alive() and sandbox.calls() == []
@@ -111,6 +141,8 @@ def test_run_of_another_process_is_awaited(sandbox: Any) -> None:
         (["fig33"], "figure 'fig33' is unknown"),
         (["word", "--scale", "paper"], "word has no runs at paper scale"),
         (["fig3", "--jobs", "0"], "--jobs is 0: expected at least 1"),
+        (["fig3", "--scale", "paper", "--jobs", "4"], "--jobs 4 would start 4 runs on the same GPU: name the GPUs"),
+        (["fig3", "--gpus", "0", "1", "0"], "--gpus 0 1 0 names a GPU twice"),
     ],
 )
 def test_bad_usage_is_refused(argv: list[str], message: str, sandbox: Any) -> None:

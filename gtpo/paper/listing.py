@@ -1,0 +1,71 @@
+"""What reproduce.py prints without running anything: states and costs, and a shell command per run and evaluation."""
+
+import fcntl
+import shlex
+from collections.abc import Sequence
+
+from gtpo.checkpoints import MANIFEST
+from gtpo.paper.launch import job_of
+from gtpo.paper.matrix import UNITS, Evaluation, Experiment, Matrix, runs_of
+
+STATES = ("finished", "running", "queued", "interrupted", "missing")
+
+
+def state_of(experiment: Experiment) -> str:
+    """One of ``STATES``: finished has final weights, interrupted has a checkpoint, queued is with Slurm."""
+    if experiment.is_finished:
+        return "finished"
+    if job := job_of(experiment):
+        return "running" if job.state == "RUNNING" else "queued"
+    if experiment.log.is_file():
+        with experiment.log.open() as log:
+            try:
+                fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return "running"
+    return "interrupted" if experiment.run.has_checkpoint else "missing"
+
+
+def table(
+    matrix: Matrix,
+    figures: Sequence[str],
+    scale: str,
+    experiments: Sequence[Experiment],
+    evaluations: Sequence[Evaluation],
+) -> str:
+    """The state and cost of each run and evaluation, the cost of each figure, and what remains."""
+    unit = UNITS[scale]
+    states = {run: state_of(run) for run in experiments}
+    width = max(len(work.label) for work in [*experiments, *evaluations])
+    lines = [f"{run.label:{width}}  {states[run]:11}  {run.cost:6.1f} {unit}" for run in experiments]
+    for work in evaluations:
+        scored = sum(work.result(run).is_file() for run in work.experiments)
+        lines.append(f"{work.label:{width}}  {f'{scored} of {len(work.experiments)}':11}  {work.cost:6.1f} {unit}")
+    lines += ["", "Training by figure; runs that several figures share are in each:"]
+    for figure in figures:
+        names = set(runs_of(matrix, [figure], scale))
+        shown = [run for run in experiments if run.name in names]
+        left = sum(run.cost for run in shown if states[run] != "finished")
+        total = sum(run.cost for run in shown)
+        lines.append(f"{figure:{width}}  {len(shown):4} runs   {total:6.1f} {unit}, {left:.1f} remaining")
+    counts = ", ".join(f"{list(states.values()).count(state)} {state}" for state in STATES)
+    training = sum(run.cost for run in experiments if states[run] != "finished")
+    scoring = sum(work.cost for work in evaluations if not work.is_finished)
+    lines += ["", f"{len(experiments)} runs: {counts}; about {training:.0f} {unit} of training and {scoring:.0f} of"]
+    return "\n".join(lines) + " evaluation remaining (estimates, configs/experiments.yaml)."
+
+
+def commands(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation], scale: str) -> str:
+    """A shell command per line, each after those that it depends on; started again, it continues where it stopped."""
+    lines = []
+    for experiment in experiments:
+        run = experiment.run
+        done = shlex.quote(str(run.adapter / "adapter_config.json"))
+        resume, checkpoints = shlex.join(["--resume", str(run.path)]), run.checkpoint("*") / MANIFEST
+        again = f"$(ls {checkpoints} > /dev/null 2>&1 && echo {resume} || echo --overwrite true)"
+        what = f"{experiment.label}; {experiment.cost:.1f} {UNITS[scale]}"
+        lines.append(f"[ -e {done} ] || {experiment.command} {again}  # {what}")
+    for work in evaluations:
+        after = " ".join(run.label for run in work.experiments)
+        lines.append(f"{work.command}  # {work.label}; {work.cost:.1f} {UNITS[scale]}; after: {after}")
+    return "\n".join(lines)
