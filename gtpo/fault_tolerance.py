@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class StopOnSignal(TrainerCallback):
-    """On Ctrl-C, SIGTERM, SIGHUP or SIGUSR2 finish the step, write a checkpoint, exit with 128 plus the signal's number.
+    """On Ctrl-C, SIGTERM, SIGHUP or SIGUSR2 finish the step, write a checkpoint, exit with 128 plus its number.
 
     SIGHUP (a closed terminal) stays ignored where it is, as under nohup. SIGUSR2 is Slurm's, before preemption or the
     time limit (SIGUSR1 is NCCL's): it may follow another signal or be sent twice, and never exits immediately.

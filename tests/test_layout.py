@@ -27,6 +27,7 @@ OWNERS = {
     "sympy": {"gtpo.grading.symbolic"},
     "math_verify": {"gtpo.grading.symbolic"},
     "deepspeed": {"gtpo.distributed"},
+    "submitit": {"gtpo.paper.launch"},
 }
 
 

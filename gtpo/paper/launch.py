@@ -28,7 +28,9 @@ from gtpo.paper.runner import Process, Work, cores, ensure_base, failure, run_on
 ROUNDS = 3  # submissions of a job that is killed without a word
 RECORD_SECONDS = 60  # the record of a job is written after its array is submitted
 SIGNAL_SECONDS = 120  # between a script that Slurm has stopped and the end of its job
+POLL_SECONDS = {"slurm": 10, "local": 0.1}
 STOPPED = {-signal.SIGTERM, -signal.SIGUSR2, 128 + signal.SIGTERM, 128 + signal.SIGUSR2}
+_ONE_GPU = "each run is one task on one GPU"
 OWN_KEYS = ("cluster", "parallel", "time")
 NOT_KEYS = {  # what the jobs themselves need
     **dict.fromkeys(("nodes", "tasks_per_node", "ntasks_per_node"), "examples/slurm/train.sbatch starts one large run"),
@@ -76,6 +78,7 @@ class Cluster:
             raise UsageError(f"sbatch refuses the job: {error} Change the values of --slurm.") from error
         for work, job in zip(works, jobs, strict=True):
             place = {"cluster": self.name, "folder": str(folder), "id": job.job_id}
+            work.log.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(record_of(work), json.dumps(place))
         return dict(zip(works, jobs, strict=True))
 
@@ -168,7 +171,7 @@ def run_jobs(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation
                         jobs |= cluster.submit(array, after)
                 bar.n = len(works) - len(waiting) - sum(not job.done() for job in jobs.values())
                 bar.refresh()
-                time.sleep(0.1 if cluster.name == "local" else 10)
+                time.sleep(POLL_SECONDS[cluster.name])
             failed |= {work: message for work, job in jobs.items() if (message := _message(work, job))}
     lost = {work: failure(work, f"was killed {ROUNDS} times") for work in _left(works, failed)}
     return list((failed | lost).values())
@@ -211,7 +214,8 @@ def _message(work: Work, job: Any) -> str | None:
     if not job.paths.result_pickle.exists():
         return None
     if error := job.exception():
-        return failure(work, f"failed in job {job.job_id} ({first_line(error)}; {job.paths.stderr})")
+        trace = [line for line in str(error).splitlines() if re.match(r"\w+(\.\w+)*: ", line)]  # of submitit's process
+        return failure(work, f"failed in job {job.job_id} ({trace[-1] if trace else first_line(error)})")
     code = job.result()
     return failure(work, f"failed with exit code {code}") if code else None
 
@@ -241,11 +245,11 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
         if not equals or not value:
             raise UsageError(f"--slurm {word!r} is not key=value, as in partition=gpu.")
         if key in NOT_KEYS:
-            raise UsageError(f"--slurm {key}: each run is one task on one GPU; {NOT_KEYS[key]}.")
+            raise UsageError(f"--slurm {key}: {_ONE_GPU}; {NOT_KEYS[key]}.")
         if key not in (*OWN_KEYS, *known):
             close = nearest(key, [*OWN_KEYS, *known])
             raise UsageError(f"--slurm {key} is unknown{close}: pick from {', '.join([*OWN_KEYS, *sorted(known)])}.")
-        given[key] = int(value) if re.fullmatch("0|[1-9][0-9]*", value) else value
+        given[key] = [value] if key == "setup" else int(value) if re.fullmatch("0|[1-9][0-9]*", value) else value
     name, parallel, limit = given.pop("cluster", "slurm"), given.pop("parallel", None), given.pop("time", "24:00:00")
     if name not in ("slurm", "local"):
         raise UsageError(f"--slurm cluster={name}: expected slurm, or local for jobs on this machine.")
@@ -254,7 +258,7 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
     if parallel is not None and (not isinstance(parallel, int) or parallel < 1):
         raise UsageError(f"--slurm parallel={parallel}: expected a number of jobs, at least 1.")
     if isinstance(given.get("gpus_per_node"), int) and given["gpus_per_node"] > 1:
-        raise UsageError(f"--slurm gpus_per_node={given['gpus_per_node']}: each run is one task on one GPU.")
+        raise UsageError(f"--slurm gpus_per_node={given['gpus_per_node']}: {_ONE_GPU}; {NOT_KEYS['nodes']}.")
     if name == "local":
         parallel = parallel or (cores() if scale == "tiny" else 1)
         if scale == "paper" and parallel > 1:

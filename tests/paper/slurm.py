@@ -1,0 +1,79 @@
+"""A queue in place of Slurm: sbatch, srun, scontrol and sacct, all this file under other names, in a directory.
+
+One process per job runs the script of the batch file; files hold its state. ``scontrol requeue`` marks a job, which is
+then run again when its script has ended.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(sys.argv[0]).parent
+ENDED = ("COMPLETED", "FAILED")
+
+
+def state_file(job: str) -> Path:
+    return HERE / "states" / job
+
+
+def write(job: str, state: str) -> None:
+    (HERE / f"{job}.tmp").write_text(state)
+    (HERE / f"{job}.tmp").replace(state_file(job))
+
+
+def sbatch(path: str) -> None:
+    text = Path(path).read_text()
+    number = 100 + len(list(HERE.glob("*.sh")))
+    (HERE / f"{number}.sh").write_text(text)
+    array = re.search(r"--array=0-(\d+)%", text)
+    jobs = [f"{number}_{index}" for index in range(int(array[1]) + 1)] if array else [str(number)]
+    for job in jobs:
+        write(job, "PENDING")
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.Popen([sys.executable, str(HERE / "run"), job], start_new_session=True, **quiet)
+    print(f"Submitted batch job {number}")
+
+
+def run(job: str) -> None:
+    number, _, index = job.partition("_")
+    batch = HERE / f"{number}.sh"
+    after = re.search(r"--dependency=afterany:(\S+)", batch.read_text())
+    while after and any(state_file(other).read_text() not in ENDED for other in after[1].split(":")):
+        time.sleep(0.05)
+    names = {"SLURM_JOB_ID": f"9{number}{index}" if index else number, "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    if index:
+        names |= {"SLURM_ARRAY_JOB_ID": number, "SLURM_ARRAY_TASK_ID": index}
+    while True:
+        write(job, "RUNNING")
+        code = subprocess.run(["bash", str(batch)], env=os.environ | names).returncode
+        requeued = HERE / f"{job}.requeue"
+        if not requeued.exists():
+            return write(job, "FAILED" if code else "COMPLETED")
+        requeued.unlink()
+        write(job, "PENDING")
+
+
+def srun(*words: str) -> None:
+    """Only the options that submitit gives: --unbuffered, and files for the output."""
+    words = words[1:]
+    while words[0] in ("--output", "--error"):
+        words = words[2:]
+    os.execvp(words[0], words)
+
+
+def scontrol(verb: str, job: str) -> None:
+    assert verb == "requeue"
+    (HERE / f"{job}.requeue").touch()
+
+
+def sacct(*_: str) -> None:
+    print("JobID|State|NodeList")
+    for path in sorted((HERE / "states").iterdir()):
+        print(f"{path.name}|{path.read_text()}|node1")
+
+
+if __name__ == "__main__":
+    globals()[Path(sys.argv[0]).name](*sys.argv[1:])

@@ -1,0 +1,272 @@
+"""Jobs of submitit: its local executor with kills, its Slurm executor with a queue in place of Slurm, the options."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import submitit
+from helpers.scripts import ROOT
+
+from gtpo.errors import UsageError
+from gtpo.paper import launch
+from gtpo.paper.launch import minutes, read_cluster
+from gtpo.runs import RunDirectory
+
+STEPS = 12
+TRAIN = """
+import json, pathlib, random, signal, sys, time
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+run = pathlib.Path(flags["--output_dir"])
+received = []
+for number in (signal.SIGTERM, signal.SIGUSR2):
+    signal.signal(number, lambda number, frame: received.append(number))
+steps, value = [], random.Random(run.name).random()
+if "--resume" in flags:
+    checkpoints = run.glob("checkpoint-*/files.json")
+    step = max(int(path.parent.name.partition("-")[2]) for path in checkpoints)
+    steps = (run / "metrics.jsonl").read_text().splitlines()[:step]
+    value = json.loads(steps[-1])["accuracy"]
+run.mkdir(parents=True, exist_ok=True)
+for step in range(len(steps) + 1, STEPS + 1):
+    time.sleep(0.05)
+    value = random.Random(value).random()
+    steps.append(json.dumps({"step": step, "accuracy": value, "formatting": 1.0, "entropy": 0.1}))
+    (run / "metrics.jsonl").write_text("\\n".join(steps) + "\\n")
+    if received or step % 4 == 0:
+        checkpoint = run / f"checkpoint-{step}"
+        checkpoint.mkdir(exist_ok=True)
+        (checkpoint / "files.json").write_text("{}")
+    with open("steps", "a") as file:
+        file.write(f"{run.name} {step}\\n")
+    if received:
+        sys.exit(128 + received[0])
+for name in ("adapter", "best"):
+    (run / name).mkdir()
+    (run / name / "adapter_config.json").write_text("{}")
+""".replace("STEPS", str(STEPS))
+DRIVER = """
+import sys
+import gtpo.tiny
+gtpo.tiny.ensure_tiny = lambda: None
+import reproduce
+reproduce.draw_all = lambda *_: ([], [])
+sys.argv[0] = "reproduce.py"
+reproduce.main()
+"""
+
+
+@pytest.fixture
+def slow(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A sandbox in which a run takes a second, writes checkpoints, and stops on a signal as the real scripts do."""
+    for method in ("sft", "grpo", "gtpo"):
+        (sandbox / f"train_{method}.py").write_text(TRAIN)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # a user is in the root of the clone
+    return sandbox
+
+
+def expected_metrics(run: str) -> list[dict[str, Any]]:
+    """What the script in place of training logs if nothing disturbs it."""
+    value, rows = random.Random(run).random(), []
+    for step in range(1, STEPS + 1):
+        value = random.Random(value).random()
+        rows.append({"step": step, "accuracy": value, "formatting": 1.0, "entropy": 0.1})
+    return rows
+
+
+def check_runs(sandbox: Any, *names: str) -> None:
+    """Every run is complete, with the metrics of an undisturbed one, and evaluated."""
+    root = sandbox / "outputs/reproduce/tiny"
+    for name in names:
+        assert RunDirectory(root / name).is_finished
+        assert RunDirectory(root / name).read_metrics() == expected_metrics(name)
+        assert (root / "evaluation" / f"reproduce-tiny-{name}" / "arithmetic.json").is_file()
+
+
+def steps_of(sandbox: Any) -> list[str]:
+    """Run and step, of every step that was made."""
+    path = sandbox / "steps"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    end = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+def processes(sandbox: Any, *words: str) -> list[psutil.Process]:
+    """The processes in the sandbox with these words in their command line."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cwd() == str(sandbox.path) and all(word in " ".join(process.cmdline()) for word in words):
+                found.append(process)
+    return found
+
+
+def test_a_figure_survives_the_kill_of_two_jobs_and_of_the_command(slow: Any) -> None:
+    """With jobs of this machine: both jobs are killed with all their processes, then the command that started them."""
+    argv = ["fig2", "--seeds", "1", "--only", "gtpo", "--slurm", "cluster=local", "parallel=2"]
+    with open(slow / "driver.log", "w") as log:
+        driver = subprocess.Popen([sys.executable, "-c", DRIVER, *argv], stdout=log, stderr=log)
+    try:
+        wait_for(lambda: {"gtpo-g8-s1 5", "gtpo-g12-s1 5"} <= {*steps_of(slow)})
+        killed = processes(slow, "submitit.local._local")
+        assert len(killed) == 2
+        for job in killed:
+            for process in [*job.children(recursive=True), job]:
+                process.kill()
+        wait_for(lambda: processes(slow, "train_gtpo.py", "--resume"))  # submitted again
+    finally:
+        driver.kill()
+        driver.wait()
+    assert slow.reproduce(*argv) == 0
+    check_runs(slow, "gtpo-g8-s1", "gtpo-g12-s1")
+    steps = Counter(steps_of(slow))
+    assert all(count == 1 for step, count in steps.items() if int(step.split()[1]) <= 4)  # before the checkpoint
+
+
+def test_a_preempted_job_is_requeued_and_loses_no_step(slow: Any) -> None:
+    """With jobs of this machine. SIGUSR2 reaches submitit's process alone, which passes it on."""
+    argv = ["fig2", "--seeds", "1", "--only", "gtpo-g8", "--slurm", "cluster=local"]
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(slow.reproduce(*argv)))
+    thread.start()
+    for step in (2, 6):
+        wait_for(lambda step=step: f"gtpo-g8-s1 {step}" in steps_of(slow))
+        (job,) = processes(slow, "submitit.core._submit")
+        job.send_signal(signal.SIGUSR2)
+    thread.join(timeout=60)
+    assert codes == [0]
+    check_runs(slow, "gtpo-g8-s1")
+    assert steps_of(slow) == [f"gtpo-g8-s1 {step}" for step in range(1, STEPS + 1)]
+
+
+@pytest.fixture
+def slurm(slow: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a queue in place of Slurm, first in PATH."""
+    directory = slow / "slurm"
+    (directory / "states").mkdir(parents=True)
+    for name in ("sbatch", "srun", "scontrol", "sacct", "run"):
+        (directory / name).write_text(f"#!{sys.executable} -IS\n" + (Path(__file__).parent / "slurm.py").read_text())
+        (directory / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    monkeypatch.setattr(launch, "POLL_SECONDS", {"slurm": 0.1})
+    monkeypatch.setattr(submitit.SlurmJob.watcher, "_delay_s", 0)
+    return directory
+
+
+def test_jobs_of_slurm(slow: Any, slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs are an array, and their evaluation waits for it; one is preempted: Slurm signals its whole step."""
+    figure = ["fig2", "--seeds", "1", "--only", "gtpo"]
+    cluster = ["--slurm", "partition=long", "time=2-00:30:00", "parallel=2", "gres=gpu:1"]
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(slow.reproduce(*figure, *cluster)))
+    thread.start()
+    wait_for(lambda: "gtpo-g12-s1 5" in steps_of(slow))
+    (script,) = processes(slow, "train_gtpo.py", "gtpo-g12-s1")
+    for process in (script, script.parent()):
+        process.send_signal(signal.SIGUSR2)
+    thread.join(timeout=60)
+    assert codes == [0]
+    check_runs(slow, "gtpo-g8-s1", "gtpo-g12-s1")
+    assert steps_of(slow).count("gtpo-g12-s1 6") == 1
+    training, evaluation = (path.read_text() for path in sorted(slurm.glob("*.sh")))
+    for line in ("array=0-1%2", "partition=long", "time=2910", "gres=gpu:1", "signal=USR2@300", "open-mode=append"):
+        assert f"#SBATCH --{line}\n" in training, line
+    assert "#SBATCH --dependency=afterany:100_0:100_1\n" in evaluation and "--array" not in evaluation
+    assert slow.reproduce(*figure, *cluster) == 0 and len(list(slurm.glob("*.sh"))) == 2  # nothing is left
+
+
+def test_list_asks_slurm(slow: Any, slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, job, state in (("gtpo-g8-s1", "7_0", "RUNNING"), ("gtpo-g12-s1", "7_1", "PENDING")):
+        record = slow / f"outputs/reproduce/tiny/logs/{name}.job"
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps({"cluster": "slurm", "folder": str(slow.path), "id": job}))
+        (slurm / "states" / job).write_text(state)
+    assert slow.reproduce("fig5b", "--seeds", "1", "--list") == 0
+    states = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[:2]]
+    assert states == [["gtpo-g8-s1", "running"], ["gtpo-g12-s1", "queued"]]
+
+
+def test_the_options_of_slurm(slurm: Path, tmp_path: Path) -> None:
+    words = [
+        "partition=gpu",
+        "time=90",
+        "parallel=16",
+        "cpus_per_task=8",
+        "mem=64GB",
+        "account=00123",
+        "setup=module load cuda",
+    ]
+    cluster = read_cluster(words, "paper", tmp_path)
+    assert (cluster.name, cluster.parallel) == ("slurm", 16)
+    assert cluster.parameters == {
+        "name": "gtpo",
+        "timeout_min": 90,
+        "cpus_per_task": 8,
+        "gpus_per_node": 1,
+        "slurm_partition": "gpu",
+        "slurm_mem": "64GB",
+        "slurm_account": "00123",
+        "slurm_setup": ["module load cuda"],
+        "slurm_signal_delay_s": 300,
+    }
+    assert "gpus_per_node" not in read_cluster(["gres=gpu:a100:1"], "paper", tmp_path).parameters
+    assert read_cluster(["cluster=local", "parallel=3"], "tiny", tmp_path).parallel == 3
+    assert read_cluster(["cluster=local"], "paper", tmp_path).parallel == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("90", 90), ("24:00:00", 1440), ("2-00:30:00", 2910), ("0:10:30", 11), ("00:00:01", 1)]
+)
+def test_time_limits(limit: str, expected: int) -> None:
+    assert minutes(limit) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gpu"], r"--slurm 'gpu' is not key=value, as in partition=gpu"),
+        (["partition="], r"--slurm 'partition=' is not key=value"),
+        (
+            ["partiton=gpu"],
+            r"--slurm partiton is unknown \(did you mean 'partition'\?\): pick from cluster, parallel, time",
+        ),
+        (["time=2h"], r"--slurm time=2h: expected minutes or \[days-\]hours:minutes:seconds"),
+        (["time=0"], r"--slurm time=0: expected minutes"),
+        (["parallel=0"], r"--slurm parallel=0: expected a number of jobs, at least 1"),
+        (["parallel=many"], r"--slurm parallel=many: expected a number of jobs"),
+        (["cluster=sge"], r"--slurm cluster=sge: expected slurm, or local"),
+        (["gpus_per_node=8"], r"--slurm gpus_per_node=8: each run is one task on one GPU; examples/slurm/train.sbatch"),
+        (["nodes=2"], r"--slurm nodes: each run is one task on one GPU; examples/slurm/train.sbatch"),
+        (["array_parallelism=4"], r"--slurm array_parallelism: .* parallel=N"),
+        (["cluster=local", "parallel=2"], r"--slurm cluster=local has one GPU: remove parallel, or use --gpus 0 1"),
+    ],
+)
+def test_invalid_options_are_refused(words: list[str], message: str, slurm: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_cluster(words, "paper", tmp_path)
+
+
+def test_without_slurm_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="sbatch is not found; run this on a login node, or add cluster=local"):
+        read_cluster(["partition=gpu"], "paper", tmp_path)
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(UsageError, match=r"--slurm needs submitit: `pip install submitit==1\.5\.4`"):
+        read_cluster(["cluster=local"], "paper", tmp_path)
