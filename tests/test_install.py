@@ -78,7 +78,7 @@ def test_its_requirements_are_those_of_the_requirement_files(wheel: Path) -> Non
         return {line for line in lines if line and not line.startswith("#")}
 
     assert {line for line in required if ";" not in line} == pins("cpu")
-    for extra in ("gpu", "dev"):
+    for extra in ("gpu", "slurm", "dev"):
         assert {line.partition(";")[0] for line in required if f'extra == "{extra}"' in line} == pins(extra)
     assert "-r requirements/cpu.txt\n-r requirements/gpu.txt\n" in (ROOT / "requirements.txt").read_text()
 

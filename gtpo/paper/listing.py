@@ -36,7 +36,7 @@ def table(
     """The state and cost of each run and evaluation, the cost of each figure, and what remains."""
     unit = UNITS[scale]
     states = {run: state_of(run) for run in experiments}
-    width = max(len(work.label) for work in [*experiments, *evaluations])
+    width = max(len(label) for label in [run.label for run in experiments] + [work.label for work in evaluations])
     lines = [f"{run.label:{width}}  {states[run]:11}  {run.cost:6.1f} {unit}" for run in experiments]
     for work in evaluations:
         scored = sum(work.result(run).is_file() for run in work.experiments)

@@ -70,7 +70,7 @@ def run_all(
 
     waiting = {work: {run.label for run in work.experiments} for work in evaluations}
     ended = {run.label for run in experiments if run.is_finished}
-    failed = []
+    failed: list[str] = []
     bar = tqdm(total=len(experiments) + len(evaluations), initial=len(ended), unit=" runs and evaluations")
     with bar, ThreadPoolExecutor(len(places), initializer=take_place) as pool:
         futures: dict[Future[int], Work] = {}
@@ -82,9 +82,9 @@ def run_all(
             if run.label not in ended:
                 start(run)
         while True:
-            for work in [work for work, needed in waiting.items() if needed <= ended]:
-                del waiting[work]
-                start(work)
+            for ready in [work for work, needed in waiting.items() if needed <= ended]:
+                del waiting[ready]
+                start(ready)
             if not futures:
                 return failed
             try:

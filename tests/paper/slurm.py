@@ -43,9 +43,9 @@ def run(job: str) -> None:
     after = re.search(r"--dependency=afterany:(\S+)", batch.read_text())
     while after and any(state_file(other).read_text() not in ENDED for other in after[1].split(":")):
         time.sleep(0.05)
-    names = {"SLURM_JOB_ID": f"9{number}{index}" if index else number, "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    names = {"SLURM_JOB_ID": number, "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
     if index:
-        names |= {"SLURM_ARRAY_JOB_ID": number, "SLURM_ARRAY_TASK_ID": index}
+        names |= {"SLURM_JOB_ID": f"9{number}{index}", "SLURM_ARRAY_JOB_ID": number, "SLURM_ARRAY_TASK_ID": index}
     while True:
         write(job, "RUNNING")
         code = subprocess.run(["bash", str(batch)], env=os.environ | names).returncode
