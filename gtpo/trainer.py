@@ -45,6 +45,7 @@ from gtpo.entropy_cache import keep_record, path_of, policy_digest, read_record
 from gtpo.errors import RunError, UsageError
 from gtpo.fault_tolerance import not_finite
 from gtpo.files import write_atomically
+from gtpo.generation import generate
 from gtpo.groups import Group
 from gtpo.head import linear_logps_and_entropy
 from gtpo.held_out import check_eval_batch, eval_batches
@@ -239,7 +240,7 @@ class GRPOTrainer(trl.GRPOTrainer):
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         completion_ids, logprobs, failure = None, None, None
         try:
-            with self._counted(len(prompt_ids)):
+            with self._fast_generation(len(prompt_ids)):
                 completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         except RuntimeError as error:
             if not any(text in str(error) for text in NAN_PROBABILITIES):
@@ -254,8 +255,8 @@ class GRPOTrainer(trl.GRPOTrainer):
         return completion_ids, logprobs
 
     @contextmanager
-    def _counted(self, completions: int) -> Iterator[None]:
-        """Inside, the tokens that Transformers generates move the open bar, or one of their own."""
+    def _fast_generation(self, completions: int) -> Iterator[None]:
+        """Inside, ``gtpo/generation.py`` generates, and its tokens move the open bar, or one of their own."""
         if (
             trl.GRPOTrainer.__name__.startswith("Unsloth")
             or (self.args.generation_kwargs or {}).get("num_beams", 1) > 1
@@ -266,7 +267,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         with ExitStack() as stack:
             bar = self._bar or stack.enter_context(self._completion_bar("generating", completions))
             counter = TokenCounter([True] * completions, self.eos_token_ids, bar.count_tokens)
-            stack.enter_context(mock.patch.object(model, "generate", partial(model.generate, streamer=counter)))
+            stack.enter_context(mock.patch.object(model, "generate", partial(generate, model, streamer=counter)))
             yield
 
     @contextmanager
