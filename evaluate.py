@@ -5,12 +5,12 @@
     python evaluate.py --benchmarks math500 --model qwen --k 8               # a base model
     python evaluate.py --benchmarks my_test.csv --k 8                        # your problems: columns prompt and answer
     python evaluate.py --regrade                                             # grade the stored completions again
+    python evaluate.py --compare outputs/RUN outputs/OTHER                   # paired difference of stored scores
 
 Completions are stored while they are sampled: the same command resumes an interrupted evaluation.
 """
 
 import sys
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 
 def main() -> None:
     flags = parse_evaluation()
+    from gtpo.evaluation.compare import compare_sides, find_sides, format_comparisons, group_seeds
     from gtpo.evaluation.jobs import find_stored_jobs
     from gtpo.evaluation.scores import grade, write_results
     from gtpo.evaluation.table import format_table
 
+    if flags.compare:
+        print(format_comparisons(compare_sides(find_sides(flags.compare, flags.output_dir, flags.benchmarks))))
+        return
     try:
         jobs = sample(flags) if flags.adapter or flags.model or not flags.regrade else find_stored_jobs(flags)
         entries = [grade(job.path, job.problems, job.dropped) for job in jobs]
@@ -37,44 +41,24 @@ def main() -> None:
         print("\nevaluate.py: interrupted; run the same command again to resume.", file=sys.stderr)
         sys.exit(130)
     results = write_results(Path(flags.output_dir), entries)
-    print(f"\n{format_table(entries)}\n\nScores, settings and per-problem results: {results}")
+    print(f"\n{format_table(entries)}\n")
+    if len({entry["label"] for entry in entries}) > 1 and not flags.regrade:
+        print(f"{format_comparisons(compare_sides(group_seeds(entries)))}\n")
+    print(f"Scores, settings and per-problem results: {results}")
 
 
 def sample(flags: EvaluationArguments) -> "list[Job]":
     """Sample the completions of every target on every benchmark that are not stored yet; with --regrade, none."""
-    from gtpo.evaluation.jobs import load_problems, plan_jobs, run_job, select_benchmarks
-    from gtpo.evaluation.sampling import Sampling, choose_backend, load_sampler
-    from gtpo.evaluation.targets import (
-        base_model,
-        choose_4bit,
-        choose_prompts,
-        find_targets,
-        is_tiny,
-        max_lora_rank,
-        newest_run,
-        refuse_large_model_without_gpu,
-        resolve_base_model,
-    )
+    from gtpo.evaluation.jobs import run_job, select_benchmarks
+    from gtpo.evaluation.plan import plan
+    from gtpo.evaluation.targets import newest_run
 
-    benchmarks, adapters = select_benchmarks(flags), flags.adapter
-    if not adapters and not flags.model:
-        adapters = [newest_run()]
-        print(f"Evaluating {adapters[0]}, the newest finished run (--adapter RUN selects another).", flush=True)
-    targets = find_targets(adapters, flags.model, flags.checkpoint)
-    base = base_model(targets, flags.model)
-    if flags.backend == "auto":
-        refuse_large_model_without_gpu(flags.model or base)
-    problems = {name: load_problems(name, source, flags, flags.limit) for name, source in benchmarks.items()}
-    model = resolve_base_model(base, targets, flags.model)
-    backend = choose_backend(flags.backend, is_tiny(model))
-    batch = flags.batch_size if backend == "transformers" else None
-    four_bit = choose_4bit(flags.load_in_4bit, targets)
-    sampling = Sampling(flags.k, flags.temperature, flags.top_p, flags.seed, flags.max_new_tokens, batch, four_bit)
-    prompts = choose_prompts(flags.prompt, targets, model)
-    jobs = plan_jobs(flags, targets, prompts, problems, model, backend, sampling)
+    select_benchmarks(flags)  # raises
+    if not flags.adapter and not flags.model:
+        flags.adapter = [newest_run()]
+        print(f"Evaluating {flags.adapter[0]}, the newest finished run (--adapter RUN selects another).", flush=True)
+    jobs, sampling, load = plan(flags)
     if not flags.regrade:
-        rank, memory = max_lora_rank(targets), flags.gpu_memory_utilization
-        load = cache(lambda: load_sampler(model, backend, sampling, rank, memory, prompts[0]))
         for job in jobs:
             run_job(job, sampling, load, flags.overwrite)
     return jobs

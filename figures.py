@@ -5,6 +5,7 @@
     python figures.py --search results/tiny                 # from the results stored in this repository
     python figures.py --wandb ENTITY/PROJECT                # from wandb
     python figures.py --runs outputs/A outputs/B --labels GTPO GRPO --output curves.png    # any runs, in one figure
+    python figures.py --compare outputs/A outputs/B         # paired difference of two evaluated runs
 
 Each figure is written as PNG and PDF with a caption. configs/experiments.yaml lists its runs; a run is found by the
 name of its directory, with or without the seed (gtpo-g8-s1).
@@ -13,6 +14,7 @@ name of its directory, with or without the seed (gtpo-g8-s1).
 import argparse
 from pathlib import Path
 
+from gtpo.arguments import EvaluationArguments
 from gtpo.curves import draw_runs
 from gtpo.errors import UsageError
 from gtpo.flags import refuse_unknown
@@ -32,13 +34,27 @@ def main() -> None:
     parser.add_argument("--wandb", metavar="ENTITY/PROJECT", help="read the runs from wandb instead")
     parser.add_argument("--runs", nargs="+", metavar="RUN", help="draw these run directories in one figure instead")
     parser.add_argument("--labels", nargs="+", metavar="NAME", help="legend labels of --runs (default: their names)")
-    parser.add_argument("--output", metavar="PATH", help="directory [figures]; with --runs the file [curves.png]")
+    parser.add_argument(
+        "--compare", nargs="+", metavar="DIR", help="draw the comparison of evaluate.py --compare instead"
+    )
+    parser.add_argument(
+        "--output",
+        metavar="PATH",
+        help="directory [figures]; the file with --runs [curves.png], --compare [compare.png]",
+    )
     parser.add_argument("--window", metavar="N", type=int, default=10, help="steps of the trailing mean of --runs [10]")
     flags, unknown = parser.parse_known_intermixed_args()
     refuse_unknown(unknown, vars(flags), "--help")
 
     if flags.runs:
         print(draw_runs(flags.runs, flags.labels, flags.output or "curves.png", flags.window))
+        return
+    if flags.compare:
+        from gtpo.evaluation.compare import compare_sides, find_sides
+        from gtpo.evaluation.compare_figure import draw_comparisons
+
+        sides = find_sides(flags.compare, EvaluationArguments.output_dir)
+        print(*draw_comparisons(compare_sides(sides), flags.output or "compare.png"), sep="\n")
         return
     for place in flags.search or ():
         if not Path(place).is_dir():

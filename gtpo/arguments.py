@@ -424,6 +424,13 @@ class EvaluationArguments:
     batch_size: int = field(default=64, metadata={"help": "Completions per batch, Transformers."})
     gpu_memory_utilization: float = field(default=0.9, metadata={"help": "Share of GPU memory for vLLM, 0 to 1."})
     output_dir: str = field(default="outputs/evaluation", metadata={"help": "Directory of completions and scores."})
+    compare: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Print the paired difference of stored scores, without a model: directories of evaluations "
+            "(outputs/evaluation/RUN) or evaluated runs. Names that differ in -sN are seeds of one side."
+        },
+    )
     regrade: bool = field(
         default=False,
         metadata={"help": "Grade stored completions again without a model: all, or those of --benchmarks."},
@@ -457,6 +464,9 @@ class EvaluationArguments:
             raise UsageError(
                 f"--temperature 0 samples the same completion {self.k} times: add --k 1, or set a temperature above 0."
             )
+        for name in ("adapter", "model", "regrade", "overwrite"):
+            if self.compare and getattr(self, name):
+                raise UsageError(f"--compare reads stored scores and --{name} evaluates: give one of them.")
         if self.regrade and self.overwrite:
             raise UsageError("--regrade keeps the stored completions and --overwrite discards them: give one of them.")
 

@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 HELP_FLAGS = {"-h", "--help", "--help_all"}
-COMMAND_LINE_ONLY = ("config", "help", "help_all", "dry_run", "resume", "overwrite", "regrade")
+COMMAND_LINE_ONLY = ("config", "help", "help_all", "dry_run", "resume", "overwrite", "regrade", "compare")
 DERIVED = (  # from other settings, unless given
     "output_dir",
     "per_device_train_batch_size",

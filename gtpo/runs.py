@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,15 @@ from gtpo.errors import UsageError
 from gtpo.files import read_yaml
 
 ON_MAIN_PROCESS = int(os.environ.get("RANK", 0)) == 0
+
+
+def run_label(label: str) -> tuple[str, int | None]:
+    """Name and seed of a run: ``gtpo-g8-s2`` is gtpo-g8 with seed 2, ``gtpo-g8-s2@best`` is gtpo-g8@best.
+
+    The seed is None without ``-sN``.
+    """
+    match = re.fullmatch(r"(.+)-s(\d+)((?:@.*)?)", label)
+    return (match[1] + match[3], int(match[2])) if match else (label, None)
 
 
 @dataclass(frozen=True)

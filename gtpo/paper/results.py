@@ -2,14 +2,13 @@
 
 import json
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gtpo.errors import UsageError
-from gtpo.runs import RunDirectory, is_held_out, run_of
+from gtpo.runs import RunDirectory, is_held_out, run_label, run_of
 
 METRICS_FILE, SCORES_FILE = "metrics.parquet", "evaluation.json"  # condensed results
 
@@ -28,12 +27,10 @@ class Results:
 
 
 def split_name(directory: Path) -> tuple[str, int | None]:
-    """Name and seed of a run from its directory: ``gtpo-g8-s2`` is run gtpo-g8 with seed 2; without ``-sN``, None.
-
-    A suffix ``-paper`` is removed: it is the run name in the SFT files of ``configs/paper/``.
+    """:func:`gtpo.runs.run_label` of a directory, without a suffix ``-paper``: the run name in the SFT files of
+    ``configs/paper/``.
     """
-    match = re.fullmatch(r"(.+)-s(\d+)", directory.name)
-    name, seed = (match[1], int(match[2])) if match else (directory.name, None)
+    name, seed = run_label(directory.name)
     return name.removesuffix("-paper"), seed
 
 

@@ -1,0 +1,258 @@
+"""Paired comparison of evaluations: difference per problem, its interval, wins and losses, mean and error over seeds.
+
+A side is one model, or several runs that differ in their seed only (``gtpo-g8-s1``, ``gtpo-g8-s2``). Both sides answer
+the same problems, so their difference is taken problem by problem: that removes the spread of difficulty, most of the
+interval of a single score.
+"""
+
+import json
+import logging
+import math
+import statistics
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gtpo.errors import UsageError
+from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k
+from gtpo.evaluation.scores import Entry, sizes_up_to
+from gtpo.evaluation.targets import label_of
+from gtpo.runs import run_label
+from gtpo.sources import BENCHMARK_TITLES
+
+logger = logging.getLogger(__name__)
+
+_HOW = ("temperature", "top_p", "max_new_tokens", "load_in_4bit", "system_prompt", "tags")  # settings that may differ
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is compared: the entries of one model, or of the seeds of one."""
+
+    name: str
+    entries: list[Entry]
+
+    def of(self, benchmark: str) -> list[Entry]:
+        return [entry for entry in self.entries if entry["benchmark"] == benchmark]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One score of two sides on one benchmark, in percent.
+
+    Attributes:
+        benchmark, metric: Such as ``aime24`` and ``maj@64``.
+        names: The two sides.
+        scores: For each side the score of every seed.
+        per_problem: For each side the score of every problem, the mean over seeds, 0 to 1.
+    """
+
+    benchmark: str
+    metric: str
+    names: tuple[str, str]
+    scores: tuple[list[float], list[float]]
+    per_problem: tuple[list[float], list[float]]
+
+    @property
+    def differences(self) -> list[float]:
+        """Second minus first, per problem; rounded, so that equal scores of different sums are ties."""
+        return [round(b - a, 12) for a, b in zip(*self.per_problem, strict=True)]
+
+    @property
+    def difference(self) -> float:
+        """The mean difference, in points."""
+        return 100 * statistics.fmean(self.differences)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the difference: bootstrap over problems, whose two scores stay together."""
+        low, high = bootstrap_interval(self.differences, bounds=(-1.0, 1.0))
+        return 100 * low, 100 * high
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Problems on which the second side is better, worse, and equal."""
+        wins, losses = (sum(sign * value > 0 for value in self.differences) for sign in (1, -1))
+        return wins, losses, len(self.differences) - wins - losses
+
+    @property
+    def errors(self) -> tuple[float | None, float | None, float | None]:
+        """Standard error over seeds of each side, and of their difference; None for one seed."""
+        first, second = (standard_error(scores) for scores in self.scores)
+        return first, second, None if first is None or second is None else math.hypot(first, second)
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Of the mean of independent values; None for fewer than two."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
+# Which evaluations
+
+
+def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collection[str] = ()) -> list[Side]:
+    """The sides in some directories: evaluations of one model, output directories with several, or evaluated runs.
+
+    Args:
+        directories: ``outputs/evaluation/RUN``, ``outputs/evaluation`` or ``outputs/RUN``.
+        output_dir: Where the evaluations of a run directory are.
+        benchmarks: Their names; all by default.
+
+    Raises:
+        UsageError: If a directory has no scores, or there are not two sides.
+    """
+    found = {directory: _read_entries(Path(directory), Path(output_dir)) for directory in directories}
+    labels = [label for entries in found.values() for label in {entry["label"] for entry in entries}]
+    is_unique = len(set(labels)) == len(labels)
+    entries = []
+    for directory, stored in found.items():
+        for entry in stored:
+            if not benchmarks or entry["benchmark"] in benchmarks:
+                entries.append(entry if is_unique else entry | {"label": f"{directory}/{entry['label']}"})
+    return group_seeds(entries)
+
+
+def group_seeds(entries: Sequence[Entry]) -> list[Side]:
+    """The sides of some entries, in their order: labels that differ in ``-sN`` are one, unless all of them are.
+
+    Raises:
+        UsageError: If there are fewer than two.
+    """
+    labels = dict.fromkeys(entry["label"] for entry in entries)
+    names = {label: run_label(label)[0] for label in labels}
+    if len(set(names.values())) < 2:
+        names = {label: label for label in labels}
+    if len(labels) < 2:
+        raise UsageError(
+            f"a comparison needs the scores of two models, found {', '.join(labels) or 'none'}: name two evaluations."
+        )
+    return [
+        Side(name, [entry for entry in entries if names[entry["label"]] == name])
+        for name in dict.fromkeys(names.values())
+    ]
+
+
+def _read_entries(directory: Path, output_dir: Path) -> list[Entry]:
+    """The scores in a directory, or those of the run in it."""
+    if (directory / "results.json").is_file():
+        paths = [directory / "results.json"]
+    else:
+        paths = [path for path in sorted(directory.glob("*.json")) if path.with_suffix(".jsonl").is_file()]
+        evaluated = output_dir / label_of(directory)
+        paths = paths or sorted(evaluated.glob("*.json"))
+    if not paths:
+        raise UsageError(
+            f"--compare {directory} has no scores, and {output_dir} has none of it: expected a directory such as "
+            "outputs/evaluation/RUN, or a run that `evaluate.py --adapter` has evaluated."
+        )
+    return [entry for path in paths for entry in _entries_of(path)]
+
+
+def _entries_of(path: Path) -> list[Entry]:
+    try:
+        stored: Any = json.loads(path.read_bytes())
+        entries: list[Entry] = stored["results"] if path.name == "results.json" else [stored]
+        for entry in entries:
+            _ = entry["label"], entry["benchmark"], entry["k"], entry["per_problem"][0]["c"], entry["settings"]
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise UsageError(
+            f"{path} has no scores of problems: `evaluate.py --regrade --output_dir DIR` writes them again."
+        ) from error
+    return entries
+
+
+# The comparison
+
+
+def compare_sides(sides: Sequence[Side]) -> list[Comparison]:
+    """The first side with each of the others, on all benchmarks that both have: pass@1, lenient and not, pass@k, maj@k.
+
+    Settings that differ are logged.
+
+    Raises:
+        UsageError: If they have no benchmark in common, or other problems of one.
+    """
+    first, *others = sides
+    comparisons = []
+    for other in others:
+        common = [name for name in _benchmarks(first) if name in _benchmarks(other)]
+        if not common:
+            raise UsageError(
+                f"{first.name} and {other.name} have no benchmark in common ({', '.join(_benchmarks(first))} and "
+                f"{', '.join(_benchmarks(other))}): evaluate both on one."
+            )
+        for name in common:
+            comparisons += _compare(name, first, other)
+    return comparisons
+
+
+def _benchmarks(side: Side) -> list[str]:
+    return list(dict.fromkeys(entry["benchmark"] for entry in side.entries))
+
+
+def _compare(benchmark: str, first: Side, second: Side) -> list[Comparison]:
+    entries = (first.of(benchmark), second.of(benchmark))
+    everything = [entry for seeds in entries for entry in seeds]
+    problems = {tuple((p["id"], p["gold"]) for p in entry["per_problem"]): entry for entry in everything}
+    asked = {entry["settings"].get("problems_hash") for entry in everything}
+    if len(problems) > 1 or len(asked) > 1:
+        counts = ", ".join(f"{entry['label']} {len(entry['per_problem'])}" for entry in everything)
+        raise UsageError(
+            f"the evaluations on {benchmark} have other problems ({counts}): evaluate all of them on the same data, "
+            "with the same --limit."
+        )
+    for name in _HOW:
+        if len({json.dumps(entry["settings"].get(name)) for entry in everything}) > 1:
+            logger.warning("%s and %s were evaluated with another --%s", first.name, second.name, name)
+    comparisons = []
+    for metric, read in _metrics(everything).items():
+        seeds = [[[read(entry, problem) for problem in entry["per_problem"]] for entry in side] for side in entries]
+        scores = [[100 * statistics.fmean(values) for values in side] for side in seeds]
+        means = [[statistics.fmean(values) for values in zip(*side, strict=True)] for side in seeds]
+        comparisons.append(
+            Comparison(benchmark, metric, (first.name, second.name), (scores[0], scores[1]), (means[0], means[1]))
+        )
+    return comparisons
+
+
+def _metrics(entries: Sequence[Entry]) -> dict[str, Any]:
+    """Name -> function of an entry and a problem of it, for the scores that all entries have."""
+    k = min(entry["k"] for entry in entries)
+    metrics: dict[str, Any] = {"pass@1": lambda entry, problem: problem["c"] / problem["n"]}
+    if all("correct_lenient" in entry["per_problem"][0] for entry in entries):
+        metrics["pass@1, lenient"] = lambda entry, problem: problem["correct_lenient"].count("1") / problem["n"]
+    if k > 1:
+        metrics[f"pass@{k}"] = lambda entry, problem: pass_at_k(problem["n"], problem["c"], k)
+    if k > 1 and all("majority" in e["per_problem"][0] and k in sizes_up_to(e["k"]) for e in entries):
+        metrics[f"maj@{k}"] = lambda entry, problem: float(problem["majority"][sizes_up_to(entry["k"]).index(k)])
+    return metrics
+
+
+def format_comparisons(comparisons: Sequence[Comparison]) -> str:
+    """The comparisons as text, one block per pair of sides."""
+    pairs = dict.fromkeys(comparison.names for comparison in comparisons)
+    return "\n\n".join(_block(names, [c for c in comparisons if c.names == names]) for names in pairs)
+
+
+def _block(names: tuple[str, str], comparisons: Sequence[Comparison]) -> str:
+    cells = [["Benchmark", "Score", *names, "Difference", "95 % interval", "Win / loss / tie"]]
+    for c in comparisons:
+        means = [f"{_with_error(statistics.fmean(s), e, '.1f')}" for s, e in zip(c.scores, c.errors[:2], strict=True)]
+        low, high = c.interval
+        title = BENCHMARK_TITLES.get(c.benchmark, c.benchmark)
+        counts = " / ".join(map(str, c.counts))
+        difference = _with_error(c.difference, c.errors[2], "+.1f")
+        cells.append([title, c.metric, *means, difference, f"{low:+.1f} to {high:+.1f}", counts])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    rule = "-" * max(map(len, lines))
+    seeds = [len(scores) for scores in comparisons[0].scores]
+    title = f"{names[1]} minus {names[0]}, in points; interval over {len(comparisons[0].differences)} problems, paired"
+    if max(seeds) > 1:
+        title += f"; ± standard error over {seeds[0]} and {seeds[1]} seeds"
+    return "\n".join([title, rule, lines[0], rule, *lines[1:], rule])
+
+
+def _with_error(value: float, error: float | None, form: str) -> str:
+    return f"{value:{form}}" + ("" if error is None else f" ± {error:.1f}")
