@@ -4,7 +4,7 @@ Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
 
 * ``_generate_and_score_completions``: the one place where every process sees whole groups. The (B, T) conflict mask
   stays in the batch while TRL shuffles the rows and splits them into micro-batches.
-* ``compute_loss``: hidden states of the completion tokens, ``gtpo/head.py``, then ``gtpo_loss.py``.
+* ``compute_loss``: ``gtpo/hidden_states.py``, ``gtpo/head.py``, then ``gtpo_loss.py``.
 * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
 * ``_generate_single_turn``, ``_calculate_rewards``: stop at values that are not finite.
 * ``evaluate``, ``get_eval_dataloader``, ``prediction_step``: metrics of held-out rows, each counted once; training
@@ -49,6 +49,13 @@ from gtpo.generation import generate
 from gtpo.groups import Group
 from gtpo.head import linear_logps_and_entropy
 from gtpo.held_out import check_eval_batch, eval_batches
+from gtpo.hidden_states import (
+    are_equal,
+    can_encode_prompts_once,
+    distinct_prompts,
+    hidden_states_by_prompt,
+    hidden_states_per_completion,
+)
 from gtpo.inputs import check_config, check_inputs, refuse_data_parallel
 from gtpo.models import keep_adapter_in_float32, read_config
 from gtpo.random_state import own_random_numbers
@@ -119,6 +126,7 @@ class GRPOTrainer(trl.GRPOTrainer):
     log_completions: bool
     _logs: dict[str, Any]
     _next_rollout_check = 0
+    _by_prompt: bool | None = None  # prompts are encoded once; None until the model's first batch has shown it
     _bar: CompletionBar | None = None  # of the phase that generates, if it has one
     conflict_span = "anchored"  # of the conflict metrics; a GTPOTrainer takes it from its settings
 
@@ -587,18 +595,11 @@ class GRPOTrainer(trl.GRPOTrainer):
     ) -> tuple[Tensor, Tensor]:
         """ln pi and H of the completion tokens at the sampling temperature, 0 on padding. Shape (B, T) each."""
         completion_mask = inputs["completion_mask"].bool()
-        prompt_lengths = inputs["prompt_mask"].sum(-1)
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-        # Left-align each row by the masks: a token equal to the pad id is a token like any other.
-        order = (1 - mask).argsort(dim=1, stable=True)[:, : int(mask.sum(-1).max())]
-        ids, mask = ids.gather(1, order), mask.gather(1, order)
-
         causal_lm = self._causal_lm(model)
-        with _hidden_states_of(causal_lm.base_model) as hidden_states:
-            model(input_ids=ids, attention_mask=mask, use_cache=False, **self._last_logit_only())
-        rows, positions = completion_mask.nonzero(as_tuple=True)
-        hidden = hidden_states[-1][rows, prompt_lengths[rows] + positions - 1]  # (N, H), each predicts its token
+        forward = partial(model, **self._last_logit_only())
+        by_prompt = self._encodes_prompts_once(forward, causal_lm, inputs)
+        hidden_states = hidden_states_by_prompt if by_prompt else hidden_states_per_completion
+        hidden = hidden_states(forward, causal_lm.base_model, inputs)  # (N, H), each predicts its token
         head = causal_lm.get_output_embeddings()
         logps, entropy = linear_logps_and_entropy(
             hidden,
@@ -611,6 +612,22 @@ class GRPOTrainer(trl.GRPOTrainer):
         )
         blank = torch.zeros(completion_mask.shape, dtype=logps.dtype, device=logps.device)
         return blank.masked_scatter(completion_mask, logps), blank.masked_scatter(completion_mask, entropy)
+
+    def _encodes_prompts_once(self, forward: Any, causal_lm: Any, inputs: dict[str, Any]) -> bool:
+        """Whether the rows of a micro-batch share prompts, and the model gives the same hidden states by prompt."""
+        if self._by_prompt is None:  # one forward per call where Unsloth, FSDP or DeepSpeed is in between
+            plain = self.accelerator.distributed_type in ("NO", "MULTI_CPU", "MULTI_GPU")
+            plain = plain and not trl.GRPOTrainer.__name__.startswith("Unsloth")
+            if not plain or not can_encode_prompts_once(causal_lm, self.model_kwarg_keys):
+                self._by_prompt = False
+        if self._by_prompt is False:
+            return False
+        shared = len(distinct_prompts(inputs)[0]) < len(inputs["prompt_ids"])
+        if not any_process(shared, self.accelerator.device):  # all call the model as often
+            return False
+        if self._by_prompt is None:
+            self._by_prompt = are_equal(forward, causal_lm.base_model, inputs)
+        return self._by_prompt
 
     def _last_logit_only(self) -> dict[str, int]:
         return {"logits_to_keep": 1} if "logits_to_keep" in self.model_kwarg_keys else {}
@@ -896,25 +913,3 @@ def _parquet_written_atomically() -> Iterator[None]:
 
     with mock.patch.object(pandas.DataFrame, "to_parquet", write_then_rename):
         yield
-
-
-@contextmanager
-def _hidden_states_of(decoder: Any) -> Iterator[list[Tensor]]:
-    """Collect the last hidden states (B, T, H) that the decoder body returns while the model runs."""
-    seen: list[Tensor] = []
-
-    def keep(module: Any, args: Any, output: Any) -> None:
-        seen.append(output[0] if isinstance(output, tuple) else output.last_hidden_state)
-
-    hook = decoder.register_forward_hook(keep)
-    # Unsloth's CausalLM then skips its head and returns hidden states as logits; other models ignore it.
-    before = os.environ.get("UNSLOTH_RETURN_HIDDEN_STATES")
-    os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "1"
-    try:
-        yield seen
-    finally:
-        hook.remove()
-        if before is None:
-            del os.environ["UNSLOTH_RETURN_HIDDEN_STATES"]
-        else:
-            os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = before

@@ -1,0 +1,153 @@
+"""Last hidden states of completion tokens, each prompt encoded once for all completions that share it.
+
+A group of GRPO repeats one prompt G times. Its keys and values do not depend on the completions, so the prompt runs
+through the model once, its cache is repeated, and the completions run on the cache; gradients sum over the copies.
+Prefix Grouper (arXiv 2506.05433) splits the attention in the same way.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from gtpo.distributed import any_process
+
+logger = logging.getLogger(__name__)
+
+Inputs = dict[str, Any]  # prompt_ids, prompt_mask (B, P) and completion_ids, completion_mask (B, T)
+
+
+def hidden_states_per_completion(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> Tensor:
+    """The state that predicts each completion token, by running every row as a whole.
+
+    Args:
+        forward: The model; keyword arguments as in Transformers.
+        decoder: Its body, whose output is the last hidden states.
+        inputs: ``prompt_ids``, ``prompt_mask`` (B, P), ``completion_ids``, ``completion_mask`` (B, T). The masks tell
+            tokens from padding, on either side.
+
+    Returns:
+        Shape (N, H) for the N tokens of ``completion_mask``, row by row.
+    """
+    prompt_lengths = inputs["prompt_mask"].sum(-1)
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    ids, mask = _aligned(ids, mask, left=True)
+    with _last_hidden_states_of(decoder) as hidden_states:
+        forward(input_ids=ids, attention_mask=mask, use_cache=False)
+    rows, positions = inputs["completion_mask"].nonzero(as_tuple=True)
+    return hidden_states[0][rows, prompt_lengths[rows] + positions - 1]
+
+
+def hidden_states_by_prompt(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> Tensor:
+    """As :func:`hidden_states_per_completion`, with each distinct prompt encoded once."""
+    prompts, prompt_mask, prompt_of = distinct_prompts(inputs)
+    completion_mask = inputs["completion_mask"]
+    # The last token predicts nothing. One column at least, so that every process calls the model twice.
+    width = max(int(completion_mask.sum(-1).max()) - 1, 1)
+    lengths = prompt_mask.sum(-1)[prompt_of]
+    cache = DynamicCache()  # of whole sequences: the mask alone applies a sliding window
+    with _last_hidden_states_of(decoder) as hidden_states:
+        forward(
+            input_ids=prompts,
+            attention_mask=prompt_mask,
+            position_ids=(prompt_mask.cumsum(-1) - 1).clamp(min=0),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache.batch_select_indices(prompt_of)
+        forward(
+            input_ids=inputs["completion_ids"][:, :width],
+            attention_mask=torch.cat([prompt_mask[prompt_of], completion_mask[:, :width]], dim=1),
+            position_ids=lengths[:, None] + torch.arange(width, device=lengths.device),
+            past_key_values=cache,
+            use_cache=True,
+        )
+    of_prompts, of_completions = hidden_states
+    rows, positions = completion_mask.nonzero(as_tuple=True)
+    return torch.cat([of_prompts[prompt_of, -1:], of_completions], dim=1)[rows, positions]
+
+
+def distinct_prompts(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """The different prompts (U, P) of the rows, padded to the left, their mask (U, P), and each row's prompt (B,)."""
+    ids, mask = _aligned(inputs["prompt_ids"], inputs["prompt_mask"], left=False)
+    width = ids.shape[1]
+    both, prompt_of = torch.cat([ids * mask, mask], dim=1).unique(dim=0, return_inverse=True)
+    return both[:, :width], both[:, width:], prompt_of
+
+
+def can_encode_prompts_once(causal_lm: Any, parameters: Any) -> bool:
+    """Whether a model takes a cache while it trains.
+
+    Gradient checkpointing runs without one, models with a state have none that can be repeated, and dropout draws a
+    mask per completion.
+
+    Args:
+        causal_lm: The CausalLM.
+        parameters: Names that its forward takes.
+    """
+    dropout = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in causal_lm.modules())
+    return (
+        {"position_ids", "past_key_values"} <= set(parameters)
+        and not getattr(causal_lm, "is_gradient_checkpointing", False)
+        and not getattr(causal_lm, "_is_stateful", False)
+        and not dropout
+    )
+
+
+@torch.no_grad()
+def are_equal(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> bool:
+    """Whether both ways agree on a batch, up to rounding; every process has to call it.
+
+    The test batch has the first and the last row as they are, and both twice with half of their prompt: prompts that
+    are shared, and of different lengths.
+    """
+    rows = torch.tensor([0, -1, 0, -1, 0, -1], device=inputs["prompt_ids"].device)
+    batch = {name: inputs[name][rows] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
+    mask = batch["prompt_mask"]
+    half = mask.sum(-1, keepdim=True) // 2
+    half[:2] = 0
+    batch["prompt_mask"] = mask * (mask.cumsum(-1) > half)
+    plain, shared = (run(forward, decoder, batch) for run in (hidden_states_per_completion, hidden_states_by_prompt))
+    device = plain.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else plain.dtype
+    error = (shared.float() - plain.float()).norm() / plain.float().norm()
+    agrees = bool(error < torch.finfo(dtype).eps ** 0.5)  # NaN: no
+    if any_process(not agrees, plain.device):
+        logger.warning("Each prompt is encoded once per completion: the model's cache changes its hidden states.")
+        return False
+    return True
+
+
+def _aligned(ids: Tensor, mask: Tensor, left: bool) -> tuple[Tensor, Tensor]:
+    """Tokens moved to one side by the mask, as wide as the longest row: an id equal to the pad id is a token."""
+    width = max(int(mask.sum(-1).max()), 1)
+    order = (1 - mask).argsort(dim=1, stable=True)[:, :width] if left else mask.argsort(dim=1, stable=True)[:, -width:]
+    return ids.gather(1, order), mask.gather(1, order)
+
+
+@contextmanager
+def _last_hidden_states_of(decoder: Any) -> Iterator[list[Tensor]]:
+    """Collect the last hidden states (B, T, H) that the decoder returns in each of its calls."""
+    seen: list[Tensor] = []
+
+    def keep(module: Any, args: Any, output: Any) -> None:
+        seen.append(output[0] if isinstance(output, tuple) else output.last_hidden_state)
+
+    hook = decoder.register_forward_hook(keep)
+    # Unsloth's CausalLM then skips its head and returns hidden states as logits; other models ignore it.
+    before = os.environ.get("UNSLOTH_RETURN_HIDDEN_STATES")
+    os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "1"
+    try:
+        yield seen
+    finally:
+        hook.remove()
+        if before is None:
+            del os.environ["UNSLOTH_RETURN_HIDDEN_STATES"]
+        else:
+            os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = before
