@@ -3,6 +3,7 @@
     python benchmarks/bench_loss.py                                  # bfloat16, H = 512, V = 32,768: a minute or two
     python benchmarks/bench_loss.py --shapes bfloat16:512:32768 float32:512:32768 bfloat16:2048:32768
     python benchmarks/bench_loss.py --authors DIR                    # with a checkout of winstonsmith1897/GTPO
+    python benchmarks/bench_loss.py --threads 1 2 4 --neighbour pinned
     python benchmarks/bench_loss.py --device cuda --shapes bfloat16:4096:128256 --group 12 --length 1500
     python benchmarks/bench_loss.py --markdown results/benchmarks/loss_cpu.json   # the tables of a run
 
@@ -11,6 +12,9 @@ peer runs its own code, imported from its package (requirements/bench.txt); for 
 the reason. Times are medians over interleaved rounds: CPU seconds of one thread, or the time between two CUDA events.
 Each peak is the memory that one step adds, measured in a fresh process. Liger's loss returns no entropy. The limit is
 the two matmuls of the head alone, tile by tile, with the best of several tile sizes and with ours.
+
+On a CPU, ours, the logits path and the limit are then timed by the wall clock for each number of threads, alone and
+beside a process that keeps one core busy. All numbers are of the first number of threads otherwise.
 """
 
 import argparse
@@ -32,12 +36,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from gtpo.threads import bound_waiting  # noqa: E402
+
+bound_waiting(os.environ)  # as the scripts do, before PyTorch is imported
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import Tensor  # noqa: E402
 
 from gtpo.head import TILES, linear_logps_and_entropy  # noqa: E402
 from gtpo_loss import completion_entropy, conflict_mask, conflict_weights, entropy_filter, gtpo_loss  # noqa: E402
@@ -51,6 +59,7 @@ PEERS = {
 }
 NAMES = {OURS: "ours", **PEERS, LIMIT: "limit: two matmuls, best tiles", SAME_TILES: "limit: two matmuls, our tiles"}
 CONFIDENT = 0.99
+QUIET, NEIGHBOUR = "quiet", "with a neighbour"
 
 
 class Case(NamedTuple):
@@ -215,7 +224,10 @@ def implementations(
 # Time
 
 
-def seconds_of(step: Callable[[], object], device: str) -> float:
+Clock = Callable[[], float]
+
+
+def seconds_of(step: Callable[[], object], device: str, clock: Clock | None = None) -> float:
     if device == "cuda":
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -223,29 +235,60 @@ def seconds_of(step: Callable[[], object], device: str) -> float:
         stop.record()
         torch.cuda.synchronize()
         return start.elapsed_time(stop) / 1e3
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = clock or (time.process_time if torch.get_num_threads() == 1 else time.perf_counter)
     begin = clock()
     step()
     return clock() - begin
 
 
-def medians(steps: Mapping[str, Callable[[], object]], rounds: int, device: str) -> dict[str, float]:
+def medians(
+    steps: Mapping[str, Callable[[], object]], rounds: int, device: str, clock: Clock | None = None
+) -> dict[str, float]:
     for step in steps.values():
         step()  # warm-up: libraries are loaded, kernels compiled
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
-            seconds[name].append(seconds_of(step, device))
+            seconds[name].append(seconds_of(step, device, clock))
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def time_shape(case: Case, steps: dict[str, Callable[[], Tensor]], rounds: int, device: str) -> dict[str, float]:
+def time_shape(
+    case: Case, steps: dict[str, Callable[[], Tensor]], rounds: int, device: str, clock: Clock | None = None
+) -> dict[str, float]:
     tiles = {f"{LIMIT} {rows}x{columns}": (rows, columns) for rows, columns in limit_tiles(device)}
     limits = {name: partial(limit_step, case, tile) for name, tile in tiles.items()}
-    seconds = medians({**steps, **limits}, rounds, device)
+    seconds = medians({**steps, **limits}, rounds, device, clock)
     same, *_ = (seconds[name] for name in limits)
     best = min(seconds[name] for name in limits)
     return {name: seconds[name] for name in steps} | {LIMIT: best, SAME_TILES: same}
+
+
+def time_threads(case: Case, steps: dict[str, Callable[[], Tensor]], args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds by number of threads, quiet and beside a busy process, by the wall clock."""
+    compared = {name: step for name, step in steps.items() if name in (OURS, "trl logits")}
+    seconds: dict[str, Any] = {}
+    for threads in args.threads:
+        torch.set_num_threads(threads)
+        seconds[str(threads)] = {}
+        for state, company in ((QUIET, contextlib.nullcontext()), (NEIGHBOUR, busy_neighbour(args.neighbour))):
+            with company:
+                seconds[str(threads)][state] = time_shape(case, compared, args.rounds, "cpu", time.perf_counter)
+    torch.set_num_threads(args.threads[0])
+    return seconds
+
+
+@contextlib.contextmanager
+def busy_neighbour(placed: str) -> Iterator[None]:
+    """A process that keeps one core busy: where the scheduler puts it, or "pinned" to one of our cores."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        if placed == "pinned":
+            os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def scaling(shape: str, group: int, length: int, rounds: int, device: str) -> dict[str, float]:
@@ -275,7 +318,7 @@ def conflict_inputs(device: str) -> tuple[Tensor, Tensor, Tensor, int]:
 def peak_in_own_process(name: str, shape: str, args: argparse.Namespace) -> float:
     """MiB that one step adds, measured in a fresh process."""
     command = [sys.executable, __file__, "--peak", name, "--shapes", shape, "--device", args.device]
-    command += ["--group", str(args.group), "--length", str(args.length), "--threads", str(args.threads)]
+    command += ["--group", str(args.group), "--length", str(args.length), "--threads", str(args.threads[0])]
     command += ["--authors", args.authors] if args.authors else []
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
@@ -402,6 +445,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         steps, reasons = implementations(case, args.authors)
         entry: dict[str, Any] = {"seconds": time_shape(case, steps, args.rounds, args.device), "reasons": reasons}
         work = 4 * args.group * args.length * width * vocabulary  # two matmuls
+        if args.device == "cpu":
+            entry["threads"] = time_threads(case, steps, args)
         entry["tflops"] = {name: work / entry["seconds"][name] / 1e12 for name in (OURS, LIMIT)}
         few = Case(case.hidden[:2], case.weight, case.ids[:2], case.mask[:2], case.advantages[:2])
         entry["accuracy"] = accuracy(few, list(steps))
@@ -442,6 +487,8 @@ def markdown(result: dict[str, Any]) -> str:
             cells += [f"{errors[key]:.1e}" if key in errors else "" for key in ("entropy", "entropy, largest")]
             lines.append(f"| {label} | {' | '.join(cells)} |")
         lines.append("")
+        if "threads" in entry:
+            lines += [*threads_table(entry["threads"]), ""]
     grown, wide, mask = result["scaling"], result["peak_mib at V = 128256"][OURS], result["conflict_mask"]
     lines += [
         f"Twice the tokens of a completion take {grown['T']:.2f} times as long, twice the vocabulary {grown['V']:.2f}, "
@@ -451,6 +498,18 @@ def markdown(result: dict[str, Any]) -> str:
         origin(result),
     ]
     return "\n".join(lines)
+
+
+def threads_table(seconds: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
+    head = "| threads | | ours, ms | limit, ms | ours / limit | TRL, logits path, ms | ours / TRL |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    for threads, states in seconds.items():
+        for state, entry in states.items():
+            ours, limit, logits = entry[OURS], entry[LIMIT], entry.get("trl logits")
+            cells = [f"{ours * 1e3:,.0f}", f"{limit * 1e3:,.0f}", f"{ours / limit:.2f}"]
+            cells += ["", ""] if logits is None else [f"{logits * 1e3:,.0f}", f"{ours / logits:.2f}"]
+            lines.append(f"| {threads} | {state} | {' | '.join(cells)} |")
+    return lines
 
 
 def percent(value: float | None) -> str:
@@ -464,7 +523,11 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256, help="T, tokens of a completion")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--threads", type=int, default=1, help="on a CPU")
+    every = sorted({1, torch.get_num_threads()})
+    parser.add_argument("--threads", type=int, nargs="+", default=every, metavar="N", help="on a CPU [1 and all]")
+    parser.add_argument(
+        "--neighbour", choices=["free", "pinned"], default="free", help="whether the busy process stays on one core"
+    )
     parser.add_argument("--authors", metavar="DIR", help="checkout of github.com/winstonsmith1897/GTPO")
     parser.add_argument("--output", type=Path, help="file for the results, JSON")
     parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the tables of a results file and exit")
@@ -473,7 +536,7 @@ def main() -> None:
     if args.markdown:
         print(markdown(json.loads(args.markdown.read_text())))
         return
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(args.threads[0])
     if args.authors:
         torch.compiler.set_stance("force_eager")
     if args.peak:

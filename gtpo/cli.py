@@ -49,13 +49,12 @@ from gtpo.held_out import evaluation_settings
 from gtpo.help_page import print_help
 from gtpo.runs import RunDirectory, find_runs, method_of
 from gtpo.start import check_same_policy
+from gtpo.threads import bound_waiting
 from gtpo.validation import batch_geometry, check_values
 
 logger = logging.getLogger(__name__)
 
-# OpenMP reads it when PyTorch is imported. Waiting threads that spin are no faster on an idle machine, and made
-# training of the tiny model 20 times slower on a machine where another program uses a core.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+bound_waiting(os.environ)  # OpenMP reads it when PyTorch is imported
 
 HELP_FLAGS = {"-h", "--help", "--help_all"}
 COMMAND_LINE_ONLY = ("config", "help", "help_all", "dry_run", "resume", "overwrite", "regrade", "compare")

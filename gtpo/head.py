@@ -5,9 +5,10 @@ Shapes: N tokens, H hidden size, V vocabulary; R rows and C columns of a tile. N
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 TILES = {"cpu": (1024, 4096), "cuda": (4096, 16384)}  # rows and columns of the largest block of logits in memory
+MIN_ROWS = 256  # of a tile of one of several CPU threads
 CACHE_ELEMENTS = 2**17  # elements processed at once on a CPU: two float32 copies fit its cache
 COMPILE = True  # on CUDA, the elementwise work between the two matmuls
 MAX_EXCESS = 68.0  # e^68 ~ 3e29: a logit this far above the target's still sums in float32
@@ -239,56 +241,63 @@ def _one_pass(
     """
     dtype, device = _sum_dtype(hidden), hidden.device
     tile_rows, tile_columns = _tile_size(device)
-    size = min(tile_rows, len(hidden)) * min(tile_columns, len(head.weight))
+    if device.type == "cpu":  # the tiles of all threads together are as large as one
+        tile_rows = min(tile_rows, max(MIN_ROWS, tile_rows // torch.get_num_threads()))
     wide = _wide_output(device) and head.matmul_dtype != dtype
-    tile_buffer = torch.empty(size, dtype=dtype if wide else head.matmul_dtype, device=device)
+    tile_dtype = dtype if wide else head.matmul_dtype
     compiled = _compiled(device)
     exponentials = _compiled_exponentials() if compiled else _exponentials
     apart = wide or compiled  # otherwise the exponentials overwrite the logits
-    e_buffer = torch.empty(size, dtype=head.matmul_dtype, device=device) if apart else tile_buffer
-    rounds = tile_buffer.dtype != dtype
+    rounds = tile_dtype != dtype
     first = tile_columns // 16 if rounds else 0  # a narrow float32 tile estimates where a row's mass lies
     column_tiles = [slice(0, min(first, len(head.weight)))] if first else []
     column_tiles += _chunks(len(head.weight), tile_columns, start=first)
 
     so, sz = torch.zeros(2, len(hidden), dtype=dtype, device=device)
     direction = None if wanted is None else torch.zeros_like(hidden)
-    for rows, with_gradient in _row_tiles(wanted, len(hidden), tile_rows, device):
-        states, own = hidden[rows], targets[rows]
-        product = head.target_products(states, own)  # (R,)
-        origin = product if head.is_linear else head.finish(product.clone(), own)  # z_y, or z_y / gain
-        sums = torch.zeros(2, len(rows), dtype=dtype, device=device)  # so and sz
-        others = torch.zeros(states.shape, dtype=dtype, device=device)  # sum_{k != y} e_k c_k W_k / gain, (R, H)
-        for columns in column_tiles:
-            shape = len(rows), columns.stop - columns.start
-            tile, e = (buffer[: shape[0] * shape[1]].view(shape) for buffer in (tile_buffer, e_buffer))
-            base = torch.zeros_like(product)
-            if not rounds:
-                head.products(states, columns, out=tile)
-            elif columns.start == 0:
-                tile = head._replace(matmul_dtype=dtype).products(states, columns)
-            else:  # half precision is most accurate near 0: shift that to the row's mass
-                base = product + torch.log1p(sums[0]) / head.gain
-                base = base.clamp(0.0, torch.finfo(tile.dtype).max).to(tile.dtype)  # it is rarely below 0
-                head.products(states, columns, base, out=tile)
-            if head.is_linear:
-                z, start, gain = tile, origin - base, head.gain
-            else:
-                z, start, gain = head.finish(tile.to(dtype).add_(base[:, None]), columns), origin, 1.0
-            _leave_out(z, own - columns.start)
-            slope = head.slope(z) if with_gradient else None
-            part = torch.cat([exponentials(z[few], start[few], gain, e[few]) for few in _blocks(z)], dim=1)
-            sums += part
-            if with_gradient:
-                divisor = part[0] if e.dtype == torch.float16 else None
-                _add_product(others, _times(e, slope), head.weight[columns], divisor)
-        so[rows], sz[rows] = sums
-        if direction is not None and with_gradient:
-            slope = head.slope(origin)
-            for few in _blocks(others):
-                own_row = _times(head.weight[own[few]].to(dtype), None if slope is None else slope[few, None])
-                mean_row = others[few] / sums[0, few, None].clamp(min=torch.finfo(dtype).tiny)
-                direction[rows[few]] = ((own_row - mean_row) * head.gain).to(direction.dtype)
+
+    def scan(row_tiles: Iterable[tuple[Tensor, bool]]) -> None:
+        size = min(tile_rows, len(hidden)) * min(tile_columns, len(head.weight))
+        tile_buffer = torch.empty(size, dtype=tile_dtype, device=device)
+        e_buffer = torch.empty(size, dtype=head.matmul_dtype, device=device) if apart else tile_buffer
+        for rows, with_gradient in row_tiles:
+            states, own = hidden[rows], targets[rows]
+            product = head.target_products(states, own)  # (R,)
+            origin = product if head.is_linear else head.finish(product.clone(), own)  # z_y, or z_y / gain
+            sums = torch.zeros(2, len(rows), dtype=dtype, device=device)  # so and sz
+            others = torch.zeros(states.shape, dtype=dtype, device=device)  # sum_{k != y} e_k c_k W_k / gain, (R, H)
+            for columns in column_tiles:
+                shape = len(rows), columns.stop - columns.start
+                tile, e = (buffer[: shape[0] * shape[1]].view(shape) for buffer in (tile_buffer, e_buffer))
+                base = torch.zeros_like(product)
+                if not rounds:
+                    head.products(states, columns, out=tile)
+                elif columns.start == 0:
+                    tile = head._replace(matmul_dtype=dtype).products(states, columns)
+                else:  # half precision is most accurate near 0: shift that to the row's mass
+                    base = product + torch.log1p(sums[0]) / head.gain
+                    base = base.clamp(0.0, torch.finfo(tile.dtype).max).to(tile.dtype)  # it is rarely below 0
+                    head.products(states, columns, base, out=tile)
+                if head.is_linear:
+                    z, start, gain = tile, origin - base, head.gain
+                else:
+                    z, start, gain = head.finish(tile.to(dtype).add_(base[:, None]), columns), origin, 1.0
+                _leave_out(z, own - columns.start)
+                slope = head.slope(z) if with_gradient else None
+                part = torch.cat([exponentials(z[few], start[few], gain, e[few]) for few in _blocks(z)], dim=1)
+                sums += part
+                if with_gradient:
+                    divisor = part[0] if e.dtype == torch.float16 else None
+                    _add_product(others, _times(e, slope), head.weight[columns], divisor)
+            so[rows], sz[rows] = sums
+            if direction is not None and with_gradient:
+                slope = head.slope(origin)
+                for few in _blocks(others):
+                    own_row = _times(head.weight[own[few]].to(dtype), None if slope is None else slope[few, None])
+                    mean_row = others[few] / sums[0, few, None].clamp(min=torch.finfo(dtype).tiny)
+                    direction[rows[few]] = ((own_row - mean_row) * head.gain).to(direction.dtype)
+
+    _in_threads(scan, _row_tiles(wanted, len(hidden), tile_rows, device), device)
     logps, entropy = -torch.log1p(so), torch.log1p(so) - sz / (1 + so)
     length = None if wanted is None else torch.where(wanted, so / (1 + so), 0.0)
 
@@ -298,6 +307,31 @@ def _one_pass(
         if direction is not None and length is not None and wanted is not None:
             direction[few], length[few] = (exact * wanted[few, None]).to(direction.dtype), 1.0
     return logps, entropy, direction, length
+
+
+def _in_threads(work: Callable[[Iterable[Any]], None], items: Sequence[Any], device: torch.device) -> None:
+    """``work`` on the items; on a CPU in as many Python threads as PyTorch has, each of which takes the next free item.
+
+    The operations on a tile are many and short. Threads of PyTorch that share each of them mostly wait for one another,
+    most of all where another program uses a core.
+    """
+    allowed = torch.get_num_threads()
+    threads = min(allowed, len(items)) if device.type == "cpu" else 1
+    if threads <= 1:
+        return work(items)
+    remaining = iter(items)
+
+    def run() -> None:
+        torch.set_num_threads(1)  # of this thread
+        with torch.no_grad():  # a new thread starts with gradients on
+            work(remaining)
+
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for done in [pool.submit(run) for _ in range(threads)]:
+                done.result()
+    finally:
+        torch.set_num_threads(allowed)  # of threads that are yet to start
 
 
 def _row_tiles(wanted: Tensor | None, rows: int, size: int, device: torch.device) -> list[tuple[Tensor, bool]]:

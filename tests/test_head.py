@@ -5,8 +5,10 @@ tile size and whether weight and bias require a gradient. The references are in 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Barrier, get_ident
 from typing import Any
 
 import pytest
@@ -937,3 +939,77 @@ def test_objective_from_hidden_states_equals_the_plain_formula(skip: bool, train
     torch.testing.assert_close(loss, expected_loss, atol=ATOL64, rtol=0)
     for a, e in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, e, atol=ATOL64, rtol=0)
+
+
+# --- several threads -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
+@pytest.mark.parametrize("half", [False, True], ids=["half of the rows", "all rows"])
+def test_three_threads_give_the_results_of_one(
+    trainable: str, half: bool, three_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_tiles(monkeypatch, 4, 8)
+    case = random_case((33, 6, 129), bias=trainable != "nothing")
+    wanted = torch.arange(33) % 2 == 0 if half else None
+    parallel = run(linear_logps_and_entropy, case, trainable=trainable, grad_rows=wanted)
+    assert torch.get_num_threads() == 3
+    torch.set_num_threads(1)
+    alone = run(linear_logps_and_entropy, case, trainable=trainable, grad_rows=wanted)
+    assert_float64(parallel, alone)
+
+
+def test_each_thread_scans_row_tiles_alone(three_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_tiles(monkeypatch, 4, 129)
+    scanned: list[tuple[int, int, bool]] = []
+    together = Barrier(3, timeout=30)
+    leave_out = module._leave_out
+
+    def note(z: Tensor, target: Tensor) -> None:
+        scanned.append((get_ident(), torch.get_num_threads(), torch.is_grad_enabled()))
+        together.wait()
+        leave_out(z, target)
+
+    monkeypatch.setattr(module, "_leave_out", note)
+    run(
+        linear_logps_and_entropy, random_case((24, 6, 129)), trainable="nothing"
+    )  # six tiles of rows, so two rounds of three threads
+    assert len(scanned) == 6 and len({thread for thread, _, _ in scanned}) == 3
+    assert {(threads, gradients) for _, threads, gradients in scanned} == {(1, False)}
+
+
+def test_an_error_in_a_thread_is_raised_and_the_threads_of_pytorch_are_kept(
+    three_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_tiles(monkeypatch, 4, 8)
+    case = random_case((33, 6, 129))
+    case.targets[-1] = 129  # outside of the vocabulary
+    with pytest.raises(IndexError):
+        run(linear_logps_and_entropy, case, trainable="nothing")
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(torch.get_num_threads).result()
+    assert (torch.get_num_threads(), later) == (3, 3)
+
+
+def test_tiles_of_all_threads_together_are_as_large_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: dict[int, list[int]] = {}
+    for threads in (1, 2, 16):
+        sizes[threads] = []
+
+        def note(z: Tensor, target: Tensor, rows: list[int] = sizes[threads]) -> None:
+            rows.append(len(z))
+
+        monkeypatch.setattr(module, "_leave_out", note)
+        torch.set_num_threads(threads)
+        try:
+            run(linear_logps_and_entropy, random_case((2048, 2, 5)), trainable="nothing")
+        finally:
+            torch.set_num_threads(1)
+    assert sizes == {1: [1024] * 2, 2: [512] * 4, 16: [256] * 8}

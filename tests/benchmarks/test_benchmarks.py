@@ -37,7 +37,7 @@ def results_of(script: str, directory: Path, *flags: str) -> dict[str, Any]:
 
 def test_loss_benchmark_measures_time_memory_and_accuracy(tmp_path: Path) -> None:
     shape = "float32:8:64"
-    flags = ["--shapes", shape, "--group", "4", "--length", "6", "--rounds", "1"]
+    flags = ["--shapes", shape, "--group", "4", "--length", "6", "--rounds", "1", "--threads", "1", "2"]
     result = results_of("bench_loss", tmp_path, *flags)
     assert (result["group"], result["length"], list(result["shapes"])) == (4, 6, [shape])
     entry = result["shapes"][shape]
@@ -47,6 +47,12 @@ def test_loss_benchmark_measures_time_memory_and_accuracy(tmp_path: Path) -> Non
     for peer in bench_loss.PEERS:  # each has a time or a reason
         assert (peer in entry["seconds"]) != bool(entry["reasons"].get(peer)), peer
     assert min(entry["seconds"].values()) > 0
+    assert {threads: list(states) for threads, states in entry["threads"].items()} == {
+        threads: ["quiet", "with a neighbour"] for threads in ("1", "2")
+    }
+    for states in entry["threads"].values():
+        for seconds in states.values():
+            assert seconds.keys() == {bench_loss.OURS, "trl logits"} | limits and min(seconds.values()) > 0
     assert entry["peak_mib"].keys() == entry["seconds"].keys() - limits
     work = 4 * 24 * 8 * 64  # two matmuls of 24 rows, a multiplication and an addition each
     assert entry["tflops"][bench_loss.OURS] == pytest.approx(work / entry["seconds"][bench_loss.OURS] / 1e12)
@@ -55,6 +61,33 @@ def test_loss_benchmark_measures_time_memory_and_accuracy(tmp_path: Path) -> Non
     assert max(ours.values()) < 1e-5  # observed 1e-6
     assert result["scaling"].keys() == {"T", "V", "G"}
     assert result["conflict_mask"]["ms"] > 0
+
+
+def test_the_busy_neighbour_runs_inside_only_and_is_pinned_to_a_core_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*args, **kwargs))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    ours = os.sched_getaffinity(0)
+    for placed, cores in (("free", ours), ("pinned", {max(ours)})):
+        with bench_loss.busy_neighbour(placed):
+            assert started[-1].poll() is None
+            assert os.sched_getaffinity(started[-1].pid) == cores
+        assert started[-1].poll() is not None
+    assert len(started) == 2
+
+
+def test_the_table_of_threads_divides_our_time_by_the_limit_and_by_the_logits_path() -> None:
+    quiet = {bench_loss.OURS: 0.3, bench_loss.LIMIT: 0.2, bench_loss.SAME_TILES: 0.25, "trl logits": 0.6}
+    alone = {bench_loss.OURS: 1.2, bench_loss.LIMIT: 0.8, bench_loss.SAME_TILES: 0.8}
+    assert bench_loss.threads_table({"2": {"quiet": quiet, "with a neighbour": alone}})[2:] == [
+        "| 2 | quiet | 300 | 200 | 1.50 | 600 | 0.50 |",
+        "| 2 | with a neighbour | 1,200 | 800 | 1.50 |  |  |",
+    ]
 
 
 def test_step_benchmark_times_every_trainer_on_the_same_completions(tmp_path: Path) -> None:
