@@ -19,9 +19,9 @@ KEY: dict[str, Any] = {"policy": "abc", "temperature": 1.0, "seed": 3407}
 RECORD = {"initial_entropy": 0.5, "prompts": 2, "temperature": 1.0, "per_prompt": [0.25, 0.75]}
 
 
-def adapted(base: Path, rank: int = 4, **options: Any) -> Any:
+def adapted(base: Path, rank: int = 4, module: str = "q_proj") -> Any:
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    return get_peft_model(model, LoraConfig(r=rank, target_modules=["q_proj"], **options))
+    return get_peft_model(model, LoraConfig(r=rank, target_modules=[module]))
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,7 @@ def policy(tiny: Path) -> Any:
 def test_the_digest_is_that_of_the_base_until_the_adapter_changes_it(tiny: Path, policy: Any) -> None:
     before = policy_digest(policy)
     assert policy_digest(adapted(tiny, rank=8)) == before  # other rank, other random A
+    assert policy_digest(adapted(tiny, module="v_proj")) == before
     changed = copy.deepcopy(policy)
     [weight, *_] = [value for name, value in changed.named_parameters() if ".lora_B." in name]
     with torch.no_grad():

@@ -34,6 +34,7 @@ ROWS = Dataset.from_dict({"prompt": ["a"]})
         ),
         ({"peft_config": PromptTuningConfig()}, "^PromptTuningConfig puts virtual tokens before the prompt"),
         ({"peft_config": LoraConfig(target_modules=["q_proj", "lm_head"])}, "^LoRA on lm_head is not supported"),
+        ({"peft_config": LoraConfig(target_modules=["model.lm_head"])}, "^LoRA on lm_head is not supported"),
         ({"processing_class": object.__new__(ProcessorMixin)}, "^processing_class is ProcessorMixin, which also takes"),
     ],
 )

@@ -204,7 +204,11 @@ def test_a_conversation_in_a_cell_is_json(load: Callable[..., Dataset]) -> None:
         ("own.jsonl", '{"prompt": "a"}\n{"prompt" "b"}\n', r"^line 2 of \S+ is not valid JSON: .* at column 11\."),
         ("own.json", '[{"prompt": "a"},\n {"prompt" "b"}]', r"own\.json is not valid JSON: .* at line 2, column 12\."),
         ("own.json", '[{"prompt": "a"}, 5]', r"^row 2 of \S+own\.json is 5: expected a JSON object"),
-        ("own.jsonl", '{"prompt": "a", "prompt": "b"}\n', r"^line 1 of \S+ is .*: the key 'prompt' occurs twice\.$"),
+        (
+            "own.jsonl",
+            '{"id": 1, "prompt": "a", "prompt": "b"}\n',
+            r"^line 1 of \S+ is .*: the key 'prompt' occurs twice\.$",
+        ),
         ("own.jsonl", '{"prompt": "a", "": "b"}\n', r"^column 2 of \S+own\.jsonl has no name"),
         ("own.jsonl", '{"prompt": "a", "answer": NaN}\n', "no usable row: 1 with an empty answer"),
         ("own.jsonl", '{"prompt": "a", "answer": Infinity}\n', r"^line 1 of \S+: column 'answer' is inf: expected"),
@@ -282,6 +286,15 @@ def test_the_files_of_a_folder_are_read_in_order_and_a_row_is_named_by_its_file(
     write(folder, b_csv="gold,task\n2,b,c\n")
     with pytest.raises(UsageError, match=r"^line 2 of \S+own/b\.csv has 3 field\(s\)"):
         load_train(DataArguments(str(folder), **NAMED))
+
+
+def test_json_files_of_a_folder_may_have_other_keys_and_the_description_of_the_hub_is_no_data(tmp_path: Path) -> None:
+    files = {"a_jsonl": '{"prompt": "a", "answer": "1"}\n', "b_jsonl": '{"prompt": "b", "hint": "c"}\n'}
+    folder = write(tmp_path / "own", **files)
+    (folder / "dataset_infos.json").write_text('{"default": {}}')
+    table = read_table(str(folder), None, "train")
+    assert table.columns == ["prompt", "answer", "hint"]
+    assert [list(row.values()) for row in table.rows] == [["a", "1", None], ["b", None, "c"]]
 
 
 def test_splits_of_a_folder_are_read_apart(tmp_path: Path) -> None:

@@ -7,9 +7,12 @@ import logging
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.parrot import build_parrot
+from helpers.scripts import Ended
 
 from gtpo.arguments import DataArguments
 from gtpo.data import load_train, to_demonstrations
@@ -262,3 +265,46 @@ def test_training_with_user_data_and_a_user_reward(tiny: Path, tmp_path: Path) -
         assert "formatting" in line and "accuracy" not in line
     assert json.loads((tmp_path / "run" / "best" / "best.json").read_text())["step"] == 2
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+THINK = "<think> </think> <answer> </answer>"
+
+
+def test_csv_files_think_tags_and_no_system_prompt(
+    tiny: Path, run_script: Callable[..., Ended], tmp_path: Path
+) -> None:
+    """The commands of the README: training on one file, evaluation on another with what the run has stored."""
+    build_parrot(tiny, tmp_path / "parrot", "<think>\n3 + 4 = 7\n</think>\n<answer>\n7\n</answer>")
+    (tmp_path / "my_train.csv").write_text("task,gold\n" + "".join(f"What is {i} + {7 - i}?,7\n" for i in range(8)))
+    (tmp_path / "my_test.csv").write_text('task,gold\n"Three, and four?",7\nFive and four?,9\n')
+    columns = ("--prompt_column", "task", "--answer_column", "gold")
+    flags = (
+        "--tags",
+        THINK,
+        "--system_prompt",
+        "none",
+        "--G",
+        "4",
+        "--max_completion_length",
+        "12",
+        "--max_steps",
+        "2",
+    )
+    data = ("--model", "parrot", "--dataset", "my_train.csv", "--prompts_per_step", "1", "--output_dir", "run")
+    ended = run_script(tmp_path, "train_gtpo.py", *data, *columns, *flags, "--initial_entropy", "0.5")
+    assert ended.code == 0, ended.stderr[-2000:]
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(metrics) == 2 and all(row["formatting"] > 0 and row["accuracy"] > 0 for row in metrics)
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "<b>user</b>" in report and "<b>system</b>" not in report
+    assert "&lt;think&gt;" in report and "reasoning&gt;" not in report
+
+    asked = ("--benchmarks", "my_test.csv", *columns, "--k", "8", "--max_new_tokens", "12", "--adapter", "run")
+    ended = run_script(tmp_path, "evaluate.py", *asked)
+    assert ended.code == 0, ended.stderr[-2000:]
+    [scores] = (tmp_path / "outputs" / "evaluation").glob("**/run*/my_test.json")
+    entry = json.loads(scores.read_text())
+    assert (entry["settings"]["tags"], entry["settings"]["system_prompt"]) == (THINK, "none")
+    first, second = entry["per_problem"]
+    assert 0 < first["formatted"] <= 8 and first["c"] == first["formatted"] and second["c"] == 0 < second["formatted"]
+    assert entry["scores"]["format"] == 100 * (first["formatted"] + second["formatted"]) / 16

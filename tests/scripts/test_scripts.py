@@ -19,10 +19,10 @@ import pandas
 import pytest
 import torch
 import yaml
+from helpers.parrot import build_parrot
 from helpers.scripts import SCRIPT_SECONDS, Ended, user_environment
 from peft import PeftModel
 from safetensors.torch import load_file
-from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo.tiny import build_tiny
@@ -60,32 +60,8 @@ def logits(model: Any) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def parrot(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model whose completions earn rewards: about half are a well-formed answer, the others noise.
-
-    Its layers are identities and its embeddings are set by hand, so the next token depends only on the last one: after
-    the prompt comes the complete answer as one token, and after that EOS.
-    """
-    model_dir = tmp_path_factory.mktemp("models") / "parrot"
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-    tokenizer.add_tokens([AddedToken(ANSWER, normalized=False)])
-    answer, end = tokenizer.convert_tokens_to_ids(ANSWER), tokenizer.eos_token_id
-    start = tokenizer.convert_tokens_to_ids("<|assistant|>")
-    model = AutoModelForCausalLM.from_pretrained(tiny)
-    model.resize_token_embeddings(len(tokenizer))
-    strength = math.log(len(tokenizer)) / math.sqrt(model.config.hidden_size)  # p = 1 / 2 against V tokens of logit 0
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        embedding.zero_()
-        head.zero_()
-        embedding[:, 0] = embedding[start, 1] = embedding[answer, 2] = 1
-        embedding[[start, answer], 0] = 0
-        head[answer, 1], head[end, 2], head[end, 0] = strength, 3 * strength, strength
-    model.save_pretrained(model_dir)
-    tokenizer.save_pretrained(model_dir)
-    return model_dir
+    """A tiny model whose completions earn rewards: about half are ANSWER, the others noise."""
+    return build_parrot(tiny, tmp_path_factory.mktemp("models") / "parrot", ANSWER)
 
 
 # ---- contents of a run directory (five runs, one test each) ----
