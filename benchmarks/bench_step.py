@@ -1,13 +1,19 @@
-"""Time of an optimizer step of GTPO, GRPO and TRL's GRPOTrainer, with and without KL, on the same canned completions.
+"""Time of an optimizer step of GTPO, GRPO and TRL's GRPOTrainer.
 
-    python benchmarks/bench_step.py                                # both models: some minutes
+    python benchmarks/bench_step.py                                # tiny and 30m: some minutes
     python benchmarks/bench_step.py --models tiny                  # only the tiny model: half a minute
+    python benchmarks/bench_step.py --models smollm2-135m --length 64 --threads 2   # the phases of a step
     python benchmarks/bench_step.py --markdown results/benchmarks/step_cpu.json   # the table of a run
 
-A step is what the trainer does for one batch, without generation and logging: rewards and advantages, reference
-log-probabilities where beta is not 0, conflict mask, loss, backward pass and optimizer. The models are Llamas with
-random float32 weights and LoRA on every linear layer. Times are CPU seconds of one thread: medians over interleaved
-rounds.
+tiny and 30m: a step on canned completions is what the trainer does for one batch, without generation and logging:
+rewards and advantages, reference log-probabilities where beta is not 0, conflict mask, loss, backward pass, optimizer.
+
+smollm2-135m and qwen2.5-0.5b, the architectures of the published models: generation, scoring without gradients (what
+an old policy or a reference costs), forward and backward pass, and optimizer apart, GTPO beside TRL; peak memory of
+forward and backward in addition to model and batch, each in a fresh process.
+
+All models have random float32 weights and LoRA on every linear layer. Times are medians over interleaved rounds: CPU
+seconds of one thread, or the wall time of several.
 """
 
 import argparse
@@ -15,14 +21,16 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from bench_loss import ROOT, origin, provenance
+from bench_loss import ROOT, medians, origin, provenance, status_kib
 
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before TRL is imported: also disables its telemetry
@@ -30,12 +38,21 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before TRL is imported: also dis
 import trl
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PrinterCallback, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PrinterCallback,
+    Qwen2Config,
+    TrainerCallback,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from gtpo.arguments import GTPOArguments
 from gtpo.tiny import build_tiny
 from gtpo.trainer import GRPOTrainer, GTPOTrainer
+from gtpo_loss import conflict_mask
 
 GROUP = 8
 BETA = 0.04
@@ -49,6 +66,17 @@ SHAPES = {
         "num_attention_heads": 6,
     },
 }  # fmt: skip
+REAL: dict[str, Callable[[], Any]] = {  # config.json of SmolLM2-135M-Instruct and Qwen2.5-0.5B-Instruct
+    "smollm2-135m": lambda: LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, tie_word_embeddings=True, max_position_embeddings=8192, rms_norm_eps=1e-5,
+    ),
+    "qwen2.5-0.5b": lambda: Qwen2Config(
+        vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+        num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=32768, rms_norm_eps=1e-6,
+    ),
+}  # fmt: skip
+PHASES = ("generation", "scoring", "forward and backward", "optimizer")
 NAMES = {
     "gtpo": "GTPO",
     "grpo": "GRPO",
@@ -92,15 +120,12 @@ def reward_parity(completions: Any, completion_ids: list[list[int]], **kwargs: A
     return [float(sum(ids) % 2) for ids in completion_ids]
 
 
-def make_trainer(name: str, shape: str, directory: Path, length: int, steps: int) -> Any:
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SHAPES[shape], pad_token_id=0, bos_token_id=1, eos_token_id=2))
-    model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))
+def make_trainer(name: str, model: Any, directory: Path, group: int, length: int, steps: int) -> Any:
     kind = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "trl": trl.GRPOTrainer}[name.split()[0]]
     args = trl.GRPOConfig(
         output_dir=str(directory / name.replace(" ", "_")),
-        per_device_train_batch_size=GROUP,
-        num_generations=GROUP,
+        per_device_train_batch_size=group,
+        num_generations=group,
         max_steps=steps,
         beta=BETA if name.endswith("kl") else 0.0,
         loss_type="grpo",
@@ -130,9 +155,23 @@ def make_trainer(name: str, shape: str, directory: Path, length: int, steps: int
     return trainer
 
 
+def random_model(shape: str) -> Any:
+    """A model with random weights and a LoRA adapter that is not the identity."""
+    torch.manual_seed(0)
+    if shape in REAL:
+        model = AutoModelForCausalLM.from_config(REAL[shape](), dtype=torch.float32)
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**SHAPES[shape], pad_token_id=0, bos_token_id=1, eos_token_id=2))
+    return get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", init_lora_weights=shape not in REAL))
+
+
+def parameters_of(trainer: Any) -> int:
+    return sum(weight.numel() for name, weight in trainer.model.named_parameters() if "lora_" not in name)
+
+
 def time_steps(shape: str, directory: Path, length: int, rounds: int, steps: int) -> dict[str, Any]:
     """Median seconds of a step by trainer; the first step of each turn is not counted."""
-    trainers = {name: make_trainer(name, shape, directory, length, 1 + steps) for name in NAMES}
+    trainers = {name: make_trainer(name, random_model(shape), directory, GROUP, length, 1 + steps) for name in NAMES}
     seconds: dict[str, list[float]] = {name: [] for name in NAMES}
     for turn in range(1 + rounds):  # the first is a warm-up: libraries are loaded, caches filled
         for name, trainer in trainers.items():
@@ -141,14 +180,103 @@ def time_steps(shape: str, directory: Path, length: int, rounds: int, steps: int
             trainer.train()
             if turn:
                 seconds[name] += watch.seconds[1:]
-    weights = trainers["trl"].model.named_parameters()
-    parameters = sum(weight.numel() for name, weight in weights if "lora_" not in name)
-    return {"parameters": parameters, "seconds": {name: statistics.median(times) for name, times in seconds.items()}}
+    medians_of = {name: statistics.median(times) for name, times in seconds.items()}
+    return {"parameters": parameters_of(trainers["trl"]), "seconds": medians_of}
+
+
+def real_batch(group: int, prompt: int, length: int) -> dict[str, torch.Tensor]:
+    """A scored batch: one prompt, completions of half to all of the length that share their first and last tokens."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.linspace(length // 2, length, group).long()
+    ids = torch.randint(3, 512, (group, length), generator=generator)
+    ids[:, : length // 8] = ids[0, : length // 8]
+    valid = (torch.arange(length) < lengths[:, None]).long()
+    advantages = torch.tensor([1.0, -1.0]).repeat(group)[:group]
+    return {
+        "prompt_ids": torch.randint(3, 512, (1, prompt), generator=generator).repeat(group, 1),
+        "prompt_mask": torch.ones(group, prompt, dtype=torch.long),
+        "completion_ids": ids * valid,
+        "completion_mask": valid,
+        "advantages": advantages,
+        "conflict_mask": conflict_mask(ids, valid, advantages, group),
+        "num_items_in_batch": valid.sum(),
+    }
+
+
+def phases_of(trainer: Any, batch: dict[str, torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """What a step consists of, each to be called by itself."""
+    group, length = batch["completion_ids"].shape
+    ids, mask = (torch.cat([batch[f"prompt_{x}"], batch[f"completion_{x}"]], dim=1) for x in ("ids", "mask"))
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.create_optimizer()
+
+    def generate() -> None:
+        super(Canned, trainer)._generate_single_turn(batch["prompt_ids"].tolist(), None, {}, num_generations=group)
+
+    def score() -> None:
+        with torch.no_grad():
+            trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, length, batch_size=group)
+
+    def train() -> None:
+        trainer.model.zero_grad()
+        trainer.compute_loss(trainer.model, dict(batch)).backward()
+
+    return dict(zip(PHASES, (generate, score, train, trainer.optimizer.step), strict=True))
+
+
+def gradient_of(trainer: Any) -> torch.Tensor:
+    return torch.cat([w.grad.flatten() for w in trainer.model.parameters() if w.grad is not None])
+
+
+def time_phases(shape: str, directory: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Median seconds of each phase by trainer, and the gradient's distance to that of whole rows."""
+    batch = real_batch(args.group, args.prompt, args.length)
+    names = ("gtpo", "trl")
+    model = random_model(shape)  # one for both: neither is faster by its place in memory
+    trainers = {name: make_trainer(name, model, directory, args.group, args.length, 1) for name in names}
+    phases = {name: phases_of(trainer, batch) for name, trainer in trainers.items()}
+    ours = trainers["gtpo"]
+    gradients = []
+    for by_prompt in (False, None):
+        ours._by_prompt = by_prompt
+        phases["gtpo"]["forward and backward"]()
+        gradients.append(gradient_of(ours))
+    assert ours._by_prompt, "the model's first batch was refused"
+    error = (gradients[1] - gradients[0]).norm() / gradients[0].norm()
+    seconds = medians({f"{x}/{name}": phases[name][x] for x in PHASES for name in names}, args.rounds, "cpu")
+    return {
+        "parameters": parameters_of(ours),
+        "seconds": {x: {name: seconds[f"{x}/{name}"] for name in names} for x in PHASES},
+        "gradient_error": error.item(),
+        "peak_mib": {name: peak_in_own_process(name, shape, args) for name in names},
+    }
+
+
+def peak_in_own_process(name: str, shape: str, args: argparse.Namespace) -> float:
+    """MiB that forward and backward add, measured in a fresh process."""
+    command = [sys.executable, __file__, "--peak", name, "--models", shape, "--group", str(args.group)]
+    command += ["--prompt", str(args.prompt), "--length", str(args.length), "--threads", str(args.threads)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def peak(name: str, shape: str, directory: Path, args: argparse.Namespace) -> float:
+    trainer = make_trainer(name, random_model(shape), directory, args.group, args.length, 1)
+    phases_of(trainer, real_batch(args.group, 8, 8))["forward and backward"]()  # loads libraries
+    step = phases_of(trainer, real_batch(args.group, args.prompt, args.length))["forward and backward"]
+    if name == "gtpo":
+        trainer._by_prompt = True  # without the test of the first batch, which runs whole rows
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    before = status_kib("VmRSS")
+    step()
+    return (status_kib("VmHWM") - before) / 2**10
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of a results file: milliseconds of a step, and relative to GTPO's."""
+    """The table of a results file: milliseconds of a step and relative to GTPO's, or seconds of its phases."""
     models = result["models"]
+    if models.keys() <= REAL.keys():
+        return phases_markdown(result)
     titles = [f"{name}, {entry['parameters'] / 1e6:.1f} M parameters, ms | x GTPO" for name, entry in models.items()]
     lines = [f"| | {' | '.join(titles)} |", "|---" * (1 + 2 * len(models)) + "|"]
     for name, label in NAMES.items():
@@ -161,25 +289,66 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def phases_markdown(result: dict[str, Any]) -> str:
+    titles = [f"{name}, GTPO, s | TRL, s | ratio" for name in result["models"]]
+    lines = [f"| | {' | '.join(titles)} |", "|---" * (1 + 3 * len(titles)) + "|"]
+    rows: list[tuple[str, list[tuple[float, float]], str]] = []
+    entries = list(result["models"].values())
+    for phase in PHASES:
+        rows.append((phase, [(e["seconds"][phase]["gtpo"], e["seconds"][phase]["trl"]) for e in entries], ".2f"))
+    totals = [tuple(sum(e["seconds"][x][name] for x in PHASES) for name in ("gtpo", "trl")) for e in entries]
+    rows.append(("sum", [(a, b) for a, b in totals], ".2f"))
+    rows.append(("peak, MiB", [(e["peak_mib"]["gtpo"], e["peak_mib"]["trl"]) for e in entries], ",.0f"))
+    for label, pairs, style in rows:
+        cells = [f"{ours:{style}} | {theirs:{style}} | {theirs / ours:.2f}" for ours, theirs in pairs]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    errors = ", ".join(f"{entry['gradient_error']:.1e}" for entry in entries)
+    lines += [
+        "",
+        f"{result['group']} completions of {result['length'] // 2} to {result['length']} tokens after a prompt of "
+        f"{result['prompt']}; generation of {result['length']}. Distance of the gradient to that of whole rows: "
+        f"{errors}. {origin(result)}",
+    ]
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--models", nargs="+", choices=[*SHAPES, *REAL], default=list(SHAPES))
     parser.add_argument("--length", type=int, default=128, help="T, tokens of the longest completions")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=3, help="measured steps per trainer and round")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps per trainer and round (tiny, 30m)")
+    parser.add_argument("--group", type=int, default=GROUP, help="G, completions of a prompt (real shapes)")
+    parser.add_argument("--prompt", type=int, default=180, help="P, tokens of the prompt (real shapes)")
+    parser.add_argument("--threads", type=int, default=1, help="threads (real shapes)")
     parser.add_argument("--output", type=Path, help="file for the results, JSON")
     parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the table of a results file and exit")
+    parser.add_argument("--peak", choices=NAMES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.markdown:
         print(markdown(json.loads(args.markdown.read_text())))
         return
-    torch.set_num_threads(1)
+    real = set(args.models) <= set(REAL)
+    if not real and set(args.models) & set(REAL):
+        parser.error("--models: tiny and 30m have another table than the real shapes; run one of the two")
+    if not real and args.threads != 1:
+        parser.error("--threads: tiny and 30m are measured in CPU seconds of one thread")
+    torch.set_num_threads(args.threads)
     disable_progress_bar()
-    result = provenance("cpu", ("torch", "trl", "transformers", "peft")) | {"length": args.length, "models": {}}
-    with tempfile.TemporaryDirectory() as directory:
-        build_tiny(Path(directory) / "tokenizer")
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        build_tiny(directory / "tokenizer")
+        if args.peak:
+            print(peak(args.peak, args.models[0], directory, args))
+            return
+        result = provenance("cpu", ("torch", "trl", "transformers", "peft")) | {"length": args.length, "models": {}}
+        if real:
+            result |= {"group": args.group, "prompt": args.prompt}
         for shape in args.models:
-            result["models"][shape] = time_steps(shape, Path(directory), args.length, args.rounds, args.steps)
+            if real:
+                result["models"][shape] = time_phases(shape, directory, args)
+            else:
+                result["models"][shape] = time_steps(shape, directory, args.length, args.rounds, args.steps)
     print(markdown(result))
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import bench_loss
 import bench_step
+import torch
+from transformers import LlamaConfig
 
 PROVENANCE = {"command", "date", "revision", "machine", "threads", "python", "versions"}
 
@@ -96,6 +98,41 @@ def test_step_benchmark_times_every_trainer_on_the_same_completions(tmp_path: Pa
     entry = result["models"]["tiny"]
     assert entry["seconds"].keys() == bench_step.NAMES.keys() and min(entry["seconds"].values()) > 0
     assert entry["parameters"] == 2 * 512 * 128 + 3 * (4 * 128**2 + 3 * 128 * 384 + 2 * 128) + 128
+
+
+def test_step_benchmark_times_the_phases_of_a_real_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the shape of the tiny model, in this process."""
+    config = LlamaConfig(**bench_step.SHAPES["tiny"], pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    monkeypatch.setattr(bench_step, "REAL", {"small": lambda: config})
+    monkeypatch.setattr(bench_step, "peak_in_own_process", lambda name, *args: {"gtpo": 3.0, "trl": 6.0}[name])
+    flags = ["--models", "small", "--group", "4", "--prompt", "12", "--length", "16", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["bench_step.py", *flags, "--output", str(tmp_path / "out.json")])
+    threads = torch.get_num_threads()
+    try:
+        bench_step.main()
+    finally:
+        torch.set_num_threads(threads)
+    result = json.loads((tmp_path / "out.json").read_text())
+    entry = result["models"]["small"]
+    assert (result["group"], result["prompt"], result["length"]) == (4, 12, 16)
+    assert list(entry["seconds"]) == ["generation", "scoring", "forward and backward", "optimizer"]
+    assert all(seconds[name] > 0 for seconds in entry["seconds"].values() for name in ("gtpo", "trl"))
+    assert 0 < entry["gradient_error"] < 1e-5
+    table = bench_step.markdown(result)
+    assert capsys.readouterr().out.strip().endswith(table)
+    assert "| peak, MiB | 3 | 6 | 2.00 |" in table
+    sums = [sum(seconds[name] for seconds in entry["seconds"].values()) for name in ("gtpo", "trl")]
+    assert f"| sum | {sums[0]:.2f} | {sums[1]:.2f} | {sums[1] / sums[0]:.2f} |" in table
+
+
+def test_the_batch_of_a_real_shape() -> None:
+    batch = bench_step.real_batch(group=4, prompt=5, length=16)
+    assert batch["completion_mask"].sum(-1).tolist() == [8, 10, 13, 16] and batch["num_items_in_batch"] == 47
+    assert len(batch["prompt_ids"].unique(dim=0)) == 1 and batch["prompt_mask"].sum() == 4 * 5
+    assert batch["advantages"].tolist() == [1, -1, 1, -1]
+    assert batch["conflict_mask"][:, :2].all()  # the first eighth is shared
 
 
 def test_canned_completions_share_their_first_and_last_eighth() -> None:
