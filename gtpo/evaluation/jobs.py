@@ -185,7 +185,7 @@ def plan_jobs(
             }
             path = Path(flags.output_dir) / (target.label or f"base-{short_name(model)}") / f"{name}.jsonl"
             if not flags.overwrite:
-                check_settings(path, settings)
+                check_settings(path, settings, rows)
             jobs.append(Job(path, rows, settings, about, dropped))
     return jobs
 
@@ -240,7 +240,7 @@ def run_job(job: Job, sampling: Sampling, load: Callable[[], Sampler], overwrite
             long.
         RunError: If the completions cannot be written.
     """
-    with CompletionFile(job.path, job.settings, job.about, overwrite) as file:
+    with CompletionFile(job.path, job.settings, job.about, overwrite, job.problems) as file:
         if overwrite:
             scores_path(job.path).unlink(missing_ok=True)
         check_keys(job.path, file.done, job.problems, sampling.k)

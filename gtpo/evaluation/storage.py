@@ -1,8 +1,8 @@
 """The completion file of one model on one benchmark: JSONL, appended to while completions are sampled, resumable.
 
 The first line has the settings, every other line one completion {id, sample, completion, tokens, finished}. A
-completion is identified by (id, sample). A file is only continued with the settings that it was created with; one
-without completions is created again.
+completion is identified by (id, sample). A file is only continued with the settings that it was created with, or with
+more problems or a larger k: then its completions are kept. One without completions is created again.
 """
 
 import errno
@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Self
 
 from gtpo.arguments import PromptArguments
 from gtpo.errors import RunError, UsageError
+from gtpo.files import write_atomically
 from gtpo.prompts import to_messages
 from gtpo.sources import BENCHMARK_TITLES
 
@@ -62,25 +63,47 @@ class CompletionFile:
         done: Keys of the completions in the file.
     """
 
-    def __init__(self, path: Path, settings: Row, about: Row, overwrite: bool = False) -> None:
+    def __init__(
+        self, path: Path, settings: Row, about: Row, overwrite: bool = False, problems: Sequence[Row] = ()
+    ) -> None:
         """
         Args:
             path: The file; it is created if it does not exist.
             settings: Everything that determines the completions.
             about: What else the first line of a new file contains.
             overwrite: Discard the completions in the file.
+            problems: The problems, {id, question, gold}: with them the file is extended if it has only the first ones.
         """
         self.path = path
         self.settings = settings
         self.about = about
         self.overwrite = overwrite
+        self.problems = problems
         self.done: set[Key] = set()
         self._file: BinaryIO
 
     def __enter__(self) -> Self:
+        self._open()
+        try:
+            if not self.overwrite:
+                check_settings(self.path, self.settings, self.problems)
+            keep = not self.overwrite and has_completions(self.path)
+            end = self.path.read_bytes().rfind(b"\n") + 1 if keep else 0
+            self._file.truncate(end)  # drop a line that was only partly written when the process was killed
+            if keep:
+                head, rows = read_completions(self.path)
+                self._extend(head)
+                self.done = {(row["id"], row["sample"]) for row in rows}
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def _open(self) -> None:
+        """Open the file and lock it."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "ab", buffering=0)
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  (__exit__ closes it)
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise  # run_script names the command
@@ -94,18 +117,18 @@ class CompletionFile:
             raise UsageError(
                 f"{self.path} is in use by another evaluation: wait for it, or name another --output_dir."
             ) from error
-        try:
-            if not self.overwrite:
-                check_settings(self.path, self.settings)
-            keep = not self.overwrite and has_completions(self.path)
-            end = self.path.read_bytes().rfind(b"\n") + 1 if keep else 0
-            self._file.truncate(end)  # drop a line that was only partly written when the process was killed
-            if keep:
-                self.done = {(row["id"], row["sample"]) for row in read_completions(self.path)[1]}
-        except BaseException:
-            self._file.close()
-            raise
-        return self
+
+    def _extend(self, head: Row) -> None:
+        """Write the number of problems and k of this evaluation into the first line, if they are larger."""
+        stored = head["settings"]
+        size = {name: self.settings[name] for name in _SIZE if name in stored}
+        if stored | size == stored:
+            return
+        lines = self.path.read_bytes().split(b"\n", 1)[1]
+        first = json.dumps(head | {"settings": stored | size})
+        write_atomically(self.path, f"{first}\n{lines.decode()}")
+        self._file.close()
+        self._open()  # the new file; another process may have locked it first
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -138,8 +161,13 @@ class CompletionFile:
         self.done.update((row["id"], row["sample"]) for row in rows)
 
 
-def check_settings(path: Path, settings: Row) -> None:
+def check_settings(path: Path, settings: Row, problems: Sequence[Row] = ()) -> None:
     """Refuse to continue a file whose completions were created with other settings.
+
+    Args:
+        path: The file; there may be none.
+        settings: Everything that determines the completions.
+        problems: The problems; a file with only the first of them, or with a smaller k, can be extended.
 
     Raises:
         UsageError: With the settings that differ, or if the file is not a completion file.
@@ -149,6 +177,8 @@ def check_settings(path: Path, settings: Row) -> None:
     with path.open("rb") as file:
         stored = EARLIER | _parse_head(path, file.readline())["settings"]
     settings = EARLIER | settings
+    if _is_part(stored, settings, problems):
+        stored |= {name: settings[name] for name in _SIZE if name in settings}
     changed = [name for name in {**settings, **stored} if stored.get(name) != settings.get(name)]
     if changed:
         changed = [name for name in changed if not name.endswith("_hash")] or changed
@@ -158,6 +188,21 @@ def check_settings(path: Path, settings: Row) -> None:
         raise UsageError(
             f"{path} was created with other settings ({differences}): name another --output_dir, or add --overwrite."
         )
+
+
+_SIZE = ("problems", "problems_hash", "k")  # settings that may grow
+
+
+def _is_part(stored: Row, settings: Row, problems: Sequence[Row]) -> bool:
+    """Whether stored completions are of the first problems, and of the first samples."""
+    count, k = stored.get("problems"), stored.get("k")
+    if (
+        type(count) is not int
+        or type(k) is not int
+        or not (0 < count <= len(problems) and 0 < k <= settings.get("k", 0))
+    ):
+        return False
+    return bool(problems_hash(problems[:count]) == stored.get("problems_hash"))
 
 
 def _short(value: Any) -> str:

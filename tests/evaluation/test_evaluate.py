@@ -282,6 +282,22 @@ def test_overwrite_samples_again(tiny: Path, tmp_path: Path, monkeypatch: pytest
     assert read_completions(path)[1] == before
 
 
+def test_a_larger_limit_and_k_keep_what_is_stored(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["--benchmarks", "arithmetic", "--max_new_tokens", 4, "--model", tiny, "--output_dir", tmp_path]
+    run(monkeypatch, *argv, "--limit", 2, "--k", 2)
+    path = tmp_path / f"base-{tiny.name}" / "arithmetic.jsonl"
+    before = read_completions(path)[1]
+    run(monkeypatch, *argv, "--limit", 3, "--k", 4)
+    head, rows = read_completions(path)
+    assert rows[:4] == before and len(rows) == 12
+    [entry] = results(tmp_path)
+    assert (entry["problems"], entry["k"], head["settings"]["k"]) == (3, 4, 4)
+    run(monkeypatch, "--regrade", "--output_dir", tmp_path)
+    assert results(tmp_path)[0]["scores"] == entry["scores"]
+    with pytest.raises(UsageError, match="k was 4, is 2"):
+        run(monkeypatch, *argv, "--limit", 3, "--k", 2)
+
+
 def test_ctrl_c_says_how_to_resume(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

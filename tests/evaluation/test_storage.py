@@ -99,6 +99,58 @@ def test_changed_settings_are_refused_by_name_and_overwrite_discards_the_file(tm
     assert read_completions(path)[0]["settings"] == changed
 
 
+def of_size(problems: int, k: int) -> Job:
+    settings = SETTINGS | {"problems": problems, "problems_hash": problems_hash(ROWS[:problems]), "k": k}
+    return Job(Path("a.jsonl"), ROWS[:problems], settings, ABOUT)
+
+
+@pytest.mark.parametrize("larger", [(7, 2), (3, 5), (7, 5)])
+def test_completions_of_fewer_problems_and_samples_are_kept(
+    larger: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small, large = of_size(3, 2), of_size(*larger)
+    run_job(small, Sampling(k=2, max_new_tokens=9), Canned)
+    before = small.path.read_bytes().split(b"\n")[1:-1]
+    run_job(large, Sampling(k=larger[1], max_new_tokens=9), Canned)
+    head, *after = large.path.read_bytes().split(b"\n")[:-1]
+    assert after[:6] == before and len(after) == larger[0] * larger[1]
+    assert json.loads(head) == {"settings": large.settings, "about": ABOUT}
+    rows = read_completions(large.path)[1]
+    assert {(row["id"], row["sample"]) for row in rows} == {
+        (problem["id"], sample) for problem in large.problems for sample in range(larger[1])
+    }
+    with pytest.raises(UsageError, match=rf"\((problems|k) was {larger[0]}, is 3|k was {larger[1]}, is 2"):
+        run_job(small, Sampling(k=2, max_new_tokens=9), never)
+
+
+def test_only_the_first_problems_can_be_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_job(of_size(3, 2), Sampling(k=2, max_new_tokens=9), Canned)
+    content = Path("a.jsonl").read_bytes()
+    others = [ROWS[1], ROWS[0], *ROWS[2:]]
+    settings = SETTINGS | {"problems": 7, "problems_hash": problems_hash(others), "k": 2}
+    with pytest.raises(UsageError, match="problems was 3, is 7"):
+        run_job(Job(Path("a.jsonl"), others, settings, ABOUT), Sampling(k=2, max_new_tokens=9), never)
+    larger = of_size(7, 2)
+    warmer = Job(larger.path, larger.problems, larger.settings | {"temperature": 2.0}, ABOUT)
+    with pytest.raises(UsageError, match=r"\(temperature was 1.0, is 2.0\)"):
+        run_job(warmer, Sampling(k=2, max_new_tokens=9), never)
+    assert Path("a.jsonl").read_bytes() == content
+
+
+def test_an_extended_file_is_locked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_job(of_size(3, 2), Sampling(k=2, max_new_tokens=9), Canned)
+    larger = of_size(7, 2)
+    arguments = (larger.path, larger.settings, ABOUT, False, larger.problems)
+    with CompletionFile(*arguments) as file:
+        assert len(file.done) == 6
+        with pytest.raises(UsageError, match="is in use by another evaluation"), CompletionFile(*arguments):
+            pass
+    assert read_completions(larger.path)[0]["settings"]["problems"] == 7
+
+
 def test_overwrite_also_discards_the_scores(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     fill(path)
