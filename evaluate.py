@@ -36,7 +36,7 @@ def main() -> None:
         return
     try:
         jobs = sample(flags) if flags.adapter or flags.model or not flags.regrade else find_stored_jobs(flags)
-        entries = [grade(job.path, job.problems, job.dropped) for job in jobs]
+        entries = [grade(job.path, job.problems, job.dropped, job.judge) for job in jobs]
     except KeyboardInterrupt:
         print("\nevaluate.py: interrupted; run the same command again to resume.", file=sys.stderr)
         sys.exit(130)

@@ -392,6 +392,13 @@ class EvaluationArguments:
         default="prompt", metadata={"help": "Column of your benchmark with the question, or with a conversation."}
     )
     answer_column: str = field(default="answer", metadata={"help": "Column of your benchmark with the gold answer."})
+    judge: str | None = field(
+        default=None,
+        metadata={
+            "help": "Function that judges your benchmark in place of the grader, as file.py:function or "
+            "module:function: a reward function, right above 0."
+        },
+    )
     k: int = field(default=64, metadata={"help": "Completions per problem."})
     temperature: float = field(default=1.0, metadata={"help": "Sampling temperature; 0 is greedy."})
     top_p: float = field(default=1.0, metadata={"help": "Nucleus sampling; 1 switches it off."})

@@ -178,9 +178,9 @@ def load_benchmark(name: str, data_dir: str | None = None) -> list[Row]:
 def load_own_benchmark(name: str, source: str, flags: EvaluationArguments) -> tuple[list[Row], dict[str, int]]:
     """The problems of your benchmark as rows {id, question, gold}, and why rows were dropped -> their number.
 
-    A question may be a conversation.
-
-    A row whose gold answer the grader cannot read, so that no completion could be right, is dropped and counted.
+    A question may be a conversation. A row whose gold answer the grader cannot read, so that no completion could be
+    right, is dropped and counted. With ``--judge`` a gold answer can be anything, or missing, and a row has the key
+    ``columns``: its values as the judge gets them.
 
     Args:
         name: Its name in the ids.
@@ -191,14 +191,22 @@ def load_own_benchmark(name: str, source: str, flags: EvaluationArguments) -> tu
         UsageError: If it cannot be read or lacks a column, or no row is left.
     """
     table = read_table(source, flags.split, "test", flags.dataset_config)
-    columns = _columns_of(table, flags, ("prompt", "answer"), required=("prompt", "answer"))
-    kept, dropped = _usable(table, columns)
+    judged = flags.judge is not None
+    columns = _columns_of(table, flags, ("prompt", "answer"), required=("prompt",) if judged else ("prompt", "answer"))
+    kept, dropped = _usable(table, {"prompt": columns["prompt"]} if judged else columns)
+    roles = {column: role for role, column in columns.items()}
     problems: list[Row] = []
     for row, place in kept:
-        gold = _text(row[columns["answer"]], f"{place}: column {columns['answer']!r}")
-        if is_correct(gold, gold):
-            question = _question(row[columns["prompt"]], place)
-            problems.append({"id": f"{name}/{len(problems)}", "question": question, "gold": gold})
+        problem = {"id": f"{name}/{len(problems)}", "question": _question(row[columns["prompt"]], place)}
+        if judged:
+            values = {roles.get(column, column): value for column, value in row.items()}
+            gold = values.get("answer")
+            problem |= {"gold": gold if isinstance(gold, str) else repr(gold)}
+            problem |= {"columns": {column: value for column, value in values.items() if column != "prompt"}}
+        else:
+            problem |= {"gold": _answer(row[columns["answer"]], f"{place}: column {columns['answer']!r}")}
+        if judged or is_correct(problem["gold"], problem["gold"]):
+            problems.append(problem)
         else:
             dropped["without a readable gold answer"].append(place)
     _report_dropped(table, dropped)
@@ -266,8 +274,9 @@ def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: s
         if role == "prompt":
             columns[role] = [prompt_format.to_messages(_question(row[name], place)) for row, place in kept]
         else:  # only a solution can be empty
+            read = _answer if role == "answer" else _text
             columns[role] = [
-                None if _is_empty(row[name]) else _text(row[name], f"{place}: column {name!r}") for row, place in kept
+                None if _is_empty(row[name]) else read(row[name], f"{place}: column {name!r}") for row, place in kept
             ]
     for name in table.columns:
         if name in columns and name not in roles.values():
@@ -373,6 +382,13 @@ def _text(value: Any, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal) or value in (math.inf, -math.inf):
         raise UsageError(f"{where} is {reprlib.repr(value)}: expected a string or a number.")
     return f"{value:.0f}" if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else str(value)
+
+
+def _answer(value: Any, where: str) -> str:
+    """A gold answer as text; a list, as OlympiadBench has it, with commas between its elements."""
+    if isinstance(value, list):
+        return ", ".join(_text(element, where) for element in value)
+    return _text(value, where)
 
 
 def _why_not_stored(columns: dict[str, list[Any]], places: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """Jobs, each one model on one benchmark: planned from the flags or found in the output directory, and run."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from gtpo.bars import CompletionBar
 from gtpo.data import load_benchmark, load_own_benchmark
 from gtpo.environment import environment
 from gtpo.errors import UsageError, nearest
+from gtpo.evaluation.judge import Judge, load_judge
 from gtpo.evaluation.sampling import Sampler, Sampling, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.storage import (
     CompletionFile,
@@ -26,7 +28,7 @@ from gtpo.evaluation.targets import Target, short_name
 from gtpo.rows import is_own, stem
 from gtpo.sources import BENCHMARK_TITLES
 
-DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column")  # --regrade reads them as well
+DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column", "judge")  # --regrade reads them
 STORED_FLAGS = (  # --regrade reads them from the completion files
     "checkpoint",
     "k",
@@ -47,10 +49,11 @@ STORED_FLAGS = (  # --regrade reads them from the completion files
 
 
 class Problems(NamedTuple):
-    """The problems of a benchmark, {id, question, gold}, and why rows of your data are none of them -> their number."""
+    """The problems of a benchmark, {id, question, gold}, why rows of your data are none -> their number, the judge."""
 
     rows: list[Row]
     dropped: Mapping[str, int]
+    judge: Judge | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Job:
         settings: Everything that determines the completions; a file with other settings is refused.
         about: What else the file records: model, adapter, checkpoint and environment.
         dropped: As in :class:`Problems`.
+        judge: ``--judge``, where it judges this benchmark.
     """
 
     path: Path
@@ -70,6 +74,7 @@ class Job:
     settings: Row
     about: Row
     dropped: Mapping[str, int] = field(default_factory=dict)
+    judge: Judge | None = None
 
     @property
     def adapter(self) -> Path | None:
@@ -135,7 +140,8 @@ def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int
     if name in BENCHMARK_TITLES:
         return Problems(load_benchmark(name, flags.data_dir)[:limit], {})
     rows, dropped = load_own_benchmark(name, source, flags)
-    return Problems(rows[:limit], dropped)
+    judge = load_judge(flags.judge, ["prompt", *rows[0]["columns"]]) if flags.judge else None
+    return Problems(rows[:limit], dropped, judge)
 
 
 def plan_jobs(
@@ -165,7 +171,7 @@ def plan_jobs(
     sources = select_benchmarks(flags)
     jobs = []
     for target, prompt in zip(targets, prompts, strict=True):
-        for name, (rows, dropped) in problems.items():
+        for name, (rows, dropped, judge) in problems.items():
             settings: dict[str, Any] = {
                 "benchmark": name,
                 "problems": len(rows),
@@ -181,12 +187,16 @@ def plan_jobs(
                 "adapter": str(target.adapter) if target.adapter else None,
                 "checkpoint": target.checkpoint,
                 "environment": made_with,
-                "data": {"source": sources[name], **{flag: getattr(flags, flag) for flag in DATA_FLAGS}},
+                "data": {
+                    "source": sources[name],
+                    **{flag: getattr(flags, flag) for flag in DATA_FLAGS},
+                    "judge": flags.judge if judge else None,
+                },
             }
             path = Path(flags.output_dir) / (target.label or f"base-{short_name(model)}") / f"{name}.jsonl"
             if not flags.overwrite:
                 check_settings(path, settings, rows)
-            jobs.append(Job(path, rows, settings, about, dropped))
+            jobs.append(Job(path, rows, settings, about, dropped, judge))
     return jobs
 
 
@@ -212,7 +222,13 @@ def find_stored_jobs(flags: EvaluationArguments) -> list[Job]:
         stored = {"source": path.stem, **head["about"].get("data", {})}  # earlier revisions stored none
         source = sources[path.stem] if sources else stored["source"]
         known = {flag: stored[flag] for flag in DATA_FLAGS if flag in stored and flag not in flags.given}
-        rows, dropped = load_problems(path.stem, source, replace(flags, **known), head["settings"].get("problems"))
+        if (judge := stored.get("judge")) and "judge" not in flags.given:
+            raise UsageError(
+                f"{path} was judged by {judge}, which --regrade does not import unasked because it is code: if you "
+                f"trust it, add --judge {shlex.quote(judge)}."
+            )
+        limit = head["settings"].get("problems")
+        rows, dropped, judge = load_problems(path.stem, source, replace(flags, **known), limit)
         if problems_hash(rows) != head["settings"].get("problems_hash"):
             raise UsageError(
                 f"{path} was created from other problems than {source} has now: "
@@ -222,7 +238,7 @@ def find_stored_jobs(flags: EvaluationArguments) -> list[Job]:
                     else "name the directory of their data files with --data_dir."
                 )
             )
-        jobs.append(Job(path, rows, head["settings"], head["about"], dropped))
+        jobs.append(Job(path, rows, head["settings"], head["about"], dropped, judge))
     return jobs
 
 

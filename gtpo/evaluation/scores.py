@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,22 +14,25 @@ from tqdm import tqdm
 from gtpo.arguments import PromptArguments
 from gtpo.environment import git_revision
 from gtpo.errors import UsageError
+from gtpo.evaluation.judge import Judge
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
 from gtpo.evaluation.storage import Row, check_keys, find_completion_files, read_completions, scores_path
 from gtpo.files import write_atomically
-from gtpo.grading import grade_text, normalise, timeouts
+from gtpo.grading import extract_answer, grade_text, normalise, timeouts
 
-METRICS = ("pass", "pass_first_k", "maj", "pass_lenient", "maj_lenient")  # by k', in the scores of an entry
 Entry = dict[str, Any]  # one model on one benchmark, as in results.json (docs/evaluation.md)
 
 
-def grade(path: Path, problems: Sequence[Row], dropped: Mapping[str, int] | None = None) -> Entry:
+def grade(
+    path: Path, problems: Sequence[Row], dropped: Mapping[str, int] | None = None, judge: Judge | None = None
+) -> Entry:
     """Grade a completion file.
 
     Args:
         path: The completion file.
         problems: The problems, {id, question, gold}.
         dropped: Why rows of your data are no problems -> their number.
+        judge: Decides what is right in place of the grader; there are no lenient scores then.
 
     Returns:
         Its entry of ``results.json``.
@@ -40,7 +44,8 @@ def grade(path: Path, problems: Sequence[Row], dropped: Mapping[str, int] | None
     k = head["settings"].get("k")
     if type(k) is not int or k < 1:
         raise UsageError(f"{path}, line 1 has k={k!r} in its settings, expected an integer >= 1: restore the file.")
-    prompt = PromptArguments(tags=head["settings"].get("tags", PromptArguments.tags)).format
+    asked = {name: head["settings"][name] for name in ("tags", "system_prompt") if name in head["settings"]}
+    prompt = PromptArguments(**asked).format
     expected = len(problems) * k
     check_keys(path, ((row["id"], row["sample"]) for row in completions), problems, k)
     if len(completions) != expected:
@@ -51,19 +56,22 @@ def grade(path: Path, problems: Sequence[Row], dropped: Mapping[str, int] | None
     samples = {(row["id"], row["sample"]): row["completion"] for row in completions}
     timeouts_before = timeouts()
     per_problem, unreadable = [], 0
-    by_metric: dict[str, list[list[float]]] = {metric: [] for metric in METRICS}
+    by_metric: dict[str, list[list[float]]] = defaultdict(list)
     for problem in tqdm(problems, desc="  grading", unit=" problems", leave=False):
         texts = [samples[problem["id"], sample] for sample in range(k)]
-        answers, correct, lenient_answers, lenient = zip(
-            *(grade_text(text, problem["gold"], *prompt.tags[2:]) for text in texts), strict=True
-        )
-        unreadable += sum(not normalise(answer or "") for answer in answers)
-        scores = _scores_of(answers, correct)
-        if (answers, correct) == (lenient_answers, lenient):
-            lenient_scores = scores
+        if judge:
+            answers = [extract_answer(text, None, *prompt.tags[2:]) for text in texts]
+            correct = judge(problem, prompt.to_messages(problem["question"]), texts)
+            scores, marks = _scores_of(answers, correct), {}
         else:
-            lenient_scores = _scores_of(lenient_answers, lenient)
-        scores |= {f"{metric}_lenient": lenient_scores[metric] for metric in ("pass", "maj")}
+            verdicts = [grade_text(text, problem["gold"], *prompt.tags[2:]) for text in texts]
+            answers, correct = [v.answer for v in verdicts], [v.correct for v in verdicts]
+            lenient_answers, lenient = [v.lenient_answer for v in verdicts], [v.correct_leniently for v in verdicts]
+            scores, marks = _scores_of(answers, correct), {"correct_lenient": _marks(lenient)}
+            is_same = (answers, correct) == (lenient_answers, lenient)
+            lenient_scores = scores if is_same else _scores_of(lenient_answers, lenient)
+            scores |= {f"{metric}_lenient": lenient_scores[metric] for metric in ("pass", "maj")}
+        unreadable += sum(not normalise(answer or "") for answer in answers)
         for metric, values in scores.items():
             by_metric[metric].append(values)
         per_problem.append(
@@ -74,7 +82,7 @@ def grade(path: Path, problems: Sequence[Row], dropped: Mapping[str, int] | None
                 "c": sum(correct),
                 "formatted": sum(map(prompt.follows_format, texts)),
                 "correct": _marks(correct),
-                "correct_lenient": _marks(lenient),
+                **marks,
                 "majority": _marks(map(bool, scores["maj"])),
             }
         )
@@ -159,7 +167,7 @@ def _over_problems(
     }
     intervals = {
         metric: {size: list(map(_percent, bootstrap_interval(values))) for size, values in columns[metric].items()}
-        for metric in METRICS
+        for metric in columns
         if metric != "pass_first_k"
     }
     return means, intervals

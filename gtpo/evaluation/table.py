@@ -66,8 +66,8 @@ def _interval(by_k: Mapping[str, Sequence[float]]) -> str:
 
 
 def _differs_leniently(scores: Mapping[str, Any], pass_columns: Sequence[int], maj_columns: Sequence[int]) -> bool:
-    """Whether a lenient score of the table differs from the strict one by more than a point."""
+    """Whether a lenient score of the table differs from the strict one by more than a point; a judge has none."""
     shown = [("pass", str(k)) for k in pass_columns] + [("maj", str(k)) for k in maj_columns]
-    return any(
+    return "pass_lenient" in scores and any(
         abs(scores[f"{metric}_lenient"][k] - scores[metric][k]) > 1 for metric, k in shown if k in scores[metric]
     )

@@ -395,7 +395,10 @@ def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_s
     assert own["data"] == {"source": "mine.csv", "data_dir": None, "dataset_config": None, "split": None} | {
         "prompt_column": "task",
         "answer_column": "gold",
+        "judge": None,
     }
+    assert own["dropped"] == {"without a readable gold answer": 1}
+    assert "Rows dropped: 1 without a readable gold answer" in screen
     # a corrected gold answer: the completions are kept, and graded with the stored file and columns
     path = next(Path("out").glob("*/mine.jsonl"))
     lines = path.read_text().splitlines()

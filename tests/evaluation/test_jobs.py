@@ -60,7 +60,7 @@ def test_the_name_of_your_benchmark_is_none_of_ours(source: str, name: str) -> N
 def test_two_benchmarks_of_one_name_and_columns_of_none_of_yours_are_refused() -> None:
     with pytest.raises(UsageError, match=r"^a/mine\.csv and b/mine\.csv are both called mine in tables and files"):
         select("a/mine.csv", "b/mine.csv")
-    for flag in ("prompt_column", "answer_column", "split", "dataset_config"):
+    for flag in ("prompt_column", "answer_column", "split", "dataset_config", "judge"):
         with pytest.raises(UsageError, match=rf"^--{flag} is for a benchmark of your own, and --benchmarks names none"):
             select("gsm8k", **{flag: "task"})
         assert list(select("gsm8k", "mine.csv", **{flag: "task"})) == ["gsm8k", "mine"]
@@ -72,9 +72,9 @@ def test_your_problems_with_a_readable_gold_answer(tmp_path: Path, caplog: pytes
     rows = [("1 + 1?", 2), (turns, "4"), ("3?", "$"), ("4?", ""), ("5?", "x" * 2000), ("6?", "6.0")]
     path.write_text("".join(json.dumps({"task": task, "gold": gold}) + "\n" for task, gold in rows))
     flags = EvaluationArguments([str(path)], prompt_column="task", answer_column="gold")
-    problems, dropped = load_problems("mine", str(path), flags)
+    problems, dropped, _ = load_problems("mine", str(path), flags)
     assert dropped == {"with an empty answer": 1, "without a readable gold answer": 2}
-    assert load_problems("mine", str(path), flags, limit=2) == (problems[:2], dropped)
+    assert load_problems("mine", str(path), flags, limit=2) == (problems[:2], dropped, None)
     assert problems == [
         {"id": "mine/0", "question": "1 + 1?", "gold": "2"},
         {"id": "mine/1", "question": turns, "gold": "4"},

@@ -1,0 +1,104 @@
+"""A function of the user as the judge, from the flags to the scores."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import evaluate
+from gtpo.arguments import EvaluationArguments
+from gtpo.errors import RunError, UsageError
+from gtpo.evaluation.jobs import load_problems
+from gtpo.evaluation.judge import load_judge
+
+JUDGE = """
+def runs(completions, tests, prompts=None, **columns):
+    return [float(all(test in c[0]["content"] for test in listed)) for c, listed in zip(completions, tests)]
+
+async def later(completions, answer, **columns):
+    return [0.5 if c[0]["content"] == a["text"] else -1 for c, a in zip(completions, answer)]
+
+def nothing(completions, **columns):
+    return [None for _ in completions]
+
+def words(completions, **columns):
+    return ["right" for _ in completions]
+
+def same_prompt(completions, prompts, **columns):
+    return [float(p[-1]["content"] in c[0]["content"]) for p, c in zip(prompts, completions)]
+"""
+ROWS = [
+    {"prompt": "Write one.", "tests": ["def", "return"], "answer": {"text": "x"}},
+    {"prompt": "Write two.", "tests": [], "answer": None},
+    {"prompt": "", "tests": [], "answer": None},
+]
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("judge.py").write_text(JUDGE)
+    Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return tmp_path
+
+
+def test_a_judge_gets_the_columns_of_the_problem(mine: Path) -> None:
+    flags = EvaluationArguments(["mine.jsonl"], judge="judge.py:runs")
+    problems, dropped, judge = load_problems("mine", "mine.jsonl", flags)
+    assert dropped == {"with an empty prompt": 1}
+    assert [(p["question"], p["gold"]) for p in problems] == [("Write one.", "{'text': 'x'}"), ("Write two.", "None")]
+    assert problems[0]["columns"] == {"tests": ["def", "return"], "answer": {"text": "x"}}
+    assert judge is not None
+    assert judge(problems[0], [], ["def f(): return", "def f(): pass"]) == [True, False]
+    assert judge(problems[1], [], ["anything"]) == [True]
+    later = load_judge("judge.py:later", ["answer"])
+    assert later(problems[0], [], ["x", "y"]) == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("judge", "message"),
+    [
+        ("judge.py:run", r"^--judge judge.py:run: judge.py has no function 'run' \(it has runs, later"),
+        ("judge.py", r"^--judge judge.py lacks a function: expected judge.py:FUNCTION"),
+        ("accuracy", r"^judge 'accuracy' is unknown: pick file.py:function or module:function\.$"),
+        ("other.py:f", r"^--judge other.py:f: other.py does not exist"),
+    ],
+)
+def test_an_unusable_judge_is_refused_before_a_model_is_loaded(
+    judge: str, message: str, mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["evaluate.py", "--benchmarks", "mine.jsonl", "--model", "no-such/model", "--judge", judge]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(UsageError, match=message):
+        evaluate.main()
+
+
+def test_a_judge_that_needs_another_column_or_returns_no_numbers(mine: Path) -> None:
+    with pytest.raises(UsageError, match=r"the judge.py:runs judge needs a column 'tests'.* or name another --judge"):
+        load_judge("judge.py:runs", ["answer"])
+    problem = {"id": "mine/0", "columns": {}}
+    with pytest.raises(RunError, match=r"judge.py:nothing returned None for mine/0: .* run the same command again"):
+        load_judge("judge.py:nothing", [])(problem, [], ["x"])
+    with pytest.raises(RunError, match=r"the judge judge.py:words returned list \['right'\]: expected a list"):
+        load_judge("judge.py:words", [])(problem, [], ["x"])
+
+
+def test_judged_scores_and_their_regrade(tiny: Path, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*argv: object) -> dict:
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, argv)])
+        evaluate.main()
+        return json.loads(Path("out/results.json").read_text())["results"][0]
+
+    argv = ["--benchmarks", "mine.jsonl", "--model", tiny, "--k", 2, "--max_new_tokens", 3, "--output_dir", "out"]
+    entry = run(*argv, "--judge", "judge.py:runs")
+    assert [(p["correct"], p["gold"]) for p in entry["per_problem"]] == [("00", "{'text': 'x'}"), ("11", "None")]
+    assert entry["scores"]["pass"] == {"1": 50, "2": 50}
+    assert "pass_lenient" not in entry["scores"] and "correct_lenient" not in entry["per_problem"][0]
+    assert entry["data"]["judge"] == "judge.py:runs"
+    with pytest.raises(UsageError, match=r"was judged by judge.py:runs, which --regrade does not import unasked"):
+        run("--regrade", "--output_dir", "out")
+    path = next(Path("out").glob("*/mine.jsonl"))
+    path.write_text(path.read_text().replace('"completion": "', '"completion": "Write one.'))
+    entry = run("--regrade", "--output_dir", "out", "--judge", "judge.py:same_prompt")
+    assert [p["correct"] for p in entry["per_problem"]] == ["11", "00"]
