@@ -6,20 +6,14 @@
 import json
 import logging
 import math
-import os
-import re
-import shlex
 import shutil
-import uuid
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 from transformers import EarlyStoppingCallback, TrainerCallback
 
-from gtpo.arguments import Settings
 from gtpo.distributed import gather_full_parameter
 from gtpo.errors import RunError
 from gtpo.files import replace_directory, write_atomically
@@ -29,52 +23,6 @@ logger = logging.getLogger(__name__)
 
 BEST_WINDOW = 100  # steps of the mean that selects best/
 WANDB_STEPS = 1_000_000  # wandb steps per training step: TRL logs tables and the time of each call in between
-
-
-def start_wandb(settings: Settings) -> Any:
-    """A wandb run, the same one when a run is resumed; offline without a login or a connection. It never prompts.
-
-    Runs whose names differ in a last -s1, -s2, ... form one wandb group, so that a panel can show mean and spread.
-    """
-    import wandb
-
-    run_directory, mode = RunDirectory(settings.output_dir), os.environ.get("WANDB_MODE")
-    name, identity = run_directory.path.name, run_directory.wandb_id
-    if not identity.is_file():
-        write_atomically(identity, uuid.uuid4().hex[:8])
-    method = settings.method.upper()
-    options = {
-        "project": os.environ.get("WANDB_PROJECT", "gtpo"),
-        "name": name,
-        "id": identity.read_text(),
-        "resume": "allow",
-        "group": re.sub(r"-s(eed)?\d+$", "", name),
-        "tags": [method, Path(settings.model.model).name, settings.data.dataset, f"seed {settings.trainer.seed}"],
-        "config": {"method": method} | settings.to_dict(),
-        "dir": str(run_directory.path),
-        "settings": wandb.Settings(
-            silent=True,
-            finish_timeout=60,
-            finish_timeout_raises=False,
-            x_disable_meta=True,  # it contains the command line, possibly with a token; environment.json has the rest
-        ),
-    }
-    run, reason = None, "not logged in"
-    try:
-        if mode is not None or wandb.login(prompt=False):
-            run = wandb.init(mode=mode, **options)
-    except wandb.Error as error:
-        reason = str(error).rstrip(".")
-        options["id"] = uuid.uuid4().hex[:8]  # the run that failed to start still holds the old id
-        write_atomically(identity, str(options["id"]))
-    if run is None:
-        how_to_sync = f"`wandb sync {shlex.quote(str(run_directory.path / 'wandb'))}/offline-run-*` uploads it"
-        logger.warning("wandb: %s, so this run is logged offline; %s.", reason, how_to_sync)
-        run = wandb.init(mode="offline", **options)
-    # TRL logs completions and timings in between, which advances wandb's own step: plot over the training step.
-    run.define_metric("step")
-    run.define_metric("*", step_metric="step")
-    return run
 
 
 class MetricsWriter(TrainerCallback):

@@ -8,12 +8,13 @@ import torch
 from transformers.integrations import WandbCallback
 
 from gtpo.arguments import Settings
-from gtpo.callbacks import BestAdapter, EarlyStopping, MetricsWriter, start_wandb
+from gtpo.callbacks import BestAdapter, EarlyStopping, MetricsWriter
 from gtpo.checkpoints import steps_are_done
 from gtpo.fault_tolerance import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
 from gtpo.progress import ProgressBar
 from gtpo.runs import ON_MAIN_PROCESS, RunDirectory
 from gtpo.summary import RunMessages
+from gtpo.wandb_runs import start_wandb
 
 logger = logging.getLogger(__name__)
 

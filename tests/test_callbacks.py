@@ -14,9 +14,10 @@ from transformers import TrainerControl, TrainerState
 from trl import GRPOConfig
 
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments
-from gtpo.callbacks import BestAdapter, MetricsWriter, start_wandb
+from gtpo.callbacks import BestAdapter, MetricsWriter
 from gtpo.cli import parse
 from gtpo.runs import RunDirectory
+from gtpo.wandb_runs import start_wandb
 
 CLASSES = (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
 

@@ -19,7 +19,7 @@ HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "wand
 
 # Who may import a package at all, in a function or at the top.
 OWNERS = {
-    "wandb": {"gtpo.callbacks", "gtpo.paper.results"},
+    "wandb": {"gtpo.wandb_runs", "gtpo.paper.results"},
     "vllm": {"gtpo.evaluation.sampling"},
     "unsloth": {"gtpo.backend", "gtpo.models"},
     "datasets": {"gtpo.data", "gtpo.inputs", "gtpo.rows"},
@@ -108,7 +108,7 @@ LAYERS = (  # a module imports from layers below its own, or from its own packag
     "gtpo.runs gtpo.environment",
     "gtpo.start",
     "gtpo.cli gtpo.script gtpo.curves gtpo.progress gtpo.fault_tolerance",
-    "gtpo.tiny gtpo.callbacks gtpo.summary gtpo.preflight",
+    "gtpo.tiny gtpo.callbacks gtpo.wandb_runs gtpo.summary gtpo.preflight",
     "gtpo.models gtpo.training gtpo.card",
     "gtpo.trainer gtpo.export gtpo.report gtpo.push gtpo.evaluation",
     "gtpo gtpo.paper gtpo.timing",
