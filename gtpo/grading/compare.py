@@ -10,13 +10,14 @@ from gtpo.grading.latex import FUNCTIONS, TEXT, split_top_level
 from gtpo.grading.normalise import normalise
 from gtpo.grading.structure import parse_structure
 from gtpo.grading.sympy_fallback import TimeBudget
-from gtpo.grading.units import strip_units
+from gtpo.grading.units import split_unit, strip_units
 from gtpo.grading.worker import ComparisonFailed, shared_worker
 
 _MAX_UNORDERED = 64  # elements compared in any order, which takes quadratic time
 _RELATION = r"[<>=]|\\(?:leq|geq|neq)(?![a-zA-Z])"
 _NAME = re.compile(  # x, x_1, f(x), (x,y), \angle ABC, Area; not \sin x, not "is not"
-    rf"(?!.*(?:\\(?:{FUNCTIONS}|frac|sqrt)|\bnot\b))(?:[A-Za-z\\(),' ]|_\{{\w+\}}|\\text\{{[^{{}}]*\}})+"
+    rf"(?!.*(?:\\(?:{FUNCTIONS}|frac|sqrt)|\bnot\b))(?:[A-Za-z\\(),' ]|_\{{\w+\}}|\\text\{{[^{{}}]*\}}"
+    r"|\\(?:math(?:bf|rm|it|cal)|vec|overline|overrightarrow|boldsymbol)\{[A-Za-z]+\})+"
 )
 _SUM = re.compile(r"[A-Za-z](?:[+-][A-Za-z])+")  # m+n, the usual question of AIME
 _NUMBER_WORDS = [
@@ -91,6 +92,8 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     if ("=" not in text and "\\in" not in text) or len(split_top_level(text, "[,;]")) > 1:
         return "", text
     name, *values = split_top_level(text, r"=|\\in(?![a-zA-Z])")
+    if len(values) == 1 and re.fullmatch("[A-Za-z]", values[0]) and parse_number(name):
+        name, values = values[0], [name]  # 18 = x
     if not values or not all(values):
         return "", text
     is_sum = _SUM.fullmatch(name) and parse_number(values[-1])
@@ -167,6 +170,10 @@ def _strip_words(text: str) -> str:
     text = re.sub(r"^(?:an?|the|option|choice)(?:\s+(?=[a-zA-Z])|(?=\())", "", text, flags=re.IGNORECASE)
     if choice := re.fullmatch(r"\(([A-Za-z])\)", text):
         text = choice[1]
+    elif (choice := re.fullmatch(r"(?:\\text\{)?\(([A-J])\)\}?(.+)", text)) and parse_number(
+        split_unit(choice[2]).value
+    ):
+        text = choice[1]  # (E) 12 cm
     return str(_NUMBER_WORDS.index(text.lower())) if text.lower() in _NUMBER_WORDS else text
 
 

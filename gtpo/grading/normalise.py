@@ -3,6 +3,7 @@
 
 import re
 import unicodedata
+from collections.abc import Callable
 from functools import lru_cache
 
 from gtpo.grading.latex import FUNCTIONS, bracket_balance, closing_index, last_boxed, nesting_depth
@@ -21,7 +22,7 @@ _CHARACTERS = str.maketrans(
         **{"π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "√": r"\sqrt ", "°": r"^\circ ", "º": r"^\circ "},
         **{"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap "},
         **{"∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "′": "'", "’": "'", "“": '"', "”": '"'},
-        **{**dict.fromkeys("€£¥", "$"), "。": "."},
+        **{**dict.fromkeys("€£¥", "$"), "¢": " cents", "。": "."},
     }
 )
 _SCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789-+n0123456789")
@@ -31,21 +32,25 @@ _PROSE = re.compile(
     r"(?:answer|result|solution|value)s?\s*(?:(?:is|are)\b|=|:)\s*:?\s*",
     re.IGNORECASE,
 )
+_NUMBER_WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_BASES = {word: str(base) for base, word in enumerate(_NUMBER_WORDS, start=2)}
 _END = re.compile(r"(?:(?<!\\)\\[,;:!]|[.,;:\s])+$")  # punctuation and the spaces of LaTeX
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'))
 
 # Applied in this order: (pattern, replacement).
-_REWRITES = [
+_REWRITES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?", ""),  # sizes of brackets
         # thousands separators of LaTeX: 1,\!234  1{,}234  1\,234
         (r"(?<=\d)\s*(?:,\s*\\!|\{\s*,\s*\}|\\[,;:!])\s*(?=\d{3}(?!\d))", ""),
+        (r"\\\\\s*\[\s*-?[\d.]*\s*(?:pt|em|ex|mm|cm|in)\s*\]", r"\\\\"),  # the space between two rows: \\[4pt]
         (r"(?:\\\\)+\s*$|(?<!\\)\\!|\\(?:display|text)style(?![a-zA-Z])|\\(?:limits|phantom)(?![a-zA-Z])", ""),
         (r"(?<!\\)\\[,;:>\s]|\\q?quad(?![a-zA-Z])|~", " "),
         (r"\s+", " "),  # the patterns below take cubic time on runs of blanks
         (r"\\[dtc]frac(?![a-z])", r"\\frac"),
         (r"\\[dt]binom(?![a-z])", r"\\binom"),
+        (r"^<([^<>]*,[^<>]*)>$", r"(\1)"),  # a vector
         (r"<=|\\leq?(?:slant)?(?![a-zA-Z])", r"\\leq "),
         (r">=|\\geq?(?:slant)?(?![a-zA-Z])", r"\\geq "),
         (r"!=|\\neq?(?![a-zA-Z])", r"\\neq "),
@@ -59,17 +64,30 @@ _REWRITES = [
         (r"\\langle(?![a-zA-Z])|\\lparen(?![a-zA-Z])", "("),
         (r"\\rangle(?![a-zA-Z])|\\rparen(?![a-zA-Z])", ")"),
         (r"\\[lr]vert(?![a-zA-Z])|\\vert(?![a-zA-Z])", "|"),
-        (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}|^(?:\\text\{)?\s*(?:[tT]he )?[eE]mpty set\s*\}?$", r"\\emptyset "),
+        (r"(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
+        (  # {x | x > 2} is x > 2
+            r"^\\\{\s*[a-zA-Z](?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:\\mid(?![a-zA-Z])|[:|])"
+            r"([^:|]*(?:[<>]|\\[lg]eq |\\neq )[^:|]*)\\\}$",
+            r"\1",
+        ),
         (r"(?:[a-zA-Z]\s*\\in\s*)?\\mathbb\s*\{?R\}?$|(?i:^(?:\\text\{)?all real numbers\}?$)", r"(-\\infty,\\infty)"),
         (r"\\?%|\s*(?:\\text\{)?\s*(?<![a-zA-Z\\])(?:per\s?cent|pct)\b\.?\s*\}?", "%"),
-        (r"^([-+]?)\s*\\?\$\s*([-+]?\d[\d.]*)$", r"\1\2 dollars"),  # an amount, which is not one of cents
+        (
+            r"^([-+]?)\s*(?:USD|US\s?\\?\$|\\?\$)\s*([-+]?\d[\d.]*)$",
+            r"\1\2 dollars",
+        ),  # an amount, which is not one of cents
         (r"\\?\$|\\text\{\s*\$\s*\}", ""),  # currency, or math delimiters in a sentence
         (r"[(\[]?\s*\\begin\{(?:[bB]matrix|smallmatrix|matrix|array)\}(?:\{[lcr| ]*\})?", r"\\begin{pmatrix}"),
         (r"\\end\{(?:[bB]matrix|smallmatrix|matrix|array)\}\s*[)\]]?", r"\\end{pmatrix}"),
         (rf"\s*,?\s*(?:\\(?:text|mbox)\s*\{{\s*,?\s*{_AND}\s*\}}|{_AND})\s*", ", "),  # "18 or 20" is a list
-        (r"(?<![a-zA-Z\\])(?:infinity|inf|oo)(?![a-zA-Z])|\\inf(?![a-zA-Z])", r"\\infty "),
+        (r"(?<![a-zA-Z\\])(?:infinity|infty|inf|oo)(?![a-zA-Z])|\\inf(?![a-zA-Z])", r"\\infty "),
         (rf"(?<![a-zA-Z\\])({FUNCTIONS}|sqrt|{_GREEK})(?![a-zA-Z])", r"\\\1 "),  # plain-text mathematics
         (r"(?<=\d)\^\{?\\(?:text|mathrm)?\{?(?:st|nd|rd|th)\}?\}?$|(?<=\d)(?:st|nd|rd|th)\b", ""),  # ordinals
+        (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", "*"),  # 6.02 x 10^23
+        (r"^(?:negative|minus)\s+(?=[\d\\])", "-"),
+        (r"^(\d+)\s+to\s+(\d+)$", r"\1:\2"),  # a ratio
+        (r"\\frac\s*\{\s*\\text\s*\{([a-z]+)\}\s*\}\s*\{\s*\\text\s*\{([a-z]+)\}\s*\}", r"\\text{\1/\2}"),  # m/s
         (r"^\s*\\approx(?![a-zA-Z])", ""),
         (r"(?<=\S)\s*\\approx(?![a-zA-Z])[^,;]*$", ""),  # 2/3 \approx 0.67: the exact value comes first
         (r"^(\s*[-+]?\s*\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
@@ -79,11 +97,15 @@ _REWRITES = [
         (r"\^\s*\(([^()]*)\)", r"^{\1}"),  # x^(1/2)
         (r"\^\s*(-?\d+|[a-zA-Z])", r"^{\1}"),  # x^10 means x^{10}
         (r"_\s*(\d+|[a-zA-Z])(?![a-zA-Z])", r"_{\1}"),
+        (r"_\s*\\(?:text|mathrm)\s*\{\s*(\w+)\s*\}", r"_{\1}"),
         (r"_\{\s*\(?\s*(?:\\text\{)?(\w+)\}?\s*\)?\s*\}", r"_{\1}"),
+        (rf"_\{{({'|'.join(_BASES)})\}}", lambda match: f"_{{{_BASES[match[1]]}}}"),
+        (r"^\(([0-9A-Z.]+)\)(?=_\{\d+\}$)", r"\1"),  # (1011)_2
     )
 ]
-_DEGREES = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z]))")
+_DEGREES = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z]))(?:\s*[CF]$)?")
 _THOUSANDS = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d|,\d)")
+_SPACED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")  # 10 000, if it is the whole answer
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\{(\d+)\}")
 
 
@@ -127,6 +149,9 @@ def _unwrap(text: str) -> str:
     for _ in range(_MAX_LAYERS):
         before = text
         text = _END.sub("", text).strip().removeprefix("=")
+        text = re.sub(r"^([A-J])[.)](?=\s|$)", r"(\1)", re.sub(r"^#+\s+", "", text))  # C) 15; #### 18, as in GSM8K
+        text = re.sub(r"^\\text\s*\{([^{}]*)\}\s*(?=\S)", _without_prose, text)
+        text = re.sub(r"\s+is (?:the|my|our) (?:final |correct )?(?:answer|result)$", "", text)
         prose = _PROSE.match(text)
         text = text[prose.end() :] if prose else text
         for opening, closing in _WRAPPERS:
@@ -137,6 +162,11 @@ def _unwrap(text: str) -> str:
         if text == before:
             break
     return text
+
+
+def _without_prose(match: re.Match[str]) -> str:
+    r"""Nothing for ``\text{The answer is }`` before a value; other text stays."""
+    return "" if _PROSE.fullmatch(match[1]) else match[0]
 
 
 def _unbox(text: str) -> str:
@@ -150,6 +180,8 @@ def _unbox(text: str) -> str:
 def _rewrite_numbers(text: str) -> str:
     """Repeating decimals as fractions, and no thousands separators; (1,234) is a pair and keeps its comma."""
     text = _REPEATING.sub(_repeating_decimal, text)
+    if _SPACED.fullmatch(text):
+        return text.replace(" ", "")
     return _THOUSANDS.sub(lambda m: m[0] if bracket_balance(text[: m.start()]) else m[0].replace(",", ""), text)
 
 

@@ -14,7 +14,8 @@ _REFUSED = [
         r"__|[@#`?\"]|\d{300}|\|(?:.*\|){8}",  # code, huge integers, bars that the grammar can pair up in many ways
         r"\d \.?\d|\d'|[\d)}]_|dots",  # the grammar reads 18 19 as 37, and ignores primes, bases and dots
         r"\\infty\]|\[-?\\infty",  # not an interval; sympy would read it as a half-open one
-        r"\^\{-?\d{5}|\^\{[^a-zA-Z]*\^|\^\{\d+\}\^",  # huge powers (MATH has 2^{4950}) and towers of numbers
+        r"\^\{-?\d{5}",  # huge powers (MATH has 2^{4950})
+        r"\^\{(?:[^a-zA-Z{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\^|\^\{\d+\}\^",  # towers of numbers; 2^{3}*5^{2} is none
         r"\^\{\d{3,}\}\)+\^\{\d{3}|[a-z][^()]*\)\^\{\d{3}",  # powers of powers; sums to a power of 100 or more
         r"\^\{[^{}]*\^\{[^{}]*\^",  # towers of any kind
         r"![\s)}\]]*!|\d{5}[\s)}\]]*!|\^.*[)}]\s*!|\\binom.*\d{5}",  # huge factorials (MATH has 2004!)

@@ -67,6 +67,8 @@ def strip_units(a: str, b: str) -> tuple[str, str] | None:
     A bare letter is a variable, and stays, unless the other answer has that unit in words or in ``\\text``.
     """
     x, y = split_unit(a), split_unit(b)
+    if {x.unit, y.unit} == {"$", "c"}:
+        return _in_dollars(x), _in_dollars(y)
     if x.unit and y.unit and x.unit != y.unit:
         return None
     if x.is_letter and (not y.unit or y.is_letter):
@@ -74,6 +76,10 @@ def strip_units(a: str, b: str) -> tuple[str, str] | None:
     if y.is_letter and not x.unit:
         y = Measure(b, None)
     return x.value, y.value
+
+
+def _in_dollars(amount: Measure) -> str:
+    return amount.value if amount.unit == "$" else f"{amount.value}*\\frac{{1}}{{100}}"
 
 
 @lru_cache(maxsize=2**14)

@@ -604,6 +604,283 @@ n! </- n
 18 </- 18)(
 18 </- .*
 18 </- %s
+# sets, in other spellings
+\{1,2,3\} <- 1, 2, and 3
+\{x \mid x > 2\} <- (2, \infty)
+\{1,2,3\} </- \{1,2\}
+\{1,2,3\} </- (1,2,3,4)
+\{\} <- \emptyset
+\emptyset <- \text{empty set}
+\emptyset </- \{0\}
+0,1,2 <- x = 0, 1, 2
+-1,2 <- \text{$-1$ and $2$}
+-1,2 </- 1,-2
+# intervals, in other spellings
+(-\infty, 5] <- (-infty, 5]
+(-\infty, 5] <- \left(-\infty, 5\right]
+[3, \infty) <- x \geq 3
+(0,1)\cup(1,2) <- (0, 1) U (1, 2)
+[-3, 3] <- -3 \leq x \leq 3
+[-3, 3] </- (-3,3)
+[-3, 3] </- -3 < x < 3
+(-\infty, 5] </- (-\infty, 5)
+(2, \infty) <- \{x : x > 2\}
+# matrices and vectors, in other spellings
+\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix} <- \begin{pmatrix} -\frac{1}{3} \\[4pt] \frac{2}{3} \end{pmatrix}
+\begin{pmatrix} 1 \\ 2 \\ 3 \end{pmatrix} <- (1, 2, 3)
+\begin{pmatrix} 1 \\ 2 \\ 3 \end{pmatrix} <- <1, 2, 3>
+\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} </- \begin{pmatrix} 1 & 2 \\ 4 & 3 \end{pmatrix}
+\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} <- [[1, 2], [3, 4]]
+\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} <- \mathbf{M} = \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}
+# units, in other spellings
+5 <- 5 \text{ square units}
+5 \text{ square inches} <- 5 \text{ in}^2
+15\text{ mph} <- 15 mi/h
+30 <- 30\ \text{m/s}
+30 <- 30\frac{\text{m}}{\text{s}}
+30 <- 30 \text{ m}^3
+2 \text{ hours} </- 2 minutes
+12\text{ quarts} <- 12 quarts
+12 <- 12 students
+12 <- \text{twelve}
+12 </- 12 hundred
+12 </- 12 dozen
+# mixed numbers, in other spellings
+2\frac{3}{4} <- 2 \frac{3}{4}
+2\frac{3}{4} <- 2 + \frac{3}{4}
+2\frac{3}{4} </- \frac{6}{4}
+-2\frac{3}{4} </- -2 + \frac34
+# percentages, in other spellings
+25\% <- 25\text{%}
+25 <- 25 percent
+12.5\% <- 12\frac12\%
+-25\% <- -25 %
+25\% </- 2.5
+25\% </- 0.025
+150\% <- 1.5
+# thousand separators, in other spellings
+10,000 <- 10 000
+10,000 <- 10\,000
+1,000,000 <- 10^6
+10,000 </- 10.000
+10,000 </- 10,00
+1,234 </- 1, 234
+# choices, in other spellings
+\text{(B)} <- (B) 12
+\text{(B)} <- \mathrm{B}
+\text{B} <- (b)
+\text{B} <- B)
+\text{B} <- The answer is (B).
+\text{B} </- \text{(C)}
+D </- 4
+# text answers, in other spellings
+\text{Evelyn} <- evelyn.
+\text{odd} </- even
+\text{odd} </- \text{neither}
+\text{Saturday} <- Saturday
+\text{pentagon} <- a pentagon
+\text{parallelogram} </- \text{rectangle}
+\text{10:30 a.m.} <- 10:30 AM
+\text{10:30 a.m.} </- 10:30 PM
+\text{11 and 12} <- 11, 12
+# degree signs, in other spellings
+60^\circ <- 60 degrees
+60^\circ <- 60 ^ \circ
+60^\circ <- \theta = 60^\circ
+60^\circ C <- 60
+\frac{\pi}{3} </- 60^\circ
+# base subscripts, in other spellings
+1011_2 <- 1011_{\text{two}}
+1011_2 <- (1011)_2
+1011_2 <- 1011 \text{ base 2}
+1011_2 <- 1011_\text{two}
+1011_2 </- 1011
+1011_2 </- 11
+1011_2 </- 1011_3
+4A3_{12} <- 4A3_{12}
+# plus or minus, in other spellings
+\pm\sqrt{5} <- x = \pm \sqrt{5}
+2 \pm i <- 2+i, 2-i
+\frac{1\pm\sqrt{5}}{2} <- \frac{1}{2} \pm \frac{\sqrt{5}}{2}
+\pm\sqrt{5} </- \sqrt{5}
+\pm 1, \pm 2 <- 1,-1,2,-2
+# scientific notation, in other spellings
+6.02\times 10^{23} <- 6.02 \cdot 10^{23}
+6.02\times 10^{23} <- 6.02 x 10^23
+1.5\times10^{-3} </- 1.5 \times 10^3
+# LaTeX spacing, in other spellings
+3\sqrt{2} <- 3\,\sqrt{2}
+(1, 2) <- (1,~2)
+\frac{\sqrt{3}}{3} <- \frac{\sqrt 3}{3}
+\frac{3}{4} <- {3 \over 4}
+# currency, in other spellings
+\$10.50 <- 10.5
+\$10.50 <- USD 10.50
+\$0.75 <- 75 cents
+75\text{ cents} <- \$0.75
+75\text{ cents} <- 75¢
+\$75 </- 75 cents
+\$3 <- 3\text{ dollars}
+# multiple answers, in other spellings
+(1,2), (3,4) <- \{(1,2),(3,4)\}
+(1,2), (3,4) </- (2,1),(3,4)
+1, 2 </- (1,2), 3
+3, 5, 7 <- 3; 5; 7
+3, 5, 7 </- 3,5
+(x,y) = (1,2) <- x=1, y=2
+# algebra, in other spellings
+-x+3 <- 3-x
+y = 3x + 2 <- 3x+2
+\frac{1}{2}\ln 3 <- \ln\sqrt{3}
+\sqrt[3]{2} <- 2^{1/3}
+|x| </- x
+x^2 </- x^{-2}
+\frac{2}{3} </- \frac{3}{2}
+3x </- 3
+3 + 4i </- 3 - 4i
+-\frac{1}{2}i <- -\frac{i}{2}
+# last lines of completions
+18 <- 18 is the answer
+18 <- Answer: $18$ apples
+18 <- \text{The answer is } 18
+18 <- **\boxed{18}**
+18 <- # 18
+18 <- #### 18
+18 <- \approx 18
+18 <- n=18
+18 <- 18 = x
+18 <- 3\times 6 = 18
+18 </- 3 \times 6 = 19
+18 <- \$ 18
+18 <- 1.8e1
+18 </- 1.8
+18 </- 180
+18 </- 18?
+18 </- ~18 to 20
+18 </- 17-19
+18 </- 18-20
+18 </- 18 or more
+18 </- at least 18
+18 </- less than 18
+18 </- 18+
+18 </- 18, or maybe 19
+18 </- \{18, 19\}
+18 </- (18, 18)
+18 </- 18^2
+18 </- \sqrt{18}
+18 </- 18!
+18 </- 18i
+18 </- 18\pi
+18 </- \frac{1}{18}
+18 </- 18 \text{ or } 19
+18 </- |18|-1
+18 </- 0.18
+18 </- 18\%\text{ of }100
+18 </- \text{eighteen or nineteen}
+18 </- 1 and 8
+18 </- any number
+18 </- all
+18 </- \text{see above}
+18 </- x=y
+18 </- 18=18=19
+18 </- \boxed{18} \boxed{19}
+18 </- \phantom{19}18 19
+18 </- \text{18}\text{19}
+-1 <- (-1)
+-1 <- negative 1
+-1 </- 1
+\frac{5}{9} <- \frac{5}{9}.
+\frac{5}{9} <- 0.555555555556
+\frac{5}{9} </- 0.56
+\frac{5}{9} </- 0.5556
+\frac{5}{9} <- \left(\frac{5}{9}\right)
+\frac{5}{9} <- \frac{10}{18}
+\frac{3\sqrt{3}}{4} <- \frac{3}{4}\sqrt{3}
+\frac{3\sqrt{3}}{4} <- \frac{3 \sqrt{3}}{4} \text{ square units}
+\frac{3\sqrt{3}}{4} </- \frac{3\sqrt{2}}{4}
+\frac{3\sqrt{3}}{4} </- 1.299
+2\sqrt{3} - 1 <- -1 + 2\sqrt{3}
+2\sqrt{3} - 1 </- 2\sqrt{3}+1
+9\pi <- 9*pi
+9\pi <- 9\cdot \pi
+9\pi </- 28.27
+9\pi </- 9
+\frac{\pi}{2} - 1 <- \pi/2 - 1
+[0,\infty) <- x \ge 0
+[0,\infty) <- \{x \mid x \geq 0\}
+[0,\infty) <- \{x \in \mathbb{R} : x \ge 0\}
+[0,\infty) </- (0,\infty)
+[0,\infty) </- x > 0
+(-\infty, -2) \cup (2, \infty) <- x<-2, x>2
+(-\infty, -2) \cup (2, \infty) </- (-\infty, -2] \cup [2, \infty)
+(3, \frac{\pi}{2}) <- (r,\theta) = (3, \frac{\pi}{2})
+(3, \frac{\pi}{2}) </- (3, \frac{\pi}{3})
+(2,-3,5) <- (x,y,z) = (2,-3,5)
+(2,-3,5) </- 2,3,5
+x^3 - 3x + 2 <- p(x) = x^3 - 3x + 2
+x^3 - 3x + 2 </- x^3 + 3x + 2
+y = 2x - 1 <- 2x - y - 1 = 0
+y = 2x - 1 </- y = 2x + 1
+(x-2)^2 + (y+3)^2 = 25 <- (x - 2)^2 + (y + 3)^2 = 5^2
+(x-2)^2 + (y+3)^2 = 25 <- x^2+y^2-4x+6y-12=0
+1 + 2i <- 1 + 2\mathrm{i}
+1 + 2i </- 1 - 2i
+1+2i, 1-2i <- 1 \pm 2i
+e^{i\pi/3} <- e^{\frac{i\pi}{3}}
+\log_2 3 <- \log_2(3)
+\binom{10}{3} <- 120
+3:2 <- 3:2
+3:2 <- 3 to 2
+5:30 \text{ p.m.} <- 5:30 pm.
+0 </- 1
+1 </- 10
+0.1 <- 1/10
+.0625 <- \frac{1}{16}
+3.14 </- \pi
+\text{A} <- A. 12
+\text{(C)} <- \boxed{\text{(C)}\ 15}
+\text{(C)} <- C) 15
+\text{(C)} <- (C) 15 cm
+\text{(C)} </- (A) 15
+\text{(C)} </- (B) or (C)
+\text{(C)} </- C, D
+\text{Yes} </- No
+\text{even} <- \mathrm{even}
+\$2.40 <- $2.4
+\$2.40 <- 240 cents
+\$2.40 </- 2.40 cents
+\$2.40 </- \$24
+12\text{ feet} </- 12 inches
+5\sqrt{2} <- \sqrt{50}
+\mathbb{R} <- all real numbers
+\frac{a+b}{2} <- \frac{1}{2}(a+b)
+2ab </- 2a+b
+\sqrt{x+1} <- (x+1)^{1/2}
+3^{-2} <- 1/9
+200 <- 2^3 \cdot 5^2
+200 <- 2^{3} \times 5^{2}
+200 </- 2^3 \cdot 5^3
+2^3 \cdot 5^2 <- 2^{3}5^{2}
+\text{(C)} </- C) 15, D) 16
+15 </- \text{(C)} 16
+18 </- \text{not the answer is } 18
+18 </- 19 = x
+1011_2 </- (1011)_3
+(2,3) </- <3,2>
+\emptyset </- \text{empty}
+\$1 </- 1 cent
+100\text{ cents} <- \$1
+100\text{ cents} </- \$100
+10,000 </- 10 001
+10 </- 10 000
+2\times10^3 <- 2 x 10^3
+x^{10} </- 2x10
+\{x \mid x > 2\} </- (2, 3)
+\{x \mid x > 2\} </- x < 2
+\text{(B)} </- (B)(C)
+x </- (x)2
+\text{(B)} </- (B) or (C)
+\text{(B)} </- (B) 12, (C) 15
 """
 
 
