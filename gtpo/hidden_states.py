@@ -45,12 +45,10 @@ def hidden_states_per_completion(forward: Callable[..., Any], decoder: Any, inpu
 
 
 def hidden_states_by_prompt(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> Tensor:
-    """As :func:`hidden_states_per_completion`, with each distinct prompt encoded once."""
+    """As :func:`hidden_states_per_completion`, with each distinct prompt encoded once; every process has to call it."""
     prompts, prompt_mask, prompt_of = distinct_prompts(inputs)
     completion_mask = inputs["completion_mask"]
-    # The last token predicts nothing. One column at least, so that every process calls the model twice.
-    width = max(int(completion_mask.sum(-1).max()) - 1, 1)
-    lengths = prompt_mask.sum(-1)[prompt_of]
+    prompt_lengths = prompt_mask.sum(-1)
     cache = DynamicCache()  # of whole sequences: the mask alone applies a sliding window
     with _last_hidden_states_of(decoder) as hidden_states:
         forward(
@@ -60,17 +58,48 @@ def hidden_states_by_prompt(forward: Callable[..., Any], decoder: Any, inputs: I
             past_key_values=cache,
             use_cache=True,
         )
-        cache.batch_select_indices(prompt_of)
-        forward(
-            input_ids=inputs["completion_ids"][:, :width],
-            attention_mask=torch.cat([prompt_mask[prompt_of], completion_mask[:, :width]], dim=1),
-            position_ids=lengths[:, None] + torch.arange(width, device=lengths.device),
-            past_key_values=cache,
-            use_cache=True,
-        )
-    of_prompts, of_completions = hidden_states
-    rows, positions = completion_mask.nonzero(as_tuple=True)
-    return torch.cat([of_prompts[prompt_of, -1:], of_completions], dim=1)[rows, positions]
+    last_of_prompt = hidden_states[0][:, -1:]
+    parts, places = [], []
+    for rows in _rows_of_similar_length(completion_mask, prompt_mask.numel()):
+        mask, prompt = completion_mask[rows], prompt_of[rows]
+        # The last token predicts nothing. One column at least, so that every process calls the model as often.
+        width = max(int(mask.sum(-1).max()) - 1, 1)
+        with _last_hidden_states_of(decoder) as hidden_states:
+            forward(
+                input_ids=inputs["completion_ids"][rows, :width],
+                attention_mask=torch.cat([prompt_mask[prompt], mask[:, :width]], dim=1),
+                position_ids=prompt_lengths[prompt, None] + torch.arange(width, device=mask.device),
+                past_key_values=_repeated(cache, prompt),
+                use_cache=True,
+            )
+        row, position = mask.nonzero(as_tuple=True)
+        parts.append(torch.cat([last_of_prompt[prompt], hidden_states[0]], dim=1)[row, position])
+        places.append(rows[row] * mask.shape[1] + position)
+    return torch.cat(parts)[torch.cat(places).argsort()]
+
+
+def _repeated(cache: DynamicCache, rows: Tensor) -> DynamicCache:
+    """A cache with the given rows of another, some more than once; gradients flow to the other."""
+    layers = [
+        (layer.keys[rows], layer.values[rows]) if layer.is_initialized else (None, None) for layer in cache.layers
+    ]
+    return DynamicCache(layers)
+
+
+def _rows_of_similar_length(mask: Tensor, others: int) -> tuple[Tensor, ...]:
+    """The rows in one batch, or in two by length where this saves a tenth of the tokens that the model sees.
+
+    Args:
+        mask: Of the completions, padded to the right. Shape (B, T).
+        others: Number of tokens beside them.
+    """
+    lengths = mask.sum(-1)
+    halves = lengths.argsort(stable=True).chunk(2)
+    one_batch = others + len(mask) * int(lengths.max())
+    two_batches = others + sum(len(half) * int(lengths[half].max()) for half in halves)
+    if any_process(two_batches < 0.9 * one_batch, mask.device):
+        return halves
+    return (torch.arange(len(mask), device=mask.device),)
 
 
 def distinct_prompts(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from gtpo.hidden_states import (
+    _rows_of_similar_length,
     are_equal,
     can_encode_prompts_once,
     distinct_prompts,
@@ -108,7 +109,25 @@ def test_a_prompt_runs_through_the_model_once() -> None:
     hidden_states_by_prompt(model, model.get_base_model().model, batch)
     hidden_states_per_completion(model, model.get_base_model().model, batch)
     hook.remove()
-    assert [tuple(ids.shape) for ids in seen] == [(3, 5), (6, 9), (6, 13)]  # 3 prompts, 6 completions; 6 rows
+    # 3 prompts; 3 completions of at most 2 tokens, and 3 of at most 10; then 6 rows
+    assert [tuple(ids.shape) for ids in seen] == [(3, 5), (3, 1), (3, 9), (6, 13)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "others", "expected"),
+    [
+        ([3, 10, 2, 1, 4, 1], 15, [[3, 5, 2], [0, 4, 1]]),
+        ([10, 9, 10, 9], 0, [[0, 1, 2, 3]]),  # 38 of 40 tokens in two batches
+        ([10, 8, 10, 8], 0, [[0, 1, 2, 3]]),  # 36, a tenth
+        ([10, 7, 10, 7], 0, [[1, 3], [0, 2]]),  # 34
+        ([10, 7, 10, 7], 20, [[0, 1, 2, 3]]),  # 54 of 60
+        ([5], 0, [[0]]),
+        ([0, 0], 0, [[0, 1]]),
+    ],
+)
+def test_rows_of_similar_length_run_together(lengths: list[int], others: int, expected: list[list[int]]) -> None:
+    mask = (torch.arange(10) < torch.tensor(lengths)[:, None]).long()
+    assert [rows.tolist() for rows in _rows_of_similar_length(mask, others)] == expected
 
 
 @pytest.mark.parametrize(
@@ -184,9 +203,8 @@ def test_a_training_step_encodes_the_prompt_once(tiny: Path, tmp_path: Path) -> 
     trainer = make_trainer(
         "gtpo", tiny, tmp_path, per_device_train_batch_size=GROUP // 2, gradient_accumulation_steps=2
     )
-    shapes = shapes_of_a_step(trainer)
-    prompts, completions = shapes[::2], shapes[1::2]
-    assert [rows for rows, _ in prompts] == [1, 1] and [rows for rows, _ in completions] == [GROUP // 2] * 2
+    rows = [rows for rows, _ in shapes_of_a_step(trainer)]
+    assert rows == 2 * [1, GROUP // 4, GROUP // 4]  # the prompt, then the completions in two batches by length
 
 
 @pytest.mark.parametrize(
