@@ -52,7 +52,14 @@ def check_machine(settings: Settings, backend: str) -> None:
         UsageError: For the first fault that makes the run impossible.
     """
     values = settings.to_dict()
-    if settings.run.dry_run or values["use_cpu"] or not gpu_is_available():
+    if settings.run.dry_run:
+        return
+    if values["use_cpu"] or not gpu_is_available():
+        if values.get("use_vllm") and values["vllm_mode"] == "server":
+            raise UsageError(
+                "--vllm_mode server needs a GPU, because TRL sends the weights to the server over NCCL: use "
+                "--vllm_mode colocate, or --use_vllm false."
+            )
         return
     if backend == "transformers":  # Unsloth uses one GPU
         refuse_data_parallel(settings.trainer)

@@ -456,6 +456,19 @@ def test_several_gpus_in_one_process_stop_a_script_before_its_model(
     check_machine(settings, "unsloth")  # it uses one of them
 
 
+def test_the_server_of_vllm_needs_a_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU TRL would wait for the server, and then raise that NCCL needs a CUDA device."""
+    settings = settings_of(*TRL_VLLM, "--vllm_mode", "server")
+    check_machine(settings, "transformers")
+    monkeypatch.setattr(preflight, "gpu_is_available", lambda: False)
+    with pytest.raises(
+        UsageError, match=r"^--vllm_mode server needs a GPU, because TRL .* over NCCL: use --vllm_mode col"
+    ):
+        check_machine(settings, "transformers")
+    settings.run.dry_run = True
+    check_machine(settings, "transformers")
+
+
 def test_a_run_on_a_cpu_and_a_dry_run_are_not_checked(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.programs.discard("gcc")
     settings = settings_of()

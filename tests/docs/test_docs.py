@@ -10,7 +10,15 @@ from helpers.scripts import ROOT, Ended
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").glob("*.md") if ".template" not in path.name)]
 PAST = [ROOT / "docs" / "log.md"]  # names what was there at the time
 SCRIPTS = [path.name for path in ROOT.glob("*.py") if "run_script(main)" in path.read_text()] + ["examples/demo.py"]
-OTHER_PROGRAMS = {"cpu", "num_processes", "num_machines", "config_file", "nproc_per_node", "tensor_parallel_size"}
+OTHER_PROGRAMS = {
+    "rdzv_backend",
+    "cpu",
+    "num_processes",
+    "num_machines",
+    "config_file",
+    "nproc_per_node",
+    "tensor_parallel_size",
+}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
