@@ -218,8 +218,7 @@ def experiments_of(
         chosen = seeds or matrix[scale]["seeds_of"].get(figure) or matrix[scale]["seeds"]
         names = [name for name in runs_of(matrix, [figure], scale) if any(part in name for part in only)]
         order |= {(i, name, seed): None for name in names for i, seed in enumerate(chosen)}
-    if not order:
-        known = runs_of(matrix, figures, scale)
+    if not order and (known := runs_of(matrix, figures, scale)):
         raise UsageError(
             f"--only {' '.join(only)} is part of no run of {', '.join(figures)}{nearest(only[0], known)}: pick from "
             f"{', '.join(known)}, or a part of these names."

@@ -1,5 +1,7 @@
 """The experiment matrix: the runs of each figure, their settings, commands, costs and states."""
 
+import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -187,6 +189,23 @@ def test_a_part_of_the_matrix(sandbox: Any, capsys: pytest.CaptureFixture[str]) 
     hours = 7473 * (3 * 8 * 0.6 + 3 * 12 * 0.6 + 0.3) / 3600
     scoring = 7 * (30 + 30 + 40) * 64 * 0.05 / 3600
     assert f"about {hours:.0f} GPU hours of training and {scoring:.0f} of evaluation" in total
+
+
+def test_hours_in_the_documentation() -> None:
+    """The table of docs/reproduction.md, and the README's totals, which are rounded up to hundreds."""
+    page, readme = ((CONFIGS.parent / name).read_text() for name in ("docs/reproduction.template.md", "README.md"))
+    rows = re.findall(r"^\| `([^`]+)`: .*\| (\d+) \| (\d+), (\d+) \|$", page, re.MULTILINE)
+    assert len(rows) == 4
+    rounded = []
+    for command, *numbers in rows:
+        names, _, only = command.partition(" --only ")
+        names, _, seed = names.partition(" --seeds ")
+        figures = select_figures(MATRIX, names.split(), "paper")
+        runs = experiments_of(MATRIX, figures, "paper", [int(seed)] if seed else None, only.split() or [""])
+        hours = [sum(work.cost for work in works) for works in (runs, evaluations_of(MATRIX, figures, "paper", runs))]
+        assert [*map(int, numbers)] == [len(runs), *(int(f"{hour:.0f}") for hour in hours)]
+        rounded.append(f"{len(runs)} runs, {100 * math.ceil(sum(hours) / 100):,} GPU hours")
+    assert rounded[0] in readme and rounded[-1] in readme
 
 
 def test_an_unknown_part_is_refused(sandbox: Any) -> None:
