@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.scripts import ROOT
 
 from gtpo.evaluation.storage import read_completions
 
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.skipif(
     reason="the CPU build of vLLM is not installed: make test-vllm",
 )
 
+REAL = Path(os.environ.get("GTPO_REAL_MODEL", ROOT / "outputs" / "SmolLM2-135M-Instruct"))
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -95,6 +97,28 @@ def test_vllm_samples_what_transformers_samples(
     run(*options, "--output_dir", "first")
     for path, rows in sampled.items():
         assert {(row["id"], row["sample"]): row["completion"] for row in read_completions(path)[1]} == rows
+
+
+@pytest.mark.skipif(
+    not (REAL / "model.safetensors").is_file(), reason="SmolLM2-135M-Instruct is not there: make test-real"
+)
+def test_vllm_writes_what_transformers_writes_with_a_real_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import evaluate
+
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setitem(os.environ, name, value)
+    monkeypatch.chdir(tmp_path)
+    flags = ["--benchmarks", "arithmetic", "--limit", "2", "--k", "1", "--temperature", "0", "--max_new_tokens", "8"]
+    texts = {}
+    for backend in ("transformers", "vllm"):
+        argv = ["evaluate.py", "--model", str(REAL), *flags, "--backend", backend, "--output_dir", backend]
+        monkeypatch.setattr(sys, "argv", argv)
+        evaluate.main()
+        [path] = Path(backend).glob("*/arithmetic.jsonl")
+        texts[backend] = {row["id"]: row["completion"] for row in read_completions(path)[1]}
+    assert len(texts["vllm"]) == 2 and texts["vllm"] == texts["transformers"]
 
 
 @pytest.fixture

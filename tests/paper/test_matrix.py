@@ -137,9 +137,12 @@ def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureF
     finished = runs["gtpo-g8"].run.adapter
     finished.mkdir(parents=True)
     (finished / "adapter_config.json").write_text("{}")
+    stopped_early = runs["gtpo-g8"].run.checkpoint(3)  # --early_stopping_patience ends a run before max_steps
     interrupted = runs["grpo-g8-beta0"].run.checkpoint(150)
-    interrupted.mkdir(parents=True)
-    (interrupted / "files.json").write_text("{}")
+    for checkpoint in (stopped_early, interrupted):
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "files.json").write_text("{}")
+    assert runs["gtpo-g8"].remaining() == ()
     running = runs["grpo-g8-beta1e-6"].log
     running.parent.mkdir(parents=True)
     hold = (
