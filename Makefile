@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-real test-unsloth-vllm test-unsloth test-vllm test-kill gpu-check lock lint bench bench-loss soak clean
+.PHONY: install demo test test-real test-unsloth-vllm test-unsloth test-vllm test-kill gpu-check lock lint bench bench-loss harness soak clean
 
 install: .venv/installed
 
@@ -76,6 +76,18 @@ bench-loss: .venv-bench/installed
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/bench.txt
 	touch $@
 
+# The same completions graded by lm-evaluation-harness, in its own environment, and by us: docs/evaluation.md.
+harness: .venv-harness/installed install
+	.venv-harness/bin/python benchmarks/harness/score.py tests/data/harness/completions.jsonl > .venv-harness/verdicts.json
+	mv .venv-harness/verdicts.json tests/data/harness/verdicts.json
+	$(BIN)/python benchmarks/harness/agreement.py
+
+.venv-harness/installed: requirements/harness.txt
+	$(PYTHON) -m venv .venv-harness
+	.venv-harness/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/harness.txt
+	.venv-harness/bin/python -m pip install --quiet --disable-pip-version-check --no-deps lm_eval==0.4.9.1
+	touch $@
+
 # Memory, child processes and open files over 2,000 steps.
 soak: install
 	$(BIN)/python tests/soak.py
@@ -86,4 +98,4 @@ test-kill: install
 
 # Environments and caches; outputs/ is kept.
 clean:
-	rm -rf .venv .venv-unsloth-vllm .venv-bench .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-unsloth-vllm .venv-bench .venv-harness .pytest_cache .ruff_cache .mypy_cache .hypothesis
