@@ -2,7 +2,8 @@
 
 * Each distinct prompt is encoded once; its KV cache is repeated for its completions.
 * The cache has room for all tokens from the start: a token is written in place, where ``DynamicCache`` copies all.
-* A LoRA adapter is merged while generating. The base layers get other tensors and then their own back, bit for bit.
+* A LoRA adapter is merged while generating, beside the weights of the model, which do not change. On a CPU large
+  weights are packed, and with ``bfloat16`` rounded.
 * Finished completions leave the batch. The draws of a completion do not depend on the others.
 
 Anything else goes to ``model.generate``: beam search, settings that are not in ``_SETTINGS``, caches of another kind
@@ -10,20 +11,24 @@ Anything else goes to ``model.generate``: beam search, settings that are not in 
 """
 
 import inspect
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from peft.tuners import lora
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, LogitsProcessorList
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
-from transformers.pytorch_utils import Conv1D
+
+from gtpo.errors import UsageError
+
+LARGE = 2**18  # entries of a weight
 
 # Fields of a GenerationConfig that may differ from Transformers' defaults.
 _SETTINGS = {
@@ -39,6 +44,8 @@ def generate(
     attention_mask: Tensor,
     generation_config: GenerationConfig,
     streamer: Any = None,
+    bfloat16: bool = False,
+    logps: list[Tensor] | None = None,
     **inputs: Any,
 ) -> Tensor:
     """The prompts and their completions, as ``model.generate`` returns them.
@@ -49,18 +56,27 @@ def generate(
         attention_mask: 1 on the tokens of a prompt. Shape (B, P).
         generation_config: How to sample.
         streamer: Gets the prompts, then the next token of each row; padding of a row that is finished.
+        bfloat16: Round large weights to bfloat16, as in :func:`fast_layers`.
+        logps: Gets the log-probabilities of the completion tokens under the sampler, shape (B, T), 0 on padding.
         inputs: Further inputs of the model; ``model.generate`` then.
 
     Returns:
         Shape (B, P + T), rows padded to the right.
+
+    Raises:
+        UsageError: If ``bfloat16`` or ``logps`` is given and ``model.generate`` would be needed.
     """
     config, _ = model._prepare_generation_config(generation_config)
     if inputs or not _is_covered(model, config):
+        if bfloat16 or logps is not None:
+            raise UsageError(
+                f"generation_bf16 does not support these settings of generation, or {type(model).__name__}: remove it."
+            )
         arguments = {"attention_mask": attention_mask, "generation_config": generation_config, "streamer": streamer}
         return type(model).generate(model, input_ids, **arguments, **inputs)
     model._prepare_special_tokens(config, device=input_ids.device)
-    with merged_adapter(model):
-        return _decode(model, input_ids, attention_mask, config, streamer)
+    with fast_layers(model, len(input_ids), bfloat16):
+        return _decode(model, input_ids, attention_mask, config, streamer, logps)
 
 
 def _is_covered(model: Any, config: GenerationConfig) -> bool:
@@ -82,7 +98,14 @@ def _is_covered(model: Any, config: GenerationConfig) -> bool:
     )
 
 
-def _decode(model: Any, input_ids: Tensor, attention_mask: Tensor, config: GenerationConfig, streamer: Any) -> Tensor:
+def _decode(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    config: GenerationConfig,
+    streamer: Any,
+    logps: list[Tensor] | None,
+) -> Tensor:
     rows, width = input_ids.shape
     length = width + config.max_new_tokens
     end_ids = torch.tensor([], device=input_ids.device) if config.eos_token_id is None else config._eos_token_tensor
@@ -110,6 +133,7 @@ def _decode(model: Any, input_ids: Tensor, attention_mask: Tensor, config: Gener
     ).logits[prompt_of_row, -1]
     cache.batch_select_indices(prompt_of_row)
 
+    scored = [] if logps is None else [logits.new_zeros(rows, config.max_new_tokens, dtype=torch.float32)]
     open_rows = torch.arange(rows, device=input_ids.device)
     for end in range(width, length):
         scores = processors(output[open_rows, :end], logits.float())
@@ -119,6 +143,8 @@ def _decode(model: Any, input_ids: Tensor, attention_mask: Tensor, config: Gener
         else:
             tokens = scores.argmax(-1)
         output[open_rows, end] = tokens
+        for table in scored:
+            table[open_rows, end - width] = scores.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
         if streamer is not None:
             streamer.put(output[:, end].cpu())
         is_open = ~torch.isin(tokens, end_ids)
@@ -137,6 +163,8 @@ def _decode(model: Any, input_ids: Tensor, attention_mask: Tensor, config: Gener
         next_positions = next_positions + 1
     if streamer is not None:
         streamer.end()
+    if logps is not None:
+        logps += [table[:, : end + 1 - width] for table in scored]
     return output[:, : end + 1]
 
 
@@ -185,35 +213,43 @@ class _RoomyLayer(DynamicLayer):
 
 
 @contextmanager
-def merged_adapter(model: nn.Module) -> Iterator[None]:
-    """Inside, the base layers contain the active adapter and LoRA adds nothing; afterwards all is as before, exactly.
+def fast_layers(model: nn.Module, rows: int, bfloat16: bool = False) -> Iterator[None]:
+    """Inside, linear layers compute the same in less time; no weight changes, so nothing has to be restored.
 
-    Where merging is not exact to float32's rounding the adapter stays as it is: quantized or 16-bit base weights (a
-    small update is rounded away), DoRA, dropout, several active adapters, weights shared with another layer.
+    * A LoRA layer is one matmul with W + BA. It stays as it is where that is not exact to float32's rounding
+      (quantized or 16-bit weights: a small update is rounded away), with DoRA, dropout, or several active adapters.
+    * On a CPU large weights are packed for batches of ``rows``, as ``torch.compile`` does.
+
+    Args:
+        model: The CausalLM.
+        rows: Completions at once.
+        bfloat16: On a CPU large weights are rounded to bfloat16. The adapter is not, and so not merged: weights that
+            were trained in bfloat16 would round W + BA back to W.
     """
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    owners = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
-    if not all(_can_merge(layer) and owners[id(layer.base_layer.weight)] == 1 for layer in layers):
-        yield
-        return
-    weights = [(layer, layer.base_layer.weight, layer.base_layer.weight.data) for layer in layers]
+    replaced: dict[nn.Module, None] = {}
+    covered = set()
     try:
-        for layer, weight, _ in weights:
-            [name] = layer.active_adapters
-            if name in layer.lora_A:
-                weight.data = weight.data + layer.get_delta_weight(name)
-            layer.forward = layer.base_layer.forward  # without the Python of LoRA's
+        for module in model.modules():
+            if isinstance(module, BaseTunerLayer):
+                forward = _fast_lora(module, rows, bfloat16) if _can_merge(module) else None
+                covered |= {id(module.base_layer)} if forward else set()
+            else:
+                forward = _packed(module, rows, bfloat16) if id(module) not in covered else None
+            if forward is not None:
+                replaced[module] = None
+                module.forward = forward
         yield
     finally:
-        for layer, weight, data in weights:
-            weight.data = data
-            layer.__dict__.pop("forward", None)
+        for module in replaced:
+            del module.forward
 
 
 def _can_merge(layer: Any) -> bool:
     return (
         type(layer) is lora.Linear
-        and type(layer.base_layer) in (nn.Linear, Conv1D)
+        and "forward" not in layer.__dict__
+        and type(layer.base_layer) is nn.Linear
+        and "forward" not in layer.base_layer.__dict__  # hooks of accelerate
         and layer.base_layer.weight.dtype == torch.float32
         and len(layer.active_adapters) == 1
         and not layer.disable_adapters
@@ -222,3 +258,41 @@ def _can_merge(layer: Any) -> bool:
         and not any(layer.lora_bias.values())
         and not any(isinstance(dropout, nn.Dropout) and dropout.training for dropout in layer.lora_dropout.values())
     )
+
+
+def _fast_lora(layer: Any, rows: int, bfloat16: bool) -> Callable[[Tensor], Tensor]:
+    [name] = layer.active_adapters
+    weight, bias = layer.base_layer.weight.data, layer.base_layer.bias
+    if name not in layer.lora_A:
+        return _linear(weight, bias, rows, bfloat16)
+    if not (bfloat16 and _is_large(weight)):
+        return _linear(weight + layer.get_delta_weight(name), bias, rows, False)
+    base = _linear(weight, bias, rows, True)
+    down, up = layer.lora_A[name].weight.data, layer.lora_B[name].weight.data * layer.scaling[name]
+    return lambda hidden: base(hidden) + functional.linear(functional.linear(hidden, down), up)
+
+
+def _packed(module: nn.Module, rows: int, bfloat16: bool) -> Callable[[Tensor], Tensor] | None:
+    """The forward of a large linear layer without an adapter; None: as it is."""
+    if type(module) is not nn.Linear or "forward" in module.__dict__ or not _is_large(module.weight):
+        return None
+    return _linear(module.weight.data, module.bias, rows, bfloat16)
+
+
+def _linear(weight: Tensor, bias: Tensor | None, rows: int, bfloat16: bool) -> Callable[[Tensor], Tensor]:
+    """The forward of a linear layer with this weight; packed, it takes and returns float32 all the same."""
+    if not _is_large(weight):
+        return partial(functional.linear, weight=weight, bias=bias)
+    ops = torch.ops.mkldnn
+    if not bfloat16:
+        packed = ops._reorder_linear_weight(weight, rows)
+        return lambda hidden: ops._linear_pointwise(hidden, packed, bias, "none", [], "")
+    packed = ops._reorder_linear_weight(weight.bfloat16(), rows)
+    bias = None if bias is None else bias.bfloat16()
+    return lambda hidden: ops._linear_pointwise(hidden.bfloat16(), packed, bias, "none", [], "").float()
+
+
+def _is_large(weight: Tensor) -> bool:
+    """Whether packing pays: below, calling the operator takes longer than it saves."""
+    is_plain = weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    return is_plain and weight.numel() >= LARGE

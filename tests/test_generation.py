@@ -1,30 +1,39 @@
 """Generation without vLLM: the tokens and probabilities of ``model.generate``; weights are restored exactly."""
 
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+import transformers
+from helpers.canned import _Canned, make_trainer
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from gtpo import generation
-from gtpo.generation import generate, merged_adapter
+from gtpo.errors import RunError, UsageError
+from gtpo.generation import fast_layers, generate
+from gtpo.validation import check_generation_bf16
 
 VOCABULARY = 24
 ENDS, PAD = [2, 7, 13, 17], 0
 
 
-def tiny_llama(adapter: dict[str, Any] | None = None, vocabulary: int = VOCABULARY) -> Any:
+def tiny_llama(adapter: dict[str, Any] | None = None, **config: Any) -> Any:
     """A Llama with confident predictions, with a LoRA adapter of large weights."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.3, pad_token_id=PAD, bos_token_id=1, eos_token_id=2,
+    shape = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, initializer_range=0.3, pad_token_id=PAD, bos_token_id=1, eos_token_id=2, **config,
     )  # fmt: skip
     lora = {"r": 4, "target_modules": "all-linear", "init_lora_weights": False} | (adapter or {})
-    return get_peft_model(LlamaForCausalLM(config), LoraConfig(**lora))
+    model = LlamaForCausalLM(shape)
+    for name, weight in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(weight)
+    return get_peft_model(model, LoraConfig(**lora))
 
 
 def settings(**changed: Any) -> GenerationConfig:
@@ -43,6 +52,14 @@ ONE = padded(*[[5, 6, 7, 8, 9]] * 6)
 SEVERAL = padded(*[[5, 6, 7, 8, 9]] * 3, *[[11, 0, 3]] * 3, [4], *[[11, 0, 3]] * 2)  # 0, the padding, as a token too
 
 
+@pytest.fixture(params=[generation.LARGE, 1], ids=["unpacked", "packed"])
+def packed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Weights as small as these are packed only in the second case."""
+    monkeypatch.setattr(generation, "LARGE", request.param)
+    return request.param == 1
+
+
+@pytest.mark.usefixtures("packed")
 @pytest.mark.parametrize("prompts", [ONE, SEVERAL], ids=["one", "several"])
 @pytest.mark.parametrize("end", [2, ENDS, None])
 def test_greedy_tokens_are_those_of_generate(prompts: Any, end: Any) -> None:
@@ -52,6 +69,10 @@ def test_greedy_tokens_are_those_of_generate(prompts: Any, end: Any) -> None:
     with mock.patch.object(LlamaForCausalLM, "generate", side_effect=AssertionError("not covered")):
         found = generate(model.get_base_model(), *prompts, config)
     assert found.tolist() == expected.tolist()
+
+
+def prompts_of(batch: tuple[Tensor, Tensor]) -> list[list[int]]:
+    return [ids[mask.bool()].tolist() for ids, mask in zip(*batch, strict=True)]
 
 
 def length_of(completion: list[int]) -> int:
@@ -79,12 +100,14 @@ def recorded(model: Any, prompts: Any, config: GenerationConfig) -> tuple[list[l
     return rows.tolist(), steps
 
 
-def test_each_token_is_drawn_from_the_distribution_of_a_plain_forward() -> None:
-    model = tiny_llama()
+@pytest.mark.usefixtures("packed")
+@pytest.mark.parametrize("bias", [False, True])
+def test_each_token_is_drawn_from_the_distribution_of_a_plain_forward(bias: bool) -> None:
+    model = tiny_llama(attention_bias=bias)
     torch.manual_seed(3)
     rows, steps = recorded(model, SEVERAL, settings(temperature=0.7))
     width = SEVERAL[0].shape[1]
-    prompts = [ids[mask.bool()].tolist() for ids, mask in zip(*SEVERAL, strict=True)]
+    prompts = prompts_of(SEVERAL)
     sizes = set()
     for step, found in enumerate(steps):
         open_ = [i for i, row in enumerate(rows) if not set(ENDS) & set(row[width : width + step])]
@@ -178,27 +201,42 @@ def test_the_settings_of_sampling_shape_the_distribution_as_in_transformers(chan
     assert (mine[0] - plain[0]).abs().max() > 0.05
 
 
-# The adapter
+# Layers
 
 
-def test_the_weights_are_restored_bit_for_bit() -> None:
+def all_linears(model: Any) -> dict[str, Any]:
+    names = {name: module for name, module in model.named_modules() if name.endswith(("_proj", "lm_head"))}
+    assert len(names) == 3 * 7 + 1
+    return names
+
+
+def test_layers_compute_the_same_and_are_restored_bit_for_bit(packed: bool) -> None:
     model = tiny_llama()
     before = {name: (weight.data_ptr(), weight.clone()) for name, weight in model.named_parameters()}
-    layer = model.get_base_model().model.layers[0].mlp.up_proj
-    hidden, own = torch.randn(2, 32), layer.base_layer.weight.data_ptr()
-    expected = layer(hidden)
-    with merged_adapter(model.get_base_model()):
-        assert layer.base_layer.weight.data_ptr() != own
-        torch.testing.assert_close(layer(hidden), expected, atol=1e-5, rtol=1e-5)
-        assert torch.equal(layer(hidden), layer.base_layer(hidden))
+    hidden = {32: torch.randn(2, 3, 32), 48: torch.randn(2, 3, 48)}
+    layers = all_linears(model)
+    with torch.no_grad():
+        expected = {name: layer(hidden[layer.in_features]) for name, layer in layers.items()}
+        with fast_layers(model.get_base_model(), 2):
+            found = {name: layer(hidden[layer.in_features]) for name, layer in layers.items()}
+        after = {name: layer(hidden[layer.in_features]) for name, layer in layers.items()}
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert all(torch.equal(after[name], expected[name]) for name in layers)
+    adapted = [name for name in layers if not name.endswith("lm_head")]
+    assert sum(torch.equal(found[name], expected[name]) for name in adapted) < 2  # it was another formula
     for name, weight in model.named_parameters():
         assert weight.data_ptr() == before[name][0] and torch.equal(weight, before[name][1])
-    assert torch.equal(layer(hidden), expected) and not layer.merged
+    assert not any("forward" in module.__dict__ for module in model.modules())
 
 
-def test_an_exception_restores_the_weights() -> None:
+def test_no_lora_layer_runs_while_generating() -> None:
     model = tiny_llama()
-    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    with mock.patch("peft.tuners.lora.Linear.forward", side_effect=AssertionError("not merged")):
+        generate(model.get_base_model(), *ONE, settings())
+
+
+def test_an_exception_restores_the_layers() -> None:
+    model = tiny_llama()
     expected = naive_logits(model, [5, 6])
     for target in ("_sample", "_distinct"):
         with mock.patch.object(generation, target, side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
@@ -206,5 +244,217 @@ def test_an_exception_restores_the_weights() -> None:
     second = model.get_base_model().model.layers[1].self_attn.q_proj
     with mock.patch.object(second, "get_delta_weight", side_effect=MemoryError), pytest.raises(MemoryError):
         generate(model.get_base_model(), *ONE, settings())
-    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    assert not any("forward" in module.__dict__ for module in model.modules())
     assert torch.equal(naive_logits(model, [5, 6]), expected)
+
+
+def test_in_bfloat16_the_base_is_rounded_and_a_small_update_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "LARGE", 1)
+    model = tiny_llama(attention_bias=True)
+    layer = model.get_base_model().model.layers[0].self_attn.q_proj
+    base = layer.base_layer
+    with torch.no_grad():
+        base.weight.copy_(base.weight.bfloat16())  # as in a checkpoint: bfloat16 represents it exactly
+        layer.lora_B["default"].weight *= 1e-4
+    hidden = torch.randn(64, 32).bfloat16().float()
+    update = (
+        hidden @ layer.lora_A["default"].weight.T @ layer.lora_B["default"].weight.T * layer.scaling["default"]
+    ).detach()
+    step = (base.weight.abs() * 2**-8).mean()  # of bfloat16
+    assert layer.get_delta_weight("default").abs().max() < step / 10  # merged, it would be rounded away
+    with torch.no_grad():
+        outputs = []
+        for scale in (1.0, 0.0):
+            layer.scaling["default"] *= scale
+            with fast_layers(model.get_base_model(), 8, bfloat16=True):
+                outputs.append(layer(hidden))
+        torch.testing.assert_close(outputs[1], base(hidden), atol=0.02, rtol=0.01)
+        assert not torch.equal(outputs[1], base(hidden))
+    torch.testing.assert_close(outputs[0] - outputs[1], update, atol=1e-6, rtol=1e-3)
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_log_probabilities_are_those_of_the_sampled_tokens(bfloat16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "LARGE", 1)
+    model, logps = tiny_llama(), []
+    torch.manual_seed(3)
+    rows = generate(model.get_base_model(), *SEVERAL, settings(temperature=0.7), bfloat16=bfloat16, logps=logps)
+    width = SEVERAL[0].shape[1]
+    gaps = []
+    for row, prompt, found in zip(rows.tolist(), prompts_of(SEVERAL), logps[0].tolist(), strict=True):
+        completion = row[width:]
+        length = length_of(completion)
+        assert len(found) == len(completion) and set(found[length:]) <= {0.0}
+        for step in range(length):
+            expected = (naive_logits(model, prompt + completion[:step]) / 0.7).log_softmax(-1)[completion[step]]
+            gaps.append(abs(found[step] - expected.item()))
+    assert 1e-3 < sum(gaps) / len(gaps) < 0.1 if bfloat16 else max(gaps) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"use_dora": True},
+        {"lora_dropout": 0.1},
+        {"lora_bias": True},
+        "two adapters",
+        "16-bit weights",
+        "disabled",
+        "merged",
+        "hook",
+    ],
+    ids=str,
+)
+def test_layers_that_cannot_be_merged_exactly_stay_as_they_are(change: Any) -> None:
+    model = tiny_llama(change if isinstance(change, dict) else None, attention_bias=True)
+    lm = model.get_base_model()
+    layer = lm.model.layers[0].self_attn.q_proj
+    if change == "two adapters":
+        model.add_adapter("second", LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+        model.base_model.set_adapter(["default", "second"])
+    elif change == "16-bit weights":
+        layer.base_layer.bfloat16()
+    elif change == "disabled":
+        layer.enable_adapters(False)
+    elif change == "merged":
+        layer.merge()
+    elif change == "hook":
+        layer.base_layer.forward = layer.base_layer.forward
+    with fast_layers(lm, 2):
+        assert ("forward" in layer.__dict__) is False
+    if change in ({"use_dora": True}, "two adapters"):
+        assert greedy(model, SEVERAL) == greedy_of_transformers(model, SEVERAL)
+
+
+# What model.generate does
+
+
+def greedy(model: Any, prompts: Any, **changed: Any) -> list[list[int]]:
+    config = settings(do_sample=False, temperature=None, top_p=None, top_k=None, **changed)
+    lm = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return generate(lm, *prompts, config).tolist()
+
+
+def greedy_of_transformers(model: Any, prompts: Any, **changed: Any) -> list[list[int]]:
+    config = settings(do_sample=False, temperature=None, top_p=None, top_k=None, **changed)
+    return model.generate(input_ids=prompts[0], attention_mask=prompts[1], generation_config=config).tolist()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_beams": 2},
+        {"no_repeat_ngram_size": 2},
+        {"cache_implementation": "static"},
+        {"num_return_sequences": 1, "max_time": 60.0},
+        {"use_cache": False},
+        {"prompt_lookup_num_tokens": 2},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_other_settings_go_to_transformers(changed: dict[str, Any]) -> None:
+    lm = tiny_llama().get_base_model()
+    config = settings(**changed)
+    with mock.patch.object(LlamaForCausalLM, "generate", return_value="theirs") as theirs:
+        assert generate(lm, *ONE, config) == "theirs"
+        with pytest.raises(UsageError, match="generation_bf16 does not support"):
+            generate(lm, *ONE, config, bfloat16=True)
+    assert theirs.call_args.kwargs["generation_config"] is config
+    assert theirs.call_args.kwargs["attention_mask"] is ONE[1]
+
+
+def test_a_setting_of_the_model_s_own_generation_config_counts() -> None:
+    lm = tiny_llama().get_base_model()
+    lm.generation_config.no_repeat_ngram_size = 2
+    with mock.patch.object(LlamaForCausalLM, "generate", return_value="theirs"):
+        assert generate(lm, *ONE, settings()) == "theirs"
+
+
+SHAPE = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "is_covered"),
+    [
+        ("Qwen2", {}, True),
+        ("Qwen3", {"head_dim": 8}, True),
+        ("Granite", {}, True),
+        ("Phi", {}, True),
+        ("Mistral", {"sliding_window": 4}, False),
+        ("Gemma3", {"head_dim": 8}, False),
+        ("Bloom", {"n_layer": 2, "n_head": 4}, False),
+        ("Mamba", {}, False),
+    ],
+)
+def test_families(family: str, config: dict[str, Any], is_covered: bool) -> None:
+    name = f"{family}Text" if family == "Gemma3" else family
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{name}Config")(**SHAPE | config))
+    kind = type(model)
+    with mock.patch.object(kind, "generate", autospec=True, side_effect=kind.generate) as theirs:
+        found = greedy(model, SEVERAL)
+    assert theirs.called is not is_covered
+    assert found == greedy_of_transformers(model.eval(), SEVERAL)
+
+
+# The trainer
+
+
+def bfloat16_trainer(tiny: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
+    """A trainer that generates, with every weight of the tiny model rounded."""
+    monkeypatch.setattr(generation, "LARGE", 1)
+    monkeypatch.delattr(_Canned, "_generate_single_turn")
+    return make_trainer("gtpo", tiny, directory, trainer_settings={"generation_bf16": True}, **settings)
+
+
+def test_a_run_in_bfloat16_logs_the_gap_of_the_sampler(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = bfloat16_trainer(tiny, tmp_path, monkeypatch, max_completion_length=12, temperature=0.8)
+    seen = []
+    check = trainer._check_rollouts
+    monkeypatch.setattr(trainer, "_check_rollouts", lambda batch: (seen.append(batch), check(batch)))
+    trainer.train()
+    [logged] = [row for row in trainer.state.log_history if "sampler_logp_gap" in row]
+    assert 1e-4 < logged["sampler_logp_gap"] < 0.1
+    assert seen[0]["sampling_per_token_logps"].shape == seen[0]["completion_ids"].shape
+
+
+def test_rollouts_of_the_base_model_are_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = bfloat16_trainer(tiny, tmp_path, monkeypatch, max_completion_length=12)
+    monkeypatch.setattr(generation, "_fast_lora", lambda layer, *args: layer.base_layer.forward)
+    with pytest.raises(RunError, match=r"the sampler's log-prob.*set --generation_bf16 false"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"use_vllm": True}, {"use_transformers_continuous_batching": True}], ids=lambda x: next(iter(x))
+)
+def test_bfloat16_is_refused_where_something_else_generates(
+    settings: dict[str, Any], tiny: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="generation_bf16 is for generation with Transformers"):
+        make_trainer("gtpo", tiny, tmp_path, trainer_settings={"generation_bf16": True}, **settings)
+
+
+def test_beam_search_in_bfloat16_is_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = bfloat16_trainer(tiny, tmp_path, monkeypatch, generation_kwargs={"num_beams": 2})
+    with pytest.raises(UsageError, match="generation_bf16 does not support these settings"):
+        trainer.train()
+
+
+def test_bfloat16_is_refused_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_generation_bf16(True, False, "transformers")
+    for generates, use_vllm, backend, text in (
+        (False, False, "transformers", "SFT generates nothing"),
+        (True, True, "transformers", "with Transformers on a CPU"),
+        (True, False, "unsloth", "with Transformers on a CPU"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            check_generation_bf16(generates, use_vllm, backend)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    with pytest.raises(UsageError, match="AMX or AVX512-BF16"):
+        check_generation_bf16(True, False, "transformers")

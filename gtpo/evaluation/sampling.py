@@ -276,6 +276,8 @@ class TransformersSampler:
         import torch
         from transformers import GenerationConfig
 
+        from gtpo.generation import generate
+
         greedy = self.sampling.temperature == 0
         width = max(len(request.prompt_ids) for request in batch)
         padding = [width - len(request.prompt_ids) for request in batch]
@@ -291,10 +293,12 @@ class TransformersSampler:
             pad_token_id=pad_id,
         )
         with torch.inference_mode():
-            output = model.generate(
-                input_ids=torch.tensor(ids, device=model.device),
-                attention_mask=torch.tensor(mask, device=model.device),
-                streamer=counter,
+            output = generate(
+                self.model,  # an adapter is in its layers
+                torch.tensor(ids, device=model.device),
+                torch.tensor(mask, device=model.device),
+                self.model.generation_config,
+                counter,
             )
         rows = []
         for request, tokens in zip(batch, output[:, width:].tolist(), strict=True):
