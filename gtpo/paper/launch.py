@@ -169,8 +169,8 @@ def run_jobs(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation
                 for kind in (Experiment, Evaluation):
                     for after, array in _arrays([work for work in chosen if isinstance(work, kind)], jobs).items():
                         jobs |= cluster.submit(array, after)
-                bar.n = len(works) - len(waiting) - sum(not job.done() for job in jobs.values())
-                bar.refresh()
+                ended = len(works) - len(waiting) - sum(not job.done() for job in jobs.values())
+                bar.update(ended - bar.n)
                 time.sleep(POLL_SECONDS[cluster.name])
             failed |= {work: message for work, job in jobs.items() if (message := _message(work, job))}
     lost = {work: failure(work, f"was killed {ROUNDS} times") for work in _left(works, failed)}

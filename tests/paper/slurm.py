@@ -4,8 +4,10 @@ One process per job runs the script of the batch file; files hold its state. ``s
 then run again when its script has ended.
 """
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -65,8 +67,13 @@ def srun(*words: str) -> None:
 
 
 def scontrol(verb: str, job: str) -> None:
+    """Also kills the script of the job, as Slurm does at once: it has to have ended before."""
     assert verb == "requeue"
     (HERE / f"{job}.requeue").touch()
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getpgid(int(path.name)) == os.getpgrp() and b"train_" in (path / "cmdline").read_bytes():
+                os.kill(int(path.name), signal.SIGKILL)
 
 
 def sacct(*_: str) -> None:
