@@ -10,7 +10,7 @@ import torch
 from helpers.canned import GROUP, make_trainer
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from gtpo.hidden_states import (
     _rows_of_similar_length,
@@ -23,6 +23,7 @@ from gtpo.hidden_states import (
 
 SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
+LINEAR = {"llama": 7, "mistral": 7, "gpt2": 4}  # families, and the number of linear modules of a layer
 PAD = 0
 FIVE, THREE, ONE = [7, 0, 8, 9, 5], [4, 8, 9], [6]  # 0 in the text of a prompt is a token like any other
 BATCHES: dict[str, tuple[list[list[int]], list[list[int]]]] = {
@@ -53,6 +54,11 @@ def model_of(family: str) -> Any:
     torch.manual_seed(0)
     if family == "mistral":  # a window shorter than most rows
         model: Any = MistralForCausalLM(MistralConfig(sliding_window=4, **SIZES))
+    elif family == "gpt2":  # absolute positions
+        rates = dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), 0.0)
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3, **rates)
+        )
     else:
         model = LlamaForCausalLM(LlamaConfig(**SIZES))
     model = get_peft_model(model.double(), LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
@@ -66,11 +72,11 @@ def gradients(model: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("states", [hidden_states_per_completion, hidden_states_by_prompt])
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family", LINEAR)
 @pytest.mark.parametrize("case", BATCHES)
 def test_states_and_gradients_equal_one_completion_at_a_time(case: str, family: str, states: Any) -> None:
     model = model_of(family)
-    decoder = model.get_base_model().model
+    decoder = model.get_base_model().base_model
     hidden = states(model, decoder, batch_of(*BATCHES[case]))
     scale = torch.rand(hidden.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     (hidden * scale).sum().backward()
@@ -86,7 +92,7 @@ def test_states_and_gradients_equal_one_completion_at_a_time(case: str, family: 
     for name, gradient in gradients(model).items():
         error = (found[name] - gradient).norm() / gradient.norm()
         assert error < 1e-6, name  # 2e-7 observed: the norms of Transformers are in float32
-    assert len(found) == 2 * 2 * 7  # lora_A and lora_B of every linear layer
+    assert len(found) == 2 * 2 * LINEAR[family]  # lora_A and lora_B in two layers
 
 
 def test_distinct_prompts_tells_rows_apart_by_the_masks() -> None:
@@ -159,10 +165,10 @@ def test_models_that_take_no_cache_while_training(change: str, expected: bool) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ["one prompt", "different prompts"])
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family", LINEAR)
 def test_the_first_batch_accepts_a_model_whose_cache_is_exact(family: str, case: str, dtype: torch.dtype) -> None:
     model = model_of(family).to(dtype)
-    assert are_equal(model, model.get_base_model().model, batch_of(*BATCHES[case]))
+    assert are_equal(model, model.get_base_model().base_model, batch_of(*BATCHES[case]))
 
 
 def forgets(name: str, forward: Any, **kwargs: Any) -> Any:
