@@ -181,8 +181,11 @@ def _left(works: Sequence[Work], failed: dict[Work, str]) -> list[Work]:
     """What is to be submitted: no evaluation whose runs have scores already, or have failed."""
     left: list[Work] = []
     for work in works:
-        coming = isinstance(work, Evaluation) and any(run in left for run in work.experiments)
-        if work not in failed and (coming or work.remaining()):
+        if isinstance(work, Evaluation):
+            missing = bool(work.remaining()) or any(run in left for run in work.experiments)
+        else:
+            missing = not work.is_finished  # `remaining` would read whole checkpoints
+        if missing and work not in failed:
             left.append(work)
     return left
 
