@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 def main() -> None:
     flags = parse_evaluation()
     from gtpo.evaluation.compare import compare_sides, find_sides, format_comparisons, group_seeds
-    from gtpo.evaluation.jobs import find_stored_jobs
+    from gtpo.evaluation.jobs import find_stored_jobs, select_benchmarks
     from gtpo.evaluation.scores import grade, write_results
     from gtpo.evaluation.table import format_table
 
     if flags.compare:
-        print(format_comparisons(compare_sides(find_sides(flags.compare, flags.output_dir, flags.benchmarks))))
+        benchmarks = select_benchmarks(flags) if flags.benchmarks else ()
+        print(format_comparisons(compare_sides(find_sides(flags.compare, flags.output_dir, benchmarks))))
         return
     try:
         jobs = sample(flags) if flags.adapter or flags.model or not flags.regrade else find_stored_jobs(flags)

@@ -22,9 +22,10 @@ All comparisons of a completion, between its answer blocks and with the gold ans
 seconds. The last one may overrun it, so a completion takes less than 10 seconds, and the worker some 2 to restart; a
 batch takes at most the sum. All threads share the worker: each may wait that long for a completion of every other.
 
-Conventions where public graders differ: ``10\%`` equals both ``10`` and ``0.1``; a unit may be missing but not wrong;
-``1, 2`` equals ``2, 1`` and ``\{2, 1\}``, but ``(1, 2)`` only in that order; ``204_5`` equals only ``204_5``; a decimal
-equals an exact value if it is exact, or correct to the last of at least 10 significant digits.
+Conventions where public graders differ: ``10\%`` equals both ``10`` and ``0.1``; a unit may be missing but not wrong
+(75 cents is ``\$0.75``, 18 cents is not ``\$18``); ``1, 2`` equals ``2, 1`` and ``\{2, 1\}``, but ``(1, 2)`` only in
+that order; ``204_5`` equals only ``204_5``; a decimal equals an exact value if it is exact, or correct to the last of
+at least 10 significant digits.
 """
 
 from gtpo.grading.compare import equivalent, is_correct

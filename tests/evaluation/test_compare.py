@@ -204,6 +204,9 @@ def test_the_scripts_print_and_draw(
     screen = capsys.readouterr().out.splitlines()
     assert screen[0] == "b minus a, in points; interval over 2 problems, paired"
     assert " ".join(screen[4].split()) == "AMC 2023 pass@1 25.0 50.0 +25.0 +0.0 to +50.0 1 / 0 / 1"
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--compare", "outputs/a", "outputs/b", "--benchmarks", "aime24"])
+    with pytest.raises(UsageError, match="found none: name two evaluations"):
+        evaluate.main()
     monkeypatch.setattr(sys, "argv", ["figures.py", "--compare", "outputs/a", "outputs/b"])
     figures.main()
     assert capsys.readouterr().out.splitlines() == ["compare.png", "compare.pdf"]

@@ -53,6 +53,14 @@ def test_logged_values_are_drawn_behind_their_mean() -> None:
     assert "3 steps" in figure.get_suptitle()
 
 
+def test_the_accuracy_in_any_format_stands_beside_the_accuracy() -> None:
+    lenient = [row | {"accuracy_lenient": 50.0 + row["step"]} for row in rows(2)]
+    shown = drawn(plot_training({"GTPO": lenient, "GRPO": rows(2)}, window=1))
+    assert shown[PANELS["accuracy"]]["GTPO, any format"] == ([1.0, 2.0], [51.0, 52.0])
+    assert "GRPO, any format" not in shown[PANELS["accuracy"]]
+    assert "GTPO, any format" not in shown[PANELS["entropy"]]
+
+
 def test_smoothing_by_hand() -> None:
     assert smooth([1.0, 2.0, 6.0, 3.0], 2) == [1.0, 1.5, 4.0, 4.5]
     assert smooth([1.0, 2.0, 6.0, 3.0], 3) == [1.0, 1.5, 3.0, pytest.approx(11 / 3)]
