@@ -24,7 +24,8 @@ SEED = 3407  # Listing 1
 def run(*argv: str) -> None:
     """Print a command and run it; exit with its exit code if it fails."""
     print(f"\n$ python {shlex.join(argv)}", flush=True)
-    if code := subprocess.run([sys.executable, *argv]).returncode:
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ  # the tiny model is too small to share its work
+    if code := subprocess.run([sys.executable, *argv], env=environment).returncode:
         print(f"demo.py: `python {argv[0]}` failed with exit code {code}; its message is above.", file=sys.stderr)
         sys.exit(code)
 

@@ -418,10 +418,11 @@ class GRPOTrainer(trl.GRPOTrainer):
         Raises:
             RunError: If the rollouts do not come from the adapter, or the sampler is far from both.
         """
-        step, policy = self.state.global_step, self.accelerator.unwrap_model(self.model)
-        if batch.get("sampling_per_token_logps") is None or not hasattr(policy, "disable_adapter"):
+        step = self.state.global_step
+        if batch.get("sampling_per_token_logps") is None or step < self._next_rollout_check:
             return
-        if step < self._next_rollout_check:
+        policy = self.accelerator.unwrap_model(self.model)
+        if not hasattr(policy, "disable_adapter"):
             return
         self._next_rollout_check = step + ROLLOUT_CHECK_STEPS
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
