@@ -14,6 +14,7 @@ RECORD = """
 import json, os, pathlib, sys
 with open("calls.jsonl", "a") as file:
     file.write(json.dumps([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]) + "\\n")
+pathlib.Path("threads").open("a").write(os.environ["OMP_NUM_THREADS"] + " ")
 if pathlib.Path("fail").exists() and "{name}" in pathlib.Path("fail").read_text():
     sys.exit(3)
 """
@@ -68,6 +69,17 @@ def test_demo_trains_evaluates_and_draws(cwd: str, repository: Path) -> None:
     assert "accuracy   (%)        12.5          50.0" in done.stdout
     assert f"python train_grpo.py {training} --output_dir outputs/demo-s5/grpo" in done.stdout
     assert (f"Working directory: {repository}" in done.stdout) == (cwd != ".")
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "1 1 1 "), ("2", "2 2 2 ")])
+def test_demo_runs_on_one_thread_unless_the_user_sets_another_number(
+    given: str | None, expected: str, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert demo(repository, "--small").returncode == 0
+    assert (repository / "threads").read_text() == expected
 
 
 def test_demo_stops_where_a_script_fails(repository: Path) -> None:
