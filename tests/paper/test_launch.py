@@ -29,6 +29,8 @@ TRAIN = """
 import json, pathlib, random, signal, sys, time
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 run = pathlib.Path(flags["--output_dir"])
+with open("starts", "a") as file:
+    file.write(run.name + "\\n")
 received = []
 for number in (signal.SIGTERM, signal.SIGUSR2):
     signal.signal(number, lambda number, frame: received.append(number))
@@ -44,6 +46,7 @@ for step in range(len(steps) + 1, STEPS + 1):
     value = random.Random(value).random()
     steps.append(json.dumps({"step": step, "accuracy": value, "formatting": 1.0, "entropy": 0.1}))
     (run / "metrics.jsonl").write_text("\\n".join(steps) + "\\n")
+    time.sleep(1.0 if received else 0.0)  # a signal comes early in a long step
     if received or step % 4 == 0:
         checkpoint = run / f"checkpoint-{step}"
         checkpoint.mkdir(exist_ok=True)
@@ -154,6 +157,7 @@ def test_a_preempted_job_is_requeued_and_loses_no_step(slow: Any) -> None:
     assert codes == [0]
     check_runs(slow, "gtpo-g8-s1")
     assert steps_of(slow) == [f"gtpo-g8-s1 {step}" for step in range(1, STEPS + 1)]
+    assert (slow / "starts").read_text().split() == ["gtpo-g8-s1"] * 3
 
 
 @pytest.fixture
@@ -193,6 +197,7 @@ def test_jobs_of_slurm(slow: Any, slurm: Path, capsys: pytest.CaptureFixture[str
     assert codes == [0]
     check_runs(slow, "gtpo-g8-s1", "gtpo-g12-s1")
     assert set(Counter(steps_of(slow)).values()) == {1}
+    assert Counter((slow / "starts").read_text().split()) == {"gtpo-g8-s1": 1, "gtpo-g12-s1": 3}
     training, evaluation = (path.read_text() for path in sorted(slurm.glob("*.sh")))
     for line in ("array=0-1%2", "partition=long", "time=2910", "gres=gpu:1", "signal=USR2@300", "open-mode=append"):
         assert f"#SBATCH --{line}\n" in training, line
