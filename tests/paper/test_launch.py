@@ -46,13 +46,13 @@ for step in range(len(steps) + 1, STEPS + 1):
     value = random.Random(value).random()
     steps.append(json.dumps({"step": step, "accuracy": value, "formatting": 1.0, "entropy": 0.1}))
     (run / "metrics.jsonl").write_text("\\n".join(steps) + "\\n")
+    with open("steps", "a") as file:
+        file.write(f"{run.name} {step}\\n")
     time.sleep(1.0 if received else 0.0)  # a signal comes early in a long step
     if received or step % 4 == 0:
         checkpoint = run / f"checkpoint-{step}"
         checkpoint.mkdir(exist_ok=True)
         (checkpoint / "files.json").write_text("{}")
-    with open("steps", "a") as file:
-        file.write(f"{run.name} {step}\\n")
     if received:
         sys.exit(128 + received[0])
 for name in ("adapter", "best"):
