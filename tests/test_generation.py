@@ -49,7 +49,7 @@ def padded(*prompts: list[int]) -> tuple[Tensor, Tensor]:
 
 
 ONE = padded(*[[5, 6, 7, 8, 9]] * 6)
-SEVERAL = padded(*[[5, 6, 7, 8, 9]] * 3, *[[11, 0, 3]] * 3, [4], *[[11, 0, 3]] * 2)  # 0, the padding, as a token too
+SEVERAL = padded(*[[5, 6, 7, 8, 9]] * 3, *[[11, 0, 3]] * 3, [4], [0, 4], *[[11, 0, 3]] * 2)  # 0, the padding, too
 
 
 @pytest.fixture(params=[generation.LARGE, 1], ids=["unpacked", "packed"])
@@ -175,7 +175,7 @@ def test_each_prompt_is_encoded_once_and_finished_rows_leave_the_batch() -> None
     torch.manual_seed(5)
     rows = generate(model, *SEVERAL, settings())
     hook.remove()
-    assert seen[0] == (3, 5)
+    assert seen[0] == (4, 5)
     lengths = [length_of(row) for row in rows[:, 5:].tolist()]
     assert seen[1:] == [(sum(length > step for length in lengths), 1) for step in range(1, max(lengths))]
 
