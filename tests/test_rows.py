@@ -250,9 +250,7 @@ def test_an_unusable_parquet_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has two columns 'prompt'"):
         load_train(DataArguments(str(path)))
     parquet.write_table(pyarrow.table({"prompt": ["a", "b"], "answer": [{"is": "1"}, {"is": "2"}]}), path)
-    with pytest.raises(
-        UsageError, match=r"^row 1 of \S+own\.parquet: column 'answer' is {'is': '1'}: expected"
-    ):
+    with pytest.raises(UsageError, match=r"^row 1 of \S+own\.parquet: column 'answer' is {'is': '1'}: expected"):
         load_train(DataArguments(str(path)))
     parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], "string")}), path)
     with pytest.raises(UsageError, match=r"own\.parquet is empty: expected rows"):
