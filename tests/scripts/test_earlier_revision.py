@@ -36,17 +36,18 @@ def test_it_resumes_to_the_stored_weights_and_metrics(work: Path, run_script: Ca
     run = work / "gtpo-old-s3"
     shutil.rmtree(run / "adapter")
     (run / "metrics.jsonl").write_text("".join((STORED / "metrics.jsonl").read_text().splitlines(keepends=True)[:2]))
-    done = run_script(work, "train_gtpo.py", "--resume", "gtpo-old-s3")
+    # The run sampled by Transformers' own loop, which this setting, without an effect of its own, selects.
+    sampler = ["--generation_kwargs", '{"guidance_scale": 1.0}']
+    done = run_script(work, "train_gtpo.py", "--resume", "gtpo-old-s3", *sampler)
     assert done.code == 0, done.stderr[-2000:]
     found, expected = (load_file(path / "adapter" / "adapter_model.safetensors") for path in (run, STORED))
     assert found.keys() == expected.keys()
     for name, weight in expected.items():
         torch.testing.assert_close(found[name], weight, atol=1e-5, rtol=0)  # equal on one machine
     for new, old in zip(metrics(run), metrics(STORED), strict=True):
-        assert new.keys() == old.keys()
-        assert {k: v for k, v in new.items() if k not in TIMES} == pytest.approx(
-            {k: v for k, v in old.items() if k not in TIMES}, abs=1e-4
-        )
+        assert new.keys() - {"accuracy_lenient"} == old.keys()  # a later metric
+        expected_values = {k: v for k, v in old.items() if k not in TIMES}
+        assert {k: new[k] for k in expected_values} == pytest.approx(expected_values, abs=1e-4)
 
 
 def test_it_can_be_evaluated(work: Path, run_script: Callable[..., Ended]) -> None:
