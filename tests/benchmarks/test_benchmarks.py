@@ -160,6 +160,7 @@ def test_exact_values_of_the_loss_benchmark_equal_autograd_in_float64() -> None:
         (bench_loss, "loss_cpu", "bfloat16:512:32768"),
         (bench_loss, "loss_cpu_amx", "bfloat16:512:32768"),
         (bench_step, "step_cpu", "30m"),
+        (bench_step, "step_smollm2", "smollm2-135m"),
     ],
 )
 def test_docs_show_the_tables_of_the_stored_results(
