@@ -277,12 +277,8 @@ class GRPOTrainer(trl.GRPOTrainer):
         Yields the list that gets the log-probabilities of the sampler, with ``generation_bf16``.
         """
         logps: list[Tensor] = []
-        if (
-            trl.GRPOTrainer.__name__.startswith("Unsloth")
-            or (
-                (self.args.generation_kwargs or {}).get("num_beams", 1) > 1 and not self.generation_bf16
-            )  # refused by generate
-        ):
+        beams = (self.args.generation_kwargs or {}).get("num_beams", 1) > 1 and not self.generation_bf16  # refuses them
+        if beams or trl.GRPOTrainer.__name__.startswith("Unsloth"):
             yield logps  # no streamer there
             return
         model = self._causal_lm(self.model)
@@ -637,12 +633,13 @@ class GRPOTrainer(trl.GRPOTrainer):
 
     def _encodes_prompts_once(self, forward: Any, causal_lm: Any, inputs: dict[str, Any]) -> bool:
         """Whether the rows of a micro-batch share prompts, and the model gives the same hidden states by prompt."""
-        if self._by_prompt is None:  # one forward per call where Unsloth, FSDP or DeepSpeed is in between
-            plain = self.accelerator.distributed_type in ("NO", "MULTI_CPU", "MULTI_GPU")
-            plain = plain and not trl.GRPOTrainer.__name__.startswith("Unsloth")
-            if not plain or not can_encode_prompts_once(causal_lm, self.model_kwarg_keys):
-                self._by_prompt = False
-        if self._by_prompt is False:
+        # Unsloth, FSDP and DeepSpeed have one forward per call; gradient checkpointing may be enabled at any time.
+        if (
+            trl.GRPOTrainer.__name__.startswith("Unsloth")
+            or self.accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU")
+            or not can_encode_prompts_once(causal_lm, self.model_kwarg_keys)
+            or self._by_prompt is False
+        ):
             return False
         shared = len(distinct_prompts(inputs)[0]) < len(inputs["prompt_ids"])
         if not any_process(shared, self.accelerator.device):  # all call the model as often

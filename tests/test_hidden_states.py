@@ -233,3 +233,15 @@ def test_a_model_whose_first_batch_differs_is_run_by_completion(
     monkeypatch.setattr("gtpo.trainer.are_equal", lambda *args: False)
     trainer = make_trainer("gtpo", tiny, tmp_path)
     assert [rows for rows, _ in shapes_of_a_step(trainer)] == [GROUP]
+
+
+def test_gradient_checkpointing_may_be_enabled_after_the_first_batch(tiny: Path, tmp_path: Path) -> None:
+    """Transformers then leaves the cache empty: completions would not see their prompt."""
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+    before, _ = trainer._logps_and_entropy(trainer.model, batch)
+    assert trainer._by_prompt is True
+    trainer.model.get_base_model().gradient_checkpointing_enable()
+    after, _ = trainer._logps_and_entropy(trainer.model, batch)
+    torch.testing.assert_close(after, before, atol=1e-4, rtol=0)
