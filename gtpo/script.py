@@ -2,6 +2,8 @@
 
 import errno
 import logging
+import os
+import select
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,13 +16,14 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     """Run a script's main and exit. A UsageError is printed as one line; ``--debug`` shows the traceback instead.
 
     Exit codes: 2 for invalid input, 1 for a run that had to stop, 130, 143, 129 or 140 after Ctrl-C, SIGTERM,
-    SIGHUP or SIGUSR2.
+    SIGHUP or SIGUSR2, 141 if the reader of its output has gone, as in ``| head``.
     """
     logging.basicConfig(format="%(message)s", handlers=[_AboveTheBar()])
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
         main()
+        sys.stdout.flush()
     except KeyboardInterrupt:
         _exit(f"interrupted; continue with: {_how_to_continue()}", 130)
     except (UsageError, RunError) as error:
@@ -28,6 +31,8 @@ def run_script(main: Callable[[], None]) -> NoReturn:
             raise
         _exit(str(error), 2 if isinstance(error, UsageError) else 1)
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _lost_its_reader():
+            _exit("nothing reads the output any more", 141)
         if debug or not _is_disk_full(error):
             raise
         _exit(f"the disk is full ({error}); free some space, then: {_how_to_continue()}", 1)
@@ -56,6 +61,16 @@ def _exit(message: str, code: int) -> NoReturn:
         bar.close()  # otherwise it is drawn again over the message
     print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     sys.exit(code)
+
+
+def _lost_its_reader() -> bool:
+    """Whether stdout is a closed pipe; what is left in its buffer is dropped then, or Python would fail at its exit."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _is_disk_full(error: BaseException) -> bool:

@@ -1,8 +1,9 @@
-"""How a script prints: warnings above its progress bar."""
+"""How a script prints: warnings above its progress bar; into a pipe that is closed."""
 
 import subprocess
 import sys
 
+import pytest
 from helpers.scripts import ROOT, user_environment
 
 
@@ -23,3 +24,23 @@ run_script(main)
     lines = [line.split("\r")[-1].rstrip() for line in done.stderr.decode().split("\n") if line]
     assert "3 rows dropped" in lines and lines[-1] == "bar 2/2"
     assert "not shown" not in done.stderr.decode()
+
+
+@pytest.mark.parametrize("size", [10, 10**6], ids=["in the buffer", "written at once"])
+def test_a_reader_of_the_output_that_has_gone_is_one_line(size: int) -> None:
+    code = (
+        f"import time\nfrom gtpo.script import run_script\nrun_script(lambda: (time.sleep(0.2), print('a' * {size})))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env=user_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read().decode() == "-c: nothing reads the output any more\n"
+    assert process.returncode == 141
+
+
+def test_another_broken_pipe_is_an_error() -> None:
+    code = "from gtpo.script import run_script\ndef main():\n    raise BrokenPipeError('of a worker')\nrun_script(main)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=user_environment(), capture_output=True)
+    assert done.returncode == 1 and b"BrokenPipeError: of a worker" in done.stderr
