@@ -108,7 +108,10 @@ def check_values(values: Mapping[str, Any]) -> None:
             raise UsageError("--lora_rank 0 trains all weights, without an adapter: remove --lora_target_modules.")
     if values["save_total_limit"] is not None and values["save_total_limit"] < 1:
         raise UsageError(f"--save_total_limit is {values['save_total_limit']}: expected at least 1, or nothing.")
-    if values["merge"] != "none" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"  # set by accelerate launch
+    if (deepspeed or values["deepspeed"]) and not is_installed("deepspeed"):
+        raise UsageError("DeepSpeed is not installed: pip install deepspeed, or use configs/accelerate/fsdp2.yaml.")
+    if values["merge"] != "none" and deepspeed:
         raise UsageError("--merge does not support DeepSpeed: merge afterwards, --resume RUN --merge 16bit on one GPU.")
     lengths = [values[name] for name in ("max_prompt_length", "max_completion_length") if name in values]
     if sum(lengths) > values["max_seq_length"]:

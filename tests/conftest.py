@@ -8,6 +8,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # also in subprocesses; more threads only c
 
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,12 @@ from helpers.unsloth import FakeUnsloth
 from gtpo.backend import GPU_PACKAGES
 
 torch.set_num_threads(1)
+if find_spec("hypothesis"):  # the environments of Unsloth and of a GPU lack it
+    from hypothesis import settings
+
+    # The same examples on every machine and in every run; nothing is timed.
+    settings.register_profile("same", derandomize=True, deadline=None, database=None)
+    settings.load_profile("same")
 
 
 @pytest.fixture(scope="session")

@@ -319,7 +319,7 @@ def train(method: str, tiny: Path, folder: Path, micro_batch: int = ROWS, **sett
 def assert_same(left: dict[str, Tensor], right: dict[str, Tensor], differs: bool = False) -> None:
     assert left.keys() == right.keys()
     gap = max((left[name] - right[name]).abs().max().item() for name in left)
-    assert (gap > 1e-5) if differs else (gap <= 1e-6), gap  # the learning rate is 0.03
+    assert (gap > 1e-5) if differs else (gap <= 3e-6), gap  # the learning rate is 0.03
 
 
 @pytest.fixture(scope="module")
@@ -351,7 +351,7 @@ def test_grpo_weights_equal_those_of_trl(
     expected, their_log = trl_run(loss_type, iterations, micro_batch)
     assert_same(weights, expected)
     if loss_type == "bnpo" or micro_batch == ROWS:
-        assert [row["loss"] for row in log] == pytest.approx([row["loss"] for row in their_log], abs=1e-6)
+        assert [row["loss"] for row in log] == pytest.approx([row["loss"] for row in their_log], rel=5e-6, abs=1e-6)
     assert (max(row["clip_ratio/low_mean"] + row["clip_ratio/high_mean"] for row in their_log) > 0) == (iterations > 1)
 
 
@@ -453,7 +453,7 @@ def test_a_step_is_the_naive_objective_of_weighted_advantages(
         expected = naive_grpo_loss(logps, weighted, token_weights=each)[0]
     else:
         means = naive_completion_entropy(entropies)
-        delta = [0.0 if h > 5.384 and a < 0 else 1.0 for h, a in zip(means, advantages, strict=True)]
+        delta = [0.0 if h > 5.05 and a < 0 else 1.0 for h, a in zip(means, advantages, strict=True)]
         assert 0 < sum(delta) < GROUP
         mask = naive_conflict_mask(completions, advantages, ROWS)
         lambdas = naive_conflict_weights(mask, advantages)

@@ -634,6 +634,14 @@ def test_a_setting_with_a_missing_package_is_refused(
     settings(*argv, "--dry_run")
 
 
+@pytest.mark.parametrize("launched", [False, True])
+def test_deepspeed_without_its_package_is_refused(launched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gtpo.validation.is_installed", lambda name: name != "deepspeed")
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", str(launched).lower())
+    with pytest.raises(UsageError, match="DeepSpeed is not installed: pip install deepspeed"):
+        settings(*([] if launched else ["--deepspeed", "zero3.json"]))
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -78,7 +78,7 @@ groups = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=7), min_size=
 
 
 @pytest.mark.parametrize("span", ["first_run", "common"])
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(group=groups, data=st.data())
 def test_spans_match_their_reference(span: str, group: list[list[int]], data: st.DataObject) -> None:
     size = len(group)

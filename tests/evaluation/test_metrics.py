@@ -101,7 +101,7 @@ def reference_majority(samples: list[str | None], correct: list[bool], k: int) -
     return float(correct[next(c for c in classes if len(c) == largest)[0]])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from([None, "1", "1.0", "2", "4/2", "0.5", "1/2", "3"]), min_size=1, max_size=16), st.data())
 def test_identities_of_any_problem(samples: list[str | None], data: st.DataObject) -> None:
     correct = [sample is not None and Fraction(sample) == 2 for sample in samples]

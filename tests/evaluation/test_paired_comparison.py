@@ -97,7 +97,7 @@ def test_one_seed_has_no_error() -> None:
     assert "±" not in format_comparisons([found])
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 8)), min_size=1, max_size=6), st.randoms())
 def test_any_comparison_matches_the_scores_of_each_side(counts: list[tuple[int, int]], rng: random.Random) -> None:
     """k = 4 beside k = 8: the difference is that of the two mean scores, and swapping the sides changes its sign."""

@@ -28,7 +28,7 @@ def test_no_answer_is_wrong() -> None:
     assert not is_correct(" \n", " ")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(max_size=60), st.text(alphabet="0123456789+-/^{}()[]\\,.=% xyfracsqtpi", max_size=25))
 def test_any_text_gets_a_symmetric_verdict(a: str, b: str) -> None:
     for first, second in ((a, b), (a, "18"), (b, "18"), (f"<answer>{b}</answer>", b)):
@@ -39,7 +39,7 @@ def test_any_text_gets_a_symmetric_verdict(a: str, b: str) -> None:
     gsm8k_gold(a)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.fractions(max_denominator=200), st.fractions(max_denominator=200))
 def test_fractions_are_compared_exactly(x: Fraction, y: Fraction) -> None:
     latex = rf"\frac{{{x.numerator}}}{{{x.denominator}}}"
@@ -47,7 +47,7 @@ def test_fractions_are_compared_exactly(x: Fraction, y: Fraction) -> None:
     assert is_correct(f"${latex}$", str(x))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(-99, 99), min_size=2, max_size=6), st.randoms())
 def test_lists_are_unordered_and_tuples_are_ordered(values: list[int], rng: random.Random) -> None:
     shuffled = rng.sample(values, len(values))
