@@ -26,6 +26,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
+from gtpo import decoding
 from gtpo.errors import UsageError
 
 LARGE = 2**18  # entries of a weight
@@ -75,8 +76,9 @@ def generate(
         arguments = {"attention_mask": attention_mask, "generation_config": generation_config, "streamer": streamer}
         return type(model).generate(model, input_ids, **arguments, **inputs)
     model._prepare_special_tokens(config, device=input_ids.device)
+    plainly = decoding.covers(model)
     with fast_layers(model, len(input_ids), bfloat16):
-        return _decode(model, input_ids, attention_mask, config, streamer, logps)
+        return _decode(model, input_ids, attention_mask, config, streamer, logps, plainly)
 
 
 def _is_covered(model: Any, config: GenerationConfig) -> bool:
@@ -105,6 +107,7 @@ def _decode(
     config: GenerationConfig,
     streamer: Any,
     logps: list[Tensor] | None,
+    plainly: bool,
 ) -> Tensor:
     rows, width = input_ids.shape
     length = width + config.max_new_tokens
@@ -132,6 +135,7 @@ def _decode(
         **call,
     ).logits[prompt_of_row, -1]
     cache.batch_select_indices(prompt_of_row)
+    next_logits = decoding.next_logits(model, cache, length) if plainly else None
 
     scored = [] if logps is None else [logits.new_zeros(rows, config.max_new_tokens, dtype=torch.float32)]
     open_rows = torch.arange(rows, device=input_ids.device)
@@ -154,12 +158,13 @@ def _decode(
             cache.batch_select_indices(kept)
         if len(open_rows) == 0 or end == length - 1:
             break
-        logits = model(
-            input_ids=tokens[:, None],
-            attention_mask=mask[:, : end + 1] if is_padded else None,
-            position_ids=next_positions,
-            **call,
-        ).logits[:, -1]
+        shown = mask[:, : end + 1] if is_padded else None
+        if next_logits is not None:
+            logits = next_logits(tokens, next_positions[:, 0], shown)
+        else:
+            logits = model(input_ids=tokens[:, None], attention_mask=shown, position_ids=next_positions, **call).logits[
+                :, -1
+            ]
         next_positions = next_positions + 1
     if streamer is not None:
         streamer.end()
@@ -193,12 +198,14 @@ class _RoomyLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         start = self.get_seq_length()
+        end = start + key_states.shape[-2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.buffers = [s.new_empty(*s.shape[:2], self.room, s.shape[-1]) for s in (key_states, value_states)]
-        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
-            buffer[:, :, start : start + states.shape[-2]] = states
-        return self._show(start + key_states.shape[-2])
+        self._show(end)
+        self.keys[:, :, start:] = key_states
+        self.values[:, :, start:] = value_states
+        return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
         length = self.get_seq_length()
@@ -207,9 +214,8 @@ class _RoomyLayer(DynamicLayer):
             self.buffers[number][:, :, :length] = buffer[indices, :, :length]
         self._show(length)
 
-    def _show(self, length: int) -> tuple[Tensor, Tensor]:
+    def _show(self, length: int) -> None:
         self.keys, self.values = (buffer[:, :, :length] for buffer in self.buffers)
-        return self.keys, self.values
 
 
 @contextmanager

@@ -430,7 +430,8 @@ def _blocks(tensor: Tensor) -> list[slice]:
 
 
 def _split(rows: Tensor, size: int) -> tuple[Tensor, ...]:
-    return rows.split(size) if len(rows) else ()
+    """Equal parts of up to ``size``: threads that take one each end together."""
+    return rows.chunk(math.ceil(len(rows) / size)) if len(rows) else ()
 
 
 def _chunks(length: int, size: int, start: int = 0) -> list[slice]:

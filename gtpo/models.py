@@ -114,6 +114,9 @@ def load_base(
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
+    from gtpo.attention import share_keys_on_cpus
+
+    share_keys_on_cpus()
     has_bf16 = gpu_is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     options: dict[str, Any] = {"dtype": torch.bfloat16 if has_bf16 and not full_precision else torch.float32}
     if load_in_4bit:

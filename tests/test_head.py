@@ -985,6 +985,17 @@ def test_each_thread_scans_row_tiles_alone(three_threads: None, monkeypatch: pyt
     assert {(threads, gradients) for _, threads, gradients in scanned} == {(1, False)}
 
 
+@pytest.mark.parametrize(
+    ("wanted", "size", "expected"),
+    [(765, 512, [(383, True), (382, True), (235, False)]), (1000, 1000, [(1000, True)]), (0, 512, [(500, False)] * 2)],
+)
+def test_row_tiles_are_of_equal_size(wanted: int, size: int, expected: list[tuple[int, bool]]) -> None:
+    rows = torch.arange(1000) < wanted
+    tiles = module._row_tiles(rows, 1000, size, torch.device("cpu"))
+    assert [(len(tile), flag) for tile, flag in tiles] == expected
+    assert torch.equal(torch.cat([tile for tile, _ in tiles]), torch.arange(1000))
+
+
 def test_an_error_in_a_thread_is_raised_and_the_threads_of_pytorch_are_kept(
     three_threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

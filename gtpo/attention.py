@@ -1,0 +1,38 @@
+"""Attention with padding on a CPU, where several query heads share a key.
+
+Transformers repeats keys and values for it, because PyTorch's kernels for GPUs take no mask there. Those for CPUs do.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+
+def share_keys_on_cpus() -> None:
+    """Let every model with the attention ``sdpa`` use it."""
+    AttentionInterface.register("sdpa", attention)
+
+
+def attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Transformers' ``sdpa_attention_forward``, equal bit for bit, without repeated keys and values."""
+    shares_keys = query.shape[1] > key.shape[1]
+    if query.device.type != "cpu" or attention_mask is None or position_bias is not None or not shares_keys:
+        given = {"dropout": dropout, "scaling": scaling, "position_bias": position_bias, **kwargs}
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
+    attended = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
+    )
+    return attended.transpose(1, 2).contiguous(), None
