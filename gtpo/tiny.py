@@ -32,18 +32,43 @@ LAUNCHER_VARIABLES = (  # prefixes, of torchrun and Accelerate
     "WORLD_",
 )
 TINY_ROOT = Path("outputs") / "tiny"
-TINY = {  # everything that determines the tiny base; its hash names the cache directory
+TINY: dict[str, Any] = {  # everything that determines the tiny base; its hash names the cache directory
     "seed": 0,
     "vocab_size": 512,
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 3,
+    "hidden_size": 160,
+    "intermediate_size": 480,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "steps": 800,
     "batch_size": 32,
     "learning_rate": 2e-3,
-    "spoiled_format": 0.5,  # share of warm-start targets without one of the tags: leaves formatting to learn
-    "spoiled_answer": 0.1,  # share with a wrong result: leaves accuracy to learn
+    "guessed": 0.25,  # share of short guesses; the others are worked solutions
+    "remarks": 0.5,  # share of steps with a remark before them
+    "spoiled_format": 0.5,  # share of targets without one of the tags: leaves formatting to learn
+    "spoiled_answer": 0.05,  # share of worked solutions with a wrong result
+    # Words of the targets; the choice between them is most of the entropy of the base.
+    "openings": [
+        "first",
+        "then",
+        "now",
+        "next",
+        "so",
+        "and",
+        "thus",
+        "here",
+        "well",
+        "also",
+        "maybe",
+        "say",
+        "hence",
+        "again",
+    ],
+    "equals": ["=", "is", "gives", "makes"],
+    "remark": [
+        ["we", "I", "you", "they", "please", "let"],
+        ["see", "count", "find", "note", "write", "check", "keep"],
+        ["this", "that", "it"],
+    ],
 }
 
 
@@ -129,7 +154,10 @@ def _warm_start(directory: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     model = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False, dtype=torch.float32)
-    examples = [_tokenize(tokenizer, question, target) for question, target in _imperfect_targets()]
+    examples = [
+        _tokenize(tokenizer, question, target)
+        for question, target in _imperfect_targets(int(TINY["steps"]) * int(TINY["batch_size"]))
+    ]
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
@@ -157,19 +185,36 @@ def _warm_start(directory: Path) -> None:
     shutil.rmtree(directory / "trainer", ignore_errors=True)
 
 
-def _imperfect_targets() -> Iterator[tuple[str, str]]:
+def _imperfect_targets(size: int) -> Iterator[tuple[str, str]]:
+    """Questions and the solutions that the base imitates: in many phrasings, some guessed, some spoiled."""
     generator = random.Random(f"tiny-{TINY['seed']}")
-    size = int(TINY["steps"]) * int(TINY["batch_size"])
     for row in arithmetic("train", size, seed=1 + int(TINY["seed"])):
-        reasoning, answer = row["reasoning"], row["gold"]
-        if generator.random() < TINY["spoiled_answer"]:
-            *steps, last = reasoning.split("\n")
-            answer = str(max(0, int(answer) + generator.choice([-10, -2, -1, 1, 2, 10])))
-            reasoning = "\n".join([*steps, f"{last.rpartition('=')[0]}= {answer}"])
+        reasoning, answer = _guess(row, generator) if generator.random() < TINY["guessed"] else _work(row, generator)
         target = to_completion(reasoning, answer)
         if generator.random() < TINY["spoiled_format"]:
             target = target.replace(generator.choice(TAGS), "", 1).strip()
         yield row["question"], target
+
+
+def _guess(row: dict[str, str], generator: random.Random) -> tuple[str, str]:
+    """A short guess near the result."""
+    answer = max(0, int(row["gold"]) + generator.choice((-3, -2, -1, 0, 0, 1, 2, 3)))
+    return " ".join((generator.choice(TINY["openings"]), "guess")), str(answer)
+
+
+def _work(row: dict[str, str], generator: random.Random) -> tuple[str, str]:
+    """The steps in words of choice, with remarks in between; the last result is sometimes wrong."""
+    *steps, last = row["reasoning"].split("\n")
+    answer = row["gold"]
+    if generator.random() < TINY["spoiled_answer"]:
+        answer = str(max(0, int(answer) + generator.choice((-10, -2, -1, 1, 2, 10))))
+        last = f"{last.rpartition('=')[0]}= {answer}"
+    lines = []
+    for step in (*steps, last):
+        if generator.random() < TINY["remarks"]:
+            lines.append(" ".join(generator.choice(words) for words in TINY["remark"]))
+        lines.append(f"{generator.choice(TINY['openings'])} {step.replace('=', generator.choice(TINY['equals']))}")
+    return "\n".join(lines), answer
 
 
 def _tokenize(tokenizer: Any, question: str, target: str) -> dict[str, list[int]]:
@@ -183,7 +228,6 @@ def _tiny_tokenizer() -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    rows = list(arithmetic("train", 2000, seed=0))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -194,7 +238,7 @@ def _tiny_tokenizer() -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = [row["question"] + "\n" + to_completion(row["reasoning"], row["gold"]) for row in rows]
+    texts = [f"{question}\n{target}" for question, target in _imperfect_targets(2000)]
     tokenizer.train_from_iterator(texts, trainer)
     # Every row has the same system prompt: one token per line keeps prompts short.
     tokenizer.add_tokens([AddedToken(line, normalized=False) for line in SYSTEM_PROMPT.split("\n")])

@@ -73,7 +73,8 @@ def test_numbers_of_the_training_run(parts: dict[str, Any]) -> None:
     # A random model is nearly uniform: its entropy is about ln V with V = 1024.
     assert numbers["initial_entropy"] == pytest.approx(math.log(1024), abs=0.2)
     for loss, entropy in zip(numbers["loss"], numbers["entropy"], strict=True):
-        assert loss == pytest.approx(0.1 * entropy, rel=0.05)  # Eq. 11: gamma <H>; the advantages of a group sum to 0
+        # Eq. 11: gamma <H>; the advantages of a group sum to 0, but for the conflict correction
+        assert loss == pytest.approx(0.1 * entropy, rel=0.15)
 
 
 def test_a_resumed_run_equals_the_uninterrupted_run(parts: dict[str, Any]) -> None:

@@ -230,7 +230,7 @@ def test_steps_follow_max_steps_or_epochs() -> None:
 
 
 def test_the_shape_of_a_local_model_is_read_and_a_missing_config_refused(tiny: Path, tmp_path: Path) -> None:
-    assert shape_of(str(tiny)) == Shape(AutoConfig.from_pretrained(tiny).vocab_size, 128, 384, 3, 4, 4, 32, tied=False)
+    assert shape_of(str(tiny)) == Shape(AutoConfig.from_pretrained(tiny).vocab_size, 160, 480, 2, 4, 4, 40, tied=False)
     with pytest.raises(UsageError, match="cannot read the config"):
         shape_of(str(tmp_path))
     assert shape_of("meta-llama/Llama-3.1-8B-Instruct") is KNOWN["llama"]

@@ -95,35 +95,61 @@ def test_tiny_prompts_are_short(tokenizer: Any) -> None:
 # ---- the tiny base ----
 
 
-def test_imperfect_targets_have_the_configured_error_rates() -> None:
-    targets = list(tiny_module._imperfect_targets())
-    assert targets == list(tiny_module._imperfect_targets())
-    golds = [row["gold"] for row in arithmetic("train", len(targets), seed=1 + int(tiny_module.TINY["seed"]))]
-    questions = [row["question"] for row in arithmetic("train", len(targets), seed=1 + int(tiny_module.TINY["seed"]))]
-    assert [question for question, _ in targets] == questions
-    assert len(targets) == tiny_module.TINY["steps"] * tiny_module.TINY["batch_size"]
-
-    well_formed = [score_format(target) == 10 for _, target in targets]
-    # Only well-formed targets always have a readable answer; the two kinds of error are drawn independently.
-    correct = [
-        is_correct(extract_answer(target), gold)
-        for (_, target), gold, ok in zip(targets, golds, well_formed, strict=True)
-        if ok
-    ]
-    for found, share in (
-        (well_formed, tiny_module.TINY["spoiled_format"]),
-        (correct, tiny_module.TINY["spoiled_answer"]),
+def test_imperfect_targets_have_the_configured_shares() -> None:
+    settings = tiny_module.TINY
+    targets = list(tiny_module._imperfect_targets(5000))
+    assert targets[:100] == list(tiny_module._imperfect_targets(100))  # deterministic
+    rows = list(arithmetic("train", len(targets), seed=1 + settings["seed"]))
+    assert [question for question, _ in targets] == [row["question"] for row in rows]
+    formatted = [score_format(target) for _, target in targets]
+    assert set(formatted) == {1, 10}  # all four tags, or one of them is missing
+    whole = [(target, row) for (_, target), row, score in zip(targets, rows, formatted, strict=True) if score == 10]
+    guesses = [(target, row) for target, row in whole if "guess" in target]
+    worked = [(target, row) for target, row in whole if "guess" not in target]
+    wrong = [not is_correct(extract_answer(target), row["gold"]) for target, row in worked]
+    lines = [line for target, _ in worked for line in reasoning_of(target)]
+    remarks = [i for i, line in enumerate(lines) if not any(character.isdigit() for character in line)]
+    for count, total, share in (
+        (formatted.count(1), len(targets), settings["spoiled_format"]),
+        (len(guesses), len(whole), settings["guessed"]),
+        (sum(wrong), len(worked), settings["spoiled_answer"]),
+        (len(remarks), len(lines) - len(remarks), settings["remarks"]),
     ):
-        deviation = math.sqrt(share * (1 - share) / len(found))
-        assert abs(found.count(False) / len(found) - share) < 4 * deviation
-    assert all(score_format(target) == 1 for (_, target), ok in zip(targets, well_formed, strict=True) if not ok)
-    # A wrong answer agrees with the reasoning, in which only the last result is wrong.
-    rows = arithmetic("train", 2000, seed=1 + int(tiny_module.TINY["seed"]))
-    for (_, target), row in zip(targets[:2000], rows, strict=True):
-        if score_format(target) == 10:
-            reasoning = target.split("<reasoning>\n")[1].split("\n</reasoning>")[0]
-            expected = row["reasoning"].rpartition("= ")[0] + "= " + str(extract_answer(target))
-            assert reasoning == expected
+        assert abs(count / total - share) < 4 * math.sqrt(share * (1 - share) / total)
+    for target, row in guesses:  # short, and at most three from the result
+        assert len(reasoning_of(target)) == 1
+        assert abs(int(str(extract_answer(target))) - int(row["gold"])) <= 3
+
+
+def test_worked_targets_are_the_steps_in_other_words() -> None:
+    settings = tiny_module.TINY
+    rows = arithmetic("train", 1000, seed=1 + settings["seed"])
+    seen = set()
+    for (_, target), row in zip(tiny_module._imperfect_targets(1000), rows, strict=True):
+        if "guess" in target or score_format(target) != 10:
+            continue
+        steps = []
+        for line in reasoning_of(target):
+            opening, rest = line.split(" ", 1)
+            seen.add(opening)
+            if not any(character.isdigit() for character in line):
+                assert all(word in words for word, words in zip(line.split(), settings["remark"], strict=True))
+                continue
+            assert opening in settings["openings"]
+            verb = rest.split()[3]
+            assert verb in settings["equals"]
+            seen.add(verb)
+            steps.append(rest.replace(verb, "="))
+        *first, last = row["reasoning"].split("\n")
+        assert steps == [
+            *first,
+            f"{last.rpartition('= ')[0]}= {extract_answer(target)}",
+        ]  # the answer is the last result
+    assert seen == {*settings["openings"], *settings["equals"], *settings["remark"][0]}
+
+
+def reasoning_of(target: str) -> list[str]:
+    return target.split("<reasoning>\n")[1].split("\n</reasoning>")[0].split("\n")
 
 
 def test_tiny_base_is_trained_once_and_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
