@@ -21,7 +21,7 @@ from gtpo.runs import RunDirectory, is_held_out
 
 logger = logging.getLogger(__name__)
 
-BEST_WINDOW = 100  # steps of the mean that selects best/
+BEST_WINDOW = 100  # steps of the mean that selects best/; an eighth of a run of less than 800
 WANDB_STEPS = 1_000_000  # wandb steps per training step: TRL logs tables and the time of each call in between
 
 
@@ -75,7 +75,7 @@ class BestAdapter(TrainerCallback):
 
     With held-out rows it is that of the best evaluation, the first of equal ones. Without, it is the one with the
     highest accuracy (or reward, where no accuracy is logged), where the paper evaluates GRPO (Section 6.1): a mean over
-    the last ``BEST_WINDOW`` steps, from the first full window on (over all steps in a shorter run).
+    the last ``BEST_WINDOW`` steps (an eighth of the run, if that is shorter), from the first full window on.
 
     A new best is copied to host memory and written with the next checkpoint, or at the end.
 
@@ -124,8 +124,9 @@ class BestAdapter(TrainerCallback):
         if self.held_out_metric or not logs or (score := _score(logs)) is None:
             return
         self.recent.append(score)
-        accuracy = sum(self.recent) / len(self.recent)
-        if len(self.recent) >= min(BEST_WINDOW, state.max_steps) and accuracy > self.best["accuracy"]:
+        window = min(BEST_WINDOW, max(1, state.max_steps // 8))
+        accuracy = sum(list(self.recent)[-window:]) / window
+        if len(self.recent) >= window and accuracy > self.best["accuracy"]:
             self._keep({"accuracy": accuracy, "step": state.global_step}, state, model)
 
     def _keep(self, best: dict[str, float], state: Any, model: Any) -> None:

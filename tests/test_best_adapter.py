@@ -66,12 +66,12 @@ def test_the_best_step_is_kept_when_later_steps_are_worse(
     assert stored_step(tmp_path) == 6
 
 
-def test_a_short_run_averages_all_its_steps(tiny: Path, tmp_path: Path) -> None:
-    run = FakeTraining(tmp_path, tiny, max_steps=3)
-    for accuracy in (90, 30, 60):
+def test_a_short_run_averages_an_eighth_of_its_steps(tiny: Path, tmp_path: Path) -> None:
+    run = FakeTraining(tmp_path, tiny, max_steps=17)
+    for accuracy in (90, 30, 60, 80, 10):  # means over 2 steps: 60, 45, 70, 45
         run.step(accuracy)
     run.call("on_train_end")
-    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"accuracy": 60.0, "step": 3}
+    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"accuracy": 70.0, "step": 4}
 
 
 def test_a_resumed_run_restores_its_window_and_best_step(
@@ -81,7 +81,7 @@ def test_a_resumed_run_restores_its_window_and_best_step(
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "accuracy": 10.0}\n{"step": 2, "accuracy": 50.0}\n')
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "best.json").write_text('{"accuracy": 30.0, "step": 2}')
-    run = FakeTraining(tmp_path, tiny, max_steps=10)
+    run = FakeTraining(tmp_path, tiny, max_steps=100)
     run.state.global_step = 2
     run.call("on_train_begin")
     run.step(5)  # mean of 50 and 5: no new best

@@ -16,15 +16,25 @@ import torch
 from helpers.scripts import ROOT, Ended, user_environment
 from safetensors.torch import load_file
 
+from gtpo import tiny as tiny_module
+from gtpo.arithmetic import arithmetic
+from gtpo.prompts import to_completion
+from gtpo.tiny import build_tiny
+
 STORED = ROOT / "tests" / "data" / "run_of_6eadd26"
 TIMES = {"step_time", "tokens_per_second"}
 
 
 @pytest.fixture
-def work(tiny: Path, tmp_path: Path) -> Path:
-    """A directory with the run and its model."""
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the run and its model: the tiny model had another shape, and a tokenizer of plain solutions."""
+    shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3}
+    monkeypatch.setattr(tiny_module, "TINY", tiny_module.TINY | shape)
+    rows = arithmetic("train", 2000, seed=0)
+    targets = [(row["question"], to_completion(row["reasoning"], row["gold"])) for row in rows]
+    monkeypatch.setattr(tiny_module, "_imperfect_targets", lambda size: targets)
+    build_tiny(tmp_path / "tiny-model")
     shutil.copytree(STORED, tmp_path / "gtpo-old-s3")
-    (tmp_path / "tiny-model").symlink_to(tiny)
     return tmp_path
 
 
