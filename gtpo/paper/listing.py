@@ -41,7 +41,7 @@ def table(
     for work in evaluations:
         scored = sum(work.result(run).is_file() for run in work.experiments)
         lines.append(f"{work.label:{width}}  {f'{scored} of {len(work.experiments)}':11}  {work.cost:6.1f} {unit}")
-    lines += ["", "Training by figure; runs that several figures share are in each:"]
+    lines += ["", "Training by figure; runs that several figures share are in each:"] if figures else []
     for figure in figures:
         names = set(runs_of(matrix, [figure], scale))
         shown = [run for run in experiments if run.name in names]

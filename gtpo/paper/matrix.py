@@ -4,7 +4,7 @@ A run is identified by its name and seed; its directory is ``<name>-s<seed>``. N
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,8 +151,10 @@ def select_figures(matrix: Matrix, names: Sequence[str], scale: str | None = Non
         scale: Only figures that have runs at this scale; at any scale by default.
 
     Raises:
-        UsageError: If a name is unknown, or a figure named has no runs at this scale.
+        UsageError: If there is no name, a name is unknown, or a figure named has no runs at this scale.
     """
+    if not names:
+        raise UsageError(f"no figure given: pick from {', '.join(figure_names(matrix))}, or all.")
     if "all" in names:
         return [name for name in figure_names(matrix) if scale is None or groups_of(matrix, name, scale)]
     for name in names:
@@ -196,6 +198,11 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int, root: Path = RU
     return Experiment(name, seed, model, argv, run, root / scale / "logs" / f"{run.path.name}.log", cost)
 
 
+def seeds_of_all(matrix: Matrix, scale: str) -> list[int]:
+    """The seeds of ``all``; at tiny scale the verdicts on the claims rest on them."""
+    return list(matrix[scale]["seeds_of"].get("all", matrix[scale]["seeds"]))
+
+
 def experiments_of(
     matrix: Matrix,
     figures: Sequence[str],
@@ -207,15 +214,17 @@ def experiments_of(
     """The runs of some figures without duplicates, the first seed of all runs before the second.
 
     Args:
-        seeds: By default those of the figure, or of the scale.
+        seeds: By default those of the figure, of ``all`` if the figures are all, or of the scale.
         only: Parts of names: a run whose name has none of them is left out.
 
     Raises:
         UsageError: If no name has such a part.
     """
     order: dict[tuple[int, str, int], None] = {}
+    is_all = [*figures] == select_figures(matrix, ["all"], scale)
+    default = seeds_of_all(matrix, scale) if is_all else matrix[scale]["seeds"]
     for figure in figures:
-        chosen = seeds or matrix[scale]["seeds_of"].get(figure) or matrix[scale]["seeds"]
+        chosen = seeds or matrix[scale]["seeds_of"].get(figure, default)
         names = [name for name in runs_of(matrix, [figure], scale) if any(part in name for part in only)]
         order |= {(i, name, seed): None for name in names for i, seed in enumerate(chosen)}
     if not order and (known := runs_of(matrix, figures, scale)):
@@ -237,18 +246,28 @@ def evaluations_of(
     matrix: Matrix, figures: Sequence[str], scale: str, experiments: Sequence[Experiment], root: Path = RUNS
 ) -> list[Evaluation]:
     """The evaluations of some figures: one per base model, benchmark and checkpoint, with every seed of its runs."""
-    needed: dict[tuple[str, str, str], dict[Experiment, None]] = {}
-    for figure in figures:
-        for group, benchmarks in find_figure(matrix, figure).get("benchmarks", {}).items():
-            shown = groups_of(matrix, figure, scale).get(group, {}).values()
-            for benchmark in benchmarks:
-                for run in experiments:
-                    if run.name in shown:
-                        checkpoint = "best" if run.name.startswith(tuple(matrix[scale]["best"])) else "last"
-                        needed.setdefault((run.model, benchmark, checkpoint), {})[run] = None
+    needed = [
+        (run, benchmark)
+        for figure in figures
+        for group, benchmarks in find_figure(matrix, figure).get("benchmarks", {}).items()
+        for benchmark in benchmarks
+        for run in experiments
+        if run.name in groups_of(matrix, figure, scale).get(group, {}).values()
+    ]
+    return plan_evaluations(matrix, scale, needed, root)
+
+
+def plan_evaluations(
+    matrix: Matrix, scale: str, needed: Iterable[tuple[Experiment, str]], root: Path = RUNS
+) -> list[Evaluation]:
+    """The evaluations of some runs on some benchmarks: one per base model, benchmark and checkpoint."""
+    together: dict[tuple[str, str, str], dict[Experiment, None]] = {}
+    for run, benchmark in needed:
+        checkpoint = "best" if run.name.startswith(tuple(matrix[scale]["best"])) else "last"
+        together.setdefault((run.model, benchmark, checkpoint), {})[run] = None
     directory, spec = root / scale / "evaluation", matrix[scale]
     evaluations = []
-    for (model, benchmark, checkpoint), runs in needed.items():
+    for (model, benchmark, checkpoint), runs in together.items():
         sampling = spec["evaluation"][benchmark]
         flags = {"benchmarks": benchmark, "checkpoint": checkpoint, **sampling, "output_dir": directory}
         words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]

@@ -1,22 +1,40 @@
-"""Train and evaluate what is missing on this machine, one subprocess at a time per GPU or share of the cores.
+"""Train and evaluate what is missing on this machine, one process at a time per GPU or share of the cores.
 
-Finished runs are skipped, interrupted ones resumed.
+Finished runs are skipped, interrupted ones resumed. Without a GPU the processes are forks of one that has imported the
+libraries: importing them takes longer than a short run of the tiny model.
 """
 
 import fcntl
+import gc
+import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import cache
+from multiprocessing import connection
 from queue import SimpleQueue
+from typing import TextIO
 
+from gtpo.backend import gpu_is_available
 from gtpo.errors import UsageError
 from gtpo.paper.matrix import Evaluation, Experiment
+from gtpo.threads import bound_waiting
 
 Work = Experiment | Evaluation
 Process = subprocess.Popen[bytes]
+
+LIBRARIES = [  # imported before the forks; none starts a thread
+    "trl.trainer.grpo_trainer",
+    "trl.trainer.sft_trainer",
+    "transformers.models.llama.modeling_llama",
+    "matplotlib.figure",
+]
+_forks = multiprocessing.get_context("forkserver")
+_polling = threading.Lock()
 
 
 def run_one(work: Work, environment: Mapping[str, str], started: Callable[[Process], None] | None = None) -> int:
@@ -30,9 +48,7 @@ def run_one(work: Work, environment: Mapping[str, str], started: Callable[[Proce
     Returns:
         The exit code of the script; 0 if nothing is left.
     """
-    work.log.parent.mkdir(parents=True, exist_ok=True)
-    with work.log.open("a") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)  # the subprocess inherits the file and holds the lock until it exits
+    with _locked_log(work) as log:  # the subprocess inherits it
         words = work.remaining()
         if not words:
             return 0
@@ -42,6 +58,42 @@ def run_one(work: Work, environment: Mapping[str, str], started: Callable[[Proce
             if started:
                 started(process)
             return process.wait()
+
+
+def run_forked(work: Work, environment: Mapping[str, str]) -> int:
+    """As :func:`run_one`, in a fork of a process that has imported ``LIBRARIES``."""
+    process = _forks.Process(target=_run_script, args=(work, {**os.environ, **environment}))
+    with _polling:  # each start polls all processes, and an exit code can be read once
+        process.start()
+    connection.wait([process.sentinel])
+    with _polling:
+        process.join()
+    return process.exitcode or 0
+
+
+def _run_script(work: Work, environment: Mapping[str, str]) -> None:
+    gc.freeze()  # the libraries stay: no collection has to look through them
+    log = _locked_log(work)
+    if words := work.remaining():
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        os.environ |= environment
+        sys.argv = [*words]
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _locked_log(work: Work) -> TextIO:
+    """Waits for the lock of the log; it is held until every process that has this file open exits."""
+    work.log.parent.mkdir(parents=True, exist_ok=True)
+    log = work.log.open("a")
+    fcntl.flock(log, fcntl.LOCK_EX)
+    return log
+
+
+@cache
+def _can_fork() -> bool:
+    """A fork cannot use CUDA if the imports have, and macOS allows few calls after one."""
+    return sys.platform == "linux" and not gpu_is_available()
 
 
 def run_all(
@@ -60,6 +112,9 @@ def run_all(
     from tqdm import tqdm
 
     ensure_base(experiments)
+    os.environ |= threads_of(len(places))  # read by OpenMP when the libraries are imported
+    bound_waiting(os.environ)
+    _forks.set_forkserver_preload(LIBRARIES)
     free: SimpleQueue[Mapping[str, str]] = SimpleQueue()
     for place in places:
         free.put(place)
@@ -76,7 +131,8 @@ def run_all(
         futures: dict[Future[int], Work] = {}
 
         def start(work: Work) -> None:
-            futures[pool.submit(lambda: run_one(work, mine.place))] = work
+            run = run_forked if "CUDA_VISIBLE_DEVICES" not in places[0] and _can_fork() else run_one
+            futures[pool.submit(lambda: run(work, mine.place))] = work
 
         for run in experiments:
             if run.label not in ended:

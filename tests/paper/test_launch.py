@@ -123,7 +123,7 @@ def processes(sandbox: Any, *words: str) -> list[psutil.Process]:
 
 def test_a_figure_survives_the_kill_of_two_jobs_and_of_the_command(slow: Any) -> None:
     """With jobs of this machine: both jobs are killed with all their processes, then the command that started them."""
-    argv = ["fig2", "--seeds", "1", "--only", "gtpo", "--slurm", "cluster=local", "parallel=2"]
+    argv = ["fig2", "--seeds", "1", "--only", "gtpo-g", "--slurm", "cluster=local", "parallel=2"]
     with open(slow / "driver.log", "w") as log:
         driver = subprocess.Popen([sys.executable, "-c", DRIVER, *argv], stdout=log, stderr=log)
     try:
@@ -179,7 +179,7 @@ def test_jobs_of_slurm(slow: Any, slurm: Path, capsys: pytest.CaptureFixture[str
 
     The first time the script ends before the signal reaches submitit's process, the second time the script has it last.
     """
-    figure = ["fig2", "--seeds", "1", "--only", "gtpo"]
+    figure = ["fig2", "--seeds", "1", "--only", "gtpo-g"]
     cluster = ["--slurm", "partition=long", "time=2-00:30:00", "parallel=2", "gres=gpu:1"]
     codes: list[int] = []
     thread = threading.Thread(target=lambda: codes.append(slow.reproduce(*figure, *cluster)))

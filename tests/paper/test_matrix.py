@@ -26,6 +26,7 @@ from gtpo.paper.matrix import (
     groups_of,
     load_matrix,
     runs_of,
+    seeds_of_all,
     select_figures,
 )
 
@@ -96,13 +97,22 @@ def test_expected_cost_by_hand() -> None:
 
 
 def test_shared_runs_appear_once_and_first_seeds_come_first() -> None:
-    runs = experiments_of(MATRIX, ["fig1", "fig3", "choice"], "tiny")
+    runs = experiments_of(MATRIX, ["fig1", "fig3"], "tiny")
     labels = [run.label for run in runs]
-    assert len(set(labels)) == len(labels) == 5 * 3 + 7
-    seeds = [run.seed for run in runs if run.seed != 101]
+    assert len(set(labels)) == len(labels) == 5 * 10
+    seeds = [run.seed for run in runs]
     assert seeds == sorted(seeds)
-    assert {run.seed for run in runs if "choice" in run.name} == {101}
+    other = MATRIX | {"tiny": MATRIX["tiny"] | {"seeds_of": {"fig1": [101]}}}
+    assert {run.seed for run in experiments_of(other, ["fig1", "fig6"], "tiny")} == {101, *range(1, 11)}
     assert {run.seed for run in experiments_of(MATRIX, ["fig1"], "tiny", [9])} == {9}
+
+
+def test_all_has_more_seeds_than_a_figure() -> None:
+    runs = experiments_of(MATRIX, ALL, "tiny")
+    assert len(runs) == 37 * 20 and {run.seed for run in runs} == {*seeds_of_all(MATRIX, "tiny")} == {*range(1, 21)}
+    assert {run.seed for run in experiments_of(MATRIX, ALL[:-1], "tiny")} == {*range(1, 11)}
+    assert {run.seed for run in experiments_of(MATRIX, ALL, "tiny", [9])} == {9}
+    assert seeds_of_all(MATRIX, "paper") == [3407]
 
 
 def test_unknown_figure_is_refused() -> None:
@@ -125,7 +135,8 @@ def test_evaluations_match_evaluate_py(sandbox: Any) -> None:
     for evaluation in evaluations:
         flags = parse_evaluation(list(evaluation.argv[1:]))
         assert flags.benchmarks == [evaluation.benchmark] and flags.checkpoint == evaluation.checkpoint
-        assert {"k": flags.k, "limit": flags.limit} == MATRIX["tiny"]["evaluation"][evaluation.benchmark]
+        sampling = {"k": flags.k, "limit": flags.limit, "max_new_tokens": flags.max_new_tokens}
+        assert sampling == MATRIX["tiny"]["evaluation"][evaluation.benchmark]
         labels = [adapter_target(run, flags.checkpoint).label for run in flags.adapter]
         assert [evaluation.result(run) for run in evaluation.experiments] == [
             Path(flags.output_dir) / label / f"{evaluation.benchmark}.json" for label in labels
@@ -134,16 +145,16 @@ def test_evaluations_match_evaluate_py(sandbox: Any) -> None:
 
 def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
     runs = {run.name: run for run in experiments_of(MATRIX, ["fig3"], "tiny", [1])}
-    finished = runs["gtpo-g8"].run.adapter
+    finished = runs["gtpo-late-g8"].run.adapter
     finished.mkdir(parents=True)
     (finished / "adapter_config.json").write_text("{}")
-    stopped_early = runs["gtpo-g8"].run.checkpoint(3)  # --early_stopping_patience ends a run before max_steps
-    interrupted = runs["grpo-g8-beta0"].run.checkpoint(150)
+    stopped_early = runs["gtpo-late-g8"].run.checkpoint(3)  # --early_stopping_patience ends a run before max_steps
+    interrupted = runs["grpo-late-g8-beta0"].run.checkpoint(150)
     for checkpoint in (stopped_early, interrupted):
         checkpoint.mkdir(parents=True)
         (checkpoint / "files.json").write_text("{}")
-    assert runs["gtpo-g8"].remaining() == ()
-    running = runs["grpo-g8-beta1e-6"].log
+    assert runs["gtpo-late-g8"].remaining() == ()
+    running = runs["grpo-late-g8-beta1e-6"].log
     running.parent.mkdir(parents=True)
     hold = (
         "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); "
@@ -158,13 +169,13 @@ def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureF
     printed = capsys.readouterr().out
     lines, total = printed.partition("\n\n")[0].splitlines(), printed.splitlines()[-1]
     assert {tuple(line.split()[:2]) for line in lines} == {
-        ("gtpo-g8-s1", "finished"),
-        ("grpo-g8-beta0-s1", "interrupted"),
-        ("grpo-g8-beta1e-6-s1", "running"),
-        ("grpo-g8-beta0.04-s1", "missing"),
-        ("gtpo-correction-only-s1", "missing"),
+        ("gtpo-late-g8-s1", "finished"),
+        ("grpo-late-g8-beta0-s1", "interrupted"),
+        ("grpo-late-g8-beta1e-6-s1", "running"),
+        ("grpo-late-g8-beta0.04-s1", "missing"),
+        ("gtpo-late-correction-only-s1", "missing"),
     }
-    assert total.startswith("5 runs: 1 finished, 1 running, 0 queued, 1 interrupted, 2 missing; about 4 CPU minutes")
+    assert total.startswith("5 runs: 1 finished, 1 running, 0 queued, 1 interrupted, 2 missing; about 2 CPU minutes")
     assert sandbox.calls() == []
 
 

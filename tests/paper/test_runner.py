@@ -1,16 +1,24 @@
 """reproduce.py: missing runs are trained and evaluated, finished ones skipped, interrupted ones resumed."""
 
+import fcntl
 import itertools
+import os
+import pickle
+import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.scripts import ROOT, user_environment
 
 from gtpo.errors import UsageError
-from gtpo.paper.matrix import experiments_of, load_matrix, runs_of
-from gtpo.paper.runner import run_one
+from gtpo.paper.matrix import Experiment, experiments_of, load_matrix, runs_of
+from gtpo.paper.runner import run_forked, run_one
 from gtpo.runs import RunDirectory
 
 MATRIX = load_matrix()
@@ -31,7 +39,8 @@ def test_runs_are_trained_then_skipped_and_drawn(sandbox: Any, capsys: pytest.Ca
 
 def test_run_with_a_checkpoint_resumes_and_one_without_starts_again(sandbox: Any) -> None:
     resumable, failed = (
-        RunDirectory(sandbox / "outputs/reproduce/tiny" / f"{name}-s1") for name in ("gtpo-g8", "grpo-g8-beta0")
+        RunDirectory(sandbox / "outputs/reproduce/tiny" / f"{name}-s1")
+        for name in ("gtpo-late-g8", "grpo-late-g8-beta0")
     )
     resumable.checkpoint(150).mkdir(parents=True)
     (resumable.checkpoint(150) / "files.json").write_text("{}")
@@ -39,22 +48,22 @@ def test_run_with_a_checkpoint_resumes_and_one_without_starts_again(sandbox: Any
     failed.config.write_text("")
     assert sandbox.reproduce("fig3", "--seeds", "1") == 0
     flags = {name: given for _, name, given in sandbox.calls()}
-    assert flags["gtpo-g8-s1"] == ["--resume"] and flags["grpo-g8-beta0-s1"] == ["--overwrite"]
-    assert flags["grpo-g8-beta0.04-s1"] == []
+    assert flags["gtpo-late-g8-s1"] == ["--resume"] and flags["grpo-late-g8-beta0-s1"] == ["--overwrite"]
+    assert flags["grpo-late-g8-beta0.04-s1"] == []
 
 
 def test_one_failure_does_not_stop_the_rest(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    (sandbox / "fail").write_text("gtpo-g8-s1")
+    (sandbox / "fail").write_text("gtpo-late-g8-s1")
     assert sandbox.reproduce("fig3", "--seeds", "1", "--jobs", "1") == 1
     assert len(sandbox.calls()) == 5
     printed = capsys.readouterr().out
-    log = "outputs/reproduce/tiny/logs/gtpo-g8-s1.log"
-    assert f"gtpo-g8-s1 failed with exit code 1, see {log}; the command was `python train_gtpo.py --G 8" in printed
+    log = "outputs/reproduce/tiny/logs/gtpo-late-g8-s1.log"
+    assert f"gtpo-late-g8-s1 failed with exit code 1, see {log}; the command was `python train_gtpo.py --G 8" in printed
     assert "CUDA error" in (sandbox / log).read_text()
-    assert "fig3: run gtpo-g8 is missing: " in printed and "fig3.png" in printed
+    assert "fig3: run gtpo-late-g8 is missing: " in printed and "fig3.png" in printed
     (sandbox / "fail").unlink()
     assert sandbox.reproduce("fig3", "--seeds", "1") == 0
-    assert [name for _, name, _ in sandbox.calls()] == ["gtpo-g8-s1"]
+    assert [name for _, name, _ in sandbox.calls()] == ["gtpo-late-g8-s1"]
 
 
 def test_failed_evaluation_is_reported(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,11 +81,11 @@ def test_failed_evaluation_is_reported(sandbox: Any, capsys: pytest.CaptureFixtu
 def test_evaluation_follows_where_the_figure_needs_it(sandbox: Any) -> None:
     assert sandbox.reproduce("fig2", "table1", "--seeds", "1", "2") == 0
     evaluated = [call for call in sandbox.calls() if call[0] == "evaluate"]
-    assert sorted(evaluated) == [  # GRPO at its highest accuracy reward, the others at the end
-        ["evaluate", "arithmetic", "best", 2 * 4],
-        ["evaluate", "arithmetic", "last", 2 * 3],
-        ["evaluate", "arithmetic_hard", "best", 2 * 4],
-        ["evaluate", "arithmetic_hard", "last", 2 * 3],
+    assert sorted(evaluated) == [  # GRPO of the late regime at its highest accuracy reward, the others at the end
+        ["evaluate", "arithmetic", "best", 2 * 3],
+        ["evaluate", "arithmetic", "last", 2 * (5 + 4)],
+        ["evaluate", "arithmetic_hard", "best", 2 * 3],
+        ["evaluate", "arithmetic_hard", "last", 2 * (5 + 4)],
     ]
     assert (sandbox / "outputs/reproduce/tiny/figures/table1.md").is_file()
     assert sandbox.reproduce("fig2", "table1", "--seeds", "1", "2") == 0
@@ -110,7 +119,8 @@ def test_an_evaluation_starts_before_other_runs_have_ended(sandbox: Any) -> None
     assert len(sandbox.spans()) == 2 + 2 * 3
 
 
-def test_run_of_another_process_is_awaited(sandbox: Any) -> None:
+@pytest.mark.parametrize("run_it", [run_one, run_forked])
+def test_run_of_another_process_is_awaited(run_it: Callable[..., int], sandbox: Any) -> None:
     """Two processes of reproduce.py share the runs: the second waits and does not train again."""
     run = experiments_of(MATRIX, ["fig3"], "tiny", [1])[0]
     run.log.parent.mkdir(parents=True)
@@ -123,7 +133,7 @@ def test_run_of_another_process_is_awaited(sandbox: Any) -> None:
         [sys.executable, "-c", hold, str(run.log)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout and process.stdout.readline() == b"held\n"
-        thread = threading.Thread(target=lambda: codes.append(run_one(run, {})))
+        thread = threading.Thread(target=lambda: codes.append(run_it(run, {})))
         thread.start()
         thread.join(timeout=0.3)
         assert thread.is_alive() and sandbox.calls() == []
@@ -132,6 +142,75 @@ def test_run_of_another_process_is_awaited(sandbox: Any) -> None:
         process.communicate()
     thread.join(timeout=10)
     assert codes == [0] and sandbox.calls() == []
+
+
+def test_a_killed_fork_fails_alone(sandbox: Any) -> None:
+    """Its exit code is the signal; the log is locked until then."""
+    killed, other = experiments_of(MATRIX, ["fig3"], "tiny", [1])[:2]
+    script = sandbox / killed.argv[0]
+    stops = f"if {killed.label!r} in str(sys.argv):\n    print(os.getpid(), flush=True)\n    time.sleep(60)\n"
+    script.write_text("import os, sys, time\n" + stops + script.read_text())
+    codes: dict[str, int] = {}
+    threads = [
+        threading.Thread(target=lambda run=run: codes.update({run.label: run_forked(run, {})}))
+        for run in (killed, other)
+    ]
+    for thread in threads:
+        thread.start()
+    threads[1].join(timeout=20)
+    while not killed.log.exists() or not (text := killed.log.read_text()):
+        time.sleep(0.02)
+    with killed.log.open() as log, pytest.raises(BlockingIOError):
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.kill(int(text), signal.SIGKILL)
+    threads[0].join(timeout=20)
+    assert codes == {killed.label: -signal.SIGKILL, other.label: 0}
+    with killed.log.open() as log:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+DRIVER = """
+import pickle, sys
+from gtpo.paper.runner import run_all
+if __name__ == "__main__":
+    assert run_all([pickle.load(sys.stdin.buffer)], [], [{}]) == []
+"""
+
+
+def test_a_fork_trains_as_a_process_of_its_own(
+    tiny: Path, no_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal bit for bit: metrics but for times, and weights."""
+    monkeypatch.chdir(ROOT)
+    flags = "--dataset arithmetic --max_steps 2 --G 4 --prompts_per_step 1 --max_completion_length 16 --report_to none"
+    own, fork = (
+        Experiment(
+            *(run.name, 1, str(tiny)),
+            argv=("train_gtpo.py", "--model", str(tiny), *flags.split(), "--output_dir", str(run)),
+            run=RunDirectory(run),
+            log=run.with_suffix(".log"),
+            cost=0.0,
+        )
+        for run in (tmp_path / "own", tmp_path / "fork")
+    )
+    (tmp_path / "driver.py").write_text(DRIVER)
+    environment = user_environment() | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, tmp_path / "driver.py"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as driver:
+        assert driver.stdin
+        driver.stdin.write(pickle.dumps(fork))
+        driver.stdin.close()
+        assert run_one(own, environment) == 0
+    assert driver.returncode == 0
+    times = {"step_time", "tokens_per_second"}
+    rows, forked = (
+        [{name: value for name, value in row.items() if name not in times} for row in work.run.read_metrics()]
+        for work in (own, fork)
+    )
+    assert len(rows) == 2 and rows == forked
+    weights, forked_weights = ((work.run.adapter / "adapter_model.safetensors").read_bytes() for work in (own, fork))
+    assert weights == forked_weights
+    assert "Run finished" in own.log.read_text() and "Run finished" in fork.log.read_text()
 
 
 @pytest.mark.parametrize(
