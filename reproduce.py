@@ -1,12 +1,13 @@
 """Reproduce a figure or table of the paper: train and evaluate the runs it needs, then draw it.
 
-    python reproduce.py fig3 --scale tiny                 # five runs, three seeds each: minutes on a CPU
-    python reproduce.py all --scale tiny --jobs 2         # every figure and Table 1
+    python reproduce.py fig3 --scale tiny                 # five runs with ten seeds each, on a CPU
+    python reproduce.py all --scale tiny --jobs 2         # every figure and Table 1, with twenty
     python reproduce.py all --scale paper --list          # finished, running and missing runs, with GPU hours
     python reproduce.py table1 --scale paper --only qwen-gsm8k --gpus 0 1 2 3            # one run per GPU
     python reproduce.py all --scale paper --slurm partition=gpu time=24:00:00 parallel=16
     python reproduce.py all --scale paper --commands      # a shell command per run, for any scheduler
     python reproduce.py --page                            # results/tiny/ and docs/reproduction.md from the tiny runs
+    python reproduce.py claim fig2_late_accuracy --seeds 21 22 23      # one claim of the page; claim alone: all names
 
 configs/experiments.yaml lists the runs of each figure. Finished runs are skipped and interrupted runs resume, so the
 same command continues where it stopped. A run that fails is reported at the end and does not stop the others. Several
@@ -17,11 +18,12 @@ import argparse
 import sys
 
 from gtpo.errors import UsageError
-from gtpo.paper.claims import write_page
 from gtpo.paper.figures import draw_all
 from gtpo.paper.launch import read_cluster, run_jobs
 from gtpo.paper.listing import commands, table
-from gtpo.paper.matrix import RUNS, SCALES, evaluations_of, experiments_of, figure_names, load_matrix, select_figures
+from gtpo.paper.matrix import RUNS, SCALES, evaluations_of, experiments_of, load_matrix, seeds_of_all, select_figures
+from gtpo.paper.page import write_page
+from gtpo.paper.rerun import claim_list, find_claims, report, work_of
 from gtpo.paper.results import read_results
 from gtpo.paper.runner import places_of, run_all
 from gtpo.script import run_script
@@ -32,7 +34,7 @@ def main() -> None:
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ..., or all")
+    add("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ..., or all; or: claim NAME ...")
     add("--scale", choices=SCALES, default="tiny", help="tiny: on a CPU (default); paper: on a GPU")
     add("--seeds", nargs="+", type=int, metavar="N", help="default: those in configs/experiments.yaml")
     add("--only", nargs="+", default=[""], metavar="PART", help="only runs with one of these parts in their name")
@@ -51,11 +53,19 @@ def main() -> None:
     if flags.page:
         print(*write_page(matrix), sep="\n")
         return
-    if not flags.figures:
-        raise UsageError(f"no figure given: pick from {', '.join(figure_names(matrix))}, or all.")
-    figures, root = select_figures(matrix, flags.figures, flags.scale), RUNS / flags.scale
-    experiments = experiments_of(matrix, figures, flags.scale, flags.seeds, flags.only)
-    evaluations = evaluations_of(matrix, figures, flags.scale, experiments)
+    root, figures, claims = RUNS / flags.scale, flags.figures, []
+    if figures[:1] == ["claim"]:
+        figures, claims, seeds = [], find_claims(figures[1:]), flags.seeds or seeds_of_all(matrix, "tiny")
+        if not claims:
+            print(claim_list())
+            return
+        if flags.scale != "tiny" or flags.only != [""]:
+            raise UsageError("a claim reads all its runs, at tiny scale: --scale paper and --only do not apply.")
+        experiments, evaluations = work_of(matrix, claims, seeds)
+    else:
+        figures = select_figures(matrix, figures, flags.scale)
+        experiments = experiments_of(matrix, figures, flags.scale, flags.seeds, flags.only)
+        evaluations = evaluations_of(matrix, figures, flags.scale, experiments)
     if flags.list:
         print(table(matrix, figures, flags.scale, experiments, evaluations))
         return
@@ -64,12 +74,13 @@ def main() -> None:
         return
 
     if flags.slurm:
-        cluster = read_cluster(flags.slurm, flags.scale, root / "jobs")
-        failures = run_jobs(experiments, evaluations, cluster)
+        failures = run_jobs(experiments, evaluations, read_cluster(flags.slurm, flags.scale, root / "jobs"))
     else:
         failures = run_all(experiments, evaluations, places_of(flags.scale, flags.gpus, flags.jobs))
-    written, missing = draw_all(matrix, figures, flags.scale, read_results([root]), root / "figures")
-    print(*written, *(text for text in missing if any(part in text for part in flags.only)), *failures, sep="\n")
+    results = read_results([root])
+    written, missing = draw_all(matrix, figures, flags.scale, results, root / "figures")
+    missing = [text for text in missing if any(part in text for part in flags.only)]
+    print(*report(matrix, claims, results, seeds) if claims else written, *missing, *failures, sep="\n")
     if failures:
         sys.exit(1)
 

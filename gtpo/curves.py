@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.errors import UsageError
+from gtpo.intervals import interval
 from gtpo.runs import run_of
 
 PANELS = {  # metric -> axis label; percent of the maximum reward, as in the paper
@@ -149,10 +150,11 @@ def draw_runs(runs: Sequence[str], labels: Sequence[str] | None, output: str, wi
     return output
 
 
-def grid(rows: int, columns: int) -> tuple[Any, Any]:
+def grid(rows: int, columns: int, width: float = 3.7, height: float = 3.0) -> tuple[Any, Any]:
+    """A figure with panels of this size in inches, and its axes."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(3.7 * columns, 3.0 * rows + 0.5), layout="constrained")
+    figure = Figure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.grid(alpha=0.3)
@@ -172,22 +174,21 @@ def plot_seeds(
     axis: Any, legend: str, runs: dict[int, list[dict[str, Any]]], metric: str, window: int, number: int
 ) -> None:
     steps, curves = seed_curves(runs, metric, window)
-    if not steps:
-        return
-    style = line_style(number)
-    if len(curves) > 1:
-        plot_band(axis, steps, curves, style)
-    axis.plot(steps, means(curves), label=legend, **style)
+    if steps:
+        plot_mean(axis, legend, steps, curves, line_style(number))
+
+
+def plot_mean(axis: Any, legend: str, x: Sequence[float], curves: list[list[float]], style: dict[str, Any]) -> None:
+    """The mean of one curve per seed, and from three seeds on its 95 % interval as a band."""
+    bands = [interval(values) for values in zip(*curves, strict=True)]
+    if found := [band for band in bands if band]:
+        low, high = [band.low for band in found], [band.high for band in found]
+        axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+    axis.plot(x, means(curves), label=legend, **style)
 
 
 def means(curves: list[list[float]]) -> list[float]:
     return [sum(values) / len(values) for values in zip(*curves, strict=True)]
-
-
-def plot_band(axis: Any, x: Sequence[float], curves: list[list[float]], style: dict[str, Any]) -> None:
-    columns = list(zip(*curves, strict=True))
-    low, high = [min(values) for values in columns], [max(values) for values in columns]
-    axis.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def plot_ln2(axis: Any) -> None:
@@ -202,5 +203,6 @@ def add_legend(figure: Any) -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
-        columns = max(1, min(len(handles), int(figure.get_size_inches()[0] // 1.8)))
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+        longest = max(len(label) for label in handles)
+        columns = max(1, min(len(handles), int(figure.get_size_inches()[0] / (0.07 * longest + 0.5))))
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)

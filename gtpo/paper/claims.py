@@ -1,298 +1,565 @@
-"""The paper's claims beside the runs of the tiny scale: results/tiny/, docs/reproduction.md and the README's tables.
+"""The paper's claims as differences between runs at tiny scale: the margin of one seed, positive if the paper is right.
 
-    python reproduce.py --page
+    python reproduce.py claim fig3_correction_alone_is_ahead_at_first --seeds 11 12 13
 
-Every number of the page comes from results/tiny/, the condensed runs. One rule decides each claim of
-configs/claims.yaml; docs/reproduction.template.md holds the text around the numbers.
+The name of a function is that of the claim, its docstring the claim, its argument the runs of a seed (measures.py).
+Units: points (percentage points), nats, tokens, steps, and thousandths of a push (docs/metrics.md, conflict_push).
+
+* GRPO is the mean over β = 0 and 10⁻⁶, which differ by a negligible KL term: the better of the two would be GRPO with a
+  head start by chance. β = 0.04 has claims of its own. GTPO or GRPO without a G is the mean over G = 8 and 12, on both
+  sides alike; in the late regime, GRPO with G = 12 has β = 0 alone.
+* "Ends" is the mean over the last quarter of the training, "at first" that over the first quarter; "highest" is the
+  highest value of the trailing mean that the figures show, and a fall is that minus the end.
+* "Stable" and "late" are the two regimes of configs/experiments.yaml. The paper sees GRPO collapse with LLaMA and not
+  with Qwen; where it says "comparable or improved" for Qwen, the claim is not to be 5 points below.
 """
 
-import json
-import re
-import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from math import log
 
-from gtpo.curves import smooth
-from gtpo.files import CONFIGS, read_yaml
-from gtpo.paper.figures import LABELS, METHODS, SCORES, best_variant, draw_all, table1, table_markdown
-from gtpo.paper.matrix import RUNS, Matrix, experiments_of, figure_names, find_figure, groups_of, select_figures
-from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results
+from gtpo.paper.measures import Measures, Runs
 
-DIRECTORY = Path("results") / "tiny"
-TEMPLATE, PAGE = Path("docs") / "reproduction.template.md", Path("docs") / "reproduction.md"
-README = Path("README.md")
-METRICS = tuple(name for name in LABELS if name not in SCORES)
-MEASURE = re.compile(r"(?P<kind>[\w ]+|(?:pass|maj)@\d+) of (?P<what>\S+) in (?P<runs>\S+(?:, \S+)*)")
+Claim = Callable[[Runs], float]
+
+GTPO = {"stable": ("gtpo-g8", "gtpo-g12"), "late": ("gtpo-late-g8", "gtpo-late-g12")}  # G = 8, 12
+GRPO = {
+    "stable": (("grpo-g8-beta0", "grpo-g8-beta1e-6"), ("grpo-g12-beta0", "grpo-g12-beta1e-6")),
+    "late": (("grpo-late-g8-beta0", "grpo-late-g8-beta1e-6"), ("grpo-late-g12-beta0",)),
+}
+SMALLER_GAMMAS = ("gtpo-late-gamma0.01", "gtpo-late-gamma0.001", "gtpo-late-gamma1e-6")
+ONLY_NEGATIVE = ("gtpo-onlyneg0.7", "gtpo-onlyneg1.05", "gtpo-onlyneg2.0")
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A metric of one run: logged values, and their trailing mean over ``window`` steps."""
-
-    steps: list[int]
-    raw: list[float]
-    smoothed: list[float]
-    window: int
-
-    def part(self, start: float, end: float) -> float:
-        """Mean of the logged values from one fraction of the training to another, 0 to 1."""
-        values = self.raw[round(start * len(self.raw)) : round(end * len(self.raw))]
-        return sum(values) / len(values)
-
-    @property
-    def full(self) -> int:
-        """Index of the first full window; of the last value if the run is shorter."""
-        return min(self.window, len(self.raw)) - 1
-
-    @property
-    def peak(self) -> int:
-        """Index of the highest smoothed value, from the first full window on."""
-        return max(range(self.full, len(self.smoothed)), key=self.smoothed.__getitem__)
-
-    def measure(self, kind: str) -> float:
-        """A kind of configs/claims.yaml.
-
-        Raises:
-            ValueError: If the kind is unknown.
-        """
-        highest, lowest = self.smoothed[self.peak], min(self.smoothed[self.peak :])
-        match kind:
-            case "start":
-                return self.smoothed[self.full]
-            case "end":
-                return self.smoothed[-1]
-            case "highest":
-                return highest
-            case "early":
-                return self.part(0, 1 / 3)
-            case "late":
-                return self.part(2 / 3, 1)
-            case "mean":
-                return self.part(0, 1)
-            case "fall":
-                return highest - lowest
-            case "fall step":
-                values = zip(self.steps[self.peak :], self.smoothed[self.peak :], strict=True)
-                return next(step for step, value in values if value <= (highest + lowest) / 2)
-            case "half step":
-                values = zip(self.steps, self.smoothed, strict=True)
-                return next(step for step, value in values if value >= max(self.smoothed) / 2)
-        raise ValueError(f"kind {kind!r} is unknown: configs/claims.yaml lists the kinds")
+def gtpo_minus_grpo(runs: Runs, regime: str, measure: Callable[[Measures], float]) -> float:
+    """Mean over G = 8 and 12."""
+    pairs = zip(GTPO[regime], GRPO[regime], strict=True)
+    return sum(measure(runs(gtpo)) - measure(runs(*grpo)) for gtpo, grpo in pairs) / 2
 
 
-def curve(results: Results, run: str, seed: int, metric: str, window: int) -> Curve:
-    """A metric of one run.
-
-    Raises:
-        KeyError: If the run or its metric does not exist.
-    """
-    rows = [row for row in results.metrics[run][seed] if row.get(metric) is not None]
-    if not rows:
-        raise KeyError(metric)
-    raw = [row[metric] for row in rows]
-    return Curve([row["step"] for row in rows], raw, smooth(raw, window), window)
+# Fig. 1, late
 
 
-def measure(results: Results, expression: str | float, seed: int, window: int) -> float:
-    """The value of ``more`` or ``less`` of a claim for one seed; of several runs the highest value.
-
-    Raises:
-        KeyError: If a run or its metric does not exist.
-        ValueError: If the expression is malformed.
-    """
-    if not isinstance(expression, str):
-        return float(expression)
-    match = MEASURE.fullmatch(expression)
-    if not match:
-        raise ValueError(f"{expression!r} is not a measure: expected `KIND of METRIC in RUN, RUN`")
-    kind, what, runs = match["kind"], match["what"], match["runs"].split(", ")
-    if "@" in kind:
-        score, k = kind.split("@")
-        return max(results.scores[run][what][seed]["scores"][score][k] for run in runs)
-    return max(curve(results, run, seed, what, window).measure(kind) for run in runs)
+def fig1_formatting_falls(runs: Runs) -> float:
+    """With β = 10⁻⁶ the formatting of GRPO falls by more than 10 points."""
+    return runs("grpo-late-g8-beta1e-6").fall("formatting") - 10
 
 
-def unit_of(expression: str) -> str:
-    """The unit of a measure: percentage points, nats, tokens or steps."""
-    kind, what = expression.partition(" in ")[0].split(" of ")
-    if kind.endswith("step"):
-        return "steps"
-    return {"entropy": "nats", "kl": "nats", "conflict_tokens": "tokens"}.get(what, "points")
+def fig1_formatting_falls_with_kl(runs: Runs) -> float:
+    """With β = 0.04 the formatting of GRPO falls by more than 10 points."""
+    return runs("grpo-late-g8-beta0.04").fall("formatting") - 10
 
 
-def verdict(margins: Sequence[float], least: float, met: bool = True) -> str:
-    """Whether a claim holds, from the margins of the seeds.
-
-    Args:
-        margins: One per seed; positive supports the claim.
-        least: A mean margin below this is no difference.
-        met: Whether the condition of the claim (``needs``) occurred.
-
-    Returns:
-        "holds" if the mean is at least ``least`` and no margin is below 0; "does not hold" if the mean is at most
-        -``least`` and no margin is above 0; "not run" without margins; "cannot be seen at this scale" otherwise: the
-        seeds disagree, the difference is too small, or the condition did not occur.
-    """
-    if not margins:
-        return "not run"
-    mean = sum(margins) / len(margins)
-    if met and mean >= least and min(margins) >= 0:
-        return "holds"
-    if met and mean <= -least and max(margins) <= 0:
-        return "does not hold"
-    return "cannot be seen at this scale"
+def fig1_formatting_rises_faster_without_kl(runs: Runs) -> float:
+    """At first formatting is higher with β = 10⁻⁶ than with 0.04."""
+    return runs("grpo-late-g8-beta1e-6").early("formatting") - runs("grpo-late-g8-beta0.04").early("formatting")
 
 
-def check_claim(
-    claim: dict[str, Any], results: Results, seeds: Sequence[int], window: int, least: dict[str, float]
-) -> dict[str, Any]:
-    """A claim with the margin of each seed and its verdict; seeds without the runs are omitted."""
-    margins: dict[str, float] = {}
-    met = "needs" not in claim
-    for seed in seeds:
-        try:
-            more, less = (measure(results, claim[side], seed, window) for side in ("more", "less"))
-            margins[str(seed)] = round(more - less, 4)
-            if "needs" in claim:
-                condition, _, bound = claim["needs"].rpartition(" > ")
-                met = met or measure(results, condition, seed, window) > float(bound)
-        except KeyError:
-            continue
-    unit = unit_of(claim["more"])
-    return claim | {
-        "needs": claim.get("needs"),
-        "unit": unit,
-        "margins": margins,
-        "mean": _mean(margins.values()),
-        "met": met,
-        "verdict": verdict(list(margins.values()), least[unit], met),
-    }
+def fig1_entropy_rises(runs: Runs) -> float:
+    """With β = 10⁻⁶ entropy ends higher than it is at first, as formatting falls."""
+    return runs("grpo-late-g8-beta1e-6").late("entropy") - runs("grpo-late-g8-beta1e-6").early("entropy")
 
 
-def _mean(values: Any) -> float | None:
-    values = list(values)
-    return round(sum(values) / len(values), 4) if values else None
+def fig1_kl_reacts_late(runs: Runs) -> float:
+    """KL reaches half of its highest value after formatting has lost half of what it loses (β = 10⁻⁶)."""
+    return runs("grpo-late-g8-beta1e-6").rise_step("kl") - runs("grpo-late-g8-beta1e-6").fall_step("formatting")
 
 
-def summarize(matrix: Matrix, results: Results) -> dict[str, Any]:
-    """The content of summary.json: settings, claims with verdicts, the runs of each figure, Table 1."""
-    spec, rules = matrix["tiny"], read_yaml(CONFIGS / "claims.yaml")
-    runs = {}
-    for name, seeds in sorted(results.metrics.items()):
-        row: dict[str, Any] = {"seeds": sorted(seeds)}
-        for metric in (*METRICS, "step_time"):
-            try:
-                curves = [curve(results, name, seed, metric, spec["window"]) for seed in sorted(seeds)]
-            except KeyError:
-                continue
-            if metric == "step_time":
-                row["minutes"] = _mean(sum(one.raw) / 60 for one in curves)
-                continue
-            row[metric] = {
-                kind: _mean(one.measure(kind) for one in curves)
-                for kind in ("start", "end", "highest", "fall", "early", "late", "mean")
-            }
-        for benchmark, entries in results.scores.get(name, {}).items():
-            tables = [entry["scores"] for entry in entries.values()]
-            row[benchmark] = {
-                f"{score}@{k}": _mean(table[score][k] for table in tables) for score in SCORES for k in tables[0][score]
-            }
-        runs[name] = row
-    claims = [check_claim(claim, results, spec["seeds"], spec["window"], rules["least"]) for claim in rules["claims"]]
-    names = select_figures(matrix, ["all"], "tiny")
-    return {
-        "settings": {key: spec[key] for key in ("seeds", "window", "base", "evaluation")},
-        "least": rules["least"],
-        "claims": claims,
-        "titles": {name: find_figure(matrix, name)["title"] for name in names},
-        "curves": {name: groups_of(matrix, name, "tiny") for name in names},
-        "runs": runs,
-        "table1": table_markdown(table1(matrix, "tiny", results)),
-    }
+# Fig. 2, both regimes
 
 
-def render(summary: dict[str, Any], template: str) -> str:
-    """The page, from the Jinja template and the values of summary.json."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    return environment.from_string(template).render(**summary)
+def fig2_stable_accuracy(runs: Runs) -> float:
+    """Stable: GTPO ends with the accuracy of GRPO or a higher one (less than 5 points below)."""
+    return gtpo_minus_grpo(runs, "stable", lambda run: run.late("accuracy")) + 5
 
 
-def readme_tables(matrix: Matrix, results: Results) -> dict[str, str]:
-    """The README's tables in Markdown, by the comment that precedes each (:func:`fill`)."""
-    rows = [row for row in table1(matrix, "paper", results) if row["k"] == 64]
-    columns = list(dict.fromkeys((row["benchmark"], row["score"]) for row in rows))
-    lines = [f"| trained on | method | {' | '.join(f'{name}, {score}@64' for name, score in columns)} |"]
-    lines.append("|---" * (len(columns) + 2) + "|")
-    for group, method in dict.fromkeys((row["group"], row["method"]) for row in rows):
-        cells = [row for row in rows if (row["group"], row["method"]) == (group, method)]
-        numbers = [
-            " / ".join("-" if row[of] is None else f"{row[of]:.1f}" for of in ("ours", "paper")) for row in cells
-        ]
-        lines.append(f"| {group} | {method} | {' | '.join(numbers)} |")
-    tables = {"paper scale": "\n".join(lines)}
-
-    shown = [("arithmetic", score) for score in ("pass@1", "pass@32", "maj@32")]
-    shown += [("arithmetic_hard", score) for score in ("pass@1", "pass@64", "maj@64")]
-    titles = {"arithmetic": "held out", "arithmetic_hard": "harder"}
-    lines = [
-        f"| | {' | '.join(f'{titles[name]}, {score}' for name, score in shown)} |",
-        "|---" * (len(shown) + 1) + "|",
-    ]
-    variants = [run for group in groups_of(matrix, "table1", "tiny").values() for run in group.values()]
-    for method, title in METHODS.items():
-        run = best_variant(results, [run for run in variants if run.startswith(method)], "arithmetic")
-        numbers = []
-        for name, score in shown:
-            kind, _, k = score.partition("@")
-            entries = results.scores.get(run or "", {}).get(name, {}).values()
-            values = [entry["scores"][kind][k] for entry in entries]
-            numbers.append(
-                f"{sum(values) / len(values):.1f} ({min(values):.1f} - {max(values):.1f})" if values else "-"
-            )
-        lines.append(f"| {title} ({run or 'not run'}) | {' | '.join(numbers)} |")
-    return tables | {"tiny scale": "\n".join(lines)}
+def fig2_stable_formatting(runs: Runs) -> float:
+    """Stable: the formatting of GTPO ends at most slightly below that of GRPO (less than 5 points)."""
+    return gtpo_minus_grpo(runs, "stable", lambda run: run.late("formatting")) + 5
 
 
-def fill(text: str, name: str, content: str) -> str:
-    """The text with ``content`` between the comments ``<!-- name -->`` and ``<!-- end -->``.
-
-    Raises:
-        ValueError: If the text lacks one of the comments.
-    """
-    before, mark, rest = text.partition(f"<!-- {name} -->\n")
-    _, end, after = rest.partition("<!-- end -->")
-    if not end:
-        raise ValueError(f"no `<!-- {name} -->` followed by `<!-- end -->`: add both comments")
-    return f"{before}{mark}\n{content}\n\n{end}{after}"
+def fig2_stable_grpo_does_not_collapse(runs: Runs) -> float:
+    """Stable: the formatting of GRPO falls by less than 10 points."""
+    return 10 - runs(*GRPO["stable"][0]).fall("formatting")
 
 
-def write_page(matrix: Matrix) -> list[Path]:
-    """Condense the finished runs under outputs/reproduce/tiny/, if any, and write everything from the condensed runs.
+def fig2_late_accuracy(runs: Runs) -> float:
+    """Late: GTPO ends with higher accuracy than GRPO."""
+    return gtpo_minus_grpo(runs, "late", lambda run: run.late("accuracy"))
 
-    Returns:
-        The files written.
-    """
-    experiments = experiments_of(matrix, figure_names(matrix), "tiny")
-    finished = [experiment for experiment in experiments if experiment.run.is_finished]
-    if finished:
-        found = read_results([RUNS / "tiny"])
-        metrics: dict[str, dict[int, list[dict[str, Any]]]] = {}
-        for experiment in finished:
-            name, seed = experiment.name, experiment.seed
-            metrics.setdefault(name, {})[seed] = found.metrics[name][seed]
-        shutil.rmtree(DIRECTORY, ignore_errors=True)
-        condense(Results(metrics, found.scores), DIRECTORY, [*METRICS, "step_time"])
-    results = read_results([DIRECTORY])
-    written, _ = draw_all(matrix, figure_names(matrix), "tiny", results, DIRECTORY)
-    summary = summarize(matrix, results)
-    (DIRECTORY / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-    PAGE.write_text(render(summary, TEMPLATE.read_text()))
-    for name, table in readme_tables(matrix, results).items():
-        README.write_text(fill(README.read_text(), name, table))
-    return [DIRECTORY / METRICS_FILE, DIRECTORY / SCORES_FILE, *written, DIRECTORY / "summary.json", PAGE, README]
+
+def fig2_late_formatting(runs: Runs) -> float:
+    """Late: GTPO ends with higher formatting than GRPO."""
+    return gtpo_minus_grpo(runs, "late", lambda run: run.late("formatting"))
+
+
+def fig2_stable_pass_1(runs: Runs) -> float:
+    """Stable: GTPO is ahead of GRPO in pass@1 on held-out problems."""
+    return gtpo_minus_grpo(runs, "stable", lambda run: run.held_out("pass@1"))
+
+
+def fig2_stable_pass_32(runs: Runs) -> float:
+    """Stable: GTPO is ahead of GRPO in pass@32."""
+    return gtpo_minus_grpo(runs, "stable", lambda run: run.held_out("pass@32"))
+
+
+def fig2_stable_maj_32(runs: Runs) -> float:
+    """Stable: GTPO is ahead of GRPO in maj@32."""
+    return gtpo_minus_grpo(runs, "stable", lambda run: run.held_out("maj@32"))
+
+
+def fig2_stable_lenient_pass_1(runs: Runs) -> float:
+    """Stable: GTPO is ahead of GRPO in pass@1 of the answers in any format."""
+    return gtpo_minus_grpo(runs, "stable", lambda run: run.held_out("pass_lenient@1"))
+
+
+def fig2_late_pass_1(runs: Runs) -> float:
+    """Late: GTPO is ahead of GRPO, at its highest accuracy reward, in pass@1 on held-out problems."""
+    return gtpo_minus_grpo(runs, "late", lambda run: run.held_out("pass@1"))
+
+
+def fig2_late_pass_32(runs: Runs) -> float:
+    """Late: GTPO is ahead of GRPO in pass@32."""
+    return gtpo_minus_grpo(runs, "late", lambda run: run.held_out("pass@32"))
+
+
+def fig2_late_maj_32(runs: Runs) -> float:
+    """Late: GTPO is ahead of GRPO in maj@32."""
+    return gtpo_minus_grpo(runs, "late", lambda run: run.held_out("maj@32"))
+
+
+def fig2_late_lenient_pass_1(runs: Runs) -> float:
+    """Late: GTPO is ahead of GRPO in pass@1 of the answers in any format."""
+    return gtpo_minus_grpo(runs, "late", lambda run: run.held_out("pass_lenient@1"))
+
+
+def fig2_stable_ahead_of_sft(runs: Runs) -> float:
+    """Stable: GTPO is ahead of SFT in maj@32."""
+    return runs(*GTPO["stable"]).held_out("maj@32") - runs("sft").held_out("maj@32")
+
+
+def fig2_late_ahead_of_sft(runs: Runs) -> float:
+    """Late: GTPO is ahead of SFT in maj@32."""
+    return runs(*GTPO["late"]).held_out("maj@32") - runs("sft").held_out("maj@32")
+
+
+def fig2_larger_groups_are_better(runs: Runs) -> float:
+    """A larger G is better for GTPO in pass@1 (mean over both regimes)."""
+    return runs("gtpo-g12", "gtpo-late-g12").held_out("pass@1") - runs("gtpo-g8", "gtpo-late-g8").held_out("pass@1")
+
+
+# Fig. 3, late
+
+
+def fig3_correction_alone_is_ahead_at_first(runs: Runs) -> float:
+    """At first the conflict correction alone is more accurate than GRPO."""
+    return runs("gtpo-late-correction-only").early("accuracy") - runs(*GRPO["late"][0]).early("accuracy")
+
+
+def fig3_correction_alone_is_ahead_of_kl_at_first(runs: Runs) -> float:
+    """At first the conflict correction alone is more accurate than GRPO with β = 0.04."""
+    return runs("gtpo-late-correction-only").early("accuracy") - runs("grpo-late-g8-beta0.04").early("accuracy")
+
+
+def fig3_correction_alone_degrades_in_accuracy(runs: Runs) -> float:
+    """The conflict correction alone degrades: its accuracy falls by more than 10 points."""
+    return runs("gtpo-late-correction-only").fall("accuracy") - 10
+
+
+def fig3_correction_alone_degrades_in_formatting(runs: Runs) -> float:
+    """The conflict correction alone degrades: its formatting falls by more than 10 points."""
+    return runs("gtpo-late-correction-only").fall("formatting") - 10
+
+
+def fig3_correction_alone_ends_below_grpo(runs: Runs) -> float:
+    """The conflict correction alone ends below GRPO in accuracy."""
+    return runs(*GRPO["late"][0]).late("accuracy") - runs("gtpo-late-correction-only").late("accuracy")
+
+
+def fig3_entropy_control_repairs_accuracy(runs: Runs) -> float:
+    """GTPO, with entropy control, ends above the conflict correction alone in accuracy."""
+    return runs("gtpo-late-g8").late("accuracy") - runs("gtpo-late-correction-only").late("accuracy")
+
+
+def fig3_entropy_control_repairs_formatting(runs: Runs) -> float:
+    """GTPO, with entropy control, ends above the conflict correction alone in formatting."""
+    return runs("gtpo-late-g8").late("formatting") - runs("gtpo-late-correction-only").late("formatting")
+
+
+def fig3_gtpo_ends_above_kl_in_accuracy(runs: Runs) -> float:
+    """GTPO ends above GRPO with β = 0.04 in accuracy."""
+    return runs("gtpo-late-g8").late("accuracy") - runs("grpo-late-g8-beta0.04").late("accuracy")
+
+
+def fig3_gtpo_ends_above_kl_in_formatting(runs: Runs) -> float:
+    """GTPO ends above GRPO with β = 0.04 in formatting."""
+    return runs("gtpo-late-g8").late("formatting") - runs("grpo-late-g8-beta0.04").late("formatting")
+
+
+# Fig. 4a, late
+
+
+def fig4a_larger_gamma_is_more_accurate(runs: Runs) -> float:
+    """γ = 0.1 ends with higher accuracy than smaller γ (mean of three)."""
+    return runs("gtpo-late-g8").late("accuracy") - runs(*SMALLER_GAMMAS).late("accuracy")
+
+
+def fig4a_larger_gamma_keeps_entropy(runs: Runs) -> float:
+    """γ = 0.1 keeps entropy slightly higher than γ = 10⁻⁶ (at the end)."""
+    return runs("gtpo-late-g8").late("entropy") - runs("gtpo-late-gamma1e-6").late("entropy")
+
+
+def fig4a_entropy_rises_without_filter(runs: Runs) -> float:
+    """Without the filter entropy ends above ln 2."""
+    return runs("gtpo-late-no-filter").late("entropy") - log(2)
+
+
+def fig4a_entropy_stays_low_with_filter(runs: Runs) -> float:
+    """With the filter entropy stays below ln 2 (its highest value)."""
+    return log(2) - runs("gtpo-late-g8").highest("entropy")
+
+
+def fig4a_filter_keeps_accuracy(runs: Runs) -> float:
+    """Without the filter accuracy collapses: it ends higher with the filter."""
+    return runs("gtpo-late-g8").late("accuracy") - runs("gtpo-late-no-filter").late("accuracy")
+
+
+def fig4a_filter_keeps_formatting(runs: Runs) -> float:
+    """Without the filter formatting collapses: it ends higher with the filter."""
+    return runs("gtpo-late-g8").late("formatting") - runs("gtpo-late-no-filter").late("formatting")
+
+
+# Fig. 4b, late
+
+
+def fig4b_loose_threshold_raises_entropy(runs: Runs) -> float:
+    """With the loose threshold 2.0 entropy ends higher than with 0.7."""
+    return runs("gtpo-late-h2.0").late("entropy") - runs("gtpo-late-h0.7").late("entropy")
+
+
+def fig4b_tight_thresholds_are_more_accurate(runs: Runs) -> float:
+    """Tight thresholds (mean of 0.7 and 1.05) end with higher accuracy than 2.0."""
+    return runs("gtpo-late-h0.7", "gtpo-late-h1.05").late("accuracy") - runs("gtpo-late-h2.0").late("accuracy")
+
+
+def fig4b_tight_thresholds_keep_formatting(runs: Runs) -> float:
+    """Tight thresholds (mean of 0.7 and 1.05) end with higher formatting than 2.0."""
+    return runs("gtpo-late-h0.7", "gtpo-late-h1.05").late("formatting") - runs("gtpo-late-h2.0").late("formatting")
+
+
+# Fig. 4c, stable
+
+
+def fig4c_negative_filter_costs_accuracy(runs: Runs) -> float:
+    """Filtering negative completions alone (mean of three thresholds) ends with lower accuracy than no filter."""
+    return runs("gtpo-no-filter").late("accuracy") - runs(*ONLY_NEGATIVE).late("accuracy")
+
+
+def fig4c_negative_filter_costs_formatting(runs: Runs) -> float:
+    """Filtering negative completions alone ends with lower formatting than no filter."""
+    return runs("gtpo-no-filter").late("formatting") - runs(*ONLY_NEGATIVE).late("formatting")
+
+
+def fig4c_negative_filter_lowers_entropy(runs: Runs) -> float:
+    """Filtering negative completions alone ends with lower entropy than no filter."""
+    return runs("gtpo-no-filter").late("entropy") - runs(*ONLY_NEGATIVE).late("entropy")
+
+
+# Fig. 4d, late
+
+
+def fig4d_grpo_loses_formatting(runs: Runs) -> float:
+    """GRPO without KL (β = 0) collapses: its formatting falls by more than 10 points."""
+    return runs("grpo-late-g8-beta0").fall("formatting") - 10
+
+
+def fig4d_grpo_loses_accuracy(runs: Runs) -> float:
+    """GRPO without KL (β = 0) collapses: its accuracy falls by more than 10 points."""
+    return runs("grpo-late-g8-beta0").fall("accuracy") - 10
+
+
+def fig4d_grpo_entropy_spikes(runs: Runs) -> float:
+    """The entropy of GRPO without KL (β = 0) rises above ln 2 (its highest value)."""
+    return runs("grpo-late-g8-beta0").highest("entropy") - log(2)
+
+
+def fig4d_entropy_control_helps_grpo(runs: Runs) -> float:
+    """Entropy control lets GRPO end with higher accuracy."""
+    return runs("gtpo-late-no-correction-h1.05").late("accuracy") - runs("grpo-late-g8-beta0").late("accuracy")
+
+
+def fig4d_entropy_control_repairs_formatting(runs: Runs) -> float:
+    """Entropy control lets GRPO end with higher formatting."""
+    return runs("gtpo-late-no-correction-h1.05").late("formatting") - runs("grpo-late-g8-beta0").late("formatting")
+
+
+def fig4d_correction_adds_accuracy(runs: Runs) -> float:
+    """GTPO ends more accurate than GRPO with the same entropy control."""
+    return runs("gtpo-late-h1.05").late("accuracy") - runs("gtpo-late-no-correction-h1.05").late("accuracy")
+
+
+def fig4d_correction_adds_formatting(runs: Runs) -> float:
+    """GTPO ends with higher formatting than GRPO with the same entropy control."""
+    return runs("gtpo-late-h1.05").late("formatting") - runs("gtpo-late-no-correction-h1.05").late("formatting")
+
+
+def fig4d_gtpo_keeps_entropy_lower(runs: Runs) -> float:
+    """GTPO ends with lower entropy than GRPO (β = 0)."""
+    return runs("grpo-late-g8-beta0").late("entropy") - runs("gtpo-late-h1.05").late("entropy")
+
+
+# Fig. 5a, stable
+
+
+def fig5a_kl_raises_entropy(runs: Runs) -> float:
+    """With β = 0.04 entropy increases: it ends higher than it is at first."""
+    return runs("grpo-g8-beta0.04").late("entropy") - runs("grpo-g8-beta0.04").early("entropy")
+
+
+def fig5a_kl_costs_accuracy(runs: Runs) -> float:
+    """GRPO (β = 0 and 10⁻⁶) ends with higher accuracy than with β = 0.04."""
+    return runs(*GRPO["stable"][0]).late("accuracy") - runs("grpo-g8-beta0.04").late("accuracy")
+
+
+def fig5a_kl_costs_formatting(runs: Runs) -> float:
+    """GRPO (β = 0 and 10⁻⁶) ends with higher formatting than with β = 0.04."""
+    return runs(*GRPO["stable"][0]).late("formatting") - runs("grpo-g8-beta0.04").late("formatting")
+
+
+# Fig. 5b, mean over both regimes
+
+
+def fig5b_larger_groups_are_more_accurate(runs: Runs) -> float:
+    """GTPO with G = 12 ends with higher accuracy than with 8."""
+    return runs("gtpo-g12", "gtpo-late-g12").late("accuracy") - runs("gtpo-g8", "gtpo-late-g8").late("accuracy")
+
+
+def fig5b_larger_groups_format_earlier(runs: Runs) -> float:
+    """At first the formatting of GTPO is higher with G = 12 than with 8."""
+    return runs("gtpo-g12", "gtpo-late-g12").early("formatting") - runs("gtpo-g8", "gtpo-late-g8").early("formatting")
+
+
+def fig5b_conflict_grows_with_groups(runs: Runs) -> float:
+    """A completion has more conflict tokens with G = 12 than with 8."""
+    more, less = runs("gtpo-g12", "gtpo-late-g12"), runs("gtpo-g8", "gtpo-late-g8")
+    return more.mean("conflict_tokens") - less.mean("conflict_tokens")
+
+
+# Fig. 6, stable
+
+
+def fig6_adam_costs_accuracy(runs: Runs) -> float:
+    """Adam with α₁ = α₂ = 0.999999 costs GRPO accuracy at the end (the paper: LLaMA; Qwen slightly)."""
+    return runs("grpo-g8-beta1e-6").late("accuracy") - runs("grpo-g8-beta1e-6-adam0.999999").late("accuracy")
+
+
+def fig6_adam_costs_formatting(runs: Runs) -> float:
+    """Adam with α₁ = α₂ = 0.999999 costs GRPO formatting at the end (the paper: LLaMA)."""
+    return runs("grpo-g8-beta1e-6").late("formatting") - runs("grpo-g8-beta1e-6-adam0.999999").late("formatting")
+
+
+# Table 1: out of distribution
+
+
+def table1_stable_pass_64(runs: Runs) -> float:
+    """Stable: GTPO is ahead of GRPO in pass@64 on harder problems."""
+    return gtpo_minus_grpo(runs, "stable", lambda run: run.harder("pass@64"))
+
+
+def table1_stable_maj_64(runs: Runs) -> float:
+    """Stable: GTPO is ahead of GRPO in maj@64 on harder problems."""
+    return gtpo_minus_grpo(runs, "stable", lambda run: run.harder("maj@64"))
+
+
+def table1_late_pass_64(runs: Runs) -> float:
+    """Late: GTPO is ahead of GRPO, at its highest accuracy reward, in pass@64 on harder problems."""
+    return gtpo_minus_grpo(runs, "late", lambda run: run.harder("pass@64"))
+
+
+def table1_late_maj_64(runs: Runs) -> float:
+    """Late: GTPO is ahead of GRPO, at its highest accuracy reward, in maj@64 on harder problems."""
+    return gtpo_minus_grpo(runs, "late", lambda run: run.harder("maj@64"))
+
+
+def table1_ahead_of_sft_in_pass_64(runs: Runs) -> float:
+    """GTPO (mean over both regimes) is ahead of SFT in pass@64 on harder problems."""
+    return runs(*GTPO["stable"], *GTPO["late"]).harder("pass@64") - runs("sft").harder("pass@64")
+
+
+def table1_ahead_of_sft_in_maj_64(runs: Runs) -> float:
+    """GTPO (mean over both regimes) is ahead of SFT in maj@64 on harder problems."""
+    return runs(*GTPO["stable"], *GTPO["late"]).harder("maj@64") - runs("sft").harder("maj@64")
+
+
+# Beyond the paper: other aggregations, late. Is the correction more than leaving 1/|o_i| out?
+
+
+def baselines_gtpo_ends_above_dr_grpo_in_accuracy(runs: Runs) -> float:
+    """GTPO ends above Dr. GRPO in accuracy."""
+    return runs("gtpo-late-g8").late("accuracy") - runs("grpo-late-dr-grpo").late("accuracy")
+
+
+def baselines_gtpo_ends_above_dr_grpo_in_formatting(runs: Runs) -> float:
+    """GTPO ends above Dr. GRPO in formatting."""
+    return runs("gtpo-late-g8").late("formatting") - runs("grpo-late-dr-grpo").late("formatting")
+
+
+def baselines_gtpo_ends_above_dapo_in_accuracy(runs: Runs) -> float:
+    """GTPO ends above DAPO in accuracy."""
+    return runs("gtpo-late-g8").late("accuracy") - runs("grpo-late-dapo").late("accuracy")
+
+
+def baselines_gtpo_ends_above_dapo_in_formatting(runs: Runs) -> float:
+    """GTPO ends above DAPO in formatting."""
+    return runs("gtpo-late-g8").late("formatting") - runs("grpo-late-dapo").late("formatting")
+
+
+def baselines_gtpo_improves_dr_grpo_in_accuracy(runs: Runs) -> float:
+    """With the aggregation of Dr. GRPO, GTPO ends above Dr. GRPO in accuracy."""
+    return runs("gtpo-late-dr-grpo").late("accuracy") - runs("grpo-late-dr-grpo").late("accuracy")
+
+
+def baselines_gtpo_improves_dr_grpo_in_formatting(runs: Runs) -> float:
+    """With the aggregation of Dr. GRPO, GTPO ends above Dr. GRPO in formatting."""
+    return runs("gtpo-late-dr-grpo").late("formatting") - runs("grpo-late-dr-grpo").late("formatting")
+
+
+def baselines_gtpo_improves_dapo_in_accuracy(runs: Runs) -> float:
+    """With the aggregation of DAPO, GTPO ends above DAPO in accuracy."""
+    return runs("gtpo-late-dapo").late("accuracy") - runs("grpo-late-dapo").late("accuracy")
+
+
+def baselines_gtpo_improves_dapo_in_formatting(runs: Runs) -> float:
+    """With the aggregation of DAPO, GTPO ends above DAPO in formatting."""
+    return runs("gtpo-late-dapo").late("formatting") - runs("grpo-late-dapo").late("formatting")
+
+
+def baselines_w_reinforce_keeps_entropy(runs: Runs) -> float:
+    """W-REINFORCE ends with higher entropy than GRPO (arXiv 2506.01347)."""
+    return runs("grpo-late-w-reinforce").late("entropy") - runs("grpo-late-g8-beta0").late("entropy")
+
+
+def baselines_grpo_pushes_conflict_tokens_down(runs: Runs) -> float:
+    """GRPO lowers the probability of the tokens that rewarded and penalized completions share (Section 4.1)."""
+    return -1000 * runs("grpo-late-g8-beta0").mean("conflict_push")
+
+
+def baselines_equal_weights_push_conflict_tokens_less_down(runs: Runs) -> float:
+    """DAPO, whose tokens have equal weights, lowers the probability of shared tokens less than GRPO."""
+    return 1000 * (runs("grpo-late-dapo").mean("conflict_push") - runs("grpo-late-g8-beta0").mean("conflict_push"))
+
+
+# Beyond the paper: which tokens, late; a task without mathematics
+
+
+def spans_anchored_is_ahead_of_first_run(runs: Runs) -> float:
+    """Correcting runs at both ends (GTPO) ends with higher accuracy than the first run anywhere."""
+    return runs("gtpo-late-g8").late("accuracy") - runs("gtpo-late-span-first-run").late("accuracy")
+
+
+def spans_anchored_is_ahead_of_common(runs: Runs) -> float:
+    """Correcting runs at both ends (GTPO) ends with higher accuracy than the span common to the whole group."""
+    return runs("gtpo-late-g8").late("accuracy") - runs("gtpo-late-span-common").late("accuracy")
+
+
+def word_gtpo_ends_above_grpo(runs: Runs) -> float:
+    """GTPO ends with more required words than GRPO (percent of the maximum reward)."""
+    metric = "rewards/word_reward/mean"
+    return 10 * (runs("gtpo-word").late(metric) - runs("grpo-word").late(metric))
+
+
+CLAIMS: dict[str, tuple[Claim, ...]] = {  # figure -> its claims, in the order of the page
+    "fig1": (
+        fig1_formatting_falls,
+        fig1_formatting_falls_with_kl,
+        fig1_formatting_rises_faster_without_kl,
+        fig1_entropy_rises,
+        fig1_kl_reacts_late,
+    ),
+    "fig2": (
+        fig2_stable_accuracy,
+        fig2_stable_formatting,
+        fig2_stable_grpo_does_not_collapse,
+        fig2_stable_pass_1,
+        fig2_stable_pass_32,
+        fig2_stable_maj_32,
+        fig2_stable_lenient_pass_1,
+        fig2_stable_ahead_of_sft,
+        fig2_late_accuracy,
+        fig2_late_formatting,
+        fig2_late_pass_1,
+        fig2_late_pass_32,
+        fig2_late_maj_32,
+        fig2_late_lenient_pass_1,
+        fig2_late_ahead_of_sft,
+        fig2_larger_groups_are_better,
+    ),
+    "fig3": (
+        fig3_correction_alone_is_ahead_at_first,
+        fig3_correction_alone_is_ahead_of_kl_at_first,
+        fig3_correction_alone_degrades_in_accuracy,
+        fig3_correction_alone_degrades_in_formatting,
+        fig3_correction_alone_ends_below_grpo,
+        fig3_entropy_control_repairs_accuracy,
+        fig3_entropy_control_repairs_formatting,
+        fig3_gtpo_ends_above_kl_in_accuracy,
+        fig3_gtpo_ends_above_kl_in_formatting,
+    ),
+    "fig4a": (
+        fig4a_larger_gamma_is_more_accurate,
+        fig4a_larger_gamma_keeps_entropy,
+        fig4a_entropy_rises_without_filter,
+        fig4a_entropy_stays_low_with_filter,
+        fig4a_filter_keeps_accuracy,
+        fig4a_filter_keeps_formatting,
+    ),
+    "fig4b": (
+        fig4b_loose_threshold_raises_entropy,
+        fig4b_tight_thresholds_are_more_accurate,
+        fig4b_tight_thresholds_keep_formatting,
+    ),
+    "fig4c": (
+        fig4c_negative_filter_costs_accuracy,
+        fig4c_negative_filter_costs_formatting,
+        fig4c_negative_filter_lowers_entropy,
+    ),
+    "fig4d": (
+        fig4d_grpo_loses_formatting,
+        fig4d_grpo_loses_accuracy,
+        fig4d_grpo_entropy_spikes,
+        fig4d_entropy_control_helps_grpo,
+        fig4d_entropy_control_repairs_formatting,
+        fig4d_correction_adds_accuracy,
+        fig4d_correction_adds_formatting,
+        fig4d_gtpo_keeps_entropy_lower,
+    ),
+    "fig5a": (fig5a_kl_raises_entropy, fig5a_kl_costs_accuracy, fig5a_kl_costs_formatting),
+    "fig5b": (
+        fig5b_larger_groups_are_more_accurate,
+        fig5b_larger_groups_format_earlier,
+        fig5b_conflict_grows_with_groups,
+    ),
+    "fig6": (fig6_adam_costs_accuracy, fig6_adam_costs_formatting),
+    "table1": (
+        table1_stable_pass_64,
+        table1_stable_maj_64,
+        table1_late_pass_64,
+        table1_late_maj_64,
+        table1_ahead_of_sft_in_pass_64,
+        table1_ahead_of_sft_in_maj_64,
+    ),
+    "baselines": (
+        baselines_gtpo_ends_above_dr_grpo_in_accuracy,
+        baselines_gtpo_ends_above_dr_grpo_in_formatting,
+        baselines_gtpo_ends_above_dapo_in_accuracy,
+        baselines_gtpo_ends_above_dapo_in_formatting,
+        baselines_gtpo_improves_dr_grpo_in_accuracy,
+        baselines_gtpo_improves_dr_grpo_in_formatting,
+        baselines_gtpo_improves_dapo_in_accuracy,
+        baselines_gtpo_improves_dapo_in_formatting,
+        baselines_w_reinforce_keeps_entropy,
+        baselines_grpo_pushes_conflict_tokens_down,
+        baselines_equal_weights_push_conflict_tokens_less_down,
+    ),
+    "spans": (spans_anchored_is_ahead_of_first_run, spans_anchored_is_ahead_of_common),
+    "word": (word_gtpo_ends_above_grpo,),
+}

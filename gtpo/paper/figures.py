@@ -5,18 +5,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gtpo.curves import PANELS, add_legend, grid, line_style, means, plot_band, plot_ln2, plot_seeds
+from gtpo.curves import PANELS, add_legend, grid, line_style, plot_ln2, plot_mean, plot_seeds
+from gtpo.intervals import interval
 from gtpo.paper.matrix import Matrix, experiments_of, find_figure, groups_of, runs_of
 from gtpo.paper.results import Results
 
 LABELS = PANELS | {
     "kl": "KL divergence (nats)",
-    "filtered_fraction": "completions filtered, δ = 0 (share)",
-    "rewards/word_reward/mean": "required word (reward, 0 to 10)",
+    "conflict_tokens": "conflict tokens",
+    "filtered_fraction": "filtered, δ = 0 (share)",
+    "conflict_push": "push on conflict tokens",
+    "conflict_push_corrected": "push after λ",
+    "rewards/word_reward/mean": "required word (0 to 10)",
     "pass": "pass@k (%)",
     "maj": "maj@k (%)",
 }
 SCORES = ("pass", "maj")  # panels of an evaluation, over k
+WIDTH = 9.0  # inches; 900 pixels, what a README shows
 METHODS = {"sft": "SFT", "grpo": "GRPO", "gtpo": "GTPO"}  # rows of Table 1
 
 
@@ -26,18 +31,19 @@ METHODS = {"sft": "SFT", "grpo": "GRPO", "gtpo": "GTPO"}  # rows of Table 1
 def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
     """A figure of the paper; runs without results are omitted.
 
-    Lines are the mean over seeds of the smoothed curves, bands extend from the lowest to the highest seed.
+    Lines are the mean over seeds of the smoothed curves, bands its 95 % interval.
 
     Returns:
         The matplotlib figure. The first panel of each group carries the group's title.
     """
     spec, groups = find_figure(matrix, name), groups_of(matrix, name, scale)
-    in_columns = spec.get("groups") == "columns" and len(groups) > 1
-    figure, axes = grid(*((len(spec["panels"]), len(groups)) if in_columns else (len(groups), len(spec["panels"]))))
-    for (title, curves), row in zip(groups.items(), axes.T if in_columns else axes, strict=True):
+    figure, rows = _panels(len(spec["panels"]), len(groups), spec.get("groups") == "columns")
+    legends = list(dict.fromkeys(legend for curves in groups.values() for legend in curves))  # one style in all groups
+    for (title, curves), row in zip(groups.items(), rows, strict=True):
         benchmark = spec.get("benchmarks", {}).get(title, [None])[0]
         for axis, metric in zip(row, spec["panels"], strict=True):
-            for number, (legend, run) in enumerate(curves.items()):
+            for legend, run in curves.items():
+                number = legends.index(legend)
                 if metric in SCORES:
                     entries = results.scores.get(run, {}).get(benchmark, {})
                     _plot_scores(axis, legend, entries, metric, number)
@@ -52,25 +58,66 @@ def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
     return figure
 
 
+def _panels(count: int, groups: int, in_columns: bool) -> tuple[Any, Any]:
+    """A figure as wide as a README, and for each group its panels: a row, a column, or two rows of a single group."""
+    if groups == 1:
+        rows = 2 if count > 3 and count % 2 == 0 else 1
+        figure, axes = grid(rows, count // rows, width=WIDTH * rows / count, height=2.6)
+        return figure, [axes.flatten()]
+    shape = (count, groups) if in_columns else (groups, count)
+    figure, axes = grid(*shape, width=WIDTH / min(3, shape[1]), height=2.6)
+    return figure, axes.T if in_columns else axes
+
+
 def _plot_scores(axis: Any, legend: str, entries: dict[int, dict[str, Any]], score: str, number: int) -> None:
     """pass@k or maj@k over k on a logarithmic axis; ``entries``: seed -> entry of an evaluation."""
     tables = [{int(k): value for k, value in entry["scores"][score].items()} for entry in entries.values()]
     ks = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
     if not ks:
         return
-    curves, style = [[table[k] for k in ks] for table in tables], line_style(number)
-    if len(curves) > 1:
-        plot_band(axis, ks, curves, style)
-    axis.plot(ks, means(curves), marker="o", markersize=3, label=legend, **style)
+    style = line_style(number) | {"marker": "o", "markersize": 3}
+    plot_mean(axis, legend, ks, [[table[k] for k in ks] for table in tables], style)
     axis.set_xscale("log", base=2)
     axis.set_xticks(ks, [str(k) for k in ks])
+
+
+VERDICT_COLORS = {"holds": "#009E73", "does not hold": "#D55E00", "no difference": "#0072B2", "undecided": "#999999"}
+
+
+def draw_effects(effects: Sequence[dict[str, Any]], size: float) -> Any:
+    """Differences with their 95 % intervals, one a line, in groups; within ± ``size`` a difference is none.
+
+    Args:
+        effects: group, label, mean, half_width, verdict; those without a mean are omitted.
+        size: In points, shaded.
+
+    Returns:
+        The matplotlib figure.
+    """
+    shown = [effect for effect in effects if effect["mean"] is not None]
+    figure, axes = grid(1, 1, width=WIDTH, height=0.26 * max(4, len(shown)))
+    axis = axes[0][0]
+    axis.axvspan(-size, size, color="black", alpha=0.07, linewidth=0)
+    axis.axvline(0, color="black", linewidth=1)
+    for place, effect in enumerate(shown):
+        verdict = effect["verdict"]
+        axis.errorbar(
+            effect["mean"], place, xerr=effect["half_width"], fmt="o", color=VERDICT_COLORS[verdict], label=verdict
+        )
+        if place and effect["group"] != shown[place - 1]["group"]:
+            axis.axhline(place - 0.5, color="black", alpha=0.3, linewidth=0.8)
+    axis.set_yticks(range(len(shown)), [f"{effect['group']}: {effect['label']}" for effect in shown])
+    axis.invert_yaxis()
+    axis.set_xlabel("difference (points), mean over seeds and 95 % interval")
+    add_legend(figure)
+    return figure
 
 
 # Table 1
 
 
 def table1(matrix: Matrix, scale: str, results: Results) -> list[dict[str, Any]]:
-    """Table 1 as rows: group, method, run, seeds, benchmark, score, k; in percent ours, low, high (over seeds), paper.
+    """Table 1 as rows: group, method, run, seeds, benchmark, score, k; in percent ours, half_width (95 %), paper.
 
     As in the paper, GRPO and GTPO are represented by the variant with the highest in-distribution pass@k at the largest
     k. Our pass@k is the unbiased estimate. A number that does not exist is None.
@@ -90,8 +137,9 @@ def table1(matrix: Matrix, scale: str, results: Results) -> list[dict[str, Any]]
                     if benchmark not in benchmarks:
                         continue
                     entries = results.scores.get(run or "", {}).get(benchmark, {})
-                    tables = [entry["scores"][score] for entry in entries.values()]
+                    tables = [entry["scores"].get(score, {}) for entry in entries.values()]
                     values = [table[str(k)] for table in tables if str(k) in table]
+                    found = interval(values)
                     rows.append(
                         {
                             "group": group,
@@ -102,8 +150,7 @@ def table1(matrix: Matrix, scale: str, results: Results) -> list[dict[str, Any]]
                             "score": score,
                             "k": k,
                             "ours": sum(values) / len(values) if values else None,
-                            "low": min(values, default=None),
-                            "high": max(values, default=None),
+                            "half_width": found.half_width if found else None,
                             "paper": theirs,
                         }
                     )
@@ -121,32 +168,44 @@ def best_variant(results: Results, runs: Sequence[str], benchmark: str) -> str |
 
 
 def table_markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """Table 1 in Markdown: one table per benchmark and score, cells ``ours / paper``, a dash for a missing number."""
+    """Table 1 in Markdown: one table per benchmark and score; beside ours the paper's number, where it has one."""
     blocks = []
     for benchmark, score in dict.fromkeys((row["benchmark"], row["score"]) for row in rows):
         part = [row for row in rows if (row["benchmark"], row["score"]) == (benchmark, score)]
         ks = list(dict.fromkeys(row["k"] for row in part))
-        lines = [f"| {benchmark}, {score}@k (%), ours / paper | | {' | '.join(f'k = {k}' for k in ks)} |"]
-        lines.append("|---" * (len(ks) + 2) + "|")
+        kind, _, lenient = score.partition("_")
+        beside = any(row["paper"] is not None for row in part)
+        title = f"{benchmark}, {kind}@k (%){', in any format' if lenient else ''}{', ours / paper' if beside else ''}"
+        lines = [f"| {title} | | {' | '.join(f'k = {k}' for k in ks)} |", "|---" * (len(ks) + 2) + "|"]
         for group, method in dict.fromkeys((row["group"], row["method"]) for row in part):
             cells = [row for row in part if (row["group"], row["method"]) == (group, method)]
-            numbers = [f"{_cell(row['ours'])} / {_cell(row['paper'])}" for row in cells]
+            numbers = [mean_cell(row["ours"], row["half_width"]) for row in cells]
+            if beside:
+                numbers = [f"{ours} / {mean_cell(row['paper'])}" for ours, row in zip(numbers, cells, strict=True)]
             lines.append(f"| {group} | {method} ({cells[0]['run'] or 'not run'}) | {' | '.join(numbers)} |")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
 
 
-def _cell(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def mean_cell(value: float | None, half_width: float | None = None) -> str:
+    """``12.3 ± 1.2``; a dash for a missing number."""
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if half_width is None else f"{value:.1f} ± {half_width:.1f}"
 
 
 # Files
 
 
 def draw_all(
-    matrix: Matrix, names: Sequence[str], scale: str, results: Results, directory: Path
+    matrix: Matrix,
+    names: Sequence[str],
+    scale: str,
+    results: Results,
+    directory: Path,
+    suffixes: Sequence[str] = ("png", "pdf"),
 ) -> tuple[list[Path], list[str]]:
-    """Write every figure that has a run, as PNG and PDF with a caption, and Table 1 as Markdown and CSV.
+    """Write every figure that has a run, with a caption, and Table 1 as Markdown and CSV.
 
     Returns:
         The files written, and a message for each missing run or evaluation.
@@ -166,7 +225,7 @@ def draw_all(
                 written += _write_table(rows, text, directory)
             continue
         figure = draw(matrix, name, scale, results)
-        for suffix in ("png", "pdf"):
+        for suffix in suffixes:
             path = directory / f"{name}.{suffix}"
             figure.savefig(path, dpi=100, metadata={"CreationDate": None} if suffix == "pdf" else None)
             written.append(path)
@@ -205,12 +264,13 @@ def caption(matrix: Matrix, name: str, scale: str, results: Results) -> str:
     lines = [f"**{spec['title']}** ({scale} scale)", ""]
     if name == "table1":
         lines.append(
-            "Mean over seeds, percent; pass@k is the unbiased estimate, the paper's that of the first k samples."
+            "Mean over seeds and its 95 % interval (Student's t, from three seeds on), percent; pass@k is the unbiased "
+            "estimate, the paper's that of the first k samples."
         )
     else:
         lines.append(
-            f"Curves over training: trailing mean over {window} steps; line: mean over seeds, band: lowest to highest "
-            "seed. Accuracy and formatting in percent of the maximum reward."
+            f"Curves over training: trailing mean over {window} steps; line: mean over seeds, band: its 95 % interval "
+            "(Student's t, from three seeds on). Accuracy and formatting in percent of the maximum reward."
         )
         if set(SCORES) & set(spec["panels"]):
             best = " and ".join(f"{name}..." for name in matrix[scale]["best"])

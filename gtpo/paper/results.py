@@ -113,7 +113,7 @@ def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
         if not is_held_out(row)
     ]
     parquet.write_table(Table.from_pylist(rows), directory / METRICS_FILE, compression="zstd")
-    keys = ("label", "adapter", "benchmark", "problems", "k", "scores", "intervals")
+    keys = ("label", "adapter", "benchmark", "problems", "k", "scores")
     entries = [
         {key: entry[key] for key in keys}
         for _, benchmarks in sorted(results.scores.items())

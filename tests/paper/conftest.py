@@ -40,7 +40,7 @@ EVALUATE = """
 import argparse, fcntl, json, os, pathlib, sys, time
 start = time.monotonic()
 parser = argparse.ArgumentParser()
-for name in ("benchmarks", "checkpoint", "k", "limit", "output_dir"):
+for name in ("benchmarks", "checkpoint", "k", "limit", "max_new_tokens", "output_dir"):
     parser.add_argument("--" + name)
 parser.add_argument("--adapter", nargs="+")
 flags = parser.parse_args()
@@ -112,6 +112,7 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
         (tmp_path / f"train_{method}.py").write_text(TRAIN)
     (tmp_path / "evaluate.py").write_text(EVALUATE)
     monkeypatch.setattr("gtpo.tiny.ensure_tiny", lambda: None)
+    monkeypatch.setattr("gtpo.paper.runner.LIBRARIES", [])
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).touch())
     return Sandbox(tmp_path, monkeypatch)
 

@@ -17,7 +17,7 @@ import gtpo.curves
 import gtpo.paper.figures
 from gtpo.curves import PANELS, panels_of, plot_training, seed_curves, smooth
 from gtpo.errors import UsageError
-from gtpo.paper.figures import LABELS, caption, draw, draw_all, missing, table1
+from gtpo.paper.figures import LABELS, caption, draw, draw_all, missing, table1, table_markdown
 from gtpo.paper.matrix import groups_of, runs_of
 from gtpo.paper.results import Results, read_results
 
@@ -207,20 +207,41 @@ def test_figure_shows_its_runs(name: str, scale: str, tmp_path: Path, monkeypatc
                 assert list(lines[legend].get_xdata()) == x
                 assert list(lines[legend].get_ydata()) == pytest.approx(y)
             bands = [collection.get_datalim(axis.transData) for collection in axis.collections]
-            assert len(bands) == (len(curves) if len(SEEDS[scale]) > 1 else 0)
+            assert len(bands) == (len(curves) if len(SEEDS[scale]) > 2 else 0)
 
 
-def test_band_extends_from_the_lowest_seed_to_the_highest() -> None:
-    runs = {1: [{"step": 1, "kl": 1.0}, {"step": 2, "kl": 5.0}], 2: [{"step": 1, "kl": 3.0}, {"step": 2, "kl": 1.0}]}
+def test_band_is_the_95_percent_interval_of_the_mean() -> None:
+    """Values 1, 2, 3: 2 ± 4.303 / sqrt(3); values 4, 4, 4: no width; two seeds have no band."""
+    runs = {seed: [{"step": 1, "kl": 1.0 * seed}, {"step": 2, "kl": 4.0}] for seed in (1, 2, 3)}
     matrix = {
         "tiny": {"window": 1},
         "figures": {"f": {"panels": ["kl"], "tiny": {"group": {"curve": "run"}}}},
         "table1": {},
     }
     [axis] = draw(matrix, "f", "tiny", Results({"run": runs}, {})).axes
-    corners = {tuple(point) for path in axis.collections[0].get_paths() for point in path.vertices}
-    assert {(1.0, 1.0), (1.0, 3.0), (2.0, 1.0), (2.0, 5.0)} == corners
-    assert list(axis.lines[0].get_ydata()) == [2.0, 3.0]
+    corners = {tuple(point) for path in axis.collections[0].get_paths() for point in path.vertices.round(3)}
+    assert corners == {(1.0, -0.484), (1.0, 4.484), (2.0, 4.0)}
+    assert list(axis.lines[0].get_ydata()) == [2.0, 4.0]
+    del runs[3]
+    [axis] = draw(matrix, "f", "tiny", Results({"run": runs}, {})).axes
+    assert not axis.collections and list(axis.lines[0].get_ydata()) == [1.5, 4.0]
+
+
+def test_a_label_has_one_style_in_all_groups(tmp_path: Path) -> None:
+    """There is one legend; SFT is the seventh curve of the first group and the sixth of the second."""
+    figure = draw(MATRIX, "fig2", "tiny", read_results(make_all(tmp_path, runs_of(MATRIX, ["fig2"], "tiny"), "tiny")))
+    styles: dict[str, set[Any]] = {}
+    for axis in figure.axes:
+        for line in axis.lines:
+            styles.setdefault(str(line.get_label()), set()).add((line.get_color(), line.get_linestyle()))
+    assert len(styles) == 7 and all(len(found) == 1 for found in styles.values())
+    assert len(set.union(*styles.values())) == 7
+
+
+@pytest.mark.parametrize("name", MATRIX["figures"])
+def test_figures_of_the_tiny_scale_are_as_wide_as_a_readme(name: str) -> None:
+    figure = draw(MATRIX, name, "tiny", Results({}, {}))
+    assert figure.get_size_inches()[0] == 9.0 and len(figure.axes) in (2, 3, 4, 8)
 
 
 def test_seeds_of_different_length_are_compared_at_common_steps() -> None:
@@ -262,7 +283,7 @@ def test_figure_is_drawn_without_a_missing_run(tmp_path: Path) -> None:
 def test_caption_names_smoothing_runs_seeds_and_command(tmp_path: Path) -> None:
     text = caption(MATRIX, "fig3", "tiny", read_results(make_all(tmp_path, runs_of(MATRIX, ["fig3"], "tiny"), "tiny")))
     assert f"trailing mean over {MATRIX['tiny']['window']} steps" in text
-    assert "| tiny, arithmetic | GTPO | gtpo-g8 | 1, 2 |" in text
+    assert "| late | GTPO | gtpo-late-g8 | 1, 2, 3 |" in text
     assert "`python reproduce.py fig3 --scale tiny`" in text
     assert "issing" not in text
 
@@ -319,11 +340,15 @@ def test_table_1_as_markdown_and_csv(tmp_path: Path) -> None:
 
 def test_tiny_table_has_the_harder_problems_only(tmp_path: Path) -> None:
     table = table1(MATRIX, "tiny", read_results(make_all(tmp_path, runs_of(MATRIX, ["table1"], "tiny"), "tiny")))
-    assert {row["benchmark"] for row in table} == {"arithmetic_hard"} and len(table) == 3 * 10
-    assert {row["paper"] for row in table} == {None} and {row["seeds"] for row in table} == {2}
+    assert {row["benchmark"] for row in table} == {"arithmetic_hard"} and len(table) == 2 * 3 * 20
+    assert {row["paper"] for row in table} == {None} and {row["seeds"] for row in table} == {3}
     first = table[0]
-    assert first["ours"] == pytest.approx((first["low"] + first["high"]) / 2)
-    assert (first["low"], first["high"]) == pytest.approx([value("sft", seed, "pass", 1) for seed in (1, 2)])
+    values = [value("sft", seed, "pass", 1) for seed in (1, 2, 3)]
+    assert first["ours"] == pytest.approx(statistics.mean(values))
+    assert first["half_width"] == pytest.approx(4.303 * statistics.stdev(values) / math.sqrt(3))
+    ours = f"{first['ours']:.1f} ± {first['half_width']:.1f}"
+    assert f"| stable | SFT (sft) | {ours} |" in table_markdown(table)
+    assert "arithmetic_hard, maj@k (%), in any format |" in table_markdown(table)
 
 
 # figures.py
@@ -342,8 +367,8 @@ def test_command_draws_what_the_runs_allow(
     assert {path.name for path in (tmp_path / "figures" / "tiny").glob("*.png")} == {
         f"{name}.png" for name in MATRIX["figures"] if "gtpo-g8" in runs_of(MATRIX, [name], "tiny")
     }
-    assert "figures/tiny/fig3.png" in printed
-    assert "fig3: run grpo-g8-beta0 is missing: `python reproduce.py fig3" in printed
+    assert "figures/tiny/fig5b.png" in printed
+    assert "fig5a: run grpo-g8-beta0 is missing: `python reproduce.py fig5a" in printed
     assert "No runs at paper scale" in printed and "train_grpo.py --config configs/paper" not in printed
     run_figures("fig5b", "--search", "outputs", "--output", "other", "--scale", "tiny")
     assert {path.name for path in (tmp_path / "other" / "tiny").iterdir()} == {"fig5b.png", "fig5b.pdf", "fig5b.md"}

@@ -1,0 +1,54 @@
+"""One claim alone, for a reader who disbelieves: the runs that it reads, with seeds of their own, and its verdict."""
+
+from collections.abc import Sequence
+
+from gtpo.errors import UsageError, nearest
+from gtpo.paper.claims import CLAIMS, Claim
+from gtpo.paper.matrix import Evaluation, Experiment, Matrix, experiment, plan_evaluations
+from gtpo.paper.results import Results
+from gtpo.paper.verdicts import check, digits_of, read_by
+
+
+def find_claims(names: Sequence[str]) -> list[Claim]:
+    """The claims of some names, without duplicates.
+
+    Raises:
+        UsageError: If a name is unknown.
+    """
+    known = {claim.__name__: claim for claims in CLAIMS.values() for claim in claims}
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"claim {name!r} is unknown{nearest(name, known)}: `python reproduce.py claim` lists them."
+            )
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+def claim_list() -> str:
+    """The name of every claim, and its sentence below."""
+    return "\n".join(f"{claim.__name__}\n    {claim.__doc__}" for claims in CLAIMS.values() for claim in claims)
+
+
+def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Sequence[int]) -> tuple[list[Experiment], list[Evaluation]]:
+    """The runs and evaluations that some claims read, at tiny scale; the first seed of all runs before the second."""
+    benchmarks: dict[str, set[str]] = {}
+    for read in map(read_by, claims):
+        for name in [*read.metrics, *read.benchmarks]:
+            benchmarks.setdefault(name, set()).update(read.benchmarks.get(name, ()))
+    experiments = [experiment(matrix, "tiny", name, seed) for seed in dict.fromkeys(seeds) for name in benchmarks]
+    needed = [(run, benchmark) for run in experiments for benchmark in sorted(benchmarks[run.name])]
+    return experiments, plan_evaluations(matrix, "tiny", needed)
+
+
+def report(matrix: Matrix, claims: Sequence[Claim], results: Results, seeds: Sequence[int]) -> list[str]:
+    """The margin of each seed, their mean and interval, and the verdict of each claim."""
+    lines = []
+    for claim in claims:
+        found = check(claim, results, seeds, matrix["tiny"]["window"])
+        unit, digits = found["unit"], digits_of(found["unit"])
+        lines.append(f"{found['name']}: {found['claim']}")
+        lines += [f"  seed {seed}: {margin:+.{digits}f} {unit}" for seed, margin in found["margins"].items()]
+        if found["mean"] is not None:
+            lines.append(f"  mean: {found['mean']:+.{digits}f} ± {found['half_width']:.{digits}f} {unit}, 95 %")
+        lines.append(f"  verdict: {found['verdict']}")
+    return lines

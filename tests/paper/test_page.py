@@ -1,0 +1,195 @@
+"""The page and the README's tables, and the stored results behind them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paper_world import world
+
+from gtpo.files import CONFIGS
+from gtpo.paper.claims import CLAIMS
+from gtpo.paper.figures import draw_effects
+from gtpo.paper.matrix import load_matrix
+from gtpo.paper.measures import Recorder
+from gtpo.paper.page import (
+    DIRECTORY,
+    EFFECTS,
+    METRICS,
+    NOT_BELOW,
+    PAGE,
+    README,
+    TEMPLATE,
+    effects_of,
+    fill,
+    only,
+    readme_tables,
+    render,
+    summarize,
+    write_page,
+)
+from gtpo.paper.results import Results, read_results
+from gtpo.paper.verdicts import read_by, unit_of
+
+ROOT = CONFIGS.parent
+MATRIX = load_matrix()
+
+
+def test_condensed_results_have_every_metric_of_a_claim() -> None:
+    read = [read_by(claim) for claims in CLAIMS.values() for claim in claims]
+    assert {metric for one in read for metrics in one.metrics.values() for metric in metrics} <= {*METRICS}
+
+
+def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Condensed, checked and rendered from a few runs; a second time from the condensed results alone."""
+    (sandbox / "docs").mkdir()
+    (sandbox / TEMPLATE).write_text((ROOT / TEMPLATE).read_text())
+    README.write_text("<!-- paper scale -->\n<!-- end -->\nbetween\n<!-- tiny scale -->\nold\n<!-- end -->\n")
+    assert sandbox.reproduce("fig2", "--seeds", "1", "2") == 0
+    capsys.readouterr()
+    assert sandbox.reproduce("--page") == 0
+    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(path.is_file() for path in written) and {PAGE, README, DIRECTORY / "summary.json"} <= set(written)
+    first = PAGE.read_text()
+    stored = read_results([DIRECTORY])
+    found = read_results([Path("outputs")])
+    assert stored.metrics == found.metrics
+    assert stored.scores["gtpo-g8"]["arithmetic"][2]["scores"] == found.scores["gtpo-g8"]["arithmetic"][2]["scores"]
+    (sandbox / "outputs").rename(sandbox / "gone")
+    write_page(MATRIX)
+    assert PAGE.read_text() == first
+    assert "Late: GTPO ends with higher accuracy than GRPO." in first and "not run" in first
+    readme = README.read_text()
+    assert "| LLaMA, GSM8K | GTPO | - / 30.0 | - / 13.3 | - / 80.0 | - / 42.5 |" in readme  # Table 1, k = 64
+    assert "between" in readme and "old" not in readme and readme.count("<!-- end -->") == 2
+
+
+def scored(**values: list[float]) -> Results:
+    """Runs with one score per seed, 1 for pass@k of one seed more than for the one before; 10 more in any format."""
+    found = Results({}, {})
+    for name, per_seed in values.items():
+        for benchmark in ("arithmetic", "arithmetic_hard"):
+            found.scores.setdefault(name.replace("_", "-"), {})[benchmark] = {
+                seed: {
+                    "scores": {
+                        f"{kind}{suffix}": {str(2**i): value + more for i in range(7)}
+                        for kind in ("pass", "maj")
+                        for suffix, more in (("", 0.0), ("_lenient", 10.0))
+                    }
+                }
+                for seed, value in enumerate(per_seed, start=1)
+            }
+    return found
+
+
+def test_readme_table_has_mean_and_interval_over_seeds_strict_and_lenient() -> None:
+    """A method is the mean over its variants, seed by seed; 1, 2, 3 are 2 ± 4.303 / sqrt(3)."""
+    runs = {"gtpo-g8": [0.0, 1.0, 2.0], "gtpo-g12": [2.0, 3.0, 4.0], "sft": [5.0, 7.0], "gtpo-late-g8": [1.0, 2.0, 3.0]}
+    table = readme_tables(MATRIX, scored(**runs))["tiny scale"].splitlines()
+    assert table[0].startswith("| | held out, pass@1 | held out, pass@32 |")
+    assert table[2:] == [
+        "| SFT |" + " 6.0 / 16.0 |" * 6,
+        "| GRPO, stable |" + " - / - |" * 6,
+        "| GTPO, stable |" + " 2.0 ± 2.5 / 12.0 ± 2.5 |" * 6,
+        "| GRPO, late |" + " - / - |" * 6,
+        "| GTPO, late |" + " - / - |" * 6,  # G = 12 is missing
+    ]
+
+
+def test_the_first_page_shows_differences_in_points() -> None:
+    """Two claims are not to be 5 points below: their margins are the difference and 5, those of the others 0."""
+    claims = {claim.__name__: claim for of_figure in CLAIMS.values() for claim in of_figure}
+    for group in EFFECTS.values():
+        for name in group.values():
+            assert unit_of(claims[name]) == "points" and claims[name](Recorder()) == NOT_BELOW.get(name, 0.0)
+    checked = [{"name": name, "margins": {"1": 6.0, "2": 7.0, "3": 8.0}} for name in claims]
+    effects = {effect["claim"]: effect for effect in effects_of(checked)}
+    assert len(effects) == 25 and set(NOT_BELOW) <= effects.keys()
+    assert effects["fig2_stable_accuracy"] == {
+        "group": "stable, GTPO minus GRPO",
+        "label": "accuracy",
+        "claim": "fig2_stable_accuracy",
+        "mean": 2.0,
+        "half_width": 2.4843,
+        "verdict": "no difference",
+    }
+    assert effects["fig2_late_accuracy"]["mean"] == 7.0 and effects["fig2_late_accuracy"]["verdict"] == "holds"
+    few = effects_of([claim | {"margins": {"1": 6.0}} for claim in checked])
+    assert {(effect["mean"], effect["verdict"]) for effect in few} == {(None, "too few seeds")}
+
+
+def test_the_figure_of_the_first_page() -> None:
+    effects = [
+        {"group": "a", "label": "x", "mean": 3.0, "half_width": 1.0, "verdict": "holds"},
+        {"group": "a", "label": "missing", "mean": None, "half_width": None, "verdict": "not run"},
+        {"group": "b", "label": "y", "mean": -8.0, "half_width": 2.0, "verdict": "does not hold"},
+    ]
+    [axis] = draw_effects(effects, 5.0).axes
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["a: x", "b: y"]
+    bars = [collection.get_segments()[0][:, 0].tolist() for collection in axis.collections]
+    assert bars == [[2.0, 4.0], [-10.0, -6.0]]
+    assert draw_effects([], 5.0)
+
+
+def test_page_and_summary_have_the_same_numbers() -> None:
+    summary = summarize(MATRIX, world())
+    page = render(summary, (ROOT / TEMPLATE).read_text())
+    for claim in summary["claims"]:
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {claim['claim']} |")]
+        digits = {"nats": 3, "steps": 0, "10⁻³": 2}.get(claim["unit"], 1)
+        shown = f"{claim['mean']:+.{digits}f} ± {claim['half_width']:.{digits}f} {claim['unit']}"
+        assert line == f"| {claim['claim']} | {shown} | {claim['verdict']} |"
+        assert page.count(line) == 1
+    for verdict, count in summary["verdicts"].items():
+        assert (f" {count}: **{verdict}**" in page) == (count > 0)
+        assert count == sum(claim["verdict"] == verdict for claim in summary["claims"])
+    assert sum(summary["verdicts"].values()) == 78
+    assert "up\nto 1.6 hold and as many not hold" in page  # 0.025 of the 65 that compare runs
+    late = next(effect for effect in summary["effects"] if effect["claim"] == "fig2_late_accuracy")
+    assert f"formatting and {late['mean']:+.1f} ± {late['half_width']:.1f} points in accuracy" in page
+    assert "to 60.0 ± 0.0 %), **that of GTPO" in page  # formatting of GRPO, late
+    assert "from SFT\n   by +27.5 ± 0.0 points." in page  # 90, 95, 90, 95 and 5 more, minus 70
+    assert "| DAPO | -2.05 ± 0.00 | - |" in page and "| GTPO | -5.00 ± 0.00 | - |" in page  # no push after λ is logged
+    assert all(f"results/tiny/{name}.png" in page for name in (*MATRIX["figures"], "effects"))
+
+
+def test_page_without_any_run() -> None:
+    summary = summarize(MATRIX, Results({}, {}))
+    page = render(summary, (ROOT / TEMPLATE).read_text())
+    assert "Of 78 claims 78: **not run**." in page and "fig3.png" not in page
+    assert summary["drawn"] == [] and {effect["mean"] for effect in summary["effects"]} == {None}
+
+
+def test_fill_needs_both_comments() -> None:
+    assert fill("a\n<!-- x -->\nold\n<!-- end -->b", "x", "new") == "a\n<!-- x -->\n\nnew\n\n<!-- end -->b"
+    with pytest.raises(ValueError, match="no `<!-- y -->`"):
+        fill("a\n<!-- x -->\n<!-- end -->", "y", "new")
+    with pytest.raises(ValueError, match="followed by `<!-- end -->`"):
+        fill("a\n<!-- end -->\n<!-- x -->\n", "x", "new")
+
+
+def test_other_seeds_do_not_enter_the_stored_results() -> None:
+    """reproduce.py claim --seeds 21 22 23 leaves its runs and scores beside those of the matrix."""
+    found = scored(sft=[1.0, 2.0, 3.0])
+    found.metrics.update({"sft": {seed: [{"step": seed}] for seed in (1, 2, 3)}, "word": {1: [{"step": 1}]}})
+    kept = only(found, [("sft", 1), ("sft", 3), ("word", 1)])
+    assert kept.metrics == {"sft": {1: [{"step": 1}], 3: [{"step": 3}]}, "word": {1: [{"step": 1}]}}
+    assert kept.scores["sft"].keys() == {"arithmetic", "arithmetic_hard"} and kept.scores.keys() == {"sft"}
+    assert all(list(entries) == [1, 3] for entries in kept.scores["sft"].values())
+
+
+# The stored results
+
+
+def test_page_has_the_numbers_of_the_stored_results() -> None:
+    results = read_results([ROOT / DIRECTORY])
+    summary = json.loads((ROOT / DIRECTORY / "summary.json").read_text())
+    assert summarize(MATRIX, results) == summary
+    assert render(summary, (ROOT / TEMPLATE).read_text()) == (ROOT / PAGE).read_text()
+    readme = (ROOT / README).read_text()
+    for name, table in readme_tables(MATRIX, results).items():
+        assert fill(readme, name, table) == readme
+
+
+def test_stored_results_are_small() -> None:
+    assert sum(path.stat().st_size for path in (ROOT / DIRECTORY).iterdir()) < 6e6

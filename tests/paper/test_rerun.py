@@ -1,0 +1,116 @@
+"""reproduce.py claim: what a claim reads is trained and evaluated, nothing else, and its margins are printed."""
+
+from typing import Any
+
+import pytest
+
+from gtpo.errors import UsageError
+from gtpo.paper.claims import CLAIMS
+from gtpo.paper.matrix import load_matrix, seeds_of_all
+from gtpo.paper.rerun import find_claims, report, work_of
+from gtpo.paper.results import Results
+
+MATRIX = load_matrix()
+
+
+def test_only_the_runs_of_the_claim_are_made(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sandbox.reproduce("claim", "fig4a_larger_gamma_keeps_entropy", "--seeds", "11", "12", "13") == 0
+    names = ("gtpo-late-g8", "gtpo-late-gamma1e-6")
+    assert sorted(name for _, name, _ in sandbox.calls()) == sorted(f"{n}-s{s}" for n in names for s in (11, 12, 13))
+    assert capsys.readouterr().out.splitlines() == [
+        "fig4a_larger_gamma_keeps_entropy: γ = 0.1 keeps entropy slightly higher than γ = 10⁻⁶ (at the end).",
+        "  seed 11: +0.000 nats",
+        "  seed 12: +0.000 nats",
+        "  seed 13: +0.000 nats",
+        "  mean: +0.000 ± 0.000 nats, 95 %",
+        "  verdict: no difference",
+    ]
+    assert not (sandbox / "outputs/reproduce/tiny/figures").exists()
+
+
+def test_only_what_reads_scores_is_evaluated(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """sft on held-out problems for one claim, GTPO on both benchmarks, and the second claim alone reads no scores."""
+    names = ("fig2_stable_ahead_of_sft", "table1_stable_maj_64", "fig5a_kl_costs_accuracy")
+    assert sandbox.reproduce("claim", *names, "--seeds", "5") == 0
+    calls = sandbox.calls()
+    grpo = {f"grpo-g{g}-beta{beta}" for g in (8, 12) for beta in ("0", "1e-6")}
+    trained = {"gtpo-g8", "gtpo-g12", "sft", "grpo-g8-beta0.04"} | grpo
+    assert {call[1] for call in calls if call[0] != "evaluate"} == {f"{name}-s5" for name in trained}
+    assert sorted(call for call in calls if call[0] == "evaluate") == [
+        ["evaluate", "arithmetic", "last", 3],
+        ["evaluate", "arithmetic_hard", "last", 6],
+    ]
+    printed = capsys.readouterr().out
+    assert printed.count("verdict: too few seeds") == 3 and "mean:" not in printed
+    assert "  seed 5: +0.0 points" in printed
+    assert sandbox.reproduce("claim", *names, "--seeds", "5") == 0
+    assert sandbox.calls() == []
+
+
+def test_seeds_are_those_of_the_matrix_by_default(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sandbox.reproduce("claim", "fig6_adam_costs_accuracy", "--list") == 0
+    works, total = capsys.readouterr().out.split("\n\n")
+    assert len(works.splitlines()) == 2 * len(seeds_of_all(MATRIX, "tiny")) and total.startswith("40 runs: ")
+
+
+def test_claim_alone_lists_every_name_with_its_sentence(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sandbox.reproduce("claim") == 0
+    lines = capsys.readouterr().out.splitlines()
+    claims = [claim for of_figure in CLAIMS.values() for claim in of_figure]
+    assert lines[::2] == [claim.__name__ for claim in claims]
+    assert lines[1::2] == [f"    {claim.__doc__}" for claim in claims]
+    assert sandbox.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["fig3_gtpo"], r"claim 'fig3_gtpo' is unknown: `python reproduce.py claim` lists them\.$"),
+        (["fig2_late_acuracy"], r"claim 'fig2_late_acuracy' is unknown \(did you mean 'fig2_late_accuracy'\?\)"),
+        (["fig2_late_accuracy", "--scale", "paper"], "a claim reads all its runs, at tiny scale"),
+        (["fig2_late_accuracy", "--only", "gtpo"], "a claim reads all its runs, at tiny scale"),
+    ],
+)
+def test_bad_usage_is_refused(argv: list[str], message: str, sandbox: Any) -> None:
+    with pytest.raises(UsageError, match=message):
+        sandbox.reproduce("claim", *argv)
+    assert sandbox.calls() == []
+
+
+def test_a_failed_run_leaves_its_seed_out(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    (sandbox / "fail").write_text("gtpo-word-s2")
+    assert (
+        sandbox.reproduce("claim", "spans_anchored_is_ahead_of_common", "word_gtpo_ends_above_grpo", "--seeds", "2")
+        == 1
+    )
+    printed = capsys.readouterr().out
+    assert "seed 2: +0.0 points\n  verdict: too few seeds\nword_gtpo_ends_above_grpo" in printed
+    assert "verdict: not run" in printed and "gtpo-word-s2 failed with exit code 1" in printed
+
+
+def test_margins_of_the_seeds_are_printed() -> None:
+    """Seeds 1 to 3 differ by 4, 8 and 12 points: mean 8, half width 4 · 4.303 / sqrt(3)."""
+    curves = {
+        "grpo-g8-beta1e-6": {seed: [{"step": 1, "accuracy": 50.0 + 4 * seed}] for seed in (1, 2, 3)},
+        "grpo-g8-beta1e-6-adam0.999999": {seed: [{"step": 1, "accuracy": 50.0}] for seed in (1, 2, 3)},
+    }
+    lines = report(MATRIX, find_claims(["fig6_adam_costs_accuracy"] * 2), Results(curves, {}), [3, 2, 1])
+    assert lines[1:] == [
+        "  seed 3: +12.0 points",
+        "  seed 2: +8.0 points",
+        "  seed 1: +4.0 points",
+        "  mean: +8.0 ± 9.9 points, 95 %",
+        "  verdict: undecided",
+    ]
+
+
+def test_runs_shared_by_claims_are_made_once() -> None:
+    experiments, evaluations = work_of(MATRIX, find_claims(["fig2_late_pass_1", "table1_late_pass_64"]), [7, 8, 7])
+    assert len(experiments) == 2 * 5 and [run.seed for run in experiments] == [7] * 5 + [8] * 5
+    works = [(work.benchmark, work.checkpoint, len(work.experiments)) for work in evaluations]
+    assert sorted(works) == [
+        ("arithmetic", "best", 6),
+        ("arithmetic", "last", 4),
+        ("arithmetic_hard", "best", 6),
+        ("arithmetic_hard", "last", 4),
+    ]
