@@ -149,7 +149,8 @@ def test_it_shows_groups_and_curves(executed: tuple[Path, dict[str, Any]]) -> No
 
 def test_the_results_notebook_draws_every_figure() -> None:
     cells = execute(RESULTS, RESULTS.parent, GTPO_NOTEBOOK_SEARCH="results/tiny")
-    for name in ("fig1", "fig2", "fig3", "fig4a", "fig4b", "fig4c", "fig4d", "fig5a", "fig5b", "fig6"):
+    figures = ("fig1", "fig2", "fig3", "fig4a", "fig4b", "fig4c", "fig4d", "fig5a", "fig5b", "fig6")
+    for name in ("effects", *figures, "baselines"):
         (size,) = images(cells[name])
         assert size > 10000, name
     for name in ("table1", "caption"):
