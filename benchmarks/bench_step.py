@@ -233,6 +233,7 @@ def time_phases(shape: str, directory: Path, args: argparse.Namespace) -> dict[s
     """Median seconds of each phase by trainer, and the gradient's distance to that of whole rows."""
     batch = real_batch(args.group, args.prompt, args.length)
     names = ("gtpo", "trl")
+    peaks = {name: peak_in_own_process(name, shape, args) for name in names}  # while this process is small
     model = random_model(shape)  # one for both: neither is faster by its place in memory
     trainers = {name: make_trainer(name, model, directory, args.group, args.length, 1) for name in names}
     phases = {name: phases_of(trainer, batch) for name, trainer in trainers.items()}
@@ -249,7 +250,7 @@ def time_phases(shape: str, directory: Path, args: argparse.Namespace) -> dict[s
         "parameters": parameters_of(ours),
         "seconds": {x: {name: seconds[f"{x}/{name}"] for name in names} for x in PHASES},
         "gradient_error": error.item(),
-        "peak_mib": {name: peak_in_own_process(name, shape, args) for name in names},
+        "peak_mib": peaks,
     }
 
 
