@@ -161,6 +161,7 @@ def test_exact_values_of_the_loss_benchmark_equal_autograd_in_float64() -> None:
         (bench_loss, "loss_cpu_amx", "bfloat16:512:32768"),
         (bench_step, "step_cpu", "30m"),
         (bench_step, "step_smollm2", "smollm2-135m"),
+        (bench_step, "step_smollm2_long", "smollm2-135m"),
         (bench_step, "step_qwen2.5", "qwen2.5-0.5b"),
     ],
 )
