@@ -32,6 +32,7 @@ LAUNCHER_VARIABLES = (  # prefixes, of torchrun and Accelerate
     "WORLD_",
 )
 TINY_ROOT = Path("outputs") / "tiny"
+THREADS = 2  # of its training: another number rounds to other weights
 TINY: dict[str, Any] = {  # everything that determines the tiny base; its hash names the cache directory
     "seed": 0,
     "vocab_size": 512,
@@ -137,10 +138,17 @@ def _cache_name() -> str:
 
 def make_tiny(directory: Path) -> None:
     """Train the tiny base into ``directory``, completely or not at all."""
+    import torch
+
     unfinished = Path(f"{directory}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     build_tiny(unfinished, seed=int(TINY["seed"]))
-    _warm_start(unfinished)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        _warm_start(unfinished)
+    finally:
+        torch.set_num_threads(threads)
     (unfinished / "tiny.json").write_text(json.dumps(TINY, indent=2))
     shutil.rmtree(directory, ignore_errors=True)  # incomplete
     unfinished.rename(directory)

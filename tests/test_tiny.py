@@ -18,7 +18,7 @@ from gtpo.arithmetic import arithmetic
 from gtpo.grading import extract_answer, is_correct
 from gtpo.models import load_base, load_policy
 from gtpo.prompts import TAGS, to_completion, to_messages
-from gtpo.tiny import build_tiny, ensure_tiny, is_tiny_path
+from gtpo.tiny import build_tiny, ensure_tiny, is_tiny_path, make_tiny
 from rewards import score_format
 
 
@@ -154,6 +154,7 @@ def reasoning_of(target: str) -> list[str]:
 
 def test_tiny_base_is_trained_once_and_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny_module, "TINY", tiny_module.TINY | {"steps": 2, "batch_size": 4})
+    monkeypatch.setattr(tiny_module, "THREADS", 1)  # two wait for each other beside other tests
     first = ensure_tiny(tmp_path / "a")
     assert json.loads((first / "tiny.json").read_text()) == tiny_module.TINY
     assert {path.name for path in first.parent.iterdir()} == {first.name, f"{first.name}.lock"}  # no temporary files
@@ -170,6 +171,21 @@ def test_tiny_base_is_trained_once_and_cached(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(tiny_module, "TINY", tiny_module.TINY | {"seed": 1})
     with pytest.raises(AssertionError, match="cache"):  # different settings: a different base
         ensure_tiny(tmp_path / "a")
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_base_is_trained_with_two_threads_whatever_the_process_has(
+    threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+    monkeypatch.setattr(tiny_module, "_warm_start", lambda directory: used.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        make_tiny(tmp_path / "base")
+        assert used == [2] and torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_tiny_base_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
