@@ -1,6 +1,6 @@
 """The paper's claims as differences between runs at tiny scale: the margin of one seed, positive if the paper is right.
 
-    python reproduce.py claim fig3_correction_alone_is_ahead_at_first --seeds 11 12 13
+    python reproduce.py claim fig3_correction_alone_is_ahead_at_first --seeds 21 22 23
 
 The name of a function is that of the claim, its docstring the claim, its argument the runs of a seed (measures.py).
 Units: points (percentage points), nats, tokens, steps, and thousandths of a push (docs/metrics.md, conflict_push).
