@@ -117,15 +117,20 @@ def wandb_records(content: bytes) -> Iterator[Any]:
             part = b""
 
 
-def wandb_history(directory: Path) -> list[dict[str, Any]]:
-    """The logged steps of a finished offline run."""
-    file = next(directory.glob("offline-run-*/*.wandb"))
+def wandb_file(directory: Path) -> list[Any]:
+    """The records of the one finished offline run below a directory."""
+    [file] = directory.glob("offline-run-*/*.wandb")
     for _ in range(300):  # wandb's service writes the end of the file after finish() has returned
         records = list(wandb_records(file.read_bytes()))
         if any(record.WhichOneof("record_type") == "exit" for record in records):
-            break
+            return records
         time.sleep(0.1)
-    rows = [record.history.item for record in records if record.WhichOneof("record_type") == "history"]
+    raise AssertionError(f"{file} has no end")
+
+
+def wandb_history(directory: Path) -> list[dict[str, Any]]:
+    """The logged steps of a finished offline run."""
+    rows = [record.history.item for record in wandb_file(directory) if record.WhichOneof("record_type") == "history"]
     return [{item.key or item.nested_key[0]: json.loads(item.value_json) for item in row} for row in rows]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_callbacks import wandb_records
+from test_callbacks import wandb_file
 
 from gtpo.wandb_runs import log_evaluations
 
@@ -23,11 +23,6 @@ def entry(label: str, adapter: Path | None, checkpoint: str | None, pass_1: floa
     }
 
 
-def records(directory: Path) -> list[Any]:
-    [file] = directory.glob("wandb/offline-run-*/*.wandb")
-    return list(wandb_records(file.read_bytes()))
-
-
 def test_offline_scores_are_in_the_run_that_they_belong_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -43,7 +38,7 @@ def test_offline_scores_are_in_the_run_that_they_belong_to(tmp_path: Path, monke
     (tmp_path / "evaluation" / "base-tiny").mkdir(parents=True)
     assert log_evaluations(entries, tmp_path / "evaluation") == [run, tmp_path / "evaluation" / "base-tiny"]
 
-    stored = records(run)
+    stored = wandb_file(run / "wandb")
     [started] = [record.run for record in stored if record.WhichOneof("record_type") == "run"]
     assert (started.run_id, started.display_name) == ("abcd1234", "gtpo-s1")
     summary = {
@@ -70,5 +65,5 @@ def test_offline_scores_are_in_the_run_that_they_belong_to(tmp_path: Path, monke
         ["gsm8k", "best", 40, 8, "format", None, 97.5, None, None],
     ]
     base = tmp_path / "evaluation" / "base-tiny"
-    [started] = [record.run for record in records(base) if record.WhichOneof("record_type") == "run"]
+    [started] = [record.run for record in wandb_file(base / "wandb") if record.WhichOneof("record_type") == "run"]
     assert started.run_id == (base / "wandb_id").read_text() != "abcd1234"
