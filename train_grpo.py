@@ -64,7 +64,6 @@ def main() -> None:
         eval_dataset=held_out,
         positive_advantage_weight=settings.reward.positive_advantage_weight,
         negative_advantage_weight=settings.reward.negative_advantage_weight,
-        generation_bf16=settings.model.generation_bf16,
     )
     attach_callbacks(trainer, settings)
     train(trainer, checkpoint)

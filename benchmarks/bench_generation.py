@@ -1,4 +1,4 @@
-"""Time of generating a group with Transformers: TRL's default, ``gtpo/generation.py``, and it in bfloat16.
+"""Time of generating a group with Transformers: TRL's default and ``gtpo/generation.py``.
 
     python benchmarks/bench_generation.py                            # SmolLM2-135M's shape, one thread: minutes
     python benchmarks/bench_generation.py --models tiny --threads 2
@@ -28,8 +28,8 @@ from gtpo.generation import generate
 GROUP, PROMPT, LENGTH = 8, 180, 64
 
 
-def time_generation(shape: str, rounds: int) -> tuple[dict[str, float], float, float]:
-    """Median seconds by engine, and the shares of greedy tokens that equal TRL's, in float32 and in bfloat16."""
+def time_generation(shape: str, rounds: int) -> tuple[dict[str, float], float]:
+    """Median seconds by engine, and the share of greedy tokens that equal TRL's."""
     torch.manual_seed(0)
     config = REAL[shape]() if shape in REAL else LlamaConfig(**SHAPES[shape])
     policy = get_peft_model(
@@ -46,15 +46,14 @@ def time_generation(shape: str, rounds: int) -> tuple[dict[str, float], float, f
             input_ids=ids, attention_mask=mask, generation_config=greedy
         ),
         "gtpo/generation.py": lambda: generate(model, ids, mask, greedy),
-        "gtpo/generation.py, generation_bf16": lambda: generate(model, ids, mask, greedy, bfloat16=True),
     }
 
     def noting(name: str) -> Callable[[], None]:
         return lambda: found.update({name: engines[name]()})
 
     seconds = medians({name: noting(name) for name in engines}, rounds, "cpu")
-    default, ours, bfloat16 = (tokens[:, PROMPT:] for tokens in found.values())
-    return seconds, (default == ours).float().mean().item(), (default == bfloat16).float().mean().item()
+    default, ours = (tokens[:, PROMPT:] for tokens in found.values())
+    return seconds, (default == ours).float().mean().item()
 
 
 def main() -> None:
@@ -65,12 +64,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     for shape in args.models:
-        seconds, equal, close = time_generation(shape, args.rounds)
+        seconds, equal = time_generation(shape, args.rounds)
         default = next(iter(seconds.values()))
         print(f"| {shape}, {args.threads} thread(s) | seconds | x TRL's default |\n|---|---|---|")
         for name, median in seconds.items():
             print(f"| {name} | {median:.2f} | {default / median:.2f} |")
-        print(f"\nGreedy tokens equal to TRL's: {equal:.1%}, in bfloat16 {close:.1%}.", flush=True)
+        print(f"\nGreedy tokens equal to TRL's: {equal:.1%}.", flush=True)
 
 
 if __name__ == "__main__":

@@ -246,13 +246,6 @@ class ModelArguments:
         metadata={"help": "Modules that get an adapter [Listing 1], or all-linear."},
     )
     load_in_4bit: bool = field(default=False, metadata={"help": "4-bit base weights, on a GPU [Listing 1: true]."})
-    generation_bf16: bool = field(
-        default=False,
-        metadata={
-            "help": "Generate with large weights rounded to bfloat16, on a CPU with AMX or AVX512-BF16; "
-            "sampler_logp_gap is the difference [ours]."
-        },
-    )
     max_seq_length: int = field(
         default=5500, metadata={"help": "Maximum length of prompt and completion in tokens [Listing 1]."}
     )

@@ -36,6 +36,7 @@ from gtpo.errors import UsageError, first_line, nearest
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.flags import (
     ALIASES,
+    REMOVED,
     TRUE,
     check_flags,
     given_on,
@@ -365,12 +366,17 @@ def _read(
 
 
 def _as_flags(path: str | Path, fields: Mapping[str, dataclasses.Field[Any]]) -> list[str]:
-    """The settings of a YAML file as command-line words; null keeps the default."""
+    """The settings of a YAML file as command-line words; null keeps the default.
+
+    The default of a removed setting is skipped: runs of earlier revisions have stored it.
+    """
     words: list[str] = []
     for key, value in read_yaml(path).items():
         name = ALIASES.get(key, key)
         if name in COMMAND_LINE_ONLY:
             raise UsageError(f"{path}: {key!r} is for the command line only.")
+        if name in REMOVED and value == REMOVED[name]:
+            continue
         if name not in fields:
             raise UsageError(f"{path}: unknown setting {key!r}{similar(str(key), fields)}.")
         if isinstance(value, list):

@@ -26,6 +26,7 @@ ELSEWHERE = {  # usual names in other projects -> ours
     "kl_coef": ("beta",),
     "lora_r": ("lora_rank",),
 }
+REMOVED = {"generation_bf16": False}  # settings of earlier revisions: their default in a file is ignored
 TRUE, FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")  # as HfArgumentParser
 
 

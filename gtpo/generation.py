@@ -3,7 +3,7 @@
 * Each distinct prompt is encoded once; its KV cache is repeated for its completions.
 * The cache has room for all tokens from the start: a token is written in place, where ``DynamicCache`` copies all.
 * A LoRA adapter is merged while generating, beside the weights of the model, which do not change. On a CPU large
-  weights are packed, and with ``bfloat16`` rounded.
+  weights are packed.
 * Finished completions leave the batch. The draws of a completion do not depend on the others.
 
 Anything else goes to ``model.generate``: beam search, settings that are not in ``_SETTINGS``, caches of another kind
@@ -27,7 +27,6 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from gtpo import decoding
-from gtpo.errors import UsageError
 
 LARGE = 2**18  # entries of a weight
 
@@ -45,8 +44,6 @@ def generate(
     attention_mask: Tensor,
     generation_config: GenerationConfig,
     streamer: Any = None,
-    bfloat16: bool = False,
-    logps: list[Tensor] | None = None,
     **inputs: Any,
 ) -> Tensor:
     """The prompts and their completions, as ``model.generate`` returns them.
@@ -57,28 +54,19 @@ def generate(
         attention_mask: 1 on the tokens of a prompt. Shape (B, P).
         generation_config: How to sample.
         streamer: Gets the prompts, then the next token of each row; padding of a row that is finished.
-        bfloat16: Round large weights to bfloat16, as in :func:`fast_layers`.
-        logps: Gets the log-probabilities of the completion tokens under the sampler, shape (B, T), 0 on padding.
         inputs: Further inputs of the model; ``model.generate`` then.
 
     Returns:
         Shape (B, P + T), rows padded to the right.
-
-    Raises:
-        UsageError: If ``bfloat16`` or ``logps`` is given and ``model.generate`` would be needed.
     """
     config, _ = model._prepare_generation_config(generation_config)
     if inputs or not _is_covered(model, config):
-        if bfloat16 or logps is not None:
-            raise UsageError(
-                f"generation_bf16 does not support these settings of generation, or {type(model).__name__}: remove it."
-            )
         arguments = {"attention_mask": attention_mask, "generation_config": generation_config, "streamer": streamer}
         return type(model).generate(model, input_ids, **arguments, **inputs)
     model._prepare_special_tokens(config, device=input_ids.device)
     plainly = decoding.covers(model)
-    with fast_layers(model, len(input_ids), bfloat16):
-        return _decode(model, input_ids, attention_mask, config, streamer, logps, plainly)
+    with fast_layers(model, len(input_ids)):
+        return _decode(model, input_ids, attention_mask, config, streamer, plainly)
 
 
 def _is_covered(model: Any, config: GenerationConfig) -> bool:
@@ -106,7 +94,6 @@ def _decode(
     attention_mask: Tensor,
     config: GenerationConfig,
     streamer: Any,
-    logps: list[Tensor] | None,
     plainly: bool,
 ) -> Tensor:
     rows, width = input_ids.shape
@@ -137,7 +124,6 @@ def _decode(
     cache.batch_select_indices(prompt_of_row)
     next_logits = decoding.next_logits(model, cache, length) if plainly else None
 
-    scored = [] if logps is None else [logits.new_zeros(rows, config.max_new_tokens, dtype=torch.float32)]
     open_rows = torch.arange(rows, device=input_ids.device)
     for end in range(width, length):
         scores = processors(output[open_rows, :end], logits.float())
@@ -147,8 +133,6 @@ def _decode(
         else:
             tokens = scores.argmax(-1)
         output[open_rows, end] = tokens
-        for table in scored:
-            table[open_rows, end - width] = scores.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
         if streamer is not None:
             streamer.put(output[:, end].cpu())
         is_open = ~torch.isin(tokens, end_ids)
@@ -168,8 +152,6 @@ def _decode(
         next_positions = next_positions + 1
     if streamer is not None:
         streamer.end()
-    if logps is not None:
-        logps += [table[:, : end + 1 - width] for table in scored]
     return output[:, : end + 1]
 
 
@@ -219,7 +201,7 @@ class _RoomyLayer(DynamicLayer):
 
 
 @contextmanager
-def fast_layers(model: nn.Module, rows: int, bfloat16: bool = False) -> Iterator[None]:
+def fast_layers(model: nn.Module, rows: int) -> Iterator[None]:
     """Inside, linear layers compute the same in less time; no weight changes, so nothing has to be restored.
 
     * A LoRA layer is one matmul with W + BA. It stays as it is where that is not exact to float32's rounding
@@ -229,18 +211,16 @@ def fast_layers(model: nn.Module, rows: int, bfloat16: bool = False) -> Iterator
     Args:
         model: The CausalLM.
         rows: Completions at once.
-        bfloat16: On a CPU large weights are rounded to bfloat16. The adapter is not, and so not merged: weights that
-            were trained in bfloat16 would round W + BA back to W.
     """
     replaced: dict[nn.Module, None] = {}
     covered = set()
     try:
         for module in model.modules():
             if isinstance(module, BaseTunerLayer):
-                forward = _fast_lora(module, rows, bfloat16) if _can_merge(module) else None
+                forward = _fast_lora(module, rows) if _can_merge(module) else None
                 covered |= {id(module.base_layer)} if forward else set()
             else:
-                forward = _packed(module, rows, bfloat16) if id(module) not in covered else None
+                forward = _packed(module, rows) if id(module) not in covered else None
             if forward is not None:
                 replaced[module] = None
                 module.forward = forward
@@ -266,36 +246,28 @@ def _can_merge(layer: Any) -> bool:
     )
 
 
-def _fast_lora(layer: Any, rows: int, bfloat16: bool) -> Callable[[Tensor], Tensor]:
+def _fast_lora(layer: Any, rows: int) -> Callable[[Tensor], Tensor]:
     [name] = layer.active_adapters
     weight, bias = layer.base_layer.weight.data, layer.base_layer.bias
-    if name not in layer.lora_A:
-        return _linear(weight, bias, rows, bfloat16)
-    if not (bfloat16 and _is_large(weight)):
-        return _linear(weight + layer.get_delta_weight(name), bias, rows, False)
-    base = _linear(weight, bias, rows, True)
-    down, up = layer.lora_A[name].weight.data, layer.lora_B[name].weight.data * layer.scaling[name]
-    return lambda hidden: base(hidden) + functional.linear(functional.linear(hidden, down), up)
+    if name in layer.lora_A:
+        weight = weight + layer.get_delta_weight(name)
+    return _linear(weight, bias, rows)
 
 
-def _packed(module: nn.Module, rows: int, bfloat16: bool) -> Callable[[Tensor], Tensor] | None:
+def _packed(module: nn.Module, rows: int) -> Callable[[Tensor], Tensor] | None:
     """The forward of a large linear layer without an adapter; None: as it is."""
     if type(module) is not nn.Linear or "forward" in module.__dict__ or not _is_large(module.weight):
         return None
-    return _linear(module.weight.data, module.bias, rows, bfloat16)
+    return _linear(module.weight.data, module.bias, rows)
 
 
-def _linear(weight: Tensor, bias: Tensor | None, rows: int, bfloat16: bool) -> Callable[[Tensor], Tensor]:
-    """The forward of a linear layer with this weight; packed, it takes and returns float32 all the same."""
+def _linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], Tensor]:
+    """The forward of a linear layer with this weight, packed if it is large."""
     if not _is_large(weight):
         return partial(functional.linear, weight=weight, bias=bias)
     ops = torch.ops.mkldnn
-    if not bfloat16:
-        packed = ops._reorder_linear_weight(weight, rows)
-        return lambda hidden: ops._linear_pointwise(hidden, packed, bias, "none", [], "")
-    packed = ops._reorder_linear_weight(weight.bfloat16(), rows)
-    bias = None if bias is None else bias.bfloat16()
-    return lambda hidden: ops._linear_pointwise(hidden.bfloat16(), packed, bias, "none", [], "").float()
+    packed = ops._reorder_linear_weight(weight, rows)
+    return lambda hidden: ops._linear_pointwise(hidden, packed, bias, "none", [], "")
 
 
 def _is_large(weight: Tensor) -> bool:

@@ -117,7 +117,6 @@ class GRPOTrainer(trl.GRPOTrainer):
         model, reward_funcs, args, kwargs: As for TRL's GRPOTrainer; the paper has ``args`` with ``loss_type="grpo"``.
         positive_advantage_weight: Factor of A_i > 0 in the loss; W-REINFORCE (arXiv 2506.01347) has 0.1.
         negative_advantage_weight: Factor of A_i < 0 in the loss.
-        generation_bf16: On a CPU, generate with large weights rounded to bfloat16 (``gtpo/generation.py``).
 
     Raises:
         UsageError: For settings that change the loss and are not implemented, each named.
@@ -174,14 +173,9 @@ class GRPOTrainer(trl.GRPOTrainer):
         *,
         positive_advantage_weight: float = 1.0,
         negative_advantage_weight: float = 1.0,
-        generation_bf16: bool = False,
         **kwargs: Any,
     ) -> None:
         self.check_settings(args)
-        other_engine = args.use_vllm or args.use_transformers_continuous_batching
-        if generation_bf16 and (other_engine or args.device.type != "cpu"):
-            raise UsageError("generation_bf16 is for generation with Transformers on a CPU: remove it.")
-        self.generation_bf16 = generation_bf16
         check_advantage_weights(positive_advantage_weight, negative_advantage_weight)
         self.advantage_weights = positive_advantage_weight, negative_advantage_weight
         check_inputs({"model": model, **kwargs})
@@ -254,10 +248,8 @@ class GRPOTrainer(trl.GRPOTrainer):
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         completion_ids, logprobs, failure = None, None, None
         try:
-            with self._fast_generation(len(prompt_ids)) as logps:
+            with self._fast_generation(len(prompt_ids)):
                 completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
-            if self.generation_bf16:
-                logprobs = [row[: len(ids)] for row, ids in zip(logps[0].tolist(), completion_ids, strict=True)]
         except RuntimeError as error:
             if not any(text in str(error) for text in NAN_PROBABILITIES):
                 raise
@@ -271,24 +263,18 @@ class GRPOTrainer(trl.GRPOTrainer):
         return completion_ids, logprobs
 
     @contextmanager
-    def _fast_generation(self, completions: int) -> Iterator[list[Tensor]]:
-        """Inside, ``gtpo/generation.py`` generates, and its tokens move the open bar, or one of their own.
-
-        Yields the list that gets the log-probabilities of the sampler, with ``generation_bf16``.
-        """
-        logps: list[Tensor] = []
-        beams = (self.args.generation_kwargs or {}).get("num_beams", 1) > 1 and not self.generation_bf16  # refuses them
+    def _fast_generation(self, completions: int) -> Iterator[None]:
+        """Inside, ``gtpo/generation.py`` generates, and its tokens move the open bar, or one of their own."""
+        beams = (self.args.generation_kwargs or {}).get("num_beams", 1) > 1
         if beams or trl.GRPOTrainer.__name__.startswith("Unsloth"):
-            yield logps  # no streamer there
+            yield  # no streamer there
             return
         model = self._causal_lm(self.model)
         with ExitStack() as stack:
             bar = self._bar or stack.enter_context(self._completion_bar("generating", completions))
             counter = TokenCounter([True] * completions, self.eos_token_ids, bar.count_tokens)
-            options = {"bfloat16": True, "logps": logps} if self.generation_bf16 else {}
-            fast = partial(generate, model, streamer=counter, **options)
-            stack.enter_context(mock.patch.object(model, "generate", fast))
-            yield logps
+            stack.enter_context(mock.patch.object(model, "generate", partial(generate, model, streamer=counter)))
+            yield
 
     @contextmanager
     def _open_bar(self, title: str, completions: int) -> Iterator[CompletionBar]:
@@ -435,15 +421,10 @@ class GRPOTrainer(trl.GRPOTrainer):
                 base_gap = self._sampler_gap(score(self.args.per_device_train_batch_size)[0], batch)
         policy_gap, base_gap = (self.accelerator.gather(gap).mean().item() for gap in (policy_gap, base_gap))
         if not policy_gap <= min(2 * base_gap, MAX_SAMPLER_GAP):  # NaN too
-            sampler, mend = (
-                "vLLM",
-                "install the versions in requirements.txt and delete unsloth_compiled_cache/, or set --use_vllm false",
-            )
-            if self.generation_bf16:
-                sampler, mend = "the sampler", "set --generation_bf16 false"
             raise RunError(
-                f"rollouts do not come from the adapter at step {step}: {sampler}'s log-probabilities differ from the "
-                f"policy's by {policy_gap:.2g} nats per token and from the base model's by {base_gap:.2g}: {mend}."
+                f"rollouts do not come from the adapter at step {step}: vLLM's log-probabilities differ from the "
+                f"policy's by {policy_gap:.2g} nats per token and from the base model's by {base_gap:.2g}: install the "
+                "versions in requirements.txt and delete unsloth_compiled_cache/, or set --use_vllm false."
             )
 
     def _get_per_token_logps_and_entropies(
@@ -812,7 +793,6 @@ class GTPOTrainer(GRPOTrainer):
             "device": self.accelerator.device.type,
             "completions_at_once": self._sampling_batch(),
             "processes": self.accelerator.num_processes,
-            "generation_bf16": self.generation_bf16,
         } | {name: getattr(self.args, name) for name in sampling + precision}
 
     def _sampled_entropies(self, prompts: list[Any]) -> list[float]:

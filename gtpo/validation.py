@@ -94,8 +94,6 @@ def check_values(values: Mapping[str, Any]) -> None:
         raise UsageError(  # https://github.com/huggingface/trl/issues/4973
             "TRL cannot sync 4-bit weights to vLLM: use --backend unsloth, --load_in_4bit false or --use_vllm false."
         )
-    if values["generation_bf16"]:
-        check_generation_bf16("use_vllm" in values, bool(values.get("use_vllm")), values["backend"])
     if values["lora_rank"] == 0:
         for name, conflicts, other in (
             ("backend", "unsloth", "transformers"),
@@ -125,24 +123,3 @@ def check_values(values: Mapping[str, Any]) -> None:
 
         if get_token() is None:
             raise UsageError("--push_to_hub needs a token of the Hugging Face Hub: `hf auth login` or set HF_TOKEN.")
-
-
-def check_generation_bf16(generates: bool, use_vllm: bool, backend: str) -> None:
-    """Refuse ``generation_bf16`` where it does nothing, and on a CPU without the instructions.
-
-    Args:
-        generates: False for SFT.
-        use_vllm: Whether vLLM generates.
-        backend: unsloth or transformers.
-
-    Raises:
-        UsageError: If it is refused.
-    """
-    import torch
-
-    if not generates:
-        raise UsageError("--generation_bf16: SFT generates nothing: remove it.")
-    if use_vllm or backend == "unsloth":
-        raise UsageError("--generation_bf16 is for generation with Transformers on a CPU: remove it.")
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        raise UsageError("--generation_bf16 needs a CPU with AMX or AVX512-BF16, which this one is not: remove it.")

@@ -1,21 +1,17 @@
 """Generation without vLLM: the tokens and probabilities of ``model.generate``; weights are restored exactly."""
 
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import transformers
-from helpers.canned import _Canned, make_trainer
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from gtpo import generation
-from gtpo.errors import RunError, UsageError
 from gtpo.generation import fast_layers, generate
-from gtpo.validation import check_generation_bf16
 
 VOCABULARY = 24
 ENDS, PAD = [2, 7, 13, 17], 0
@@ -248,49 +244,6 @@ def test_an_exception_restores_the_layers() -> None:
     assert torch.equal(naive_logits(model, [5, 6]), expected)
 
 
-def test_in_bfloat16_the_base_is_rounded_and_a_small_update_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "LARGE", 1)
-    model = tiny_llama(attention_bias=True)
-    layer = model.get_base_model().model.layers[0].self_attn.q_proj
-    base = layer.base_layer
-    with torch.no_grad():
-        base.weight.copy_(base.weight.bfloat16())  # as in a checkpoint: bfloat16 represents it exactly
-        layer.lora_B["default"].weight *= 1e-4
-    hidden = torch.randn(64, 32).bfloat16().float()
-    update = (
-        hidden @ layer.lora_A["default"].weight.T @ layer.lora_B["default"].weight.T * layer.scaling["default"]
-    ).detach()
-    step = (base.weight.abs() * 2**-8).mean()  # of bfloat16
-    assert layer.get_delta_weight("default").abs().max() < step / 10  # merged, it would be rounded away
-    with torch.no_grad():
-        outputs = []
-        for scale in (1.0, 0.0):
-            layer.scaling["default"] *= scale
-            with fast_layers(model.get_base_model(), 8, bfloat16=True):
-                outputs.append(layer(hidden))
-        torch.testing.assert_close(outputs[1], base(hidden), atol=0.02, rtol=0.01)
-        assert not torch.equal(outputs[1], base(hidden))
-    torch.testing.assert_close(outputs[0] - outputs[1], update, atol=1e-6, rtol=1e-3)
-
-
-@pytest.mark.parametrize("bfloat16", [False, True])
-def test_log_probabilities_are_those_of_the_sampled_tokens(bfloat16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "LARGE", 1)
-    model, logps = tiny_llama(), []
-    torch.manual_seed(3)
-    rows = generate(model.get_base_model(), *SEVERAL, settings(temperature=0.7), bfloat16=bfloat16, logps=logps)
-    width = SEVERAL[0].shape[1]
-    gaps = []
-    for row, prompt, found in zip(rows.tolist(), prompts_of(SEVERAL), logps[0].tolist(), strict=True):
-        completion = row[width:]
-        length = length_of(completion)
-        assert len(found) == len(completion) and set(found[length:]) <= {0.0}
-        for step in range(length):
-            expected = (naive_logits(model, prompt + completion[:step]) / 0.7).log_softmax(-1)[completion[step]]
-            gaps.append(abs(found[step] - expected.item()))
-    assert 1e-3 < sum(gaps) / len(gaps) < 0.1 if bfloat16 else max(gaps) < 1e-4
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -357,8 +310,6 @@ def test_other_settings_go_to_transformers(changed: dict[str, Any]) -> None:
     config = settings(**changed)
     with mock.patch.object(LlamaForCausalLM, "generate", return_value="theirs") as theirs:
         assert generate(lm, *ONE, config) == "theirs"
-        with pytest.raises(UsageError, match="generation_bf16 does not support"):
-            generate(lm, *ONE, config, bfloat16=True)
     assert theirs.call_args.kwargs["generation_config"] is config
     assert theirs.call_args.kwargs["attention_mask"] is ONE[1]
 
@@ -404,63 +355,3 @@ def test_families(family: str, config: dict[str, Any], is_covered: bool) -> None
         found = greedy(model, SEVERAL)
     assert theirs.called is not is_covered
     assert found == greedy_of_transformers(model.eval(), SEVERAL)
-
-
-# The trainer
-
-
-def bfloat16_trainer(tiny: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Any:
-    """A trainer that generates, with every weight of the tiny model rounded."""
-    monkeypatch.setattr(generation, "LARGE", 1)
-    monkeypatch.delattr(_Canned, "_generate_single_turn")
-    return make_trainer("gtpo", tiny, directory, trainer_settings={"generation_bf16": True}, **settings)
-
-
-def test_a_run_in_bfloat16_logs_the_gap_of_the_sampler(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = bfloat16_trainer(tiny, tmp_path, monkeypatch, max_completion_length=12, temperature=0.8)
-    seen = []
-    check = trainer._check_rollouts
-    monkeypatch.setattr(trainer, "_check_rollouts", lambda batch: (seen.append(batch), check(batch)))
-    trainer.train()
-    [logged] = [row for row in trainer.state.log_history if "sampler_logp_gap" in row]
-    assert 1e-4 < logged["sampler_logp_gap"] < 0.1
-    assert seen[0]["sampling_per_token_logps"].shape == seen[0]["completion_ids"].shape
-
-
-def test_rollouts_of_the_base_model_are_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = bfloat16_trainer(tiny, tmp_path, monkeypatch, max_completion_length=12)
-    monkeypatch.setattr(generation, "_fast_lora", lambda layer, *args: layer.base_layer.forward)
-    with pytest.raises(RunError, match=r"the sampler's log-prob.*set --generation_bf16 false"):
-        trainer.train()
-
-
-@pytest.mark.parametrize(
-    "settings", [{"use_vllm": True}, {"use_transformers_continuous_batching": True}], ids=lambda x: next(iter(x))
-)
-def test_bfloat16_is_refused_where_something_else_generates(
-    settings: dict[str, Any], tiny: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match="generation_bf16 is for generation with Transformers"):
-        make_trainer("gtpo", tiny, tmp_path, trainer_settings={"generation_bf16": True}, **settings)
-
-
-def test_beam_search_in_bfloat16_is_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = bfloat16_trainer(tiny, tmp_path, monkeypatch, generation_kwargs={"num_beams": 2})
-    with pytest.raises(UsageError, match="generation_bf16 does not support these settings"):
-        trainer.train()
-
-
-def test_bfloat16_is_refused_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_generation_bf16(True, False, "transformers")
-    for generates, use_vllm, backend, text in (
-        (False, False, "transformers", "SFT generates nothing"),
-        (True, True, "transformers", "with Transformers on a CPU"),
-        (True, False, "unsloth", "with Transformers on a CPU"),
-    ):
-        with pytest.raises(UsageError, match=text):
-            check_generation_bf16(generates, use_vllm, backend)
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    with pytest.raises(UsageError, match="AMX or AVX512-BF16"):
-        check_generation_bf16(True, False, "transformers")

@@ -388,6 +388,20 @@ def test_resume_of_a_named_run_uses_its_settings(tmp_path: Path) -> None:
     assert check_run(settings, 10) == str(newest)
 
 
+def test_a_run_that_stored_the_default_of_a_removed_setting_can_be_resumed(tmp_path: Path) -> None:
+    start(tmp_path / "run", "--gamma", "0.25")
+    newest, config = checkpoint(tmp_path / "run", 7), tmp_path / "run" / "config.yaml"
+    stored = config.read_text()
+    config.write_text(f"{stored}generation_bf16: false\n")
+    settings = parse_run("--resume", str(tmp_path / "run"))
+    assert settings.gtpo.gamma == 0.25 and check_run(settings, 10) == str(newest)
+    config.write_text(f"{stored}generation_bf16: true\n")
+    with pytest.raises(UsageError, match=r"config\.yaml: unknown setting 'generation_bf16'"):
+        parse_run("--resume", str(tmp_path / "run"))
+    with pytest.raises(UsageError, match="unknown option --generation_bf16"):
+        parse_run("--generation_bf16", "false")
+
+
 def test_run_started_with_overwrite_can_be_resumed(tmp_path: Path) -> None:
     start(tmp_path / "run", "--overwrite")
     newest = checkpoint(tmp_path / "run", 7)

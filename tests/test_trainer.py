@@ -710,6 +710,19 @@ def test_rollouts_that_do_not_come_from_the_adapter_stop_the_run(
         assert len(list(copy.copy(gaps))) == left, step
 
 
+def test_rollouts_of_the_base_model_stop_the_run_and_those_of_the_policy_do_not(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    batch = batch_of_prompts(trainer)
+    with torch.no_grad():
+        of_policy = trainer._logps_and_entropy(trainer.model, batch)[0]
+        with trainer.model.disable_adapter():
+            of_base = trainer._logps_and_entropy(trainer.model, batch)[0]
+    trainer._check_rollouts(batch | {"sampling_per_token_logps": of_policy})
+    trainer._next_rollout_check = 0
+    with pytest.raises(RunError, match=r"vLLM's log-prob.*from the base model's by 0: install the versions"):
+        trainer._check_rollouts(batch | {"sampling_per_token_logps": of_base})
+
+
 def test_the_gap_to_the_sampler_is_that_of_the_weights_that_sampled(tiny: Path, tmp_path: Path) -> None:
     trainer = make_trainer("grpo", tiny, tmp_path)
     trainer.model.train()

@@ -35,6 +35,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tiny_module, "_imperfect_targets", lambda size: targets)
     build_tiny(tmp_path / "tiny-model")
     shutil.copytree(STORED, tmp_path / "gtpo-old-s3")
+    with open(tmp_path / "gtpo-old-s3" / "config.yaml", "a") as config:
+        config.write("generation_bf16: false\n")  # a setting of later revisions that was removed again
     return tmp_path
 
 
