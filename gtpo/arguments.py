@@ -15,13 +15,22 @@ from typing import Any, Literal
 
 from gtpo.errors import UsageError, first_line
 from gtpo.prompts import TAGS, PromptFormat, default_system_prompt
-from gtpo.sources import BENCHMARK_TITLES
 
 MODEL_ALIASES = {
     "llama": "meta-llama/Llama-3.1-8B-Instruct",
     "qwen": "Qwen/Qwen2.5-3B-Instruct",
     "smol": "HuggingFaceTB/SmolLM2-135M-Instruct",
     "tiny": "tiny",
+}
+BENCHMARK_TITLES = {
+    "gsm8k": "GSM8K",
+    "math": "MATH",
+    "math500": "MATH-500",
+    "aime24": "AIME 2024",
+    "aime25": "AIME 2025",
+    "amc23": "AMC 2023",
+    "arithmetic": "Arithmetic",
+    "arithmetic_hard": "Arithmetic, 4 to 5 steps",
 }
 
 

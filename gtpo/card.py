@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from gtpo.arguments import MODEL_ALIASES, EvaluationArguments, PromptArguments, Settings
+from gtpo.arguments import BENCHMARK_TITLES, MODEL_ALIASES, EvaluationArguments, PromptArguments, Settings
 from gtpo.errors import UsageError
 from gtpo.runs import RunDirectory
-from gtpo.sources import BENCHMARK_TITLES, TRAIN
+from gtpo.sources import TRAIN
 from gtpo.summary import held_out_text, initial_entropy_text, scores, window_text
 from gtpo.tokenizer import FOLD_SYSTEM, PLAIN_TEMPLATE
 

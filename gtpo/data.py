@@ -19,13 +19,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtpo.arguments import DataArguments, EvaluationArguments
+from gtpo.arguments import BENCHMARK_TITLES, DataArguments, EvaluationArguments
 from gtpo.arithmetic import arithmetic
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.grading import is_correct
 from gtpo.prompts import PAPER, PromptFormat
 from gtpo.rows import FORMATS, Table, is_on_hub, is_own, read_file, read_table
-from gtpo.sources import ARITHMETIC_STEPS, BENCHMARK_TITLES, BENCHMARKS, DATASETS, TRAIN, Row, Source
+from gtpo.sources import ARITHMETIC_STEPS, BENCHMARKS, DATASETS, TRAIN, Row, Source
 from gtpo.tokenizer import encode_prompt
 
 if TYPE_CHECKING:

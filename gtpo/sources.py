@@ -1,4 +1,4 @@
-"""The datasets of the paper: where GSM8K, MATH, AIME and AMC are stored, how their rows are read, and their names."""
+"""The datasets of the paper: where GSM8K, MATH, AIME and AMC are stored and how their rows are read."""
 
 import re
 from collections.abc import Callable
@@ -84,13 +84,3 @@ BENCHMARKS = {
 }
 DATASETS = (*TRAIN, "arithmetic")
 ARITHMETIC_STEPS = {"arithmetic": (1, 2, 3), "arithmetic_hard": (4, 5)}  # benchmark -> operations in a problem
-BENCHMARK_TITLES = {
-    "gsm8k": "GSM8K",
-    "math": "MATH",
-    "math500": "MATH-500",
-    "aime24": "AIME 2024",
-    "aime25": "AIME 2025",
-    "amc23": "AMC 2023",
-    "arithmetic": "Arithmetic",
-    "arithmetic_hard": "Arithmetic, 4 to 5 steps",
-}

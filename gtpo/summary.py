@@ -11,11 +11,10 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from gtpo.arguments import Settings
+from gtpo.arguments import BENCHMARK_TITLES, Settings
 from gtpo.curves import reward_names
 from gtpo.errors import UsageError
 from gtpo.runs import ON_MAIN_PROCESS, RunDirectory, is_held_out
-from gtpo.sources import BENCHMARK_TITLES
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k
 from gtpo.evaluation.scores import Entry, sizes_up_to
 from gtpo.evaluation.targets import label_of
 from gtpo.runs import run_label
-from gtpo.sources import BENCHMARK_TITLES
 
 logger = logging.getLogger(__name__)
 

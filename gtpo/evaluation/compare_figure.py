@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.curves import COLORS, grid
 from gtpo.evaluation.compare import Comparison
-from gtpo.sources import BENCHMARK_TITLES
 
 
 def draw_comparisons(comparisons: Sequence[Comparison], output: str) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gtpo.arguments import EvaluationArguments, PromptArguments, fields_of
+from gtpo.arguments import BENCHMARK_TITLES, EvaluationArguments, PromptArguments, fields_of
 from gtpo.bars import CompletionBar
 from gtpo.data import load_benchmark, load_own_benchmark
 from gtpo.environment import environment
@@ -26,7 +26,6 @@ from gtpo.evaluation.storage import (
 )
 from gtpo.evaluation.targets import Target, short_name
 from gtpo.rows import is_own, stem
-from gtpo.sources import BENCHMARK_TITLES
 
 DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column", "judge")  # --regrade reads them
 STORED_FLAGS = (  # --regrade reads them from the completion files

@@ -16,11 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from gtpo.arguments import PromptArguments
+from gtpo.arguments import BENCHMARK_TITLES, PromptArguments
 from gtpo.errors import RunError, UsageError
 from gtpo.files import write_atomically
 from gtpo.prompts import to_messages
-from gtpo.sources import BENCHMARK_TITLES
 
 Row = dict[str, Any]
 Key = tuple[str, int]  # problem id, sample number

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.evaluation.scores import Entry
 from gtpo.evaluation.targets import short_name
-from gtpo.sources import BENCHMARK_TITLES
 
 PASS_COLUMNS, MAJ_COLUMNS = (1, 8, 16, 32, 64), (4, 8, 16, 32, 64)  # k in Table 1
 

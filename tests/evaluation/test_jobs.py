@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gtpo.arguments import EvaluationArguments, PromptArguments
+from gtpo.arguments import BENCHMARK_TITLES, EvaluationArguments, PromptArguments
 from gtpo.cli import parse_evaluation
 from gtpo.data import load_benchmark
 from gtpo.errors import UsageError
@@ -17,7 +17,7 @@ from gtpo.evaluation.sampling import Sampling
 from gtpo.evaluation.storage import problems_hash
 from gtpo.evaluation.targets import Target
 from gtpo.prompts import SYSTEM_PROMPT
-from gtpo.sources import ARITHMETIC_STEPS, BENCHMARK_TITLES, BENCHMARKS
+from gtpo.sources import ARITHMETIC_STEPS, BENCHMARKS
 
 ROWS = load_benchmark("arithmetic")
 
