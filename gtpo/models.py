@@ -13,8 +13,8 @@ from typing import Any
 from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments
 from gtpo.backend import gpu_is_available, is_installed
 from gtpo.errors import UsageError, first_line, nearest
+from gtpo.hub import hub_is_reachable
 from gtpo.model_files import check_model_files
-from gtpo.preflight import check_engine_length, hub_is_reachable
 from gtpo.runs import ON_MAIN_PROCESS
 from gtpo.tiny import ensure_tiny, is_tiny_path
 from gtpo.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
@@ -309,7 +309,7 @@ def _load_unsloth(
             f"Unsloth takes every EOS token for padding, and the tokenizer of {path} has no other token to pad with: "
             "use --backend transformers."
         )
-    check_engine_length(model, arguments.max_seq_length)
+    _check_engine_length(model, arguments.max_seq_length)
     every_linear = arguments.target_modules == "all-linear"  # Unsloth takes names only
     model = FastLanguageModel.get_peft_model(  # Unsloth ignores TRL's peft_config
         model,
@@ -343,6 +343,19 @@ def _check_embedding_rows(model: Any, path: str) -> None:
         raise UsageError(
             f"the embedding of {path} has {rows} rows after loading and its config.json says {expected}: remove the "
             "tokens that its tokenizer has beyond the embedding, or use --backend transformers."
+        )
+
+
+def _check_engine_length(model: Any, max_seq_length: int) -> None:
+    """Refuse an engine with a shorter context: Unsloth lowers ``max_model_len`` where the KV cache has fewer tokens."""
+    engine = getattr(model, "vllm_engine", None)
+    if engine is None:
+        return
+    length = engine.llm_engine.model_config.max_model_len
+    if length < max_seq_length:
+        raise UsageError(
+            f"vLLM has memory for {length} tokens of prompt and completion, not for --max_seq_length {max_seq_length}: "
+            f"raise --gpu_memory_utilization, or add `--max_seq_length {length}` and lower --max_prompt_length."
         )
 
 

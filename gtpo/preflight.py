@@ -1,4 +1,4 @@
-"""Checks of a GPU machine before anything is downloaded, and of the policy right after it is loaded.
+"""Checks of a GPU machine before anything is downloaded.
 
 Each check returns None, or one sentence with the command that fixes it. A train script runs them before it loads the
 model, ``--dry_run`` prints them, and so does
@@ -9,7 +9,6 @@ with the model's preset, also before the packages are installed: what needs a mi
 """
 
 import argparse
-import json
 import logging
 import os
 import shlex
@@ -24,13 +23,12 @@ from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.backend import check_compute_capability, check_driver, gpu_is_available, is_installed
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS, read_yaml
+from gtpo.hub import check_access, check_disk, hub_is_reachable, is_cached, is_hub_id, not_reachable, weights_size
 from gtpo.inputs import refuse_data_parallel
 from gtpo.runs import ON_MAIN_PROCESS
 from gtpo.script import run_script
 
 logger = logging.getLogger(__name__)
-
-GB = 10**9
 
 
 class Check(NamedTuple):
@@ -115,13 +113,13 @@ def checks(values: Mapping[str, Any], backend: str) -> Iterator[Check]:
         if not fault:
             share = values["gpu_memory_utilization"] if use_vllm else 0.0
             yield Check("GPU memory", check_memory(parts, share), fatal=False)
-    if not _is_hub_id(model) or not is_installed("huggingface_hub"):
+    if not is_hub_id(model) or not is_installed("huggingface_hub"):
         return
     copy = backend == "unsloth" and bool(values["load_in_4bit"])  # Unsloth has 4-bit copies of known models
     if is_cached(model, copy):
         return
     reachable = hub_is_reachable()
-    yield Check("Hub", None if reachable else _not_reachable(model))
+    yield Check("Hub", None if reachable else not_reachable(model))
     if reachable:
         yield Check("access to the model", check_access(model, copy), fatal=not copy)
     yield Check("disk", check_disk(model, weights_size(model, shape, copy, reachable)))
@@ -242,153 +240,6 @@ def _shape(model: str) -> Any:
     except UsageError as error:
         logger.debug("no estimate of memory and disk: %s", error)
         return None
-
-
-# The Hub
-
-
-def hub_is_reachable() -> bool:
-    """One request; huggingface_hub would retry for a minute, with two lines on the screen for each attempt."""
-    import httpx
-    from huggingface_hub import constants, get_session
-
-    try:
-        get_session().head(constants.ENDPOINT, timeout=10)
-    except (httpx.HTTPError, OSError):  # OSError: HF_HUB_OFFLINE is set
-        return False
-    return True
-
-
-def is_cached(model: str, copy: bool = False) -> bool:
-    """Whether the cache has all weights of a Hub model.
-
-    Args:
-        model: Hub id.
-        copy: A 4-bit copy of Unsloth counts too.
-    """
-    owner, name = model.split("/")
-    folders = [f"models--{owner}--{name}", *([f"models--unsloth--*{name}*bnb-4bit"] if copy else [])]
-    return any(_is_complete(snapshot) for folder in folders for snapshot in _cache().glob(f"{folder}/snapshots/*"))
-
-
-def check_access(model: str, copy: bool = False) -> str | None:
-    """Whether the token of this machine may read a Hub model; a server error passes, because loading reports it.
-
-    Args:
-        model: Hub id.
-        copy: Unsloth trains on its own copy, which is not gated.
-    """
-    from huggingface_hub import auth_check
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
-
-    try:
-        auth_check(model)
-    except GatedRepoError:
-        why = " (training uses Unsloth's copy; evaluate.py and --merge load the original)" if copy else ""
-        return (
-            f"{model} is gated and the Hub token of this machine has no access{why}: accept its license on "
-            f"https://huggingface.co/{model}, then `hf auth login` or `export HF_TOKEN=...`."
-        )
-    except RepositoryNotFoundError:
-        return f"the Hub has no model {model}, or it is private: correct --model, or `hf auth login`."
-    except HfHubHTTPError as error:
-        logger.debug("the access to %s was not checked: %s", model, error)
-    return None
-
-
-def weights_size(model: str, shape: Any, copy: bool, reachable: bool) -> float | None:
-    """Bytes of the weights that are downloaded: as the Hub lists them, else by the model's shape; None if unknown.
-
-    Args:
-        model: Hub id.
-        shape: Its ``gtpo.memory.Shape``, or None.
-        copy: The weights are a 4-bit copy of Unsloth, whose name only Unsloth knows: its size is estimated.
-        reachable: Whether the Hub can be reached.
-    """
-    if reachable and not copy:
-        from huggingface_hub import model_info
-        from huggingface_hub.errors import HfHubHTTPError
-
-        try:
-            files = model_info(model, files_metadata=True, timeout=10).siblings or []
-        except HfHubHTTPError as error:
-            logger.debug("the size of %s is estimated: %s", model, error)
-            files = []
-        weights = [file for file in files if file.rfilename.endswith(".safetensors") and "/" not in file.rfilename]
-        if size := sum(file.size or 0 for file in weights):
-            return float(size)
-    if shape is None:
-        return None
-    from gtpo.memory import NF4_BYTES
-
-    projections = shape.layers * sum(inputs * outputs for inputs, outputs in shape.linear().values())
-    embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
-    return float(projections * (NF4_BYTES if copy else 2) + embeddings * 2)
-
-
-def check_disk(model: str, size: float | None) -> str | None:
-    """Whether the weights fit on the disk of the Hub's cache.
-
-    Args:
-        model: Hub id.
-        size: Bytes of its weights; None passes.
-    """
-    cache = _cache()
-    disk = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
-    free = shutil.disk_usage(disk).free
-    if size is None or size <= free:
-        return None
-    return (
-        f"the weights of {model} take {size / GB:.1f} GB and {cache} has {free / GB:.1f} GB left: free some space, or "
-        "`export HF_HOME=DIRECTORY` on a larger disk."
-    )
-
-
-def _not_reachable(model: str) -> str:
-    return (
-        f"{model} is not in the cache of the Hub ({_cache()}) and the Hub cannot be reached: check the network and "
-        f"HF_HUB_OFFLINE, or `hf download {model}` on another machine and copy its cache."
-    )
-
-
-def _cache() -> Path:
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE)
-
-
-def _is_complete(snapshot: Path) -> bool:
-    index = snapshot / "model.safetensors.index.json"
-    files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
-    return all((snapshot / name).is_file() for name in files)
-
-
-def _is_hub_id(model: str) -> bool:
-    return model.count("/") == 1 and not model.startswith((".", "/", "~")) and not Path(model).is_dir()
-
-
-# The loaded policy
-
-
-def check_engine_length(model: Any, max_seq_length: int) -> None:
-    """Refuse an engine that takes fewer tokens: Unsloth lowers vLLM's ``max_model_len`` where the KV cache has fewer.
-
-    Args:
-        model: What Unsloth has loaded, with its vLLM engine if it has one.
-        max_seq_length: Tokens of prompt and completion.
-
-    Raises:
-        UsageError: If vLLM takes fewer tokens.
-    """
-    engine = getattr(model, "vllm_engine", None)
-    if engine is None:
-        return
-    length = engine.llm_engine.model_config.max_model_len
-    if length < max_seq_length:
-        raise UsageError(
-            f"vLLM has memory for {length} tokens of prompt and completion, not for --max_seq_length {max_seq_length}: "
-            f"raise --gpu_memory_utilization, or add `--max_seq_length {length}` and lower --max_prompt_length."
-        )
 
 
 # The command

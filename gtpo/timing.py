@@ -12,9 +12,9 @@ from trl import SFTTrainer
 
 from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.data import drop_long_prompts
+from gtpo.hub import is_cached
 from gtpo.memory import steps_of
 from gtpo.models import load_policy
-from gtpo.preflight import is_cached
 from gtpo.trainer import GRPOTrainer, GTPOTrainer
 
 if TYPE_CHECKING:

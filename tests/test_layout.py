@@ -106,7 +106,7 @@ LAYERS = (  # a module imports from layers below its own, or from its own packag
     "gtpo.arguments",
     "gtpo.data",
     "gtpo.checkpoints gtpo.entropy_cache gtpo.flags gtpo.help_page gtpo.validation gtpo.memory",
-    "gtpo.runs gtpo.environment",
+    "gtpo.runs gtpo.environment gtpo.hub",
     "gtpo.start",
     "gtpo.cli gtpo.script gtpo.curves gtpo.progress gtpo.fault_tolerance",
     "gtpo.tiny gtpo.callbacks gtpo.wandb_runs gtpo.summary gtpo.preflight",
