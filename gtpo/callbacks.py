@@ -14,9 +14,9 @@ import torch
 from peft import PeftModel, get_peft_model_state_dict
 from transformers import EarlyStoppingCallback, TrainerCallback
 
-from gtpo.distributed import gather_full_parameter
 from gtpo.errors import RunError
 from gtpo.files import replace_directory, write_atomically
+from gtpo.processes import gather_full_parameter
 from gtpo.runs import RunDirectory, is_held_out
 
 logger = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from gtpo.checkpoints import delete, rotate, sorted_checkpoints, step_of, write_manifest
-from gtpo.distributed import any_process
 from gtpo.errors import RunError
 from gtpo.files import apply_umask
+from gtpo.processes import any_process
 from gtpo.runs import RunDirectory, resume_command
 
 logger = logging.getLogger(__name__)

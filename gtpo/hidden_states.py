@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from gtpo.distributed import any_process
+from gtpo.processes import any_process
 
 logger = logging.getLogger(__name__)
 

@@ -57,19 +57,6 @@ def check_config(config: Any, router_aux_loss_coef: float | None, has_tokenizer:
         )
 
 
-def refuse_data_parallel(args: Any) -> None:
-    """Refuse several GPUs in one process, which Transformers trains with DataParallel.
-
-    Raises:
-        UsageError: With the command that starts a process per GPU.
-    """
-    if args.n_gpu > 1:
-        raise UsageError(
-            f"{args.n_gpu} GPUs are visible to one process and DataParallel is not supported: start a process per GPU "
-            "(`accelerate launch --config_file configs/accelerate/ddp.yaml`), or set CUDA_VISIBLE_DEVICES=0."
-        )
-
-
 def _check_rows(name: str, data: Any) -> None:
     from datasets import Dataset, IterableDataset
 

@@ -15,7 +15,7 @@ from gtpo.backend import gpu_is_available, is_installed
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.hub import hub_is_reachable
 from gtpo.model_files import check_model_files
-from gtpo.runs import ON_MAIN_PROCESS
+from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.tiny import ensure_tiny, is_tiny_path
 from gtpo.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
 
@@ -38,7 +38,7 @@ def load_policy(
         UsageError: If the model cannot be found, is gated, or its tokenizer cannot be used.
     """
     path, prompt = resolve_model(arguments.model), prompt or PromptArguments()
-    if ON_MAIN_PROCESS and not is_tiny_path(path):
+    if IS_MAIN_PROCESS and not is_tiny_path(path):
         logger.warning("loading %s", path)
     if backend == "unsloth":
         return _load_unsloth(arguments, path, seed, use_vllm, prompt)

@@ -24,8 +24,7 @@ from gtpo.backend import check_compute_capability, check_driver, gpu_is_availabl
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.hub import check_access, check_disk, hub_is_reachable, is_cached, is_hub_id, not_reachable, weights_size
-from gtpo.inputs import refuse_data_parallel
-from gtpo.runs import ON_MAIN_PROCESS
+from gtpo.processes import IS_MAIN_PROCESS, refuse_data_parallel
 from gtpo.script import run_script
 
 logger = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ def check_machine(settings: Settings, backend: str) -> None:
     for check in checks(values, backend):
         if check.fault and check.fatal:
             raise UsageError(check.fault)
-        if check.fault and ON_MAIN_PROCESS:
+        if check.fault and IS_MAIN_PROCESS:
             logger.warning("warning: %s", check.fault)
 
 

@@ -23,7 +23,8 @@ from transformers import TrainerCallback
 from gtpo.curves import plot_training, reward_names
 from gtpo.files import write_atomically
 from gtpo.groups import Group, read_group
-from gtpo.runs import ON_MAIN_PROCESS, RunDirectory
+from gtpo.processes import IS_MAIN_PROCESS
+from gtpo.runs import RunDirectory
 from gtpo.script import run_script
 from gtpo.summary import find_problems, held_out_text, initial_entropy_text, scores, window_text
 
@@ -135,7 +136,7 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
         UsageError: If the run has no metrics.
     """
     run = RunDirectory(run_directory)
-    if not ON_MAIN_PROCESS:
+    if not IS_MAIN_PROCESS:
         return run.report
     rows, settings = run.read_metrics(), run.read_config()
     svg = io.StringIO()

@@ -1,7 +1,6 @@
 """The run directory: names of its files, and their readers."""
 
 import json
-import os
 import re
 import shlex
 import sys
@@ -13,8 +12,6 @@ from typing import Any
 from gtpo.checkpoints import MANIFEST
 from gtpo.errors import UsageError
 from gtpo.files import read_yaml
-
-ON_MAIN_PROCESS = int(os.environ.get("RANK", 0)) == 0
 
 
 def run_label(label: str) -> tuple[str, int | None]:

@@ -19,7 +19,8 @@ from gtpo.checkpoints import MANIFEST, delete, latest_complete, sorted_checkpoin
 from gtpo.environment import environment
 from gtpo.errors import UsageError, nearest
 from gtpo.files import write_atomically
-from gtpo.runs import ON_MAIN_PROCESS, RunDirectory, resume_command
+from gtpo.processes import IS_MAIN_PROCESS
+from gtpo.runs import RunDirectory, resume_command
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ def check_run(settings: Settings, rows: int) -> str | None:
     if rows < prompts:
         raise UsageError(f"{rows} training rows are too few for a step of {prompts} prompts: lower --prompts_per_step.")
     run, start = RunDirectory(settings.output_dir), settings.run
-    if ON_MAIN_PROCESS:
+    if IS_MAIN_PROCESS:
         _check_writable(run.path)
         if run.lock.exists():
             _lock(run)
@@ -72,7 +73,7 @@ def check_run(settings: Settings, rows: int) -> str | None:
         _check_held_out(run, settings)
         _check_changes(run, settings, checkpoint)
         return str(checkpoint)
-    if ON_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
+    if IS_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
         if not _is_run(run):
             raise UsageError(
                 f"{run.path} exists and is not a run (it has no run.lock, or no config.yaml and environment.json), so "
@@ -92,7 +93,7 @@ def start_run(settings: Settings) -> None:
     Raises:
         UsageError: If another process uses it.
     """
-    if not ON_MAIN_PROCESS:
+    if not IS_MAIN_PROCESS:
         return
     run = RunDirectory(settings.output_dir)
     run.path.mkdir(parents=True, exist_ok=True)

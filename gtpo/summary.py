@@ -14,7 +14,8 @@ from transformers import TrainerCallback
 from gtpo.arguments import BENCHMARK_TITLES, Settings
 from gtpo.curves import reward_names
 from gtpo.errors import UsageError
-from gtpo.runs import ON_MAIN_PROCESS, RunDirectory, is_held_out
+from gtpo.processes import IS_MAIN_PROCESS
+from gtpo.runs import RunDirectory, is_held_out
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +186,7 @@ def start_lines(settings: Settings, prompts: int, steps: int, done: int = 0, pro
 
 def log_summary(trainer: Any, settings: Settings) -> None:
     """Log how the run ended, on the main process; a failure here must not fail the run."""
-    if not ON_MAIN_PROCESS:
+    if not IS_MAIN_PROCESS:
         return
     try:
         seconds = [row["train_runtime"] for row in trainer.state.log_history if "train_loss" in row]

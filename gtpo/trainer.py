@@ -40,7 +40,6 @@ from trl.trainer.utils import RepeatSampler, is_async_callable, pad
 
 from gtpo.arguments import GTPOArguments, check_advantage_weights
 from gtpo.bars import PHASE, CompletionBar, TokenCounter, phase_bar
-from gtpo.distributed import any_process, gather_full_parameter
 from gtpo.entropy_cache import keep_record, path_of, policy_digest, read_record
 from gtpo.errors import RunError, UsageError
 from gtpo.fault_tolerance import not_finite
@@ -56,8 +55,9 @@ from gtpo.hidden_states import (
     hidden_states_by_prompt,
     hidden_states_per_completion,
 )
-from gtpo.inputs import check_config, check_inputs, refuse_data_parallel
+from gtpo.inputs import check_config, check_inputs
 from gtpo.models import keep_adapter_in_float32, read_config
+from gtpo.processes import any_process, gather_full_parameter, refuse_data_parallel
 from gtpo.random_state import own_random_numbers
 from gtpo.runs import RunDirectory
 from gtpo_loss import (

@@ -11,8 +11,9 @@ from gtpo.arguments import Settings
 from gtpo.callbacks import BestAdapter, EarlyStopping, MetricsWriter
 from gtpo.checkpoints import steps_are_done
 from gtpo.fault_tolerance import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
+from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.progress import ProgressBar
-from gtpo.runs import ON_MAIN_PROCESS, RunDirectory
+from gtpo.runs import RunDirectory
 from gtpo.summary import RunMessages
 from gtpo.wandb_runs import start_wandb
 
@@ -27,7 +28,7 @@ def attach_callbacks(trainer: Any, settings: Settings) -> None:
     trainer.add_callback(RunMessages(settings, len(trainer.train_dataset)))
     ProgressBar.attach(trainer, settings.method.upper())
     trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
-    wandb = "wandb" in trainer.args.report_to and ON_MAIN_PROCESS
+    wandb = "wandb" in trainer.args.report_to and IS_MAIN_PROCESS
     trainer.add_callback(MetricsWriter(run, start_wandb(settings) if wandb else None))
     held_out_metric = trainer.args.metric_for_best_model if trainer.eval_dataset is not None else None
     trainer.add_callback(BestAdapter(run, trainer.processing_class, held_out_metric))
@@ -43,7 +44,7 @@ def train(trainer: Any, checkpoint: str | None) -> None:
     stopping = [one for one in trainer.callback_handler.callbacks if isinstance(one, EarlyStopping)]
     patience = stopping[0].early_stopping_patience if stopping else None
     if checkpoint is not None and steps_are_done(Path(checkpoint), trainer.args.max_steps, patience):
-        if ON_MAIN_PROCESS:
+        if IS_MAIN_PROCESS:
             logger.warning("%s has all its steps; its adapter is saved again", trainer.args.output_dir)
         trainer._load_from_checkpoint(checkpoint)
         return

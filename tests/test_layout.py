@@ -26,7 +26,7 @@ OWNERS = {
     "matplotlib": {"gtpo.curves"},
     "sympy": {"gtpo.grading.symbolic"},
     "math_verify": {"gtpo.grading.symbolic"},
-    "deepspeed": {"gtpo.distributed"},
+    "deepspeed": {"gtpo.processes"},
     "submitit": {"gtpo.paper.launch"},
 }
 
@@ -99,7 +99,7 @@ def reached(module: str) -> set[str]:
 
 LAYERS = (  # a module imports from layers below its own, or from its own package
     "gtpo.errors gtpo.intervals gtpo.bars gtpo.prompts gtpo.arithmetic gtpo.threads gtpo.head gtpo_loss",
-    "gtpo.files gtpo.model_files gtpo.distributed gtpo.groups gtpo.inputs gtpo.reward_functions gtpo.backend",
+    "gtpo.files gtpo.model_files gtpo.processes gtpo.groups gtpo.inputs gtpo.reward_functions gtpo.backend",
     "gtpo.grading gtpo.hidden_states gtpo.decoding gtpo.attention",
     "gtpo.generation",
     "gtpo.sources gtpo.rows gtpo.tokenizer gtpo.held_out gtpo.random_state rewards",

@@ -675,6 +675,6 @@ def test_another_error_of_the_loader_is_not_one_of_vllm(unsloth: FakeUnsloth, ar
 def test_a_single_process_warns(machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     machine.capability = (7, 5)
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(preflight, "ON_MAIN_PROCESS", False)
+    monkeypatch.setattr(preflight, "IS_MAIN_PROCESS", False)
     check_machine(settings_of(), "unsloth")
     assert caplog.messages == []

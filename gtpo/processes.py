@@ -1,15 +1,33 @@
-"""Agreement and sharded parameters across the processes of a run."""
+"""The processes of a run: which one this is, agreement between them, parameters sharded across them."""
 
-from typing import Any
-
-import torch
-from torch.distributed.tensor import DTensor
+import os
+from typing import TYPE_CHECKING, Any
 
 from gtpo.errors import UsageError
 
+if TYPE_CHECKING:
+    import torch
 
-def any_process(flag: bool, device: torch.device) -> bool:
+IS_MAIN_PROCESS = int(os.environ.get("RANK", 0)) == 0
+
+
+def refuse_data_parallel(args: Any) -> None:
+    """Refuse several GPUs in one process, which Transformers trains with DataParallel.
+
+    Raises:
+        UsageError: With the command that starts a process per GPU.
+    """
+    if args.n_gpu > 1:
+        raise UsageError(
+            f"{args.n_gpu} GPUs are visible to one process and DataParallel is not supported: start a process per GPU "
+            "(`accelerate launch --config_file configs/accelerate/ddp.yaml`), or set CUDA_VISIBLE_DEVICES=0."
+        )
+
+
+def any_process(flag: bool, device: "torch.device") -> bool:
     """Whether the flag is set on any process of the run; every process has to call it."""
+    import torch
+
     if not torch.distributed.is_initialized():
         return flag
     shared = torch.tensor(int(flag), device=device)
@@ -23,6 +41,9 @@ def gather_full_parameter(parameter: Any) -> Any:
     Raises:
         UsageError: For a trainable head under ZeRO-3, where a gathered copy has no gradient.
     """
+    import torch
+    from torch.distributed.tensor import DTensor
+
     if isinstance(parameter, DTensor):
         return parameter.full_tensor()
     if parameter is not None and hasattr(parameter, "ds_id"):
