@@ -39,9 +39,9 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gtpo.threads import bound_waiting  # noqa: E402
+from gtpo.backend import limit_openmp_spinning  # noqa: E402
 
-bound_waiting(os.environ)  # as the scripts do, before PyTorch is imported
+limit_openmp_spinning(os.environ)  # as the scripts do, before PyTorch is imported
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402

@@ -498,6 +498,24 @@ def fields_of(classes: Sequence[type]) -> dict[str, dataclasses.Field[Any]]:
     return {item.name: item for cls in classes for item in dataclasses.fields(cls) if item.init}
 
 
+def check_eval_batch(batch_size: int, group_size: int, processes: int) -> None:
+    """Refuse batches that are not made of whole groups.
+
+    Raises:
+        UsageError: If a number is below 1, or the groups do not divide the batch.
+    """
+    if min(batch_size, group_size) < 1:
+        name, value = (
+            ("per_device_eval_batch_size", batch_size) if batch_size < 1 else ("num_generations_eval", group_size)
+        )
+        raise UsageError(f"--{name} is {value}: expected at least 1.")
+    if batch_size * processes % group_size:
+        raise UsageError(
+            f"an evaluation has batches of whole groups: --per_device_eval_batch_size {batch_size} x {processes} "
+            f"process(es) = {batch_size * processes} is no multiple of --num_generations_eval {group_size}."
+        )
+
+
 @dataclass
 class Settings:
     """All settings of one training run.

@@ -1,4 +1,7 @@
-"""Which backend trains: Unsloth on a GPU, plain Transformers and PEFT elsewhere; which drivers and GPUs can."""
+"""Which backend trains: Unsloth on a GPU, plain Transformers and PEFT elsewhere; which drivers and GPUs can.
+
+Also the environment variables that have to be set before PyTorch or vLLM is imported.
+"""
 
 import importlib.metadata
 import importlib.util
@@ -7,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import MutableMapping
 
 from gtpo.errors import UsageError
 
@@ -22,6 +26,7 @@ GPU_PACKAGES = {  # as in requirements/gpu.txt; Unsloth silently drops 4-bit wei
 }
 LEAST_CAPABILITY = (7, 5)  # compute capability that the wheels of PyTorch (CUDA 13), bitsandbytes and vLLM start at
 DRIVER = 580  # the oldest NVIDIA driver of CUDA 13, for which PyTorch 2.13 is built
+SPIN_COUNT = 3_000  # about a tenth of a millisecond
 
 
 def is_installed(package: str) -> bool:
@@ -166,3 +171,14 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
     if not GRPOTrainer.__name__.startswith("Unsloth"):
         raise UsageError("Unsloth did not patch trl.GRPOTrainer: delete unsloth_compiled_cache/ and restart.")
     return backend
+
+
+def limit_openmp_spinning(environment: MutableMapping[str, str]) -> None:
+    """Let idle threads spin for a moment, then sleep; a policy of the user is kept. Before PyTorch is imported.
+
+    The parallel regions of a small model are shorter than it takes to wake a thread that sleeps at once
+    (``OMP_WAIT_POLICY=PASSIVE``). GNU OpenMP's own limit is a hundred times this one: threads then spin instead of
+    working where another program uses a core.
+    """
+    if "OMP_WAIT_POLICY" not in environment:  # GOMP_SPINCOUNT would override it
+        environment.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))

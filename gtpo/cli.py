@@ -31,7 +31,7 @@ from gtpo.arguments import (
     Settings,
     fields_of,
 )
-from gtpo.backend import check_driver, choose_backend, gpu_is_available, load_backend
+from gtpo.backend import check_driver, choose_backend, gpu_is_available, limit_openmp_spinning, load_backend
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.flags import (
@@ -46,16 +46,14 @@ from gtpo.flags import (
     similar,
     without_alias,
 )
-from gtpo.held_out import evaluation_settings
 from gtpo.help_page import print_help
 from gtpo.runs import RunDirectory, find_runs, method_of
 from gtpo.start import check_same_policy
-from gtpo.threads import bound_waiting
-from gtpo.validation import batch_geometry, check_values
+from gtpo.validation import batch_geometry, check_values, evaluation_settings
 
 logger = logging.getLogger(__name__)
 
-bound_waiting(os.environ)  # OpenMP reads it when PyTorch is imported
+limit_openmp_spinning(os.environ)  # OpenMP reads it when PyTorch is imported
 
 HELP_FLAGS = {"-h", "--help", "--help_all"}
 COMMAND_LINE_ONLY = ("config", "help", "help_all", "dry_run", "resume", "overwrite", "regrade", "compare")

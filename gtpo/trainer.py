@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader
 from tqdm.contrib.logging import logging_redirect_tqdm
 from trl.trainer.utils import RepeatSampler, is_async_callable, pad
 
-from gtpo.arguments import GTPOArguments, check_advantage_weights
+from gtpo.arguments import GTPOArguments, check_advantage_weights, check_eval_batch
 from gtpo.bars import PHASE, CompletionBar, TokenCounter, phase_bar
 from gtpo.entropy_cache import keep_record, path_of, policy_digest, read_record
 from gtpo.errors import RunError, UsageError
@@ -47,7 +47,7 @@ from gtpo.files import write_atomically
 from gtpo.generation import generate
 from gtpo.groups import Group
 from gtpo.head import linear_logps_and_entropy
-from gtpo.held_out import check_eval_batch, eval_batches
+from gtpo.held_out import eval_batches, isolated_rng
 from gtpo.hidden_states import (
     are_equal,
     can_encode_prompts_once,
@@ -58,7 +58,6 @@ from gtpo.hidden_states import (
 from gtpo.inputs import check_config, check_inputs
 from gtpo.models import keep_adapter_in_float32, read_config
 from gtpo.processes import any_process, gather_full_parameter, refuse_data_parallel
-from gtpo.random_state import own_random_numbers
 from gtpo.runs import RunDirectory
 from gtpo_loss import (
     IMPORTANCE_MODES,
@@ -320,7 +319,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         training, shown = copy.deepcopy(self._logs), self.log_completions
         self.log_completions = False
         try:
-            with own_random_numbers(self.args.seed + self.accelerator.process_index, self.accelerator.device):
+            with isolated_rng(self.args.seed + self.accelerator.process_index, self.accelerator.device):
                 return super().evaluate(*args, **kwargs)
         finally:
             self._logs, self.log_completions = training, shown

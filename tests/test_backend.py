@@ -1,17 +1,19 @@
-"""Backend selection, and the errors raised before anything is loaded."""
+"""Backend selection, and the errors raised before anything is loaded; how idle threads wait."""
 
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+from helpers.scripts import ROOT
 from helpers.unsloth import FakeUnsloth
 
 from gtpo import backend
-from gtpo.backend import load_backend
+from gtpo.backend import limit_openmp_spinning, load_backend
 from gtpo.cli import load_backend_from_flags
 from gtpo.errors import UsageError
 from gtpo.evaluation import sampling
@@ -161,3 +163,29 @@ def test_each_package_that_unsloth_patches_is_named_if_imported_early(
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(UsageError, match=f"{package} was imported before Unsloth"):
         load_backend("unsloth", "llama")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"GOMP_SPINCOUNT": "3000"}),
+        ({"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "3000"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, {"OMP_WAIT_POLICY": "PASSIVE"}),
+        ({"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "7"}),
+    ],
+)
+def test_threads_spin_for_a_moment_unless_the_user_says_otherwise(
+    given: dict[str, str], expected: dict[str, str]
+) -> None:
+    environment = dict(given)
+    limit_openmp_spinning(environment)
+    assert environment == expected
+
+
+@pytest.mark.parametrize("script", ["train_gtpo", "train_grpo", "train_sft", "evaluate"])
+def test_scripts_limit_the_spinning_before_torch_is_imported(script: str) -> None:
+    code = f"import sys, os, {script}; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_WAIT", "GOMP"))}
+    completed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert completed.stdout.split() == ["3000", "False"], completed.stderr

@@ -32,13 +32,14 @@ from gtpo.curves import plot_training
 from gtpo.data import hold_out, load_rows, load_train
 from gtpo.errors import UsageError
 from gtpo.fault_tolerance import CompleteCheckpoints
-from gtpo.held_out import eval_batches, evaluation_settings
+from gtpo.held_out import eval_batches
 from gtpo.memory import plan
 from gtpo.paper.results import Results, condense, read_results
 from gtpo.runs import RunDirectory
 from gtpo.start import check_run, start_run
 from gtpo.summary import find_problems, held_out_text, scores, window_text
 from gtpo.trainer import GRPOTrainer, GTPOTrainer
+from gtpo.validation import evaluation_settings
 
 WORTH = [1.0, 2.0, 4.0, 8.0, 16.0]  # reward of the held-out rows
 

@@ -98,11 +98,11 @@ def reached(module: str) -> set[str]:
 
 
 LAYERS = (  # a module imports from layers below its own, or from its own package
-    "gtpo.errors gtpo.intervals gtpo.bars gtpo.prompts gtpo.arithmetic gtpo.threads gtpo.head gtpo_loss",
+    "gtpo.errors gtpo.intervals gtpo.bars gtpo.prompts gtpo.arithmetic gtpo.head gtpo_loss",
     "gtpo.files gtpo.model_files gtpo.processes gtpo.groups gtpo.inputs gtpo.reward_functions gtpo.backend",
     "gtpo.grading gtpo.hidden_states gtpo.decoding gtpo.attention",
     "gtpo.generation",
-    "gtpo.sources gtpo.rows gtpo.tokenizer gtpo.held_out gtpo.random_state rewards",
+    "gtpo.sources gtpo.rows gtpo.tokenizer gtpo.held_out rewards",
     "gtpo.arguments",
     "gtpo.data",
     "gtpo.checkpoints gtpo.entropy_cache gtpo.flags gtpo.help_page gtpo.validation gtpo.memory",

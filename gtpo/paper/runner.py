@@ -19,10 +19,9 @@ from multiprocessing import connection
 from queue import SimpleQueue
 from typing import TextIO
 
-from gtpo.backend import gpu_is_available
+from gtpo.backend import gpu_is_available, limit_openmp_spinning
 from gtpo.errors import UsageError
 from gtpo.paper.matrix import Evaluation, Experiment
-from gtpo.threads import bound_waiting
 
 Work = Experiment | Evaluation
 Process = subprocess.Popen[bytes]
@@ -113,7 +112,7 @@ def run_all(
 
     ensure_base(experiments)
     os.environ |= threads_of(len(places))  # read by OpenMP when the libraries are imported
-    bound_waiting(os.environ)
+    limit_openmp_spinning(os.environ)
     _forks.set_forkserver_preload(LIBRARIES)
     free: SimpleQueue[Mapping[str, str]] = SimpleQueue()
     for place in places:
