@@ -17,7 +17,8 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from gtpo.errors import RunError
 from gtpo.files import replace_directory, write_atomically
 from gtpo.processes import gather_full_parameter
-from gtpo.runs import RunDirectory, is_held_out
+from gtpo.run_metrics import is_held_out
+from gtpo.runs import RunDirectory
 
 logger = logging.getLogger(__name__)
 

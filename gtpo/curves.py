@@ -1,13 +1,13 @@
 """Training curves of any runs. Matplotlib is imported when a figure is drawn."""
 
 import math
-import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from gtpo.errors import UsageError
 from gtpo.intervals import interval
+from gtpo.run_metrics import reward_names, seed_curves
 from gtpo.runs import run_of
 
 PANELS = {  # metric -> axis label; percent of the maximum reward, as in the paper
@@ -25,31 +25,6 @@ LINE_STYLES = ("-", "--", ":", "-.")  # the next one where the colors repeat
 
 
 LN2 = math.log(2)
-
-
-def smooth(values: Sequence[float], window: int) -> list[float]:
-    """Trailing mean over the last ``window`` values; over fewer at the start."""
-    return [sum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]
-
-
-def seed_curves(runs: dict[int, list[dict[str, Any]]], metric: str, window: int) -> tuple[list[int], list[list[float]]]:
-    """The smoothed curve of each seed, at the steps that all seeds logged.
-
-    Args:
-        runs: Seed -> the rows of its metrics.
-        metric: Name of the metric.
-        window: Steps of the trailing mean.
-
-    Returns:
-        The steps, and for each seed its value at every step; both empty if no run logged the metric.
-    """
-    curves = []
-    for rows in runs.values():
-        logged = {row["step"]: row[metric] for row in rows if row.get(metric) is not None}
-        if logged:
-            curves.append(dict(zip(logged, smooth(list(logged.values()), window), strict=True)))
-    steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
-    return steps, [[curve[step] for step in steps] for curve in curves]
 
 
 def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panels: dict[str, str] | None = None) -> Any:
@@ -105,12 +80,6 @@ def _plot_lenient(axis: Any, name: str, rows: list[dict[str, Any]], window: int,
 def _plain(text: str) -> str:
     """Text as matplotlib shows it unchanged; between two dollar signs it reads mathematics."""
     return text.replace("$", r"\$")
-
-
-def reward_names(rows: list[dict[str, Any]]) -> list[str]:
-    """The reward functions of a run, from its metrics."""
-    names = (re.fullmatch("rewards/(.+)/mean", key) for key in dict.fromkeys(key for row in rows for key in row))
-    return [match[1] for match in names if match]
 
 
 def panels_of(runs: Collection[list[dict[str, Any]]]) -> dict[str, str]:

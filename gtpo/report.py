@@ -20,10 +20,11 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from gtpo.curves import plot_training, reward_names
+from gtpo.curves import plot_training
 from gtpo.files import write_atomically
 from gtpo.groups import Group, read_group
 from gtpo.processes import IS_MAIN_PROCESS
+from gtpo.run_metrics import reward_names
 from gtpo.runs import RunDirectory
 from gtpo.script import run_script
 from gtpo.summary import find_problems, held_out_text, initial_entropy_text, scores, window_text

@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,11 +156,6 @@ class RunDirectory:
                 f'{path} cannot be read: expected {{"accuracy": ..., "step": ...}}. Delete {self.best}, and the '
                 "best adapter is chosen among the steps from here on."
             ) from error
-
-
-def is_held_out(metrics: Mapping[str, Any]) -> bool:
-    """Whether a line of the metrics is that of an evaluation on held-out rows; the others are of training steps."""
-    return "eval_runtime" in metrics
 
 
 def run_of(directory: str | Path) -> RunDirectory:

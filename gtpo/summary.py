@@ -2,24 +2,22 @@
 
 import json
 import logging
-import math
 import shlex
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from transformers import TrainerCallback
 
 from gtpo.arguments import BENCHMARK_TITLES, Settings
-from gtpo.curves import reward_names
 from gtpo.errors import UsageError
 from gtpo.processes import IS_MAIN_PROCESS
-from gtpo.runs import RunDirectory, is_held_out
+from gtpo.run_metrics import Rows, finite_values, is_held_out, of_training, reward_names
+from gtpo.runs import RunDirectory
 
 logger = logging.getLogger(__name__)
-
-Rows = list[dict[str, Any]]  # as RunDirectory.read_metrics returns them
 
 WINDOW = 10  # logged steps of the first and the last mean
 PROBLEM_STEPS = 5  # logged steps in a row that make a problem
@@ -50,7 +48,7 @@ class Score:
 
 def window_of(rows: Rows) -> int:
     """Logged steps of the means of :func:`scores`: ``WINDOW``, or half of a short run."""
-    return min(WINDOW, max(1, len(_of_training(rows)) // 2))
+    return min(WINDOW, max(1, len(of_training(rows)) // 2))
 
 
 def window_text(rows: Rows) -> str:
@@ -65,7 +63,7 @@ def scores(rows: Rows) -> list[Score]:
     For supervised fine-tuning token accuracy and loss. Values that are missing or not finite do not count, nor do
     held-out rows.
     """
-    return _compared(_of_training(rows), window_of(rows))
+    return _compared(of_training(rows), window_of(rows))
 
 
 def held_out_text(rows: Rows, best: Mapping[str, float] | None = None) -> str | None:
@@ -85,10 +83,6 @@ def held_out_text(rows: Rows, best: Mapping[str, float] | None = None) -> str | 
     return text + ", ".join(map(str, found)) + in_best
 
 
-def _of_training(rows: Rows) -> Rows:
-    return [row for row in rows if not is_held_out(row)]
-
-
 def _compared(rows: Rows, window: int) -> list[Score]:
     names = list(dict.fromkeys(key for row in rows for key in row))
     shown = {metric: (label, factor, "%") for metric, (label, factor) in _PERCENT.items() if metric in names}
@@ -98,8 +92,8 @@ def _compared(rows: Rows, window: int) -> list[Score]:
         shown["loss"] = ("loss", 1, "")
     found = []
     for metric, (label, factor, unit) in shown.items():
-        if values := _values(rows, metric):
-            first, last = _mean(values[:window]), _mean(values[-window:])
+        if values := finite_values(rows, metric):
+            first, last = fmean(values[:window]), fmean(values[-window:])
             found.append(Score(label, factor * first, factor * last, unit))
     return found
 
@@ -116,20 +110,22 @@ def initial_entropy_text(run: RunDirectory) -> str | None:
 
 def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, str]:
     """What makes the last ``PROBLEM_STEPS`` logged steps useless: a short name -> a sentence that says what to do."""
-    rows = _of_training(rows)[-PROBLEM_STEPS:]
+    rows = of_training(rows)[-PROBLEM_STEPS:]
     if not rows:
         return {}
     first, last = rows[0].get("step"), rows[-1].get("step")
     steps = f"steps {first} to {last}" if len(rows) > 1 else f"step {last}"
     problems = {}
-    cut = _values(rows, "completions/clipped_ratio")
-    if cut and _mean(cut) >= CUT_OFF:
-        which = f"{100 * _mean(cut):.0f} % of the completions" if min(cut) < 1 else "all completions"
+    cut = finite_values(rows, "completions/clipped_ratio")
+    if cut and fmean(cut) >= CUT_OFF:
+        which = f"{100 * fmean(cut):.0f} % of the completions" if min(cut) < 1 else "all completions"
         problems["cut off"] = (
             f"{which} of {steps} were cut off at {max_completion_length} tokens: raise --max_completion_length"
         )
-    logged = [name for name in reward_names(rows) if _values(rows, f"rewards/{name}/mean")]
-    if logged and not any(any(_values(rows, f"rewards/{name}/{what}")) for name in logged for what in ("mean", "std")):
+    logged = [name for name in reward_names(rows) if finite_values(rows, f"rewards/{name}/mean")]
+    if logged and not any(
+        any(finite_values(rows, f"rewards/{name}/{what}")) for name in logged for what in ("mean", "std")
+    ):
         problems["zero"] = (
             f"{' and '.join(logged)} {'were' if len(logged) > 1 else 'was'} 0 for every completion of {steps}, so all "
             "advantages are 0: read the completions in report.html (`python -m gtpo.report RUN` writes it)"
@@ -240,13 +236,3 @@ def duration(seconds: float) -> str:
 
 def _length_limit(settings: Settings) -> int | None:
     return getattr(settings.trainer, "max_completion_length", None)
-
-
-def _values(rows: Rows, metric: str) -> list[float]:
-    """The values of a metric that are finite numbers."""
-    values = (row.get(metric) for row in rows)
-    return [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -98,7 +98,7 @@ def reached(module: str) -> set[str]:
 
 
 LAYERS = (  # a module imports from layers below its own, or from its own package
-    "gtpo.errors gtpo.intervals gtpo.bars gtpo.prompts gtpo.arithmetic gtpo.head gtpo_loss",
+    "gtpo.errors gtpo.run_metrics gtpo.intervals gtpo.bars gtpo.prompts gtpo.arithmetic gtpo.head gtpo_loss",
     "gtpo.files gtpo.model_files gtpo.processes gtpo.groups gtpo.inputs gtpo.reward_functions gtpo.backend",
     "gtpo.grading gtpo.hidden_states gtpo.decoding gtpo.attention",
     "gtpo.generation",

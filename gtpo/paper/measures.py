@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from gtpo.curves import smooth
 from gtpo.paper.results import Results
+from gtpo.run_metrics import smooth
 
 
 class Runs:

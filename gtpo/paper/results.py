@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.errors import UsageError
-from gtpo.runs import RunDirectory, is_held_out, run_label, run_of
+from gtpo.run_metrics import is_held_out
+from gtpo.runs import RunDirectory, run_label, run_of
 
 METRICS_FILE, SCORES_FILE = "metrics.parquet", "evaluation.json"  # condensed results
 

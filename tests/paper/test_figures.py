@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 import gtpo.curves
 import gtpo.paper.figures
-from gtpo.curves import PANELS, panels_of, plot_training, seed_curves, smooth
+from gtpo.curves import PANELS, panels_of, plot_training
 from gtpo.errors import UsageError
 from gtpo.paper.figures import LABELS, caption, draw, draw_all, missing, table1, table_markdown
 from gtpo.paper.matrix import groups_of, runs_of
 from gtpo.paper.results import Results, read_results
+from gtpo.run_metrics import seed_curves, smooth
 
 
 def drawn(figure: Any) -> dict[str, dict[str, tuple[list[float], list[float]]]]:

@@ -1,0 +1,55 @@
+"""Reads the metrics of runs: training steps and evaluations, reward names, finite values, smoothed curves of seeds."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Rows = list[dict[str, Any]]  # as RunDirectory.read_metrics returns them
+
+
+def is_held_out(metrics: Mapping[str, Any]) -> bool:
+    """Whether a line of the metrics is that of an evaluation on held-out rows; the others are of training steps."""
+    return "eval_runtime" in metrics
+
+
+def of_training(rows: Rows) -> Rows:
+    """The lines of training steps."""
+    return [row for row in rows if not is_held_out(row)]
+
+
+def reward_names(rows: Rows) -> list[str]:
+    """The reward functions of a run, from its metrics."""
+    names = (re.fullmatch("rewards/(.+)/mean", key) for key in dict.fromkeys(key for row in rows for key in row))
+    return [match[1] for match in names if match]
+
+
+def finite_values(rows: Rows, metric: str) -> list[float]:
+    """The values of a metric that are finite numbers."""
+    values = (row.get(metric) for row in rows)
+    return [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
+
+
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """Trailing mean over the last ``window`` values; over fewer at the start."""
+    return [sum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]
+
+
+def seed_curves(runs: dict[int, Rows], metric: str, window: int) -> tuple[list[int], list[list[float]]]:
+    """The smoothed curve of each seed, at the steps that all seeds logged.
+
+    Args:
+        runs: Seed -> the rows of its metrics.
+        metric: Name of the metric.
+        window: Steps of the trailing mean.
+
+    Returns:
+        The steps, and for each seed its value at every step; both empty if no run logged the metric.
+    """
+    curves = []
+    for rows in runs.values():
+        logged = {row["step"]: row[metric] for row in rows if row.get(metric) is not None}
+        if logged:
+            curves.append(dict(zip(logged, smooth(list(logged.values()), window), strict=True)))
+    steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+    return steps, [[curve[step] for step in steps] for curve in curves]
