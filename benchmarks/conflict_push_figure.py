@@ -1,18 +1,21 @@
 """What token weights do to tokens that rewarded and penalized completions share: the figure of docs/method.md.
 
-    python -m gtpo.push outputs/RUN --output push.png
+    python benchmarks/conflict_push_figure.py outputs/RUN --output push.png
 
 Every group of the run's completion tables is evaluated under each objective, whatever the run trained with. The tables
 have text: the run's tokenizer encodes it again, and the end token follows unless the completion was cut off.
 """
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gtpo.curves import grid
 from gtpo.errors import UsageError
@@ -115,7 +118,6 @@ def _boxes(axis: Any, values: list[dict[str, float]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m gtpo.push",
         allow_abbrev=False,
         description="Draw the push on shared tokens under GRPO, Dr. GRPO, DAPO and GTPO, on the groups of a run.",
     )

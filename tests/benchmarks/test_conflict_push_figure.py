@@ -1,15 +1,20 @@
 """The figure of docs/method.md: pushes of one group under each objective, and the groups of a stored run."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.scripts import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from conflict_push_figure import draw_push, groups_of, relative_pushes
 
 from gtpo.errors import UsageError
-from gtpo.push import draw_push, groups_of, relative_pushes
 from gtpo.runs import RunDirectory
 
-STORED = Path(__file__).parent / "data" / "run_of_6eadd26"
+STORED = ROOT / "tests" / "data" / "run_of_6eadd26"
 
 
 def test_relative_pushes_of_a_group_computed_by_hand() -> None:
