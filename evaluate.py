@@ -45,11 +45,6 @@ def main() -> None:
     print(f"\n{format_table(entries)}\n")
     if len({entry["label"] for entry in entries}) > 1 and not flags.regrade:
         print(f"{format_comparisons(compare_sides(group_seeds(entries)))}\n")
-    if flags.report_to == "wandb":
-        from gtpo.wandb_runs import log_evaluations
-
-        runs = log_evaluations(entries, Path(flags.output_dir))
-        print("wandb:", *runs)
     print(f"Scores, settings and per-problem results: {results}")
 
 

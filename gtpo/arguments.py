@@ -440,12 +440,6 @@ class EvaluationArguments:
     batch_size: int = field(default=64, metadata={"help": "Completions per batch, Transformers."})
     gpu_memory_utilization: float = field(default=0.9, metadata={"help": "Share of GPU memory for vLLM, 0 to 1."})
     output_dir: str = field(default="outputs/evaluation", metadata={"help": "Directory of completions and scores."})
-    report_to: Literal["none", "wandb"] = field(
-        default="none",
-        metadata={
-            "help": "wandb: table and summary of the scores in the wandb run of each training run; also offline."
-        },
-    )
     compare: list[str] = field(
         default_factory=list,
         metadata={
