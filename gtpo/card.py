@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from gtpo.errors import UsageError
 from gtpo.runs import RunDirectory
 from gtpo.sources import TRAIN
 from gtpo.summary import held_out_text, initial_entropy_text, scores, window_text
-from gtpo.tokenizer import FOLD_SYSTEM, PLAIN_TEMPLATE
 
 METHODS = {  # name, reference, what it does, BibTeX
     "gtpo": (
@@ -59,13 +59,20 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
     hub_id = None if base == "tiny" or Path(base).is_dir() else base
     system, data = _system_prompt(rows), settings.data.dataset
     source = TRAIN[data].hub_id if data in TRAIN else None
-    licence, entropy = base_licence(base, hub_id), initial_entropy_text(run)
+    entropy = initial_entropy_text(run)
     what = "A model with a LoRA adapter merged into its weights" if merged else "A LoRA adapter"
     if settings.model.lora_rank == 0:
         what = "A model of which all weights were trained"
     title = settings.trainer.hub_model_id or run.path.name
+    front_matter = {
+        "base_model": hub_id,
+        "datasets": [source] if source else None,
+        "library_name": "transformers" if merged else "peft",
+        "pipeline_tag": "text-generation",
+        "tags": [settings.method, "trl", *([] if merged else ["lora"])],
+    }
     parts = [
-        f"---\n{_front_matter(settings.method, hub_id, source, licence, merged)}---",
+        f"---\n{_yaml(front_matter)}---",
         f"# {title}",
         f"{what}, trained with {name} on "
         f"{f'[{source}](https://huggingface.co/datasets/{source})' if source else f'`{data}`'}.",
@@ -74,9 +81,7 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
                 f"- **Base model**: {f'[{hub_id}](https://huggingface.co/{hub_id})' if hub_id else f'`{base}`'}",
                 f"- **Method**: {f'[{name}]({link})' if link else name}. {method}",
                 *([f"- **Initial entropy**: {entropy}"] if entropy else []),
-                f"- **License**: {licence['license']}, that of the base model"
-                if "license" in licence
-                else "- **License**: not stated; that of the base model applies",
+                "- **License**: that of the base model",
             ]
         ),
         "## Quick start",
@@ -85,39 +90,10 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         *_scores(run),
         *_prompt(system, settings.prompt),
         "## Settings",
-        f"<details><summary>Every setting</summary>\n\n```yaml\n{_settings(settings)}\n```\n\n</details>",
+        f"<details><summary>Every setting</summary>\n\n```yaml\n{_yaml(settings.to_dict())}```\n\n</details>",
         *(["## Citation", f"```bibtex\n{citation}\n```"] if citation else []),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def base_licence(base: str, hub_id: str | None) -> dict[str, str]:
-    """``license``, ``license_name`` and ``license_link`` of the base model's card; empty where they are not known."""
-    from huggingface_hub import HfApi, ModelCard
-
-    file = Path(base) / "README.md"
-    try:
-        card = HfApi().model_info(hub_id, timeout=10).card_data if hub_id else ModelCard.load(file).data
-        data = card.to_dict() if card else {}
-    except Exception:  # no card, no network; the card says that the license is not stated
-        return {}
-    return {key: str(data[key]) for key in ("license", "license_name", "license_link") if data.get(key)}
-
-
-def _front_matter(method: str, hub_id: str | None, dataset: str | None, licence: dict[str, str], merged: bool) -> str:
-    from huggingface_hub import ModelCardData
-
-    data = ModelCardData(
-        base_model=hub_id,
-        datasets=[dataset] if dataset else None,
-        library_name="transformers" if merged else "peft",
-        pipeline_tag="text-generation",
-        tags=[method, "trl", *([] if merged else ["lora"])],
-        license=licence.get("license"),
-        license_name=licence.get("license_name"),
-        license_link=licence.get("license_link"),
-    )
-    return str(data.to_yaml()) + "\n"
 
 
 def _system_prompt(rows: Any) -> str | None:
@@ -159,23 +135,17 @@ print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_t
 
 def _vllm(settings: Settings, hub_id: str | None, config: Path, where: str) -> str:
     """How vLLM serves the weights; ``config`` is that of the adapter, which a merged model lacks."""
-    command = ["vllm", "serve", where]
+    command, notes = ["vllm", "serve", where], []
     if config.is_file():
         base = hub_id or str(json.loads(config.read_text())["base_model_name_or_path"])
-        rank = max(8, 1 << (settings.model.lora_rank - 1).bit_length())  # vLLM accepts 8, 16, 32, ..., 512
-        command = ["vllm", "serve", base, "--enable-lora", "--max-lora-rank", str(rank)]
+        command = ["vllm", "serve", base, "--enable-lora", "--max-lora-rank", str(settings.model.lora_rank)]
         command += ["--lora-modules", f"adapter={where}"]
-        if _has_own_template(settings.prompt, config.with_name("chat_template.jinja")):
-            command += ["--chat-template", f"{where}/chat_template.jinja"]
-    request = json.dumps(settings.prompt.template_kwargs)
-    needs = f'\n\nEach request needs `"chat_template_kwargs": {request}`.' * bool(settings.prompt.template_kwargs)
-    return f"With vLLM:\n\n```bash\n{shlex.join(command)}\n```{needs}"
-
-
-def _has_own_template(prompt: PromptArguments, saved: Path) -> bool:
-    """Whether the adapter was trained with another chat template than the base model's, which vLLM would use."""
-    text = saved.read_text(encoding="utf-8") if saved.is_file() else ""
-    return bool(prompt.chat_template) or FOLD_SYSTEM in text or PLAIN_TEMPLATE in text
+        notes.append(
+            "vLLM takes the chat template of the base model; that of the training is `chat_template.jinja` here."
+        )
+    if kwargs := settings.prompt.template_kwargs:
+        notes.append(f'Each request needs `"chat_template_kwargs": {json.dumps(kwargs)}`.')
+    return "\n\n".join(["With vLLM:", f"```bash\n{shlex.join(command)}\n```", *notes])
 
 
 def _scores(run: RunDirectory) -> list[str]:
@@ -230,6 +200,5 @@ def _prompt(system: str | None, prompt: PromptArguments) -> list[str]:
     ]
 
 
-def _settings(settings: Settings) -> str:
-    values = {key: value for key, value in settings.to_dict().items() if value is not None}
-    return yaml.safe_dump(values, sort_keys=True).strip()
+def _yaml(values: Mapping[str, Any]) -> str:
+    return str(yaml.safe_dump({key: value for key, value in values.items() if value is not None}, allow_unicode=True))
