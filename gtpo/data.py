@@ -24,7 +24,7 @@ from gtpo.arithmetic import arithmetic
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.grading import is_correct
 from gtpo.prompts import PAPER, PromptFormat
-from gtpo.rows import FORMATS, Table, is_on_hub, is_own, read_file, read_table
+from gtpo.rows import FORMATS, Table, is_on_hub, is_user_data, read_file, read_table
 from gtpo.sources import ARITHMETIC_STEPS, BENCHMARKS, DATASETS, TRAIN, Row, Source
 from gtpo.tokenizer import encode_prompt
 
@@ -58,28 +58,11 @@ def load_train(
         raise UsageError(
             f"--data_dir {data.data_dir} is not a directory: name one with JSONL files, or remove --data_dir."
         )
-    if data.dataset not in DATASETS:
-        if not is_own(data.dataset):
-            raise UsageError(
-                f"dataset {data.dataset!r} is unknown{nearest(data.dataset, DATASETS)}: pick one of "
-                f"{', '.join(DATASETS)}, or name a file ({', '.join(FORMATS)}), a folder or a Hub id (owner/name)."
-            )
-        return _to_dataset({}) if dry_run and is_on_hub(data.dataset) else _load_own(data, prompt_format)
-    _refuse_columns(data, data.dataset)
-    split = data.split or "train"
-    if split not in ("train", "test"):
-        raise UsageError(f"--split is {split!r}: {data.dataset} has the splits train and test.")
-    if data.dataset == "arithmetic":
-        train = split == "train"
-        rows = list(arithmetic("train", ARITHMETIC_TRAIN_ROWS, seed) if train else _arithmetic_test("arithmetic"))
-    else:
-        source = (TRAIN if split == "train" else BENCHMARKS)[data.dataset]
-        if dry_run and data.data_dir is None:
-            empty = [""] * min(source.rows, data.limit_rows or source.rows)
-            return _to_dataset(dict.fromkeys(("prompt", "answer", "solution"), empty))
-        rows = _read(data.dataset, source, data.data_dir)
-    rows = rows[: data.limit_rows]
-    return _with_prompts(rows, prompt_format)
+    if data.dataset in DATASETS:
+        _refuse_columns(data, data.dataset)
+        if data.split not in (None, "train", "test"):
+            raise UsageError(f"--split is {data.split!r}: {data.dataset} has the splits train and test.")
+    return _load("--dataset", data, DATASETS, data.split or "train", seed, dry_run, prompt_format)
 
 
 def load_rows(
@@ -129,21 +112,40 @@ def hold_out(rows: "Dataset", count: int, seed: int) -> tuple["Dataset", "Datase
 def _load_held_out(data: DataArguments, dry_run: bool, prompt_format: PromptFormat) -> "Dataset":
     """The rows of ``eval_dataset``: the test split of a benchmark, or your data."""
     name = str(data.eval_dataset)
-    if name not in BENCHMARK_TITLES:
-        own = replace(data, dataset=name, split=data.eval_split, limit_rows=None)
-        if not is_own(name):
-            raise UsageError(
-                f"--eval_dataset {name!r} is unknown{nearest(name, BENCHMARK_TITLES)}: pick one of "
-                f"{', '.join(BENCHMARK_TITLES)}, or name a file ({', '.join(FORMATS)}), a folder or a Hub id."
-            )
-        return _to_dataset({}) if dry_run and is_on_hub(name) else _load_own(own, prompt_format, "test")
-    if data.eval_split is not None:
+    if name in BENCHMARK_TITLES and data.eval_split is not None:
         raise UsageError(f"--eval_split is for your own data, and {name} is evaluated on its test split: remove it.")
+    data = replace(data, dataset=name, split=data.eval_split, limit_rows=None)
+    return _load("--eval_dataset", data, list(BENCHMARK_TITLES), "test", 0, dry_run, prompt_format)
+
+
+def _load(
+    flag: str,
+    data: DataArguments,
+    known: Sequence[str],
+    split: str,
+    seed: int,
+    dry_run: bool,
+    prompt_format: PromptFormat,
+) -> "Dataset":
+    """The rows of ``data.dataset``, which ``flag`` names: one split of a ``known`` dataset, or your data."""
+    name = data.dataset
+    if name not in known:
+        if not is_user_data(name):
+            raise UsageError(
+                f"{flag} {name!r} is unknown{nearest(name, known)}: pick one of {', '.join(known)}, or name a file "
+                f"({', '.join(FORMATS)}), a folder or a Hub id (owner/name)."
+            )
+        return _to_dataset({}) if dry_run and is_on_hub(name) else _load_own(data, prompt_format, split)
     if name in ARITHMETIC_STEPS:
-        return _with_prompts(_arithmetic_test(name), prompt_format)
-    if dry_run and data.data_dir is None:
-        return _to_dataset(dict.fromkeys(("prompt", "answer", "solution"), [""] * BENCHMARKS[name].rows))
-    return _with_prompts(_read(name, BENCHMARKS[name], data.data_dir), prompt_format)
+        train = split == "train"
+        rows = list(arithmetic("train", ARITHMETIC_TRAIN_ROWS, seed)) if train else _arithmetic_test(name)
+    else:
+        source = (TRAIN if split == "train" else BENCHMARKS)[name]
+        if dry_run and data.data_dir is None:
+            empty = [""] * min(source.rows, data.limit_rows or source.rows)
+            return _to_dataset(dict.fromkeys(("prompt", "answer", "solution"), empty))
+        rows = _read(name, source, data.data_dir)
+    return _with_prompts(rows[: data.limit_rows], prompt_format)
 
 
 def _with_prompts(rows: Sequence[Row], prompt_format: PromptFormat) -> "Dataset":
@@ -175,7 +177,7 @@ def load_benchmark(name: str, data_dir: str | None = None) -> list[Row]:
     return [{"id": f"{name}/{i}", "question": r["question"], "gold": r["gold"]} for i, r in enumerate(rows)]
 
 
-def load_own_benchmark(name: str, source: str, flags: EvaluationArguments) -> tuple[list[Row], dict[str, int]]:
+def load_user_benchmark(name: str, source: str, flags: EvaluationArguments) -> tuple[list[Row], dict[str, int]]:
     """The problems of your benchmark as rows {id, question, gold}, and why rows were dropped -> their number.
 
     A question may be a conversation. A row whose gold answer the grader cannot read, so that no completion could be
@@ -263,7 +265,7 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None
 # Your data
 
 
-def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: str = "train") -> "Dataset":
+def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: str) -> "Dataset":
     table = read_table(data.dataset, data.split, default_split, data.dataset_config)
     roles = _columns_of(table, data, ("prompt", "answer", "solution"), required=("prompt",))
     kept, dropped = _usable(table, {role: name for role, name in roles.items() if role != "solution"})

@@ -50,17 +50,17 @@ class Table:
     places: list[str]
 
 
-def is_own(source: str) -> bool:
+def is_user_data(source: str) -> bool:
     """Whether a name can only be your data: an existing path, the name of a file, or a Hub id."""
     return _format(Path(source)) is not None or Path(source).exists() or _HUB_ID.fullmatch(source) is not None
 
 
 def is_on_hub(source: str) -> bool:
     """Whether your data is a dataset of the Hub."""
-    return is_own(source) and not Path(source).exists() and _format(Path(source)) is None
+    return is_user_data(source) and not Path(source).exists() and _format(Path(source)) is None
 
 
-def stem(source: str, taken: Collection[str]) -> str:
+def short_name_of(source: str, taken: Collection[str]) -> str:
     """A short name for your data: that of the file or folder without its ending, or the last part of the Hub id.
 
     Args:

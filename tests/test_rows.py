@@ -390,7 +390,7 @@ def test_a_dry_run_does_not_ask_the_hub_and_knows_no_columns(monkeypatch: pytest
         ("data/no_such.parquet", r"^data/no_such\.parquet does not exist"),
         (
             "gsm8",
-            r"^dataset 'gsm8' is unknown \(did you mean 'gsm8k'\?\): pick one of gsm8k, math, arithmetic, or name",
+            r"^--dataset 'gsm8' is unknown \(did you mean 'gsm8k'\?\): pick one of gsm8k, math, arithmetic, or name",
         ),
         ("own.txt", r"own\.txt has an unknown format: expected a name that ends in \.jsonl, "),
     ],

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gtpo.arguments import BENCHMARK_TITLES, EvaluationArguments, PromptArguments, fields_of
 from gtpo.bars import CompletionBar
-from gtpo.data import load_benchmark, load_own_benchmark
+from gtpo.data import load_benchmark, load_user_benchmark
 from gtpo.environment import environment
 from gtpo.errors import UsageError, nearest
 from gtpo.evaluation.judge import Judge, load_judge
@@ -25,7 +25,7 @@ from gtpo.evaluation.storage import (
     scores_path,
 )
 from gtpo.evaluation.targets import Target, short_name
-from gtpo.rows import is_own, stem
+from gtpo.rows import is_user_data, short_name_of
 
 DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column", "judge")  # --regrade reads them
 STORED_FLAGS = (  # --regrade reads them from the completion files
@@ -107,12 +107,12 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
         )
     selected: dict[str, str] = {}
     for source in flags.benchmarks:
-        if source not in BENCHMARK_TITLES and not is_own(source):
+        if source not in BENCHMARK_TITLES and not is_user_data(source):
             raise UsageError(
                 f"benchmark {source!r} is unknown{nearest(source, BENCHMARK_TITLES)}: pick from "
                 f"{', '.join(BENCHMARK_TITLES)}, or name a file, a folder or a Hub id (owner/name)."
             )
-        name = source if source in BENCHMARK_TITLES else stem(source, BENCHMARK_TITLES)
+        name = source if source in BENCHMARK_TITLES else short_name_of(source, BENCHMARK_TITLES)
         if selected.setdefault(name, source) != source:
             raise UsageError(
                 f"{selected[name]} and {source} are both called {name} in tables and files: rename one, or evaluate "
@@ -138,7 +138,7 @@ def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int
     """
     if name in BENCHMARK_TITLES:
         return Problems(load_benchmark(name, flags.data_dir)[:limit], {})
-    rows, dropped = load_own_benchmark(name, source, flags)
+    rows, dropped = load_user_benchmark(name, source, flags)
     judge = load_judge(flags.judge, ["prompt", *rows[0]["columns"]]) if flags.judge else None
     return Problems(rows[:limit], dropped, judge)
 

@@ -18,7 +18,7 @@ def load_judge(name: str, columns: Collection[str]) -> Judge:
 
     Args:
         name: ``file.py:function`` or ``module:function``.
-        columns: Columns of the benchmark, as :func:`gtpo.data.load_own_benchmark` names them.
+        columns: Columns of the benchmark, as :func:`gtpo.data.load_user_benchmark` names them.
 
     Raises:
         UsageError: As :func:`gtpo.reward_functions.load_rewards`.
