@@ -55,7 +55,7 @@ class DataArguments:
     )
     split: str | None = field(
         default=None,
-        metadata={"help": "Split of a Hub dataset, of a folder, or of gsm8k, math, arithmetic; else train."},
+        metadata={"help": "Split of a Hub dataset, or of gsm8k, math, arithmetic; else train."},
     )
     prompt_column: str = field(
         default="prompt", metadata={"help": "Column of your data with the question, or with a conversation."}
@@ -82,7 +82,7 @@ class DataArguments:
         },
     )
     eval_split: str | None = field(
-        default=None, metadata={"help": "Split of --eval_dataset, of a Hub dataset or a folder; else test."}
+        default=None, metadata={"help": "Split of --eval_dataset, a Hub dataset; else test."}
     )
     max_prompt_length: int = field(
         default=4000,
@@ -396,7 +396,7 @@ class EvaluationArguments:
     dataset_config: str | None = field(
         default=None, metadata={"help": "Configuration of a Hub dataset that has several, as in load_dataset."}
     )
-    split: str | None = field(default=None, metadata={"help": "Split of a Hub dataset or a folder; else test."})
+    split: str | None = field(default=None, metadata={"help": "Split of a Hub dataset; else test."})
     prompt_column: str = field(
         default="prompt", metadata={"help": "Column of your benchmark with the question, or with a conversation."}
     )

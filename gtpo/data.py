@@ -289,7 +289,7 @@ def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: s
             columns[name] = [row[name] for row, _ in kept]
     try:
         return _to_dataset(columns)
-    except (ValueError, TypeError, OverflowError) as error:  # of Arrow, without the row
+    except _NOT_STORED as error:
         raise UsageError(_why_not_stored(columns, [place for _, place in kept])) from error
 
 
@@ -393,22 +393,27 @@ def _answer(value: Any, where: str) -> str:
     return _text(value, where)
 
 
-def _why_not_stored(columns: dict[str, list[Any]], places: Sequence[str]) -> str:
-    """The first row that Arrow cannot store in one column with the rows before it."""
+_NOT_STORED = (ValueError, TypeError, OverflowError, RecursionError)  # of Arrow, without the row
 
-    def fails(name: str, rows: int) -> bool:
+
+def _why_not_stored(columns: dict[str, list[Any]], places: Sequence[str]) -> str:
+    """The first row that Arrow cannot store in one column, alone or with the rows before it."""
+
+    def fails(name: str, values: list[Any]) -> bool:
         try:
-            _to_dataset({name: columns[name][:rows]})
-        except (ValueError, TypeError, OverflowError):
+            _to_dataset({name: values})
+        except _NOT_STORED:
             return True
         return False
 
-    name = next(name for name in columns if fails(name, len(places)))
-    first = bisect.bisect_left(range(1, len(places) + 1), True, key=lambda rows: fails(name, rows))
-    return (
-        f"{places[first]}: column {name!r} is {reprlib.repr(columns[name][first])}, which cannot be stored with the "
-        "rows before it: expected values of one type in a column."
-    )
+    name = next(name for name in columns if fails(name, columns[name]))
+    counts = range(1, len(places) + 1)
+    first = bisect.bisect_left(counts, True, key=lambda count: fails(name, columns[name][:count]))
+    value = columns[name][first]
+    why = " with the rows before it: expected values of one type in a column."
+    if fails(name, [value]):
+        why = ": expected Unicode text, a number of 64 bits, or a few levels of lists or objects of them."
+    return f"{places[first]}: column {name!r} is {reprlib.repr(value)}, which cannot be stored{why}"
 
 
 def _to_dataset(columns: dict[str, list[Any]]) -> "Dataset":
@@ -454,9 +459,8 @@ def _read(name: str, source: Source, data_dir: str | None) -> list[Row]:
 def _read_source(name: str, source: Source, data_dir: str | None) -> Table:
     if data_dir is not None:
         path = Path(data_dir) / source.file
-        packed = path.with_name(f"{path.name}.gz")
-        path = packed if packed.is_file() and not path.is_file() else path
-        return read_file(path, f"{path} does not exist: for {name}, --data_dir must contain {source.file}.")
+        missing = f"{path} does not exist: for {name}, --data_dir must contain {source.file}, not compressed."
+        return read_file(path, missing)
     try:
         from datasets import concatenate_datasets, load_dataset
 

@@ -1,5 +1,6 @@
 """Fixtures of all tests. Tests run with one thread per process and without a network."""
 
+import gzip
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -54,12 +55,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def data_dir() -> Path:
-    """Directory of the real JSONL files (GSM8K, MATH, AIME, AMC), named by GTPO_DATA_DIR."""
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of the real JSONL files (GSM8K, MATH, AIME, AMC), named by GTPO_DATA_DIR; packed ones are unpacked."""
     directory = os.environ.get("GTPO_DATA_DIR")
     if not directory:
         pytest.skip("GTPO_DATA_DIR does not name the folder of the real data files")
-    return Path(directory)
+    unpacked = tmp_path_factory.mktemp("data")
+    for path in Path(directory).glob("*.jsonl*"):
+        if path.suffix == ".gz":
+            (unpacked / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+        else:
+            (unpacked / path.name).symlink_to(path.resolve())
+    return unpacked
 
 
 GPU_QUERIES = (

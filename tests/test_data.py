@@ -1,6 +1,5 @@
 """Training data and benchmarks: generated arithmetic, and the real files row by row."""
 
-import gzip
 import json
 import logging
 import re
@@ -33,9 +32,7 @@ def isolated_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def jsonl(path: Path) -> list[dict[str, Any]]:
-    content = path.read_bytes()
-    text = gzip.decompress(content) if path.suffix == ".gz" else content
-    return [json.loads(line) for line in text.decode().split("\n") if line]
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
 
 
 # ---- arithmetic ----
@@ -201,7 +198,7 @@ def matched_boxes(solution: str) -> list[str]:
 
 
 def test_math_train_row_by_row(data_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    source = jsonl(data_dir / "math_train.jsonl.gz")
+    source = jsonl(data_dir / "math_train.jsonl")
     with caplog.at_level(logging.WARNING):
         rows = load_train(DataArguments("math", str(data_dir)))
     assert (len(source), len(rows)) == (7500, 7498)
@@ -218,7 +215,7 @@ def test_math_train_row_by_row(data_dir: Path, caplog: pytest.LogCaptureFixture)
 
 
 def test_math_boxes_without_braces_or_after_a_space(data_dir: Path) -> None:
-    source = jsonl(data_dir / "math_train.jsonl.gz")
+    source = jsonl(data_dir / "math_train.jsonl")
     rows = load_train(DataArguments("math", str(data_dir)))
     answers = dict(zip((prompt[1]["content"] for prompt in rows["prompt"]), rows["answer"], strict=True))
     bare = [row for row in source if re.search(r"\\boxed\s+[^{\s]", row["solution"])]
@@ -361,27 +358,7 @@ def test_a_row_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
         load_train(DataArguments("gsm8k", str(tmp_path)))
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (gzip.compress(VALID_ROW.encode())[:-9], "Compressed file ended before the end-of-stream marker was reached"),
-        (b"not gzip", "Not a gzipped file"),
-        (
-            gzip.compress(VALID_ROW.encode())[:10] + b"\xff" + gzip.compress(VALID_ROW.encode())[11:],
-            "Error -3 while decompressing data",
-        ),
-    ],
-    ids=["cut", "another-format", "corrupt"],
-)
-def test_a_damaged_gz_file_is_told_in_a_sentence(content: bytes, reason: str, tmp_path: Path) -> None:
-    (tmp_path / "own.jsonl.gz").write_bytes(content)
-    with pytest.raises(UsageError, match=rf"own\.jsonl\.gz cannot be read: {reason}"):
-        load_train(DataArguments(str(tmp_path / "own.jsonl.gz")))
-
-
-def test_a_json_array_and_a_file_with_a_byte_order_mark_are_read(tmp_path: Path) -> None:
-    (tmp_path / "own.json").write_text('[\n {"prompt": "a", "n": 1},\n {"prompt": "b"}\n]')
-    assert load_train(DataArguments(str(tmp_path / "own.json")))["n"][:] == [1, None]
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n')
     assert len(load_train(DataArguments(str(tmp_path / "own.jsonl")))) == 1
 

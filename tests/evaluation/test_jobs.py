@@ -44,9 +44,9 @@ def test_benchmarks_are_selected_once_in_the_order_of_the_flag() -> None:
     ("source", "name"),
     [
         ("data/my.test.csv", "my.test"),
-        ("mine.jsonl.gz", "mine"),
+        ("mine.PARQUET", "mine"),
         ("gsm8k.csv", "gsm8k.csv"),
-        ("data/aime24.jsonl.gz", "aime24.jsonl.gz"),
+        ("data/aime24.jsonl", "aime24.jsonl"),
         ("owner/aime26", "aime26"),
         ("openai/gsm8k", "openai-gsm8k"),
         ("gsm8k", "gsm8k"),

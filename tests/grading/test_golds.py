@@ -1,6 +1,5 @@
 """The grader on the real data files: every gold answer is read, equals itself, and differs from the others."""
 
-import gzip
 import json
 import random
 from pathlib import Path
@@ -16,7 +15,7 @@ def golds(data_dir: Path) -> dict[str, list[str | None]]:
     read = {
         "gsm8k_train.jsonl": lambda row: gsm8k_gold(row["answer"]),
         "gsm8k_test.jsonl": lambda row: gsm8k_gold(row["answer"]),
-        "math_train.jsonl.gz": lambda row: last_boxed(row["solution"]),
+        "math_train.jsonl": lambda row: last_boxed(row["solution"]),
         "math_test.jsonl": lambda row: last_boxed(row["solution"]),
         "math500_test.jsonl": lambda row: row["answer"],
         "aime2024.jsonl": lambda row: row["answer"],
@@ -26,14 +25,14 @@ def golds(data_dir: Path) -> dict[str, list[str | None]]:
     found = {}
     for name, gold_of in read.items():
         path = data_dir / name
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
+        with path.open() as lines:
             found[name] = [gold_of(json.loads(line)) for line in lines]
     return found
 
 
 def test_every_gold_is_read(golds: dict[str, list[str | None]]) -> None:
     missing = {name: sum(gold is None for gold in values) for name, values in golds.items()}
-    assert missing == dict.fromkeys(missing, 0) | {"math_train.jsonl.gz": 2}  # two empty boxes
+    assert missing == dict.fromkeys(missing, 0) | {"math_train.jsonl": 2}  # two empty boxes
     assert [len(values) for values in golds.values()] == [7473, 1319, 7500, 5000, 500, 30, 30, 40]
 
 
@@ -47,7 +46,7 @@ def test_every_gold_equals_itself_without_sympy(golds: dict[str, list[str | None
 
 def test_other_golds_are_wrong_and_nine_in_ten_never_reach_sympy(golds: dict[str, list[str | None]]) -> None:
     rng = random.Random(0)
-    values = [gold for gold in golds["math_train.jsonl.gz"] + golds["math_test.jsonl"] if gold]
+    values = [gold for gold in golds["math_train.jsonl"] + golds["math_test.jsonl"] if gold]
     pairs = [(rng.choice(values), rng.choice(values)) for _ in range(1500)]
     before = worker_calls()
     for a, b in pairs:

@@ -40,6 +40,11 @@ def write(path: Path, *rows: dict[str, object]) -> str:
     return str(path)
 
 
+def nested(depth: int) -> list:
+    """Empty lists in each other."""
+    return [nested(depth - 1)] if depth else []
+
+
 def test_a_question_gets_the_system_prompt_and_other_columns_are_kept(tmp_path: Path) -> None:
     path = write(
         tmp_path / "own.jsonl", {"prompt": "1 + 1?", "answer": 2, "limit": 9}, {"prompt": "Hi", "answer": 3, "limit": 8}
@@ -95,7 +100,18 @@ def test_rows_with_an_empty_value_are_dropped_and_counted(tmp_path: Path, caplog
             [{"prompt": "a", "n": 1}, {"prompt": "a", "n": 2.5}, {"prompt": "", "n": "x"}, {"prompt": "a", "n": "x"}],
             r"^line 4 of \S+own\.jsonl: column 'n' is 'x', which cannot be stored with the rows before it",
         ),
-        ([{"prompt": "a", "n": 2**70}], r"^line 1 of \S+: column 'n' is 1180591620717411303424"),
+        (
+            [{"prompt": "a", "n": 1}, {"prompt": "a", "n": 2**70}],
+            r"^line 2 of \S+: column 'n' is 1180591620717411303424, which cannot be stored: expected Unicode text, ",
+        ),
+        (
+            [{"prompt": "a", "n": "\ud800"}],
+            r"^line 1 of \S+: column 'n' is '\\ud800', which cannot be stored: expected Un",
+        ),
+        (
+            [{"prompt": "a", "n": nested(500)}],
+            r"^line 1 of \S+: column 'n' is \[+\.\.\.\]+, which cannot be stored: expected",
+        ),
         ([], "is empty"),
         (None, "does not exist"),
     ],
