@@ -1,13 +1,13 @@
 """The prompt is box 8.2 of the paper, and the reference completion has its format."""
 
 import asyncio
-import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from trl import GRPOConfig, SFTConfig
+from trl.trainer.utils import is_async_callable
 
 from gtpo.arguments import (
     DataArguments,
@@ -21,7 +21,7 @@ from gtpo.cli import parse
 from gtpo.data import load_train, to_demonstrations
 from gtpo.errors import UsageError
 from gtpo.prompts import PAPER, SYSTEM_PROMPT, to_completion, to_messages
-from gtpo.reward_functions import with_prefill
+from gtpo.reward_functions import checked_reward, with_prefill
 from rewards import rewards_in
 
 BOX_8_2 = """\
@@ -166,9 +166,10 @@ def test_rewards_see_what_the_template_has_written() -> None:
         return plain(completions)
 
     completions = ["ab", [{"role": "assistant", "content": "abc"}]]
-    with_tag, awaited = with_prefill([plain, later], "<think>\n")
+    both = [checked_reward(plain), checked_reward(later)]
+    with_tag, awaited = with_prefill(both, "<think>\n")
     assert with_tag(completions=completions) == [10.0, 11.0] and completions[0] == "ab"
-    assert inspect.iscoroutinefunction(awaited) and asyncio.run(awaited(completions=completions)) == [10.0, 11.0]
-    assert with_tag.__name__ == "plain" and with_prefill([plain], "") == [plain]
-    rewards = with_prefill([rewards_in(PromptArguments(tags=THINK).format)["format"]], "<think>\n")
+    assert is_async_callable(awaited) and asyncio.run(awaited(completions=completions)) == [10.0, 11.0]
+    assert with_tag.__name__ == "plain" and with_prefill(both, "")[0](completions=["ab"]) == [2.0]
+    rewards = with_prefill([checked_reward(rewards_in(PromptArguments(tags=THINK).format)["format"])], "<think>\n")
     assert rewards[0](completions=["1 + 1</think><answer>2</answer>"]) == [10.0]

@@ -170,7 +170,7 @@ def test_a_reward_gets_the_prompts_by_the_name_of_trl() -> None:
     def by_trl(completions: list[str], prompts: list[str]) -> list[float]:
         return [0.0] * len(completions)
 
-    assert load_rewards(["mine"], {"mine": by_trl}, ["prompt"]) == [by_trl]
+    assert load_rewards(["mine"], {"mine": by_trl}, ["prompt"])[0](completions=["a"], prompts=["b"]) == [0.0]
     with pytest.raises(UsageError, match="the mine reward needs a column 'prompt'"):
         load_rewards(["mine"], {"mine": by_column}, ["prompt", "completion"])
 

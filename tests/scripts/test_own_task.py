@@ -1,7 +1,6 @@
 """User data and rewards: a JSONL file and a Python function, without changes to the project."""
 
 import asyncio
-import inspect
 import json
 import logging
 import re
@@ -13,13 +12,15 @@ from pathlib import Path
 import pytest
 from helpers.parrot import build_parrot
 from helpers.scripts import Ended
+from pyarrow.parquet import read_table
+from trl.trainer.utils import get_callable_name, is_async_callable
 
 from gtpo.arguments import DataArguments
 from gtpo.data import load_train, to_demonstrations
 from gtpo.errors import RunError, UsageError
-from gtpo.prompts import to_messages
-from gtpo.reward_functions import load_rewards
-from rewards import accuracy_reward, format_reward
+from gtpo.prompts import PAPER, to_messages
+from gtpo.reward_functions import COLUMNS_OF_TABLE, load_rewards
+from rewards import accuracy_reward, format_reward, rewards_in
 
 ROOT = Path(__file__).parents[2]
 REWARD = """
@@ -132,12 +133,15 @@ def test_sft_requires_a_solution_column(tmp_path: Path) -> None:
 def test_rewards_load_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_rewards.py").write_text(REWARD)
     monkeypatch.chdir(tmp_path)
-    names = ["format", "accuracy", str(tmp_path / "my_rewards.py") + ":short", "my_rewards:short"]
-    formatting, accuracy, by_file, by_module = load_rewards(names, KNOWN, ["prompt", "answer", "limit"])
-    assert (formatting, accuracy) == (format_reward, accuracy_reward)
+    columns = ["prompt", "answer", "limit"]
+    formatting, accuracy, by_file = load_rewards(
+        ["format", "accuracy", f"{tmp_path}/my_rewards.py:short"], KNOWN, columns
+    )
+    assert (formatting.function, accuracy.function) == (format_reward, accuracy_reward)
+    (by_module,) = load_rewards(["my_rewards:short"], KNOWN, columns)
     for reward in (by_file, by_module):
-        assert reward.__name__ == "short"  # TRL logs it under this name
-        assert reward(["abc", "abcdef"], limit=[5, 5]) == [1.0, 0.0]
+        assert get_callable_name(reward) == "short"  # TRL logs it under this name
+        assert reward(["abc", "abcdef"], limit=[5, 5]) == [1.0, 0.0] == reward.returned
 
 
 @pytest.mark.parametrize(
@@ -237,6 +241,16 @@ def test_the_functions_of_a_file_are_named(tmp_path: Path) -> None:
         ("return [1.0]", "returned 1 values for 2 completions"),
         ("return completions[2]", "raised IndexError: list index out of range; correct it"),
         ("raise SystemExit", "raised SystemExit: SystemExit; correct it"),
+        ("return (1 / 0 for _ in completions)", "raised ZeroDivisionError: division by zero; correct it"),
+        ("columns['log_metric']('z', 'abc')", r"called log_metric\('z', 'abc'\): expected a number; correct it"),
+        ("columns['log_metric']('z', [1, 2])", r"called log_metric\('z', \[1, 2\]\): expected a number; correct it"),
+        (
+            "columns['log_extra']('c', [1])",
+            r"called log_extra\('c', \[1\]\): expected a list of 2 values, one for each",
+        ),
+        ("columns['log_extra']('c', 'ab')", r"called log_extra\('c', 'ab'\): expected a list of 2 values"),
+        ("columns['log_extra']('completion', [1, 1])", r"called log_extra\('completion', \.\.\.\): the table of comp"),
+        ("columns['log_extra']('mine', [1, 1])", r"called log_extra\('mine', \.\.\.\): the table of completions has"),
     ],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
@@ -245,10 +259,53 @@ def test_what_a_reward_does_wrong_while_training_ends_in_a_sentence(
 ) -> None:
     (tmp_path / "own.py").write_text(f"{kind} mine(completions, **columns):\n    {body}\n")
     (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt"])
-    assert inspect.iscoroutinefunction(reward) == (kind == "async def")  # TRL awaits it then
+    assert is_async_callable(reward) == (kind == "async def")  # TRL awaits it then
     with pytest.raises(RunError, match=rf"^the reward {tmp_path}/own\.py:mine {message}"):
-        result = reward(completions=["a", "b"], prompts=["p", "p"])
+        logs = {"log_metric": lambda *_: None, "log_extra": lambda *_: None}
+        result = reward(completions=["a", "b"], prompts=["p", "p"], **logs)
         asyncio.run(result) if kind == "async def" else None
+
+
+def test_what_a_reward_logs_reaches_the_trainer(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "def mine(completions, log_metric, log_extra, **columns):\n"
+        "    log_metric('length', 1)\n"
+        "    log_extra('upper', (text.upper() for text in completions))\n"
+        "    return [0] * len(completions)\n"
+    )
+    (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt"])
+    logged: dict[str, object] = {}
+    values = reward(completions=["a", "b"], log_metric=logged.__setitem__, log_extra=logged.__setitem__)
+    assert values == [0.0, 0.0] and logged == {"length": 1.0, "upper": ["A", "B"]}
+
+
+def test_two_rewards_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Metrics and the table of completions have one column for each name."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text(
+            "def f(completions, **columns): ...\ndef format_reward(completions): ...\n"
+        )
+    a, b = f"{tmp_path}/a.py:f", f"{tmp_path}/b.py:f"
+    with pytest.raises(UsageError, match=rf"^--reward {a} and {b} are both called f in metrics and tables: rename one"):
+        load_rewards([a, b], KNOWN, ["prompt"])
+    with pytest.raises(UsageError, match=r"a\.py:format_reward are both called format_reward"):
+        load_rewards(["format", f"{tmp_path}/a.py:format_reward"], KNOWN, ["prompt"])
+    with pytest.raises(UsageError, match=r"^--reward format and format are both called format_reward"):
+        load_rewards(["format", "format"], KNOWN, ["prompt"])
+
+
+def test_a_reward_that_takes_arguments_by_position_only_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def mine(completions, /, **columns):\n    return []\n")
+    with pytest.raises(
+        UsageError, match=r"own\.py:mine reward takes 'completions' by position only, .* remove the `/`"
+    ):
+        load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, [])
+
+
+def test_a_column_does_not_replace_an_argument_that_a_reward_binds() -> None:
+    rewards = load_rewards(["format"], rewards_in(PAPER), ["prompt", "prompt_format"])
+    good = "<reasoning>a</reasoning><answer>b</answer>"
+    assert [reward(completions=[good], prompt_format=["x"]) for reward in rewards] == [[10.0]]
 
 
 def test_a_reward_may_return_none_numpy_numbers_and_tensors(tmp_path: Path) -> None:
@@ -257,10 +314,12 @@ def test_a_reward_may_return_none_numpy_numbers_and_tensors(tmp_path: Path) -> N
         "def some(completions, **columns):\n    return [None, 1]\n"
         "def array(completions, **columns):\n    return numpy.ones(2)\n"
         "def tensor(completions, **columns):\n    return torch.ones(2)\n"
+        "def generator(completions, **columns):\n    return (1.0 for _ in completions)\n"
+        "def yields(completions, **columns):\n    yield from (1.0, None)\n"
     )
-    names = [f"{tmp_path}/own.py:{name}" for name in ("some", "array", "tensor")]
+    names = [f"{tmp_path}/own.py:{name}" for name in ("some", "array", "tensor", "generator", "yields")]
     got = [reward(completions=["a", "b"]) for reward in load_rewards(names, KNOWN, ["prompt"])]
-    assert got == [[None, 1.0], [1.0, 1.0], [1.0, 1.0]]
+    assert got == [[None, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, None]]
 
 
 def test_training_with_user_data_and_a_user_reward(tiny: Path, tmp_path: Path) -> None:
@@ -282,6 +341,8 @@ def test_training_with_user_data_and_a_user_reward(tiny: Path, tmp_path: Path) -
     best = max(lines, key=lambda line: line["reward"])["step"]  # the first of equally good ones
     assert json.loads((tmp_path / "run" / "best" / "best.json").read_text())["step"] == best
     assert (tmp_path / "run" / "report.html").is_file()
+    table = read_table(tmp_path / "run" / "completions" / "completions_00001.parquet")
+    assert set(table.column_names) == COLUMNS_OF_TABLE | {"short", "format_reward"}
 
 
 THINK = "<think> </think> <answer> </answer>"
