@@ -29,7 +29,6 @@ def main() -> None:
     from gtpo.reward_functions import load_rewards, with_prefill
     from gtpo.start import check_run, start_run
     from gtpo.summary import log_summary
-    from gtpo.timing import describe_time
     from gtpo.tokenizer import assistant_prefill
     from gtpo.training import attach_callbacks, train
     from rewards import rewards_in
@@ -40,8 +39,7 @@ def main() -> None:
     rows, held_out = load_rows(settings.data, settings.trainer.seed, settings.run.dry_run, settings.prompt.format)
     rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), (held_out or rows).column_names)
     if settings.run.dry_run:
-        timing = describe_time(settings, rows, rewards)
-        text = describe_checks(settings, backend) + timing + plan(settings, len(rows), held_out=len(held_out or ()))
+        text = describe_checks(settings, backend) + plan(settings, len(rows), held_out=len(held_out or ()))
         return print(text, end="")
     checkpoint = check_run(settings, len(rows))
     GTPOTrainer.check_model(settings.model.model, settings.trainer)

@@ -27,7 +27,6 @@ def main() -> None:
     from gtpo.report import write_report_or_warn
     from gtpo.start import check_run, start_run
     from gtpo.summary import log_summary
-    from gtpo.timing import describe_time
     from gtpo.tokenizer import check_answer_is_kept
     from gtpo.training import attach_callbacks, train
 
@@ -37,8 +36,7 @@ def main() -> None:
     rows = to_demonstrations(rows, settings.prompt.template_kwargs)
     held_out = held_out and to_demonstrations(held_out, settings.prompt.template_kwargs)
     if settings.run.dry_run:
-        timing = describe_time(settings, rows)
-        text = describe_checks(settings, backend) + timing + plan(settings, len(rows), held_out=len(held_out or ()))
+        text = describe_checks(settings, backend) + plan(settings, len(rows), held_out=len(held_out or ()))
         return print(text, end="")
     checkpoint = check_run(settings, len(rows))
     policy, tokenizer = load_policy(settings.model, backend, settings.trainer.seed, prompt=settings.prompt)
