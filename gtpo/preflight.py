@@ -94,15 +94,11 @@ def checks(values: Mapping[str, Any], backend: str) -> Iterator[Check]:
     sees_gpu = is_installed("torch") and gpu_is_available()
     if sees_gpu:
         yield Check("compute capability", check_compute_capability())
-        if use_vllm:
-            yield Check("vLLM on this GPU", check_vllm_is_tested(), fatal=False)
     elif is_installed("torch"):
         yield Check("PyTorch", check_pytorch(), fatal=False)  # the installation may replace it
     compiles = backend == "unsloth" or use_vllm
     yield Check("C compiler", check_compiler(), fatal=compiles)
     yield Check("Python headers", check_python_headers(), fatal=compiles)
-    if use_vllm and backend == "transformers":  # Unsloth looks for nvcc and ninja itself
-        yield Check("FlashInfer", check_flashinfer())
     shape = _shape(model)
     if sees_gpu and shape is not None:
         from gtpo.memory import estimate
@@ -157,30 +153,6 @@ def check_python_headers() -> str | None:
         return None
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return f"{header} is missing, and Triton and torch.compile need it: `sudo apt-get install python{version}-dev`."
-
-
-def check_flashinfer() -> str | None:
-    """vLLM's FlashInfer sampler, which ``load_backend`` switches off, compiles kernels with nvcc and ninja."""
-    if os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0") == "0":
-        return None
-    homes = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
-    path = os.pathsep.join([os.environ.get("PATH", ""), *(f"{home}/bin" for home in homes if home)])
-    missing = [name for name in ("nvcc", "ninja") if not shutil.which(name, path=path)]
-    if not missing:
-        return None
-    return (
-        f"vLLM's FlashInfer sampler compiles kernels with {' and '.join(missing)}, not found on the PATH: "
-        "`export VLLM_USE_FLASHINFER_SAMPLER=0`."
-    )
-
-
-def check_vllm_is_tested() -> str | None:
-    """Turing GPUs (T4): vLLM supports them, and nobody has run this project on one."""
-    import torch
-
-    if torch.cuda.get_device_capability() >= (8, 0):
-        return None
-    return f"vLLM is untested on {torch.cuda.get_device_name()}: if it fails to start, add `--use_vllm false`."
 
 
 def check_memory_for_weights(parts: Mapping[str, float]) -> str | None:
