@@ -26,9 +26,7 @@ def damage(checkpoint: Path) -> str | None:
     try:
         files = json.loads((checkpoint / MANIFEST).read_text())
         for name, stored in files.items():
-            path = checkpoint / name
-            # Earlier revisions stored sizes.
-            if stored != (path.stat().st_size if isinstance(stored, int) else _sha256(path)):
+            if stored != _sha256(checkpoint / name):
                 return f"{name} is not as it was saved"
     except FileNotFoundError as error:
         return f"{Path(error.filename).relative_to(checkpoint)} is missing"

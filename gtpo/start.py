@@ -133,7 +133,7 @@ def _clear(run: RunDirectory) -> None:
 
 
 def _is_run(run: RunDirectory) -> bool:
-    """Whether a directory was made by :func:`start_run`; earlier revisions wrote no lock first."""
+    """Whether a directory was made by :func:`start_run`; a copy may lack the lock."""
     return run.lock.exists() or (run.config.is_file() and run.environment.is_file())
 
 
@@ -185,7 +185,7 @@ def check_same_policy(run: RunDirectory, values: Mapping[str, Any]) -> None:
     Raises:
         UsageError: Names the first of ``values`` that differs from the run's.
     """
-    stored = vars(PromptArguments()) | run.read_config() if run.config.is_file() else {}  # earlier runs: the paper's
+    stored = run.read_config() if run.config.is_file() else {}
     for name in ("model", "lora_rank", "lora_target_modules", *vars(PromptArguments())):
         new = values.get(name)
         if {name} <= stored.keys() & values.keys() and MODEL_ALIASES.get(str(stored[name]), stored[name]) != (

@@ -53,15 +53,6 @@ def test_missing_files_and_unreadable_manifests_are_damage(tmp_path: Path) -> No
     assert damage(directory) == "files.json is missing"
 
 
-def test_a_manifest_of_sizes_is_read(tmp_path: Path) -> None:
-    """As earlier revisions wrote it."""
-    directory = checkpoint(tmp_path, 1)
-    (directory / MANIFEST).write_text('{"optimizer.pt": 11}')
-    assert damage(directory) is None
-    (directory / "optimizer.pt").write_bytes(b"optimizer")
-    assert damage(directory) == "optimizer.pt is not as it was saved"
-
-
 def test_checkpoints_are_ordered_by_step(tmp_path: Path) -> None:
     for step in (100, 20, 3):
         checkpoint(tmp_path, step)

@@ -82,9 +82,8 @@ class Job:
 
     @property
     def prompt(self) -> PromptArguments:
-        """How questions are asked; earlier files do not say it, and have the paper's prompt."""
-        names = fields_of([PromptArguments]).keys() & self.settings.keys()
-        return PromptArguments(**{name: self.settings[name] for name in names})
+        """How questions are asked."""
+        return PromptArguments(**{name: self.settings[name] for name in fields_of([PromptArguments])})
 
     @property
     def title(self) -> str:
@@ -218,7 +217,7 @@ def find_stored_jobs(flags: EvaluationArguments) -> list[Job]:
     jobs = []
     for path in paths:
         head = read_completions(path)[0]
-        stored = {"source": path.stem, **head["about"].get("data", {})}  # earlier revisions stored none
+        stored = head["about"]["data"]
         source = sources[path.stem] if sources else stored["source"]
         known = {flag: stored[flag] for flag in DATA_FLAGS if flag in stored and flag not in flags.given}
         if (judge := stored.get("judge")) and "judge" not in flags.given:

@@ -11,19 +11,17 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from gtpo.arguments import BENCHMARK_TITLES, PromptArguments
+from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import RunError, UsageError
 from gtpo.files import write_atomically
 from gtpo.prompts import to_messages
 
 Row = dict[str, Any]
 Key = tuple[str, int]  # problem id, sample number
-EARLIER: Row = {"load_in_4bit": False, **asdict(PromptArguments())}  # what earlier revisions did and did not store
 COLUMNS: dict[str, type] = {"id": str, "sample": int, "completion": str, "tokens": int, "finished": bool}
 
 
@@ -174,8 +172,7 @@ def check_settings(path: Path, settings: Row, problems: Sequence[Row] = ()) -> N
     if not has_completions(path):
         return
     with path.open("rb") as file:
-        stored = EARLIER | _parse_head(path, file.readline())["settings"]
-    settings = EARLIER | settings
+        stored = _parse_head(path, file.readline())["settings"]
     if _is_part(stored, settings, problems):
         stored |= {name: settings[name] for name in _SIZE if name in settings}
     changed = [name for name in {**settings, **stored} if stored.get(name) != settings.get(name)]

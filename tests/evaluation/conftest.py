@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gtpo.arguments import PromptArguments
 from gtpo.data import load_benchmark
 from gtpo.evaluation.storage import problems_hash
 
@@ -81,7 +82,8 @@ def store(tmp_path: Path) -> Callable[..., Path]:
         path = tmp_path / label / "arithmetic.jsonl"
         path.parent.mkdir(parents=True)
         k = len(texts["arithmetic/0"])
-        settings = {"problems": len(rows), "problems_hash": problems_hash(rows), "k": k, "seed": 0}
+        settings = {"problems": len(rows), "problems_hash": problems_hash(rows), "k": k, "seed": 0} | vars(PromptArguments())
+        about = {"model": "some/model", "adapter": None, "data": {"source": "arithmetic"}}
         lines: list[dict] = [
             {"id": problem, "sample": sample, "completion": text, "tokens": 10 + sample, "finished": True}
             for problem, completions in texts.items()
@@ -89,7 +91,7 @@ def store(tmp_path: Path) -> Callable[..., Path]:
         ]
         random.Random(0).shuffle(lines)  # vLLM finishes them in any order
         lines[-1]["finished"] = False
-        lines.insert(0, {"settings": settings, "about": {"model": "some/model", "adapter": None}})
+        lines.insert(0, {"settings": settings, "about": about})
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
 

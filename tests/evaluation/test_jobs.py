@@ -123,7 +123,7 @@ def test_a_job_for_every_target_and_benchmark(tiny: Path, adapters: list[Path], 
         "seed": 7,
         "max_new_tokens": 11,
         "batch_size": 5,
-        "load_in_4bit": False,  # files of earlier revisions lack it and the following: storage.EARLIER
+        "load_in_4bit": False,
         "tags": "<reasoning> </reasoning> <answer> </answer>",
         "system_prompt": SYSTEM_PROMPT,
         "chat_template": None,

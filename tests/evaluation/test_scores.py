@@ -148,7 +148,7 @@ def test_the_scores_include_k_itself(store: Callable[..., Path], texts_by_hand: 
 def test_completions_are_graded_by_the_tags_they_were_sampled_with(
     store: Callable[..., Path], texts_by_hand: dict[str, list[str]]
 ) -> None:
-    """Beside the paper's tags, which files of earlier revisions have, the scores of the same texts are equal."""
+    """With other tags than the paper's, the same texts get the same scores."""
     problems = load_benchmark("arithmetic")[:3]
     path = store(texts_by_hand)
     expected = grade(path, problems)

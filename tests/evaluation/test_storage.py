@@ -76,18 +76,6 @@ def test_a_truncated_file_is_completed_to_the_same_bytes(tmp_path: Path, cut: in
     assert fill(path) == content
 
 
-def test_completions_of_earlier_revisions_are_those_of_16_bit_weights(tmp_path: Path) -> None:
-    """They lack load_in_4bit: they are continued with 16 bits, and refused with 4."""
-    path, earlier = tmp_path / "run" / "arithmetic.jsonl", {"k": 1}
-    with CompletionFile(path, earlier, {}) as file:
-        file.append([{"id": "arithmetic/0", "sample": 0, "completion": "", "tokens": 1, "finished": True}])
-    check_settings(path, earlier | {"load_in_4bit": False})
-    with pytest.raises(
-        UsageError, match=r"other settings \(load_in_4bit was False, is True\): name another --output_dir"
-    ):
-        check_settings(path, earlier | {"load_in_4bit": True})
-
-
 def test_changed_settings_are_refused_by_name_and_overwrite_discards_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     content = fill(path)

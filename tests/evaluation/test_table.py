@@ -30,7 +30,7 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
             },
             "dropped": {},
             "intervals": {"pass": {"1": [30.0, 45.04]}, "pass_lenient": {"1": [31.0, 50.0]}},
-            "settings": {"k": k},  # of an earlier revision: without load_in_4bit
+            "settings": {"k": k},
         }
 
     base = entry("base", "amc23", 8, [37.5, 0, 40, 65])
