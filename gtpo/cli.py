@@ -137,10 +137,7 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     if early.resume not in (None, "auto"):
         values["resume"] = values["output_dir"] = early.resume
     name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
-    label = f"{Path(early.model).name}-{Path(values['dataset']).name.partition('.')[0]}"
-    values["output_dir"] = values["output_dir"] or str(Path("outputs") / f"{method}-{label}-{name}")
-    if values["resume"] == "auto" and not early.config and RunDirectory(values["output_dir"]).config.is_file():
-        return parse(method, classes, [*argv, "--resume", values["output_dir"]])  # with the run's settings
+    values["output_dir"] = values["output_dir"] or _named_run(method, early.model, values["dataset"], name)
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
     if values.get("use_vllm") and values["vllm_mode"] == "colocate":  # TRL's names for two settings of ours
         values["vllm_gpu_memory_utilization"] = (
@@ -161,7 +158,7 @@ def parse_evaluation(argv: Sequence[str] | None = None) -> EvaluationArguments:
     if HELP_FLAGS & set(argv):
         print_help("evaluate", [EvaluationArguments], preset={}, derived=())
         raise SystemExit(0)
-    config = _known_flags(argv, "--config").config
+    config = _known_flags(argv, "config").config
     arguments = EvaluationArguments(**_read([EvaluationArguments], [config] if config else [], argv))
     arguments.given = frozenset(given_on(argv) | (read_yaml(config).keys() if config else set()))
     return arguments
@@ -235,6 +232,11 @@ def _newest_run(method: str) -> str:
     raise UsageError(f"--resume: outputs/ has no run of train_{method}.py to continue: name one, --resume RUN.")
 
 
+def _named_run(method: str, model: str, dataset: str, run_name: str) -> str:
+    """The directory of a run without --output_dir."""
+    return str(Path("outputs") / f"{method}-{Path(model).name}-{Path(dataset).name.partition('.')[0]}-{run_name}")
+
+
 def _check_rewards_of(run: RunDirectory, names: Sequence[str], named_by_user: bool) -> None:
     """Say which Python files a resumed run imports; refuse one outside the run that only its config.yaml names."""
     for name in names:
@@ -294,18 +296,24 @@ def _rows_that_fit(values: Mapping[str, Any]) -> int | None:
 def _early_flags(method: str, argv: Sequence[str]) -> argparse.Namespace:
     """Model, backend, config, resume and dry_run: what decides how everything else is read, before TRL is imported.
 
-    ``resume`` is a directory, None, or "auto" for a directory that is not known yet or does not exist; ``of_run`` says
+    ``resume`` is a directory, None, or "auto" for a directory that does not exist; ``of_run`` says
     whether the settings are those that the run has stored.
 
     Raises:
         UsageError: If a file that they name cannot be read, or no run can be resumed.
     """
-    early = _known_flags(
-        argv, "--model", "--backend", "--config", "--output_dir", "--run_name", resume="auto", dry_run="true"
-    )
-    if early.resume == "auto" and early.output_dir:
-        early.resume = early.output_dir if RunDirectory(early.output_dir).config.is_file() else "auto"
-    elif early.resume == "auto" and not (early.run_name or early.config):
+    names = ("model", "backend", "config", "dataset", "output_dir", "run_name")
+    early = _known_flags(argv, *names, resume="auto", dry_run="true")
+    early.dry_run = (early.dry_run or "").lower() in TRUE
+    if early.resume == "auto" and (early.output_dir or (early.run_name and not early.config)):
+        directory = early.output_dir
+        if directory is None:
+            model = early.model or ModelArguments.model
+            preset = read_yaml(preset_for(method, model, early.backend, early.dry_run))
+            dataset = early.dataset or preset.get("dataset", DataArguments.dataset)
+            directory = _named_run(method, model, dataset, early.run_name)
+        early.resume = directory if RunDirectory(directory).config.is_file() else "auto"
+    elif early.resume == "auto" and not early.config:
         early.resume = _newest_run(method)
     early.of_run = early.resume not in (None, "auto") and early.config is None
     if early.resume not in (None, "auto"):
@@ -317,17 +325,16 @@ def _early_flags(method: str, argv: Sequence[str]) -> argparse.Namespace:
     settings = read_yaml(early.config) if early.config else {}
     early.model = early.model or settings.get("model") or ModelArguments.model
     early.backend = early.backend or settings.get("backend") or ModelArguments.backend
-    early.dry_run = (early.dry_run or "").lower() in TRUE
     return early
 
 
 def _known_flags(argv: Sequence[str], *names: str, **optional: str) -> argparse.Namespace:
-    """Some flags of a command line, None where not given; ``optional``: flag -> its value without an argument."""
+    """Some options of a command line, None where not given; ``optional``: name -> its value without an argument."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
-        parser.add_argument(name)
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
     for name, alone in optional.items():
-        parser.add_argument(f"--{name}", nargs="?", const=alone)
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const=alone)
     try:
         return parser.parse_known_args(list(argv))[0]
     except argparse.ArgumentError as error:

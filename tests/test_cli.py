@@ -605,6 +605,7 @@ def test_dry_run_of_a_large_model_needs_no_gpu() -> None:
     for model in ("llama", "qwen"):
         got = parse("gtpo", CLASSES["gtpo"], ["--model", model, "--G", "8", "--dry_run"])
         assert (got.trainer.bf16, got.model.load_in_4bit, got.trainer.gradient_accumulation_steps) == (True, True, 8)
+        assert settings("--model", model, "--G", "8", "--dry-run")["bf16"]
         with pytest.raises(UsageError, match="trains on a GPU"):
             settings("--model", model, "--G", "8", "--dry_run", "false")
 
@@ -707,12 +708,16 @@ def test_an_empty_list_in_a_file_keeps_an_empty_default(tmp_path: Path) -> None:
     assert (arguments.adapter, arguments.k) == ([], 3)
 
 
-def test_resume_of_a_run_by_its_name_takes_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dataset", [[], ["--dataset", "gsm8k"]], ids=["preset", "given"])
+@pytest.mark.parametrize("name", [["--run_name", "a"], ["--run-name=a"]])
+def test_resume_of_a_run_by_its_name_takes_its_settings(
+    name: list[str], dataset: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    run = Path("outputs/gtpo-tiny-arithmetic-a")
+    run = Path(f"outputs/gtpo-tiny-{'gsm8k' if dataset else 'arithmetic'}-a")
     run.mkdir(parents=True)
-    (run / "config.yaml").write_text(yaml.safe_dump(parsed("--run_name", "a", "--gamma", "0.25").to_dict()))
-    resumed = parsed("--run_name", "a", "--resume")
+    (run / "config.yaml").write_text(yaml.safe_dump(parsed(*dataset, *name, "--gamma", "0.25").to_dict()))
+    resumed = parsed(*dataset, *name, "--resume")
     assert (resumed.gtpo.gamma, resumed.output_dir) == (0.25, run)
 
 
