@@ -9,7 +9,6 @@ import yaml
 
 from gtpo.errors import UsageError
 
-MAX_YAML_NODES = 10_000  # configs/experiments.yaml has a few hundred
 CONFIGS = Path(__file__).parent.parent / "configs"  # part of the repository, not of the installed package
 
 
@@ -40,20 +39,33 @@ def replace_directory(unfinished: Path, directory: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """A SafeLoader that refuses a duplicate key, of which YAML would take the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise UsageError(
+                    f"{self.name}, line {line}: {key.value!r} is also set in line {lines[key.value]}: remove one of "
+                    "them."
+                )
+            lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """A YAML file of flat settings.
 
     Raises:
-        UsageError: If the file is missing, is not valid YAML, is not a mapping, has a key twice, or grows beyond
-            ``MAX_YAML_NODES`` when its aliases are expanded.
+        UsageError: If the file is missing, is not valid YAML, is not a mapping, or has a duplicate key.
     """
     try:
         with open(path, encoding="utf-8") as file:
-            loader = yaml.SafeLoader(file)
-            node = loader.get_single_node()
-            if node is not None:
-                _check_node(path, node, {})
-            settings = None if node is None else loader.construct_document(node)
+            settings = yaml.load(file, _UniqueKeyLoader)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}.") from error
     except UsageError:
@@ -64,31 +76,3 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         kind = {list: "a list", type(None): "no settings"}.get(type(settings), "a single value")
         raise UsageError(f"{path} contains {kind}: expected `key: value` lines, each key a flag without its dashes.")
     return settings
-
-
-def _check_node(path: str | Path, node: yaml.Node, sizes: dict[int, float]) -> float:
-    """The number of values in a YAML node with its aliases expanded; each node is visited once."""
-    if id(node) in sizes:
-        return sizes[id(node)]
-    sizes[id(node)] = float("inf")  # reached again below itself: an alias that contains itself
-    children = list(node.value) if isinstance(node, yaml.SequenceNode) else []
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            children += [key, value]
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            line = key.start_mark.line + 1
-            if key.value in seen:
-                raise UsageError(
-                    f"{path}, line {line}: {key.value!r} is also set in line {seen[key.value]}: remove one of them."
-                )
-            seen[key.value] = line
-    size = 1 + sum(_check_node(path, child, sizes) for child in children)
-    if size > MAX_YAML_NODES:
-        raise UsageError(
-            f"{path}, line {node.start_mark.line + 1} has more than {MAX_YAML_NODES} values once its aliases (*name) "
-            "are expanded: write the few values that are needed."
-        )
-    sizes[id(node)] = size
-    return size

@@ -40,17 +40,6 @@ def test_invalid_settings_are_refused(tmp_path: Path, text: str, message: str) -
         settings(tmp_path, text)
 
 
-@pytest.mark.parametrize("wrap", ["[{}]", "{{<<: [{}]}}"], ids=["lists", "merge keys"])
-def test_aliases_cannot_multiply_without_end(tmp_path: Path, wrap: str) -> None:
-    """Nine lines, 10^9 values."""
-    lines = ["a0: &a0 {k: v}"]
-    lines += [f"a{i}: &a{i} " + wrap.format(", ".join([f"*a{i - 1}"] * 10)) for i in range(1, 10)]
-    with pytest.raises(UsageError, match=r"settings.yaml, line \d+ has more than 10000 values once its aliases"):
-        settings(tmp_path, "\n".join(lines))
-    with pytest.raises(UsageError, match="once its aliases"):
-        settings(tmp_path, "a: &a [*a]")
-
-
 def test_a_few_aliases_are_read(tmp_path: Path) -> None:
     assert settings(tmp_path, "a: &a [q_proj]\nb: *a\nc: {<<: {x: 1}, y: 2}\n") == {
         "a": ["q_proj"],
