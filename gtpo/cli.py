@@ -41,7 +41,6 @@ from gtpo.flags import (
     check_flags,
     given_on,
     one_spelling,
-    refuse_credentials,
     refuse_unknown,
     similar,
     without_alias,
@@ -366,7 +365,6 @@ def _read(
     except argparse.ArgumentError as error:
         raise UsageError(one_spelling(error)) from error
     refuse_unknown(unknown, [*fields, "config"], "--help_all" if RunArguments in classes else "--help")
-    refuse_credentials({name: value for name, value in vars(namespace).items() if name in fields})
     return {name: value for name, value in vars(namespace).items() if name in fields}
 
 

@@ -8,7 +8,7 @@ import argparse
 import ast
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -145,17 +145,3 @@ def given_on(argv: Sequence[str]) -> set[str]:
     """The names of the settings on a command line."""
     flags = (without_alias(word).partition("=")[0] for word in argv if word.startswith("--"))
     return {flag.removeprefix("--").replace("-", "_") for flag in flags}
-
-
-def refuse_credentials(values: Mapping[str, Any]) -> None:
-    """Refuse ``https://user:password@host`` in any setting: config.yaml, the model card and wandb store them all.
-
-    Raises:
-        UsageError: Names the setting, and does not repeat the value.
-    """
-    for name, value in values.items():
-        if re.search(r"\w://[^/\s'\"]*@", str(value)):
-            raise UsageError(
-                f"--{name} contains a user name or password in a URL, and every setting is stored with the run: remove "
-                "it from the URL and put it into ~/.netrc (machine HOST login USER password PASSWORD)."
-            )

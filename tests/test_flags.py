@@ -10,7 +10,7 @@ from helpers.scripts import ROOT
 from trl import GRPOConfig, SFTConfig
 
 from gtpo.errors import UsageError
-from gtpo.flags import annotations_of, check_flags, refuse_credentials
+from gtpo.flags import annotations_of, check_flags
 from train_gtpo import SETTINGS
 
 
@@ -75,21 +75,3 @@ except ValueError as error:
         )
         message, imported = json.loads(ended.stdout)
         assert message.startswith("unknown option --modle (did you mean '--model'?)") and imported == []
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "https://me:secret@host/x.jsonl",
-        "http://secret@host:8000",
-        ["a", "ftp://me:secret@host"],
-        {"a": "s://b:secret@c"},
-    ],
-)
-def test_credentials_in_a_url_are_refused_and_not_repeated(value: object) -> None:
-    with pytest.raises(
-        UsageError, match=r"^--vllm_server_base_url contains a user name or password.*~/\.netrc"
-    ) as caught:
-        refuse_credentials({"vllm_server_base_url": value})
-    assert "secret" not in str(caught.value)
-    refuse_credentials({"vllm_server_base_url": "http://host:8000/v1", "hub_model_id": "a@b", "x": None})
