@@ -235,7 +235,7 @@ def source_options(path: str) -> dict[str, bool]:
     The files of a local directory are checked first.
 
     Raises:
-        UsageError: If a local file is damaged, or weights are pickled or not finite.
+        UsageError: If a local file is damaged, or weights are pickled.
     """
     if Path(path).is_dir():
         check_model_files(Path(path))
