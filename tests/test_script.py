@@ -2,9 +2,10 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from helpers.scripts import ROOT, user_environment
+from helpers.scripts import ROOT, ScriptServer, user_environment
 
 
 def test_a_warning_is_a_line_of_its_own_above_the_bar() -> None:
@@ -44,3 +45,14 @@ def test_another_broken_pipe_is_an_error() -> None:
     code = "from gtpo.script import run_script\ndef main():\n    raise BrokenPipeError('of a worker')\nrun_script(main)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=user_environment(), capture_output=True)
     assert done.returncode == 1 and b"BrokenPipeError: of a worker" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("imports", "how"), [("os.kill(os.getpid(), signal.SIGILL)", "SIGILL"), ("sys.exit(3)", "exit code 3")]
+)
+def test_a_script_server_that_died_says_how(imports: str, how: str, tmp_path: Path) -> None:
+    server = ScriptServer(tmp_path, imports=imports)
+    for _ in range(2):  # the second request finds no reader
+        with pytest.raises(RuntimeError, match=f"the process that runs the scripts ended with {how}:"):
+            server.run(tmp_path, "evaluate.py")
+    server.close()

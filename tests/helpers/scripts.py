@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,19 +105,30 @@ class ScriptServer:
         )
 
     def run(self, directory: Path, script: str, *argv: str, fault: Fault | None = None, before: str = "") -> Ended:
-        """Run a script in a directory until it ends; ``before`` is Python source that is executed before it."""
+        """Run a script in a directory until it ends; ``before`` is Python source that is executed before it.
+
+        Raises:
+            RuntimeError: If the server has died; names the signal or the exit code.
+        """
         assert self.process.stdin and self.process.stdout
         self.runs += 1
         paths = {name: str(self.logs / f"{self.runs:04}.{name}") for name in ("stdout", "stderr")}
         request = {"argv": [str(ROOT / script), *argv], "cwd": str(directory), "fault": fault, **paths}
         request |= {"before": before, "seconds": self.seconds}
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        code = int(self.process.stdout.readline())
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+        reply = self.process.stdout.readline()
+        if not reply:
+            ended = self.process.wait(timeout=10)
+            how = f"exit code {ended}" if ended >= 0 else signal.Signals(-ended).name
+            raise RuntimeError(f"the process that runs the scripts ended with {how}: its stderr says more.")
+        code = int(reply)
         assert code != -signal.SIGALRM, f"{script} {argv} hung"
         return Ended(code, *(Path(paths[name]).read_text() for name in ("stdout", "stderr")))
 
     def close(self) -> None:
         assert self.process.stdin
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):  # it has died
+            self.process.stdin.close()
         self.process.wait(timeout=10)
