@@ -884,10 +884,10 @@ x </- (x)2
 """
 
 
-def read_table() -> list[tuple[str, str, bool, str]]:
+def read_table(table: str) -> list[tuple[str, str, bool, str]]:
     """(gold, answer, expected, reason) of each line."""
     cases, reason = [], ""
-    for line in TABLE.strip("\n").split("\n"):
+    for line in table.strip("\n").split("\n"):
         if line.startswith("# "):
             reason = line[2:]
             continue
@@ -897,4 +897,4 @@ def read_table() -> list[tuple[str, str, bool, str]]:
     return cases
 
 
-CASES = read_table()
+CASES = read_table(TABLE)
