@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 START_LIMIT = 60.0  # seconds for the process to import sympy from a cold disk
+ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE")  # all that the process inherits: no tokens
 SCRIPT = Path(__file__).resolve().with_name("symbolic.py")
 
 
@@ -120,6 +121,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-I", str(SCRIPT), str(theirs.fileno()), *filter(None, sys.path)],
                 pass_fds=[theirs.fileno()],
+                env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -73,6 +73,19 @@ def test_verdicts_are_the_same_in_other_threads() -> None:
     assert verdicts == [case[2] for case in sample]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the environment of another process")
+def test_the_process_inherits_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "SECRET"):
+        monkeypatch.setenv(name, "hf_secret")
+    own = Worker()
+    assert own.compare("x+1", "1+x", None, 5.0)[0]
+    assert own.process is not None
+    inherited = Path(f"/proc/{own.process.pid}/environ").read_bytes()
+    own.stop()
+    assert b"secret" not in inherited
+    assert {line.partition(b"=")[0].decode() for line in inherited.split(b"\0") if line} <= set(worker.ENVIRONMENT)
+
+
 def test_an_alarm_of_the_caller_still_fires() -> None:
     fired = threading.Event()
     previous = signal.signal(signal.SIGALRM, lambda *_: fired.set())
