@@ -14,16 +14,17 @@ from gtpo.grading.units import split_unit, strip_units
 from gtpo.grading.worker import ComparisonFailed, shared_worker
 
 _MAX_UNORDERED = 64  # elements compared in any order, which takes quadratic time
-_RELATION = r"[<>=]|\\(?:leq|geq|neq)(?![a-zA-Z])"
-_NAME = re.compile(  # x, x_1, f(x), (x,y), \angle ABC, Area; not \sin x, not "is not"
-    rf"(?!.*(?:\\(?:{FUNCTIONS}|frac|sqrt)|\bnot\b))(?:[A-Za-z\\(),' ]|_\{{\w+\}}|\\text\{{[^{{}}]*\}}"
+_COMPARISON = r"[<>]|\\(?:leq|geq|neq)(?![a-zA-Z])"
+_RELATION = f"=|{_COMPARISON}"
+_NEGATION = re.compile(r"\b(?:not?|never|neither|wrong|false|incorrect)\b|n't\b", re.IGNORECASE)
+_NAME = re.compile(  # x, x_1, f(x), (x,y), \angle ABC, Area; not \sin x
+    rf"(?!.*\\(?:{FUNCTIONS}|frac|sqrt))(?:[A-Za-z\\(),' ]|_\{{\w+\}}|\\text\{{[^{{}}]*\}}"
     r"|\\(?:math(?:bf|rm|it|cal)|vec|overline|overrightarrow|boldsymbol)\{[A-Za-z]+\})+"
 )
-_SUM = re.compile(r"[A-Za-z](?:[+-][A-Za-z])+")  # m+n, the usual question of AIME
-_NUMBER_WORDS = [
-    *("zero", "one", "two", "three", "four", "five", "six"),
-    *("seven", "eight", "nine", "ten", "eleven", "twelve"),
-]
+_PART_OF_NAME = re.compile(  # its digits do not count: a_1, AB^2, |z|^2, \sin^2 x, f^{-1}(3), P(X=8), \gcd(6,9)
+    rf"_\{{[^{{}}]*\}}|(?<=[A-Z]{{2}})\^\{{\d\}}|(?<=\|)\^\{{\d\}}|\\(?:{FUNCTIONS})(?:\^\{{\d\}})?"
+    r"|(?:[a-wA-W]|\\gcd)(?:\^\{-1\})?\((?![^()]*[xyz])[^()]*\)|\\(?:frac|sqrt|pi)(?![a-zA-Z])"
+)
 
 
 def is_correct(prediction: str | None, gold: str, budget: TimeBudget | None = None) -> bool:
@@ -86,24 +87,38 @@ def _same(a: str, b: str, budget: TimeBudget) -> bool:
 def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     r"""(name, value) of ``x = 5`` or ``x \in [0, 1]``; the name is empty if there is none.
 
-    The value of a chain is its last member if all members are equal: ``0.56 = 56\%``. ``18 = 19`` is left as it is.
-    A sum of letters is a name if its value is a number: ``m+n = 841+61 = 902``, but not ``x+y = 2z`` or ``2x = 18``.
+    The value of a chain is its last member: ``P = \frac{2}{4} = \frac12``. The members before it must be equal to it,
+    or formulas for it: ``A = \pi r^2 = 9\pi``. ``18 = 19``, comparisons and equations are left as they are.
     """
-    if ("=" not in text and "\\in" not in text) or len(split_top_level(text, "[,;]")) > 1:
+    if ("=" not in text and "\\in" not in text) or len(split_top_level(text, f"[,;]|{_COMPARISON}")) > 1:
         return "", text
     name, *values = split_top_level(text, r"=|\\in(?![a-zA-Z])")
-    if len(values) == 1 and re.fullmatch("[A-Za-z]", values[0]) and parse_number(name):
+    if not values or not all(values) or _NEGATION.search(text):
+        return "", text
+    if len(values) == 1 and parse_number(name) and _is_quantity(values[0]):
         name, values = values[0], [name]  # 18 = x
-    if not values or not all(values):
-        return "", text
-    is_sum = _SUM.fullmatch(name) and parse_number(values[-1])
-    if not (_NAME.fullmatch(name) or is_sum):
+    value = values[-1]
+    is_constant = not _variables(split_unit(value).value)
+    is_unfinished = re.fullmatch(r"[\d.+*-]+", value) and not parse_number(value)  # m + n = 841 + 61
+    if not (_NAME.fullmatch(name) or (is_constant and not is_unfinished and _is_quantity(name))):
+        if _variables(text):
+            return "", text  # an equation
         name, values = "", [name, *values]
-    if len(values) > 1 and _variables("".join(values)):
-        return "", text  # an equation
-    if not all(_same(value, values[-1], budget) for value in values[:-1]):
-        return "", text
-    return name.replace(" ", ""), values[-1]
+    for member in values[:-1]:
+        is_formula = is_constant and _variables(member)
+        if not (is_formula or _same(member, value, budget)):
+            return "", text
+    return name.replace(" ", ""), value
+
+
+def _is_quantity(text: str) -> bool:
+    r"""True for what has a value: ``|z|``, ``f(2)``, ``m+n``, ``\frac{a}{b}``, words; not for 2x, x+1, x^2 and -x."""
+    if _has_words(text):
+        return not parse_number(split_unit(text).value)  # 18 dollars
+    count = 1
+    while count:
+        text, count = _PART_OF_NAME.subn(lambda match: "A" if match[0][-1] == ")" else "", text)
+    return bool(re.search(r"[a-zA-Z]", text)) and not re.search(r"\d|^-", text)
 
 
 def _same_structure(a: str, b: str, budget: TimeBudget) -> bool:
@@ -164,7 +179,7 @@ def _same_scalar(a: str, b: str, budget: TimeBudget) -> bool:
 
 
 def _strip_words(text: str) -> str:
-    r"""A scalar without text wrapper, article or the brackets of a choice: ``\text{(E)}`` is E, "four" is 4."""
+    r"""A scalar without text wrapper, article or the brackets of a choice: ``\text{(E)}`` is E."""
     if whole := re.fullmatch(TEXT, text):
         text = whole["content"].strip()
     text = re.sub(r"^(?:an?|the|option|choice)(?:\s+(?=[a-zA-Z])|(?=\())", "", text, flags=re.IGNORECASE)
@@ -174,7 +189,7 @@ def _strip_words(text: str) -> str:
         split_unit(choice[2]).value
     ):
         text = choice[1]  # (E) 12 cm
-    return str(_NUMBER_WORDS.index(text.lower())) if text.lower() in _NUMBER_WORDS else text
+    return text
 
 
 def _same_in_base(a: str, b: str) -> bool | None:

@@ -3,10 +3,10 @@
 
 import re
 import unicodedata
-from collections.abc import Callable
 from functools import lru_cache
 
 from gtpo.grading.latex import FUNCTIONS, bracket_balance, closing_index, last_boxed, nesting_depth
+from gtpo.grading.numerals import digits_for_words
 
 MAX_LENGTH = 1_000  # characters; the longest answer in MATH has 168
 _MAX_DEPTH = 40  # nested brackets; the LaTeX grammar is recursive
@@ -32,13 +32,11 @@ _PROSE = re.compile(
     r"(?:answer|result|solution|value)s?\s*(?:(?:is|are)\b|=|:)\s*:?\s*",
     re.IGNORECASE,
 )
-_NUMBER_WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_BASES = {word: str(base) for base, word in enumerate(_NUMBER_WORDS, start=2)}
 _END = re.compile(r"(?:(?<!\\)\\[,;:!]|[.,;:\s])+$")  # punctuation and the spaces of LaTeX
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'))
 
 # Applied in this order: (pattern, replacement).
-_REWRITES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+_REWRITES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?", ""),  # sizes of brackets
@@ -98,8 +96,9 @@ _REWRITES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = 
         (r"\^\s*(-?\d+|[a-zA-Z])", r"^{\1}"),  # x^10 means x^{10}
         (r"_\s*(\d+|[a-zA-Z])(?![a-zA-Z])", r"_{\1}"),
         (r"_\s*\\(?:text|mathrm)\s*\{\s*(\w+)\s*\}", r"_{\1}"),
+        (r"^([a-zA-Z][a-zA-Z' ]{3,}):(?=\s)", r"\1="),  # Total: 18
+        (r"(?<![a-zA-Z\\])C\s*\((\d+),\s*(\d+)\)", r"\\binom{\1}{\2}"),
         (r"_\{\s*\(?\s*(?:\\text\{)?(\w+)\}?\s*\)?\s*\}", r"_{\1}"),
-        (rf"_\{{({'|'.join(_BASES)})\}}", lambda match: f"_{{{_BASES[match[1]]}}}"),
         (r"^\(([0-9A-Z.]+)\)(?=_\{\d+\}$)", r"\1"),  # (1011)_2
     )
 ]
@@ -122,7 +121,7 @@ def normalise(text: str) -> str:
     text = _unwrap(" ".join(_to_ascii(text).split()))
     if len(text) > MAX_LENGTH or bracket_balance(text) or nesting_depth(text) > _MAX_DEPTH:
         return ""
-    text = _rewrite_numbers(text)
+    text = _rewrite_numbers(digits_for_words(text))
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     return _strip_spaces(_brace_arguments(_rewrite_degrees(text)))

@@ -60,6 +60,7 @@ def to_latex(text: str) -> str:
     # Decimals become fractions, because math-verify rounds floats to an absolute precision.
     text = re.sub(r"(\d*)\.(\d+)", lambda m: rf"\frac{{{int(m[1] + m[2])}}}{{{10 ** len(m[2])}}}", text)
     text = text.replace("%", r"*\frac{1}{100}")
+    text = re.sub(r"\\([A-Z][a-z]+)", r"u_{\1}", text)  # it reads \Pi as \pi
     # It reads 1\frac{2}{3}\pi as 1 * 2/3 * \pi, and (2)(3) as 2 + 3.
     text = re.sub(r"(?<![\d}])(\d+)\\frac\{(\d+)\}\{(\d+)\}", r"(\1+\\frac{\2}{\3})", text)
     text = re.sub(r"(?<![\w\\}\]^])\{([^{}]*)\}", r"(\1)", text)

