@@ -1,21 +1,26 @@
-"""What a claim reads of the runs of one seed: means over parts of the training, steps, scores of the evaluation."""
+"""What a claim measures: means over parts of the training, steps, scores of the evaluation, of the runs of one seed."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 from gtpo.paper.results import Results
 from gtpo.run_metrics import smooth
 
+Statistic = Callable[[list[int], list[float], int], float]  # of steps, values and the window of the trailing mean
 
-class Runs:
-    """The runs of one seed: ``runs("gtpo-g8")``; ``runs("grpo-g8-beta0", "grpo-g8-beta1e-6")`` is their mean."""
 
-    def __init__(self, results: Results, seed: int, window: int) -> None:
-        self.results, self.seed, self.window = results, seed, window
+@dataclass(frozen=True)
+class SeedRuns:
+    """The runs of one seed.
 
-    def __call__(self, *names: str) -> "Measures":
-        return Measures(self, names)
+    Attributes:
+        window: Steps of the trailing mean.
+    """
+
+    results: Results
+    seed: int
+    window: int
 
     def curve(self, name: str, metric: str) -> tuple[list[int], list[float]]:
         """The steps at which a run logged a metric, and the values.
@@ -28,81 +33,83 @@ class Runs:
             raise KeyError(metric)
         return [row["step"] for row in rows], [row[metric] for row in rows]
 
-    def score(self, name: str, benchmark: str, score: str, k: str) -> float:
-        """A score of the evaluation in percent.
+    def score(self, name: str, benchmark: str, score: str) -> float:
+        """A score of the evaluation in percent, ``pass@32``.
 
         Raises:
             KeyError: If the run is not evaluated on the benchmark.
         """
-        return float(self.results.scores[name][benchmark][self.seed]["scores"][score][k])
+        kind, k = score.split("@")
+        return float(self.results.scores[name][benchmark][self.seed]["scores"][kind][k])
 
 
 @dataclass(frozen=True)
-class Measures:
-    """Measures of some runs; each is the mean over the runs."""
+class Measure:
+    """A number per seed, the mean over some runs.
 
-    runs: Runs
-    names: tuple[str, ...]
+    Attributes:
+        name: A metric of the training, or a score of the evaluation.
+        benchmark: Of a score; None for a metric.
+        runs: Their names.
+        of_run: The number of one run.
+    """
 
-    def early(self, metric: str) -> float:
-        """Mean over the first quarter of the training."""
-        return self._mean(metric, lambda _, values: quarters(values)[0])
+    name: str
+    benchmark: str | None
+    runs: tuple[str, ...]
+    of_run: Callable[[SeedRuns, str], float]
 
-    def late(self, metric: str) -> float:
-        """Mean over the last quarter."""
-        return self._mean(metric, lambda _, values: quarters(values)[-1])
+    def value(self, runs: SeedRuns) -> float:
+        """The number of one seed.
 
-    def mean(self, metric: str) -> float:
-        """Mean over the training."""
-        return self._mean(metric, lambda _, values: sum(values) / len(values))
+        Raises:
+            KeyError: If a run, metric or score is missing.
+        """
+        return sum(self.of_run(runs, name) for name in self.runs) / len(self.runs)
 
-    def highest(self, metric: str) -> float:
-        """The highest value of the trailing mean, from the first full window on."""
-        return self._mean(metric, lambda _, values: max(self._smooth(values)[self._first_full(values) :]))
 
-    def fall(self, metric: str) -> float:
-        """The highest value minus the mean over the last quarter."""
-        return self.highest(metric) - self.late(metric)
+def early(metric: str, *runs: str) -> Measure:
+    """Mean over the first quarter of the training."""
+    return _of_curve(metric, runs, lambda steps, values, window: quarters(values)[0])
 
-    def rise_step(self, metric: str) -> float:
-        """The step at which the trailing mean first reaches half of its highest value."""
-        return self._mean(metric, self._rise_step)
 
-    def fall_step(self, metric: str) -> float:
-        """The step at which the trailing mean, after its highest value, has lost half of what it loses."""
-        return self._mean(metric, self._fall_step)
+def late(metric: str, *runs: str) -> Measure:
+    """Mean over the last quarter of the training."""
+    return _of_curve(metric, runs, lambda steps, values, window: quarters(values)[-1])
 
-    def held_out(self, score: str) -> float:
-        """``pass@32``, ``maj@32``, or in any format ``pass_lenient@32``, on held-out problems."""
-        return self.score("arithmetic", score)
 
-    def harder(self, score: str) -> float:
-        """The same on problems with more steps than those of the training."""
-        return self.score("arithmetic_hard", score)
+def mean(metric: str, *runs: str) -> Measure:
+    """Mean over the training."""
+    return _of_curve(metric, runs, lambda steps, values, window: sum(values) / len(values))
 
-    def score(self, benchmark: str, score: str) -> float:
-        """A score of the evaluation, its name and k joined by @."""
-        return sum(self.runs.score(name, benchmark, *score.split("@")) for name in self.names) / len(self.names)
 
-    def _mean(self, metric: str, measure: Callable[[list[int], list[float]], float]) -> float:
-        return sum(measure(*self.runs.curve(name, metric)) for name in self.names) / len(self.names)
+def highest(metric: str, *runs: str) -> Measure:
+    """The highest value of the trailing mean, from the first full window on."""
+    return _of_curve(metric, runs, _highest)
 
-    def _smooth(self, values: list[float]) -> list[float]:
-        return smooth(values, self.runs.window)
 
-    def _first_full(self, values: list[float]) -> int:
-        """Index of the first value of the trailing mean over a full window; of the last one in a shorter run."""
-        return min(self.runs.window, len(values)) - 1
+def fall(metric: str, *runs: str) -> Measure:
+    """The highest value of the trailing mean minus the mean over the last quarter."""
+    return _of_curve(metric, runs, lambda *curve: _highest(*curve) - quarters(curve[1])[-1])
 
-    def _rise_step(self, steps: list[int], values: list[float]) -> float:
-        smoothed = self._smooth(values)
-        return next(step for step, value in zip(steps, smoothed, strict=True) if value >= max(smoothed) / 2)
 
-    def _fall_step(self, steps: list[int], values: list[float]) -> float:
-        smoothed = self._smooth(values)
-        peak = max(range(self._first_full(values), len(values)), key=smoothed.__getitem__)
-        middle = (smoothed[peak] + min(smoothed[peak:])) / 2
-        return next(step for step, value in zip(steps[peak:], smoothed[peak:], strict=True) if value <= middle)
+def rise_step(metric: str, *runs: str) -> Measure:
+    """The step at which the trailing mean first reaches half of its highest value."""
+    return _of_curve(metric, runs, _rise_step)
+
+
+def fall_step(metric: str, *runs: str) -> Measure:
+    """The step at which the trailing mean, after its highest value, has lost half of what it loses."""
+    return _of_curve(metric, runs, _fall_step)
+
+
+def score(benchmark: str, name: str, *runs: str) -> Measure:
+    """``pass@32``, ``maj@32``, or in any format ``pass_lenient@32``, in percent."""
+    return Measure(name, benchmark, runs, lambda seed, run: seed.score(run, benchmark, name))
+
+
+def _of_curve(metric: str, runs: tuple[str, ...], statistic: Statistic) -> Measure:
+    return Measure(metric, None, runs, lambda seed, run: statistic(*seed.curve(run, metric), seed.window))
 
 
 def quarters(values: Sequence[float]) -> list[float]:
@@ -112,23 +119,22 @@ def quarters(values: Sequence[float]) -> list[float]:
     return [sum(values[start:end]) / (end - start) for start, end in pairwise(bounds)]
 
 
-@dataclass
-class Recorder(Runs):
-    """Runs that are all alike, with flat curves and equal scores; it records what a claim reads.
+def _first_full(values: list[float], window: int) -> int:
+    """Index of the first value of the trailing mean over a full window; of the last one in a shorter run."""
+    return min(window, len(values)) - 1
 
-    Attributes:
-        metrics: The names of the runs whose curves are read, each with the metrics.
-        benchmarks: The names of the runs whose scores are read, each with the benchmarks.
-    """
 
-    window: int = 1
-    metrics: dict[str, set[str]] = field(default_factory=dict)
-    benchmarks: dict[str, set[str]] = field(default_factory=dict)
+def _highest(steps: list[int], values: list[float], window: int) -> float:
+    return max(smooth(values, window)[_first_full(values, window) :])
 
-    def curve(self, name: str, metric: str) -> tuple[list[int], list[float]]:
-        self.metrics.setdefault(name, set()).add(metric)
-        return [1, 2, 3, 4], [1.0] * 4
 
-    def score(self, name: str, benchmark: str, score: str, k: str) -> float:
-        self.benchmarks.setdefault(name, set()).add(benchmark)
-        return 1.0
+def _rise_step(steps: list[int], values: list[float], window: int) -> float:
+    smoothed = smooth(values, window)
+    return next(step for step, value in zip(steps, smoothed, strict=True) if value >= max(smoothed) / 2)
+
+
+def _fall_step(steps: list[int], values: list[float], window: int) -> float:
+    smoothed = smooth(values, window)
+    peak = max(range(_first_full(values, window), len(values)), key=smoothed.__getitem__)
+    middle = (smoothed[peak] + min(smoothed[peak:])) / 2
+    return next(step for step, value in zip(steps[peak:], smoothed[peak:], strict=True) if value <= middle)

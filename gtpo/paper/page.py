@@ -24,7 +24,7 @@ from gtpo.paper.matrix import (
     seeds_of_all,
     select_figures,
 )
-from gtpo.paper.measures import Runs
+from gtpo.paper.measures import SeedRuns, early, highest, late, mean, score
 from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results
 from gtpo.paper.verdicts import SIZES, check, verdict
 
@@ -32,9 +32,8 @@ DIRECTORY = Path("results") / "tiny"
 TEMPLATE, PAGE = Path("docs") / "reproduction.template.md", Path("docs") / "reproduction.md"
 README = Path("README.md")
 METRICS = tuple(name for name in LABELS if name not in SCORES)
-KINDS = ("early", "late", "highest", "mean")
+MEASURES = (early, late, highest, mean)
 VERDICTS = ("holds", "does not hold", "no difference", "undecided", "too few seeds", "not run")
-NOT_BELOW = {"fig2_stable_accuracy": 5.0, "fig2_stable_formatting": 5.0}  # points that their margins add
 EFFECTS = {  # the figure of the first page: group -> label -> claim
     f"{regime}, GTPO minus GRPO": {
         "accuracy": f"fig2_{regime}_accuracy",
@@ -92,12 +91,13 @@ def summarize(matrix: Matrix, results: Results) -> dict[str, Any]:
 
 
 def effects_of(claims: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The differences of ``EFFECTS``, in points; a claim not to be some points below is the difference without them."""
+    """The differences of ``EFFECTS``, in points, also of a claim that allows some."""
     by_name = {claim["name"]: claim for claim in claims}
+    allowed = {claim.name: claim.allowed for of_figure in CLAIMS.values() for claim in of_figure}
     effects = []
     for group, names in EFFECTS.items():
         for label, name in names.items():
-            margins = [margin - NOT_BELOW.get(name, 0.0) for margin in by_name[name]["margins"].values()]
+            margins = [margin - allowed[name] for margin in by_name[name]["margins"].values()]
             mean, half_width = _pair(margins) if len(margins) >= LEAST_SEEDS else (None, None)
             row = {"group": group, "label": label, "claim": name, "mean": mean, "half_width": half_width}
             effects.append(row | {"verdict": verdict(margins, SIZES["points"])})
@@ -110,12 +110,15 @@ def _summary_of(results: Results, name: str, window: int) -> dict[str, Any]:
     row: dict[str, Any] = {"seeds": seeds}
     for metric in (*METRICS, "step_time"):
         try:
-            runs = [Runs(results, seed, window)(name) for seed in seeds]
+            runs = [SeedRuns(results, seed, window) for seed in seeds]
             if metric == "step_time":
-                total = [sum(run.runs.curve(name, metric)[1]) / 60 for run in runs]
+                total = [sum(run.curve(name, metric)[1]) / 60 for run in runs]
                 row["minutes"] = round(sum(total) / len(total), 2)
             else:
-                row[metric] = {kind: list(_pair([getattr(run, kind)(metric) for run in runs])) for kind in KINDS}
+                row[metric] = {
+                    measure.__name__: list(_pair([measure(metric, name).value(run) for run in runs]))
+                    for measure in MEASURES
+                }
         except KeyError:
             continue
     for benchmark, entries in results.scores.get(name, {}).items():
@@ -184,15 +187,16 @@ def _tiny_table(matrix: Matrix, results: Results) -> str:
     return "\n".join(lines)
 
 
-def _seed_mean(matrix: Matrix, results: Results, variants: Sequence[Sequence[str]], benchmark: str, score: str) -> str:
+def _seed_mean(matrix: Matrix, results: Results, variants: Sequence[Sequence[str]], benchmark: str, name: str) -> str:
     """A cell: the mean over variants of each seed that has them all, then over seeds, with the 95 % interval."""
     values = []
     for seed in seeds_of_all(matrix, "tiny"):
-        runs = Runs(results, seed, matrix["tiny"]["window"])
+        seed_runs = SeedRuns(results, seed, matrix["tiny"]["window"])
         try:
-            values.append(sum(runs(*names).score(benchmark, score) for names in variants) / len(variants))
+            means = [score(benchmark, name, *runs).value(seed_runs) for runs in variants]
         except KeyError:
             continue
+        values.append(sum(means) / len(means))
     return mean_cell(*_pair(values)) if values else "-"
 
 

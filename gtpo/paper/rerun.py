@@ -6,7 +6,7 @@ from gtpo.errors import UsageError, nearest
 from gtpo.paper.claims import CLAIMS, Claim
 from gtpo.paper.matrix import Evaluation, Experiment, Matrix, experiment, plan_evaluations
 from gtpo.paper.results import Results
-from gtpo.paper.verdicts import check, digits_of, read_by
+from gtpo.paper.verdicts import check, digits_of
 
 
 def find_claims(names: Sequence[str]) -> list[Claim]:
@@ -15,7 +15,7 @@ def find_claims(names: Sequence[str]) -> list[Claim]:
     Raises:
         UsageError: If a name is unknown.
     """
-    known = {claim.__name__: claim for claims in CLAIMS.values() for claim in claims}
+    known = {claim.name: claim for claims in CLAIMS.values() for claim in claims}
     for name in names:
         if name not in known:
             raise UsageError(
@@ -26,15 +26,15 @@ def find_claims(names: Sequence[str]) -> list[Claim]:
 
 def claim_list() -> str:
     """The name of every claim, and its sentence below."""
-    return "\n".join(f"{claim.__name__}\n    {claim.__doc__}" for claims in CLAIMS.values() for claim in claims)
+    return "\n".join(f"{claim.name}\n    {claim.sentence}" for claims in CLAIMS.values() for claim in claims)
 
 
 def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Sequence[int]) -> tuple[list[Experiment], list[Evaluation]]:
     """The runs and evaluations that some claims read, at tiny scale; the first seed of all runs before the second."""
     benchmarks: dict[str, set[str]] = {}
-    for read in map(read_by, claims):
-        for name in [*read.metrics, *read.benchmarks]:
-            benchmarks.setdefault(name, set()).update(read.benchmarks.get(name, ()))
+    for measure in [measure for claim in claims for measure in claim.measures]:
+        for name in measure.runs:
+            benchmarks.setdefault(name, set()).update([measure.benchmark] if measure.benchmark else [])
     experiments = [experiment(matrix, "tiny", name, seed) for seed in dict.fromkeys(seeds) for name in benchmarks]
     needed = [(run, benchmark) for run in experiments for benchmark in sorted(benchmarks[run.name])]
     return experiments, plan_evaluations(matrix, "tiny", needed)

@@ -5,11 +5,10 @@ from typing import Any
 
 from gtpo.intervals import interval
 from gtpo.paper.claims import Claim
-from gtpo.paper.measures import Recorder, Runs
+from gtpo.paper.measures import SeedRuns
 from gtpo.paper.results import Results
 
 SIZES = {"points": 5.0, "nats": 0.05, "tokens": 2.0, "steps": 20.0, "10⁻³": 1.0}  # a smaller difference is none
-UNITS = {"entropy": "nats", "kl": "steps", "conflict_tokens": "tokens", "conflict_push": "10⁻³"}  # KL: its step alone
 
 
 def verdict(margins: Sequence[float], size: float | None) -> str:
@@ -32,24 +31,6 @@ def verdict(margins: Sequence[float], size: float | None) -> str:
     return "holds" if found.low > 0 else "does not hold" if found.high < 0 else "undecided"
 
 
-def read_by(claim: Claim) -> Recorder:
-    """The runs, metrics and benchmarks that a claim reads."""
-    recorder = Recorder()
-    claim(recorder)
-    return recorder
-
-
-def compares_runs(claim: Claim) -> bool:
-    """Whether the claim is about a difference: it has no margin if all runs are alike. The others have a threshold."""
-    return claim(Recorder()) == 0
-
-
-def unit_of(claim: Claim) -> str:
-    """The unit of the margin, a key of ``SIZES``."""
-    metrics = {metric for names in read_by(claim).metrics.values() for metric in names}
-    return next((UNITS[metric] for metric in sorted(metrics) if metric in UNITS), "points")
-
-
 def digits_of(unit: str) -> int:
     """Decimal places to print a margin with."""
     return {"nats": 3, "steps": 0, "10⁻³": 2}.get(unit, 1)
@@ -60,17 +41,16 @@ def check(claim: Claim, results: Results, seeds: Sequence[int], window: int) -> 
     margins = {}
     for seed in seeds:
         try:
-            margins[str(seed)] = round(claim(Runs(results, seed, window)), 4)
+            margins[str(seed)] = round(claim.margin(SeedRuns(results, seed, window)), 4)
         except KeyError:
             continue
-    read, unit = read_by(claim), unit_of(claim)
-    size = SIZES[unit] if compares_runs(claim) else None
+    size = SIZES[claim.unit] if claim.compares_runs else None
     found = interval(list(margins.values()))
     return {
-        "name": claim.__name__,
-        "claim": claim.__doc__,
-        "runs": [*dict.fromkeys([*read.metrics, *read.benchmarks])],
-        "unit": unit,
+        "name": claim.name,
+        "claim": claim.sentence,
+        "runs": claim.runs,
+        "unit": claim.unit,
         "size": size,
         "margins": margins,
         "mean": round(found.mean, 4) if found else None,

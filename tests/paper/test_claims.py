@@ -1,22 +1,31 @@
 """The claims: what they read, in which unit, and the verdict on their margins."""
 
-import inspect
 import math
 from typing import Any
 
 import pytest
 from paper_world import world
 
-from gtpo.paper import claims as module
 from gtpo.paper.claims import CLAIMS, Claim
 from gtpo.paper.matrix import figure_names, find_figure, groups_of, load_matrix, runs_of
-from gtpo.paper.measures import Recorder, Runs, quarters
+from gtpo.paper.measures import (
+    SeedRuns,
+    early,
+    fall,
+    fall_step,
+    highest,
+    late,
+    mean,
+    quarters,
+    rise_step,
+    score,
+)
 from gtpo.paper.results import Results
-from gtpo.paper.verdicts import SIZES, check, compares_runs, read_by, unit_of, verdict
+from gtpo.paper.verdicts import SIZES, check, verdict
 
 MATRIX = load_matrix()
 EACH = [(figure, claim) for figure, of_figure in CLAIMS.items() for claim in of_figure]
-each_claim = pytest.mark.parametrize(("figure", "claim"), EACH, ids=[claim.__name__ for _, claim in EACH])
+each_claim = pytest.mark.parametrize(("figure", "claim"), EACH, ids=[claim.name for _, claim in EACH])
 
 
 # Verdicts
@@ -56,25 +65,25 @@ def results(**runs: list[float]) -> Results:
 
 
 def test_measures_by_hand() -> None:
-    run = Runs(results(a=[0.0, 4.0, 8.0, 6.0, 2.0, 4.0, 0.0, 2.0]), 1, window=2)("a")
-    measured = [run.early("kl"), run.late("kl"), run.mean("kl"), run.highest("kl"), run.fall("kl")]
+    runs = SeedRuns(results(a=[0.0, 4.0, 8.0, 6.0, 2.0, 4.0, 0.0, 2.0]), 1, window=2)
+    measured = [measure("kl", "a").value(runs) for measure in (early, late, mean, highest, fall)]
     assert measured == [2.0, 1.0, 3.25, 7.0, 6.0]  # quarters: 2, 7, 3, 1; trailing means: 0, 2, 6, 7, 4, 3, 2, 1
     # half of 7 is reached at the third, (7 + 1) / 2 at the fifth
-    assert run.rise_step("kl") == 30 and run.fall_step("kl") == 50
-    noisy = Runs(results(a=[0.0, 4.0, 0.0, 8.0, 0.0, 0.0]), 1, window=2)("a")  # trailing means: 0, 2, 2, 4, 4, 0
-    assert noisy.rise_step("kl") == 20
+    assert rise_step("kl", "a").value(runs) == 30 and fall_step("kl", "a").value(runs) == 50
+    noisy = SeedRuns(results(a=[0.0, 4.0, 0.0, 8.0, 0.0, 0.0]), 1, window=2)  # trailing means: 0, 2, 2, 4, 4, 0
+    assert rise_step("kl", "a").value(noisy) == 20
 
 
 def test_first_value_before_the_window_is_full_is_no_peak() -> None:
-    run = Runs(results(a=[9.0, 0.0, 0.0, 4.0, 4.0, 0.0, 0.0]), 1, window=3)("a")
-    assert run.highest("kl") == 3.0 and run.fall("kl") == 3.0  # the last quarter, 0
-    assert run.fall_step("kl") == 40  # trailing means from the third on: 3, 4/3, 8/3, 8/3, 4/3
+    runs = SeedRuns(results(a=[9.0, 0.0, 0.0, 4.0, 4.0, 0.0, 0.0]), 1, window=3)
+    assert highest("kl", "a").value(runs) == 3.0 and fall("kl", "a").value(runs) == 3.0  # the last quarter, 0
+    assert fall_step("kl", "a").value(runs) == 40  # trailing means from the third on: 3, 4/3, 8/3, 8/3, 4/3
 
 
 def test_several_runs_are_their_mean() -> None:
-    runs = Runs(results(a=[1.0] * 4, b=[4.0, 4.0, 4.0, 2.0]), 1, window=1)
-    assert runs("a", "b").late("kl") == 1.5 and runs("a", "b").fall("kl") == 1.0
-    assert runs("a").late("kl") == 1.0
+    runs = SeedRuns(results(a=[1.0] * 4, b=[4.0, 4.0, 4.0, 2.0]), 1, window=1)
+    assert late("kl", "a", "b").value(runs) == 1.5 and fall("kl", "a", "b").value(runs) == 1.0
+    assert late("kl", "a").value(runs) == 1.0
 
 
 def test_quarters() -> None:
@@ -88,11 +97,13 @@ def test_scores_are_those_of_the_benchmark() -> None:
         "arithmetic": {"pass": {"32": 90.0}, "pass_lenient": {"1": 50.0}},
         "arithmetic_hard": {"maj": {"64": 5.0}},
     }
-    runs = Runs(Results({}, {"a": {name: {7: {"scores": table}} for name, table in tables.items()}}), 7, window=1)
-    assert runs("a").held_out("pass@32") == 90.0 and runs("a").held_out("pass_lenient@1") == 50.0
-    assert runs("a").harder("maj@64") == 5.0
+    scores = {"a": {name: {7: {"scores": table}} for name, table in tables.items()}}
+    runs = SeedRuns(Results({}, scores), 7, window=1)
+    assert score("arithmetic", "pass@32", "a").value(runs) == 90.0
+    assert score("arithmetic", "pass_lenient@1", "a").value(runs) == 50.0
+    assert score("arithmetic_hard", "maj@64", "a").value(runs) == 5.0
     with pytest.raises(KeyError):
-        runs("a").harder("pass@64")
+        score("arithmetic_hard", "pass@64", "a").value(runs)
 
 
 # Claims
@@ -133,17 +144,13 @@ def synthetic(seeds: int = 10) -> Results:
 
 @each_claim
 def test_a_claim_reads_only_what_its_figure_makes(figure: str, claim: Claim) -> None:
-    read = read_by(claim)
     groups = groups_of(MATRIX, figure, "tiny")
-    assert {*read.metrics, *read.benchmarks} <= set(runs_of(MATRIX, [figure], "tiny"))
-    for run, benchmarks in read.benchmarks.items():
-        made = {
-            benchmark
-            for title, curves in groups.items()
-            if run in curves.values()
-            for benchmark in find_figure(MATRIX, figure)["benchmarks"][title]
-        }
-        assert benchmarks <= made
+    assert set(claim.runs) <= set(runs_of(MATRIX, [figure], "tiny"))
+    for measure in claim.measures:
+        for run in measure.runs if measure.benchmark else ():
+            titles = [title for title, curves in groups.items() if run in curves.values()]
+            made = [find_figure(MATRIX, figure)["benchmarks"][title] for title in titles]
+            assert any(measure.benchmark in benchmarks for benchmarks in made)
 
 
 @each_claim
@@ -151,24 +158,19 @@ def test_a_claim_is_measured_and_named(figure: str, claim: Claim) -> None:
     checked = check(claim, synthetic(), range(1, 12), window=2)
     assert list(checked["margins"]) == [str(seed) for seed in range(1, 11)]  # no seed 11
     assert checked["verdict"] in ("holds", "does not hold", "no difference", "undecided")
-    assert checked["size"] == (SIZES[checked["unit"]] if compares_runs(claim) else None)
-    assert claim.__name__.startswith(f"{figure}_") and checked["claim"].endswith(".") and "\n" not in checked["claim"]
+    assert checked["size"] == (SIZES[checked["unit"]] if claim.compares_runs else None)
+    assert claim.name.startswith(f"{figure}_") and checked["claim"].endswith(".") and "\n" not in checked["claim"]
 
 
-def test_every_function_is_listed_once() -> None:
-    functions = [
-        function
-        for name, function in inspect.getmembers(module, inspect.isfunction)
-        if function.__module__ == module.__name__ and list(inspect.signature(function).parameters) == ["runs"]
-    ]
-    assert sorted(claim.__name__ for _, claim in EACH) == sorted(function.__name__ for function in functions)
+def test_every_figure_has_claims_with_different_names() -> None:
+    assert len({claim.name for _, claim in EACH}) == len({claim.sentence for _, claim in EACH}) == len(EACH) == 78
     paper = {name for name in figure_names(MATRIX) if name[:3] in ("fig", "tab")}
-    assert len(EACH) == 78 and paper <= {*CLAIMS} <= {*figure_names(MATRIX)}
+    assert paper <= {*CLAIMS} <= {*figure_names(MATRIX)}
 
 
 def test_claims_about_a_threshold() -> None:
-    """They have no verdict "no difference"; found because their margin is not 0 where all runs are alike, 1."""
-    margins = {claim.__name__: claim(Recorder()) for _, claim in EACH if not compares_runs(claim)}
+    """They have no verdict "no difference"; the margin of each where every measure of every run is 0."""
+    margins = {claim.name: claim.margin(constant(0.0)) for _, claim in EACH if not claim.compares_runs}
     assert margins == {
         "fig1_formatting_falls": -10,
         "fig1_formatting_falls_with_kl": -10,
@@ -177,40 +179,48 @@ def test_claims_about_a_threshold() -> None:
         "fig2_stable_grpo_does_not_collapse": 10,
         "fig3_correction_alone_degrades_in_accuracy": -10,
         "fig3_correction_alone_degrades_in_formatting": -10,
-        "fig4a_entropy_rises_without_filter": 1 - math.log(2),
-        "fig4a_entropy_stays_low_with_filter": math.log(2) - 1,
+        "fig4a_entropy_rises_without_filter": -math.log(2),
+        "fig4a_entropy_stays_low_with_filter": math.log(2),
         "fig4d_grpo_loses_formatting": -10,
         "fig4d_grpo_loses_accuracy": -10,
-        "fig4d_grpo_entropy_spikes": 1 - math.log(2),
-        "baselines_grpo_pushes_conflict_tokens_down": -1000,
+        "fig4d_grpo_entropy_spikes": -math.log(2),
+        "baselines_grpo_pushes_conflict_tokens_down": 0,
     }
+    assert claim_of("baselines_grpo_pushes_conflict_tokens_down").margin(constant(1.0)) == -1000
+    assert all(claim.margin(constant(1.0)) == 0 for _, claim in EACH if claim.compares_runs)
 
 
-def test_units() -> None:
-    others = {claim.__name__: unit_of(claim) for _, claim in EACH if unit_of(claim) != "points"}
-    assert others == {
-        "fig1_kl_reacts_late": "steps",
-        **{name: "nats" for name in (claim.__name__ for _, claim in EACH) if "entropy" in name and "repairs" not in name
-           and "control" not in name},
-        "fig5b_conflict_grows_with_groups": "tokens",
-        "baselines_grpo_pushes_conflict_tokens_down": "10⁻³",
-        "baselines_equal_weights_push_conflict_tokens_less_down": "10⁻³",
-    }  # fmt: skip
-    assert sum(unit == "nats" for unit in others.values()) == 10
+def test_the_unit_is_that_of_what_is_measured() -> None:
+    units = {"entropy": "nats", "conflict_tokens": "tokens", "conflict_push": "10⁻³", "kl": "steps"}  # KL: its step
+    for _, claim in EACH:
+        assert claim.unit == next((units[m.name] for m in claim.measures if m.name in units), "points"), claim.name
 
 
 def claim_of(name: str) -> Claim:
-    return next(claim for _, claim in EACH if claim.__name__ == name)
+    return next(claim for _, claim in EACH if claim.name == name)
 
 
-def with_late(**values: dict[str, float]) -> Runs:
+def constant(value: float) -> SeedRuns:
+    """Every run of the matrix with one value of all metrics and scores."""
+
+    class Constant(SeedRuns):
+        def curve(self, name: str, metric: str) -> tuple[list[int], list[float]]:
+            return [1, 2, 3, 4], [value] * 4
+
+        def score(self, name: str, benchmark: str, score: str) -> float:
+            return value
+
+    return Constant(Results({}, {}), 1, window=1)
+
+
+def with_late(**values: dict[str, float]) -> SeedRuns:
     """Runs with one value in the first three quarters, 0, and one in the last."""
     metrics: dict[str, Any] = {}
     for name, logged in values.items():
         metrics[name.replace("_", "-")] = {
             1: [{"step": step} | {key: value * (step == 4) for key, value in logged.items()} for step in (1, 2, 3, 4)]
         }
-    return Runs(Results(metrics, {}), 1, window=1)
+    return SeedRuns(Results(metrics, {}), 1, window=1)
 
 
 def test_the_sign_of_a_claim_is_that_of_the_paper() -> None:
@@ -222,7 +232,37 @@ def test_the_sign_of_a_claim_is_that_of_the_paper() -> None:
         "grpo-late-g8-beta1e-6": {"accuracy": 60.0},
         "grpo-late-g12-beta0": {"accuracy": 80.0},
     })  # fmt: skip
-    assert claim_of("fig2_late_accuracy")(runs) == 20.0
+    assert claim_of("fig2_late_accuracy").margin(runs) == 20.0
+
+
+def test_grpo_is_the_mean_over_both_betas() -> None:
+    """60 and 80 without KL, 55 with it: 15 points; the claim about accuracy reads other values."""
+    runs = with_late(**{
+        "grpo-g8-beta0": {"formatting": 60.0, "accuracy": 1.0},
+        "grpo-g8-beta1e-6": {"formatting": 80.0, "accuracy": 4.0},
+        "grpo-g8-beta0.04": {"formatting": 55.0, "accuracy": 0.5},
+    })  # fmt: skip
+    assert claim_of("fig5a_kl_costs_formatting").margin(runs) == 15.0
+    assert claim_of("fig5a_kl_costs_accuracy").margin(runs) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [  # the mean over G = 8 and 12 of GTPO minus the mean over both betas
+        ("fig2_stable_pass_1", 2.0),  # 12 - (10 + 11) / 2 and 14 - (9 + 14) / 2
+        ("fig2_stable_pass_32", 20.0),
+        ("fig2_stable_maj_32", 200.0),
+        ("fig2_stable_lenient_pass_1", 2000.0),
+    ],
+)
+def test_each_claim_about_scores_reads_its_own(name: str, expected: float) -> None:
+    """The four scores of a run differ by factors of ten."""
+    ones = {"gtpo-g8": 12, "gtpo-g12": 14, "grpo-g8-beta0": 10, "grpo-g8-beta1e-6": 11, "grpo-g12-beta0": 9}
+    scores: dict[str, Any] = {}
+    for run, one in (ones | {"grpo-g12-beta1e-6": 14}).items():
+        table = {"pass": {"1": one, "32": 10 * one}, "maj": {"32": 100 * one}, "pass_lenient": {"1": 1000 * one}}
+        scores[run] = {"arithmetic": {1: {"scores": table}}}
+    assert claim_of(name).margin(SeedRuns(Results({}, scores), 1, window=1)) == expected
 
 
 @each_claim
@@ -230,13 +270,12 @@ def test_in_the_world_of_the_paper_every_claim_holds(figure: str, claim: Claim) 
     assert check(claim, world(), [1, 2, 3], window=1)["verdict"] == "holds"
 
 
-def test_recorder_finds_exactly_the_runs() -> None:
-    read = read_by(claim_of("fig1_kl_reacts_late"))
-    assert read.metrics == {"grpo-late-g8-beta1e-6": {"kl", "formatting"}} and read.benchmarks == {}
-    read = read_by(claim_of("table1_late_maj_64"))
-    names = ("gtpo-late-g8", "grpo-late-g8-beta0", "grpo-late-g8-beta1e-6", "gtpo-late-g12", "grpo-late-g12-beta0")
-    assert read.metrics == {} and read.benchmarks == {name: {"arithmetic_hard"} for name in names}
-    assert Recorder().metrics == {}  # not shared
+def test_what_a_claim_reads() -> None:
+    kl = claim_of("fig1_kl_reacts_late")
+    assert kl.runs == ["grpo-late-g8-beta1e-6"] and [measure.name for measure in kl.measures] == ["kl", "formatting"]
+    table1 = claim_of("table1_late_maj_64")
+    names = ["gtpo-late-g8", "grpo-late-g8-beta0", "grpo-late-g8-beta1e-6", "gtpo-late-g12", "grpo-late-g12-beta0"]
+    assert table1.runs == names and {measure.benchmark for measure in table1.measures} == {"arithmetic_hard"}
 
 
 def test_a_seed_that_lacks_a_run_is_left_out() -> None:

@@ -11,12 +11,10 @@ from gtpo.files import CONFIGS
 from gtpo.paper.claims import CLAIMS
 from gtpo.paper.figures import draw_effects
 from gtpo.paper.matrix import load_matrix
-from gtpo.paper.measures import Recorder
 from gtpo.paper.page import (
     DIRECTORY,
     EFFECTS,
     METRICS,
-    NOT_BELOW,
     PAGE,
     README,
     TEMPLATE,
@@ -29,15 +27,14 @@ from gtpo.paper.page import (
     write_page,
 )
 from gtpo.paper.results import Results, read_results
-from gtpo.paper.verdicts import read_by, unit_of
 
 ROOT = CONFIGS.parent
 MATRIX = load_matrix()
 
 
 def test_condensed_results_have_every_metric_of_a_claim() -> None:
-    read = [read_by(claim) for claims in CLAIMS.values() for claim in claims]
-    assert {metric for one in read for metrics in one.metrics.values() for metric in metrics} <= {*METRICS}
+    measures = [measure for claims in CLAIMS.values() for claim in claims for measure in claim.measures]
+    assert {measure.name for measure in measures if measure.benchmark is None} <= {*METRICS}
 
 
 def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,13 +95,12 @@ def test_readme_table_has_mean_and_interval_over_seeds_strict_and_lenient() -> N
 
 def test_the_first_page_shows_differences_in_points() -> None:
     """Two claims are not to be 5 points below: their margins are the difference and 5, those of the others 0."""
-    claims = {claim.__name__: claim for of_figure in CLAIMS.values() for claim in of_figure}
-    for group in EFFECTS.values():
-        for name in group.values():
-            assert unit_of(claims[name]) == "points" and claims[name](Recorder()) == NOT_BELOW.get(name, 0.0)
+    claims = {claim.name: claim for of_figure in CLAIMS.values() for claim in of_figure}
+    shown = [claims[name] for group in EFFECTS.values() for name in group.values()]
+    assert all(claim.unit == "points" and (claim.compares_runs or claim.allowed) for claim in shown)
     checked = [{"name": name, "margins": {"1": 6.0, "2": 7.0, "3": 8.0}} for name in claims]
     effects = {effect["claim"]: effect for effect in effects_of(checked)}
-    assert len(effects) == 25 and set(NOT_BELOW) <= effects.keys()
+    assert len(effects) == 25 and sum(claim.allowed > 0 for claim in shown) == 2
     assert effects["fig2_stable_accuracy"] == {
         "group": "stable, GTPO minus GRPO",
         "label": "accuracy",

@@ -57,8 +57,8 @@ def test_claim_alone_lists_every_name_with_its_sentence(sandbox: Any, capsys: py
     assert sandbox.reproduce("claim") == 0
     lines = capsys.readouterr().out.splitlines()
     claims = [claim for of_figure in CLAIMS.values() for claim in of_figure]
-    assert lines[::2] == [claim.__name__ for claim in claims]
-    assert lines[1::2] == [f"    {claim.__doc__}" for claim in claims]
+    assert lines[::2] == [claim.name for claim in claims]
+    assert lines[1::2] == [f"    {claim.sentence}" for claim in claims]
     assert sandbox.calls() == []
 
 
