@@ -19,13 +19,13 @@ import sys
 
 from gtpo.errors import UsageError
 from gtpo.paper.figures import draw_all
-from gtpo.paper.launch import read_cluster, run_jobs
-from gtpo.paper.listing import commands, table
 from gtpo.paper.matrix import RUNS, SCALES, evaluations_of, experiments_of, load_matrix, seeds_of_all, select_figures
+from gtpo.paper.one_claim import claim_list, find_claims, report, work_of
 from gtpo.paper.page import write_page
-from gtpo.paper.rerun import claim_list, find_claims, report, work_of
 from gtpo.paper.results import read_results
 from gtpo.paper.runner import places_of, run_all
+from gtpo.paper.slurm import read_cluster, run_jobs
+from gtpo.paper.states import commands, table
 from gtpo.script import run_script
 
 

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from gtpo.arguments import PromptArguments, fields_of
 from gtpo.cli import parse_evaluation
 from gtpo.errors import UsageError
-from gtpo.paper.listing import commands
 from gtpo.paper.matrix import evaluations_of, experiments_of, figure_names, load_matrix
+from gtpo.paper.states import commands
 from gtpo.runs import RunDirectory
 
 MATRIX = load_matrix()

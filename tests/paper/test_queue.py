@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import submitit
 
-from gtpo.paper import launch
-from gtpo.paper.launch import Cluster, job_of, run_jobs
+from gtpo.paper import slurm as module
 from gtpo.paper.matrix import Evaluation, evaluations_of, experiments_of, figure_names, load_matrix
+from gtpo.paper.slurm import Cluster, job_of, run_jobs
 from gtpo.runs import RunDirectory
 
 MATRIX = load_matrix()
@@ -178,7 +178,7 @@ def simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Simulation:
     monkeypatch.setattr(submitit, "SlurmJob", lambda folder, job_id: queue.jobs[job_id])
     monkeypatch.setattr(submitit, "JobEnvironment", lambda: SimpleNamespace(job_id=queue.current))
     clock = SimpleNamespace(sleep=queue.tick, monotonic=itertools.count().__next__, strftime=lambda _: "now")
-    monkeypatch.setattr(launch, "time", clock)
+    monkeypatch.setattr(module, "time", clock)
     return queue
 
 
@@ -235,13 +235,13 @@ def test_a_run_that_fails_is_reported_and_the_others_are_evaluated(simulation: S
 
 def test_a_job_that_is_not_in_its_record_does_nothing(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command was killed between submission and record: the next one submits the run again."""
-    monkeypatch.setattr(launch.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
     (run, *_), _ = matrix()
     cluster = Cluster("slurm", None, {}, Path("jobs"))
     ((_, first),) = cluster.submit([run]).items()
-    launch.record_of(run).unlink()
+    module.record_of(run).unlink()
     ((_, second),) = cluster.submit([run]).items()
-    assert json.loads(launch.record_of(run).read_text())["id"] == second.job_id == "2_0"
+    assert json.loads(module.record_of(run).read_text())["id"] == second.job_id == "2_0"
     simulation.run(first)
     assert first.result_value == 0 and not simulation.completed
     simulation.run(second)

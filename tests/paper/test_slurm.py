@@ -20,8 +20,8 @@ import submitit
 from helpers.scripts import ROOT
 
 from gtpo.errors import UsageError
-from gtpo.paper import launch
-from gtpo.paper.launch import minutes, read_cluster
+from gtpo.paper import slurm as module
+from gtpo.paper.slurm import minutes, read_cluster
 from gtpo.runs import RunDirectory
 
 STEPS = 12
@@ -169,7 +169,7 @@ def slurm(slow: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
         (directory / name).write_text(f"#!{sys.executable} -IS\n" + (Path(__file__).parent / "slurm.py").read_text())
         (directory / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
-    monkeypatch.setattr(launch, "POLL_SECONDS", {"slurm": 0.1})
+    monkeypatch.setattr(module, "POLL_SECONDS", {"slurm": 0.1})
     monkeypatch.setattr(submitit.SlurmJob.watcher, "_delay_s", 0)
     return directory
 

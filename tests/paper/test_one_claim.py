@@ -7,7 +7,7 @@ import pytest
 from gtpo.errors import UsageError
 from gtpo.paper.claims import CLAIMS
 from gtpo.paper.matrix import load_matrix, seeds_of_all
-from gtpo.paper.rerun import find_claims, report, work_of
+from gtpo.paper.one_claim import find_claims, report, work_of
 from gtpo.paper.results import Results
 
 MATRIX = load_matrix()

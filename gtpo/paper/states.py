@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Sequence
 
 from gtpo.checkpoints import MANIFEST
-from gtpo.paper.launch import job_of
 from gtpo.paper.matrix import UNITS, Evaluation, Experiment, Matrix, runs_of
+from gtpo.paper.slurm import job_of
 
 STATES = ("finished", "running", "queued", "interrupted", "missing")
 
