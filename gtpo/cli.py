@@ -46,7 +46,7 @@ from gtpo.flags import (
     without_alias,
 )
 from gtpo.help_page import print_help
-from gtpo.runs import RunDirectory, find_runs, method_of
+from gtpo.runs import OUTPUTS, RunDirectory, find_runs, method_of
 from gtpo.start import check_same_policy
 from gtpo.validation import batch_geometry, check_values, evaluation_settings
 
@@ -225,7 +225,7 @@ def _check_resumed(method: str, early: argparse.Namespace) -> None:
 
 def _newest_run(method: str) -> str:
     """The newest run of a method below outputs/ that is unfinished or has a checkpoint."""
-    for run in reversed(find_runs([Path("outputs")])):
+    for run in reversed(find_runs([OUTPUTS])):
         if (not run.is_finished or run.has_checkpoint) and method_of(run) == method:
             return str(run.path)
     raise UsageError(f"--resume: outputs/ has no run of train_{method}.py to continue: name one, --resume RUN.")
@@ -233,7 +233,7 @@ def _newest_run(method: str) -> str:
 
 def _named_run(method: str, model: str, dataset: str, run_name: str) -> str:
     """The directory of a run without --output_dir."""
-    return str(Path("outputs") / f"{method}-{Path(model).name}-{Path(dataset).name.partition('.')[0]}-{run_name}")
+    return str(OUTPUTS / f"{method}-{Path(model).name}-{Path(dataset).name.partition('.')[0]}-{run_name}")
 
 
 def _check_rewards_of(run: RunDirectory, names: Sequence[str], named_by_user: bool) -> None:
@@ -319,7 +319,7 @@ def _early_flags(method: str, argv: Sequence[str]) -> argparse.Namespace:
         run = RunDirectory(early.resume)
         early.config = early.config or str(run.config)
         if not run.path.is_dir():
-            known = [str(other.path) for other in find_runs([Path("outputs")])]
+            known = [str(other.path) for other in find_runs([OUTPUTS])]
             raise UsageError(f"--resume: {early.resume} is not a directory{nearest(early.resume, known)}: name a run.")
     settings = read_yaml(early.config) if early.config else {}
     early.model = early.model or settings.get("model") or ModelArguments.model

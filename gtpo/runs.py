@@ -13,6 +13,13 @@ from gtpo.checkpoints import MANIFEST
 from gtpo.errors import UsageError
 from gtpo.files import read_yaml
 
+OUTPUTS = Path("outputs")
+FILES = {  # what a run directory may have: the files that show it
+    "settings": ("config.yaml",),
+    "metrics": ("metrics.jsonl",),
+    "weights": ("adapter/adapter_config.json", "model/config.json"),
+}
+
 
 def run_label(label: str) -> tuple[str, int | None]:
     """Name and seed of a run: ``gtpo-g8-s2`` is gtpo-g8 with seed 2, ``gtpo-g8-s2@best`` is gtpo-g8@best.
@@ -21,6 +28,14 @@ def run_label(label: str) -> tuple[str, int | None]:
     """
     match = re.fullmatch(r"(.+)-s(\d+)((?:@.*)?)", label)
     return (match[1] + match[3], int(match[2])) if match else (label, None)
+
+
+def label_of(directory: Path) -> str:
+    """The label of a run: its path below outputs/, joined with dashes; elsewhere the name of the directory."""
+    directory, root = directory.resolve(), OUTPUTS.resolve()
+    if directory == RunDirectory(directory.parent).adapter:
+        directory = directory.parent
+    return "-".join(directory.relative_to(root).parts) if directory.is_relative_to(root) else directory.name
 
 
 @dataclass(frozen=True)
@@ -97,7 +112,7 @@ class RunDirectory:
     @property
     def is_finished(self) -> bool:
         """Whether the final adapter or model is saved."""
-        return (self.adapter / "adapter_config.json").is_file() or (self.model / "config.json").is_file()
+        return any((self.path / name).is_file() for name in FILES["weights"])
 
     @property
     def has_checkpoint(self) -> bool:
@@ -164,12 +179,16 @@ def run_of(directory: str | Path) -> RunDirectory:
     return RunDirectory(directory.parent.parent if directory.parent.name == "wandb" else directory)
 
 
-def find_runs(places: Iterable[Path], *, finished: bool = False) -> list[RunDirectory]:
-    """The runs below some directories, least recently written first; ``finished``: only those with final weights."""
-    names = ("adapter/adapter_config.json", "model/config.json") if finished else ("config.yaml",)
-    found = {path for place in places for name in names for path in place.rglob(name)}
+def find_runs(places: Iterable[Path], having: str = "settings") -> list[RunDirectory]:
+    """The runs below some directories, least recently written first.
+
+    Args:
+        places: Directories of runs, or of offline wandb runs (:func:`run_of`).
+        having: What a run must have, a key of ``FILES``.
+    """
+    found = {path: name for place in places for name in FILES[having] for path in run_of(place).path.rglob(name)}
     ordered = sorted(found, key=lambda path: path.stat().st_mtime)
-    return [RunDirectory(path.parent.parent if finished else path.parent) for path in ordered]
+    return [RunDirectory(path.parents[found[path].count("/")]) for path in ordered]
 
 
 def method_of(run: RunDirectory) -> str | None:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import shlex
 import uuid
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from gtpo.arguments import Settings
 from gtpo.files import write_atomically
-from gtpo.runs import RunDirectory
+from gtpo.runs import RunDirectory, run_label
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ def start_wandb(settings: Settings) -> Any:
         "name": name,
         "id": identity.read_text(),
         "resume": "allow",
-        "group": re.sub(r"-s(eed)?\d+$", "", name),
+        "group": run_label(name)[0],
         "dir": str(run_directory.path),
         "settings": wandb.Settings(
             silent=True,

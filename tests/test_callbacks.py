@@ -149,7 +149,7 @@ def test_wandb_groups_runs_that_differ_only_in_the_seed(tmp_path: Path, monkeypa
         (tmp_path / name).mkdir(exist_ok=True)
         return str(wandb_run(tmp_path / name).group)
 
-    assert group("gtpo-llama-gsm8k-g12-s1") == group("gtpo-llama-gsm8k-g12-s2") == group("gtpo-llama-gsm8k-g12-seed17")
+    assert group("gtpo-llama-gsm8k-g12-s1") == group("gtpo-llama-gsm8k-g12-s2") == group("gtpo-llama-gsm8k-g12-s17")
     names = [
         "gtpo-llama-gsm8k-g12",
         "gtpo-llama-gsm8k-g8",

@@ -1,12 +1,13 @@
 """The run directory: its readers, and the command that resumes it."""
 
+import os
 import shlex
 from pathlib import Path
 
 import pytest
 
 from gtpo.errors import UsageError
-from gtpo.runs import RunDirectory, resume_command
+from gtpo.runs import RunDirectory, find_runs, label_of, resume_command, run_label
 
 
 def test_a_damaged_line_of_the_metrics_is_named_and_a_truncated_last_one_skipped(tmp_path: Path) -> None:
@@ -39,3 +40,37 @@ def test_tables_of_completions_are_ordered_by_step(tmp_path: Path) -> None:
         (tmp_path / "completions" / f"completions_{step:05}.parquet").touch()
     names = [path.stem[-5:] for path in RunDirectory(tmp_path).completion_tables()]
     assert names == ["00001", "00002", "00010"]
+
+
+def test_the_label_of_a_run_is_its_path_below_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert label_of(Path("outputs/a/b-s1")) == label_of(Path("outputs/a/b-s1/adapter")) == "a-b-s1"
+    assert label_of(Path("elsewhere/b-s1")) == label_of(Path("elsewhere/b-s1/adapter")) == "b-s1"
+
+
+def test_name_and_seed_of_a_run() -> None:
+    assert run_label("gtpo-g8-s2") == ("gtpo-g8", 2) and run_label("gtpo-g8-s12@best") == ("gtpo-g8@best", 12)
+    assert run_label("gtpo-g8") == ("gtpo-g8", None) and run_label("gtpo-g8-seed2") == ("gtpo-g8-seed2", None)
+
+
+def test_runs_are_found_by_what_they_have_the_last_written_last(tmp_path: Path) -> None:
+    files = [
+        "b/config.yaml",
+        "b/metrics.jsonl",
+        "a/config.yaml",
+        "a/adapter/adapter_config.json",
+        "full/model/config.json",
+    ]
+    for seconds, name in enumerate([*files, "of another program/metrics.jsonl"]):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (seconds, seconds))
+
+    def found(*places: Path, having: str = "settings") -> list[str]:
+        return [run.path.name for run in find_runs(places, having)]
+
+    assert found(tmp_path) == ["b", "a"] and found(tmp_path, tmp_path / "a") == ["b", "a"]
+    assert found(tmp_path, having="weights") == ["a", "full"]
+    assert found(tmp_path, having="metrics") == ["b", "of another program"]
+    assert found(tmp_path / "b/wandb/offline-run-1", having="metrics") == ["b"]
+    assert found(tmp_path / "missing") == []

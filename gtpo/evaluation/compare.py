@@ -18,8 +18,7 @@ from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k
 from gtpo.evaluation.scores import Entry, sizes_up_to
-from gtpo.evaluation.targets import label_of
-from gtpo.runs import run_label
+from gtpo.runs import label_of, run_label
 
 logger = logging.getLogger(__name__)
 

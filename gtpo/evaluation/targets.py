@@ -14,12 +14,11 @@ from gtpo.backend import gpu_is_available, is_installed
 from gtpo.errors import UsageError, nearest
 from gtpo.model_files import check_model_files
 from gtpo.models import resolve_model
-from gtpo.runs import RunDirectory, find_runs
+from gtpo.runs import OUTPUTS, RunDirectory, find_runs, label_of
 from gtpo.tiny import is_tiny_path
 
 logger = logging.getLogger(__name__)
 
-OUTPUTS = Path("outputs")
 LAST = EvaluationArguments.checkpoint
 
 
@@ -47,7 +46,7 @@ def newest_run() -> str:
     Raises:
         UsageError: If there is none.
     """
-    runs = find_runs([OUTPUTS], finished=True)
+    runs = find_runs([OUTPUTS], having="weights")
     if not runs:
         raise UsageError(
             f"no finished run under {OUTPUTS}/: train one (`python train_gtpo.py --model tiny --dataset arithmetic` on "
@@ -100,7 +99,7 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
     """
     directory = Path(name)
     if not directory.is_dir():
-        known = [str(run.path) for run in find_runs([OUTPUTS], finished=True)]
+        known = [str(run.path) for run in find_runs([OUTPUTS], having="weights")]
         raise UsageError(
             f"--adapter {name} is not a directory{nearest(name, known)}: expected a run directory or an adapter."
         )
@@ -117,7 +116,7 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
     adapter = {LAST: run.adapter, "best": run.best}.get(checkpoint, run.checkpoint(checkpoint))
     if not _is_adapter(adapter):
         available = _available_checkpoints(run)
-        runs = [] if available else [str(run.path) for run in reversed(find_runs([directory], finished=True))]
+        runs = [] if available else [str(run.path) for run in reversed(find_runs([directory], having="weights"))]
         if runs:
             more = f" and {len(runs) - 5} more" * (len(runs) > 5)
             raise UsageError(
@@ -127,14 +126,6 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
         raise UsageError(f"{name} has no {adapter.name}/adapter_config.json: {how}.")
     suffix = "" if checkpoint == LAST else f"@{checkpoint}"
     return Target(label_of(directory) + suffix, adapter, checkpoint)
-
-
-def label_of(directory: Path) -> str:
-    """The label of a run: its path below outputs/, joined with dashes; elsewhere the name of the directory."""
-    directory, root = directory.resolve(), OUTPUTS.resolve()
-    if directory == RunDirectory(directory.parent).adapter:
-        directory = directory.parent
-    return "-".join(directory.relative_to(root).parts) if directory.is_relative_to(root) else directory.name
 
 
 def adapter_config(adapter: Path) -> dict[str, Any]:

@@ -11,13 +11,12 @@ from typing import Any
 
 from gtpo.checkpoints import latest_complete
 from gtpo.errors import UsageError, nearest
-from gtpo.evaluation.targets import label_of
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.runs import RunDirectory
+from gtpo.runs import OUTPUTS, RunDirectory, label_of
 from gtpo.sources import BENCHMARKS
 
 SCALES = ("tiny", "paper")
-RUNS = Path("outputs") / "reproduce"
+RUNS = OUTPUTS / "reproduce"
 UNITS = {"tiny": "CPU minutes", "paper": "GPU hours"}  # of the costs
 Matrix = dict[str, Any]
 

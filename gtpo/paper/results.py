@@ -9,7 +9,7 @@ from typing import Any
 
 from gtpo.errors import UsageError
 from gtpo.run_metrics import is_held_out
-from gtpo.runs import RunDirectory, run_label, run_of
+from gtpo.runs import find_runs, run_label
 
 METRICS_FILE, SCORES_FILE = "metrics.parquet", "evaluation.json"  # condensed results
 
@@ -44,7 +44,7 @@ def read_results(places: list[Path]) -> Results:
     for place in places:
         if (place / METRICS_FILE).is_file():
             _read_condensed(place, results)
-    for run in _runs_with_metrics(places):
+    for run in find_runs(places, having="metrics"):
         name, seed = split_name(run.path)
         if seed is None:
             seed = int(run.read_config().get("seed", 0)) if run.config.is_file() else 0
@@ -59,12 +59,6 @@ def read_results(places: list[Path]) -> Results:
             if entry["adapter"]:
                 add_score(results, entry)
     return results
-
-
-def _runs_with_metrics(places: Iterable[Path]) -> list[RunDirectory]:
-    """Least recently logged first."""
-    files = {path for place in places for path in run_of(place).path.rglob(RunDirectory(place).metrics.name)}
-    return [RunDirectory(path.parent) for path in sorted(files, key=lambda path: path.stat().st_mtime)]
 
 
 def add_score(results: Results, entry: dict[str, Any]) -> None:
