@@ -41,8 +41,8 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panel
     Returns:
         The matplotlib figure.
     """
-    panels = {metric: _plain(label) for metric, label in (panels or panels_of(runs.values())).items()}
-    runs = {_plain(name): rows for name, rows in runs.items()}
+    panels = {metric: plain_text(label) for metric, label in (panels or panels_of(runs.values())).items()}
+    runs = {plain_text(name): rows for name, rows in runs.items()}
     figure, axes = grid(1, len(panels))
     for axis, (metric, label) in zip(axes[0], panels.items(), strict=True):
         for number, (name, rows) in enumerate(runs.items()):
@@ -77,7 +77,7 @@ def _plot_lenient(axis: Any, name: str, rows: list[dict[str, Any]], window: int,
         axis.plot(steps, curves[0], label=f"{name}, any format", **style)
 
 
-def _plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """Text as matplotlib shows it unchanged; between two dollar signs it reads mathematics."""
     return text.replace("$", r"\$")
 

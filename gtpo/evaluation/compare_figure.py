@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import BENCHMARK_TITLES
-from gtpo.curves import COLORS, grid
+from gtpo.curves import COLORS, grid, plain_text
 from gtpo.evaluation.compare import Comparison
 
 
@@ -40,7 +40,7 @@ def draw_comparisons(comparisons: Sequence[Comparison], output: str) -> list[str
 
 def _plot_differences(axis: Any, comparisons: Sequence[Comparison]) -> None:
     """A line per score: the difference in points and its 95 % interval; standard error over seeds as a thick bar."""
-    first, second = (_plain(name) for name in comparisons[0].names)
+    first, second = (plain_text(name) for name in comparisons[0].names)
     benchmarks = list(dict.fromkeys(c.benchmark for c in comparisons))
     for height, c in enumerate(reversed(comparisons)):
         color = COLORS[benchmarks.index(c.benchmark) % len(COLORS)]
@@ -50,7 +50,7 @@ def _plot_differences(axis: Any, comparisons: Sequence[Comparison]) -> None:
             span = [c.difference - error, c.difference + error]
             axis.plot(span, [height, height], color=color, linewidth=6, alpha=0.35, solid_capstyle="butt")
         axis.plot([c.difference], [height], color=color, marker="o", markersize=5)
-    labels = [f"{BENCHMARK_TITLES.get(c.benchmark, _plain(c.benchmark))}, {c.metric}" for c in reversed(comparisons)]
+    labels = [f"{_title(c.benchmark)}, {c.metric}" for c in reversed(comparisons)]
     axis.set_yticks(range(len(labels)), labels, fontsize=8)
     axis.set_ylim(-0.6, len(labels) - 0.4)
     axis.axvline(0, color="black", linewidth=1)
@@ -62,7 +62,7 @@ def _plot_differences(axis: Any, comparisons: Sequence[Comparison]) -> None:
 
 def _plot_problems(axis: Any, comparison: Comparison) -> None:
     """Each problem at its two scores; the area of a circle is the number of problems there."""
-    first, second = (_plain(name) for name in comparison.names)
+    first, second = (plain_text(name) for name in comparison.names)
     pairs = Counter(zip(*([round(100 * value, 1) for value in side] for side in comparison.per_problem), strict=True))
     sides = {"better": lambda x, y: y > x, "worse": lambda x, y: y < x, "equal": lambda x, y: y == x}
     for (name, holds), color, count in zip(
@@ -84,11 +84,11 @@ def _plot_problems(axis: Any, comparison: Comparison) -> None:
     axis.set_ylim(-3, 103)
     axis.set_xlabel(f"pass@1 of {first} (%)", fontsize=8)
     axis.set_ylabel(f"pass@1 of {second} (%)", fontsize=8)
-    axis.set_title(f"{BENCHMARK_TITLES.get(comparison.benchmark, _plain(comparison.benchmark))}: problems", fontsize=9)
+    axis.set_title(f"{_title(comparison.benchmark)}: problems", fontsize=9)
     legend = axis.legend(fontsize=7, loc="best", title=f"{second}:", title_fontsize=7)
     for handle in legend.legend_handles:
         handle.set_sizes([20])
 
 
-def _plain(text: str) -> str:
-    return text.replace("$", r"\$")
+def _title(benchmark: str) -> str:
+    return BENCHMARK_TITLES.get(benchmark, plain_text(benchmark))
