@@ -6,17 +6,14 @@ from collections.abc import Sequence
 
 from gtpo.checkpoints import MANIFEST
 from gtpo.paper.matrix import UNITS, Evaluation, Experiment, Matrix, runs_of
-from gtpo.paper.slurm import job_of
 
-STATES = ("finished", "running", "queued", "interrupted", "missing")
+STATES = ("finished", "running", "interrupted", "missing")
 
 
 def state_of(experiment: Experiment) -> str:
-    """One of ``STATES``: finished has final weights, interrupted has a checkpoint, queued is with Slurm."""
+    """One of ``STATES``: finished has final weights, interrupted has a checkpoint."""
     if experiment.is_finished:
         return "finished"
-    if job := job_of(experiment):
-        return "running" if job.state == "RUNNING" else "queued"
     if experiment.log.is_file():
         with experiment.log.open() as log:
             try:

@@ -1,4 +1,4 @@
-"""A queue in place of Slurm: sbatch, srun, scontrol and sacct, all this file under other names, in a directory.
+"""A queue in place of Slurm: sbatch, squeue, srun, scontrol and sacct, all this file under other names, in a directory.
 
 One process per job runs the script of the batch file; files hold its state. ``scontrol requeue`` marks a job, which is
 then run again when its script has ended.
@@ -74,6 +74,10 @@ def scontrol(verb: str, job: str) -> None:
         with contextlib.suppress(OSError):
             if os.getpgid(int(path.name)) == os.getpgrp() and b"train_" in (path / "cmdline").read_bytes():
                 os.kill(int(path.name), signal.SIGKILL)
+
+
+def squeue(*_: str) -> None:
+    print(*(path.name for path in (HERE / "states").iterdir() if path.read_text() not in ENDED), sep="\n")
 
 
 def sacct(*_: str) -> None:

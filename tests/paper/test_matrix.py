@@ -175,7 +175,7 @@ def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureF
         ("grpo-late-g8-beta0.04-s1", "missing"),
         ("gtpo-late-correction-only-s1", "missing"),
     }
-    assert total.startswith("5 runs: 1 finished, 1 running, 0 queued, 1 interrupted, 2 missing; about 2 CPU minutes")
+    assert total.startswith("5 runs: 1 finished, 1 running, 1 interrupted, 2 missing; about 2 CPU minutes")
     assert sandbox.calls() == []
 
 
@@ -191,7 +191,7 @@ def test_list_of_all_at_paper_scale(sandbox: Any, capsys: pytest.CaptureFixture[
     one = 7473 * 8 * 1.2 / 3600  # Fig. 4b: three GTPO runs on LLaMA and GSM8K, G = 8
     (line,) = [line for line in by_figure.splitlines() if line.startswith("fig4b ")]
     assert line.split()[1:] == ["3", "runs", f"{3 * one:.1f}", "GPU", "hours,", f"{3 * one:.1f}", "remaining"]
-    assert total.startswith("104 runs: 0 finished, 0 running, 0 queued, 0 interrupted, 104 missing; about 1708 GPU")
+    assert total.startswith("104 runs: 0 finished, 0 running, 0 interrupted, 104 missing; about 1708 GPU")
 
 
 def test_a_part_of_the_matrix(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,7 @@
-"""The whole matrix of the paper in a simulated queue: jobs are preempted and killed, and so is the command."""
+"""The whole matrix of the paper in a simulated queue: jobs are preempted and killed."""
 
 import contextlib
 import itertools
-import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import submitit
 
 from gtpo.paper import slurm as module
 from gtpo.paper.matrix import Evaluation, evaluations_of, experiments_of, figure_names, load_matrix
-from gtpo.paper.slurm import Cluster, job_of, run_jobs
+from gtpo.paper.slurm import Cluster, run_jobs
 from gtpo.runs import RunDirectory
 
 MATRIX = load_matrix()
@@ -27,7 +26,7 @@ class Preempted(BaseException):
 
 
 class Killed(BaseException):
-    """SIGKILL of a job, or of the command."""
+    """SIGKILL of a job."""
 
 
 class Simulation:
@@ -37,14 +36,13 @@ class Simulation:
         self.random = random.Random(seed)
         self.jobs: dict[str, SimulatedJob] = {}
         self.arrays = itertools.count(1)
-        self.current = ""
         self.fails = ""  # label of a run
         self.completed: Counter[str] = Counter()
         self.events: Counter[str] = Counter()
         self.rest = 0.0  # chance that a step is preempted, or killed
 
     def tick(self, seconds: float) -> None:
-        """Start one of the jobs that wait for no other; the command dies in one of 20 ticks."""
+        """Start one of the jobs that wait for no other."""
         ready = [
             job
             for job in self.jobs.values()
@@ -54,12 +52,8 @@ class Simulation:
         owners = Counter(job.function.work.label for job in self.jobs.values() if not job.done())
         assert set(owners.values()) == {1}
         self.run(self.random.choice(ready))
-        if self.random.random() < 0.05 and self.rest:
-            self.events["command killed"] += 1
-            raise Killed
 
     def run(self, job: "SimulatedJob") -> None:
-        self.current = job.job_id
         try:
             job.result_value = job.function()
             job.state = "COMPLETED"
@@ -175,10 +169,7 @@ def simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Simulation:
     Script.simulation = queue
     monkeypatch.setattr("gtpo.paper.runner.subprocess.Popen", Script)
     monkeypatch.setattr(submitit, "AutoExecutor", Executor)
-    monkeypatch.setattr(submitit, "SlurmJob", lambda folder, job_id: queue.jobs[job_id])
-    monkeypatch.setattr(submitit, "JobEnvironment", lambda: SimpleNamespace(job_id=queue.current))
-    clock = SimpleNamespace(sleep=queue.tick, monotonic=itertools.count().__next__, strftime=lambda _: "now")
-    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=queue.tick))
     return queue
 
 
@@ -194,15 +185,14 @@ def test_every_run_and_evaluation_is_complete_once(simulation: Simulation) -> No
     cluster, commands, messages = Cluster("slurm", None, {}, Path("jobs")), 0, ["not started"]
     while messages:
         commands += 1
-        with contextlib.suppress(Killed):
-            messages = run_jobs(experiments, evaluations, cluster)
-            assert all("was killed 3 times" in message for message in messages)
+        messages = run_jobs(experiments, evaluations, cluster)
+        assert all("was killed in job" in message for message in messages)
     expected = {run.label for run in experiments}
     expected |= {str(work.result(run)) for work in evaluations for run in work.experiments}
     assert len(expected) == 104 + 84 * 4
     assert simulation.completed == dict.fromkeys(expected, 1)
     assert all(work.is_finished for work in [*experiments, *evaluations])
-    assert commands > 3 and simulation.events["preempted"] > 50 and simulation.events["killed"] > 20
+    assert commands > 1 and simulation.events["preempted"] > 50 and simulation.events["killed"] > 20
     submitted = len(simulation.jobs)
     assert run_jobs(experiments, evaluations, cluster) == [] and len(simulation.jobs) == submitted  # nothing is left
 
@@ -231,19 +221,3 @@ def test_a_run_that_fails_is_reported_and_the_others_are_evaluated(simulation: S
     simulation.fails = ""
     assert run_jobs(experiments, evaluations, cluster) == []
     assert simulation.completed == dict.fromkeys(simulation.completed, 1) and len(simulation.completed) == 104 + 84 * 4
-
-
-def test_a_job_that_is_not_in_its_record_does_nothing(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command was killed between submission and record: the next one submits the run again."""
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
-    (run, *_), _ = matrix()
-    cluster = Cluster("slurm", None, {}, Path("jobs"))
-    ((_, first),) = cluster.submit([run]).items()
-    module.record_of(run).unlink()
-    ((_, second),) = cluster.submit([run]).items()
-    assert json.loads(module.record_of(run).read_text())["id"] == second.job_id == "2_0"
-    simulation.run(first)
-    assert first.result_value == 0 and not simulation.completed
-    simulation.run(second)
-    assert second.result_value == 0 and simulation.completed == {run.label: 1}
-    assert job_of(run) is None

@@ -1,7 +1,6 @@
 """Jobs of submitit: its local executor with kills, its Slurm executor with a queue in place of Slurm, the options."""
 
 import contextlib
-import json
 import os
 import random
 import signal
@@ -43,6 +42,8 @@ if "--resume" in flags:
 run.mkdir(parents=True, exist_ok=True)
 for step in range(len(steps) + 1, STEPS + 1):
     time.sleep(0.05)
+    while step == 6 and pathlib.Path("hold").exists():
+        time.sleep(0.05)
     value = random.Random(value).random()
     steps.append(json.dumps({"step": step, "accuracy": value, "formatting": 1.0, "entropy": 0.1}))
     (run / "metrics.jsonl").write_text("\\n".join(steps) + "\\n")
@@ -121,26 +122,52 @@ def processes(sandbox: Any, *words: str) -> list[psutil.Process]:
     return found
 
 
-def test_a_figure_survives_the_kill_of_two_jobs_and_of_the_command(slow: Any) -> None:
-    """With jobs of this machine: both jobs are killed with all their processes, then the command that started them."""
+def kill(job: psutil.Process) -> None:
+    for process in [*job.children(recursive=True), job]:
+        process.kill()
+
+
+def test_a_figure_survives_the_kill_of_a_job_and_of_the_command(slow: Any) -> None:
+    """With jobs of this machine: one job is killed with all its processes, and the command that started them.
+
+    The other job continues, and the next command waits for it.
+    """
     argv = ["fig2", "--seeds", "1", "--only", "gtpo-g", "--slurm", "cluster=local", "parallel=2"]
+    (slow / "hold").touch()
     with open(slow / "driver.log", "w") as log:
         driver = subprocess.Popen([sys.executable, "-c", DRIVER, *argv], stdout=log, stderr=log)
     try:
         wait_for(lambda: {"gtpo-g8-s1 5", "gtpo-g12-s1 5"} <= {*steps_of(slow)})
-        killed = processes(slow, "submitit.local._local")
-        assert len(killed) == 2
-        for job in killed:
-            for process in [*job.children(recursive=True), job]:
-                process.kill()
-        wait_for(lambda: processes(slow, "train_gtpo.py", "--resume"))  # submitted again
     finally:
         driver.kill()
         driver.wait()
+    (script,) = processes(slow, "train_gtpo.py", "gtpo-g12-s1")
+    kill(script.parent())
+    (slow / "hold").unlink()
     assert slow.reproduce(*argv) == 0
     check_runs(slow, "gtpo-g8-s1", "gtpo-g12-s1")
     steps = Counter(steps_of(slow))
     assert all(count == 1 for step, count in steps.items() if int(step.split()[1]) <= 4)  # before the checkpoint
+    assert Counter((slow / "starts").read_text().split()) == {"gtpo-g8-s1": 1, "gtpo-g12-s1": 2}
+
+
+def test_a_killed_job_is_reported_and_the_same_command_resumes_it(
+    slow: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["fig2", "--seeds", "1", "--only", "gtpo-g8", "--slurm", "cluster=local"]
+    (slow / "hold").touch()
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(slow.reproduce(*argv)))
+    thread.start()
+    wait_for(lambda: "gtpo-g8-s1 5" in steps_of(slow))
+    (job,) = processes(slow, "submitit.local._local")
+    kill(job)
+    (slow / "hold").unlink()
+    thread.join(timeout=60)
+    assert codes == [1]
+    assert "gtpo-g8-s1 was killed in job " in capsys.readouterr().out
+    assert slow.reproduce(*argv) == 0
+    check_runs(slow, "gtpo-g8-s1")
 
 
 def test_a_preempted_job_is_requeued_and_loses_no_step(slow: Any) -> None:
@@ -165,7 +192,7 @@ def slurm(slow: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of a queue in place of Slurm, first in PATH."""
     directory = slow / "slurm"
     (directory / "states").mkdir(parents=True)
-    for name in ("sbatch", "srun", "scontrol", "sacct", "run"):
+    for name in ("sbatch", "squeue", "srun", "scontrol", "sacct", "run"):
         (directory / name).write_text(f"#!{sys.executable} -IS\n" + (Path(__file__).parent / "slurm.py").read_text())
         (directory / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
@@ -205,15 +232,12 @@ def test_jobs_of_slurm(slow: Any, slurm: Path, capsys: pytest.CaptureFixture[str
     assert slow.reproduce(*figure, *cluster) == 0 and len(list(slurm.glob("*.sh"))) == 2  # nothing is left
 
 
-def test_list_asks_slurm(slow: Any, slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, job, state in (("gtpo-g8-s1", "7_0", "RUNNING"), ("gtpo-g12-s1", "7_1", "PENDING")):
-        record = slow / f"outputs/reproduce/tiny/logs/{name}.job"
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(json.dumps({"cluster": "slurm", "folder": str(slow.path), "id": job}))
+def test_a_second_command_is_refused_while_jobs_are_queued(slow: Any, slurm: Path) -> None:
+    for job, state in (("100_0", "RUNNING"), ("100_1", "PENDING"), ("99", "COMPLETED")):
         (slurm / "states" / job).write_text(state)
-    assert slow.reproduce("fig5b", "--seeds", "1", "--list") == 0
-    states = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[:2]]
-    assert states == [["gtpo-g8-s1", "running"], ["gtpo-g12-s1", "queued"]]
+    with pytest.raises(UsageError, match="2 jobs with the name gtpo are in the queue: wait for them, cancel them with"):
+        slow.reproduce("fig2", "--seeds", "1", "--slurm", "partition=long")
+    assert not list(slurm.glob("*.sh"))
 
 
 def test_the_options_of_slurm(slurm: Path, tmp_path: Path) -> None:
@@ -265,9 +289,11 @@ def test_time_limits(limit: str, expected: int) -> None:
         (["parallel=0"], r"--slurm parallel=0: expected a number of jobs, at least 1"),
         (["parallel=many"], r"--slurm parallel=many: expected a number of jobs"),
         (["cluster=sge"], r"--slurm cluster=sge: expected slurm, or local"),
-        (["gpus_per_node=8"], r"--slurm gpus_per_node=8: each run is one task on one GPU; examples/slurm/train.sbatch"),
-        (["nodes=2"], r"--slurm nodes: each run is one task on one GPU; examples/slurm/train.sbatch"),
-        (["array_parallelism=4"], r"--slurm array_parallelism: .* parallel=N"),
+        (
+            ["nodes=2"],
+            r"--slurm nodes is not available: each run is one task on one GPU, .* examples/slurm/train\.sbatch",
+        ),
+        (["array_parallelism=4"], r"--slurm array_parallelism is not available: .* parallel=N limits"),
         (["cluster=local", "parallel=2"], r"--slurm cluster=local has one GPU: remove parallel, or use --gpus 0 1"),
     ],
 )
