@@ -11,7 +11,7 @@ from gtpo.bars import CompletionBar
 from gtpo.data import load_benchmark, load_user_benchmark
 from gtpo.environment import environment
 from gtpo.errors import UsageError, nearest
-from gtpo.evaluation.judge import Judge, load_judge
+from gtpo.evaluation.user_grader import Judge, load_judge
 from gtpo.evaluation.sampling import Sampler, Sampling, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.storage import (
     CompletionFile,

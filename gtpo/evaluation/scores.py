@@ -14,7 +14,7 @@ from tqdm import tqdm
 from gtpo.arguments import PromptArguments
 from gtpo.environment import git_revision
 from gtpo.errors import UsageError
-from gtpo.evaluation.judge import Judge
+from gtpo.evaluation.user_grader import Judge
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
 from gtpo.evaluation.storage import Row, check_keys, find_completion_files, read_completions, scores_path
 from gtpo.files import write_atomically

@@ -10,7 +10,7 @@ import evaluate
 from gtpo.arguments import EvaluationArguments
 from gtpo.errors import RunError, UsageError
 from gtpo.evaluation.jobs import load_problems
-from gtpo.evaluation.judge import load_judge
+from gtpo.evaluation.user_grader import load_judge
 
 JUDGE = """
 def runs(completions, tests, prompts=None, **columns):
