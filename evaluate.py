@@ -1,7 +1,7 @@
 """Evaluate models on GSM8K, MATH, AIME, AMC, arithmetic or your problems: k completions each, pass@k and maj@k.
 
     python evaluate.py --benchmarks aime24 aime25 amc23 --k 64               # the newest finished run under outputs/
-    python evaluate.py --benchmarks gsm8k --k 32 --adapter base outputs/RUN  # a run, and the model it was trained from
+    python evaluate.py --benchmarks gsm8k --k 32 --runs base outputs/RUN  # a run, and the model it was trained from
     python evaluate.py --benchmarks math500 --model qwen --k 8               # a base model
     python evaluate.py --benchmarks my_test.csv --k 8                        # your problems: columns prompt and answer
     python evaluate.py --regrade                                             # grade the stored completions again
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    flags = parse_evaluation()
+    flags, given = parse_evaluation()
     from gtpo.evaluation.compare import compare_sides, find_sides, format_comparisons, group_seeds
     from gtpo.evaluation.jobs import find_stored_jobs, select_benchmarks
     from gtpo.evaluation.scores import grade, write_results
@@ -36,8 +36,8 @@ def main() -> None:
         print(format_comparisons(compare_sides(find_sides(flags.compare, flags.output_dir, benchmarks))))
         return
     try:
-        jobs = sample(flags) if flags.adapter or flags.model or not flags.regrade else find_stored_jobs(flags)
-        entries = [grade(job.path, job.problems, job.dropped, job.judge) for job in jobs]
+        jobs = sample(flags) if flags.runs or flags.model or not flags.regrade else find_stored_jobs(flags, given)
+        entries = [grade(job.path, job.problems, job.dropped, job.grader) for job in jobs]
     except KeyboardInterrupt:
         print("\nevaluate.py: interrupted; run the same command again to resume.", file=sys.stderr)
         sys.exit(130)
@@ -55,9 +55,9 @@ def sample(flags: EvaluationArguments) -> "list[Job]":
     from gtpo.evaluation.targets import newest_run
 
     select_benchmarks(flags)  # raises
-    if not flags.adapter and not flags.model:
-        flags.adapter = [newest_run()]
-        print(f"Evaluating {flags.adapter[0]}, the newest finished run (--adapter RUN selects another).", flush=True)
+    if not flags.runs and not flags.model:
+        flags.runs = [newest_run()]
+        print(f"Evaluating {flags.runs[0]}, the newest finished run (--runs RUN selects another).", flush=True)
     jobs, sampling, load = plan(flags)
     if not flags.regrade:
         for job in jobs:

@@ -52,7 +52,7 @@ def main() -> None:
     training += ["--max_steps", "12"] if flags.small else []
     run("train_gtpo.py", *training, "--output_dir", gtpo)
     sampling = ["--benchmarks", "arithmetic", "--k", "1", "--limit", problems]
-    run("evaluate.py", *sampling, "--adapter", "base", gtpo, "--output_dir", evaluation)
+    run("evaluate.py", *sampling, "--runs", "base", gtpo, "--output_dir", evaluation)
     run("figures.py", "--runs", gtpo, "--labels", "GTPO", "--output", str(directory / "curves.png"))
 
     entries = json.loads((directory / "evaluation" / "results.json").read_text())["results"]

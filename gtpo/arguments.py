@@ -66,7 +66,7 @@ class DataArguments:
     solution_column: str = field(
         default="solution", metadata={"help": "Column of your data with the reference completion, for SFT."}
     )
-    limit_rows: int | None = field(default=None, metadata={"help": "Only the first N usable rows."})
+    limit: int | None = field(default=None, metadata={"help": "Only the first N usable rows."})
     eval_dataset: str | None = field(
         default=None,
         metadata={
@@ -90,8 +90,8 @@ class DataArguments:
     )
 
     def __post_init__(self) -> None:
-        if self.limit_rows is not None and self.limit_rows < 1:
-            raise UsageError(f"--limit_rows is {self.limit_rows}: expected at least 1.")
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"--limit is {self.limit}: expected at least 1.")
 
 
 NO_PROMPT = "none"  # --system_prompt
@@ -375,7 +375,7 @@ class EvaluationArguments:
             "Hub id (owner/name)."
         },
     )
-    adapter: list[str] = field(
+    runs: list[str] = field(
         default_factory=list,
         metadata={
             "help": "Run directories or adapter directories, side by side in one table; `base` is the model they were "
@@ -384,7 +384,7 @@ class EvaluationArguments:
     )
     model: str | None = field(
         default=None,
-        metadata={"help": "Base model to evaluate, without --adapter: tiny, smol, llama, qwen, a Hub id or a path."},
+        metadata={"help": "Base model to evaluate, without --runs: tiny, smol, llama, qwen, a Hub id or a path."},
     )
     checkpoint: str = field(
         default="last", metadata={"help": "Adapter of a run: last (the final one), best, or the number of a step."}
@@ -401,11 +401,11 @@ class EvaluationArguments:
         default="prompt", metadata={"help": "Column of your benchmark with the question, or with a conversation."}
     )
     answer_column: str = field(default="answer", metadata={"help": "Column of your benchmark with the gold answer."})
-    judge: str | None = field(
+    grader: str | None = field(
         default=None,
         metadata={
-            "help": "Function that judges your benchmark in place of the grader, as file.py:function or "
-            "module:function: a reward function, right above 0."
+            "help": "Function that grades your benchmark, as file.py:function or module:function: a reward function; a "
+            "completion is correct above 0."
         },
     )
     k: int = field(default=64, metadata={"help": "Completions per problem."})
@@ -452,7 +452,6 @@ class EvaluationArguments:
         metadata={"help": "Grade stored completions again without a model: all, or those of --benchmarks."},
     )
     overwrite: bool = field(default=False, metadata={"help": "Discard stored completions and sample them again."})
-    given: frozenset[str] = field(default=frozenset(), init=False)  # names that the user set
 
     @property
     def prompt(self) -> dict[str, Any]:
@@ -480,7 +479,7 @@ class EvaluationArguments:
             raise UsageError(
                 f"--temperature 0 samples the same completion {self.k} times: add --k 1, or set a temperature above 0."
             )
-        for name in ("adapter", "model", "regrade", "overwrite"):
+        for name in ("runs", "model", "regrade", "overwrite"):
             if self.compare and getattr(self, name):
                 raise UsageError(f"--compare reads stored scores and --{name} evaluates: give one of them.")
         if self.regrade and self.overwrite:

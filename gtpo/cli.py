@@ -35,11 +35,11 @@ from gtpo.backend import check_driver, choose_backend, gpu_is_available, limit_o
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.flags import (
-    ALIASES,
     REMOVED,
     TRUE,
     check_flags,
     given_on,
+    name_of,
     one_spelling,
     refuse_unknown,
     similar,
@@ -146,8 +146,8 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     return _build_settings(method, classes, values)
 
 
-def parse_evaluation(argv: Sequence[str] | None = None) -> EvaluationArguments:
-    """Read ``--config`` and command line of an evaluation.
+def parse_evaluation(argv: Sequence[str] | None = None) -> tuple[EvaluationArguments, set[str]]:
+    """The settings of an evaluation, from ``--config`` and the command line, and the names of those that are given.
 
     Raises:
         UsageError: If a key or value is invalid.
@@ -159,8 +159,7 @@ def parse_evaluation(argv: Sequence[str] | None = None) -> EvaluationArguments:
         raise SystemExit(0)
     config = _known_flags(argv, "config").config
     arguments = EvaluationArguments(**_read([EvaluationArguments], [config] if config else [], argv))
-    arguments.given = frozenset(given_on(argv) | (read_yaml(config).keys() if config else set()))
-    return arguments
+    return arguments, given_on(argv) | set(map(name_of, read_yaml(config) if config else ()))
 
 
 # Presets and the machine
@@ -375,7 +374,7 @@ def _as_flags(path: str | Path, fields: Mapping[str, dataclasses.Field[Any]]) ->
     """
     words: list[str] = []
     for key, value in read_yaml(path).items():
-        name = ALIASES.get(key, key)
+        name = name_of(key)
         if name in COMMAND_LINE_ONLY:
             raise UsageError(f"{path}: {key!r} is for the command line only.")
         if name in REMOVED and value == REMOVED[name]:

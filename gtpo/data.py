@@ -114,7 +114,7 @@ def _load_held_out(data: DataArguments, dry_run: bool, prompt_format: PromptForm
     name = str(data.eval_dataset)
     if name in BENCHMARK_TITLES and data.eval_split is not None:
         raise UsageError(f"--eval_split is for your own data, and {name} is evaluated on its test split: remove it.")
-    data = replace(data, dataset=name, split=data.eval_split, limit_rows=None)
+    data = replace(data, dataset=name, split=data.eval_split, limit=None)
     return _load("--eval_dataset", data, list(BENCHMARK_TITLES), "test", 0, dry_run, prompt_format)
 
 
@@ -142,10 +142,10 @@ def _load(
     else:
         source = (TRAIN if split == "train" else BENCHMARKS)[name]
         if dry_run and data.data_dir is None:
-            empty = [""] * min(source.rows, data.limit_rows or source.rows)
+            empty = [""] * min(source.rows, data.limit or source.rows)
             return _to_dataset(dict.fromkeys(("prompt", "answer", "solution"), empty))
         rows = _read(name, source, data.data_dir)
-    return _with_prompts(rows[: data.limit_rows], prompt_format)
+    return _with_prompts(rows[: data.limit], prompt_format)
 
 
 def _with_prompts(rows: Sequence[Row], prompt_format: PromptFormat) -> "Dataset":
@@ -181,8 +181,8 @@ def load_user_benchmark(name: str, source: str, flags: EvaluationArguments) -> t
     """The problems of your benchmark as rows {id, question, gold}, and why rows were dropped -> their number.
 
     A question may be a conversation. A row whose gold answer the grader cannot read, so that no completion could be
-    right, is dropped and counted. With ``--judge`` a gold answer can be anything, or missing, and a row has the key
-    ``columns``: its values as the judge gets them.
+    right, is dropped and counted. With ``--grader`` a gold answer can be anything, or missing, and a row has the key
+    ``columns``: its values as the grader gets them.
 
     Args:
         name: Its name in the ids.
@@ -193,21 +193,21 @@ def load_user_benchmark(name: str, source: str, flags: EvaluationArguments) -> t
         UsageError: If it cannot be read or lacks a column, or no row is left.
     """
     table = read_table(source, flags.split, "test", flags.dataset_config)
-    judged = flags.judge is not None
-    columns = _columns_of(table, flags, ("prompt", "answer"), required=("prompt",) if judged else ("prompt", "answer"))
-    kept, dropped = _usable(table, {"prompt": columns["prompt"]} if judged else columns)
+    by_user = flags.grader is not None
+    columns = _columns_of(table, flags, ("prompt", "answer"), required=("prompt",) if by_user else ("prompt", "answer"))
+    kept, dropped = _usable(table, {"prompt": columns["prompt"]} if by_user else columns)
     roles = {column: role for role, column in columns.items()}
     problems: list[Row] = []
     for row, place in kept:
         problem = {"id": f"{name}/{len(problems)}", "question": _question(row[columns["prompt"]], place)}
-        if judged:
+        if by_user:
             values = {roles.get(column, column): value for column, value in row.items()}
             gold = values.get("answer")
             problem |= {"gold": gold if isinstance(gold, str) else repr(gold)}
             problem |= {"columns": {column: value for column, value in values.items() if column != "prompt"}}
         else:
             problem |= {"gold": _answer(row[columns["answer"]], f"{place}: column {columns['answer']!r}")}
-        if judged or is_correct(problem["gold"], problem["gold"]):
+        if by_user or is_correct(problem["gold"], problem["gold"]):
             problems.append(problem)
         else:
             dropped["without a readable gold answer"].append(place)
@@ -270,7 +270,7 @@ def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: s
     roles = _columns_of(table, data, ("prompt", "answer", "solution"), required=("prompt",))
     kept, dropped = _usable(table, {role: name for role, name in roles.items() if role != "solution"})
     _report_dropped(table, dropped)
-    kept = kept[: data.limit_rows]
+    kept = kept[: data.limit]
     columns: dict[str, list[Any]] = {}
     for role, name in roles.items():
         if role == "prompt":

@@ -17,6 +17,7 @@ from gtpo.arguments import fields_of
 from gtpo.errors import UsageError, nearest
 
 ALIASES = {"G": "num_generations"}
+EARLIER = {"adapter": "runs", "judge": "grader", "limit_rows": "limit"}  # names of the last release, for one more
 ELSEWHERE = {  # usual names in other projects -> ours
     "lr": ("learning_rate",),
     "batch_size": ("prompts_per_step", "per_device_train_batch_size"),
@@ -134,11 +135,16 @@ def one_spelling(error: argparse.ArgumentError) -> str:
     return text.rstrip(".") + "."
 
 
+def name_of(setting: str) -> str:
+    """The name of a setting that is given by its short or earlier name."""
+    return (ALIASES | EARLIER).get(setting, setting)
+
+
 def without_alias(word: str) -> str:
-    """A word of the command line with G spelled out."""
+    """A word of the command line with G spelled out, and an earlier name of an option as the name of today."""
     flag, equals, value = word.partition("=")
-    target = ALIASES.get(flag.removeprefix("--")) if flag.startswith("--") else None
-    return f"--{target}{equals}{value}" if target else word
+    name = flag.removeprefix("--").replace("-", "_")
+    return f"--{name_of(name)}{equals}{value}" if flag.startswith("--") and name_of(name) != name else word
 
 
 def given_on(argv: Sequence[str]) -> set[str]:

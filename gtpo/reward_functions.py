@@ -43,8 +43,8 @@ TRAINING = Purpose(
     frozenset(FROM_TRL - {"environments"}),
     "correct it, then continue from the last checkpoint with --resume or start again",
 )
-JUDGING = Purpose(
-    "--judge", "judge", frozenset({"prompts", "completions"}), "correct it, then run the same command again"
+GRADING = Purpose(
+    "--grader", "grader", frozenset({"prompts", "completions"}), "correct it, then run the same command again"
 )
 
 

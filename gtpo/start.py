@@ -19,6 +19,7 @@ from gtpo.checkpoints import MANIFEST, delete, latest_complete, sorted_checkpoin
 from gtpo.environment import environment
 from gtpo.errors import UsageError, nearest
 from gtpo.files import write_atomically
+from gtpo.flags import name_of
 from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.runs import RunDirectory, resume_command
 
@@ -210,10 +211,11 @@ def _check_held_out(run: RunDirectory, settings: Settings) -> None:
         UsageError: Names the setting that chooses them.
     """
     stored, new = run.read_config() if run.config.is_file() else {}, settings.to_dict()
+    stored = {name_of(name): value for name, value in stored.items()}
     rows, dataset = stored.get("eval_rows"), stored.get("eval_dataset")
     if rows is None and dataset is None and new["eval_rows"] is not None and new["eval_dataset"] is None:
         raise UsageError(f"{run.path} trains on all its rows: --eval_rows holds out none; name others, --eval_dataset.")
-    names = [*["eval_rows", "eval_dataset"] * bool(rows or dataset), *["seed", "dataset", "limit_rows"] * bool(rows)]
+    names = [*["eval_rows", "eval_dataset"] * bool(rows or dataset), *["seed", "dataset", "limit"] * bool(rows)]
     for name in names:
         if stored.get(name) != new.get(name):
             raise UsageError(

@@ -220,7 +220,7 @@ def end_lines(settings: Settings, rows: Rows, seconds: float | None) -> list[str
     if held_out := held_out_text(rows, run.read_best()):
         lines.append(held_out)
     if settings.data.dataset in BENCHMARK_TITLES:
-        what = ["--adapter", str(run.path)] if settings.model.lora_rank else ["--model", str(run.model)]
+        what = ["--runs", str(run.path)] if settings.model.lora_rank else ["--model", str(run.model)]
         lines.append(f"Evaluate: python evaluate.py --benchmarks {settings.data.dataset} {shlex.join(what)}")
     else:
         lines.append(f"Use it: {trained / 'README.md'} has a quick start")

@@ -44,7 +44,7 @@ def test_a_gpu_without_kernels_is_refused(gpu: None, monkeypatch: pytest.MonkeyP
 
 
 def choose_sampler() -> None:
-    sampling.choose_backend("auto", tiny=True)
+    sampling.choose_sampler("auto", tiny=True)
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_a_system_prompt_without_the_tags_of_the_rewards_is_a_warning(
 
 def test_rows_have_the_prompt_and_the_tags() -> None:
     form = PromptArguments(tags=THINK, system_prompt="Be brief.").format
-    paper, rows = (load_train(DataArguments("arithmetic", limit_rows=2), 0, False, f) for f in (PAPER, form))
+    paper, rows = (load_train(DataArguments("arithmetic", limit=2), 0, False, f) for f in (PAPER, form))
     assert [turn["content"] for turn in rows[0]["prompt"]] == ["Be brief.", paper[0]["prompt"][1]["content"]]
     assert rows[0]["solution"] == paper[0]["solution"].replace("reasoning>", "think>")
     demonstrations = to_demonstrations(rows, {"enable_thinking": False})

@@ -89,17 +89,17 @@ def test_the_datasets_of_the_paper_refuse_names_of_columns(name: str, flag: str)
 
 
 def test_splits_and_limits_of_the_datasets_of_the_paper(data_dir: Path) -> None:
-    assert len(load_train(DataArguments("math", limit_rows=7), dry_run=True)) == 7
+    assert len(load_train(DataArguments("math", limit=7), dry_run=True)) == 7
     assert len(load_train(DataArguments("gsm8k", split="test"), dry_run=True)) == 1319
-    rows = load_train(DataArguments("gsm8k", str(data_dir), split="test", limit_rows=3))
+    rows = load_train(DataArguments("gsm8k", str(data_dir), split="test", limit=3))
     first = json.loads((data_dir / "gsm8k_test.jsonl").read_text().partition("\n")[0])
     assert len(rows) == 3 and rows["prompt"][0] == to_messages(first["question"])
     held_out = load_train(DataArguments("arithmetic", split="test"))
     assert len(held_out) == 500 and held_out["prompt"][0] != load_train(DataArguments("arithmetic"))["prompt"][0]
     with pytest.raises(UsageError, match=r"^--split is 'dev': gsm8k has the splits train and test\.$"):
         load_train(DataArguments("gsm8k", split="dev"), dry_run=True)
-    with pytest.raises(UsageError, match="--limit_rows is 0: expected at least 1"):
-        DataArguments(limit_rows=0)
+    with pytest.raises(UsageError, match="--limit is 0: expected at least 1"):
+        DataArguments(limit=0)
 
 
 # ---- rows that cannot be used ----
@@ -110,7 +110,7 @@ def test_dropped_rows_are_counted_by_reason_and_the_limit_counts_the_others(
 ) -> None:
     text = 'task,gold\na,1\n" ",2\nb,\n,\n"c\nc",3\nd,4\n'
     with caplog.at_level(logging.WARNING):
-        rows = load("own.csv", text, **NAMED, limit_rows=2)
+        rows = load("own.csv", text, **NAMED, limit=2)
     assert rows["answer"][:] == ["1", "3"] and rows["prompt"][1] == to_messages("c\nc")
     expected = r"3 of 6 rows dropped: 2 with an empty prompt \(first: line 3 of \S+own\.csv\), "
     assert re.search(expected + r"1 with an empty answer \(first: line 4 of \S+own\.csv\)", caplog.text)

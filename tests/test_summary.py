@@ -179,7 +179,7 @@ def test_the_end_has_scores_files_and_a_command_that_can_be_pasted(tmp_path: Pat
         "evaluate.py",
         "--benchmarks",
         "arithmetic",
-        "--adapter",
+        "--runs",
         str(run.path),
     ]
 

@@ -143,7 +143,7 @@ def _read_entries(directory: Path, output_dir: Path) -> list[Entry]:
     if not paths:
         raise UsageError(
             f"--compare {directory} has no scores, and {output_dir} has none of it: expected a directory such as "
-            "outputs/evaluation/RUN, or a run that `evaluate.py --adapter` has evaluated."
+            "outputs/evaluation/RUN, or a run that `evaluate.py --runs` has evaluated."
         )
     return [entry for path in paths for entry in _entries_of(path)]
 

@@ -1,7 +1,7 @@
 """Jobs, each one model on one benchmark: planned from the flags or found in the output directory, and run."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,6 @@ from gtpo.bars import CompletionBar
 from gtpo.data import load_benchmark, load_user_benchmark
 from gtpo.environment import environment
 from gtpo.errors import UsageError, nearest
-from gtpo.evaluation.user_grader import Judge, load_judge
 from gtpo.evaluation.sampling import Sampler, Sampling, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.storage import (
     CompletionFile,
@@ -25,9 +24,10 @@ from gtpo.evaluation.storage import (
     scores_path,
 )
 from gtpo.evaluation.targets import Target, short_name
+from gtpo.evaluation.user_grader import UserGrader, load_user_grader
 from gtpo.rows import is_user_data, short_name_of
 
-DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column", "judge")  # --regrade reads them
+DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column")  # --regrade reads them
 STORED_FLAGS = (  # --regrade reads them from the completion files
     "checkpoint",
     "k",
@@ -48,11 +48,11 @@ STORED_FLAGS = (  # --regrade reads them from the completion files
 
 
 class Problems(NamedTuple):
-    """The problems of a benchmark, {id, question, gold}, why rows of your data are none -> their number, the judge."""
+    """The problems of a benchmark, {id, question, gold}, why rows of your data are none -> their number, the grader."""
 
     rows: list[Row]
     dropped: Mapping[str, int]
-    judge: Judge | None = None
+    grader: UserGrader | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Job:
         settings: Everything that determines the completions; a file with other settings is refused.
         about: What else the file records: model, adapter, checkpoint and environment.
         dropped: As in :class:`Problems`.
-        judge: ``--judge``, where it judges this benchmark.
+        grader: ``--grader``, where it grades this benchmark.
     """
 
     path: Path
@@ -73,7 +73,7 @@ class Job:
     settings: Row
     about: Row
     dropped: Mapping[str, int] = field(default_factory=dict)
-    judge: Judge | None = None
+    grader: UserGrader | None = None
 
     @property
     def adapter(self) -> Path | None:
@@ -117,7 +117,7 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
                 f"{selected[name]} and {source} are both called {name} in tables and files: rename one, or evaluate "
                 "them into different --output_dir."
             )
-    for flag in DATA_FLAGS[1:]:
+    for flag in (*DATA_FLAGS[1:], "grader"):
         if getattr(flags, flag) != getattr(EvaluationArguments, flag) and not selected.keys() - BENCHMARK_TITLES:
             raise UsageError(f"--{flag} is for a benchmark of your own, and --benchmarks names none: remove it.")
     return selected
@@ -138,8 +138,8 @@ def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int
     if name in BENCHMARK_TITLES:
         return Problems(load_benchmark(name, flags.data_dir)[:limit], {})
     rows, dropped = load_user_benchmark(name, source, flags)
-    judge = load_judge(flags.judge, ["prompt", *rows[0]["columns"]]) if flags.judge else None
-    return Problems(rows[:limit], dropped, judge)
+    grader = load_user_grader(flags.grader, ["prompt", *rows[0]["columns"]]) if flags.grader else None
+    return Problems(rows[:limit], dropped, grader)
 
 
 def plan_jobs(
@@ -169,7 +169,7 @@ def plan_jobs(
     sources = select_benchmarks(flags)
     jobs = []
     for target, prompt in zip(targets, prompts, strict=True):
-        for name, (rows, dropped, judge) in problems.items():
+        for name, (rows, dropped, grader) in problems.items():
             settings: dict[str, Any] = {
                 "benchmark": name,
                 "problems": len(rows),
@@ -188,25 +188,29 @@ def plan_jobs(
                 "data": {
                     "source": sources[name],
                     **{flag: getattr(flags, flag) for flag in DATA_FLAGS},
-                    "judge": flags.judge if judge else None,
+                    "judge": flags.grader if grader else None,
                 },
             }
             path = Path(flags.output_dir) / (target.label or f"base-{short_name(model)}") / f"{name}.jsonl"
             if not flags.overwrite:
                 check_settings(path, settings, rows)
-            jobs.append(Job(path, rows, settings, about, dropped, judge))
+            jobs.append(Job(path, rows, settings, about, dropped, grader))
     return jobs
 
 
-def find_stored_jobs(flags: EvaluationArguments) -> list[Job]:
+def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) -> list[Job]:
     """The jobs whose completions are stored in the output directory: all, or those of ``--benchmarks``.
+
+    Args:
+        flags: The flags.
+        given: The names of those that the user has set.
 
     Raises:
         UsageError: If a flag is given that is stored with the completions, there are no completions, or the problems of
             a benchmark have changed.
     """
-    if given := [name for name in STORED_FLAGS if name in flags.given]:
-        raise UsageError(f"--regrade reads --{given[0]} from the stored completions: remove it.")
+    if stored_flags := [name for name in STORED_FLAGS if name in given]:
+        raise UsageError(f"--regrade reads --{stored_flags[0]} from the stored completions: remove it.")
     sources = select_benchmarks(flags) if flags.benchmarks else None
     paths = find_completion_files(Path(flags.output_dir), sources)
     if not paths:
@@ -219,14 +223,14 @@ def find_stored_jobs(flags: EvaluationArguments) -> list[Job]:
         head = read_completions(path)[0]
         stored = head["about"]["data"]
         source = sources[path.stem] if sources else stored["source"]
-        known = {flag: stored[flag] for flag in DATA_FLAGS if flag in stored and flag not in flags.given}
-        if (judge := stored.get("judge")) and "judge" not in flags.given:
+        known = {flag: stored[flag] for flag in DATA_FLAGS if flag in stored and flag not in given}
+        if (grader := stored.get("judge")) and not flags.grader:
             raise UsageError(
-                f"{path} was judged by {judge}, which --regrade does not import unasked because it is code: if you "
-                f"trust it, add --judge {shlex.quote(judge)}."
+                f"{path} was graded by {grader}, which --regrade does not import unasked because it is code: if you "
+                f"trust it, add --grader {shlex.quote(grader)}."
             )
         limit = head["settings"].get("problems")
-        rows, dropped, judge = load_problems(path.stem, source, replace(flags, **known), limit)
+        rows, dropped, grader = load_problems(path.stem, source, replace(flags, **known), limit)
         if problems_hash(rows) != head["settings"].get("problems_hash"):
             raise UsageError(
                 f"{path} was created from other problems than {source} has now: "
@@ -236,7 +240,7 @@ def find_stored_jobs(flags: EvaluationArguments) -> list[Job]:
                     else "name the directory of their data files with --data_dir."
                 )
             )
-        jobs.append(Job(path, rows, head["settings"], head["about"], dropped, judge))
+        jobs.append(Job(path, rows, head["settings"], head["about"], dropped, grader))
     return jobs
 
 

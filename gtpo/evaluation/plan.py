@@ -25,13 +25,13 @@ def plan(flags: EvaluationArguments) -> tuple[list[Job], sampling.Sampling, Call
         UsageError: If a flag, a benchmark, a run or stored completions do not fit.
     """
     benchmarks = select_benchmarks(flags)
-    targets = find_targets(flags.adapter, flags.model, flags.checkpoint)
+    targets = find_targets(flags.runs, flags.model, flags.checkpoint)
     base = base_model(targets, flags.model)
     if flags.backend == "auto":
         refuse_large_model_without_gpu(flags.model or base)
     problems = {name: load_problems(name, source, flags, flags.limit) for name, source in benchmarks.items()}
     model = resolve_base_model(base, targets, flags.model)
-    backend = sampling.choose_backend(flags.backend, is_tiny(model))
+    backend = sampling.choose_sampler(flags.backend, is_tiny(model))
     how = sampling.Sampling(
         k=flags.k,
         temperature=flags.temperature,

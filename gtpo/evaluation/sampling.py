@@ -94,7 +94,7 @@ class Sampler(Protocol):
         ...
 
 
-def choose_backend(backend: str, tiny: bool) -> str:
+def choose_sampler(backend: str, tiny: bool) -> str:
     """ "vllm" or "transformers".
 
     Args:

@@ -14,9 +14,9 @@ from tqdm import tqdm
 from gtpo.arguments import PromptArguments
 from gtpo.environment import git_revision
 from gtpo.errors import UsageError
-from gtpo.evaluation.user_grader import Judge
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
 from gtpo.evaluation.storage import Row, check_keys, find_completion_files, read_completions, scores_path
+from gtpo.evaluation.user_grader import UserGrader
 from gtpo.files import write_atomically
 from gtpo.grading import extract_answer, grade_text, normalise, timeouts
 
@@ -24,7 +24,7 @@ Entry = dict[str, Any]  # one model on one benchmark, as in results.json (docs/e
 
 
 def grade(
-    path: Path, problems: Sequence[Row], dropped: Mapping[str, int] | None = None, judge: Judge | None = None
+    path: Path, problems: Sequence[Row], dropped: Mapping[str, int] | None = None, grader: UserGrader | None = None
 ) -> Entry:
     """Grade a completion file.
 
@@ -32,7 +32,7 @@ def grade(
         path: The completion file.
         problems: The problems, {id, question, gold}.
         dropped: Why rows of your data are no problems -> their number.
-        judge: Decides what is right in place of the grader; there are no lenient scores then.
+        grader: Decides what is correct instead of our grader; there are no lenient scores then.
 
     Returns:
         Its entry of ``results.json``.
@@ -59,9 +59,9 @@ def grade(
     by_metric: dict[str, list[list[float]]] = defaultdict(list)
     for problem in tqdm(problems, desc="  grading", unit=" problems", leave=False):
         texts = [samples[problem["id"], sample] for sample in range(k)]
-        if judge:
+        if grader:
             answers = [extract_answer(text, None, *prompt.tags[2:]) for text in texts]
-            correct = judge(problem, prompt.to_messages(problem["question"]), texts)
+            correct = grader(problem, prompt.to_messages(problem["question"]), texts)
             scores, marks = _scores_of(answers, correct), {}
         else:
             verdicts = [grade_text(text, problem["gold"], *prompt.tags[2:]) for text in texts]

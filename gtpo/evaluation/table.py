@@ -66,7 +66,7 @@ def _interval(by_k: Mapping[str, Sequence[float]]) -> str:
 
 
 def _differs_leniently(scores: Mapping[str, Any], pass_columns: Sequence[int], maj_columns: Sequence[int]) -> bool:
-    """Whether a lenient score of the table differs from the strict one by more than a point; a judge has none."""
+    """Whether a lenient score of the table is over a point from the strict one; a user's grader gives none."""
     shown = [("pass", str(k)) for k in pass_columns] + [("maj", str(k)) for k in maj_columns]
     return "pass_lenient" in scores and any(
         abs(scores[f"{metric}_lenient"][k] - scores[metric][k]) > 1 for metric, k in shown if k in scores[metric]

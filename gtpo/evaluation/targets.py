@@ -50,13 +50,13 @@ def newest_run() -> str:
     if not runs:
         raise UsageError(
             f"no finished run under {OUTPUTS}/: train one (`python train_gtpo.py --model tiny --dataset arithmetic` on "
-            "a CPU), name a run with --adapter RUN, or evaluate a base model with --model tiny."
+            "a CPU), name a run with --runs RUN, or evaluate a base model with --model tiny."
         )
     return str(runs[-1].path)
 
 
 def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = LAST) -> list[Target]:
-    """The targets in the order of ``--adapter``; without any, the base model that ``--model`` names.
+    """The targets in the order of ``--runs``; without any, the base model that ``--model`` names.
 
     If several runs are given, an unfinished one is skipped with a warning.
 
@@ -66,7 +66,7 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
     if not adapters:
         return [Target("")]
     if not model and set(adapters) == {"base"}:
-        raise UsageError("--adapter base alone does not name a base model: add a run, or --model tiny|llama|qwen.")
+        raise UsageError("--runs base alone does not name a base model: add a run, or --model tiny|llama|qwen.")
     targets = []
     for name in adapters:
         try:
@@ -76,12 +76,12 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
                 raise
             logger.warning("skipped: %s", error)
     if not any(target.adapter for target in targets) and set(adapters) != {"base"}:
-        raise UsageError(f"none of --adapter {' '.join(adapters)} is finished: name a finished run.")
+        raise UsageError(f"none of --runs {' '.join(adapters)} is finished: name a finished run.")
     labels = [target.label for target in targets]
     duplicate = next((label for label in labels if labels.count(label) > 1), None)
     if duplicate is not None:
         raise UsageError(
-            f"two of --adapter have the label {duplicate or 'base'!r}: name each only once, or evaluate them into "
+            f"two of --runs have the label {duplicate or 'base'!r}: name each only once, or evaluate them into "
             "different --output_dir."
         )
     for target in targets:
@@ -101,7 +101,7 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
     if not directory.is_dir():
         known = [str(run.path) for run in find_runs([OUTPUTS], having="weights")]
         raise UsageError(
-            f"--adapter {name} is not a directory{nearest(name, known)}: expected a run directory or an adapter."
+            f"--runs {name} is not a directory{nearest(name, known)}: expected a run directory or an adapter."
         )
     if _is_adapter(directory):
         if checkpoint != LAST:
@@ -120,7 +120,7 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
         if runs:
             more = f" and {len(runs) - 5} more" * (len(runs) > 5)
             raise UsageError(
-                f"--adapter {name} is a directory of runs, expected a run: name one of {', '.join(runs[:5])}{more}."
+                f"--runs {name} is a directory of runs, expected a run: name one of {', '.join(runs[:5])}{more}."
             )
         how = f"--checkpoint can be {', '.join(available)} here" if available else "its training has not finished"
         raise UsageError(f"{name} has no {adapter.name}/adapter_config.json: {how}.")

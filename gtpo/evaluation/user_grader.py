@@ -1,4 +1,4 @@
-"""A function of the user as the judge of a benchmark whose answers are not strings: code, proofs, lists of checks."""
+"""A user's function as the grader of a benchmark whose answers are not strings: code, proofs, lists of checks."""
 
 import asyncio
 import inspect
@@ -7,14 +7,14 @@ from typing import Any
 
 from gtpo.errors import RunError
 from gtpo.evaluation.storage import Row
-from gtpo.reward_functions import JUDGING, load_rewards
+from gtpo.reward_functions import GRADING, load_rewards
 
-# (problem, its prompt as a conversation, completions) -> whether each is right
-Judge = Callable[[Row, list[dict[str, Any]], Sequence[str]], list[bool]]
+# (problem, its prompt as a conversation, completions) -> whether each is correct
+UserGrader = Callable[[Row, list[dict[str, Any]], Sequence[str]], list[bool]]
 
 
-def load_judge(name: str, columns: Collection[str]) -> Judge:
-    """The judge of ``--judge``: called as TRL calls a reward function, a completion is right above 0.
+def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
+    """The function of ``--grader``: called as TRL calls a reward function, a completion is correct above 0.
 
     Args:
         name: ``file.py:function`` or ``module:function``.
@@ -23,9 +23,9 @@ def load_judge(name: str, columns: Collection[str]) -> Judge:
     Raises:
         UsageError: As :func:`gtpo.reward_functions.load_rewards`.
     """
-    [reward] = load_rewards([name], {}, columns, JUDGING)
+    [reward] = load_rewards([name], {}, columns, GRADING)
 
-    def judge(problem: Row, prompt: list[dict[str, Any]], texts: Sequence[str]) -> list[bool]:
+    def grade(problem: Row, prompt: list[dict[str, Any]], texts: Sequence[str]) -> list[bool]:
         values = reward(
             prompts=[prompt for _ in texts],
             completions=[[{"role": "assistant", "content": text}] for text in texts],
@@ -34,7 +34,7 @@ def load_judge(name: str, columns: Collection[str]) -> Judge:
         if inspect.iscoroutine(values):
             values = asyncio.run(values)
         if None in values:
-            raise RunError(f"the judge {name} returned None for {problem['id']}: expected a number; {JUDGING.advice}.")
+            raise RunError(f"the grader {name} returned None for {problem['id']}: expected a number; {GRADING.advice}.")
         return [value > 0 for value in values]
 
-    return judge
+    return grade

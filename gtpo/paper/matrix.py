@@ -68,7 +68,7 @@ class Evaluation:
 
     Attributes:
         experiments: The runs that have to be finished.
-        flags: The flags of evaluate.py other than ``--adapter``.
+        flags: The flags of evaluate.py other than ``--runs``.
         directory: ``--output_dir``.
         log: Terminal output of the script; locked while it runs.
         cost: Estimated duration in ``UNITS``.
@@ -110,7 +110,7 @@ class Evaluation:
         return self._argv(left) if left else ()
 
     def _argv(self, experiments: Sequence[Experiment]) -> tuple[str, ...]:
-        return ("evaluate.py", *self.flags, "--adapter", *(str(experiment.run.path) for experiment in experiments))
+        return ("evaluate.py", *self.flags, "--runs", *(str(experiment.run.path) for experiment in experiments))
 
 
 # The YAML file

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 STEPS = ["--max_steps", "2", "--save_steps", "1", "--learning_rate", "1e-4"]
 ROWS = 10  # the initial entropy takes 100 if there are as many
-SHORT = ["--G", "4", "--max_completion_length", "24", "--limit_rows", str(ROWS)]
+SHORT = ["--G", "4", "--max_completion_length", "24", "--limit", str(ROWS)]
 SECONDS = 900  # timeout of a script
 
 
@@ -133,7 +133,7 @@ def test_the_merged_model_computes_what_base_and_adapter_compute(gtpo: tuple[Pat
 def test_the_adapter_is_evaluated_on_gsm8k(gtpo: tuple[Path, Ended], data_dir: Path) -> None:
     directory, _ = gtpo
     flags = ["--k", "2", "--limit", "2", "--max_new_tokens", "24", "--data_dir", str(data_dir)]
-    ended = run(directory.parent, "evaluate.py", "--benchmarks", "gsm8k", "--adapter", "base", "gtpo", *flags)
+    ended = run(directory.parent, "evaluate.py", "--benchmarks", "gsm8k", "--runs", "base", "gtpo", *flags)
     assert "GSM8K" in ended.stdout
     [scores] = (directory.parent / "outputs" / "evaluation").glob("**/gtpo*/gsm8k*.json")
     assert json.loads(scores.read_text())["problems"] == 2

@@ -365,7 +365,7 @@ def test_evaluation_on_the_4_bit_base(train: Train, script: Script, run_script: 
     argv = ["--benchmarks=arithmetic", "--limit=12", "--k=1", "--temperature=0", "--max_new_tokens=8"]
     for backend, evaluate in (("vllm", script), ("transformers", run_script)):
         flags = [*argv, f"--backend={backend}", f"--output_dir={backend}"]
-        done = evaluate(tmp_path, "evaluate.py", *flags, "--adapter", "base", str(run))
+        done = evaluate(tmp_path, "evaluate.py", *flags, "--runs", "base", str(run))
         assert done.code == 0, done.stderr[-3000:]
         for path in (tmp_path / backend).glob("*/*.jsonl"):
             model = "base" if path.parent.name.startswith("base") else "adapter"

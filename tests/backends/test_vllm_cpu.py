@@ -64,7 +64,7 @@ def test_vllm_samples_what_transformers_samples(
 
     def run(*argv: object) -> None:
         names = ["base", *map(str, adapters)]
-        first = ["evaluate.py", "--benchmarks", "arithmetic", "--limit", "10", "--adapter", *names]
+        first = ["evaluate.py", "--benchmarks", "arithmetic", "--limit", "10", "--runs", *names]
         monkeypatch.setattr(sys, "argv", [*first, *map(str, argv)])
         evaluate.main()
 

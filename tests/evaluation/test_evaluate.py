@@ -62,7 +62,7 @@ def test_without_a_run_and_without_a_gpu_the_error_says_what_to_do(tmp_path: Pat
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
         "evaluate.py: no finished run under outputs/: train one (`python train_gtpo.py --model tiny --dataset "
-        "arithmetic` on a CPU), name a run with --adapter RUN, or evaluate a base model with --model tiny.\n"
+        "arithmetic` on a CPU), name a run with --runs RUN, or evaluate a base model with --model tiny.\n"
     )
     assert not list(tmp_path.iterdir())
 
@@ -87,7 +87,7 @@ def test_without_a_run_and_without_a_gpu_the_error_says_what_to_do(tmp_path: Pat
             "--checkpoint is newest: expected last, best or the number of a step",
         ),
         ("--benchmarks gsm8k --backend unsloth", "--backend: invalid choice: 'unsloth'"),
-        ("--benchmarks gsm8k --adaptor x", r"unknown option --adaptor \(did you mean '--adapter'\?\)"),
+        ("--benchmarks gsm8k --modle x", r"unknown option --modle \(did you mean '--model'\?\)"),
         ("--regrade --k 8", "--regrade reads --k from the stored completions"),
         ("--regrade --overwrite", "--regrade keeps the stored completions and --overwrite discards them"),
     ],
@@ -142,7 +142,7 @@ def test_five_kills_change_nothing(
 ) -> None:
     """kill -9 after a random number of lines, five times: completions and results are those without a kill."""
     monkeypatch.chdir(tmp_path)
-    argv = [str(value) for value in (*SMALL, "--adapter", adapters[0], "--output_dir")]
+    argv = [str(value) for value in (*SMALL, "--runs", adapters[0], "--output_dir")]
     run(monkeypatch, *argv, "uninterrupted")
     [expected] = Path("uninterrupted").glob("*/arithmetic.jsonl")
     resumed = Path("killed") / expected.relative_to("uninterrupted")
@@ -183,7 +183,7 @@ def test_five_kills_change_nothing(
 def test_base_and_adapters_side_by_side(
     outputs: Path, adapters: list[Path], tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(monkeypatch, *SMALL, "--adapter", "base", "outputs/older", "outputs/older/best")
+    run(monkeypatch, *SMALL, "--runs", "base", "outputs/older", "outputs/older/best")
     directory = Path("outputs/evaluation")
     entries = {entry["label"]: entry for entry in results(directory)}
     assert list(entries) == [f"base-{tiny.name}", "older", "older-best"]
@@ -210,30 +210,30 @@ def test_base_and_adapters_side_by_side(
         assert different > 20  # of 40, with the same seeds
 
     # An adapter alone gives the same completions as beside the others.
-    run(monkeypatch, *SMALL, "--adapter", "outputs/older", "--output_dir", "alone")
+    run(monkeypatch, *SMALL, "--runs", "outputs/older", "--output_dir", "alone")
     alone = Path("alone") / "older" / "arithmetic.jsonl"
     assert read_completions(alone)[1] == read_completions(directory / "older" / "arithmetic.jsonl")[1]
 
     # Stored completions are not sampled again; the table has the rows in the order of the flags.
     capsys.readouterr()
     monkeypatch.setattr(LOAD_SAMPLER, lambda *_: pytest.fail("the model was loaded again"))
-    run(monkeypatch, *SMALL, "--adapter", "outputs/older", "base")
+    run(monkeypatch, *SMALL, "--runs", "outputs/older", "base")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[1] for line in lines if line and line[0] == tiny.name] == ["older", "base"]
 
     # Other settings are refused before a model is loaded.
     with pytest.raises(UsageError, match="seed was 0, is 1"):
-        run(monkeypatch, *SMALL, "--adapter", "outputs/older", "--seed", 1)
+        run(monkeypatch, *SMALL, "--runs", "outputs/older", "--seed", 1)
     shutil.copytree(adapters[1], outputs / "older" / "adapter", dirs_exist_ok=True)
     with pytest.raises(UsageError, match=r"adapter was '.*', is '"):
-        run(monkeypatch, *SMALL, "--adapter", "outputs/older")
+        run(monkeypatch, *SMALL, "--runs", "outputs/older")
 
 
 def test_the_newest_run_is_evaluated_and_named(
     outputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(monkeypatch, *SMALL, "--k", 1)
-    assert "Evaluating outputs/demo/newer, the newest finished run (--adapter RUN" in capsys.readouterr().out
+    assert "Evaluating outputs/demo/newer, the newest finished run (--runs RUN" in capsys.readouterr().out
     assert [entry["label"] for entry in results(Path("outputs/evaluation"))] == ["demo-newer"]
 
 
@@ -241,7 +241,7 @@ def test_a_model_that_the_adapter_was_not_trained_from_is_refused(
     outputs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match=r"--model .*older is not the model that the adapter was trained from"):
-        run(monkeypatch, "--benchmarks", "arithmetic", "--adapter", "outputs/older", "--model", outputs / "older")
+        run(monkeypatch, "--benchmarks", "arithmetic", "--runs", "outputs/older", "--model", outputs / "older")
 
 
 def test_the_papers_models_need_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ def test_the_command_line_overrides_the_file_of_settings(
     monkeypatch.chdir(tmp_path)
     Path("settings.yaml").write_text(
         f"benchmarks: [arithmetic, arithmetic_hard, arithmetic]\nmodel: {tiny}\nlimit: 2\nk: 3\nseed: 5\n"
-        "max_new_tokens: 4\ntop_p: 0.5\nadapter: null\noutput_dir: from-file\n"
+        "max_new_tokens: 4\ntop_p: 0.5\nruns: null\noutput_dir: from-file\n"
     )
     run(monkeypatch, "--config", "settings.yaml", "--k", 1, "--output_dir", "from-flag")
     entries = results(Path("from-flag"))

@@ -60,7 +60,7 @@ def test_the_name_of_your_benchmark_is_none_of_ours(source: str, name: str) -> N
 def test_two_benchmarks_of_one_name_and_columns_of_none_of_yours_are_refused() -> None:
     with pytest.raises(UsageError, match=r"^a/mine\.csv and b/mine\.csv are both called mine in tables and files"):
         select("a/mine.csv", "b/mine.csv")
-    for flag in ("prompt_column", "answer_column", "split", "dataset_config", "judge"):
+    for flag in ("prompt_column", "answer_column", "split", "dataset_config", "grader"):
         with pytest.raises(UsageError, match=rf"^--{flag} is for a benchmark of your own, and --benchmarks names none"):
             select("gsm8k", **{flag: "task"})
         assert list(select("gsm8k", "mine.csv", **{flag: "task"})) == ["gsm8k", "mine"]
@@ -166,12 +166,30 @@ def test_problems_that_have_changed_are_refused(
 def test_regrade_refuses_what_is_stored(name: str) -> None:
     values = {"checkpoint": "last", "backend": "auto"}  # the defaults, but given
     values |= {"tags": "a b c d", "chat_template": "{{ 1 }}", "chat_template_kwargs": "{}"}
-    flags = parse_evaluation(["--regrade", f"--{name}", values.get(name, "1")])
+    flags, given = parse_evaluation(["--regrade", f"--{name}", values.get(name, "1")])
     with pytest.raises(UsageError, match=f"--regrade reads --{name} from the stored completions: remove it"):
-        find_stored_jobs(flags)
+        find_stored_jobs(flags, given)
 
 
 def test_an_option_may_be_spelled_with_dashes() -> None:
-    flags = parse_evaluation(["--regrade", "--max-new-tokens=1500"])
+    flags, given = parse_evaluation(["--regrade", "--max-new-tokens=1500"])
     with pytest.raises(UsageError, match="--regrade reads --max_new_tokens from the stored completions"):
-        find_stored_jobs(flags)
+        find_stored_jobs(flags, given)
+
+
+def test_earlier_names_of_options_are_accepted_and_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags, given = parse_evaluation(["--adapter", "a", "b", "--judge=grader.py:f"])
+    assert (flags.runs, flags.grader) == (["a", "b"], "grader.py:f")
+    assert given == {"runs", "grader"}
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("adapter: [a]\njudge: grader.py:f\n")
+    assert parse_evaluation(["--config", str(settings)]) == (
+        EvaluationArguments(runs=["a"], grader="grader.py:f"),
+        {"config", "runs", "grader"},
+    )
+    with pytest.raises(SystemExit):
+        parse_evaluation(["--help"])
+    page = capsys.readouterr().out
+    assert "--runs" in page and "--grader" in page and "--adapter" not in page and "--judge" not in page

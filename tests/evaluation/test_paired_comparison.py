@@ -237,6 +237,6 @@ SEEDS = {"a": ["10", "11", "00", "00"], "b": ["11", "10", "00", "00"]}
 
 
 def test_compare_goes_with_no_evaluation() -> None:
-    for flag in ({"adapter": ["a"]}, {"model": "tiny"}, {"regrade": True}, {"overwrite": True}):
+    for flag in ({"runs": ["a"]}, {"model": "tiny"}, {"regrade": True}, {"overwrite": True}):
         with pytest.raises(UsageError, match=f"--compare reads stored scores and --{next(iter(flag))} evaluates"):
             EvaluationArguments(compare=["a", "b"], **flag)

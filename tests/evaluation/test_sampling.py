@@ -20,7 +20,7 @@ from gtpo.evaluation.sampling import (
     Request,
     Sampling,
     TransformersSampler,
-    choose_backend,
+    choose_sampler,
     derived_seed,
     make_requests,
     plan_batches,
@@ -235,16 +235,16 @@ def no_vllm() -> None:
 
 def test_auto_is_transformers_without_a_gpu_and_for_the_tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "gpu_is_available", lambda: False)
-    assert choose_backend("auto", tiny=False) == "transformers"
+    assert choose_sampler("auto", tiny=False) == "transformers"
     monkeypatch.setattr(sampling, "gpu_is_available", lambda: True)
-    assert choose_backend("auto", tiny=True) == "transformers"
+    assert choose_sampler("auto", tiny=True) == "transformers"
 
 
 def test_missing_vllm_is_named(no_vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "gpu_is_available", lambda: True)
     for choice in ("auto", "vllm"):
         with pytest.raises(UsageError, match=r"vllm is not installed: `pip install -r requirements.txt`, or --backend"):
-            choose_backend(choice, tiny=False)
+            choose_sampler(choice, tiny=False)
 
 
 def test_another_version_of_vllm_is_named(no_vllm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,9 +255,9 @@ def test_another_version_of_vllm_is_named(no_vllm: None, tmp_path: Path, monkeyp
     metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.1.2\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UsageError, match=r"vllm 0\.1\.2 is installed, 0\.27\.1 is needed"):
-        choose_backend("vllm", tiny=False)
+        choose_sampler("vllm", tiny=False)
     metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.27.1\n")
-    assert choose_backend("vllm", tiny=False) == "vllm"
+    assert choose_sampler("vllm", tiny=False) == "vllm"
 
 
 def test_vllm_gets_one_batch_of_requests_with_a_seed_each(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,14 +58,14 @@ def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path) -> Non
 @pytest.mark.parametrize(
     ("names", "checkpoint", "message"),
     [
-        (["outputs/oldest"], "last", r"--adapter outputs/oldest is not a directory \(did you mean 'outputs/older'\?\)"),
+        (["outputs/oldest"], "last", r"--runs outputs/oldest is not a directory \(did you mean 'outputs/older'\?\)"),
         (["outputs/unfinished"], "last", r"unfinished has no adapter/adapter_config.json: --checkpoint can be 50 here"),
         (["outputs/older"], "9", r"older has no checkpoint-9/.*: --checkpoint can be best, last here"),
         (["outputs"], "last", r"outputs is a directory of runs, .* one of outputs/demo/newer, outputs/older\.$"),
         (["outputs/demo"], "9", r"outputs/demo is a directory of runs, .* name one of outputs/demo/newer\.$"),
         (["outputs/older/best"], "best", "--checkpoint best selects an adapter of a run, and outputs/older/best is an"),
-        (["base"], "last", "--adapter base alone does not name a base model"),
-        (["outputs/older", "outputs/older/"], "last", "two of --adapter have the label 'older'"),
+        (["base"], "last", "--runs base alone does not name a base model"),
+        (["outputs/older", "outputs/older/"], "last", "two of --runs have the label 'older'"),
     ],
 )
 def test_what_is_not_an_adapter_is_refused(outputs: Path, names: list[str], checkpoint: str, message: str) -> None:
@@ -79,7 +79,7 @@ def test_of_several_runs_the_unfinished_one_is_skipped(outputs: Path, caplog: py
     assert [target.label for target in found] == ["", "older"]
     assert "skipped: outputs/unfinished has no adapter" in caplog.text
     (Path("outputs") / "failed").mkdir()
-    with pytest.raises(UsageError, match="none of --adapter outputs/unfinished outputs/failed is finished"):
+    with pytest.raises(UsageError, match="none of --runs outputs/unfinished outputs/failed is finished"):
         find_targets(["outputs/unfinished", "outputs/failed"], None)
     with pytest.raises(UsageError, match=r"outputs/failed has no adapter/.*: its training has not finished"):
         find_targets(["base", "outputs/failed"], None)

@@ -1,4 +1,4 @@
-"""A function of the user as the judge, from the flags to the scores."""
+"""A function of the user as the grader, from the flags to the scores."""
 
 import json
 import sys
@@ -10,9 +10,9 @@ import evaluate
 from gtpo.arguments import EvaluationArguments
 from gtpo.errors import RunError, UsageError
 from gtpo.evaluation.jobs import load_problems
-from gtpo.evaluation.user_grader import load_judge
+from gtpo.evaluation.user_grader import load_user_grader
 
-JUDGE = """
+GRADER = """
 def runs(completions, tests, prompts=None, **columns):
     return [float(all(test in c[0]["content"] for test in listed)) for c, listed in zip(completions, tests)]
 
@@ -38,67 +38,67 @@ ROWS = [
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    Path("judge.py").write_text(JUDGE)
+    Path("grader.py").write_text(GRADER)
     Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return tmp_path
 
 
-def test_a_judge_gets_the_columns_of_the_problem(mine: Path) -> None:
-    flags = EvaluationArguments(["mine.jsonl"], judge="judge.py:runs")
-    problems, dropped, judge = load_problems("mine", "mine.jsonl", flags)
+def test_a_grader_gets_the_columns_of_the_problem(mine: Path) -> None:
+    flags = EvaluationArguments(["mine.jsonl"], grader="grader.py:runs")
+    problems, dropped, grader = load_problems("mine", "mine.jsonl", flags)
     assert dropped == {"with an empty prompt": 1}
     assert [(p["question"], p["gold"]) for p in problems] == [("Write one.", "{'text': 'x'}"), ("Write two.", "None")]
     assert problems[0]["columns"] == {"tests": ["def", "return"], "answer": {"text": "x"}}
-    assert judge is not None
-    assert judge(problems[0], [], ["def f(): return", "def f(): pass"]) == [True, False]
-    assert judge(problems[1], [], ["anything"]) == [True]
-    later = load_judge("judge.py:later", ["answer"])
+    assert grader is not None
+    assert grader(problems[0], [], ["def f(): return", "def f(): pass"]) == [True, False]
+    assert grader(problems[1], [], ["anything"]) == [True]
+    later = load_user_grader("grader.py:later", ["answer"])
     assert later(problems[0], [], ["x", "y"]) == [True, False]
 
 
 @pytest.mark.parametrize(
-    ("judge", "message"),
+    ("grader", "message"),
     [
-        ("judge.py:run", r"^--judge judge.py:run: judge.py has no function 'run' \(it has runs, later"),
-        ("judge.py", r"^--judge judge.py lacks a function: expected judge.py:FUNCTION"),
-        ("accuracy", r"^judge 'accuracy' is unknown: pick file.py:function or module:function\.$"),
-        ("other.py:f", r"^--judge other.py:f: other.py does not exist"),
+        ("grader.py:run", r"^--grader grader.py:run: grader.py has no function 'run' \(it has runs, later"),
+        ("grader.py", r"^--grader grader.py lacks a function: expected grader.py:FUNCTION"),
+        ("accuracy", r"^grader 'accuracy' is unknown: pick file.py:function or module:function\.$"),
+        ("other.py:f", r"^--grader other.py:f: other.py does not exist"),
     ],
 )
-def test_an_unusable_judge_is_refused_before_a_model_is_loaded(
-    judge: str, message: str, mine: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_unusable_grader_is_refused_before_a_model_is_loaded(
+    grader: str, message: str, mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    argv = ["evaluate.py", "--benchmarks", "mine.jsonl", "--model", "no-such/model", "--judge", judge]
+    argv = ["evaluate.py", "--benchmarks", "mine.jsonl", "--model", "no-such/model", "--grader", grader]
     monkeypatch.setattr(sys, "argv", argv)
     with pytest.raises(UsageError, match=message):
         evaluate.main()
 
 
-def test_a_judge_that_needs_another_column_or_returns_no_numbers(mine: Path) -> None:
-    with pytest.raises(UsageError, match=r"the judge.py:runs judge needs a column 'tests'.* or name another --judge"):
-        load_judge("judge.py:runs", ["answer"])
+def test_a_grader_that_needs_another_column_or_returns_no_numbers(mine: Path) -> None:
+    with pytest.raises(UsageError, match=r"grader.py:runs grader needs a column 'tests'.* or name another --grader"):
+        load_user_grader("grader.py:runs", ["answer"])
     problem = {"id": "mine/0", "columns": {}}
-    with pytest.raises(RunError, match=r"judge.py:nothing returned None for mine/0: .* run the same command again"):
-        load_judge("judge.py:nothing", [])(problem, [], ["x"])
-    with pytest.raises(RunError, match=r"the judge judge.py:words returned list \['right'\]: expected a list"):
-        load_judge("judge.py:words", [])(problem, [], ["x"])
+    with pytest.raises(RunError, match=r"grader.py:nothing returned None for mine/0: .* run the same command again"):
+        load_user_grader("grader.py:nothing", [])(problem, [], ["x"])
+    with pytest.raises(RunError, match=r"the grader grader.py:words returned list \['right'\]: expected a list"):
+        load_user_grader("grader.py:words", [])(problem, [], ["x"])
 
 
-def test_judged_scores_and_their_regrade(tiny: Path, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graded_scores_and_their_regrade(tiny: Path, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*argv: object) -> dict:
         monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, argv)])
         evaluate.main()
         return json.loads(Path("out/results.json").read_text())["results"][0]
 
     argv = ["--benchmarks", "mine.jsonl", "--model", tiny, "--k", 2, "--max_new_tokens", 3, "--output_dir", "out"]
-    entry = run(*argv, "--judge", "judge.py:runs")
+    entry = run(*argv, "--grader", "grader.py:runs")
     assert [(p["correct"], p["gold"]) for p in entry["per_problem"]] == [("00", "{'text': 'x'}"), ("11", "None")]
     assert entry["scores"]["pass"] == {"1": 50, "2": 50}
     assert "pass_lenient" not in entry["scores"] and "correct_lenient" not in entry["per_problem"][0]
-    assert entry["data"]["judge"] == "judge.py:runs"
-    with pytest.raises(UsageError, match=r"was judged by judge.py:runs, which --regrade does not import unasked"):
+    assert entry["data"]["judge"] == "grader.py:runs"
+    with pytest.raises(UsageError, match=r"was graded by grader.py:runs, which --regrade does not import unasked"):
         run("--regrade", "--output_dir", "out")
     path = next(Path("out").glob("*/mine.jsonl"))
     path.write_text(path.read_text().replace('"completion": "', '"completion": "Write one.'))
-    entry = run("--regrade", "--output_dir", "out", "--judge", "judge.py:same_prompt")
+    entry = run("--regrade", "--output_dir", "out", "--grader", "grader.py:same_prompt")
     assert [p["correct"] for p in entry["per_problem"]] == ["11", "00"]

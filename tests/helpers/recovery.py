@@ -109,7 +109,7 @@ class Scenario:
             "overwrite": [*self.start, "--overwrite"],
             "resume": [*self.start, "--resume"],
             "rotation": [*base, "--max_steps", "6", "--save_total_limit", "2"],
-            "evaluation": [*EVALUATION, "--adapter", str(self.work / "trained"), "--output_dir", str(self.run)],
+            "evaluation": [*EVALUATION, "--runs", str(self.work / "trained"), "--output_dir", str(self.run)],
         }[name]
 
     @cached_property

@@ -42,7 +42,7 @@ start = time.monotonic()
 parser = argparse.ArgumentParser()
 for name in ("benchmarks", "checkpoint", "k", "limit", "max_new_tokens", "output_dir"):
     parser.add_argument("--" + name)
-parser.add_argument("--adapter", nargs="+")
+parser.add_argument("--runs", nargs="+")
 flags = parser.parse_args()
 with open("calls.jsonl", "a") as file:
     file.write(json.dumps(["evaluate", flags.benchmarks, flags.checkpoint, len(flags.adapter)]) + "\\n")

@@ -55,7 +55,7 @@ def test_every_line_calls_its_script_after_what_it_depends_on(tmp_path: Path) ->
         earlier.add(what[0])
         if line.startswith("python evaluate.py"):
             words = shlex.split(line, comments=True)
-            adapters = [Path(word).name for word in words[words.index("--adapter") + 1 :]]
+            adapters = [Path(word).name for word in words[words.index("--runs") + 1 :]]
             assert what[2] == f"after: {' '.join(adapters)}" and {*adapters} <= earlier
 
 

@@ -257,4 +257,4 @@ def test_an_evaluation_is_of_the_finished_runs_without_scores(sandbox: Any) -> N
     scores = work.result(work.experiments[0])
     scores.parent.mkdir(parents=True)
     scores.write_text("{}")
-    assert work.remaining()[-2:] == ("--adapter", str(work.experiments[1].run.path)) and not work.is_finished
+    assert work.remaining()[-2:] == ("--runs", str(work.experiments[1].run.path)) and not work.is_finished

@@ -57,7 +57,7 @@ def test_it_resumes_to_the_stored_weights_and_metrics(work: Path, run_script: Ca
 
 def test_it_can_be_evaluated(work: Path, run_script: Callable[..., Ended]) -> None:
     argv = ["--benchmarks", "arithmetic", "--limit", "2", "--k", "2", "--max_new_tokens", "4"]
-    done = run_script(work, "evaluate.py", "--adapter", "gtpo-s3", *argv)
+    done = run_script(work, "evaluate.py", "--runs", "gtpo-s3", *argv)
     assert done.code == 0, done.stderr[-2000:]
     (entry,) = json.loads((work / "outputs" / "evaluation" / "results.json").read_text())["results"]
     assert entry["label"] == "gtpo-s3" and entry["problems"] == 2

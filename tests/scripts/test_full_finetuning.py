@@ -56,7 +56,7 @@ def test_every_weight_is_trained_saved_and_resumed(train: Train, tiny: Path, run
     resumed = weights(half / "model")
     assert [name for name in trained if not torch.equal(trained[name], resumed[name])] == []
 
-    ended = run_script(run.parent, "evaluate.py", "--adapter", "all", "--benchmarks", "arithmetic")
+    ended = run_script(run.parent, "evaluate.py", "--runs", "all", "--benchmarks", "arithmetic")
     assert ended.code == 2 and "all weights and has no adapter: evaluate it with --model all/model" in ended.stderr
     small = ("--benchmarks", "arithmetic", "--limit", "2", "--k", "1", "--max_new_tokens", "4")
     ended = run_script(run.parent, "evaluate.py", "--model", "all/model", *small)

@@ -377,7 +377,7 @@ def test_csv_files_think_tags_and_no_system_prompt(
     assert "<b>user</b>" in report and "<b>system</b>" not in report
     assert "&lt;think&gt;" in report and "reasoning&gt;" not in report
 
-    asked = ("--benchmarks", "my_test.csv", *columns, "--k", "8", "--max_new_tokens", "12", "--adapter", "run")
+    asked = ("--benchmarks", "my_test.csv", *columns, "--k", "8", "--max_new_tokens", "12", "--runs", "run")
     ended = run_script(tmp_path, "evaluate.py", *asked)
     assert ended.code == 0, ended.stderr[-2000:]
     [scores] = (tmp_path / "outputs" / "evaluation").glob("**/run*/my_test.json")
