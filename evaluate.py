@@ -37,13 +37,13 @@ def main() -> None:
         return
     try:
         jobs = sample(flags) if flags.runs or flags.model or not flags.regrade else find_stored_jobs(flags, given)
-        entries = [grade(job.path, job.problems, job.dropped, job.grader) for job in jobs]
+        entries = [grade(job.path, job.problems) for job in jobs]
     except KeyboardInterrupt:
         print("\nevaluate.py: interrupted; run the same command again to resume.", file=sys.stderr)
         sys.exit(130)
     results = write_results(Path(flags.output_dir), entries)
     print(f"\n{format_table(entries)}\n")
-    if len({entry["label"] for entry in entries}) > 1 and not flags.regrade:
+    if len({entry.label for entry in entries}) > 1 and not flags.regrade:
         print(f"{format_comparisons(compare_sides(group_seeds(entries)))}\n")
     print(f"Scores, settings and per-problem results: {results}")
 
@@ -51,18 +51,19 @@ def main() -> None:
 def sample(flags: EvaluationArguments) -> "list[Job]":
     """Sample the completions of every target on every benchmark that are not stored yet; with --regrade, none."""
     from gtpo.evaluation.jobs import run_job, select_benchmarks
-    from gtpo.evaluation.plan import plan
+    from gtpo.evaluation.plan import plan_evaluation
     from gtpo.evaluation.targets import newest_run
 
     select_benchmarks(flags)  # raises
-    if not flags.runs and not flags.model:
-        flags.runs = [newest_run()]
-        print(f"Evaluating {flags.runs[0]}, the newest finished run (--runs RUN selects another).", flush=True)
-    jobs, sampling, load = plan(flags)
+    runs = flags.runs
+    if not runs and not flags.model:
+        runs = [newest_run()]
+        print(f"Evaluating {runs[0]}, the newest finished run (--runs RUN selects another).", flush=True)
+    plan = plan_evaluation(flags, runs)
     if not flags.regrade:
-        for job in jobs:
-            run_job(job, sampling, load, flags.overwrite)
-    return jobs
+        for job in plan.jobs:
+            run_job(job, plan.sampling, plan.load, flags.overwrite)
+    return plan.jobs
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ WRAPPINGS = ("{}", "${}$", r"\boxed{{{}}}", r"$\boxed{{{}}}$", "{}.", "The answe
 
 def main(data_dir: str | None, math_problems: int, seed: int) -> None:
     rng = random.Random(seed)
-    contest = [row["gold"] for name in ("aime24", "aime25", "amc23") for row in load_benchmark(name, data_dir)]
-    math = [row["gold"] for row in load_benchmark("math", data_dir)][:math_problems]
+    contest = [problem.gold for name in ("aime24", "aime25", "amc23") for problem in load_benchmark(name, data_dir)]
+    math = [problem.gold for problem in load_benchmark("math", data_dir)][:math_problems]
 
     columns = f"{'strict':>9}{'seconds':>9}{'per second':>12}{'no sympy':>10}{'late':>6}{'peak MiB':>10}"
     print(f"{'':14}{'completions':>12}{'correct':>9}{columns}")

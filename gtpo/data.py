@@ -14,7 +14,7 @@ import re
 import reprlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ARITHMETIC_TRAIN_ROWS, ARITHMETIC_TEST_ROWS = 4000, 500
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem of a benchmark.
+
+    Attributes:
+        id: ``BENCHMARK/NUMBER``.
+        question: Text, or a conversation.
+        gold: Gold answer as text.
+        columns: With ``--grader``: the other columns of its row, which the grader gets.
+    """
+
+    id: str
+    question: Any
+    gold: str
+    columns: dict[str, Any] = field(default_factory=dict)
 
 
 def load_train(
@@ -159,8 +176,8 @@ def _with_prompts(rows: Sequence[Row], prompt_format: PromptFormat) -> "Dataset"
     return _to_dataset(columns)
 
 
-def load_benchmark(name: str, data_dir: str | None = None) -> list[Row]:
-    """The problems of a benchmark as rows {id, question, gold}, in the order of the source.
+def load_benchmark(name: str, data_dir: str | None = None) -> list[Problem]:
+    """The problems of a benchmark, in the order of the source.
 
     Raises:
         UsageError: As :func:`load_train`.
@@ -174,15 +191,15 @@ def load_benchmark(name: str, data_dir: str | None = None) -> list[Row]:
             f"benchmark {name!r} is unknown{nearest(name, BENCHMARK_TITLES)}: pick from {', '.join(BENCHMARK_TITLES)}, "
             "or name a file, a folder or a Hub id (owner/name)."
         )
-    return [{"id": f"{name}/{i}", "question": r["question"], "gold": r["gold"]} for i, r in enumerate(rows)]
+    return [Problem(f"{name}/{i}", row["question"], row["gold"]) for i, row in enumerate(rows)]
 
 
-def load_user_benchmark(name: str, source: str, flags: EvaluationArguments) -> tuple[list[Row], dict[str, int]]:
-    """The problems of your benchmark as rows {id, question, gold}, and why rows were dropped -> their number.
+def load_user_benchmark(name: str, source: str, flags: EvaluationArguments) -> tuple[list[Problem], dict[str, int]]:
+    """The problems of your benchmark, and why rows were dropped -> their number.
 
     A question may be a conversation. A row whose gold answer the grader cannot read, so that no completion could be
-    right, is dropped and counted. With ``--grader`` a gold answer can be anything, or missing, and a row has the key
-    ``columns``: its values as the grader gets them.
+    right, is dropped and counted. With ``--grader`` a gold answer can be anything, or missing, and a problem
+    has the columns of its row.
 
     Args:
         name: Its name in the ids.
@@ -197,18 +214,17 @@ def load_user_benchmark(name: str, source: str, flags: EvaluationArguments) -> t
     columns = _columns_of(table, flags, ("prompt", "answer"), required=("prompt",) if by_user else ("prompt", "answer"))
     kept, dropped = _usable(table, {"prompt": columns["prompt"]} if by_user else columns)
     roles = {column: role for role, column in columns.items()}
-    problems: list[Row] = []
+    problems: list[Problem] = []
     for row, place in kept:
-        problem = {"id": f"{name}/{len(problems)}", "question": _question(row[columns["prompt"]], place)}
+        question, others = _question(row[columns["prompt"]], place), {}
         if by_user:
-            values = {roles.get(column, column): value for column, value in row.items()}
-            gold = values.get("answer")
-            problem |= {"gold": gold if isinstance(gold, str) else repr(gold)}
-            problem |= {"columns": {column: value for column, value in values.items() if column != "prompt"}}
+            others = {roles.get(column, column): value for column, value in row.items() if column != columns["prompt"]}
+            answer = others.get("answer")
+            gold = answer if isinstance(answer, str) else repr(answer)
         else:
-            problem |= {"gold": _answer(row[columns["answer"]], f"{place}: column {columns['answer']!r}")}
-        if by_user or is_correct(problem["gold"], problem["gold"]):
-            problems.append(problem)
+            gold = _answer(row[columns["answer"]], f"{place}: column {columns['answer']!r}")
+        if by_user or is_correct(gold, gold):
+            problems.append(Problem(f"{name}/{len(problems)}", question, gold, others))
         else:
             dropped["without a readable gold answer"].append(place)
     _report_dropped(table, dropped)

@@ -103,7 +103,7 @@ def test_arithmetic_as_a_dataset() -> None:
     assert rows["prompt"][0][1]["content"] == next(iter(arithmetic("train", 1, 5)))["question"]
     problems = load_benchmark("arithmetic")
     assert len(problems) == ARITHMETIC_TEST_ROWS == 500
-    assert not {row["question"] for row in problems} & {prompt[1]["content"] for prompt in rows["prompt"]}
+    assert not {problem.question for problem in problems} & {prompt[1]["content"] for prompt in rows["prompt"]}
 
 
 # ---- format of a training row ----
@@ -129,15 +129,15 @@ def assert_maximum_reward(rows: Dataset) -> None:
 def test_hard_arithmetic_has_more_steps_and_is_held_out() -> None:
     """Four and five steps; training has at most three. No problem is in the training set or the other benchmark."""
     problems = load_benchmark("arithmetic_hard")
-    assert len(problems) == 500 and problems[0]["id"] == "arithmetic_hard/0"
-    solved = [result_of_story(row["question"]) for row in problems]
+    assert len(problems) == 500 and problems[0].id == "arithmetic_hard/0"
+    solved = [result_of_story(problem.question) for problem in problems]
     assert [(str(total), steps) for total, steps in solved] == [
-        (row["gold"], steps) for row, (_, steps) in zip(problems, solved, strict=True)
+        (problem.gold, steps) for problem, (_, steps) in zip(problems, solved, strict=True)
     ]
     assert {steps for _, steps in solved} == {4, 5}
-    questions = {row["question"] for row in problems}
+    questions = {problem.question for problem in problems}
     assert len(questions) == 500
-    assert not questions & {row["question"] for row in load_benchmark("arithmetic")}
+    assert not questions & {problem.question for problem in load_benchmark("arithmetic")}
     assert not questions & {row["question"] for seed in range(3) for row in arithmetic("train", 4000, seed)}
 
 
@@ -238,23 +238,23 @@ def test_math_boxes_without_braces_or_after_a_space(data_dir: Path) -> None:
 def test_benchmarks_are_complete_and_in_order(name: str, size: int, file: str, data_dir: Path) -> None:
     source, problems = jsonl(data_dir / file), load_benchmark(name, str(data_dir))
     assert len(problems) == len(source) == size
-    assert [row["question"] for row in problems] == [row.get("question") or row["problem"] for row in source]
-    assert len({row["id"] for row in problems}) == size
-    assert all(isinstance(row["gold"], str) and row["gold"].strip() for row in problems)
+    assert [problem.question for problem in problems] == [row.get("question") or row["problem"] for row in source]
+    assert len({problem.id for problem in problems}) == size
+    assert all(isinstance(problem.gold, str) and problem.gold.strip() for problem in problems)
     if name.startswith(("aime", "amc")):
-        assert [int(row["gold"]) for row in problems] == [int(row["answer"]) for row in source]
+        assert [int(problem.gold) for problem in problems] == [int(row["answer"]) for row in source]
     if name.startswith("aime"):
-        assert all(0 <= int(row["gold"]) <= 999 for row in problems)
+        assert all(0 <= int(problem.gold) <= 999 for problem in problems)
     if name == "math500":
-        assert [row["gold"] for row in problems] == [row["answer"] for row in source]
+        assert [problem.gold for problem in problems] == [row["answer"] for row in source]
     if name == "math":
-        assert [row["gold"] for row in problems] == [matched_boxes(row["solution"])[-1] for row in source]
+        assert [problem.gold for problem in problems] == [matched_boxes(row["solution"])[-1] for row in source]
 
 
 def test_training_rows_are_not_in_the_benchmarks(data_dir: Path) -> None:
     for name in ("gsm8k", "math"):
         train = {prompt[1]["content"] for prompt in load_train(DataArguments(name, str(data_dir)))["prompt"]}
-        test = [row["question"] for row in load_benchmark(name, str(data_dir))]
+        test = [problem.question for problem in load_benchmark(name, str(data_dir))]
         assert sum(question in train for question in test) <= 3, name  # MATH itself repeats a few
 
 
@@ -321,7 +321,7 @@ def test_row_without_a_readable_gold_is_dropped_and_counted(
 def test_benchmark_row_without_an_answer_is_dropped(tmp_path: Path) -> None:
     rows = [{"problem": "p", "answer": "033"}, {"problem": "q", "answer": None}]
     (tmp_path / "aime2024.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [row["gold"] for row in load_benchmark("aime24", str(tmp_path))] == ["033"]
+    assert [problem.gold for problem in load_benchmark("aime24", str(tmp_path))] == ["033"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from trl import GRPOConfig, SFTConfig, SFTTrainer
 
 from gtpo import models
 from gtpo.arguments import GTPOArguments, PromptArguments
-from gtpo.data import to_demonstrations
+from gtpo.data import Problem, to_demonstrations
 from gtpo.errors import UsageError
 from gtpo.evaluation.sampling import Sampling, TransformersSampler, make_requests, to_row
 from gtpo.tokenizer import assistant_prefill, check_answer_is_kept, encode_prompt, end_of_turn, prepare_tokenizer
@@ -215,7 +215,7 @@ def test_sft_learns_the_end_where_padding_is_eos(tmp_path: Path) -> None:
 
 def test_evaluation_samples_the_same_where_padding_is_eos(tmp_path: Path) -> None:
     sampling = Sampling(k=8, max_new_tokens=16, batch_size=32)
-    problems = [{"id": str(i), "question": prompt, "gold": "a"} for i, prompt in enumerate(PROMPTS)]
+    problems = [Problem(str(i), prompt, "a") for i, prompt in enumerate(PROMPTS)]
     found = []
     for pad in ("<free>", "<eos>"):
         directory = tmp_path / pad.strip("<>")
@@ -309,7 +309,7 @@ def test_evaluation_stores_the_whole_completion(tmp_path: Path) -> None:
     prompt = PromptArguments(tags="<think> </think> <answer> </answer>", system_prompt="none")
     tokenizer = byte_level(["<eos>"], THINKS, eos_token="<eos>")
     sampler = SimpleNamespace(tokenizer=tokenizer, context_length=999)
-    [request] = make_requests(sampler, [{"id": "a", "question": "1 + 1?"}], Sampling(k=1, max_new_tokens=9), prompt)
+    [request] = make_requests(sampler, [Problem("a", "1 + 1?", "2")], Sampling(k=1, max_new_tokens=9), prompt)
     assert tokenizer.decode(request.prompt_ids) == "[user]1 + 1?<eos>[assistant]<think>\n"
     written = tokenizer.encode("2</think><answer>2</answer>", add_special_tokens=False)
     row = to_row(request, written, True, tokenizer)

@@ -30,15 +30,15 @@ def main(data_dir: str | None, sampled: list[Path]) -> None:
     rows = []
     for name in ("gsm8k", "math500"):
         problems = load_benchmark(name, data_dir)
-        golds = {problem["id"]: problem["gold"] for problem in problems}
+        golds = {problem.id: problem.gold for problem in problems}
         for path in [directory / f"{name}.jsonl" for directory in sampled if (directory / f"{name}.jsonl").is_file()]:
             for row in read_completions(path)[1]:
                 rows.append((name, "sampled", golds[row["id"]], row["completion"].strip()))
         for problem in rng.sample(problems, PROBLEMS):
-            kind, answer = rng.choice(RIGHT)(problem["gold"])
-            rows.append((name, kind, problem["gold"], write(name, answer)))
-            kind, answer = rng.choice(WRONG)(problem["gold"], rng.choice(problems)["gold"])
-            rows.append((name, kind, problem["gold"], write(name, answer)))
+            kind, answer = rng.choice(RIGHT)(problem.gold)
+            rows.append((name, kind, problem.gold, write(name, answer)))
+            kind, answer = rng.choice(WRONG)(problem.gold, rng.choice(problems).gold)
+            rows.append((name, kind, problem.gold, write(name, answer)))
     keys = ("benchmark", "kind", "gold", "completion")
     lines = [
         json.dumps({"id": number} | dict(zip(keys, row, strict=True))) for number, row in enumerate(dict.fromkeys(rows))

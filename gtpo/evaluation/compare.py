@@ -9,15 +9,15 @@ import json
 import logging
 import math
 import statistics
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import UsageError
-from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k
-from gtpo.evaluation.scores import Entry, sizes_up_to
+from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
+from gtpo.evaluation.records import Entry, ProblemScores
+from gtpo.evaluation.scores import read_entries
 from gtpo.runs import label_of, run_label
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Side:
     entries: list[Entry]
 
     def of(self, benchmark: str) -> list[Entry]:
-        return [entry for entry in self.entries if entry["benchmark"] == benchmark]
+        return [entry for entry in self.entries if entry.benchmark == benchmark]
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
         UsageError: If a directory has no scores, or there are not two sides.
     """
     found = {directory: _read_entries(Path(directory), Path(output_dir)) for directory in directories}
-    labels = [label for entries in found.values() for label in {entry["label"] for entry in entries}]
+    labels = [label for entries in found.values() for label in {entry.label for entry in entries}]
     is_unique = len(set(labels)) == len(labels)
     entries = []
     for directory, stored in found.items():
         for entry in stored:
-            if not benchmarks or entry["benchmark"] in benchmarks:
-                entries.append(entry if is_unique else entry | {"label": f"{directory}/{entry['label']}"})
+            if not benchmarks or entry.benchmark in benchmarks:
+                entries.append(entry if is_unique else replace(entry, label=f"{directory}/{entry.label}"))
     return group_seeds(entries)
 
 
@@ -118,7 +118,7 @@ def group_seeds(entries: Sequence[Entry]) -> list[Side]:
     Raises:
         UsageError: If there are fewer than two.
     """
-    labels = dict.fromkeys(entry["label"] for entry in entries)
+    labels = dict.fromkeys(entry.label for entry in entries)
     names = {label: run_label(label)[0] for label in labels}
     if len(set(names.values())) < 2:
         names = {label: label for label in labels}
@@ -127,8 +127,7 @@ def group_seeds(entries: Sequence[Entry]) -> list[Side]:
             f"a comparison needs the scores of two models, found {', '.join(labels) or 'none'}: name two evaluations."
         )
     return [
-        Side(name, [entry for entry in entries if names[entry["label"]] == name])
-        for name in dict.fromkeys(names.values())
+        Side(name, [entry for entry in entries if names[entry.label] == name]) for name in dict.fromkeys(names.values())
     ]
 
 
@@ -145,20 +144,7 @@ def _read_entries(directory: Path, output_dir: Path) -> list[Entry]:
             f"--compare {directory} has no scores, and {output_dir} has none of it: expected a directory such as "
             "outputs/evaluation/RUN, or a run that `evaluate.py --runs` has evaluated."
         )
-    return [entry for path in paths for entry in _entries_of(path)]
-
-
-def _entries_of(path: Path) -> list[Entry]:
-    try:
-        stored: Any = json.loads(path.read_bytes())
-        entries: list[Entry] = stored["results"] if path.name == "results.json" else [stored]
-        for entry in entries:
-            _ = entry["label"], entry["benchmark"], entry["k"], entry["per_problem"][0]["c"], entry["settings"]
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise UsageError(
-            f"{path} has no scores of problems: `evaluate.py --regrade --output_dir DIR` writes them again."
-        ) from error
-    return entries
+    return [entry for path in paths for entry in read_entries(path)]
 
 
 # The comparison
@@ -187,26 +173,26 @@ def compare_sides(sides: Sequence[Side]) -> list[Comparison]:
 
 
 def _benchmarks(side: Side) -> list[str]:
-    return list(dict.fromkeys(entry["benchmark"] for entry in side.entries))
+    return list(dict.fromkeys(entry.benchmark for entry in side.entries))
 
 
 def _compare(benchmark: str, first: Side, second: Side) -> list[Comparison]:
     entries = (first.of(benchmark), second.of(benchmark))
     everything = [entry for seeds in entries for entry in seeds]
-    problems = {tuple((p["id"], p["gold"]) for p in entry["per_problem"]): entry for entry in everything}
-    asked = {entry["settings"].get("problems_hash") for entry in everything}
+    problems = {tuple((p.id, p.gold) for p in entry.per_problem): entry for entry in everything}
+    asked = {entry.settings.get("problems_hash") for entry in everything}
     if len(problems) > 1 or len(asked) > 1:
-        counts = ", ".join(f"{entry['label']} {len(entry['per_problem'])}" for entry in everything)
+        counts = ", ".join(f"{entry.label} {len(entry.per_problem)}" for entry in everything)
         raise UsageError(
             f"the evaluations on {benchmark} have other problems ({counts}): evaluate all of them on the same data, "
             "with the same --limit."
         )
     for name in _HOW:
-        if len({json.dumps(entry["settings"].get(name)) for entry in everything}) > 1:
+        if len({json.dumps(entry.settings.get(name)) for entry in everything}) > 1:
             logger.warning("%s and %s were evaluated with another --%s", first.name, second.name, name)
     comparisons = []
     for metric, read in _metrics(everything).items():
-        seeds = [[[read(entry, problem) for problem in entry["per_problem"]] for entry in side] for side in entries]
+        seeds = [[[read(entry, problem) for problem in entry.per_problem] for entry in side] for side in entries]
         scores = [[100 * statistics.fmean(values) for values in side] for side in seeds]
         means = [[statistics.fmean(values) for values in zip(*side, strict=True)] for side in seeds]
         comparisons.append(
@@ -215,16 +201,19 @@ def _compare(benchmark: str, first: Side, second: Side) -> list[Comparison]:
     return comparisons
 
 
-def _metrics(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Name -> function of an entry and a problem of it, for the scores that all entries have."""
-    k = min(entry["k"] for entry in entries)
-    metrics: dict[str, Any] = {"pass@1": lambda entry, problem: problem["c"] / problem["n"]}
-    if all("correct_lenient" in entry["per_problem"][0] for entry in entries):
-        metrics["pass@1, lenient"] = lambda entry, problem: problem["correct_lenient"].count("1") / problem["n"]
+_Metric = Callable[[Entry, ProblemScores], float]  # the score of a problem of an entry
+
+
+def _metrics(entries: Sequence[Entry]) -> dict[str, _Metric]:
+    """Name -> metric, for the scores that all entries have."""
+    k = min(entry.k for entry in entries)
+    metrics: dict[str, _Metric] = {"pass@1": lambda entry, problem: problem.c / problem.n}
+    if all(entry.per_problem[0].correct_lenient is not None for entry in entries):
+        metrics["pass@1, lenient"] = lambda entry, problem: (problem.correct_lenient or "").count("1") / problem.n
     if k > 1:
-        metrics[f"pass@{k}"] = lambda entry, problem: pass_at_k(problem["n"], problem["c"], k)
-    if k > 1 and all("majority" in e["per_problem"][0] and k in sizes_up_to(e["k"]) for e in entries):
-        metrics[f"maj@{k}"] = lambda entry, problem: float(problem["majority"][sizes_up_to(entry["k"]).index(k)])
+        metrics[f"pass@{k}"] = lambda entry, problem: pass_at_k(problem.n, problem.c, k)
+    if k > 1 and all(k in sizes_up_to(entry.k) for entry in entries):
+        metrics[f"maj@{k}"] = lambda entry, problem: float(problem.majority[sizes_up_to(entry.k).index(k)])
     return metrics
 
 

@@ -2,19 +2,19 @@
 
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gtpo.arguments import BENCHMARK_TITLES, EvaluationArguments, PromptArguments, fields_of
 from gtpo.bars import CompletionBar
 from gtpo.data import load_benchmark, load_user_benchmark
 from gtpo.environment import environment
 from gtpo.errors import UsageError, nearest
+from gtpo.evaluation.records import Head, Origin, Problems
 from gtpo.evaluation.sampling import Sampler, Sampling, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.storage import (
     CompletionFile,
-    Row,
     check_keys,
     check_settings,
     find_completion_files,
@@ -24,7 +24,7 @@ from gtpo.evaluation.storage import (
     scores_path,
 )
 from gtpo.evaluation.targets import Target, short_name
-from gtpo.evaluation.user_grader import UserGrader, load_user_grader
+from gtpo.evaluation.user_grader import load_user_grader
 from gtpo.rows import is_user_data, short_name_of
 
 DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column")  # --regrade reads them
@@ -47,48 +47,34 @@ STORED_FLAGS = (  # --regrade reads them from the completion files
 )
 
 
-class Problems(NamedTuple):
-    """The problems of a benchmark, {id, question, gold}, why rows of your data are none -> their number, the grader."""
-
-    rows: list[Row]
-    dropped: Mapping[str, int]
-    grader: UserGrader | None = None
-
-
 @dataclass(frozen=True)
 class Job:
     """One model on one benchmark.
 
     Attributes:
         path: The completion file, ``LABEL/BENCHMARK.jsonl``.
-        problems: The problems, {id, question, gold}.
-        settings: Everything that determines the completions; a file with other settings is refused.
-        about: What else the file records: model, adapter, checkpoint and environment.
-        dropped: As in :class:`Problems`.
-        grader: ``--grader``, where it grades this benchmark.
+        problems: The problems.
+        head: The first line of the file; a file with other settings is refused.
     """
 
     path: Path
-    problems: Sequence[Row]
-    settings: Row
-    about: Row
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    grader: UserGrader | None = None
+    problems: Problems
+    head: Head
 
     @property
     def adapter(self) -> Path | None:
         """Adapter directory; None for the base model."""
-        return Path(self.about["adapter"]) if self.about["adapter"] else None
+        return Path(self.head.origin.adapter) if self.head.origin.adapter else None
 
     @property
     def prompt(self) -> PromptArguments:
         """How questions are asked."""
-        return PromptArguments(**{name: self.settings[name] for name in fields_of([PromptArguments])})
+        return PromptArguments(**{name: self.head.settings[name] for name in fields_of([PromptArguments])})
 
     @property
     def title(self) -> str:
         """Label and benchmark, for the progress bar."""
-        name = self.settings["benchmark"]
+        name = self.head.settings["benchmark"]
         return f"{self.path.parent.name}, {BENCHMARK_TITLES.get(name, name)}"
 
 
@@ -123,6 +109,23 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
     return selected
 
 
+def load_benchmarks(flags: EvaluationArguments) -> dict[str, Problems]:
+    """The problems of every benchmark of ``--benchmarks``.
+
+    Raises:
+        UsageError: If some cannot be read; it names all of them.
+    """
+    problems, errors = {}, []
+    for name, source in select_benchmarks(flags).items():
+        try:
+            problems[name] = load_problems(name, source, flags, flags.limit)
+        except UsageError as error:
+            errors.append(error)
+    if errors:
+        raise UsageError(" ".join(map(str, errors))) from errors[0]
+    return problems
+
+
 def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int | None = None) -> Problems:
     """The problems of a benchmark.
 
@@ -136,9 +139,9 @@ def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int
         UsageError: If they cannot be read.
     """
     if name in BENCHMARK_TITLES:
-        return Problems(load_benchmark(name, flags.data_dir)[:limit], {})
+        return Problems(load_benchmark(name, flags.data_dir)[:limit])
     rows, dropped = load_user_benchmark(name, source, flags)
-    grader = load_user_grader(flags.grader, ["prompt", *rows[0]["columns"]]) if flags.grader else None
+    grader = load_user_grader(flags.grader, ["prompt", *rows[0].columns]) if flags.grader else None
     return Problems(rows[:limit], dropped, grader)
 
 
@@ -169,32 +172,32 @@ def plan_jobs(
     sources = select_benchmarks(flags)
     jobs = []
     for target, prompt in zip(targets, prompts, strict=True):
-        for name, (rows, dropped, grader) in problems.items():
+        for name, asked in problems.items():
             settings: dict[str, Any] = {
                 "benchmark": name,
-                "problems": len(rows),
-                "problems_hash": problems_hash(rows),
+                "problems": len(asked.rows),
+                "problems_hash": problems_hash(asked.rows),
                 "model": fingerprint(model) or model,
                 "adapter": fingerprint(target.adapter) if target.adapter else None,
                 "backend": backend,
                 **asdict(sampling),
                 **asdict(prompt),
             }
-            about = {
-                "model": model,
-                "adapter": str(target.adapter) if target.adapter else None,
-                "checkpoint": target.checkpoint,
-                "environment": made_with,
-                "data": {
+            origin = Origin(
+                model=model,
+                adapter=str(target.adapter) if target.adapter else None,
+                checkpoint=target.checkpoint,
+                environment=made_with,
+                data={
                     "source": sources[name],
                     **{flag: getattr(flags, flag) for flag in DATA_FLAGS},
-                    "judge": flags.grader if grader else None,
+                    "judge": flags.grader if asked.grader else None,  # the earlier name of the flag
                 },
-            }
+            )
             path = Path(flags.output_dir) / (target.label or f"base-{short_name(model)}") / f"{name}.jsonl"
             if not flags.overwrite:
-                check_settings(path, settings, rows)
-            jobs.append(Job(path, rows, settings, about, dropped, grader))
+                check_settings(path, settings, asked.rows)
+            jobs.append(Job(path, asked, Head(settings, origin)))
     return jobs
 
 
@@ -221,7 +224,7 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
     jobs = []
     for path in paths:
         head = read_completions(path)[0]
-        stored = head["about"]["data"]
+        stored = head.origin.data
         source = sources[path.stem] if sources else stored["source"]
         known = {flag: stored[flag] for flag in DATA_FLAGS if flag in stored and flag not in given}
         if (grader := stored.get("judge")) and not flags.grader:
@@ -229,9 +232,9 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
                 f"{path} was graded by {grader}, which --regrade does not import unasked because it is code: if you "
                 f"trust it, add --grader {shlex.quote(grader)}."
             )
-        limit = head["settings"].get("problems")
-        rows, dropped, grader = load_problems(path.stem, source, replace(flags, **known), limit)
-        if problems_hash(rows) != head["settings"].get("problems_hash"):
+        limit = head.settings.get("problems")
+        problems = load_problems(path.stem, source, replace(flags, **known), limit)
+        if problems_hash(problems.rows) != head.settings.get("problems_hash"):
             raise UsageError(
                 f"{path} was created from other problems than {source} has now: "
                 + (
@@ -240,7 +243,7 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
                     else "name the directory of their data files with --data_dir."
                 )
             )
-        jobs.append(Job(path, rows, head["settings"], head["about"], dropped, grader))
+        jobs.append(Job(path, problems, head))
     return jobs
 
 
@@ -258,17 +261,17 @@ def run_job(job: Job, sampling: Sampling, load: Callable[[], Sampler], overwrite
             long.
         RunError: If the completions cannot be written.
     """
-    with CompletionFile(job.path, job.settings, job.about, overwrite, job.problems) as file:
+    with CompletionFile(job.path, job.head, overwrite, job.problems.rows) as file:
         if overwrite:
             scores_path(job.path).unlink(missing_ok=True)
-        check_keys(job.path, file.done, job.problems, sampling.k)
-        total = len(job.problems) * sampling.k
+        check_keys(job.path, file.done, job.problems.rows, sampling.k)
+        total = len(job.problems.rows) * sampling.k
         if len(file.done) == total:
             return
         sampler = load()
         prompt = job.prompt
         tokenizer = load_prompt_tokenizer(sampler, job.adapter, prompt)
-        requests = make_requests(sampler, job.problems, sampling, prompt, tokenizer)
+        requests = make_requests(sampler, job.problems.rows, sampling, prompt, tokenizer)
         with CompletionBar(job.title, total, len(file.done), sampling.max_new_tokens) as bar:
             for rows in sampler.sample(requests, file.done.copy(), job.adapter, bar.count_tokens):
                 file.append(rows)

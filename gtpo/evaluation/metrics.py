@@ -12,6 +12,11 @@ import numpy as np
 from gtpo.grading import TimeBudget, equivalent, normalise
 
 
+def sizes_up_to(k: int) -> list[int]:
+    """The k' of the scores: every power of two up to k, and k itself."""
+    return sorted({2**power for power in range(k.bit_length())} | {k})
+
+
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Unbiased pass@k of one problem: the probability that k of its n samples include a correct one.
 

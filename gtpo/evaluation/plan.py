@@ -1,38 +1,46 @@
 """The plan of an evaluation: from the flags to its jobs, and how the model is loaded where one has something to do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from gtpo.arguments import EvaluationArguments
 from gtpo.evaluation import sampling
-from gtpo.evaluation.jobs import Job, load_problems, plan_jobs, select_benchmarks
-from gtpo.evaluation.targets import (
-    base_model,
-    choose_4bit,
-    choose_prompts,
-    find_targets,
-    is_tiny,
-    max_lora_rank,
-    refuse_large_model_without_gpu,
-    resolve_base_model,
-)
+from gtpo.evaluation.jobs import Job, load_benchmarks, plan_jobs
+from gtpo.evaluation.sampling import Sampler, Sampling
+from gtpo.evaluation.targets import choose_4bit, choose_model, choose_prompts, find_targets, is_tiny, max_lora_rank
 
 
-def plan(flags: EvaluationArguments) -> tuple[list[Job], sampling.Sampling, Callable[[], sampling.Sampler]]:
-    """Every target on every benchmark: the jobs, how completions are sampled, and what loads the model, once.
+@dataclass(frozen=True)
+class Plan:
+    """Every target on every benchmark.
+
+    Attributes:
+        jobs: The jobs, in the order of the flags.
+        sampling: How completions are sampled.
+        load: Loads the model, once.
+    """
+
+    jobs: list[Job]
+    sampling: Sampling
+    load: Callable[[], Sampler]
+
+
+def plan_evaluation(flags: EvaluationArguments, runs: Sequence[str]) -> Plan:
+    """The plan of an evaluation; no model is loaded.
+
+    Args:
+        flags: The flags.
+        runs: ``--runs``, or the run that is evaluated without it; none for a base model.
 
     Raises:
         UsageError: If a flag, a benchmark, a run or stored completions do not fit.
     """
-    benchmarks = select_benchmarks(flags)
-    targets = find_targets(flags.runs, flags.model, flags.checkpoint)
-    base = base_model(targets, flags.model)
-    if flags.backend == "auto":
-        refuse_large_model_without_gpu(flags.model or base)
-    problems = {name: load_problems(name, source, flags, flags.limit) for name, source in benchmarks.items()}
-    model = resolve_base_model(base, targets, flags.model)
+    targets = find_targets(runs, flags.model, flags.checkpoint)
+    problems = load_benchmarks(flags)
+    model = choose_model(targets, flags.model, slow=flags.backend != "auto")
     backend = sampling.choose_sampler(flags.backend, is_tiny(model))
-    how = sampling.Sampling(
+    how = Sampling(
         k=flags.k,
         temperature=flags.temperature,
         top_p=flags.top_p,
@@ -44,4 +52,4 @@ def plan(flags: EvaluationArguments) -> tuple[list[Job], sampling.Sampling, Call
     prompts = choose_prompts(flags.prompt, targets, model)
     jobs = plan_jobs(flags, targets, prompts, problems, model, backend, how)
     rank, memory = max_lora_rank(targets), flags.gpu_memory_utilization
-    return jobs, how, cache(lambda: sampling.load_sampler(model, backend, how, rank, memory, prompts[0]))
+    return Plan(jobs, how, cache(lambda: sampling.load_sampler(model, backend, how, rank, memory, prompts[0])))

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from gtpo.arguments import PromptArguments
 from gtpo.backend import GPU_PACKAGES, gpu_is_available, is_installed, prefer_native_sampler, refuse_old_gpu
 from gtpo.bars import TokenCounter
+from gtpo.data import Problem
 from gtpo.errors import UsageError, first_line
 from gtpo.evaluation.storage import Key, Row
 from gtpo.models import load_base, load_tokenizer, source_options
@@ -165,7 +166,7 @@ def load_prompt_tokenizer(sampler: Sampler, adapter: Path | None, prompt: Prompt
 
 def make_requests(
     sampler: Sampler,
-    problems: Sequence[Row],
+    problems: Sequence[Problem],
     sampling: Sampling,
     prompt: PromptArguments | None = None,
     tokenizer: Any = None,
@@ -174,7 +175,7 @@ def make_requests(
 
     Args:
         sampler: Has the context length.
-        problems: The problems, {id, question, gold}.
+        problems: The problems.
         sampling: How completions are sampled.
         prompt: How questions are asked; None: as in the paper.
         tokenizer: Writes the prompts; None: the sampler's.
@@ -187,14 +188,14 @@ def make_requests(
     end_ids = tuple(token for token in [end_of_turn(tokenizer)] if token is not None)
     requests = []
     for problem in problems:
-        ids = encode_prompt(tokenizer, prompt.format.to_messages(problem["question"]), **prompt.template_kwargs)
+        ids = encode_prompt(tokenizer, prompt.format.to_messages(problem.question), **prompt.template_kwargs)
         if len(ids) + sampling.max_new_tokens > sampler.context_length:
             raise UsageError(
-                f"the prompt of {problem['id']} has {len(ids)} tokens, which with max_new_tokens "
+                f"the prompt of {problem.id} has {len(ids)} tokens, which with max_new_tokens "
                 f"{sampling.max_new_tokens} exceeds the model's context length {sampler.context_length}: lower "
                 "--max_new_tokens."
             )
-        requests += [Request(problem["id"], sample, ids, prefill, end_ids) for sample in range(sampling.k)]
+        requests += [Request(problem.id, sample, ids, prefill, end_ids) for sample in range(sampling.k)]
     return requests
 
 

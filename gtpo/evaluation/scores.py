@@ -14,25 +14,19 @@ from tqdm import tqdm
 from gtpo.arguments import PromptArguments
 from gtpo.environment import git_revision
 from gtpo.errors import UsageError
-from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k
-from gtpo.evaluation.storage import Row, check_keys, find_completion_files, read_completions, scores_path
-from gtpo.evaluation.user_grader import UserGrader
+from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k, sizes_up_to
+from gtpo.evaluation.records import Entry, Problems, ProblemScores
+from gtpo.evaluation.storage import check_keys, find_completion_files, read_completions, scores_path
 from gtpo.files import write_atomically
 from gtpo.grading import extract_answer, grade_text, normalise, timeouts
 
-Entry = dict[str, Any]  # one model on one benchmark, as in results.json (docs/evaluation.md)
 
-
-def grade(
-    path: Path, problems: Sequence[Row], dropped: Mapping[str, int] | None = None, grader: UserGrader | None = None
-) -> Entry:
+def grade(path: Path, problems: Problems) -> Entry:
     """Grade a completion file.
 
     Args:
         path: The completion file.
-        problems: The problems, {id, question, gold}.
-        dropped: Why rows of your data are no problems -> their number.
-        grader: Decides what is correct instead of our grader; there are no lenient scores then.
+        problems: The problems; there are no lenient scores if they have a grader of their own.
 
     Returns:
         Its entry of ``results.json``.
@@ -41,13 +35,13 @@ def grade(
         UsageError: If completions are missing, or belong to other problems.
     """
     head, completions = read_completions(path)
-    k = head["settings"].get("k")
+    k = head.settings.get("k")
     if type(k) is not int or k < 1:
         raise UsageError(f"{path}, line 1 has k={k!r} in its settings, expected an integer >= 1: restore the file.")
-    asked = {name: head["settings"][name] for name in ("tags", "system_prompt") if name in head["settings"]}
+    asked = {name: head.settings[name] for name in ("tags", "system_prompt") if name in head.settings}
     prompt = PromptArguments(**asked).format
-    expected = len(problems) * k
-    check_keys(path, ((row["id"], row["sample"]) for row in completions), problems, k)
+    expected = len(problems.rows) * k
+    check_keys(path, ((row["id"], row["sample"]) for row in completions), problems.rows, k)
     if len(completions) != expected:
         raise UsageError(
             f"{path} has {len(completions)} of {expected} completions: run the same evaluation without --regrade to "
@@ -57,17 +51,18 @@ def grade(
     timeouts_before = timeouts()
     per_problem, unreadable = [], 0
     by_metric: dict[str, list[list[float]]] = defaultdict(list)
-    for problem in tqdm(problems, desc="  grading", unit=" problems", leave=False):
-        texts = [samples[problem["id"], sample] for sample in range(k)]
-        if grader:
+    for problem in tqdm(problems.rows, desc="  grading", unit=" problems", leave=False):
+        texts = [samples[problem.id, sample] for sample in range(k)]
+        lenient_marks = None
+        if problems.grader:
             answers = [extract_answer(text, None, *prompt.tags[2:]) for text in texts]
-            correct = grader(problem, prompt.to_messages(problem["question"]), texts)
-            scores, marks = _scores_of(answers, correct), {}
+            correct = problems.grader(problem, prompt.to_messages(problem.question), texts)
+            scores = _scores_of(answers, correct)
         else:
-            verdicts = [grade_text(text, problem["gold"], *prompt.tags[2:]) for text in texts]
+            verdicts = [grade_text(text, problem.gold, *prompt.tags[2:]) for text in texts]
             answers, correct = [v.answer for v in verdicts], [v.correct for v in verdicts]
             lenient_answers, lenient = [v.lenient_answer for v in verdicts], [v.correct_leniently for v in verdicts]
-            scores, marks = _scores_of(answers, correct), {"correct_lenient": _marks(lenient)}
+            scores, lenient_marks = _scores_of(answers, correct), _marks(lenient)
             is_same = (answers, correct) == (lenient_answers, lenient)
             lenient_scores = scores if is_same else _scores_of(lenient_answers, lenient)
             scores |= {f"{metric}_lenient": lenient_scores[metric] for metric in ("pass", "maj")}
@@ -75,37 +70,37 @@ def grade(
         for metric, values in scores.items():
             by_metric[metric].append(values)
         per_problem.append(
-            {
-                "id": problem["id"],
-                "gold": problem["gold"],
-                "n": k,
-                "c": sum(correct),
-                "formatted": sum(map(prompt.follows_format, texts)),
-                "correct": _marks(correct),
-                **marks,
-                "majority": _marks(map(bool, scores["maj"])),
-            }
+            ProblemScores(
+                id=problem.id,
+                gold=problem.gold,
+                n=k,
+                c=sum(correct),
+                formatted=sum(map(prompt.follows_format, texts)),
+                correct=_marks(correct),
+                correct_lenient=lenient_marks,
+                majority=_marks(map(bool, scores["maj"])),
+            )
         )
     means, intervals = _over_problems(sizes_up_to(k), by_metric)
-    return {
-        "label": path.parent.name,
-        "benchmark": path.stem,
-        "problems": len(problems),
-        "dropped": dict(dropped or {}),
-        "k": k,
-        "scores": {
+    return Entry(
+        label=path.parent.name,
+        benchmark=path.stem,
+        problems=len(problems.rows),
+        dropped=dict(problems.dropped),
+        k=k,
+        scores={
             **means,
-            "format": _percent(sum(problem["formatted"] for problem in per_problem) / expected),
+            "format": _percent(sum(problem.formatted for problem in per_problem) / expected),
             "finished": _percent(sum(row["finished"] for row in completions) / expected),
             "unreadable": _percent(unreadable / expected),
             "tokens": sum(row["tokens"] for row in completions) / expected,
         },
-        "intervals": intervals,
-        "settings": head["settings"],
-        **head["about"],
-        "graded_by": {**_grader_versions(), "timeouts": timeouts() - timeouts_before},
-        "per_problem": per_problem,
-    }
+        intervals=intervals,
+        settings=head.settings,
+        origin=head.origin,
+        graded_by={**_grader_versions(), "timeouts": timeouts() - timeouts_before},
+        per_problem=per_problem,
+    )
 
 
 def write_results(directory: Path, entries: Sequence[Entry]) -> Path:
@@ -122,25 +117,28 @@ def write_results(directory: Path, entries: Sequence[Entry]) -> Path:
     results = directory / "results.json"
     with FileLock(directory / "results.lock"):
         for entry in entries:
-            completions = directory / entry["label"] / f"{entry['benchmark']}.jsonl"
-            write_atomically(scores_path(completions), json.dumps(entry, indent=1))
+            completions = directory / entry.label / f"{entry.benchmark}.jsonl"
+            write_atomically(scores_path(completions), json.dumps(entry.write(), indent=1))
         paths = [scores_path(path) for path in find_completion_files(directory)]
-        stored = [_read_entry(path) for path in paths if path.is_file()]
+        stored = [entry.write() for path in paths if path.is_file() for entry in read_entries(path)]
         write_atomically(results, json.dumps({"results": stored}, indent=1))
     return results
 
 
-def _read_entry(path: Path) -> Entry:
+def read_entries(path: Path) -> list[Entry]:
+    """The entries of ``results.json``, or the one beside a completion file.
+
+    Raises:
+        UsageError: If the file cannot be read, or an entry lacks a key or has an invalid value.
+    """
     try:
-        entry: Entry = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise UsageError(f"{path} is damaged ({error}): delete it, `evaluate.py --regrade` writes it again.") from error
-    return entry
-
-
-def sizes_up_to(k: int) -> list[int]:
-    """The k' of the scores: every power of two up to k, and k itself."""
-    return sorted({2**power for power in range(k.bit_length())} | {k})
+        stored: Any = json.loads(path.read_bytes())
+        listed = stored["results"] if path.name == "results.json" else [stored]
+        return [Entry.read(entry) for entry in listed]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is damaged ({error}): delete it; `evaluate.py --regrade --output_dir DIR` writes it again."
+        ) from error
 
 
 def _scores_of(answers: Sequence[str | None], correct: Sequence[bool]) -> dict[str, list[float]]:

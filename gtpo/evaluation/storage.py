@@ -11,12 +11,15 @@ import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from gtpo.arguments import BENCHMARK_TITLES
+from gtpo.data import Problem
 from gtpo.errors import RunError, UsageError
+from gtpo.evaluation.records import Head
 from gtpo.files import write_atomically
 from gtpo.prompts import to_messages
 
@@ -60,20 +63,16 @@ class CompletionFile:
         done: Keys of the completions in the file.
     """
 
-    def __init__(
-        self, path: Path, settings: Row, about: Row, overwrite: bool = False, problems: Sequence[Row] = ()
-    ) -> None:
+    def __init__(self, path: Path, head: Head, overwrite: bool = False, problems: Sequence[Problem] = ()) -> None:
         """
         Args:
             path: The file; it is created if it does not exist.
-            settings: Everything that determines the completions.
-            about: What else the first line of a new file contains.
+            head: The first line of a new file.
             overwrite: Discard the completions in the file.
-            problems: The problems, {id, question, gold}: with them the file is extended if it has only the first ones.
+            problems: The problems: with them the file is extended if it has only the first ones.
         """
         self.path = path
-        self.settings = settings
-        self.about = about
+        self.head = head
         self.overwrite = overwrite
         self.problems = problems
         self.done: set[Key] = set()
@@ -83,7 +82,7 @@ class CompletionFile:
         self._open()
         try:
             if not self.overwrite:
-                check_settings(self.path, self.settings, self.problems)
+                check_settings(self.path, self.head.settings, self.problems)
             keep = not self.overwrite and has_completions(self.path)
             end = self.path.read_bytes().rfind(b"\n") + 1 if keep else 0
             self._file.truncate(end)  # drop a line that was only partly written when the process was killed
@@ -115,14 +114,13 @@ class CompletionFile:
                 f"{self.path} is in use by another evaluation: wait for it, or name another --output_dir."
             ) from error
 
-    def _extend(self, head: Row) -> None:
+    def _extend(self, stored: Head) -> None:
         """Write the number of problems and k of this evaluation into the first line, if they are larger."""
-        stored = head["settings"]
-        size = {name: self.settings[name] for name in _SIZE if name in stored}
-        if stored | size == stored:
+        size = {name: self.head.settings[name] for name in _SIZE if name in stored.settings}
+        if stored.settings | size == stored.settings:
             return
         lines = self.path.read_bytes().split(b"\n", 1)[1]
-        first = json.dumps(head | {"settings": stored | size})
+        first = json.dumps(replace(stored, settings=stored.settings | size).write())
         write_atomically(self.path, f"{first}\n{lines.decode()}")
         self._file.close()
         self._open()  # the new file; another process may have locked it first
@@ -143,7 +141,7 @@ class CompletionFile:
             RunError: If they cannot be written.
             OSError: If the disk is full.
         """
-        head = [] if self.done or not rows else [{"settings": self.settings, "about": self.about}]
+        head = [] if self.done or not rows else [self.head.write()]
         data = memoryview(b"".join(json.dumps(row).encode() + b"\n" for row in [*head, *rows]))
         try:
             while data:
@@ -158,7 +156,7 @@ class CompletionFile:
         self.done.update((row["id"], row["sample"]) for row in rows)
 
 
-def check_settings(path: Path, settings: Row, problems: Sequence[Row] = ()) -> None:
+def check_settings(path: Path, settings: Row, problems: Sequence[Problem] = ()) -> None:
     """Refuse to continue a file whose completions were created with other settings.
 
     Args:
@@ -172,7 +170,7 @@ def check_settings(path: Path, settings: Row, problems: Sequence[Row] = ()) -> N
     if not has_completions(path):
         return
     with path.open("rb") as file:
-        stored = _parse_head(path, file.readline())["settings"]
+        stored = _parse_head(path, file.readline()).settings
     if _is_part(stored, settings, problems):
         stored |= {name: settings[name] for name in _SIZE if name in settings}
     changed = [name for name in {**settings, **stored} if stored.get(name) != settings.get(name)]
@@ -189,7 +187,7 @@ def check_settings(path: Path, settings: Row, problems: Sequence[Row] = ()) -> N
 _SIZE = ("problems", "problems_hash", "k")  # settings that may grow
 
 
-def _is_part(stored: Row, settings: Row, problems: Sequence[Row]) -> bool:
+def _is_part(stored: Row, settings: Row, problems: Sequence[Problem]) -> bool:
     """Whether stored completions are of the first problems, and of the first samples."""
     count, k = stored.get("problems"), stored.get("k")
     if (
@@ -205,7 +203,7 @@ def _short(value: Any) -> str:
     return text if len(text := repr(value)) <= 80 else f"{text[:80]}..."
 
 
-def read_completions(path: Path) -> tuple[Row, list[Row]]:
+def read_completions(path: Path) -> tuple[Head, list[Row]]:
     """The first line and the completions of a file, without a partly written last line.
 
     Raises:
@@ -224,19 +222,19 @@ def read_completions(path: Path) -> tuple[Row, list[Row]]:
     return head, rows
 
 
-def check_keys(path: Path, keys: Iterable[Key], problems: Iterable[Row], k: int) -> None:
+def check_keys(path: Path, keys: Iterable[Key], problems: Iterable[Problem], k: int) -> None:
     """Refuse completions of a file that do not belong to its benchmark.
 
     Args:
         path: The file.
         keys: Keys of its completions.
-        problems: The problems, {id, question, gold}.
+        problems: The problems.
         k: Completions per problem.
 
     Raises:
         UsageError: If a key names no problem, or no sample below k.
     """
-    ids = {problem["id"] for problem in problems}
+    ids = {problem.id for problem in problems}
     foreign = next((key for key in keys if key[0] not in ids or not 0 <= key[1] < k), None)
     if foreign is not None:
         raise UsageError(
@@ -245,12 +243,11 @@ def check_keys(path: Path, keys: Iterable[Key], problems: Iterable[Row], k: int)
         )
 
 
-def _parse_head(path: Path, line: bytes) -> Row:
-    head = _parse_line(path, 1, line)
-    settings, about = head.get("settings"), head.get("about")
-    if not isinstance(settings, dict) or not isinstance(about, dict):
-        raise UsageError(f"{path} is not a completion file (its first line has no settings): move it elsewhere.")
-    return head
+def _parse_head(path: Path, line: bytes) -> Head:
+    try:
+        return Head.read(_parse_line(path, 1, line))
+    except ValueError as error:
+        raise UsageError(f"{path} is not a completion file (line 1: {error}): move it elsewhere.") from error
 
 
 def _parse_completion(path: Path, number: int, line: bytes) -> Row:
@@ -280,9 +277,9 @@ def _parse_line(path: Path, number: int, line: bytes) -> Row:
 # Hashes that identify problems and models in the settings
 
 
-def problems_hash(rows: Sequence[Row]) -> str:
+def problems_hash(problems: Sequence[Problem]) -> str:
     """A hash of the prompts; it does not depend on the gold answers."""
-    asked = [[row["id"], to_messages(row["question"])] for row in rows]
+    asked = [[problem.id, to_messages(problem.question)] for problem in problems]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gtpo.arguments import BENCHMARK_TITLES
-from gtpo.evaluation.scores import Entry
+from gtpo.evaluation.records import Entry
 from gtpo.evaluation.targets import short_name
 
 PASS_COLUMNS, MAJ_COLUMNS = (1, 8, 16, 32, 64), (4, 8, 16, 32, 64)  # k in Table 1
@@ -12,8 +12,8 @@ PASS_COLUMNS, MAJ_COLUMNS = (1, 8, 16, 32, 64), (4, 8, 16, 32, 64)  # k in Table
 
 def format_table(entries: Sequence[Entry]) -> str:
     """The entries as text, one block per benchmark, in percent."""
-    benchmarks = dict.fromkeys(entry["benchmark"] for entry in entries)
-    return "\n\n".join(_block(name, [row for row in entries if row["benchmark"] == name]) for name in benchmarks)
+    benchmarks = dict.fromkeys(entry.benchmark for entry in entries)
+    return "\n\n".join(_block(name, [row for row in entries if row.benchmark == name]) for name in benchmarks)
 
 
 def columns_up_to(k: int, columns: Sequence[int]) -> list[int]:
@@ -24,7 +24,7 @@ def columns_up_to(k: int, columns: Sequence[int]) -> list[int]:
 def _block(benchmark: str, rows: Sequence[Entry]) -> str:
     """Title, header and rows of one benchmark, with rules between them."""
     pass_columns, maj_columns = (
-        sorted({k for row in rows for k in columns_up_to(row["k"], columns)}) for columns in (PASS_COLUMNS, MAJ_COLUMNS)
+        sorted({k for row in rows for k in columns_up_to(row.k, columns)}) for columns in (PASS_COLUMNS, MAJ_COLUMNS)
     )
     groups = [
         ("Pass@k (%), unbiased", "pass", pass_columns),
@@ -36,21 +36,21 @@ def _block(benchmark: str, rows: Sequence[Entry]) -> str:
         ["Model", "Method", *(" ".join(f"{k:>5}" for k in ks) for _, _, ks in groups), *["(%)"] * 3, "95 % interval"],
     ]
     for row in rows:
-        scores = row["scores"]
-        method = row["label"] if row["adapter"] else "base"
-        model = short_name(row["model"]) + (" (4-bit)" if row["settings"].get("load_in_4bit") else "")
+        scores = row.scores
+        method = row.label if row.origin.adapter else "base"
+        model = short_name(row.origin.model) + (" (4-bit)" if row.settings.get("load_in_4bit") else "")
         numbers = [_numbers(scores[name], ks) for _, name, ks in groups]
         shares = [f"{share:.1f}" for share in (scores["format"], 100 - scores["finished"], scores["unreadable"])]
-        cells.append([model, method, *numbers, *shares, _interval(row["intervals"]["pass"])])
+        cells.append([model, method, *numbers, *shares, _interval(row.intervals["pass"])])
         if _differs_leniently(scores, pass_columns, maj_columns):
             lenient = [_numbers(scores["pass_lenient"], pass_columns), "", _numbers(scores["maj_lenient"], maj_columns)]
-            cells.append(["", f"{method}, lenient", *lenient, *[""] * 3, _interval(row["intervals"]["pass_lenient"])])
+            cells.append(["", f"{method}, lenient", *lenient, *[""] * 3, _interval(row.intervals["pass_lenient"])])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     rule = "-" * max(map(len, lines))
-    sizes = " and ".join(str(k) for k in sorted({row["k"] for row in rows}))
-    title = f"{BENCHMARK_TITLES.get(benchmark, benchmark)}: {rows[0]['problems']} problems, k = {sizes}"
-    dropped = [f"{count} {reason}" for reason, count in rows[0]["dropped"].items()]
+    sizes = " and ".join(str(k) for k in sorted({row.k for row in rows}))
+    title = f"{BENCHMARK_TITLES.get(benchmark, benchmark)}: {rows[0].problems} problems, k = {sizes}"
+    dropped = [f"{count} {reason}" for reason, count in rows[0].dropped.items()]
     return "\n".join(
         [title, *([f"Rows dropped: {', '.join(dropped)}"] if dropped else []), rule, *lines[:2], rule, *lines[2:], rule]
     )

@@ -307,13 +307,30 @@ def base_model(targets: Sequence[Target], model: str | None) -> str:
 
 def _find_base(name: str, adapter: Path) -> str:
     """The base model of an adapter: a relative path is looked up here and above the adapter, where the run started."""
-    places = [Path(), *adapter.resolve().parents] if _is_path(name) or "/" not in name else []
-    return next((str(place / name) for place in places if (place / name).is_dir()), name)
+    directories = [Path(), *adapter.resolve().parents] if _is_path(name) or "/" not in name else []
+    return next((str(directory / name) for directory in directories if (directory / name).is_dir()), name)
 
 
 def _is_path(model: str) -> bool:
     """Whether a model can only be a local path: a Hub id is owner/name."""
     return Path(model).is_absolute() or model.startswith(".") or model.count("/") > 1
+
+
+def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = False) -> str:
+    """The Hub id or path of the base model of the targets; the tiny base is built if it does not exist.
+
+    Args:
+        targets: The targets.
+        asked: ``--model``.
+        slow: Accept the paper's models on a CPU.
+
+    Raises:
+        UsageError: As :func:`base_model`, :func:`refuse_large_model_without_gpu` and :func:`resolve_base_model`.
+    """
+    base = base_model(targets, asked)
+    if not slow:
+        refuse_large_model_without_gpu(asked or base)
+    return resolve_base_model(base, targets, asked)
 
 
 def resolve_base_model(base: str, targets: Sequence[Target], model: str | None) -> str:

@@ -5,12 +5,12 @@ import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from gtpo.data import Problem
 from gtpo.errors import RunError
-from gtpo.evaluation.storage import Row
 from gtpo.reward_functions import GRADING, load_rewards
 
 # (problem, its prompt as a conversation, completions) -> whether each is correct
-UserGrader = Callable[[Row, list[dict[str, Any]], Sequence[str]], list[bool]]
+UserGrader = Callable[[Problem, list[dict[str, Any]], Sequence[str]], list[bool]]
 
 
 def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
@@ -25,16 +25,16 @@ def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
     """
     [reward] = load_rewards([name], {}, columns, GRADING)
 
-    def grade(problem: Row, prompt: list[dict[str, Any]], texts: Sequence[str]) -> list[bool]:
+    def grade(problem: Problem, prompt: list[dict[str, Any]], texts: Sequence[str]) -> list[bool]:
         values = reward(
             prompts=[prompt for _ in texts],
             completions=[[{"role": "assistant", "content": text}] for text in texts],
-            **{column: [value for _ in texts] for column, value in problem["columns"].items()},
+            **{column: [value for _ in texts] for column, value in problem.columns.items()},
         )
         if inspect.iscoroutine(values):
             values = asyncio.run(values)
         if None in values:
-            raise RunError(f"the grader {name} returned None for {problem['id']}: expected a number; {GRADING.advice}.")
+            raise RunError(f"the grader {name} returned None for {problem.id}: expected a number; {GRADING.advice}.")
         return [value > 0 for value in values]
 
     return grade

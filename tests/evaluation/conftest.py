@@ -59,7 +59,7 @@ def texts_by_hand() -> dict[str, list[str]]:
     1       | w w v r | 1 | 4th           | wrong (2 votes)
     2       | x w v x | 0 | none          | wrong (tie: w occurs first)
     """
-    golds = [row["gold"] for row in load_benchmark("arithmetic")[:3]]
+    golds = [problem.gold for problem in load_benchmark("arithmetic")[:3]]
     texts = {}
     for i, (gold, samples) in enumerate(zip(golds, ("wrrf", "wwvr", "xwvx"), strict=True)):
         written = {

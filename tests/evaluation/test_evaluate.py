@@ -173,7 +173,7 @@ def test_five_kills_change_nothing(
     assert not (Path("killed") / "results.json").exists()
     run(monkeypatch, *argv, "killed")
     assert resumed.read_bytes().split(b"\n")[1:] == expected.read_bytes().split(b"\n")[1:]
-    assert read_completions(resumed)[0]["settings"] == read_completions(expected)[0]["settings"]
+    assert read_completions(resumed)[0].settings == read_completions(expected)[0].settings
     [entry], [other] = results(Path("killed")), results(Path("uninterrupted"))
     for name in ("environment", "graded_by"):  # the git revision may change while the tests run
         del entry[name], other[name]
@@ -276,7 +276,7 @@ def test_overwrite_samples_again(tiny: Path, tmp_path: Path, monkeypatch: pytest
     before = read_completions(path)[1]
     run(monkeypatch, *argv, "--seed", 1, "--overwrite")
     head, rows = read_completions(path)
-    assert (head["settings"]["seed"], len(rows)) == (1, 40)
+    assert (head.settings["seed"], len(rows)) == (1, 40)
     assert results(tmp_path)[0]["settings"]["seed"] == 1
     run(monkeypatch, *argv, "--overwrite")
     assert read_completions(path)[1] == before
@@ -291,7 +291,7 @@ def test_a_larger_limit_and_k_keep_what_is_stored(tiny: Path, tmp_path: Path, mo
     head, rows = read_completions(path)
     assert rows[:4] == before and len(rows) == 12
     [entry] = results(tmp_path)
-    assert (entry["problems"], entry["k"], head["settings"]["k"]) == (3, 4, 4)
+    assert (entry["problems"], entry["k"], head.settings["k"]) == (3, 4, 4)
     run(monkeypatch, "--regrade", "--output_dir", tmp_path)
     assert results(tmp_path)[0]["scores"] == entry["scores"]
     with pytest.raises(UsageError, match="k was 4, is 2"):
@@ -322,7 +322,7 @@ def test_regrade_grades_stored_completions_without_a_model(
     run(monkeypatch, "--regrade", "--output_dir", tmp_path, "--benchmarks", "arithmetic")
     assert [entry["label"] for entry in results(tmp_path)] == ["other", "run"]
     assert results(tmp_path)[1]["scores"]["pass"]["4"] == pytest.approx(200 / 3, abs=1e-5)
-    wrong, gold = texts_by_hand["arithmetic/2"][1], load_benchmark("arithmetic")[2]["gold"]
+    wrong, gold = texts_by_hand["arithmetic/2"][1], load_benchmark("arithmetic")[2].gold
     right = wrong.replace(str(int(gold) + 1), gold)
     path.write_text(path.read_text().replace(json.dumps(wrong), json.dumps(right)))
     run(monkeypatch, "--regrade", "--output_dir", tmp_path)

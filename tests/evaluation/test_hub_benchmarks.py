@@ -80,11 +80,12 @@ def test_the_command_of_the_docs_reads_the_columns(
     read: list[tuple[str, str | None, str]] = []
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     command = next(line for line in DOCS.splitlines() if f"--benchmarks {hub_id}" in line)
-    flags = parse_evaluation(re.sub(r"\s#.*", "", command).split()[2:])
+    flags, _ = parse_evaluation(re.sub(r"\s#.*", "", command).split()[2:])
     [(name, source)] = select_benchmarks(flags).items()
-    problems, dropped, _ = load_problems(name, source, flags)
+    found = load_problems(name, source, flags)
+    problems = found.rows
     assert read == [(hub_id, config, split)]
-    assert [problem["gold"] for problem in problems] == [gold for gold, _ in answers]
+    assert [problem.gold for problem in problems] == [gold for gold, _ in answers]
     assert all(is_correct(answer, gold) for gold, answer in answers)
-    assert dropped == ({"with an empty answer": 1} if rows is OLYMPIAD else {})
-    assert problems[0]["question"] == rows[0].get("question", rows[0].get("problem"))
+    assert found.dropped == ({"with an empty answer": 1} if rows is OLYMPIAD else {})
+    assert problems[0].question == rows[0].get("question", rows[0].get("problem"))

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 
 from gtpo.arguments import BENCHMARK_TITLES, EvaluationArguments, PromptArguments
 from gtpo.cli import parse_evaluation
-from gtpo.data import load_benchmark
+from gtpo.data import Problem, load_benchmark
 from gtpo.errors import UsageError
-from gtpo.evaluation.jobs import STORED_FLAGS, Problems, find_stored_jobs, load_problems, plan_jobs, select_benchmarks
+from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, load_problems, plan_jobs, select_benchmarks
+from gtpo.evaluation.records import Origin, Problems
 from gtpo.evaluation.sampling import Sampling
 from gtpo.evaluation.storage import problems_hash
 from gtpo.evaluation.targets import Target
@@ -72,19 +74,20 @@ def test_your_problems_with_a_readable_gold_answer(tmp_path: Path, caplog: pytes
     rows = [("1 + 1?", 2), (turns, "4"), ("3?", "$"), ("4?", ""), ("5?", "x" * 2000), ("6?", "6.0")]
     path.write_text("".join(json.dumps({"task": task, "gold": gold}) + "\n" for task, gold in rows))
     flags = EvaluationArguments([str(path)], prompt_column="task", answer_column="gold")
-    problems, dropped, _ = load_problems("mine", str(path), flags)
-    assert dropped == {"with an empty answer": 1, "without a readable gold answer": 2}
-    assert load_problems("mine", str(path), flags, limit=2) == (problems[:2], dropped, None)
+    found = load_problems("mine", str(path), flags)
+    problems = found.rows
+    assert found.dropped == {"with an empty answer": 1, "without a readable gold answer": 2}
+    assert load_problems("mine", str(path), flags, limit=2) == Problems(problems[:2], found.dropped)
     assert problems == [
-        {"id": "mine/0", "question": "1 + 1?", "gold": "2"},
-        {"id": "mine/1", "question": turns, "gold": "4"},
-        {"id": "mine/2", "question": "6?", "gold": "6.0"},
+        Problem("mine/0", "1 + 1?", "2"),
+        Problem("mine/1", turns, "4"),
+        Problem("mine/2", "6?", "6.0"),
     ]
     reasons = (
         rf"1 with an empty answer \(first: line 4 of {path}\), 2 without a readable gold answer \(first: line 3 of"
     )
     assert re.search(rf"3 of 6 rows dropped: {reasons}", caplog.text)
-    other = [problems[0] | {"gold": "3"}, *problems[1:]]
+    other = [replace(problems[0], gold="3"), *problems[1:]]
     assert problems_hash(problems) == problems_hash(other) != problems_hash(problems[:2])
     with pytest.raises(UsageError, match=r"has no column 'answer': it has 'task', 'gold'; .* --answer_column\.$"):
         load_problems("mine", str(path), EvaluationArguments([str(path)], prompt_column="task"))
@@ -96,7 +99,7 @@ THINK = PromptArguments(system_prompt="none", tags="<think> </think> <answer> </
 def test_a_job_for_every_target_and_benchmark(tiny: Path, adapters: list[Path], tmp_path: Path) -> None:
     flags = EvaluationArguments(["arithmetic", "arithmetic_hard"], output_dir=str(tmp_path))
     targets = [Target("run@best", adapters[0], "best"), Target("")]
-    problems = {"arithmetic": Problems(ROWS[:3], {}), "arithmetic_hard": Problems(ROWS[:2], {"empty": 1})}
+    problems = {"arithmetic": Problems(ROWS[:3]), "arithmetic_hard": Problems(ROWS[:2], {"empty": 1})}
     sampling = Sampling(k=2, temperature=0.5, top_p=0.9, seed=7, max_new_tokens=11, batch_size=5)
     jobs = plan_jobs(flags, targets, [PromptArguments(), THINK], problems, str(tiny), "transformers", sampling)
     base = f"base-{tiny.name}"
@@ -106,12 +109,12 @@ def test_a_job_for_every_target_and_benchmark(tiny: Path, adapters: list[Path], 
         Path(f"{base}/arithmetic.jsonl"),
         Path(f"{base}/arithmetic_hard.jsonl"),
     ]
-    assert [job.dropped for job in jobs] == [{}, {"empty": 1}] * 2
+    assert [job.problems.dropped for job in jobs] == [{}, {"empty": 1}] * 2
     assert [job.adapter for job in jobs] == [adapters[0], adapters[0], None, None]
     assert jobs[1].title == "run@best, Arithmetic, 4 to 5 steps"
-    settings = jobs[0].settings
-    assert settings.pop("problems_hash") != jobs[1].settings["problems_hash"]
-    assert settings.pop("model") == jobs[1].settings["model"] != str(tiny)  # a hash of the weights
+    settings = jobs[0].head.settings
+    assert settings.pop("problems_hash") != jobs[1].head.settings["problems_hash"]
+    assert settings.pop("model") == jobs[1].head.settings["model"] != str(tiny)  # a hash of the weights
     assert settings.pop("adapter") is not None
     assert settings == {  # written to every completion file: a new name here makes stored completions unusable
         "benchmark": "arithmetic",
@@ -129,10 +132,11 @@ def test_a_job_for_every_target_and_benchmark(tiny: Path, adapters: list[Path], 
         "chat_template": None,
         "chat_template_kwargs": None,
     }
-    assert jobs[2].settings["tags"] == "<think> </think> <answer> </answer>"
-    assert jobs[2].settings["system_prompt"] == "none" and jobs[2].prompt == THINK
-    assert jobs[0].about | {"model": str(tiny), "adapter": str(adapters[0]), "checkpoint": "best"} == jobs[0].about
-    assert jobs[0].about["environment"]["packages"]["transformers"]
+    assert jobs[2].head.settings["tags"] == "<think> </think> <answer> </answer>"
+    assert jobs[2].head.settings["system_prompt"] == "none" and jobs[2].prompt == THINK
+    origin = jobs[0].head.origin
+    assert replace(origin, environment={}, data={}) == Origin(str(tiny), str(adapters[0]), "best")
+    assert origin.environment["packages"]["transformers"]
 
 
 def test_stored_jobs_are_those_of_the_benchmarks(
@@ -145,7 +149,7 @@ def test_stored_jobs_are_those_of_the_benchmarks(
     flags = EvaluationArguments(regrade=True, benchmarks=["arithmetic"], output_dir=str(tmp_path))
     [job] = find_stored_jobs(flags)
     assert job.path == tmp_path / "another" / "arithmetic.jsonl"
-    assert job.problems == ROWS[:3]
+    assert job.problems == Problems(ROWS[:3])
     with pytest.raises(UsageError, match=r"no stored completions in .*: run an evaluation first"):
         find_stored_jobs(EvaluationArguments(regrade=True, output_dir=str(tmp_path / "elsewhere")))
     with pytest.raises(UsageError, match="benchmark 'arithmetics' is unknown"):

@@ -5,7 +5,9 @@ import json
 import math
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,34 +20,41 @@ from gtpo.arguments import EvaluationArguments
 from gtpo.errors import UsageError
 from gtpo.evaluation.compare import Comparison, compare_sides, find_sides, format_comparisons, group_seeds
 from gtpo.evaluation.compare_figure import draw_comparisons
-from gtpo.evaluation.metrics import pass_at_k
+from gtpo.evaluation.metrics import pass_at_k, sizes_up_to
+from gtpo.evaluation.records import Entry, Origin, ProblemScores
 
 
-def entry(label: str, correct: list[str], benchmark: str = "amc23", **changed: object) -> dict:
-    """An entry of results.json: the marks of each problem; majority as if every right answer were the same."""
+def entry(label: str, correct: list[str], benchmark: str = "amc23", **changed: Any) -> Entry:
+    """The scores of each problem from its marks; majority as if every right answer were the same."""
     k = len(correct[0])
     problems = [
-        {
-            "id": f"{benchmark}/{i}",
-            "gold": "1",
-            "n": k,
-            "c": marks.count("1"),
-            "correct": marks,
-            "correct_lenient": "1" * k,
-            "majority": "".join(marks[0] for _ in range(k.bit_length())),
-        }
+        ProblemScores(
+            id=f"{benchmark}/{i}",
+            gold="1",
+            n=k,
+            c=marks.count("1"),
+            formatted=k,
+            correct=marks,
+            correct_lenient="1" * k,
+            majority="".join(marks[0] for _ in sizes_up_to(k)),
+        )
         for i, marks in enumerate(correct)
     ]
-    return {
+    values: dict[str, Any] = {
         "label": label,
         "benchmark": benchmark,
+        "problems": len(problems),
         "k": k,
+        "scores": {},
+        "intervals": {},
         "settings": {"problems_hash": f"of {len(correct)}"},
+        "origin": Origin("some/model"),
         "per_problem": problems,
-    } | changed
+    }
+    return Entry(**values | changed)
 
 
-def compared(*entries: dict) -> dict[str, Comparison]:
+def compared(*entries: Entry) -> dict[str, Comparison]:
     return {c.metric: c for c in compare_sides(group_seeds(entries))}
 
 
@@ -116,7 +125,7 @@ def test_any_comparison_matches_the_scores_of_each_side(counts: list[tuple[int, 
         low, high = c.interval
         assert -100 <= low <= c.difference + 1e-9 and c.difference - 1e-9 <= high <= 100
     assert forward["maj@4"].scores[1][0] == pytest.approx(
-        100 * sum(p["correct"][0] == "1" for p in b["per_problem"]) / len(counts)
+        100 * sum(problem.correct[0] == "1" for problem in b.per_problem) / len(counts)
     )
 
 
@@ -140,11 +149,37 @@ def test_the_first_side_is_the_one_compared_with() -> None:
         group_seeds([entry("a", ["10"])])
 
 
-def test_scores_of_earlier_revisions_have_pass_at_k_alone() -> None:
-    old = entry("old", ["10"])
-    for problem in old["per_problem"]:
-        del problem["correct_lenient"], problem["majority"]
-    assert list(compared(old, entry("new", ["10"]))) == ["pass@1", "pass@2"]
+def with_problems(entry: Entry, *changes: dict[str, Any]) -> Entry:
+    changed = [replace(problem, **change) for problem, change in zip(entry.per_problem, changes, strict=True)]
+    return replace(entry, per_problem=changed)
+
+
+def test_the_majority_is_that_of_the_smaller_k() -> None:
+    """maj@1, 2, 4 of a; maj@1, 2, 4, 8 of b, of which the third counts."""
+    a = with_problems(entry("a", ["0000", "0000"]), {"majority": "001"}, {"majority": "000"})
+    b = with_problems(entry("b", ["0" * 8, "0" * 8]), {"majority": "1101"}, {"majority": "0010"})
+    found = compared(a, b)["maj@4"]
+    assert found.per_problem == ([1, 0], [0, 1])
+
+
+def test_problems_in_another_order_are_not_paired() -> None:
+    a, b = entry("a", ["10", "11"]), entry("b", ["10", "11"])
+    with pytest.raises(UsageError, match="have other problems"):
+        compared(a, replace(b, per_problem=b.per_problem[::-1]))
+
+
+def test_equal_means_of_other_sums_are_ties() -> None:
+    """The means of (0, 0, 0.3) and (0, 0.1, 0.2) differ in the last bit."""
+    a = [entry(f"a-s{seed}", ["1" * c + "0" * (10 - c)]) for seed, c in enumerate((0, 0, 3))]
+    b = [entry(f"b-s{seed}", ["1" * c + "0" * (10 - c)]) for seed, c in enumerate((0, 1, 2))]
+    found = compared(*a, *b)["pass@1"]
+    assert found.per_problem[0] != found.per_problem[1]
+    assert found.counts == (0, 0, 1)
+
+
+def test_a_users_grader_gives_no_lenient_comparison() -> None:
+    graded = with_problems(entry("graded", ["10"]), {"correct_lenient": None})
+    assert list(compared(graded, entry("other", ["10"]))) == ["pass@1", "pass@2", "maj@2"]
 
 
 def test_what_cannot_be_compared_is_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -155,18 +190,18 @@ def test_what_cannot_be_compared_is_refused(caplog: pytest.LogCaptureFixture) ->
         compared(a, entry("b", ["10", "11"]))
     with pytest.raises(UsageError, match="other problems"):
         compared(a, entry("b", ["10"], settings={"problems_hash": "else"}))
-    compared(a, entry("b", ["10"], settings=a["settings"] | {"temperature": 0.5}))
+    compared(a, entry("b", ["10"], settings=a.settings | {"temperature": 0.5}))
     assert "a and b were evaluated with another --temperature" in caplog.text
 
 
 # Directories
 
 
-def write(directory: Path, *entries: dict) -> None:
+def write(directory: Path, *entries: Entry) -> None:
     for stored in entries:
-        path = directory / stored["label"] / f"{stored['benchmark']}.json"
+        path = directory / stored.label / f"{stored.benchmark}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(stored))
+        path.write_text(json.dumps(stored.write()))
         path.with_suffix(".jsonl").touch()
 
 
@@ -178,10 +213,10 @@ def test_evaluations_output_directories_and_runs(tmp_path: Path, monkeypatch: py
     for directories in names:
         first, second = find_sides(directories, "outputs/evaluation")
         assert (first.name, second.name) == ("a", "sweep-b")
-        assert [e["benchmark"] for e in first.entries] == ["aime24", "amc23"]
+        assert [e.benchmark for e in first.entries] == ["aime24", "amc23"]
     [first, _] = find_sides(names[0], "outputs/evaluation", ["amc23"])
-    assert [e["benchmark"] for e in first.entries] == ["amc23"]
-    Path("outputs/evaluation/results.json").write_text(json.dumps({"results": [a, b]}))
+    assert [e.benchmark for e in first.entries] == ["amc23"]
+    Path("outputs/evaluation/results.json").write_text(json.dumps({"results": [a.write(), b.write()]}))
     assert [side.name for side in find_sides(["outputs/evaluation"], "")] == ["a", "sweep-b"]
     # the same run, evaluated twice
     write(Path("greedy"), a)
@@ -190,7 +225,10 @@ def test_evaluations_output_directories_and_runs(tmp_path: Path, monkeypatch: py
     with pytest.raises(UsageError, match=r"^--compare nothing has no scores, and outputs/evaluation has none of it"):
         find_sides(["nothing"], "outputs/evaluation")
     Path("greedy/a/amc23.json").write_text('{"label": "a"}')
-    with pytest.raises(UsageError, match=r"greedy/a/amc23.json has no scores of problems"):
+    with pytest.raises(
+        UsageError,
+        match=r"greedy/a/amc23.json is damaged \(it has no scores of problems\): delete it; `evaluate.py --regrade",
+    ):
         find_sides(["greedy/a"], "")
 
 

@@ -75,15 +75,15 @@ def test_greedy_equals_generate_one_by_one_without_padding(tiny: Path, adapter: 
         model = PeftModel.from_pretrained(model, adapter)
     found = run_sampler(tiny, GREEDY, adapter if with_adapter else None)
     lengths = set()
-    for row in ROWS:
+    for problem in ROWS:
         ids = tokenizer.apply_chat_template(
-            to_messages(row["question"]), add_generation_prompt=True, return_dict=True, return_tensors="pt"
+            to_messages(problem.question), add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )
         lengths.add(ids["input_ids"].shape[1])
         tokens = model.generate(**ids, do_sample=False, max_new_tokens=12)[0, ids["input_ids"].shape[1] :]
         expected = tokenizer.decode(tokens, skip_special_tokens=True)
-        assert found[row["id"], 0]["completion"] == expected
-        assert found[row["id"], 0]["tokens"] == len(tokens)
+        assert found[problem.id, 0]["completion"] == expected
+        assert found[problem.id, 0]["tokens"] == len(tokens)
     assert len(lengths) > 3  # so that the batches are padded
 
 
@@ -98,7 +98,7 @@ def test_adapter_and_base_differ_and_the_base_is_restored(tiny: Path, adapter: P
 
 
 def test_every_request_is_sampled_once_and_no_two_samples_agree(sampled: dict) -> None:
-    assert set(sampled) == {(row["id"], sample) for row in ROWS for sample in range(3)}
+    assert set(sampled) == {(problem.id, sample) for problem in ROWS for sample in range(3)}
     assert len({row["completion"] for row in sampled.values()}) == len(sampled)
 
 
@@ -150,7 +150,7 @@ def test_a_completion_ends_at_any_end_token_of_the_generation_config(tiny: Path,
 
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     free = run_sampler(tiny, GREEDY)
-    first = ROWS[0]["id"], 0
+    first = ROWS[0].id, 0
     second_token = tokenizer.encode(free[first]["completion"], add_special_tokens=False)[1]
     model = shutil.copytree(tiny, tmp_path / "model")
     path = model / "generation_config.json"
@@ -221,7 +221,7 @@ def test_a_chat_template_that_raises_on_the_system_prompt_gets_it_in_the_questio
     (model / "chat_template.jinja").write_text(template + "{{ messages[0]['content'] }}")
     sampler = TransformersSampler(str(model), GREEDY)
     request = make_requests(sampler, ROWS, GREEDY)[0]
-    assert sampler.tokenizer.decode(request.prompt_ids) == f"{SYSTEM_PROMPT}\n\n{ROWS[0]['question']}"
+    assert sampler.tokenizer.decode(request.prompt_ids) == f"{SYSTEM_PROMPT}\n\n{ROWS[0].question}"
 
 
 # vLLM

@@ -10,33 +10,34 @@ import pytest
 from gtpo.data import load_benchmark
 from gtpo.errors import UsageError
 from gtpo.evaluation import scores
+from gtpo.evaluation.records import Problems
 from gtpo.evaluation.scores import grade, write_results
 from gtpo.grading import compare
 
 
 def test_scores_by_hand(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:
-    entry = grade(store(texts_by_hand), load_benchmark("arithmetic")[:3])
+    entry = grade(store(texts_by_hand), Problems(load_benchmark("arithmetic")[:3]))
     # pass@1 = (3/4 + 1/4 + 0) / 3; pass@2: 1 - C(1,2)/C(4,2) = 1, 1 - C(3,2)/C(4,2) = 1/2, 0
-    assert entry["scores"]["pass"] == pytest.approx({"1": 100 / 3, "2": 50.0, "4": 200 / 3}, abs=1e-5)
-    assert entry["scores"]["pass_first_k"] == pytest.approx({"1": 0.0, "2": 100 / 3, "4": 200 / 3}, abs=1e-5)
+    assert entry.scores["pass"] == pytest.approx({"1": 100 / 3, "2": 50.0, "4": 200 / 3}, abs=1e-5)
+    assert entry.scores["pass_first_k"] == pytest.approx({"1": 0.0, "2": 100 / 3, "4": 200 / 3}, abs=1e-5)
     # maj@2 of problem 0 is a tie, and the wrong answer occurs first.
-    assert entry["scores"]["maj"] == pytest.approx({"1": 0.0, "2": 0.0, "4": 100 / 3}, abs=1e-5)
-    assert entry["scores"]["format"] == pytest.approx(100 * 9 / 12)
-    assert entry["scores"]["finished"] == pytest.approx(100 * 11 / 12, abs=1e-5)
-    assert entry["scores"]["tokens"] == 11.5
-    assert entry["scores"]["unreadable"] == pytest.approx(100 * 2 / 12, abs=1e-5)
+    assert entry.scores["maj"] == pytest.approx({"1": 0.0, "2": 0.0, "4": 100 / 3}, abs=1e-5)
+    assert entry.scores["format"] == pytest.approx(100 * 9 / 12)
+    assert entry.scores["finished"] == pytest.approx(100 * 11 / 12, abs=1e-5)
+    assert entry.scores["tokens"] == 11.5
+    assert entry.scores["unreadable"] == pytest.approx(100 * 2 / 12, abs=1e-5)
     names = ("id", "n", "c", "formatted", "correct", "correct_lenient", "majority")  # the last of maj@1, 2 and 4
-    assert [tuple(p[name] for name in names) for p in entry["per_problem"]] == [
+    assert [tuple(getattr(p, name) for name in names) for p in entry.per_problem] == [
         ("arithmetic/0", 4, 3, 3, "0111", "0111", "001"),
         ("arithmetic/1", 4, 1, 4, "0001", "0001", "000"),
         ("arithmetic/2", 4, 0, 2, "0000", "0000", "000"),
     ]
-    assert (entry["scores"]["pass_lenient"], entry["scores"]["maj_lenient"]) == (
-        entry["scores"]["pass"],
-        entry["scores"]["maj"],
+    assert (entry.scores["pass_lenient"], entry.scores["maj_lenient"]) == (
+        entry.scores["pass"],
+        entry.scores["maj"],
     )
     # Of 27 equally likely resamples of (0.75, 0.25, 0) the mean is 0 in one (3.7 %) and 0.75 in one.
-    assert entry["intervals"]["pass"]["1"] == [0.0, 75.0]
+    assert entry.intervals["pass"]["1"] == [0.0, 75.0]
 
 
 def test_lenient_scores_by_hand(store: Callable[..., Path]) -> None:
@@ -46,7 +47,7 @@ def test_lenient_scores_by_hand(store: Callable[..., Path]) -> None:
     0       | u b w w | none   | u b     | wrong; right (a tie, the right answer occurs first)
     1       | t w t u | none   | t t u   | wrong; right (3 votes)
     """
-    golds = [row["gold"] for row in load_benchmark("arithmetic")[:2]]
+    golds = [problem.gold for problem in load_benchmark("arithmetic")[:2]]
     texts = {}
     for i, (gold, samples) in enumerate(zip(golds, ("ubww", "twtu"), strict=True)):
         written = {
@@ -56,55 +57,55 @@ def test_lenient_scores_by_hand(store: Callable[..., Path]) -> None:
             "t": f"<answer>She has {gold} of them.</answer>",
         }
         texts[f"arithmetic/{i}"] = [written[sample] for sample in samples]
-    entry = grade(store(texts), load_benchmark("arithmetic")[:2])
-    marks = [(p["correct"], p["correct_lenient"], p["majority"]) for p in entry["per_problem"]]
+    entry = grade(store(texts), Problems(load_benchmark("arithmetic")[:2]))
+    marks = [(p.correct, p.correct_lenient, p.majority) for p in entry.per_problem]
     assert marks == [("0000", "1100", "000"), ("0000", "1011", "000")]
-    assert entry["scores"]["pass"] == {"1": 0, "2": 0, "4": 0}
+    assert entry.scores["pass"] == {"1": 0, "2": 0, "4": 0}
     # pass@1: (2/4 + 3/4) / 2; pass@2: 1 - C(2,2)/C(4,2) = 5/6 and 1
-    assert entry["scores"]["pass_lenient"] == pytest.approx({"1": 62.5, "2": 100 * 11 / 12, "4": 100}, abs=1e-5)
-    assert entry["scores"]["maj_lenient"] == {"1": 100, "2": 100, "4": 100}
-    assert entry["intervals"]["pass"]["1"] == pytest.approx([0, 100 * (1 - 0.025**0.5)], abs=1e-5)
-    assert entry["scores"]["unreadable"] == 37.5  # u and b have no block
+    assert entry.scores["pass_lenient"] == pytest.approx({"1": 62.5, "2": 100 * 11 / 12, "4": 100}, abs=1e-5)
+    assert entry.scores["maj_lenient"] == {"1": 100, "2": 100, "4": 100}
+    assert entry.intervals["pass"]["1"] == pytest.approx([0, 100 * (1 - 0.025**0.5)], abs=1e-5)
+    assert entry.scores["unreadable"] == 37.5  # u and b have no block
 
 
 def test_incomplete_completions_are_not_graded(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:
     path = store(texts_by_hand)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(UsageError, match=r"has 11 of 12 completions: run the same evaluation without --regrade"):
-        grade(path, load_benchmark("arithmetic")[:3])
+        grade(path, Problems(load_benchmark("arithmetic")[:3]))
 
 
 def test_results_contain_every_entry_of_the_directory(
     store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    problems = load_benchmark("arithmetic")[:3]
+    problems = Problems(load_benchmark("arithmetic")[:3])
     first, second = (grade(store(texts_by_hand, name), problems) for name in ("first", "second"))
     store(texts_by_hand, "not-graded")
     assert write_results(tmp_path, [first]) == tmp_path / "results.json"
-    assert json.loads((tmp_path / "results.json").read_text()) == {"results": [first]}
+    assert json.loads((tmp_path / "results.json").read_text()) == {"results": [first.write()]}
     write_results(tmp_path, [second])
-    assert json.loads((tmp_path / "results.json").read_text()) == {"results": [first, second]}
-    assert json.loads((tmp_path / "second" / "arithmetic.json").read_text()) == second
+    assert json.loads((tmp_path / "results.json").read_text()) == {"results": [first.write(), second.write()]}
+    assert json.loads((tmp_path / "second" / "arithmetic.json").read_text()) == second.write()
 
 
 def test_a_completion_above_its_time_budget_is_wrong_and_counted(
     store: Callable[..., Path], texts_by_hand: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gold = load_benchmark("arithmetic")[0]["gold"]
+    gold = load_benchmark("arithmetic")[0].gold
     texts_by_hand["arithmetic/0"][1] = "".join(f"<answer>{gold}.{'0' * i}</answer>" for i in range(1, 4))
-    path, problems = store(texts_by_hand), load_benchmark("arithmetic")[:3]
-    assert grade(path, problems)["per_problem"][0]["correct"] == "0111"
+    path, problems = store(texts_by_hand), Problems(load_benchmark("arithmetic")[:3])
+    assert grade(path, problems).per_problem[0].correct == "0111"
     decide = compare.decide
     monkeypatch.setattr(compare, "decide", lambda a, b: (decide(a, b)[0], 2.0))  # 2 s between blocks, 2 s for the gold
     entry = grade(path, problems)
-    assert (entry["per_problem"][0]["correct"], entry["graded_by"]["timeouts"]) == ("0011", 1)
+    assert (entry.per_problem[0].correct, entry.graded_by["timeouts"]) == ("0011", 1)
 
 
 def test_two_evaluations_that_end_at_once_are_both_in_the_results(
     store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second ends after the first has read the stored scores, and before the first writes results.json."""
-    problems = load_benchmark("arithmetic")[:3]
+    problems = Problems(load_benchmark("arithmetic")[:3])
     first, second = (grade(store(texts_by_hand, name), problems) for name in ("first", "second"))
     other = threading.Thread(target=write_results, args=(tmp_path, [second]))
     write = scores.write_atomically
@@ -118,7 +119,7 @@ def test_two_evaluations_that_end_at_once_are_both_in_the_results(
     monkeypatch.setattr(scores, "write_atomically", write_slowly)
     write_results(tmp_path, [first])
     other.join()
-    assert json.loads((tmp_path / "results.json").read_text()) == {"results": [first, second]}
+    assert json.loads((tmp_path / "results.json").read_text()) == {"results": [first.write(), second.write()]}
 
 
 def test_damaged_scores_of_another_evaluation_are_named(
@@ -126,21 +127,21 @@ def test_damaged_scores_of_another_evaluation_are_named(
 ) -> None:
     first, second = (store(texts_by_hand, name) for name in ("first", "second"))
     second.with_suffix(".json").write_text('{"label": ')
-    with pytest.raises(UsageError, match=r"second/arithmetic.json is damaged .*: delete it, `evaluate.py --regrade`"):
-        write_results(tmp_path, [grade(first, load_benchmark("arithmetic")[:3])])
+    with pytest.raises(UsageError, match=r"second/arithmetic.json is damaged .*: delete it; `evaluate.py --regrade"):
+        write_results(tmp_path, [grade(first, Problems(load_benchmark("arithmetic")[:3]))])
 
 
 def test_a_foreign_completion_is_not_graded(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:
     path = store(texts_by_hand)
     path.write_text(path.read_text().replace('"arithmetic/1"', '"arithmetic/5"'))
     with pytest.raises(UsageError, match=r"has a completion of 'arithmetic/5', sample \d; expected one of 3 problems"):
-        grade(path, load_benchmark("arithmetic")[:3])
+        grade(path, Problems(load_benchmark("arithmetic")[:3]))
 
 
 def test_the_scores_include_k_itself(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:
     """k' = 1, 2, 4, ... and k, here 3: the samples w r r, w w v and x w v."""
     path = store({problem: texts[:3] for problem, texts in texts_by_hand.items()})
-    scores = grade(path, load_benchmark("arithmetic")[:3])["scores"]
+    scores = grade(path, Problems(load_benchmark("arithmetic")[:3])).scores
     assert scores["pass"] == pytest.approx({"1": 200 / 9, "2": 100 / 3, "3": 100 / 3}, abs=1e-5)
     assert scores["maj"] == pytest.approx({"1": 0.0, "2": 0.0, "3": 100 / 3}, abs=1e-5)
 
@@ -149,7 +150,7 @@ def test_completions_are_graded_by_the_tags_they_were_sampled_with(
     store: Callable[..., Path], texts_by_hand: dict[str, list[str]]
 ) -> None:
     """With other tags than the paper's, the same texts get the same scores."""
-    problems = load_benchmark("arithmetic")[:3]
+    problems = Problems(load_benchmark("arithmetic")[:3])
     path = store(texts_by_hand)
     expected = grade(path, problems)
     head, *rows = path.read_text().splitlines()
@@ -160,6 +161,6 @@ def test_completions_are_graded_by_the_tags_they_were_sampled_with(
         text = text.replace(f"<{old}>", f"[{new}]").replace(f"</{old}>", f"[/{new}]")
     path.write_text(f"{json.dumps(stored)}\n{text}\n")
     found = grade(path, problems)
-    assert found["scores"] == expected["scores"] and expected["scores"]["format"] > 0
+    assert found.scores == expected.scores and expected.scores["format"] > 0
     path.write_text(f"{head}\n{text}\n")
-    assert grade(path, problems)["scores"]["format"] == 0
+    assert grade(path, problems).scores["format"] == 0

@@ -4,6 +4,7 @@ import errno
 import json
 import resource
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import pytest
 from gtpo.data import load_benchmark
 from gtpo.errors import RunError, UsageError
 from gtpo.evaluation.jobs import Job, run_job
+from gtpo.evaluation.records import Head, Origin, Problems
 from gtpo.evaluation.sampling import Request, Sampling
 from gtpo.evaluation.storage import (
     CompletionFile,
@@ -26,7 +28,8 @@ from gtpo.evaluation.storage import (
 
 ROWS = load_benchmark("arithmetic")[:7]
 SETTINGS = {"benchmark": "arithmetic", "k": 3, "temperature": 1.0}
-ABOUT = {"model": "canned", "adapter": None}
+ORIGIN = Origin("canned")
+HEAD = Head(SETTINGS, ORIGIN)
 
 
 class Canned:
@@ -51,7 +54,7 @@ class Canned:
 
 
 def fill(path: Path, settings: dict = SETTINGS, load: type = Canned, **options: bool) -> bytes:
-    run_job(Job(path, ROWS, settings, ABOUT), Sampling(k=3, max_new_tokens=9), load, **options)
+    run_job(Job(path, Problems(ROWS), Head(settings, ORIGIN)), Sampling(k=3, max_new_tokens=9), load, **options)
     return path.read_bytes()
 
 
@@ -64,7 +67,7 @@ def test_a_complete_file_needs_no_model_and_is_not_changed(tmp_path: Path) -> No
     assert content.count(b"\n") == 1 + 7 * 3
     assert fill(tmp_path / "new" / "a.jsonl", load=never) == content
     head, rows = read_completions(tmp_path / "new" / "a.jsonl")
-    assert head == {"settings": SETTINGS, "about": ABOUT}
+    assert head == HEAD
     assert rows[0] == {"id": "arithmetic/0", "sample": 0, "completion": "arithmetic/0 é", "tokens": 1, "finished": True}
 
 
@@ -84,12 +87,12 @@ def test_changed_settings_are_refused_by_name_and_overwrite_discards_the_file(tm
         fill(path, changed)
     assert path.read_bytes() == content
     assert fill(path, changed, overwrite=True).split(b"\n")[1:] == content.split(b"\n")[1:]
-    assert read_completions(path)[0]["settings"] == changed
+    assert read_completions(path)[0].settings == changed
 
 
 def of_size(problems: int, k: int) -> Job:
     settings = SETTINGS | {"problems": problems, "problems_hash": problems_hash(ROWS[:problems]), "k": k}
-    return Job(Path("a.jsonl"), ROWS[:problems], settings, ABOUT)
+    return Job(Path("a.jsonl"), Problems(ROWS[:problems]), Head(settings, ORIGIN))
 
 
 @pytest.mark.parametrize("larger", [(7, 2), (3, 5), (7, 5)])
@@ -103,10 +106,10 @@ def test_completions_of_fewer_problems_and_samples_are_kept(
     run_job(large, Sampling(k=larger[1], max_new_tokens=9), Canned)
     head, *after = large.path.read_bytes().split(b"\n")[:-1]
     assert after[:6] == before and len(after) == larger[0] * larger[1]
-    assert json.loads(head) == {"settings": large.settings, "about": ABOUT}
+    assert Head.read(json.loads(head)) == large.head
     rows = read_completions(large.path)[1]
     assert {(row["id"], row["sample"]) for row in rows} == {
-        (problem["id"], sample) for problem in large.problems for sample in range(larger[1])
+        (problem.id, sample) for problem in large.problems.rows for sample in range(larger[1])
     }
     with pytest.raises(UsageError, match=rf"\((problems|k) was {larger[0]}, is 3|k was {larger[1]}, is 2"):
         run_job(small, Sampling(k=2, max_new_tokens=9), never)
@@ -119,9 +122,9 @@ def test_only_the_first_problems_can_be_extended(tmp_path: Path, monkeypatch: py
     others = [ROWS[1], ROWS[0], *ROWS[2:]]
     settings = SETTINGS | {"problems": 7, "problems_hash": problems_hash(others), "k": 2}
     with pytest.raises(UsageError, match="problems was 3, is 7"):
-        run_job(Job(Path("a.jsonl"), others, settings, ABOUT), Sampling(k=2, max_new_tokens=9), never)
+        run_job(Job(Path("a.jsonl"), Problems(others), Head(settings, ORIGIN)), Sampling(k=2, max_new_tokens=9), never)
     larger = of_size(7, 2)
-    warmer = Job(larger.path, larger.problems, larger.settings | {"temperature": 2.0}, ABOUT)
+    warmer = Job(larger.path, larger.problems, Head(larger.head.settings | {"temperature": 2.0}, ORIGIN))
     with pytest.raises(UsageError, match=r"\(temperature was 1.0, is 2.0\)"):
         run_job(warmer, Sampling(k=2, max_new_tokens=9), never)
     assert Path("a.jsonl").read_bytes() == content
@@ -131,12 +134,12 @@ def test_an_extended_file_is_locked_again(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     run_job(of_size(3, 2), Sampling(k=2, max_new_tokens=9), Canned)
     larger = of_size(7, 2)
-    arguments = (larger.path, larger.settings, ABOUT, False, larger.problems)
+    arguments = (larger.path, larger.head, False, larger.problems.rows)
     with CompletionFile(*arguments) as file:
         assert len(file.done) == 6
         with pytest.raises(UsageError, match="is in use by another evaluation"), CompletionFile(*arguments):
             pass
-    assert read_completions(larger.path)[0]["settings"]["problems"] == 7
+    assert read_completions(larger.path)[0].settings["problems"] == 7
 
 
 def test_overwrite_also_discards_the_scores(tmp_path: Path) -> None:
@@ -161,16 +164,16 @@ def test_a_file_of_an_earlier_revision_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines) + "\n")
     head, rows = read_completions(path)
-    assert head == {"settings": settings, "about": about}
+    assert head == Head(settings, Origin("tiny"))
     assert rows == [{"id": "arithmetic/0", "sample": 1, "completion": "café", "tokens": 31, "finished": True}]
-    with CompletionFile(path, settings, {}) as file:
+    with CompletionFile(path, Head(settings, ORIGIN)) as file:
         assert file.done == {("arithmetic/0", 1)}
         file.append(rows[:0])
     assert path.read_text() == "\n".join(lines) + "\n"
 
 
 def test_one_process_writes_a_file(tmp_path: Path) -> None:
-    with CompletionFile(tmp_path / "a.jsonl", SETTINGS, {}), pytest.raises(UsageError, match="another evaluation"):
+    with CompletionFile(tmp_path / "a.jsonl", HEAD), pytest.raises(UsageError, match="another evaluation"):
         fill(tmp_path / "a.jsonl")
     fill(tmp_path / "a.jsonl")
 
@@ -191,7 +194,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
 
 def test_a_short_write_is_continued(tmp_path: Path) -> None:
     content = fill(tmp_path / "a.jsonl")
-    with CompletionFile(tmp_path / "b.jsonl", SETTINGS, ABOUT) as file:
+    with CompletionFile(tmp_path / "b.jsonl", HEAD) as file:
         raw = file._file
         file._file = SimpleNamespace(write=lambda data: raw.write(data[:7]), close=raw.close)  # type: ignore[assignment]
         file.append(read_completions(tmp_path / "a.jsonl")[1])
@@ -204,7 +207,7 @@ def test_a_short_write_is_continued(tmp_path: Path) -> None:
         (lambda lines: [lines[0], b'{"id": "arith', *lines[2:]], "line 2 is broken"),
         (lambda lines: [lines[0], b"[]", *lines[2:]], "line 2 is broken"),
         (lambda lines: [*lines[:3], lines[2], *lines[3:]], "1 duplicate completions"),
-        (lambda lines: lines[1:], "is not a completion file .its first line has no settings"),
+        (lambda lines: lines[1:], r"is not a completion file \(line 1: it has no settings\): move it elsewhere"),
         (lambda lines: [b"id,completion", *lines[1:]], "line 1 is broken"),
     ],
 )
@@ -231,7 +234,7 @@ def test_a_full_disk_is_left_to_the_script_which_names_the_command(
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
         patched.setattr(Path, "mkdir", full)
         fill(tmp_path / "new" / "a.jsonl")
-    with CompletionFile(tmp_path / "a.jsonl", SETTINGS, {}) as file, pytest.raises(OSError, match="No space left"):
+    with CompletionFile(tmp_path / "a.jsonl", HEAD) as file, pytest.raises(OSError, match="No space left"):
         file._file.close()
         file._file = SimpleNamespace(write=full, close=lambda: None)
         file.append([{"id": "a", "sample": 0, "completion": "", "tokens": 0, "finished": True}])
@@ -257,10 +260,10 @@ def test_fingerprint_sees_any_changed_byte(tmp_path: Path) -> None:
 
 def test_the_hash_of_problems_depends_on_what_is_asked() -> None:
     assert problems_hash(ROWS) == "0ea25ba5d2ded379"  # stored with completions: it may not change
-    other_gold = [{**row, "gold": "7"} for row in ROWS]
+    other_gold = [replace(problem, gold="7") for problem in ROWS]
     assert problems_hash(other_gold) == problems_hash(ROWS)
     assert problems_hash(ROWS[:6]) != problems_hash(ROWS)
-    assert problems_hash([{**ROWS[0], "question": "Why?"}, *ROWS[1:]]) != problems_hash(ROWS)
+    assert problems_hash([replace(ROWS[0], question="Why?"), *ROWS[1:]]) != problems_hash(ROWS)
 
 
 def test_without_completions_no_file_is_left(tmp_path: Path) -> None:
@@ -337,7 +340,7 @@ def test_a_completion_without_a_key_is_refused(tmp_path: Path) -> None:
 def test_done_has_every_appended_completion(tmp_path: Path) -> None:
     content = fill(tmp_path / "a.jsonl")
     rows = read_completions(tmp_path / "a.jsonl")[1]
-    with CompletionFile(tmp_path / "b.jsonl", SETTINGS, ABOUT) as file:
+    with CompletionFile(tmp_path / "b.jsonl", HEAD) as file:
         for part in (rows[:2], rows[2:]):
             file.append(part)
         assert file.done == {(row["id"], row["sample"]) for row in rows}

@@ -1,24 +1,24 @@
 """The results table: its columns are those of Table 1."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from gtpo.evaluation.records import Entry, Origin
 from gtpo.evaluation.table import MAJ_COLUMNS, PASS_COLUMNS, columns_up_to, format_table
 
 
 def test_the_table_has_the_columns_of_the_paper() -> None:
-    def entry(label: str, benchmark: str, k: int, scores: list[float]) -> dict:
+    def entry(label: str, benchmark: str, k: int, scores: list[float]) -> Entry:
         ks = [2**i for i in range(k.bit_length())]
         values = {str(k): score for k, score in zip(ks, scores, strict=True)}
-        return {
-            "label": label,
-            "benchmark": benchmark,
-            "problems": 40,
-            "k": k,
-            "model": "Qwen/Qwen2.5-3B-Instruct",
-            "adapter": None if label == "base" else label,
-            "scores": {
+        return Entry(
+            label=label,
+            benchmark=benchmark,
+            problems=40,
+            k=k,
+            scores={
                 "pass": values,
                 "pass_first_k": {k: value / 2 for k, value in values.items()},
                 "maj": {k: value / 4 for k, value in values.items()},
@@ -28,10 +28,11 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
                 "finished": 87.5,
                 "unreadable": 2.25,
             },
-            "dropped": {},
-            "intervals": {"pass": {"1": [30.0, 45.04]}, "pass_lenient": {"1": [31.0, 50.0]}},
-            "settings": {"k": k},
-        }
+            intervals={"pass": {"1": [30.0, 45.04]}, "pass_lenient": {"1": [31.0, 50.0]}},
+            settings={"k": k},
+            origin=Origin("Qwen/Qwen2.5-3B-Instruct", None if label == "base" else label),
+            per_problem=[],
+        )
 
     base = entry("base", "amc23", 8, [37.5, 0, 40, 65])
     gtpo = entry("gtpo-gsm8k", "amc23", 8, [40, 0, 52, 100])
@@ -61,16 +62,16 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
         "97.5    12.5     2.2         30.0 to 45.0",
         "-" * 129,
     ]
-    gtpo["scores"]["maj_lenient"]["8"] = 26.1  # strict: 25
-    gtpo["dropped"] = {"with an empty prompt": 2, "without a readable gold answer": 1}
-    lines = format_table([gtpo, base]).splitlines()
+    gtpo.scores["maj_lenient"]["8"] = 26.1  # strict: 25
+    dropped = {"with an empty prompt": 2, "without a readable gold answer": 1}
+    lines = format_table([replace(gtpo, dropped=dropped), base]).splitlines()
     assert lines[1] == "Rows dropped: 2 with an empty prompt, 1 without a readable gold answer"
     assert lines[7].split() == ["gtpo-gsm8k,", "lenient", "41.0", "101.0", "13.0", "26.1", "31.0", "to", "50.0"]
     assert [lines[7].index(value) for value in ("41.0", "13.0", "31.0")] == [
         lines[6].index(value) for value in ("40.0", "13.0", "30.0")
     ]
-    gtpo["scores"]["maj_lenient"]["8"], gtpo["dropped"] = 26.0, {}  # a point is not more than a point
-    gtpo["settings"] = {"load_in_4bit": True}
+    gtpo.scores["maj_lenient"]["8"] = 26.0  # a point is not more than a point
+    gtpo.settings["load_in_4bit"] = True
     rows = format_table([base, gtpo]).splitlines()[5:7]
     assert [row.partition("  ")[0] for row in rows] == ["Qwen2.5-3B-Instruct", "Qwen2.5-3B-Instruct (4-bit)"]
 

@@ -8,6 +8,7 @@ import pytest
 
 import evaluate
 from gtpo.arguments import EvaluationArguments
+from gtpo.data import Problem
 from gtpo.errors import RunError, UsageError
 from gtpo.evaluation.jobs import load_problems
 from gtpo.evaluation.user_grader import load_user_grader
@@ -45,10 +46,11 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_grader_gets_the_columns_of_the_problem(mine: Path) -> None:
     flags = EvaluationArguments(["mine.jsonl"], grader="grader.py:runs")
-    problems, dropped, grader = load_problems("mine", "mine.jsonl", flags)
-    assert dropped == {"with an empty prompt": 1}
-    assert [(p["question"], p["gold"]) for p in problems] == [("Write one.", "{'text': 'x'}"), ("Write two.", "None")]
-    assert problems[0]["columns"] == {"tests": ["def", "return"], "answer": {"text": "x"}}
+    found = load_problems("mine", "mine.jsonl", flags)
+    problems, grader = found.rows, found.grader
+    assert found.dropped == {"with an empty prompt": 1}
+    assert [(p.question, p.gold) for p in problems] == [("Write one.", "{'text': 'x'}"), ("Write two.", "None")]
+    assert problems[0].columns == {"tests": ["def", "return"], "answer": {"text": "x"}}
     assert grader is not None
     assert grader(problems[0], [], ["def f(): return", "def f(): pass"]) == [True, False]
     assert grader(problems[1], [], ["anything"]) == [True]
@@ -77,7 +79,7 @@ def test_an_unusable_grader_is_refused_before_a_model_is_loaded(
 def test_a_grader_that_needs_another_column_or_returns_no_numbers(mine: Path) -> None:
     with pytest.raises(UsageError, match=r"grader.py:runs grader needs a column 'tests'.* or name another --grader"):
         load_user_grader("grader.py:runs", ["answer"])
-    problem = {"id": "mine/0", "columns": {}}
+    problem = Problem("mine/0", "?", "")
     with pytest.raises(RunError, match=r"grader.py:nothing returned None for mine/0: .* run the same command again"):
         load_user_grader("grader.py:nothing", [])(problem, [], ["x"])
     with pytest.raises(RunError, match=r"the grader grader.py:words returned list \['right'\]: expected a list"):

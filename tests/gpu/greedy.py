@@ -16,6 +16,7 @@ PROBLEMS = 8
 
 def greedy_tokens(backend: str, model: str, adapter: Path, tokens: int) -> dict[str, list[list[int]]]:
     from gtpo.arithmetic import arithmetic
+    from gtpo.data import Problem
     from gtpo.evaluation import sampling
 
     def keep_ids(request: Any, ids: Any, finished: bool, tokenizer: Any) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def greedy_tokens(backend: str, model: str, adapter: Path, tokens: int) -> dict[
         sampler = sampling.VLLMSampler(model, settings, rank, gpu_memory_utilization=0.4)
     else:
         sampler = sampling.TransformersSampler(model, settings)
-    problems = [{"id": str(i), "question": row["question"]} for i, row in enumerate(arithmetic("test", PROBLEMS, 0))]
+    problems = [Problem(str(i), row["question"], row["gold"]) for i, row in enumerate(arithmetic("test", PROBLEMS, 0))]
     requests = sampling.make_requests(sampler, problems, settings)
     result = {"prompts": [request.prompt_ids for request in requests]}
     for name, directory in (("base", None), ("adapter", adapter)):

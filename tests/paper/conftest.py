@@ -45,16 +45,16 @@ for name in ("benchmarks", "checkpoint", "k", "limit", "max_new_tokens", "output
 parser.add_argument("--runs", nargs="+")
 flags = parser.parse_args()
 with open("calls.jsonl", "a") as file:
-    file.write(json.dumps(["evaluate", flags.benchmarks, flags.checkpoint, len(flags.adapter)]) + "\\n")
+    file.write(json.dumps(["evaluate", flags.benchmarks, flags.checkpoint, len(flags.runs)]) + "\\n")
 if pathlib.Path("fail").exists() and "evaluate" in pathlib.Path("fail").read_text():
     sys.exit("CUDA error")
 with open("started", "a") as file:
-    file.write("evaluate " + " ".join(part for part in ("qwen", "llama") if part in flags.adapter[0]))
+    file.write("evaluate " + " ".join(part for part in ("qwen", "llama") if part in flags.runs[0]))
 output = pathlib.Path(flags.output_dir)
 output.mkdir(parents=True, exist_ok=True)
 lock = open(output / "lock", "w")
 fcntl.flock(lock, fcntl.LOCK_EX)
-for run in map(pathlib.Path, flags.adapter):
+for run in map(pathlib.Path, flags.runs):
     label = "-".join(run.parts[1:]) + ("" if flags.checkpoint == "last" else "@" + flags.checkpoint)
     scores = {score: {str(2**i): 50.0 for i in range(7)} for score in ("pass", "maj")}
     entry = {"adapter": str(run / "adapter"), "benchmark": flags.benchmarks, "scores": scores, "label": label}
@@ -64,7 +64,7 @@ for run in map(pathlib.Path, flags.adapter):
 stored = [json.loads(path.read_text()) for path in output.glob("*/*.json")]
 (output / "results.json").write_text(json.dumps({"results": stored}))
 with open("spans.jsonl", "a") as file:
-    label = " ".join(["evaluate", *(pathlib.Path(run).name for run in flags.adapter)])
+    label = " ".join(["evaluate", *(pathlib.Path(run).name for run in flags.runs)])
     file.write(json.dumps([label, os.environ.get("CUDA_VISIBLE_DEVICES"), start, time.monotonic()]) + "\\n")
 """
 

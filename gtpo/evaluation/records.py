@@ -1,0 +1,185 @@
+"""Typed records of an evaluation: the problems of a benchmark, where completions come from, and the scores of a model.
+
+``read`` and ``write`` convert a record from and to JSON. Reading checks names and types.
+"""
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import cache
+from typing import Any, Self, get_origin, get_type_hints
+
+from gtpo.data import Problem
+from gtpo.evaluation.metrics import sizes_up_to
+from gtpo.evaluation.user_grader import UserGrader
+
+
+@dataclass(frozen=True)
+class Problems:
+    """The problems of a benchmark.
+
+    Attributes:
+        rows: The problems.
+        dropped: Why rows of your data are no problems -> their number.
+        grader: Decides what is correct instead of our grader (``--grader``).
+    """
+
+    rows: Sequence[Problem]
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    grader: UserGrader | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where completions come from, beside the settings that determine them.
+
+    Attributes:
+        model: Hub id or path of the base model.
+        adapter: Directory of the adapter; None for the base model.
+        checkpoint: last, best or the number of a step; None outside a run.
+        environment: Versions, git revision and hardware.
+        data: The benchmark on the command line, and how its data was read; earlier revisions stored none.
+    """
+
+    model: str
+    adapter: str | None = None
+    checkpoint: str | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The first line of a completion file: everything that determines the completions, and where they come from."""
+
+    settings: dict[str, Any]
+    origin: Origin
+
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Self:
+        """The head in a JSON object.
+
+        Raises:
+            ValueError: Names the key that is missing or has another type.
+        """
+        if not isinstance(stored.get("settings"), dict):
+            raise ValueError("it has no settings")
+        return cls(stored["settings"], _read(Origin, stored.get("about")))
+
+    def write(self) -> dict[str, Any]:
+        """The JSON object."""
+        return {"settings": self.settings, "about": asdict(self.origin)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemScores:
+    """The graded samples of one problem.
+
+    Attributes:
+        id, gold: Of the problem.
+        n: Number of samples.
+        c: Correct ones.
+        formatted: Those in the full format.
+        correct: A digit per sample, ``"0110"``.
+        correct_lenient: The same in any format; None with a user's grader.
+        majority: A digit per k' of maj@k: whether the majority of the first k' samples is correct.
+    """
+
+    id: str
+    gold: str
+    n: int
+    c: int
+    formatted: int
+    correct: str
+    correct_lenient: str | None = None
+    majority: str
+
+    def write(self) -> dict[str, Any]:
+        """The JSON object, without the lenient digits if there are none."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One model on one benchmark: an entry of ``results.json`` (docs/evaluation.md).
+
+    Attributes:
+        label, benchmark: Directory and name of the completion file.
+        problems: Number of problems.
+        dropped: Why rows of your data are no problems -> their number.
+        k: Samples per problem.
+        scores: Metric -> percent, by k' where it depends on k'.
+        intervals: Metric -> k' -> 95 % interval in percent.
+        settings: Everything that determines the completions.
+        origin: Where they come from; its keys are keys of the entry in the file.
+        graded_by: Versions of the grader, and its timeouts.
+        per_problem: The graded problems, in the order of the benchmark.
+    """
+
+    label: str
+    benchmark: str
+    problems: int
+    dropped: dict[str, int] = field(default_factory=dict)
+    k: int
+    scores: dict[str, Any]
+    intervals: dict[str, Any]
+    settings: dict[str, Any]
+    origin: Origin
+    graded_by: dict[str, Any] = field(default_factory=dict)
+    per_problem: list[ProblemScores]
+
+    @classmethod
+    def read(cls, stored: Any) -> Self:
+        """The entry in a JSON object.
+
+        Raises:
+            ValueError: Names the key that is missing or has another type, or the problem whose digits do not fit k.
+        """
+        listed = stored.get("per_problem") if isinstance(stored, dict) else None
+        if not isinstance(listed, list) or not listed:
+            raise ValueError("it has no scores of problems")
+        entry = _read(cls, stored, origin=_read(Origin, stored), per_problem=[_read(ProblemScores, p) for p in listed])
+        sizes = len(sizes_up_to(entry.k))
+        for problem in entry.per_problem:
+            lenient = problem.correct if problem.correct_lenient is None else problem.correct_lenient
+            found = (problem.n, problem.correct.count("1"), *map(len, (problem.correct, lenient, problem.majority)))
+            if found != (entry.k, problem.c, entry.k, entry.k, sizes):
+                raise ValueError(f"the scores of {problem.id} are not those of {entry.k} samples")
+        return entry
+
+    def write(self) -> dict[str, Any]:
+        """The JSON object."""
+        stored: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            stored |= asdict(value) if name == "origin" else {name: value}
+        return stored | {"per_problem": [problem.write() for problem in self.per_problem]}
+
+
+@cache
+def _kinds(cls: type) -> dict[str, Any]:
+    """Name -> type of a field, as isinstance takes it: ``dict`` for ``dict[str, Any]``."""
+    hints = get_type_hints(cls)
+    return {
+        name: hint if get_origin(hint) in (None, types.UnionType) else get_origin(hint) for name, hint in hints.items()
+    }
+
+
+def _read(cls: Any, stored: Any, **values: Any) -> Any:
+    """A dataclass from a JSON object, of which other keys are ignored, and from values that are read already.
+
+    Raises:
+        ValueError: Names the key that is missing or has another type.
+    """
+    if not isinstance(stored, dict):
+        raise ValueError(f"it has {stored!r:.80} where an object is expected")
+    for item in fields(cls):
+        if item.name in values:
+            continue
+        if item.name not in stored:
+            if item.default is MISSING and item.default_factory is MISSING:
+                raise ValueError(f"it has no {item.name}")
+        elif isinstance(value := stored[item.name], kind := _kinds(cls)[item.name]):
+            values[item.name] = value
+        else:
+            raise ValueError(f"{item.name} is {value!r:.80}, expected {getattr(kind, '__name__', kind)}")
+    return cls(**values)
