@@ -63,12 +63,20 @@ def load_policy(
         policy = get_peft_model(model, lora)
     except ValueError as error:
         raise UsageError(f"--lora_target_modules: PEFT cannot adapt {path}: {first_line(error)}.") from error
-    _save_without_the_hub(policy)
+    _prepare_saving(policy)
     return policy, tokenizer
 
 
-def _save_without_the_hub(policy: Any) -> None:
-    """Save adapters without the embedding, which is not trained: PEFT would ask the Hub for its size at each save."""
+def _prepare_saving(policy: Any) -> None:
+    """Save adapters reproducibly and without the Hub.
+
+    PEFT keeps module names as sets and writes them in the order of the process's hash seed. It asks the Hub for the
+    size of the embedding, which is not trained, at each save.
+    """
+    for config in policy.peft_config.values():
+        for name, value in vars(config).items():
+            if isinstance(value, set):
+                setattr(config, name, sorted(value))
     policy.save_pretrained = partial(policy.save_pretrained, save_embedding_layers=False)
 
 
@@ -321,7 +329,7 @@ def _load_unsloth(
     )
     # Unsloth loads its own 4-bit copy of a known model; the adapter names the original model.
     model.peft_config["default"].base_model_name_or_path = path
-    _save_without_the_hub(model)
+    _prepare_saving(model)
     return model, tokenizer
 
 

@@ -8,13 +8,14 @@ more problems or a larger k: then its completions are kept. One without completi
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import IO, Any, BinaryIO, Self
 
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.data import Problem
@@ -287,6 +288,7 @@ def fingerprint(directory: str | Path) -> str | None:
     """A hash of the weights, tokenizer and chat template in a directory; None if it is not a local directory.
 
     256 evenly spaced blocks of 64 KiB are read from each file: small files completely, large ones in under a second.
+    The order of the lists in ``adapter_config.json`` does not matter: PEFT writes sets in the order of the hash seed.
     """
     directory = Path(directory)
     if not directory.is_dir():
@@ -296,8 +298,20 @@ def fingerprint(directory: str | Path) -> str | None:
     for path in sorted({path for pattern in patterns for path in directory.glob(pattern) if path.is_file()}):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
-        with path.open("rb") as file:
+        with _opened(path) as file:
             for block in range(256):
                 file.seek(block * max(65536, size // 256))
                 digest.update(file.read(65536))
     return digest.hexdigest()[:16]
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """A file, with sorted lists if it has the settings of an adapter."""
+    if path.name != "adapter_config.json":
+        return path.open("rb")
+    try:
+        items = json.loads(path.read_bytes()).items()
+    except (ValueError, AttributeError):  # damaged, which is told where it is read
+        return path.open("rb")
+    values = {name: sorted(value, key=json.dumps) if isinstance(value, list) else value for name, value in items}
+    return io.BytesIO(json.dumps(values, indent=2, sort_keys=True).encode())  # as PEFT writes it

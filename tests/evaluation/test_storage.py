@@ -3,12 +3,15 @@
 import errno
 import json
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers.scripts import ROOT, user_environment
 
 from gtpo.data import load_benchmark
 from gtpo.errors import RunError, UsageError
@@ -376,3 +379,42 @@ def test_fingerprint_of_a_large_file_sees_its_end(tmp_path: Path) -> None:
             file.write(byte)
         seen.add(fingerprint(tmp_path))
     assert len(seen) == 2
+
+
+SAVE = """
+import sys
+from pathlib import Path
+from peft import LoraConfig
+from gtpo.arguments import ModelArguments
+from gtpo.evaluation.storage import fingerprint
+from gtpo.models import load_policy
+
+base, plain, ours = sys.argv[1:]
+modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LoraConfig(target_modules=modules).save_pretrained(plain)
+load_policy(ModelArguments(model=base), "transformers", seed=0)[0].save_pretrained(ours)
+print(fingerprint(plain), fingerprint(ours))
+"""
+
+
+def test_an_adapter_saved_by_another_process_is_the_same(tiny: Path, tmp_path: Path) -> None:
+    """PEFT writes the names of modules in the order of the hash seed; the adapters of a run have them sorted."""
+    printed = []
+    for seed in ("1", "2"):
+        saved = [tmp_path / f"{name}-{seed}" for name in ("plain", "ours")]
+        done = subprocess.run(
+            [sys.executable, "-c", SAVE, tiny, *saved],
+            env=user_environment() | {"PYTHONHASHSEED": seed},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        printed.append(done.stdout)
+    assert printed[0] == printed[1]
+    plain, ours = ([(tmp_path / f"{name}-{s}" / "adapter_config.json") for s in "12"] for name in ("plain", "ours"))
+    assert plain[0].read_bytes() != plain[1].read_bytes()
+    assert ours[0].read_bytes() == ours[1].read_bytes()
+    changed = json.loads(plain[0].read_bytes()) | {"target_modules": ["q_proj"]}
+    plain[1].write_text(json.dumps(changed))
+    assert fingerprint(plain[1].parent) != printed[0].split()[0]

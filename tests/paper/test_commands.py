@@ -103,12 +103,12 @@ def test_every_line_passes_a_dry_run(
 
     for _, *flags in calls[len(EXPERIMENTS) :]:
         on_cpu = ["--backend", "transformers", "--data_dir", str(data_dir)]
-        evaluate.sample(parse_evaluation([*flags, *on_cpu]))
+        evaluate.sample(parse_evaluation([*flags, *on_cpu])[0])
     expected = [str(work.result(run).with_suffix(".jsonl")) for work in EVALUATIONS for run in work.experiments]
     assert [str(job.path) for job in planned] == expected
     mixed = [*EVALUATIONS[0].argv[1:], str(EVALUATIONS[-1].experiments[-1].run.path)]  # LLaMA, and one of Qwen
     with pytest.raises(UsageError, match="evaluate them in two commands"):
-        evaluate.sample(parse_evaluation([*mixed, "--backend", "transformers", "--data_dir", str(data_dir)]))
+        evaluate.sample(parse_evaluation([*mixed, "--backend", "transformers", "--data_dir", str(data_dir)])[0])
 
 
 def main(script: str, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> str:

@@ -133,7 +133,7 @@ def test_evaluations_match_evaluate_py(sandbox: Any) -> None:
     evaluations = evaluations_of(MATRIX, figures, "tiny", experiments_of(MATRIX, figures, "tiny", [1]))
     assert len(evaluations) == 4
     for evaluation in evaluations:
-        flags = parse_evaluation(list(evaluation.argv[1:]))
+        flags, _ = parse_evaluation(list(evaluation.argv[1:]))
         assert flags.benchmarks == [evaluation.benchmark] and flags.checkpoint == evaluation.checkpoint
         sampling = {"k": flags.k, "limit": flags.limit, "max_new_tokens": flags.max_new_tokens}
         assert sampling == MATRIX["tiny"]["evaluation"][evaluation.benchmark]
