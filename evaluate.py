@@ -52,13 +52,14 @@ def sample(flags: EvaluationArguments) -> "list[Job]":
     """Sample the completions of every target on every benchmark that are not stored yet; with --regrade, none."""
     from gtpo.evaluation.jobs import run_job, select_benchmarks
     from gtpo.evaluation.plan import plan_evaluation
-    from gtpo.evaluation.targets import newest_run
+    from gtpo.evaluation.targets import newest_run, trained_on
 
     select_benchmarks(flags)  # raises
     runs = flags.runs
     if not runs and not flags.model:
-        runs = [newest_run()]
-        print(f"Evaluating {runs[0]}, the newest finished run (--runs RUN selects another).", flush=True)
+        run = newest_run()
+        runs = [str(run.path)]
+        print(f"Evaluating {run.path}{trained_on(run)}, the newest finished run; --runs selects others.", flush=True)
     plan = plan_evaluation(flags, runs)
     if not flags.regrade:
         for job in plan.jobs:

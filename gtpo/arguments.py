@@ -362,6 +362,9 @@ class RunArguments:
     push_to_hub: bool = field(default=False, init=False)  # TRL's flag; its trainer would upload every checkpoint
 
 
+MAX_K = 10_000  # the most samples per problem in the literature (Brown et al. 2024, arXiv 2407.21787)
+
+
 @dataclass
 class EvaluationArguments:
     """What is evaluated, how completions are sampled, and where they are kept."""
@@ -463,18 +466,19 @@ class EvaluationArguments:
         PromptArguments(**self.prompt)  # raises
         checks: dict[str, tuple[Callable[[Any], bool], str]] = {
             "limit": (lambda x: x is None or x >= 1, "at least 1"),
-            "k": (lambda x: x >= 1, "at least 1"),
+            "k": (lambda x: 1 <= x <= MAX_K, f"1 to {MAX_K}"),
             "temperature": (lambda x: math.isfinite(x) and x >= 0, "a number >= 0 (0 is greedy)"),
             "top_p": (lambda x: 0 < x <= 1, "a number above 0, at most 1"),
             "seed": (lambda x: x >= 0, "an integer >= 0"),
             "max_new_tokens": (lambda x: x >= 1, "at least 1"),
             "batch_size": (lambda x: x >= 1, "at least 1"),
             "gpu_memory_utilization": (lambda x: 0 < x <= 1, "a share above 0, at most 1"),
+            "output_dir": (lambda x: bool(x.strip()), "the path of a directory"),
             "checkpoint": (lambda x: x in ("last", "best") or x.isdecimal(), "last, best or the number of a step"),
         }
         for name, (holds, expected) in checks.items():
             if not holds(value := getattr(self, name)):
-                raise UsageError(f"--{name} is {value}: expected {expected}.")
+                raise UsageError(f"--{name} is {value if str(value).strip() else repr(value)}: expected {expected}.")
         if self.temperature == 0 and self.k > 1:
             raise UsageError(
                 f"--temperature 0 samples the same completion {self.k} times: add --k 1, or set a temperature above 0."

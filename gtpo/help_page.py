@@ -60,6 +60,26 @@ SHOWN_TRAINER_FIELDS = {
 }
 
 
+EVALUATION_GROUPS = {
+    "what is evaluated": ("benchmarks", "runs", "model", "checkpoint", "limit"),
+    "sampling": (
+        *("k", "temperature", "top_p", "seed", "max_new_tokens", "backend", "load_in_4bit", "batch_size"),
+        "gpu_memory_utilization",
+    ),
+    "prompt (default: that of the run)": ("system_prompt", "tags", "chat_template", "chat_template_kwargs"),
+    "your benchmark": ("prompt_column", "answer_column", "grader", "split", "dataset_config", "data_dir"),
+    "scores and files": ("output_dir", "overwrite", "regrade", "compare", "report_to"),
+}
+EVALUATION_EXAMPLES = """examples:
+  python evaluate.py --benchmarks gsm8k --k 8                         # the newest finished run under outputs/
+  python evaluate.py --benchmarks gsm8k --k 8 --runs base outputs/RUN # a run, and the model it was trained from
+  python evaluate.py --benchmarks math500 --k 8 --model qwen          # a base model
+  python evaluate.py --benchmarks my_test.csv --k 8                   # your problems: columns prompt and answer
+  python evaluate.py --compare outputs/RUN outputs/OTHER              # paired difference of stored scores
+
+docs/evaluation.md explains the scores. --debug shows the traceback of an error."""
+
+
 SFT_TEXTS = {  # where those of GTPO and GRPO speak of groups and vLLM
     "prompts_per_step": "Solutions per optimizer step; the batch size is derived from it unless given.",
     "per_device_train_batch_size": "Solutions per micro-batch; derived from prompts_per_step if that is given.",
@@ -81,6 +101,9 @@ def print_help(
     """
     training = script != "evaluate"
     sections = {cls._argument_group_name: fields_of([cls]) for cls in classes if hasattr(cls, "_argument_group_name")}
+    if not training:
+        known = fields_of(classes)
+        sections = {title: {name: known[name] for name in names} for title, names in EVALUATION_GROUPS.items()}
     texts = {name: str(item.metadata.get("help", "")) for group in sections.values() for name, item in group.items()}
     if training:
         rest = {name: item for name, item in fields_of(classes[-1:]).items() if name not in texts}
@@ -99,8 +122,9 @@ def print_help(
         epilog=f"[...] names the source of a value in the paper. Defaults are those of --model tiny; configs/{script}/ "
         "has the other presets. --debug shows the traceback of an error."
         if training
-        else "docs/evaluation.md explains the scores. --debug shows the traceback of an error.",
+        else EVALUATION_EXAMPLES,
         add_help=False,
+        formatter_class=argparse.HelpFormatter if training else argparse.RawDescriptionHelpFormatter,
     )
     for title, fields in sections.items():
         group = page.add_argument_group(title)

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gtpo.arguments import BENCHMARK_TITLES
-from gtpo.errors import UsageError
+from gtpo.errors import UsageError, printable
 from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entry, ProblemScores
 from gtpo.evaluation.scores import read_entries
+from gtpo.evaluation.table import lay_out
 from gtpo.runs import label_of, run_label
 
 logger = logging.getLogger(__name__)
@@ -232,11 +233,10 @@ def _block(names: tuple[str, str], comparisons: Sequence[Comparison]) -> str:
         counts = " / ".join(map(str, c.counts))
         difference = _with_error(c.difference, c.errors[2], "+.1f")
         cells.append([title, c.metric, *means, difference, f"{low:+.1f} to {high:+.1f}", counts])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    rule = "-" * max(map(len, lines))
+    lines, rule = lay_out(cells)
     seeds = [len(scores) for scores in comparisons[0].scores]
-    title = f"{names[1]} minus {names[0]}, in points; interval over {len(comparisons[0].differences)} problems, paired"
+    first, second = map(printable, names)
+    title = f"{second} minus {first}, in points; interval over {len(comparisons[0].differences)} problems, paired"
     if max(seeds) > 1:
         title += f"; ± standard error over {seeds[0]} and {seeds[1]} seeds"
     return "\n".join([title, rule, lines[0], rule, *lines[1:], rule])

@@ -10,7 +10,7 @@ from gtpo.arguments import BENCHMARK_TITLES, EvaluationArguments, PromptArgument
 from gtpo.bars import CompletionBar
 from gtpo.data import load_benchmark, load_user_benchmark
 from gtpo.environment import environment
-from gtpo.errors import UsageError, nearest
+from gtpo.errors import UsageError, nearest, printable
 from gtpo.evaluation.records import Head, Origin, Problems
 from gtpo.evaluation.sampling import Sampler, Sampling, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.storage import (
@@ -25,7 +25,7 @@ from gtpo.evaluation.storage import (
 )
 from gtpo.evaluation.targets import Target, short_name
 from gtpo.evaluation.user_grader import load_user_grader
-from gtpo.rows import is_user_data, short_name_of
+from gtpo.rows import short_name_of
 
 DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column")  # --regrade reads them
 STORED_FLAGS = (  # --regrade reads them from the completion files
@@ -75,7 +75,7 @@ class Job:
     def title(self) -> str:
         """Label and benchmark, for the progress bar."""
         name = self.head.settings["benchmark"]
-        return f"{self.path.parent.name}, {BENCHMARK_TITLES.get(name, name)}"
+        return printable(f"{self.path.parent.name}, {BENCHMARK_TITLES.get(name, name)}")
 
 
 def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
@@ -91,12 +91,15 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
             f"--benchmarks is missing: name one or more of {', '.join(BENCHMARK_TITLES)}, or a file of your own."
         )
     selected: dict[str, str] = {}
+    if unknown := [source for source in flags.benchmarks if source not in BENCHMARK_TITLES and not is_own(source)]:
+        named = f"{unknown[0]!r} is unknown{nearest(unknown[0], BENCHMARK_TITLES)}"
+        if len(unknown) > 1:
+            named = f"{', '.join(map(repr, unknown))} are unknown"
+        raise UsageError(
+            f"benchmark{'s' * (len(unknown) > 1)} {named}: pick from {', '.join(BENCHMARK_TITLES)}, or name a file, a "
+            "folder or a Hub id (owner/name)."
+        )
     for source in flags.benchmarks:
-        if source not in BENCHMARK_TITLES and not is_user_data(source):
-            raise UsageError(
-                f"benchmark {source!r} is unknown{nearest(source, BENCHMARK_TITLES)}: pick from "
-                f"{', '.join(BENCHMARK_TITLES)}, or name a file, a folder or a Hub id (owner/name)."
-            )
         name = source if source in BENCHMARK_TITLES else short_name_of(source, BENCHMARK_TITLES)
         if selected.setdefault(name, source) != source:
             raise UsageError(

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gtpo.arguments import BENCHMARK_TITLES
+from gtpo.errors import printable
 from gtpo.evaluation.records import Entry
 from gtpo.evaluation.targets import short_name
 
@@ -14,6 +15,14 @@ def format_table(entries: Sequence[Entry]) -> str:
     """The entries as text, one block per benchmark, in percent."""
     benchmarks = dict.fromkeys(entry.benchmark for entry in entries)
     return "\n\n".join(_block(name, [row for row in entries if row.benchmark == name]) for name in benchmarks)
+
+
+def lay_out(cells: Sequence[Sequence[str]]) -> tuple[list[str], str]:
+    """The lines of a table with aligned columns, and a rule as wide as they are; control characters are escaped."""
+    shown = [[printable(cell) for cell in line] for line in cells]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in shown]
+    return lines, "-" * max(map(len, lines))
 
 
 def columns_up_to(k: int, columns: Sequence[int]) -> list[int]:
@@ -45,11 +54,9 @@ def _block(benchmark: str, rows: Sequence[Entry]) -> str:
         if _differs_leniently(scores, pass_columns, maj_columns):
             lenient = [_numbers(scores["pass_lenient"], pass_columns), "", _numbers(scores["maj_lenient"], maj_columns)]
             cells.append(["", f"{method}, lenient", *lenient, *[""] * 3, _interval(row.intervals["pass_lenient"])])
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    rule = "-" * max(map(len, lines))
+    lines, rule = lay_out(cells)
     sizes = " and ".join(str(k) for k in sorted({row.k for row in rows}))
-    title = f"{BENCHMARK_TITLES.get(benchmark, benchmark)}: {rows[0].problems} problems, k = {sizes}"
+    title = f"{BENCHMARK_TITLES.get(benchmark, printable(benchmark))}: {rows[0].problems} problems, k = {sizes}"
     dropped = [f"{count} {reason}" for reason, count in rows[0].dropped.items()]
     return "\n".join(
         [title, *([f"Rows dropped: {', '.join(dropped)}"] if dropped else []), rule, *lines[:2], rule, *lines[2:], rule]

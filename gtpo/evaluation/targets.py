@@ -40,8 +40,8 @@ class Target:
 # Adapters
 
 
-def newest_run() -> str:
-    """The path of the newest finished run under outputs/.
+def newest_run() -> RunDirectory:
+    """The newest finished run under outputs/.
 
     Raises:
         UsageError: If there is none.
@@ -52,7 +52,14 @@ def newest_run() -> str:
             f"no finished run under {OUTPUTS}/: train one (`python train_gtpo.py --model tiny --dataset arithmetic` on "
             "a CPU), name a run with --runs RUN, or evaluate a base model with --model tiny."
         )
-    return str(runs[-1].path)
+    return runs[-1]
+
+
+def trained_on(run: RunDirectory) -> str:
+    """`` (tiny, trained on arithmetic)``; empty for a run without settings."""
+    stored = run.read_config() if run.config.is_file() else {}
+    known = "model" in stored and "dataset" in stored
+    return f" ({Path(str(stored['model'])).name}, trained on {Path(str(stored['dataset'])).name})" if known else ""
 
 
 def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = LAST) -> list[Target]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -33,8 +34,11 @@ def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
         )
         if inspect.iscoroutine(values):
             values = asyncio.run(values)
-        if None in values:
-            raise RunError(f"the grader {name} returned None for {problem.id}: expected a number; {GRADING.advice}.")
+        for value in values:
+            if value is None or math.isnan(value):
+                raise RunError(
+                    f"the grader {name} returned {value} for {problem.id}: expected a number; {GRADING.advice}."
+                )
         return [value > 0 for value in values]
 
     return grade

@@ -72,7 +72,9 @@ def test_without_a_run_and_without_a_gpu_the_error_says_what_to_do(tmp_path: Pat
     [
         ("", "--benchmarks is missing: name one or more of gsm8k, math, math500"),
         ("--benchmarks amc", r"benchmark 'amc' is unknown \(did you mean 'amc23'\?\)"),
-        ("--benchmarks gsm8k --k 0", "--k is 0: expected at least 1"),
+        ("--benchmarks gsm8k --k 0", "--k is 0: expected 1 to 10000"),
+        ("--benchmarks gsm8k --k 10001", "--k is 10001: expected 1 to 10000"),
+        ("--benchmarks gsm8k --output_dir=", "--output_dir is '': expected the path of a directory"),
         ("--benchmarks gsm8k --k x", "--k: invalid int value: 'x'"),
         ("--benchmarks gsm8k --limit 0", "--limit is 0: expected at least 1"),
         ("--benchmarks gsm8k --temperature -1", "--temperature is -1.0: expected a number >= 0"),
@@ -103,7 +105,7 @@ def test_invalid_flags_are_refused(argv: str, message: str, tmp_path: Path, monk
     [
         ("benchmark: [gsm8k]", r"settings\.yaml: unknown setting 'benchmark' \(did you mean 'benchmarks'\?\)"),
         ("benchmarks: [gsm9k]", r"benchmark 'gsm9k' is unknown \(did you mean 'gsm8k'\?\)"),
-        ("benchmarks: [gsm8k]\nk: 0", "--k is 0: expected at least 1"),
+        ("benchmarks: [gsm8k]\nk: 0", "--k is 0: expected 1 to 10000"),
         ("benchmarks: [gsm8k]\nregrade: true", "'regrade' is for the command line only"),
     ],
 )
@@ -116,6 +118,19 @@ def test_a_file_of_settings_is_checked_like_flags(
         run(monkeypatch, "--config", "settings.yaml")
     with pytest.raises(UsageError, match=r"cannot read other\.yaml"):
         run(monkeypatch, "--config", "other.yaml")
+
+
+def test_every_unusable_benchmark_is_reported_before_anything_is_sampled(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gtpo.evaluation.plan.sampling.load_sampler", lambda *_: pytest.fail("a model was loaded"))
+    argv = ["--model", tiny, "--k", 1, "--limit", 2, "--data_dir", tmp_path, "--benchmarks", "arithmetic"]
+    with pytest.raises(UsageError, match=r"amc2023\.jsonl does not exist: .* mine\.csv does not exist"):
+        run(monkeypatch, *argv, "amc23", "mine.csv")
+    with pytest.raises(UsageError, match=r"^benchmarks 'amc', 'aime' are unknown: pick from gsm8k"):
+        run(monkeypatch, *argv, "amc", "aime")
+    assert not Path("outputs").exists()
 
 
 def test_unreadable_data_is_reported_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,8 +248,11 @@ def test_the_newest_run_is_evaluated_and_named(
     outputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(monkeypatch, *SMALL, "--k", 1)
-    assert "Evaluating outputs/demo/newer, the newest finished run (--runs RUN" in capsys.readouterr().out
+    assert "Evaluating outputs/demo/newer, the newest finished run; --runs selects others." in capsys.readouterr().out
     assert [entry["label"] for entry in results(Path("outputs/evaluation"))] == ["demo-newer"]
+    (outputs / "demo" / "newer" / "config.yaml").write_text("model: tiny\ndataset: arithmetic\n")
+    run(monkeypatch, *SMALL, "--k", 1)
+    assert "Evaluating outputs/demo/newer (tiny, trained on arithmetic), the newest" in capsys.readouterr().out
 
 
 def test_a_model_that_the_adapter_was_not_trained_from_is_refused(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gtpo.arguments import BENCHMARK_TITLES, EvaluationArguments, PromptArguments
+from gtpo.arguments import BENCHMARK_TITLES, EvaluationArguments, PromptArguments, fields_of
 from gtpo.cli import parse_evaluation
 from gtpo.data import Problem, load_benchmark
 from gtpo.errors import UsageError
@@ -18,6 +18,7 @@ from gtpo.evaluation.records import Origin, Problems
 from gtpo.evaluation.sampling import Sampling
 from gtpo.evaluation.storage import problems_hash
 from gtpo.evaluation.targets import Target
+from gtpo.help_page import EVALUATION_GROUPS
 from gtpo.prompts import SYSTEM_PROMPT
 from gtpo.sources import ARITHMETIC_STEPS, BENCHMARKS
 
@@ -196,4 +197,6 @@ def test_earlier_names_of_options_are_accepted_and_not_shown(
     with pytest.raises(SystemExit):
         parse_evaluation(["--help"])
     page = capsys.readouterr().out
+    shown = {name for names in EVALUATION_GROUPS.values() for name in names}
+    assert shown == fields_of([EvaluationArguments]).keys() and "examples:\n  python evaluate.py" in page
     assert "--runs" in page and "--grader" in page and "--adapter" not in page and "--judge" not in page

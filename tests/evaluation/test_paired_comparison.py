@@ -100,6 +100,12 @@ def test_seeds_by_hand() -> None:
     ]
 
 
+def test_names_are_printed_without_control_characters() -> None:
+    screen = format_comparisons(list(compared(entry("a\x1b[2J", ["10"]), entry("b", ["11"])).values()))
+    assert "\x1b" not in screen
+    assert screen.startswith(r"b minus a\x1b[2J, in points")
+
+
 def test_one_seed_has_no_error() -> None:
     found = compared(entry("a", ["10"]), entry("b", ["11"]))["pass@1"]
     assert found.errors == (None, None, None)

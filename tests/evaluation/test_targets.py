@@ -29,12 +29,14 @@ from gtpo.tiny import build_tiny, ensure_tiny
 
 
 def test_the_newest_finished_run_is_found(outputs: Path) -> None:
-    assert newest_run() == "outputs/demo/newer"
-    assert find_targets([newest_run()], None) == [
+    assert newest_run().path == Path("outputs/demo/newer")
+    assert find_targets([str(newest_run().path)], None) == [
         Target("demo-newer", Path("outputs/demo/newer/adapter"), "last"),
     ]
     shutil.rmtree(outputs / "demo")
-    assert find_targets([newest_run()], None, "best") == [Target("older@best", Path("outputs/older/best"), "best")]
+    assert find_targets([str(newest_run().path)], None, "best") == [
+        Target("older@best", Path("outputs/older/best"), "best")
+    ]
     shutil.rmtree(outputs / "older")
     with pytest.raises(UsageError, match="no finished run under outputs/: train one"):
         newest_run()

@@ -23,6 +23,9 @@ async def later(completions, answer, **columns):
 def nothing(completions, **columns):
     return [None for _ in completions]
 
+def unknown(completions, **columns):
+    return [float("nan") for _ in completions]
+
 def words(completions, **columns):
     return ["right" for _ in completions]
 
@@ -82,6 +85,8 @@ def test_a_grader_that_needs_another_column_or_returns_no_numbers(mine: Path) ->
     problem = Problem("mine/0", "?", "")
     with pytest.raises(RunError, match=r"grader.py:nothing returned None for mine/0: .* run the same command again"):
         load_user_grader("grader.py:nothing", [])(problem, [], ["x"])
+    with pytest.raises(RunError, match=r"grader.py:unknown returned nan for mine/0: expected a number; correct it"):
+        load_user_grader("grader.py:unknown", [])(problem, [], ["x"])
     with pytest.raises(RunError, match=r"the grader grader.py:words returned list \['right'\]: expected a list"):
         load_user_grader("grader.py:words", [])(problem, [], ["x"])
 
