@@ -499,8 +499,8 @@ def test_the_command_prints_the_checks_of_a_preset(
 ) -> None:
     assert command(machine, monkeypatch, "--model", "qwen") == 0
     assert capsys.readouterr().out == (
-        "ok: driver, compute capability, C compiler, Python headers, GPU memory for the weights, GPU memory, Hub, access "
-        "to the model, disk\n"
+        "ok: driver, compute capability, C compiler, Python headers, GPU memory for the weights, GPU memory, Hub, "
+        "access to the model, disk\n"
     )
     machine.disk = 1e9
     assert command(machine, monkeypatch) == 2

@@ -25,7 +25,7 @@ from gtpo.evaluation.storage import (
 )
 from gtpo.evaluation.targets import Target, short_name
 from gtpo.evaluation.user_grader import load_user_grader
-from gtpo.rows import short_name_of
+from gtpo.rows import is_user_data, short_name_of
 
 DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column")  # --regrade reads them
 STORED_FLAGS = (  # --regrade reads them from the completion files
@@ -91,7 +91,9 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
             f"--benchmarks is missing: name one or more of {', '.join(BENCHMARK_TITLES)}, or a file of your own."
         )
     selected: dict[str, str] = {}
-    if unknown := [source for source in flags.benchmarks if source not in BENCHMARK_TITLES and not is_own(source)]:
+    if unknown := [
+        source for source in flags.benchmarks if source not in BENCHMARK_TITLES and not is_user_data(source)
+    ]:
         named = f"{unknown[0]!r} is unknown{nearest(unknown[0], BENCHMARK_TITLES)}"
         if len(unknown) > 1:
             named = f"{', '.join(map(repr, unknown))} are unknown"

@@ -82,7 +82,9 @@ def store(tmp_path: Path) -> Callable[..., Path]:
         path = tmp_path / label / "arithmetic.jsonl"
         path.parent.mkdir(parents=True)
         k = len(texts["arithmetic/0"])
-        settings = {"problems": len(rows), "problems_hash": problems_hash(rows), "k": k, "seed": 0} | vars(PromptArguments())
+        settings = {"problems": len(rows), "problems_hash": problems_hash(rows), "k": k, "seed": 0} | vars(
+            PromptArguments()
+        )
         about = {"model": "some/model", "adapter": None, "data": {"source": "arithmetic"}}
         lines: list[dict] = [
             {"id": problem, "sample": sample, "completion": text, "tokens": 10 + sample, "finished": True}

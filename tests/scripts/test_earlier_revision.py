@@ -1,7 +1,7 @@
 """A run directory of revision 729c78e: it can be resumed, evaluated and plotted.
 
-``tests/data/run_of_729c78e`` is a GTPO run of four steps on the untrained tiny model, with a reward that counts letters.
-It contains checkpoint-2, as after a kill, and the final adapter. The paths of its model are relative.
+``tests/data/run_of_729c78e`` is a GTPO run of four steps on the untrained tiny model, with a reward that counts
+letters. It contains checkpoint-2, as after a kill, and the final adapter. The paths of its model are relative.
 """
 
 import json
