@@ -7,13 +7,19 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+SHARED_KEYS = "sdpa_shared_keys"  # its name in Transformers
 
 
-def share_keys_on_cpus() -> None:
-    """Let every model with the attention ``sdpa`` use it."""
-    AttentionInterface.register("sdpa", attention)
+def share_keys(model: Any) -> None:
+    """Let a model on a CPU use it, where it has the attention ``sdpa``."""
+    if model.device.type == "cpu" and model.config._attn_implementation == "sdpa":
+        AttentionInterface.register(SHARED_KEYS, attention)
+        AttentionMaskInterface.register(SHARED_KEYS, sdpa_mask)
+        model.set_attn_implementation(SHARED_KEYS)
 
 
 def attention(
@@ -27,7 +33,7 @@ def attention(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers' ``sdpa_attention_forward``, equal bit for bit, without repeated keys and values."""
+    """Transformers' ``sdpa_attention_forward``, bit-identical, without repeated keys and values."""
     shares_keys = query.shape[1] > key.shape[1]
     if query.device.type != "cpu" or attention_mask is None or position_bias is not None or not shares_keys:
         given = {"dropout": dropout, "scaling": scaling, "position_bias": position_bias, **kwargs}

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM
 
+from gtpo.attention import SHARED_KEYS
+
 Linear = Callable[[Tensor], Tensor]
 
 
@@ -33,7 +35,7 @@ def covers(model: Any) -> bool:
         and all(parameter.dtype == torch.float32 for parameter in model.parameters())
         and model.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")
-        and model.config._attn_implementation == "sdpa"
+        and model.config._attn_implementation in ("sdpa", SHARED_KEYS)
         and model.config.hidden_act == "silu"
         and body.rotary_emb.rope_type in ("default", "linear", "llama3")  # others depend on the length
         and not (model.training and model.config.attention_dropout)

@@ -122,9 +122,8 @@ def load_base(
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    from gtpo.attention import share_keys_on_cpus
+    from gtpo.attention import share_keys
 
-    share_keys_on_cpus()
     has_bf16 = gpu_is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     options: dict[str, Any] = {"dtype": torch.bfloat16 if has_bf16 and not full_precision else torch.float32}
     if load_in_4bit:
@@ -153,6 +152,7 @@ def load_base(
     except Exception as error:  # a damaged file raises anything: TypeError, ZeroDivisionError, a bare Exception, ...
         raise why_not_loaded(path, error) from error
     _stop_at_end_of_turn(model, tokenizer)
+    share_keys(model)
     return model, tokenizer
 
 

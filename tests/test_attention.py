@@ -12,7 +12,7 @@ from transformers.integrations import sdpa_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from gtpo import attention as attention_module
-from gtpo.attention import attention, share_keys_on_cpus
+from gtpo.attention import SHARED_KEYS, attention, share_keys
 from gtpo.models import load_base
 
 
@@ -83,7 +83,6 @@ def test_anything_else_is_left_to_transformers(change: dict[str, Any]) -> None:
 
 
 def test_a_model_uses_it_where_a_prompt_is_padded() -> None:
-    before = AttentionInterface._global_mapping["sdpa"]
     torch.manual_seed(0)
     shape = LlamaConfig(
         vocab_size=24, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -92,16 +91,22 @@ def test_a_model_uses_it_where_a_prompt_is_padded() -> None:
     model = LlamaForCausalLM(shape)
     ids, mask = torch.randint(24, (2, 9)), torch.tensor([[0, 0, *[1] * 7], [1] * 9])
     expected = model(input_ids=ids, attention_mask=mask).logits
-    try:
-        share_keys_on_cpus()
-        with mock.patch.object(sdpa_attention, "repeat_kv", side_effect=AssertionError("repeated")):
-            found = model(input_ids=ids, attention_mask=mask).logits
-    finally:
-        AttentionInterface.register("sdpa", before)
+    share_keys(model)
+    with mock.patch.object(sdpa_attention, "repeat_kv", side_effect=AssertionError("repeated")):
+        found = model(input_ids=ids, attention_mask=mask).logits
     assert torch.equal(found, expected)
 
 
-def test_models_are_loaded_with_it(tiny: Path) -> None:
-    AttentionInterface.register("sdpa", sdpa_attention_forward)
-    load_base(str(tiny))
-    assert AttentionInterface()["sdpa"] is attention
+def test_models_are_loaded_with_it_and_others_of_the_process_keep_their_attention(tiny: Path) -> None:
+    model, _ = load_base(str(tiny))
+    assert model.config._attn_implementation == SHARED_KEYS and AttentionInterface()[SHARED_KEYS] is attention
+    assert AttentionInterface()["sdpa"] is sdpa_attention_forward
+    eager = LlamaForCausalLM.from_pretrained(tiny, attn_implementation="eager")
+    share_keys(eager)
+    assert eager.config._attn_implementation == "eager"
+
+
+def test_a_saved_model_does_not_name_it(tiny: Path, tmp_path: Path) -> None:
+    model, _ = load_base(str(tiny))
+    model.save_pretrained(tmp_path)
+    assert SHARED_KEYS not in (tmp_path / "config.json").read_text()
