@@ -7,6 +7,7 @@ Prefix Grouper (arXiv 2506.05433) splits the attention in the same way.
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -169,13 +170,24 @@ def _last_hidden_states_of(decoder: Any) -> Iterator[list[Tensor]]:
         seen.append(output[0] if isinstance(output, tuple) else output.last_hidden_state)
 
     hook = decoder.register_forward_hook(keep)
-    # Unsloth's CausalLM then skips its head and returns hidden states as logits; other models ignore it.
+    try:
+        with _unsloth_returns_hidden_states():
+            yield seen
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _unsloth_returns_hidden_states() -> Iterator[None]:
+    """Inside, Unsloth's CausalLM skips its head and returns hidden states as logits."""
+    if "unsloth" not in sys.modules:
+        yield
+        return
     before = os.environ.get("UNSLOTH_RETURN_HIDDEN_STATES")
     os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "1"
     try:
-        yield seen
+        yield
     finally:
-        hook.remove()
         if before is None:
             del os.environ["UNSLOTH_RETURN_HIDDEN_STATES"]
         else:
