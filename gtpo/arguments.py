@@ -313,14 +313,8 @@ class GTPOArguments:
     initial_entropy: float | None = field(
         default=None,
         metadata={
-            "help": "Mean entropy of the untrained policy in nats; measured on 100 prompts if not given [Section 6]."
-        },
-    )
-    initial_entropy_dir: str | None = field(
-        default=None,
-        metadata={
-            "help": "Directory that keeps measured initial entropies for later runs of the same base, prompts and "
-            "sampling settings [ours]; null: every run measures its own."
+            "help": "Mean entropy of the untrained policy in nats, which an earlier run of the same base has printed; "
+            "measured on 100 prompts if not given [Section 6]."
         },
     )
 

@@ -2,7 +2,7 @@
 
 * Each distinct prompt is encoded once; its KV cache is repeated for its completions.
 * The cache has room for all tokens from the start: a token is written in place, where ``DynamicCache`` copies all.
-* A LoRA adapter is merged while generating, beside the weights of the model, which do not change. On a CPU large
+* A LoRA adapter is merged while generating, into copies of the weights. On a CPU large
   weights are packed.
 * Finished completions leave the batch. The draws of a completion do not depend on the others.
 
@@ -62,7 +62,7 @@ def generate(
     config, _ = model._prepare_generation_config(generation_config)
     if inputs or not _is_covered(model, config):
         arguments = {"attention_mask": attention_mask, "generation_config": generation_config, "streamer": streamer}
-        return type(model).generate(model, input_ids, **arguments, **inputs)
+        return model.generate(input_ids, **arguments, **inputs)
     model._prepare_special_tokens(config, device=input_ids.device)
     plainly = decoding.covers(model)
     with fast_layers(model, len(input_ids)):

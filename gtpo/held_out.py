@@ -1,13 +1,20 @@
 """The evaluation of held-out rows while training: its batches, and random numbers apart from those of training."""
 
+import copy
 import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 from transformers import set_seed
+
+from gtpo.arguments import check_eval_batch
+
+_OF_GROUPS = ("conflict_tokens", "conflict_fraction", "frac_reward_zero_std")  # metrics that compare completions
 
 
 def eval_batches(rows: int, group_size: int, batch_size: int, processes: int, rank: int) -> list[tuple[list[int], int]]:
@@ -40,3 +47,57 @@ def isolated_rng(seed: int, device: torch.device) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
+
+
+class HeldOutEvaluation:
+    """Methods of a GRPOTrainer for held-out rows: each prompt counts once, and training is not disturbed."""
+
+    _logs: dict[str, Any]  # the attributes are TRL's
+    _metrics: dict[str, Any]
+    log_completions: bool
+    args: Any
+    accelerator: Any
+    eval_dataset: Any
+    num_generations_eval: int
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """TRL's evaluation, after which training continues bit-identically as without it.
+
+        Each evaluation draws the same random numbers, its own. TRL's table stays that of training: TRL would add the
+        rows to the step's and write them over the file.
+        """
+        training, shown = copy.deepcopy(self._logs), self.log_completions
+        self.log_completions = False
+        try:
+            with isolated_rng(self.args.seed + self.accelerator.process_index, self.accelerator.device):
+                return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._logs, self.log_completions = training, shown
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """Whole groups, split evenly over the processes, batch by batch; with each batch the number of its prompts.
+
+        The last batch may be smaller. Accelerate would fill it with rows that then count twice.
+        """
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        rows = self.eval_dataset[rows] if isinstance(rows, str) else rows
+        size, ranks = self.args.per_device_eval_batch_size, self.accelerator.num_processes
+        check_eval_batch(size, self.num_generations_eval, ranks)
+        batches = eval_batches(len(rows), self.num_generations_eval, size, ranks, self.accelerator.process_index)
+        prompts = iter([count for _, count in batches])
+        return DataLoader(
+            rows, batch_sampler=[indices for indices, _ in batches], collate_fn=lambda batch: (batch, next(prompts))
+        )
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[None, None, None]:
+        """Generate and score one batch; each of its metrics counts once per prompt in TRL's mean."""
+        rows, prompts = inputs
+        metrics = self._metrics["eval"]
+        before = {name: len(values) for name, values in metrics.items()}
+        loss, _, _ = super().prediction_step(model, rows, *args, **kwargs)  # type: ignore[misc]
+        metrics["loss"].append(self.accelerator.gather(loss).mean().item())
+        for name, values in metrics.items():
+            values[before.get(name, 0) :] *= prompts
+        for name in ("num_tokens", *(_OF_GROUPS if self.num_generations_eval == 1 else ())):
+            metrics.pop(name, None)  # num_tokens is that of training
+        return None, None, None

@@ -23,8 +23,6 @@ logger = logging.getLogger(__name__)
 def attach_callbacks(trainer: Any, settings: Settings) -> None:
     """Add our callbacks to a trainer: messages, bar, metrics.jsonl and wandb, best adapter, fault tolerance."""
     run = RunDirectory(settings.output_dir)
-    if trainer.args.device.type == "cpu":  # with several processes it is cpu:0, to which no checkpoint can be loaded
-        trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
     trainer.add_callback(RunMessages(settings, len(trainer.train_dataset)))
     ProgressBar.attach(trainer, settings.method.upper())
     trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
@@ -41,6 +39,8 @@ def attach_callbacks(trainer: Any, settings: Settings) -> None:
 
 def train(trainer: Any, checkpoint: str | None) -> None:
     """Train, from a checkpoint if there is one; a checkpoint of the last step is loaded and not trained further."""
+    if trainer.args.device.type == "cpu":  # with several processes it is cpu:0, to which no checkpoint can be loaded
+        trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
     stopping = [one for one in trainer.callback_handler.callbacks if isinstance(one, EarlyStopping)]
     patience = stopping[0].early_stopping_patience if stopping else None
     if checkpoint is not None and steps_are_done(Path(checkpoint), trainer.args.max_steps, patience):

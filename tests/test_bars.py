@@ -63,7 +63,7 @@ def test_generation_has_a_bar_that_changes_no_token(
     monkeypatch.setitem(PHASE, "mininterval", 0.0)
     assert generate() == plain
     assert f"0/2, {sum(map(len, plain))} tokens]" in capsys.readouterr().err.split("generating:")[-1]
-    with trainer._open_bar("initial entropy", 5) as bar:
+    with trainer.open_bar("initial entropy", 5) as bar:
         generate()
         assert bar.unstored == bar.tokens == sum(map(len, plain))
         bar.count_completions([{"tokens": len(ids)} for ids in plain])

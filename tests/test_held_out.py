@@ -261,7 +261,7 @@ def test_the_entropy_is_that_of_the_completions(tiny: Path, tmp_path: Path, monk
 
     def noting(rows: Any) -> Any:
         batch = score(rows)
-        entropies.extend(trainer._mean_entropies(batch).tolist())
+        entropies.extend(trainer.mean_entropies(batch).tolist())
         return batch
 
     monkeypatch.setattr(trainer, "_generate_and_score_completions", noting)

@@ -6,6 +6,7 @@ from typing import Any
 import pandas
 import pytest
 import torch
+import trl
 from helpers.canned import GROUP, _Canned, canned_group, make_trainer
 from helpers.reference import naive_conflict_mask, naive_conflict_weights
 
@@ -87,7 +88,7 @@ def test_several_processes_are_refused(tiny: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_token_texts_keep_spaces_and_special_tokens(tiny: Path, tmp_path: Path) -> None:
-    from gtpo.trainer import _token_texts
+    from gtpo.group_inspection import _token_texts
 
     tokenizer = make_trainer("grpo", tiny, tmp_path).processing_class
     text = "<reasoning>\n3 + 4 = 7\n</reasoning> Ann has more."
@@ -115,6 +116,13 @@ def test_the_check_of_the_rollouts_is_not_postponed(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer("grpo", tiny, tmp_path)
-    monkeypatch.setattr(trainer, "_check_rollouts", lambda batch: setattr(trainer, "_next_rollout_check", 20))
+    score = trl.GRPOTrainer._generate_and_score_completions
+    monkeypatch.setattr(
+        trl.GRPOTrainer,
+        "_generate_and_score_completions",
+        lambda self, inputs: score(self, inputs) | {"sampling_per_token_logps": torch.zeros(1)},
+    )
+    checked: list[int] = []
+    monkeypatch.setattr("gtpo.trainer.check_rollouts", lambda trainer, batch: checked.append(1))
     trainer.inspect_group(0)
-    assert trainer._next_rollout_check == 0
+    assert checked and trainer._next_rollout_check == 0

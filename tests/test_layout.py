@@ -22,7 +22,7 @@ OWNERS = {
     "wandb": {"gtpo.wandb_runs", "gtpo.paper.results"},
     "vllm": {"gtpo.evaluation.sampling"},
     "unsloth": {"gtpo.backend", "gtpo.models"},
-    "datasets": {"gtpo.data", "gtpo.inputs", "gtpo.rows"},
+    "datasets": {"gtpo.data", "gtpo.refusals", "gtpo.rows"},
     "matplotlib": {"gtpo.curves"},
     "sympy": {"gtpo.grading.symbolic"},
     "math_verify": {"gtpo.grading.symbolic"},
@@ -110,7 +110,7 @@ LAYERS = (  # a module imports from layers below its own, or from its own packag
     "gtpo.cli gtpo.script gtpo.curves gtpo.progress",
     "gtpo.tiny gtpo.wandb_runs gtpo.summary gtpo.preflight",
     "gtpo.models gtpo.report gtpo.push",  # reports import no module of the training, which is above
-    "gtpo.inputs gtpo.held_out gtpo.entropy_cache gtpo.fault_tolerance",
+    "gtpo.refusals gtpo.held_out gtpo.fault_tolerance",
     "gtpo.callbacks gtpo.card",
     "gtpo.training",
     "gtpo.trainer gtpo.export gtpo.evaluation",

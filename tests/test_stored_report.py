@@ -18,6 +18,7 @@ from test_trainer import plain_logps_and_entropy
 
 from gtpo.callbacks import MetricsWriter
 from gtpo.groups import read_group
+from gtpo.initial_entropy import padded_batch
 from gtpo.prompts import to_messages
 from gtpo.report import write_report, write_report_or_warn
 from gtpo.runs import RunDirectory
@@ -39,7 +40,8 @@ def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_completion_has_its_own_entropy_delta_and_spans(run: Path, tiny: Path, tmp_path: Path) -> None:
     rows = read_table(sorted((run / "completions").glob("*.parquet"))[0]).to_pylist()
     untrained = make_trainer("gtpo", tiny, tmp_path)
-    batch = untrained._padded(untrained.processing_class([rows[0]["prompt"]] * GROUP)["input_ids"], canned_group(0))
+    prompt_ids = untrained.processing_class([rows[0]["prompt"]] * GROUP)["input_ids"]
+    batch = padded_batch(prompt_ids, canned_group(0), 0, untrained.accelerator.device)
     entropy = naive_completion_entropy(plain_logps_and_entropy(untrained, batch)[1])
     advantages = [row["advantage"] for row in rows]
     delta = naive_entropy_filter(entropy, advantages, 0.1, 5.05, "auto")

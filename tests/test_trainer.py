@@ -1,6 +1,5 @@
 """The trainers against TRL's, against the naive references, and with the group split into micro-batches."""
 
-import copy
 import itertools
 import json
 import math
@@ -38,6 +37,8 @@ from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
 from gtpo.errors import RunError, UsageError
+from gtpo.initial_entropy import padded_batch
+from gtpo.rollout_check import check_rollouts
 from gtpo.trainer import GRPOTrainer
 
 ATOL = 1e-6  # on weight updates at learning rate 0.03; observed 3e-8
@@ -174,23 +175,22 @@ def test_conflict_metrics_count_completion_tokens(tiny: Path, tmp_path: Path) ->
     assert logged["completion_length"][-1] == pytest.approx(sum(lengths) / GROUP)
 
 
-def test_the_table_of_completions_is_written_whole_or_not_at_all(
+def test_no_table_of_completions_is_written_after_the_last_checkpoint(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last table is written again at the end, after the last checkpoint: a resumed run does not repeat it."""
-    trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=1, log_completions=True, num_completions_to_print=0)
+    """A kill while a table is written truncates it; a resumed run repeats the steps after its checkpoint, no others."""
+    events = []
+    write = pandas.DataFrame.to_parquet
+    monkeypatch.setattr(
+        pandas.DataFrame, "to_parquet", lambda table, path: (events.append(Path(path).name), write(table, path))
+    )
+    shown = {"log_completions": True, "num_completions_to_print": 0, "save_strategy": "steps", "save_steps": 1}
+    trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=2, **shown)
+    save = trainer._save_checkpoint
+    monkeypatch.setattr(trainer, "_save_checkpoint", lambda *args: (events.append("checkpoint"), save(*args)))
     trainer.train()
-    (table,) = (tmp_path / "completions").iterdir()
-    whole = table.read_bytes()
-
-    def killed(self: pandas.DataFrame, path: str) -> None:
-        Path(path).write_bytes(whole[: len(whole) // 2])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pandas.DataFrame, "to_parquet", killed)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.log({})
-    assert table.read_bytes() == whole and len(pandas.read_parquet(table)) == GROUP
+    assert events == ["completions_00001.parquet", "checkpoint", "completions_00002.parquet", "checkpoint"]
+    assert trainer.log_completions and "train_runtime" in trainer.state.log_history[-1]
 
 
 def test_the_initial_entropy_is_measured_before_training_and_stored(tiny: Path, tmp_path: Path) -> None:
@@ -198,19 +198,19 @@ def test_the_initial_entropy_is_measured_before_training_and_stored(tiny: Path, 
     untrained = make_trainer("gtpo", tiny, tmp_path / "other")
     prompts = untrained.train_dataset["prompt"]
     prompt_ids = untrained.processing_class(list(prompts))["input_ids"]
-    batch = untrained._padded(prompt_ids, canned_group(1000, len(prompts)))
+    batch = padded_batch(prompt_ids, canned_group(1000, len(prompts)), 0, untrained.accelerator.device)
     means = naive_completion_entropy(plain_logps_and_entropy(untrained, batch)[1])
     trainer.train()
     stored = json.loads((tmp_path / "initial_entropy.json").read_text())
     assert stored["prompts"] == len(prompts)
     assert stored["initial_entropy"] == pytest.approx(sum(means) / len(means), abs=1e-4)
-    assert trainer.initial_entropy == stored["initial_entropy"]
+    assert trainer.initial_entropy.value == stored["initial_entropy"]
 
 
 def test_measuring_the_initial_entropy_does_not_change_the_random_state(tiny: Path, tmp_path: Path) -> None:
     trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": None})
     before = torch.random.get_rng_state()
-    trainer._read_or_measure_initial_entropy()
+    trainer.initial_entropy._read_or_measure()
     assert torch.equal(before, torch.random.get_rng_state())
 
 
@@ -227,7 +227,7 @@ def test_the_initial_entropy_is_scored_in_micro_batches(
             lambda module, args, inputs, seen=seen: seen.append(len(inputs["input_ids"])), with_kwargs=True
         )
         torch.manual_seed(1)
-        measured[rows] = trainer._sampled_entropies(list(trainer.train_dataset["prompt"]))
+        measured[rows] = trainer.initial_entropy.sampled_entropies(list(trainer.train_dataset["prompt"]))
         largest[rows] = max(seen), len(seen), torch.random.get_rng_state().sum().item()
     assert largest[GROUP][:2] == (8, 1) and largest[3][:2] == (3, 3)  # 8 prompts
     assert measured[3] == pytest.approx(measured[GROUP], abs=1e-6)
@@ -240,13 +240,13 @@ def test_a_resumed_run_reads_the_initial_entropy_and_never_measures_a_trained_po
     trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": None})
     trainer.state.global_step = 7
     with pytest.raises(ValueError, match="can only be measured before training"):
-        trainer._read_or_measure_initial_entropy()
+        trainer.initial_entropy._read_or_measure()
     (tmp_path / "initial_entropy.json").write_text('{"initial_entropy": 0.25}')
-    assert trainer._read_or_measure_initial_entropy() == 0.25
+    assert trainer.initial_entropy._read_or_measure() == 0.25
 
 
 def test_a_given_initial_entropy_is_stored_in_the_run_directory(tiny: Path, tmp_path: Path) -> None:
-    batch_of(make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": 0.5}))
+    assert make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": 0.5}).initial_entropy.value == 0.5
     assert json.loads((tmp_path / "initial_entropy.json").read_text()) == {
         "initial_entropy": 0.5,
         "given": True,
@@ -447,8 +447,10 @@ def test_the_initial_entropy_is_measured_on_the_first_100_prompts_of_training(
     trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": None}, shuffle_dataset=shuffles, seed=7)
     trainer.train_dataset = Dataset.from_dict({"prompt": [f"Question {i}?" for i in range(120)]})
     asked: list[str] = []
-    monkeypatch.setattr(trainer, "_sampled_entropies", lambda prompts: asked.extend(prompts) or [0.5] * len(prompts))
-    assert trainer._read_or_measure_initial_entropy() == 0.5
+    monkeypatch.setattr(
+        trainer.initial_entropy, "sampled_entropies", lambda prompts: asked.extend(prompts) or [0.5] * len(prompts)
+    )
+    assert trainer.initial_entropy._read_or_measure() == 0.5
     trained = [f"Question {i}?" for i in dict.fromkeys(trainer._get_train_sampler())]
     assert asked == trained[:100]
     assert (asked == [f"Question {i}?" for i in range(100)]) is not shuffles
@@ -484,11 +486,11 @@ def test_the_branch_of_the_entropy_filter_is_shown_and_stored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     trainer = make_trainer("gtpo", tiny, tmp_path, gtpo=gtpo)
-    monkeypatch.setattr(trainer, "_sampled_entropies", lambda prompts: [0.5] * len(prompts))
-    trainer._read_or_measure_initial_entropy()
+    monkeypatch.setattr(trainer.initial_entropy, "sampled_entropies", lambda prompts: [0.5] * len(prompts))
+    trainer.initial_entropy._read_or_measure()
     assert json.loads((tmp_path / "initial_entropy.json").read_text())["filter_on"] is is_on
     trainer.gtpo.initial_entropy, trainer.state.global_step = None, 3  # resumed
-    trainer._read_or_measure_initial_entropy()
+    trainer.initial_entropy._read_or_measure()
     assert caplog.messages == [line, line]
 
 
@@ -508,16 +510,16 @@ def test_an_unreadable_initial_entropy_is_refused(text: str, what: str, tiny: Pa
     trainer.state.global_step = 7
     (tmp_path / "initial_entropy.json").write_text(text)
     with pytest.raises(UsageError, match=rf"initial_entropy.json {what}: .*at step 7. Set --initial_entropy\.$"):
-        trainer._read_or_measure_initial_entropy()
+        trainer.initial_entropy._read_or_measure()
 
 
 def test_an_initial_entropy_that_is_not_finite_stops_the_run(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": None})
-    monkeypatch.setattr(trainer, "_sampled_entropies", lambda prompts: [0.5, math.nan])
+    monkeypatch.setattr(trainer.initial_entropy, "sampled_entropies", lambda prompts: [0.5, math.nan])
     with pytest.raises(RunError, match="the initial entropy is not finite in step 1"):
-        trainer._read_or_measure_initial_entropy()
+        trainer.initial_entropy._read_or_measure()
     assert not (tmp_path / "initial_entropy.json").exists()
 
 
@@ -697,17 +699,32 @@ def test_rollouts_that_do_not_come_from_the_adapter_stop_the_run(
 ) -> None:
     trainer = make_trainer("grpo", tiny, tmp_path)
     batch = batch_of_prompts(trainer) | {"sampling_per_token_logps": torch.zeros(1)}
-    gaps = iter([policy_gap, base_gap] * 2)
-    monkeypatch.setattr(trainer, "_sampler_gap", lambda logps, inputs: torch.tensor(next(gaps)))
-    trainer.state.global_step = 40  # resumed
+    gaps = iter([policy_gap, base_gap])
+    monkeypatch.setattr("gtpo.rollout_check.sampler_gap", lambda logps, batch: torch.tensor(next(gaps)))
+    trainer.state.global_step = 40
     if stops:
         with pytest.raises(RunError, match="rollouts do not come from the adapter at step 40"):
-            trainer._check_rollouts(batch)
-        return
-    for step, left in ((40, 2), (41, 2), (59, 2), (60, 0)):  # every 20 steps
+            check_rollouts(trainer, batch)
+    else:
+        check_rollouts(trainer, batch)
+    assert not list(gaps)
+
+
+def test_rollouts_are_checked_every_20_steps(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    trainer.model.train()
+    score = trl.GRPOTrainer._generate_and_score_completions
+    checked: list[int] = []
+    monkeypatch.setattr(
+        trl.GRPOTrainer,
+        "_generate_and_score_completions",
+        lambda self, inputs: score(self, inputs) | {"sampling_per_token_logps": torch.zeros(1)},
+    )
+    monkeypatch.setattr("gtpo.trainer.check_rollouts", lambda trainer, batch: checked.append(trainer.state.global_step))
+    for step in (40, 41, 59, 60):  # from a resumed run
         trainer.state.global_step = step
-        trainer._check_rollouts(batch)
-        assert len(list(copy.copy(gaps))) == left, step
+        trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+    assert checked == [40, 60]
 
 
 def test_rollouts_of_the_base_model_stop_the_run_and_those_of_the_policy_do_not(tiny: Path, tmp_path: Path) -> None:
@@ -717,10 +734,10 @@ def test_rollouts_of_the_base_model_stop_the_run_and_those_of_the_policy_do_not(
         of_policy = trainer._logps_and_entropy(trainer.model, batch)[0]
         with trainer.model.disable_adapter():
             of_base = trainer._logps_and_entropy(trainer.model, batch)[0]
-    trainer._check_rollouts(batch | {"sampling_per_token_logps": of_policy})
+    check_rollouts(trainer, batch | {"sampling_per_token_logps": of_policy})
     trainer._next_rollout_check = 0
     with pytest.raises(RunError, match=r"vLLM's log-prob.*from the base model's by 0: install the versions"):
-        trainer._check_rollouts(batch | {"sampling_per_token_logps": of_base})
+        check_rollouts(trainer, batch | {"sampling_per_token_logps": of_base})
 
 
 def test_the_gap_to_the_sampler_is_that_of_the_weights_that_sampled(tiny: Path, tmp_path: Path) -> None:
@@ -760,5 +777,5 @@ def test_sampling_for_the_initial_entropy_does_not_change_the_random_state(
 
     monkeypatch.setattr(trainer, "_generate_single_turn", draw)
     before = torch.random.get_rng_state()
-    trainer._read_or_measure_initial_entropy()
+    trainer.initial_entropy._read_or_measure()
     assert drawn and torch.equal(before, torch.random.get_rng_state())

@@ -180,8 +180,10 @@ def _score(tiny: str) -> dict[str, Any]:
     trainer.model.train()
     widths = []
     hook = trainer.model.register_forward_hook(lambda module, args, output: widths.append(output.logits.shape[-1]))
+    from gtpo.initial_entropy import padded_batch
+
     prompts = [[5, 6, 7], [5, 6, 7, 8, 9, 10]]
-    batch = trainer._padded(prompts, canned.canned_group(0, size=2))
+    batch = padded_batch(prompts, canned.canned_group(0, size=2), 0, trainer.accelerator.device)
     os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "before"
     with torch.no_grad():
         logps, entropy = trainer._logps_and_entropy(trainer.model, batch)

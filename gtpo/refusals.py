@@ -4,6 +4,54 @@ from collections.abc import Mapping
 from typing import Any
 
 from gtpo.errors import UsageError
+from gtpo_loss import IMPORTANCE_MODES, LOSS_TYPES
+
+# Settings of TRL that change its loss, and the values that ours implements, the paper's first.
+_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "loss_type": LOSS_TYPES,
+    "scale_rewards": ("group", "batch", "none"),  # A_i = (R_i - mean) / std: of the group, of the step, or undivided
+    "importance_sampling_level": ("token",),
+    "multi_objective_aggregation": ("sum_then_normalize",),
+    "top_entropy_quantile": (1.0,),
+    "entropy_coef": (0.0,),
+    "use_adaptive_entropy": (False,),
+    "delta": (None,),
+    "off_policy_mask_threshold": (None,),
+    "use_bias_correction_kl": (False,),
+    "mask_truncated_completions": (False,),  # hides completions from the conflict mask
+    "use_liger_kernel": (False,),
+    "vllm_importance_sampling_mode": IMPORTANCE_MODES,
+}
+_LEAST = {"num_iterations": 1, "max_completion_length": 1, "beta": 0, "epsilon": 0, "epsilon_high": 0}
+
+
+def check_grpo_settings(args: Any) -> None:
+    """Refuse settings that the objective does not implement.
+
+    Args:
+        args: TRL's GRPOConfig.
+
+    Raises:
+        UsageError: For the first of them.
+    """
+    for name, values in _SUPPORTED.items():
+        if getattr(args, name) not in values and not (name == "use_bias_correction_kl" and args.beta == 0):
+            expected = " or ".join(map(repr, values))
+            raise UsageError(f"{name} = {getattr(args, name)!r} is not supported: expected {expected}.")
+    for name, least in _LEAST.items():
+        if getattr(args, name) is not None and not getattr(args, name) >= least:
+            raise UsageError(f"{name} is {getattr(args, name)}: expected at least {least}.")
+    if not args.temperature > 0:
+        raise UsageError(f"temperature is {args.temperature}: expected a value above 0, groups are sampled.")
+
+
+def check_gtpo_settings(args: Any) -> None:
+    """As :func:`check_grpo_settings`, and what GTPO leaves out of GRPO: KL term and clipping."""
+    if args.beta != 0.0:
+        raise UsageError(f"beta = {args.beta}: expected 0, because GTPO has no KL term and no reference model.")
+    if args.epsilon != type(args).epsilon or args.epsilon_high is not None:
+        raise UsageError("epsilon and epsilon_high clip the ratio, and GTPO has no clipping: remove them.")
+    check_grpo_settings(args)
 
 
 def check_inputs(arguments: Mapping[str, Any]) -> None:
@@ -39,8 +87,8 @@ def check_config(config: Any, router_aux_loss_coef: float | None, has_tokenizer:
         has_tokenizer: Whether the trainer is given one, and does not look for the model's processor.
 
     Raises:
-        UsageError: For the load-balancing loss of a mixture of experts, and a model of images or audio whose processor
-            would be loaded.
+        UsageError: For the load-balancing loss of a mixture of experts, a model of images or audio whose processor
+            would be loaded, and logits that are scaled in another way than :func:`logit_options` knows.
     """
     text = config.get_text_config()
     coefficient = getattr(text, "router_aux_loss_coef", 0.0) if router_aux_loss_coef is None else router_aux_loss_coef
@@ -55,6 +103,29 @@ def check_config(config: Any, router_aux_loss_coef: float | None, has_tokenizer:
             f"{config.model_type} models have a {media} and are trained on text only: pass "
             "processing_class=AutoTokenizer.from_pretrained(...)."
         )
+    logit_options(text)
+
+
+def logit_options(config: Any) -> dict[str, Any]:
+    """How a model scales its logits in Transformers: Gemma caps, Cohere multiplies, Granite divides.
+
+    Args:
+        config: Of the text model.
+
+    Returns:
+        ``logit_scale`` and ``softcap`` of :func:`gtpo.head.linear_logps_and_entropy`.
+
+    Raises:
+        UsageError: For other scalings.
+    """
+    for name in ("output_multiplier", "lm_head_multiplier"):
+        if getattr(config, name, None) not in (None, 1.0):
+            raise UsageError(f"{config.model_type} models have {name} = {getattr(config, name)}: not supported.")
+    scale = getattr(config, "logit_scale", None) or 1.0
+    return {
+        "logit_scale": scale / (getattr(config, "logits_scaling", None) or 1.0),
+        "softcap": getattr(config, "final_logit_softcapping", None),
+    }
 
 
 def _check_rows(name: str, data: Any) -> None:
