@@ -78,8 +78,8 @@ bench-loss: .venv-bench/installed
 
 # The same completions graded by lm-evaluation-harness, in its own environment, and by us: docs/evaluation.md.
 harness: .venv-harness/installed install
-	.venv-harness/bin/python benchmarks/harness/score.py tests/data/harness/completions.jsonl > .venv-harness/verdicts.json
-	mv .venv-harness/verdicts.json tests/data/harness/verdicts.json
+	.venv-harness/bin/python benchmarks/harness/score.py tests/stored/harness/completions.jsonl > .venv-harness/verdicts.json
+	mv .venv-harness/verdicts.json tests/stored/harness/verdicts.json
 	$(BIN)/python benchmarks/harness/agreement.py
 
 .venv-harness/installed: requirements/harness.txt

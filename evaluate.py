@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gtpo.arguments import EvaluationArguments
-from gtpo.cli import parse_evaluation
-from gtpo.script import run_script
+from gtpo.cli.parse import parse_evaluation
+from gtpo.terminal.script import run_script
 
 if TYPE_CHECKING:
     from gtpo.evaluation.jobs import Job

@@ -15,13 +15,13 @@ import argparse
 from pathlib import Path
 
 from gtpo.arguments import EvaluationArguments
-from gtpo.curves import draw_runs
+from gtpo.cli.flags import refuse_unknown
 from gtpo.errors import UsageError
-from gtpo.flags import refuse_unknown
 from gtpo.paper.figures import draw_all
 from gtpo.paper.matrix import SCALES, load_matrix, select_figures
 from gtpo.paper.results import read_results, read_wandb
-from gtpo.script import run_script
+from gtpo.reports.curves import draw_runs
+from gtpo.terminal.script import run_script
 
 
 def main() -> None:

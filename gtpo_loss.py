@@ -18,7 +18,8 @@ weight of a token of completion i, and the default is the paper's (``docs/method
     dapo       w_i = 1 / sum_i |o_i|   all tokens of the step alike [arXiv 2503.14476, Eq. 8]
     bnpo       the same over the tokens of one micro-batch, so it depends on its size [TRL]
 
-``gtpo.head.linear_logps_and_entropy`` computes ``per_token_logps`` and ``token_entropy`` without the (B, T, V) logits.
+``gtpo.forward.head.linear_logps_and_entropy`` computes ``per_token_logps`` and ``token_entropy`` without the
+(B, T, V) logits.
 """
 
 import math

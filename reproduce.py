@@ -26,7 +26,7 @@ from gtpo.paper.results import read_results
 from gtpo.paper.runner import places_of, run_all
 from gtpo.paper.slurm import read_cluster, run_jobs
 from gtpo.paper.states import commands, table
-from gtpo.script import run_script
+from gtpo.terminal.script import run_script
 
 
 def main() -> None:

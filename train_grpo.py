@@ -8,8 +8,8 @@ Differs from train_gtpo.py by the lack of GTPOArguments and by the trainer, noth
 """
 
 from gtpo.arguments import DataArguments, ModelArguments, PromptArguments, RewardArguments, RunArguments
-from gtpo.cli import load_backend_from_flags, parse
-from gtpo.script import run_script
+from gtpo.cli.parse import load_backend_from_flags, parse
+from gtpo.terminal.script import run_script
 
 SETTINGS = (DataArguments, PromptArguments, RewardArguments, ModelArguments, RunArguments)
 
@@ -20,17 +20,17 @@ def main() -> None:
     from trl import GRPOConfig
 
     from gtpo import GRPOTrainer
-    from gtpo.data import drop_long_prompts, load_rows
-    from gtpo.export import save_adapter
-    from gtpo.memory import plan
-    from gtpo.models import load_policy
-    from gtpo.preflight import check_machine, describe_checks
-    from gtpo.report import write_report_or_warn
-    from gtpo.reward_functions import load_rewards, with_prefill
-    from gtpo.start import check_run, start_run
-    from gtpo.summary import log_summary
-    from gtpo.tokenizer import assistant_prefill
-    from gtpo.training import attach_callbacks, train
+    from gtpo.data.load import drop_long_prompts, load_rows
+    from gtpo.data.tokenizer import assistant_prefill
+    from gtpo.grading.user_functions import load_rewards, with_prefill
+    from gtpo.machine.memory import plan
+    from gtpo.machine.preflight import check_machine, describe_checks
+    from gtpo.models.load import load_policy
+    from gtpo.reports.html import write_report_or_warn
+    from gtpo.reports.summary import log_summary
+    from gtpo.runs.start import check_run, start_run
+    from gtpo.training.export import save_adapter
+    from gtpo.training.loop import attach_callbacks, train
     from rewards import rewards_in
 
     settings = parse("grpo", (*SETTINGS, GRPOConfig))

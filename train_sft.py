@@ -8,8 +8,8 @@ The prompts are those of GTPO and GRPO; the loss covers the completion only: sol
 """
 
 from gtpo.arguments import DataArguments, ModelArguments, PromptArguments, RunArguments
-from gtpo.cli import load_backend_from_flags, parse
-from gtpo.script import run_script
+from gtpo.cli.parse import load_backend_from_flags, parse
+from gtpo.terminal.script import run_script
 
 SETTINGS = (DataArguments, PromptArguments, ModelArguments, RunArguments)
 
@@ -19,16 +19,16 @@ def main() -> None:
     backend = load_backend_from_flags("sft", SETTINGS)
     from trl import SFTConfig, SFTTrainer
 
-    from gtpo.data import drop_long_prompts, load_rows, to_demonstrations
-    from gtpo.export import save_adapter
-    from gtpo.memory import plan
-    from gtpo.models import keep_adapter_in_float32, load_policy
-    from gtpo.preflight import check_machine, describe_checks
-    from gtpo.report import write_report_or_warn
-    from gtpo.start import check_run, start_run
-    from gtpo.summary import log_summary
-    from gtpo.tokenizer import check_answer_is_kept
-    from gtpo.training import attach_callbacks, train
+    from gtpo.data.load import drop_long_prompts, load_rows, to_demonstrations
+    from gtpo.data.tokenizer import check_answer_is_kept
+    from gtpo.machine.memory import plan
+    from gtpo.machine.preflight import check_machine, describe_checks
+    from gtpo.models.load import keep_adapter_in_float32, load_policy
+    from gtpo.reports.html import write_report_or_warn
+    from gtpo.reports.summary import log_summary
+    from gtpo.runs.start import check_run, start_run
+    from gtpo.training.export import save_adapter
+    from gtpo.training.loop import attach_callbacks, train
 
     settings = parse("sft", (*SETTINGS, SFTConfig))
     check_machine(settings, backend)

@@ -1,4 +1,4 @@
-"""Time of generating a group with Transformers: TRL's default and ``gtpo/generation.py``.
+"""Time of generating a group with Transformers: TRL's default and ``gtpo/forward/generation.py``.
 
     python benchmarks/bench_generation.py                            # SmolLM2-135M's shape, one thread: minutes
     python benchmarks/bench_generation.py --models tiny --threads 2
@@ -23,7 +23,7 @@ from bench_step import REAL, SHAPES
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
-from gtpo.generation import generate
+from gtpo.forward.generation import generate
 
 GROUP, PROMPT, LENGTH = 8, 180, 64
 
@@ -45,7 +45,7 @@ def time_generation(shape: str, rounds: int) -> tuple[dict[str, float], float]:
         "TRL's default, model.generate": lambda: policy.generate(
             input_ids=ids, attention_mask=mask, generation_config=greedy
         ),
-        "gtpo/generation.py": lambda: generate(model, ids, mask, greedy),
+        "gtpo/forward/generation.py": lambda: generate(model, ids, mask, greedy),
     }
 
     def noting(name: str) -> Callable[[], None]:

@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gtpo import grading
-from gtpo.data import load_benchmark
+from gtpo.data.load import load_benchmark
 from gtpo.evaluation.metrics import majority_at_k
 from gtpo.grading import compare, exact, structure, units
 

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gtpo.backend import limit_openmp_spinning  # noqa: E402
+from gtpo.machine.backend import limit_openmp_spinning  # noqa: E402
 
 limit_openmp_spinning(os.environ)  # as the scripts do, before PyTorch is imported
 
@@ -47,7 +47,7 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from gtpo.head import TILES, linear_logps_and_entropy  # noqa: E402
+from gtpo.forward.head import TILES, linear_logps_and_entropy  # noqa: E402
 from gtpo_loss import completion_entropy, conflict_mask, conflict_weights, entropy_filter, gtpo_loss  # noqa: E402
 
 OURS, LIMIT, SAME_TILES = "ours", "limit", "limit, our tiles"

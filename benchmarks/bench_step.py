@@ -50,8 +50,8 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from gtpo.arguments import GTPOArguments
-from gtpo.tiny import build_tiny
-from gtpo.trainer import GRPOTrainer, GTPOTrainer
+from gtpo.models.tiny import build_tiny
+from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 from gtpo_loss import conflict_mask
 
 GROUP = 8

@@ -17,10 +17,10 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from gtpo.curves import grid
 from gtpo.errors import UsageError
-from gtpo.runs import RunDirectory, run_of
-from gtpo.script import run_script
+from gtpo.reports.curves import grid
+from gtpo.runs.directory import RunDirectory, run_of
+from gtpo.terminal.script import run_script
 from gtpo_loss import conflict_push, conflict_runs, conflict_weights, token_weights
 
 OBJECTIVES = {  # name -> loss_type, and whether lambda applies

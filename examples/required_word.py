@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a script
 
-from gtpo.arithmetic import arithmetic
+from gtpo.data.arithmetic import arithmetic
 from gtpo.grading import extract_answer
 
 WORDS = {

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gtpo.arguments import GTPOArguments
-    from gtpo.backend import load_backend
-    from gtpo.trainer import GRPOTrainer, GTPOTrainer
+    from gtpo.machine.backend import load_backend
+    from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
 __all__ = ["GRPOTrainer", "GTPOArguments", "GTPOTrainer", "load_backend"]
 
 _MODULES = {
-    "GRPOTrainer": "gtpo.trainer",
+    "GRPOTrainer": "gtpo.training.trainer",
     "GTPOArguments": "gtpo.arguments",
-    "GTPOTrainer": "gtpo.trainer",
-    "load_backend": "gtpo.backend",
+    "GTPOTrainer": "gtpo.training.trainer",
+    "load_backend": "gtpo.machine.backend",
 }
 
 

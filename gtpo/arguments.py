@@ -1,7 +1,7 @@
 """Settings as dataclasses: what is trained on, the policy, the method, the run, and the evaluation.
 
-Every field is a command-line flag and a key of a YAML file (``gtpo/cli.py``); TRL's GRPOConfig and SFTConfig stand
-beside them. Nothing heavy is imported here.
+Every field is a command-line flag and a key of a YAML file (``gtpo/cli/parse.py``); TRL's GRPOConfig and SFTConfig
+stand beside them. Nothing heavy is imported here.
 """
 
 import dataclasses

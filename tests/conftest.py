@@ -17,7 +17,7 @@ import torch
 from helpers.scripts import Ended, ScriptServer
 from helpers.unsloth import FakeUnsloth
 
-from gtpo.backend import GPU_PACKAGES
+from gtpo.machine.backend import GPU_PACKAGES
 
 torch.set_num_threads(1)
 if find_spec("hypothesis"):  # the environments of Unsloth and of a GPU lack it
@@ -40,7 +40,7 @@ def run_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
 def release_runs() -> Iterator[None]:
     """A process holds the lock of its run until it ends; a test process starts many runs."""
     yield
-    if start := sys.modules.get("gtpo.start"):
+    if start := sys.modules.get("gtpo.runs.start"):
         for lock in start._locks.values():
             lock.release(force=True)
         start._locks.clear()
@@ -49,7 +49,7 @@ def release_runs() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of an untrained tiny Llama with tokenizer and chat template."""
-    from gtpo.tiny import build_tiny
+    from gtpo.models.tiny import build_tiny
 
     return build_tiny(tmp_path_factory.mktemp("tiny"))
 
@@ -70,9 +70,9 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 GPU_QUERIES = (
-    "backend",
-    "cli",
-    "models",
+    "machine.backend",
+    "cli.parse",
+    "models.load",
     "evaluation.sampling",
     "evaluation.targets",
 )  # modules that import gpu_is_available by name
@@ -96,6 +96,6 @@ def unsloth(gpu: None, monkeypatch: pytest.MonkeyPatch) -> FakeUnsloth:
     fake = FakeUnsloth()
     monkeypatch.setattr("trl.GRPOTrainer", type("UnslothGRPOTrainer", (), {}))  # imports trl, which reads versions
     monkeypatch.setitem(sys.modules, "unsloth", fake)  # type: ignore[arg-type]
-    monkeypatch.setattr("gtpo.backend.is_installed", lambda package: True)
+    monkeypatch.setattr("gtpo.machine.backend.is_installed", lambda package: True)
     monkeypatch.setattr("importlib.metadata.version", lambda package: GPU_PACKAGES[package])
     return fake

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from transformers import HfArgumentParser
 from trl import GRPOConfig, SFTConfig
 
-from gtpo import cli
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RewardArguments, RunArguments
-from gtpo.cli import parse
-from gtpo.script import run_script
+from gtpo.cli import parse as cli
+from gtpo.cli.parse import parse
+from gtpo.terminal.script import run_script
 from rewards import accuracy_reward, format_reward
 
 FULL = os.environ.get("GTPO_FUZZ") == "full"

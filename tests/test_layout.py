@@ -19,11 +19,11 @@ HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "wand
 
 # Who may import a package at all, in a function or at the top.
 OWNERS = {
-    "wandb": {"gtpo.wandb_runs", "gtpo.paper.results"},
+    "wandb": {"gtpo.reports.wandb", "gtpo.paper.results"},
     "vllm": {"gtpo.evaluation.sampling"},
-    "unsloth": {"gtpo.backend", "gtpo.models"},
-    "datasets": {"gtpo.data", "gtpo.refusals", "gtpo.rows"},
-    "matplotlib": {"gtpo.curves"},
+    "unsloth": {"gtpo.machine.backend", "gtpo.models.load"},
+    "datasets": {"gtpo.data.load", "gtpo.training.refusals", "gtpo.data.tables"},
+    "matplotlib": {"gtpo.reports.curves"},
     "sympy": {"gtpo.grading.symbolic"},
     "math_verify": {"gtpo.grading.symbolic"},
     "deepspeed": {"gtpo.processes"},
@@ -97,24 +97,16 @@ def reached(module: str) -> set[str]:
     return names
 
 
-LAYERS = (  # a module imports from layers below its own, or from its own package
-    "gtpo.errors gtpo.run_metrics gtpo.intervals gtpo.bars gtpo.prompts gtpo.arithmetic gtpo.head gtpo_loss",
-    "gtpo.arguments gtpo.files gtpo.model_files gtpo.processes gtpo.groups gtpo.reward_functions gtpo.backend",
-    "gtpo.grading gtpo.hidden_states gtpo.decoding gtpo.attention",
-    "gtpo.generation",
-    "gtpo.sources gtpo.rows gtpo.tokenizer rewards",
-    "gtpo.data",
-    "gtpo.checkpoints gtpo.flags gtpo.help_page gtpo.validation gtpo.memory",
-    "gtpo.runs gtpo.environment gtpo.hub",
-    "gtpo.start",
-    "gtpo.cli gtpo.script gtpo.curves gtpo.progress",
-    "gtpo.tiny gtpo.wandb_runs gtpo.summary gtpo.preflight",
-    "gtpo.models gtpo.report gtpo.push",  # reports import no module of the training, which is above
-    "gtpo.refusals gtpo.held_out gtpo.fault_tolerance",
-    "gtpo.callbacks gtpo.card",
-    "gtpo.training",
-    "gtpo.trainer gtpo.export gtpo.evaluation",
-    "gtpo gtpo.paper gtpo.timing",
+LAYERS = (  # a module imports from layers below its own, or from its own room
+    "gtpo.errors gtpo.prompts gtpo_loss",
+    "gtpo.files gtpo.processes gtpo.arguments",
+    "gtpo.forward gtpo.grading",
+    "gtpo.data gtpo.runs rewards",
+    "gtpo.terminal",
+    "gtpo.machine gtpo.reports",
+    "gtpo.models",
+    "gtpo.training gtpo.evaluation",
+    "gtpo.cli gtpo.paper gtpo",
     "evaluate figures reproduce train_gtpo train_grpo train_sft",
 )
 
@@ -170,7 +162,7 @@ def test_the_search_for_circles_finds_one(tmp_path: Path, monkeypatch: pytest.Mo
     assert cycle(anywhere=True) == ["aa", "bb", "aa"]
 
 
-@pytest.mark.parametrize("module", ["gtpo_loss", "gtpo.head"])
+@pytest.mark.parametrize("module", ["gtpo_loss", "gtpo.forward.head"])
 def test_loss_and_head_need_torch_alone(module: str) -> None:
     assert {name.partition(".")[0] for name in imports(module, anywhere=True)} <= {"torch", *sys.stdlib_module_names}
 
@@ -185,7 +177,16 @@ def test_heavy_packages_have_owners(package: str) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["rewards", "gtpo", "gtpo.cli", "gtpo.data", "gtpo.runs", "gtpo.grading", "gtpo.evaluation.metrics", "evaluate"],
+    [
+        "rewards",
+        "gtpo",
+        "gtpo.cli.parse",
+        "gtpo.data.load",
+        "gtpo.runs.directory",
+        "gtpo.grading",
+        "gtpo.evaluation.metrics",
+        "evaluate",
+    ],
 )
 def test_light_modules_import_nothing_heavy(module: str) -> None:
     assert not reached(module) & HEAVY
@@ -215,7 +216,7 @@ def test_file_names_of_a_run_stand_in_one_module() -> None:
     names = ("metrics.jsonl", "config.yaml", "environment.json", "initial_entropy.json", "run.lock", "wandb_id")
     found = {
         (module, node.value)
-        for module in MODULES - {"gtpo.runs"}
+        for module in MODULES - {"gtpo.runs.directory"}
         for node in ast.walk(ast.parse(path_of(module).read_text()))
         if isinstance(node, ast.Constant) and node.value in names
     }
@@ -226,17 +227,18 @@ def test_the_root_shadows_no_package_and_light_modules_stay_light() -> None:
     """evaluate.py has the name of a Hugging Face package: transformers, peft and trl import all the same."""
     code = """
 import sys
-import gtpo, gtpo.grading, gtpo.cli, gtpo.evaluation.metrics, gtpo.prompts, rewards
+import gtpo, gtpo.grading, gtpo.cli.parse, gtpo.evaluation.metrics, gtpo.prompts, rewards
 heavy = {"torch", "transformers", "trl", "peft", "datasets", "wandb", "sympy"} & sys.modules.keys()
 assert not heavy, heavy
-import gtpo_loss, gtpo.head
+import gtpo_loss, gtpo.forward.head
 heavy = {"transformers", "trl", "peft", "datasets", "wandb"} & sys.modules.keys()
 assert not heavy, heavy
 import transformers, peft, trl
 from trl import GRPOConfig, GRPOTrainer, SFTTrainer
 from transformers import Trainer
 import evaluate, figures, reproduce, train_gtpo, train_grpo, train_sft
-import gtpo.callbacks, gtpo.evaluation.sampling, gtpo.export, gtpo.paper.figures, gtpo.report, gtpo.trainer
+import gtpo.training.callbacks, gtpo.evaluation.sampling, gtpo.training.export, gtpo.paper.figures
+import gtpo.reports.html, gtpo.training.trainer
 print("all imported")
 """
     done = subprocess.run(
@@ -261,7 +263,7 @@ except AttributeError as error:
 else:
     raise AssertionError
 from gtpo import GRPOTrainer, GTPOTrainer
-assert issubclass(GTPOTrainer, GRPOTrainer) and GTPOTrainer.__module__ == "gtpo.trainer"
+assert issubclass(GTPOTrainer, GRPOTrainer) and GTPOTrainer.__module__ == "gtpo.training.trainer"
 """
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=user_environment(), capture_output=True, text=True

@@ -17,11 +17,11 @@ from gtpo.arguments import (
     RewardArguments,
     RunArguments,
 )
-from gtpo.cli import parse
-from gtpo.data import load_train, to_demonstrations
+from gtpo.cli.parse import parse
+from gtpo.data.load import load_train, to_demonstrations
 from gtpo.errors import UsageError
+from gtpo.grading.user_functions import checked_reward, with_prefill
 from gtpo.prompts import PAPER, SYSTEM_PROMPT, to_completion, to_messages
-from gtpo.reward_functions import checked_reward, with_prefill
 from rewards import rewards_in
 
 BOX_8_2 = """\

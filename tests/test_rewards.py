@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import rewards
 from gtpo.errors import UsageError
+from gtpo.grading.user_functions import load_rewards
 from gtpo.prompts import TAGS
-from gtpo.reward_functions import load_rewards
 from rewards import ACCURACY_MAX, FORMAT_MAX, accuracy_reward, format_reward, score_format
 
 GOOD = "<reasoning>9 + 9 = 18</reasoning>\n<answer>18</answer>"

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from gtpo.grading import grade_text
 
 DECIMAL = r"a number with .0, or \dfrac"
-DATA = Path(__file__).resolve().parents[2] / "tests" / "data" / "harness"
+DATA = Path(__file__).resolve().parents[2] / "tests" / "stored" / "harness"
 
 
 class Verdict(NamedTuple):

@@ -1,4 +1,4 @@
-r"""Write tests/data/harness/completions.jsonl: completions of GSM8K and MATH problems that any scorer can read.
+r"""Write tests/stored/harness/completions.jsonl: completions of GSM8K and MATH problems that any scorer can read.
 
     python benchmarks/harness/make_completions.py --data_dir DIR --sampled outputs/evaluation/base-tiny ...
 
@@ -18,10 +18,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gtpo.data import load_benchmark
+from gtpo.data.load import load_benchmark
 from gtpo.evaluation.storage import read_completions
 
-COMPLETIONS = Path(__file__).resolve().parents[2] / "tests" / "data" / "harness" / "completions.jsonl"
+COMPLETIONS = Path(__file__).resolve().parents[2] / "tests" / "stored" / "harness" / "completions.jsonl"
 PROBLEMS = 110  # of each benchmark, two constructed completions each
 
 

@@ -19,7 +19,7 @@ from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entry, ProblemScores
 from gtpo.evaluation.scores import read_entries
 from gtpo.evaluation.table import lay_out
-from gtpo.runs import label_of, run_label
+from gtpo.runs.directory import label_of, run_label
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import BENCHMARK_TITLES
-from gtpo.curves import COLORS, grid, plain_text
 from gtpo.evaluation.compare import Comparison
+from gtpo.reports.curves import COLORS, grid, plain_text
 
 
 def draw_comparisons(comparisons: Sequence[Comparison], output: str) -> list[str]:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import BENCHMARK_TITLES, EvaluationArguments, PromptArguments, fields_of
-from gtpo.bars import CompletionBar
-from gtpo.data import load_benchmark, load_user_benchmark
-from gtpo.environment import environment
+from gtpo.data.load import load_benchmark, load_user_benchmark
+from gtpo.data.tables import is_user_data, short_name_of
 from gtpo.errors import UsageError, nearest, printable
 from gtpo.evaluation.records import Head, Origin, Problems
 from gtpo.evaluation.sampling import Sampler, Sampling, load_prompt_tokenizer, make_requests
@@ -25,7 +24,8 @@ from gtpo.evaluation.storage import (
 )
 from gtpo.evaluation.targets import Target, short_name
 from gtpo.evaluation.user_grader import load_user_grader
-from gtpo.rows import is_user_data, short_name_of
+from gtpo.runs.environment import environment
+from gtpo.terminal.bars import CompletionBar
 
 DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column")  # --regrade reads them
 STORED_FLAGS = (  # --regrade reads them from the completion files

@@ -9,7 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
 from typing import Any, Self, get_origin, get_type_hints
 
-from gtpo.data import Problem
+from gtpo.data.load import Problem
 from gtpo.evaluation.metrics import sizes_up_to
 from gtpo.evaluation.user_grader import UserGrader
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gtpo.arguments import PromptArguments
-from gtpo.backend import GPU_PACKAGES, gpu_is_available, is_installed, prefer_native_sampler, refuse_old_gpu
-from gtpo.bars import TokenCounter
-from gtpo.data import Problem
+from gtpo.data.load import Problem
+from gtpo.data.tokenizer import assistant_prefill, encode_prompt, end_of_turn, end_tokens, prepare_tokenizer
 from gtpo.errors import UsageError, first_line
 from gtpo.evaluation.storage import Key, Row
-from gtpo.models import load_base, load_tokenizer, source_options
-from gtpo.tokenizer import assistant_prefill, encode_prompt, end_of_turn, end_tokens, prepare_tokenizer
+from gtpo.machine.backend import GPU_PACKAGES, gpu_is_available, is_installed, prefer_native_sampler, refuse_old_gpu
+from gtpo.models.load import load_base, load_tokenizer, source_options
+from gtpo.terminal.bars import TokenCounter
 
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts as max_lora_rank
 
@@ -56,7 +56,7 @@ class Request:
         id: The problem.
         sample: Number of the sample, 0 to k - 1.
         prompt_ids: Token ids of the prompt.
-        prefill: What the prompt contains of the completion (:func:`gtpo.tokenizer.assistant_prefill`).
+        prefill: What the prompt contains of the completion (:func:`gtpo.data.tokenizer.assistant_prefill`).
         end_ids: Tokens of the chat template that end the completion, beside those of the model.
     """
 
@@ -277,7 +277,7 @@ class TransformersSampler:
         import torch
         from transformers import GenerationConfig
 
-        from gtpo.generation import generate
+        from gtpo.forward.generation import generate
 
         greedy = self.sampling.temperature == 0
         width = max(len(request.prompt_ids) for request in batch)

@@ -12,13 +12,13 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from gtpo.arguments import PromptArguments
-from gtpo.environment import git_revision
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entry, Problems, ProblemScores
 from gtpo.evaluation.storage import check_keys, find_completion_files, read_completions, scores_path
 from gtpo.files import write_atomically
 from gtpo.grading import extract_answer, grade_text, normalise, timeouts
+from gtpo.runs.environment import git_revision
 
 
 def grade(path: Path, problems: Problems) -> Entry:

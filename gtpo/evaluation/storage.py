@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import IO, Any, BinaryIO, Self
 
 from gtpo.arguments import BENCHMARK_TITLES
-from gtpo.data import Problem
+from gtpo.data.load import Problem
 from gtpo.errors import RunError, UsageError
 from gtpo.evaluation.records import Head
 from gtpo.files import write_atomically

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES, EvaluationArguments, PromptArguments, fields_of
-from gtpo.backend import gpu_is_available, is_installed
 from gtpo.errors import UsageError, nearest
-from gtpo.model_files import check_model_files
-from gtpo.models import resolve_model
-from gtpo.runs import OUTPUTS, RunDirectory, find_runs, label_of
-from gtpo.tiny import is_tiny_path
+from gtpo.machine.backend import gpu_is_available, is_installed
+from gtpo.models.files import check_model_files
+from gtpo.models.load import resolve_model
+from gtpo.models.tiny import is_tiny_path
+from gtpo.runs.directory import OUTPUTS, RunDirectory, find_runs, label_of
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from gtpo.data import Problem
+from gtpo.data.load import Problem
 from gtpo.errors import RunError
-from gtpo.reward_functions import GRADING, load_rewards
+from gtpo.grading.user_functions import GRADING, load_rewards
 
 # (problem, its prompt as a conversation, completions) -> whether each is correct
 UserGrader = Callable[[Problem, list[dict[str, Any]], Sequence[str]], list[bool]]
@@ -19,10 +19,10 @@ def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
 
     Args:
         name: ``file.py:function`` or ``module:function``.
-        columns: Columns of the benchmark, as :func:`gtpo.data.load_user_benchmark` names them.
+        columns: Columns of the benchmark, as :func:`gtpo.data.load.load_user_benchmark` names them.
 
     Raises:
-        UsageError: As :func:`gtpo.reward_functions.load_rewards`.
+        UsageError: As :func:`gtpo.grading.user_functions.load_rewards`.
     """
     [reward] = load_rewards([name], {}, columns, GRADING)
 

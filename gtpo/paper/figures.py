@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gtpo.curves import PANELS, add_legend, grid, line_style, plot_ln2, plot_mean, plot_seeds
-from gtpo.intervals import interval
 from gtpo.paper.matrix import Matrix, experiments_of, find_figure, groups_of, runs_of
 from gtpo.paper.results import Results
+from gtpo.reports.curves import PANELS, add_legend, grid, line_style, plot_ln2, plot_mean, plot_seeds
+from gtpo.reports.intervals import interval
 
 LABELS = PANELS | {
     "kl": "KL divergence (nats)",

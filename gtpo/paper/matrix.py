@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtpo.checkpoints import latest_complete
+from gtpo.data.sources import BENCHMARKS
 from gtpo.errors import UsageError, nearest
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.runs import OUTPUTS, RunDirectory, label_of
-from gtpo.sources import BENCHMARKS
+from gtpo.runs.checkpoints import latest_complete
+from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of
 
 SCALES = ("tiny", "paper")
 RUNS = OUTPUTS / "reproduce"

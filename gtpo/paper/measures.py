@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gtpo.paper.results import Results
-from gtpo.run_metrics import smooth
+from gtpo.reports.metrics import smooth
 
 Statistic = Callable[[list[int], list[float], int], float]  # of steps, values and the window of the trailing mean
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gtpo.intervals import LEAST_SEEDS, interval
 from gtpo.paper.claims import CLAIMS, GRPO, GTPO
 from gtpo.paper.figures import LABELS, SCORES, draw_all, draw_effects, mean_cell, table1, table_markdown
 from gtpo.paper.matrix import (
@@ -27,6 +26,7 @@ from gtpo.paper.matrix import (
 from gtpo.paper.measures import SeedRuns, early, highest, late, mean, score
 from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results
 from gtpo.paper.verdicts import SIZES, check, verdict
+from gtpo.reports.intervals import LEAST_SEEDS, interval
 
 DIRECTORY = Path("results") / "tiny"
 TEMPLATE, PAGE = Path("docs") / "reproduction.template.md", Path("docs") / "reproduction.md"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.errors import UsageError
-from gtpo.run_metrics import is_held_out
-from gtpo.runs import find_runs, run_label
+from gtpo.reports.metrics import is_held_out
+from gtpo.runs.directory import find_runs, run_label
 
 METRICS_FILE, SCORES_FILE = "metrics.parquet", "evaluation.json"  # condensed results
 
@@ -19,7 +19,7 @@ class Results:
     """Metrics and scores of some runs.
 
     Attributes:
-        metrics: Run name -> seed -> the rows of :meth:`gtpo.runs.RunDirectory.read_metrics`.
+        metrics: Run name -> seed -> the rows of :meth:`gtpo.runs.directory.RunDirectory.read_metrics`.
         scores: Run name -> benchmark -> seed -> an entry of ``results.json`` (docs/evaluation.md).
     """
 
@@ -28,8 +28,8 @@ class Results:
 
 
 def split_name(directory: Path) -> tuple[str, int | None]:
-    """:func:`gtpo.runs.run_label` of a directory, without a suffix ``-paper``: the run name in the SFT files of
-    ``configs/paper/``.
+    """:func:`gtpo.runs.directory.run_label` of a directory, without a suffix ``-paper``: the run name in the
+    SFT files of ``configs/paper/``.
     """
     name, seed = run_label(directory.name)
     return name.removesuffix("-paper"), seed

@@ -19,8 +19,8 @@ from multiprocessing import connection
 from queue import SimpleQueue
 from typing import TextIO
 
-from gtpo.backend import gpu_is_available, limit_openmp_spinning
 from gtpo.errors import UsageError
+from gtpo.machine.backend import gpu_is_available, limit_openmp_spinning
 from gtpo.paper.matrix import Evaluation, Experiment
 
 Work = Experiment | Evaluation
@@ -159,7 +159,7 @@ def run_all(
 def ensure_base(experiments: Sequence[Experiment]) -> None:
     """Build the tiny base model, if a run needs it, before several processes would."""
     if any(run.model == "tiny" and not run.is_finished for run in experiments):
-        from gtpo.tiny import ensure_tiny
+        from gtpo.models.tiny import ensure_tiny
 
         ensure_tiny()
 

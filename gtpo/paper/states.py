@@ -4,8 +4,8 @@ import fcntl
 import shlex
 from collections.abc import Sequence
 
-from gtpo.checkpoints import MANIFEST
 from gtpo.paper.matrix import UNITS, Evaluation, Experiment, Matrix, runs_of
+from gtpo.runs.checkpoints import MANIFEST
 
 STATES = ("finished", "running", "interrupted", "missing")
 

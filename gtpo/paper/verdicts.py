@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gtpo.intervals import interval
 from gtpo.paper.claims import Claim
 from gtpo.paper.measures import SeedRuns
 from gtpo.paper.results import Results
+from gtpo.reports.intervals import interval
 
 SIZES = {"points": 5.0, "nats": 0.05, "tokens": 2.0, "steps": 20.0, "10⁻³": 1.0}  # a smaller difference is none
 

@@ -180,7 +180,7 @@ def _score(tiny: str) -> dict[str, Any]:
     trainer.model.train()
     widths = []
     hook = trainer.model.register_forward_hook(lambda module, args, output: widths.append(output.logits.shape[-1]))
-    from gtpo.initial_entropy import padded_batch
+    from gtpo.training.initial_entropy import padded_batch
 
     prompts = [[5, 6, 7], [5, 6, 7, 8, 9, 10]]
     batch = padded_batch(prompts, canned.canned_group(0, size=2), 0, trainer.accelerator.device)
@@ -200,8 +200,9 @@ def _settings() -> dict[str, dict[str, Any]]:
     """Every field of TRL's config for each preset of a GPU."""
     import trl
 
-    from gtpo import cli, validation
     from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments
+    from gtpo.cli import parse as cli
+    from gtpo.cli import validation
 
     cli.gpu_is_available = lambda: True
     validation.is_installed = lambda package: True

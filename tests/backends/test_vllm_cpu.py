@@ -188,8 +188,8 @@ def test_rollouts_from_the_base_model_stop_the_run(
 ) -> None:
     from trl.generation.vllm_generation import VLLMGeneration
 
-    from gtpo import trainer
     from gtpo.errors import RunError
+    from gtpo.training import trainer
 
     monkeypatch.setattr(trainer, "ROLLOUT_CHECK_STEPS", 1)
     monkeypatch.setattr(VLLMGeneration, "sync_weights", lambda self: None)  # the engine keeps the initial weights

@@ -59,7 +59,7 @@ def test_the_paper_map_names_functions_and_tests_that_exist() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_named_in_the_text_exist(page: Path) -> None:
-    """Paths of the repository, `gtpo/trainer.py` or `tests/grading/`; bare names may be files of a user."""
+    """Paths of the repository, `gtpo/training/trainer.py` or `tests/grading/`; bare names may be files of a user."""
     places = "gtpo|tests|configs|docs|benchmarks|examples|requirements|notebooks"
     for name in re.findall(rf"`((?:{places})/[\w./-]*)`", page.read_text()):
         assert (ROOT / name).exists() or page in PAST, name

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.scripts import ROOT, Ended
 
-from gtpo import tiny as tiny_base
+from gtpo.models import tiny as tiny_base
 
 README = (ROOT / "README.md").read_text()
 BASH = [

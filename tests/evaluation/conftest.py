@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gtpo.arguments import PromptArguments
-from gtpo.data import load_benchmark
+from gtpo.data.load import load_benchmark
 from gtpo.evaluation.storage import problems_hash
 
 

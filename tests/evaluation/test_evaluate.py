@@ -17,10 +17,10 @@ import pytest
 from helpers.scripts import ROOT
 
 import evaluate
-from gtpo.data import load_benchmark
+from gtpo.data.load import load_benchmark
 from gtpo.errors import UsageError
 from gtpo.evaluation.storage import read_completions
-from gtpo.script import run_script
+from gtpo.terminal.script import run_script
 
 LOAD_SAMPLER = "gtpo.evaluation.sampling.load_sampler"
 

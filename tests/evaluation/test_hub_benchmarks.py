@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers.scripts import ROOT
 
-from gtpo.cli import parse_evaluation
+from gtpo.cli.parse import parse_evaluation
 from gtpo.evaluation.jobs import load_problems, select_benchmarks
 from gtpo.grading import is_correct
 

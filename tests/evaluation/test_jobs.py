@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from gtpo.arguments import BENCHMARK_TITLES, EvaluationArguments, PromptArguments, fields_of
-from gtpo.cli import parse_evaluation
-from gtpo.data import Problem, load_benchmark
+from gtpo.cli.help_page import EVALUATION_GROUPS
+from gtpo.cli.parse import parse_evaluation
+from gtpo.data.load import Problem, load_benchmark
+from gtpo.data.sources import ARITHMETIC_STEPS, BENCHMARKS
 from gtpo.errors import UsageError
 from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, load_problems, plan_jobs, select_benchmarks
 from gtpo.evaluation.records import Origin, Problems
 from gtpo.evaluation.sampling import Sampling
 from gtpo.evaluation.storage import problems_hash
 from gtpo.evaluation.targets import Target
-from gtpo.help_page import EVALUATION_GROUPS
 from gtpo.prompts import SYSTEM_PROMPT
-from gtpo.sources import ARITHMETIC_STEPS, BENCHMARKS
 
 ROWS = load_benchmark("arithmetic")
 

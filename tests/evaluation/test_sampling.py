@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gtpo.backend import is_installed
-from gtpo.data import load_benchmark
+from gtpo.data.load import load_benchmark
 from gtpo.errors import UsageError
 from gtpo.evaluation import sampling
 from gtpo.evaluation.sampling import (
@@ -26,6 +25,7 @@ from gtpo.evaluation.sampling import (
     plan_batches,
 )
 from gtpo.evaluation.storage import Key
+from gtpo.machine.backend import is_installed
 from gtpo.prompts import SYSTEM_PROMPT, to_messages
 
 ROWS = load_benchmark("arithmetic")[:7]  # prompts of 21 to 45 tokens

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gtpo.data import load_benchmark
+from gtpo.data.load import load_benchmark
 from gtpo.errors import UsageError
 from gtpo.evaluation import scores
 from gtpo.evaluation.records import Problems

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from helpers.scripts import ROOT, user_environment
 
-from gtpo.data import load_benchmark
+from gtpo.data.load import load_benchmark
 from gtpo.errors import RunError, UsageError
 from gtpo.evaluation.jobs import Job, run_job
 from gtpo.evaluation.records import Head, Origin, Problems
@@ -387,7 +387,7 @@ from pathlib import Path
 from peft import LoraConfig
 from gtpo.arguments import ModelArguments
 from gtpo.evaluation.storage import fingerprint
-from gtpo.models import load_policy
+from gtpo.models.load import load_policy
 
 base, plain, ours = sys.argv[1:]
 modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gtpo import tiny as tiny_module
 from gtpo.arguments import EvaluationArguments, PromptArguments
 from gtpo.errors import UsageError
 from gtpo.evaluation import targets
@@ -24,8 +23,9 @@ from gtpo.evaluation.targets import (
     resolve_base_model,
     same_model,
 )
-from gtpo.runs import RunDirectory
-from gtpo.tiny import build_tiny, ensure_tiny
+from gtpo.models import tiny as tiny_module
+from gtpo.models.tiny import build_tiny, ensure_tiny
+from gtpo.runs.directory import RunDirectory
 
 
 def test_the_newest_finished_run_is_found(outputs: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import evaluate
 from gtpo.arguments import EvaluationArguments
-from gtpo.data import Problem
+from gtpo.data.load import Problem
 from gtpo.errors import RunError, UsageError
 from gtpo.evaluation.jobs import load_problems
 from gtpo.evaluation.user_grader import load_user_grader

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from gtpo.memory import KNOWN, Shape
+from gtpo.machine.memory import KNOWN, Shape
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -137,7 +137,7 @@ def save_tokenizer(directory: Path, vocab_size: int) -> None:
     """Save the tiny model's tokenizer, padded to ``vocab_size`` with tokens that occur in no text."""
     from transformers import AutoTokenizer
 
-    from gtpo.tiny import build_tiny
+    from gtpo.models.tiny import build_tiny
 
     AutoTokenizer.from_pretrained(build_tiny(directory / "tiny")).save_pretrained(directory)
     path = directory / "tokenizer.json"

@@ -58,7 +58,7 @@ def gpu_name() -> str:
 
 def describe(device: str) -> dict[str, Any]:
     """Versions, git revision and machine; driver, memory and compute capability of the GPU."""
-    from gtpo.environment import environment
+    from gtpo.runs.environment import environment
 
     about = environment() | {"device": device}
     if device == "cuda":

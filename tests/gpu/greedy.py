@@ -15,8 +15,8 @@ PROBLEMS = 8
 
 
 def greedy_tokens(backend: str, model: str, adapter: Path, tokens: int) -> dict[str, list[list[int]]]:
-    from gtpo.arithmetic import arithmetic
-    from gtpo.data import Problem
+    from gtpo.data.arithmetic import arithmetic
+    from gtpo.data.load import Problem
     from gtpo.evaluation import sampling
 
     def keep_ids(request: Any, ids: Any, finished: bool, tokenizer: Any) -> dict[str, Any]:

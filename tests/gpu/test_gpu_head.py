@@ -8,7 +8,7 @@ import torch
 from checks import Sizes
 from helpers.reference import plain_head
 
-from gtpo.head import linear_logps_and_entropy
+from gtpo.forward.head import linear_logps_and_entropy
 
 # Bounds of the errors against float64: relative for gradients, nats for the mean entropy of the rows (<H>_i is a mean
 # over tokens too). Rows with p > 0.99 are "confident".

@@ -12,7 +12,7 @@ import torch
 import yaml
 from checks import HERE, ROOT, VARIANTS, Sizes, call, metrics_of, need
 
-from gtpo.memory import GIB, estimate, shape_of
+from gtpo.machine.memory import GIB, estimate, shape_of
 
 PHASES = ("generation", "scoring", "loss", "backward", "optimizer", "other")
 LARGE_NEEDS = 38.0, 20.0  # GiB of GPU memory and of disk, for an 8B model in 16 bits
@@ -70,7 +70,7 @@ def long_prompts(directory: Path, model: Path, tokens: int) -> Path:
     """A JSONL file of prompts of just under ``tokens`` tokens, with chat template and system prompt."""
     from transformers import AutoTokenizer
 
-    from gtpo.arithmetic import arithmetic
+    from gtpo.data.arithmetic import arithmetic
     from gtpo.prompts import to_messages
 
     tokenizer = AutoTokenizer.from_pretrained(model)

@@ -84,7 +84,7 @@ def differences(
 ) -> list[float]:
     """At the first token that differs, the distance of the two tokens' logits in PEFT, in their standard deviations."""
     from gtpo.evaluation.sampling import load_adapter
-    from gtpo.models import load_base
+    from gtpo.models.load import load_base
 
     policy = load_adapter(load_base(base)[0], adapter)
     policy.to("cuda" if torch.cuda.is_available() else "cpu")

@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[0] = str(ROOT)
 
-from gtpo.cli import load_backend_from_flags  # noqa: E402
+from gtpo.cli.parse import load_backend_from_flags  # noqa: E402
 from train_gtpo import SETTINGS  # noqa: E402
 
 load_backend_from_flags("gtpo", SETTINGS, sys.argv[2:])  # before transformers is imported, as in the script
@@ -25,7 +25,7 @@ load_backend_from_flags("gtpo", SETTINGS, sys.argv[2:])  # before transformers i
 import torch  # noqa: E402
 from transformers import TrainerCallback  # noqa: E402
 
-from gtpo import trainer  # noqa: E402
+from gtpo.training import trainer  # noqa: E402
 
 GIB = 2**30
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments, Settings
-from gtpo.trainer import GRPOTrainer, GTPOTrainer
+from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
 GROUP = 12
 PREFIX, SUFFIX = [300, 301, 302], [310, 311, 2]  # 2 is </s>

@@ -173,7 +173,7 @@ def replace_engine() -> None:
 
 
 def replace_project() -> None:
-    from gtpo import backend
+    from gtpo.machine import backend
 
     backend.gpu_is_available = lambda: True  # otherwise --backend unsloth is refused
     version = importlib.metadata.version

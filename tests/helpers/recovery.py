@@ -22,8 +22,8 @@ import yaml
 from helpers.file_operations import Operation, read_log
 from helpers.scripts import Ended, Fault, ScriptServer
 
-from gtpo.checkpoints import MANIFEST, damage
-from gtpo.tiny import TINY, build_tiny
+from gtpo.models.tiny import TINY, build_tiny
+from gtpo.runs.checkpoints import MANIFEST, damage
 
 METHODS = {
     "gtpo": ["train_gtpo.py", "--G", "4", "--prompts_per_step", "1", "--max_completion_length", "8"],

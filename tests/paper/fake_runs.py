@@ -6,7 +6,7 @@ from typing import Any
 
 from gtpo.paper.figures import LABELS
 from gtpo.paper.matrix import figure_names, load_matrix, runs_of
-from gtpo.runs import RunDirectory
+from gtpo.runs.directory import RunDirectory
 
 MATRIX = load_matrix()
 SEEDS = {"tiny": (1, 2, 3), "paper": (3407,)}

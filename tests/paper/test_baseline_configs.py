@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from paper_runs import CLASSES
 
-import gtpo.cli
-from gtpo.cli import parse
+import gtpo.cli.parse
+from gtpo.cli.parse import parse
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.trainer import GRPOTrainer, GTPOTrainer
+from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
 FILES = sorted((CONFIGS / "baselines").glob("*.yaml"))
 METHODS = {"dr_grpo": "grpo", "dapo": "grpo", "w_reinforce": "grpo", "gtpo_dr_grpo": "gtpo", "equal_weights": "grpo"}
@@ -29,8 +29,8 @@ def test_every_file_has_its_method() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_is_accepted_with_the_values_of_its_paper(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(gtpo.cli, "gpu_is_available", lambda: True)
-    monkeypatch.setattr("gtpo.validation.is_installed", lambda package: True)
+    monkeypatch.setattr(gtpo.cli.parse, "gpu_is_available", lambda: True)
+    monkeypatch.setattr("gtpo.cli.validation.is_installed", lambda package: True)
     method = METHODS[path.stem]
     argv = ["--use_cpu", "true", "--model", "qwen", "--dataset", "math", "--config", str(path)]
     settings = parse(method, CLASSES[method], argv if "num_generations" in read_yaml(path) else [*argv, "--G", "8"])

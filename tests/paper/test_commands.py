@@ -18,11 +18,11 @@ from helpers.scripts import ROOT
 from safetensors.torch import save_file
 
 from gtpo.arguments import PromptArguments, fields_of
-from gtpo.cli import parse_evaluation
+from gtpo.cli.parse import parse_evaluation
 from gtpo.errors import UsageError
 from gtpo.paper.matrix import evaluations_of, experiments_of, figure_names, load_matrix
 from gtpo.paper.states import commands
-from gtpo.runs import RunDirectory
+from gtpo.runs.directory import RunDirectory
 
 MATRIX = load_matrix()
 FIGURES = figure_names(MATRIX)

@@ -19,13 +19,13 @@ from helpers.canned import CannedGRPO, CannedGTPO
 from paper_runs import CLASSES, FIGURES
 from trl import SFTTrainer
 
-import gtpo.cli
-import gtpo.trainer
+import gtpo.cli.parse
+import gtpo.training.trainer
 from gtpo.arguments import DataArguments, Settings
-from gtpo.cli import parse
-from gtpo.data import load_train, to_demonstrations
+from gtpo.cli.parse import parse
+from gtpo.data.load import load_train, to_demonstrations
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.models import load_policy
+from gtpo.models.load import load_policy
 
 FILES = sorted((CONFIGS / "paper").glob("*.yaml"))
 
@@ -110,8 +110,8 @@ def read(method: str, *argv: str) -> Settings:
     """The settings on a GPU, where the preset is that of Listing 1."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WORLD_SIZE", raising=False)
-        patch.setattr(gtpo.cli, "gpu_is_available", lambda: True)
-        patch.setattr("gtpo.validation.is_installed", lambda package: True)
+        patch.setattr(gtpo.cli.parse, "gpu_is_available", lambda: True)
+        patch.setattr("gtpo.cli.validation.is_installed", lambda package: True)
         return parse(method, CLASSES[method], ["--use_cpu", "true", *argv])
 
 
@@ -207,7 +207,7 @@ def test_one_training_step(path: Path, tiny: Path, tmp_path: Path, monkeypatch: 
 
     seen: list[tuple[list[float], list[float], torch.Tensor]] = []  # A, <H> and lambda
     known: list[float] = []
-    entropy_filter, gtpo_loss = gtpo.trainer.entropy_filter, gtpo.trainer.gtpo_loss
+    entropy_filter, gtpo_loss = gtpo.training.trainer.entropy_filter, gtpo.training.trainer.gtpo_loss
 
     def filter_known_entropies(entropy: Any, advantages: Any, *args: Any, **kwargs: Any) -> Any:
         turns = {sign: itertools.cycle(ENTROPIES) for sign in (True, False)}
@@ -220,8 +220,8 @@ def test_one_training_step(path: Path, tiny: Path, tmp_path: Path, monkeypatch: 
         assert kwargs["gamma"] == values.get("gamma", 0.1)
         return gtpo_loss(*args, **kwargs)
 
-    monkeypatch.setattr(gtpo.trainer, "entropy_filter", filter_known_entropies)
-    monkeypatch.setattr(gtpo.trainer, "gtpo_loss", record_loss)
+    monkeypatch.setattr(gtpo.training.trainer, "entropy_filter", filter_known_entropies)
+    monkeypatch.setattr(gtpo.training.trainer, "gtpo_loss", record_loss)
     trainer_class, extra = (CannedGTPO, {"gtpo": settings.gtpo}) if method == "gtpo" else (CannedGRPO, {})
     logged = one_step(
         trainer_class(

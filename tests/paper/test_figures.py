@@ -13,14 +13,14 @@ from fake_runs import KS, MATRIX, SEEDS, STEPS, make_all, make_run, rows, value,
 from hypothesis import given
 from hypothesis import strategies as st
 
-import gtpo.curves
 import gtpo.paper.figures
-from gtpo.curves import PANELS, panels_of, plot_training
+import gtpo.reports.curves
 from gtpo.errors import UsageError
 from gtpo.paper.figures import LABELS, caption, draw, draw_all, missing, table1, table_markdown
 from gtpo.paper.matrix import groups_of, runs_of
 from gtpo.paper.results import Results, read_results
-from gtpo.run_metrics import seed_curves, smooth
+from gtpo.reports.curves import PANELS, panels_of, plot_training
+from gtpo.reports.metrics import seed_curves, smooth
 
 
 def drawn(figure: Any) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
@@ -145,7 +145,7 @@ def test_runs_with_the_same_name_need_labels(
     """outputs/a/gtpo and outputs/b/gtpo: never one curve for both."""
     seen = []
     monkeypatch.setattr(
-        gtpo.curves, "plot_training", lambda runs, window: seen.append(runs) or plot_training(runs, window)
+        gtpo.reports.curves, "plot_training", lambda runs, window: seen.append(runs) or plot_training(runs, window)
     )
     runs = (write_run(tmp_path / "a" / "gtpo"), write_run(tmp_path / "b" / "gtpo", offset=9.0))
     output = str(tmp_path / "curves.png")

@@ -15,7 +15,7 @@ import submitit
 from gtpo.paper import slurm as module
 from gtpo.paper.matrix import Evaluation, evaluations_of, experiments_of, figure_names, load_matrix
 from gtpo.paper.slurm import Cluster, run_jobs
-from gtpo.runs import RunDirectory
+from gtpo.runs.directory import RunDirectory
 
 MATRIX = load_matrix()
 STEPS = 3

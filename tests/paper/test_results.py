@@ -10,7 +10,7 @@ from fake_runs import entry, rows, write_run
 
 from gtpo.errors import UsageError
 from gtpo.paper.results import Results, add_score, condense, read_results, read_wandb
-from gtpo.runs import RunDirectory, run_of
+from gtpo.runs.directory import RunDirectory, run_of
 
 
 def test_metrics_are_read_in_order_without_a_truncated_line(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from helpers.scripts import ROOT, user_environment
 from gtpo.errors import UsageError
 from gtpo.paper.matrix import Experiment, experiments_of, load_matrix, runs_of
 from gtpo.paper.runner import run_forked, run_one
-from gtpo.runs import RunDirectory
+from gtpo.runs.directory import RunDirectory
 
 MATRIX = load_matrix()
 

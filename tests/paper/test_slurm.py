@@ -21,7 +21,7 @@ from helpers.scripts import ROOT
 from gtpo.errors import UsageError
 from gtpo.paper import slurm as module
 from gtpo.paper.slurm import minutes, read_cluster
-from gtpo.runs import RunDirectory
+from gtpo.runs.directory import RunDirectory
 
 STEPS = 12
 TRAIN = """
@@ -62,8 +62,8 @@ for name in ("adapter", "best"):
 """.replace("STEPS", str(STEPS))
 DRIVER = """
 import sys
-import gtpo.tiny
-gtpo.tiny.ensure_tiny = lambda: None
+import gtpo.models.tiny
+gtpo.models.tiny.ensure_tiny = lambda: None
 import reproduce
 reproduce.draw_all = lambda *_: ([], [])
 sys.argv[0] = "reproduce.py"

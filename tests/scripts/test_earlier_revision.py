@@ -1,6 +1,6 @@
 """A run directory of revision 729c78e: it can be resumed, evaluated and plotted.
 
-``tests/data/run_of_729c78e`` is a GTPO run of four steps on the untrained tiny model, with a reward that counts
+``tests/stored/run_of_729c78e`` is a GTPO run of four steps on the untrained tiny model, with a reward that counts
 letters. It contains checkpoint-2, as after a kill, and the final adapter. The paths of its model are relative.
 """
 
@@ -16,9 +16,9 @@ import torch
 from helpers.scripts import ROOT, Ended, user_environment
 from safetensors.torch import load_file
 
-from gtpo.tiny import build_tiny
+from gtpo.models.tiny import build_tiny
 
-STORED = ROOT / "tests" / "data" / "run_of_729c78e"
+STORED = ROOT / "tests" / "stored" / "run_of_729c78e"
 TIMES = {"step_time", "tokens_per_second"}
 REWARD = """
 def letters(completions, **columns):
@@ -66,7 +66,7 @@ def test_it_can_be_evaluated(work: Path, run_script: Callable[..., Ended]) -> No
 def test_it_can_be_plotted(work: Path, run_script: Callable[..., Ended]) -> None:
     done = run_script(work, "figures.py", "--runs", "gtpo-s3", "--output", "curves.png")
     assert done.code == 0 and (work / "curves.png").stat().st_size > 10_000
-    argv = [sys.executable, "-m", "gtpo.report", "gtpo-s3"]
+    argv = [sys.executable, "-m", "gtpo.reports.html", "gtpo-s3"]
     environment = user_environment() | {"PYTHONPATH": str(ROOT)}
     report = subprocess.run(argv, cwd=work, env=environment, capture_output=True, text=True)
     assert report.returncode == 0, report.stderr[-2000:]

@@ -16,10 +16,10 @@ from pyarrow.parquet import read_table
 from trl.trainer.utils import get_callable_name, is_async_callable
 
 from gtpo.arguments import DataArguments
-from gtpo.data import load_train, to_demonstrations
+from gtpo.data.load import load_train, to_demonstrations
 from gtpo.errors import RunError, UsageError
+from gtpo.grading.user_functions import COLUMNS_OF_TABLE, load_rewards
 from gtpo.prompts import PAPER, to_messages
-from gtpo.reward_functions import COLUMNS_OF_TABLE, load_rewards
 from rewards import accuracy_reward, format_reward, rewards_in
 
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gtpo.tiny import build_tiny
+from gtpo.models.tiny import build_tiny
 from rewards import format_reward
 
 ROOT = Path(__file__).parents[2]

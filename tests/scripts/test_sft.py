@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 from gtpo.arguments import DataArguments
-from gtpo.data import load_train, to_demonstrations
+from gtpo.data.load import load_train, to_demonstrations
 
 ATOL = 1e-6  # observed 2e-7
 

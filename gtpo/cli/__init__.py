@@ -1,0 +1,1 @@
+"""A line belongs here if it turns the words of a command line into Settings."""

@@ -1,0 +1,491 @@
+"""Training rows and benchmark problems: the datasets of the paper, generated arithmetic, and your own data.
+
+A training row is ``prompt`` (a conversation), ``answer`` (the gold answer as text) and ``solution`` (the reference
+completion, for SFT). Rows that cannot be used and prompts over the length limit are dropped and counted by reason.
+``datasets`` is imported when rows are read.
+"""
+
+import bisect
+import json
+import logging
+import math
+import random
+import re
+import reprlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gtpo.arguments import BENCHMARK_TITLES, DataArguments, EvaluationArguments
+from gtpo.data.arithmetic import arithmetic
+from gtpo.data.sources import ARITHMETIC_STEPS, BENCHMARKS, DATASETS, TRAIN, Row, Source
+from gtpo.data.tables import FORMATS, Table, is_on_hub, is_user_data, read_file, read_table
+from gtpo.data.tokenizer import encode_prompt
+from gtpo.errors import UsageError, first_line, nearest
+from gtpo.grading import is_correct
+from gtpo.prompts import PAPER, PromptFormat
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+logger = logging.getLogger(__name__)
+
+ARITHMETIC_TRAIN_ROWS, ARITHMETIC_TEST_ROWS = 4000, 500
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem of a benchmark.
+
+    Attributes:
+        id: ``BENCHMARK/NUMBER``.
+        question: Text, or a conversation.
+        gold: Gold answer as text.
+        columns: With ``--grader``: the other columns of its row, which the grader gets.
+    """
+
+    id: str
+    question: Any
+    gold: str
+    columns: dict[str, Any] = field(default_factory=dict)
+
+
+def load_train(
+    data: DataArguments, seed: int = 0, dry_run: bool = False, prompt_format: PromptFormat = PAPER
+) -> "Dataset":
+    """The rows of ``data.dataset``: columns prompt, answer, solution, and all others of your data under their names.
+
+    A prompt that is a conversation is used as it is. The number of dropped rows is logged.
+
+    Args:
+        data: Which rows, and how the columns of your data are called. Without a column for the answer or the solution
+            the rows have none.
+        seed: Seed of the generated arithmetic problems; other datasets ignore it.
+        dry_run: Do not ask the Hub. The rows of gsm8k and math are empty then, and their number and columns are enough
+            for a plan; of another dataset of the Hub neither is known, and the result has no columns.
+        prompt_format: The system prompt of questions, and the tags of solutions that are put into tags here.
+
+    Raises:
+        UsageError: If the name is unknown, a file cannot be read or lacks a column, or a row cannot be used.
+    """
+    if data.data_dir is not None and not Path(data.data_dir).is_dir():
+        raise UsageError(
+            f"--data_dir {data.data_dir} is not a directory: name one with JSONL files, or remove --data_dir."
+        )
+    if data.dataset in DATASETS:
+        _refuse_columns(data, data.dataset)
+        if data.split not in (None, "train", "test"):
+            raise UsageError(f"--split is {data.split!r}: {data.dataset} has the splits train and test.")
+    return _load("--dataset", data, DATASETS, data.split or "train", seed, dry_run, prompt_format)
+
+
+def load_rows(
+    data: DataArguments, seed: int = 0, dry_run: bool = False, prompt_format: PromptFormat = PAPER
+) -> tuple["Dataset", "Dataset | None"]:
+    """Training rows and held-out rows, which have the same columns; None without ``eval_dataset`` and ``eval_rows``.
+
+    Args:
+        data, seed, dry_run, prompt_format: As for :func:`load_train`; the seed also chooses the rows that are held out.
+
+    Raises:
+        UsageError: As :func:`load_train`, for too few rows, or if held-out rows have no answers and training rows have.
+    """
+    rows = load_train(data, seed, dry_run, prompt_format)
+    held_out = None if data.eval_dataset is None else _load_held_out(data, dry_run, prompt_format)
+    if not rows.column_names or (held_out is not None and not held_out.column_names):  # a dry run of the Hub
+        return rows, None
+    if held_out is None:
+        if data.eval_rows is None:
+            return rows, None
+        rows, held_out = hold_out(rows, data.eval_rows, seed)
+    else:
+        if data.eval_rows is not None and data.eval_rows != len(held_out):
+            _, held_out = hold_out(held_out, data.eval_rows, seed)
+        if "answer" in rows.column_names and "answer" not in held_out.column_names:
+            raise UsageError(f"--eval_dataset {data.eval_dataset} has no column 'answer', and the training rows have.")
+        held_out = held_out.select_columns([name for name in rows.column_names if name in held_out.column_names])
+    trained = {json.dumps(prompt) for prompt in rows["prompt"]}
+    known = sum(json.dumps(prompt) in trained for prompt in held_out["prompt"])
+    if known and not dry_run:
+        logger.warning("%d of %d held-out prompts are also prompts of training rows", known, len(held_out))
+    return rows, held_out
+
+
+def hold_out(rows: "Dataset", count: int, seed: int) -> tuple["Dataset", "Dataset"]:
+    """(rest, held out): rows chosen by the seed, and the others; both in the order of the rows.
+
+    Raises:
+        UsageError: If one of them would be empty.
+    """
+    if not 1 <= count < len(rows):
+        raise UsageError(f"--eval_rows is {count}: expected 1 to {len(rows) - 1} of the {len(rows)} rows.")
+    chosen = set(random.Random(seed).sample(range(len(rows)), count))
+    return rows.select([i for i in range(len(rows)) if i not in chosen]), rows.select(sorted(chosen))
+
+
+def _load_held_out(data: DataArguments, dry_run: bool, prompt_format: PromptFormat) -> "Dataset":
+    """The rows of ``eval_dataset``: the test split of a benchmark, or your data."""
+    name = str(data.eval_dataset)
+    if name in BENCHMARK_TITLES and data.eval_split is not None:
+        raise UsageError(f"--eval_split is for your own data, and {name} is evaluated on its test split: remove it.")
+    data = replace(data, dataset=name, split=data.eval_split, limit=None)
+    return _load("--eval_dataset", data, list(BENCHMARK_TITLES), "test", 0, dry_run, prompt_format)
+
+
+def _load(
+    flag: str,
+    data: DataArguments,
+    known: Sequence[str],
+    split: str,
+    seed: int,
+    dry_run: bool,
+    prompt_format: PromptFormat,
+) -> "Dataset":
+    """The rows of ``data.dataset``, which ``flag`` names: one split of a ``known`` dataset, or your data."""
+    name = data.dataset
+    if name not in known:
+        if not is_user_data(name):
+            raise UsageError(
+                f"{flag} {name!r} is unknown{nearest(name, known)}: pick one of {', '.join(known)}, or name a file "
+                f"({', '.join(FORMATS)}), a folder or a Hub id (owner/name)."
+            )
+        return _to_dataset({}) if dry_run and is_on_hub(name) else _load_own(data, prompt_format, split)
+    if name in ARITHMETIC_STEPS:
+        train = split == "train"
+        rows = list(arithmetic("train", ARITHMETIC_TRAIN_ROWS, seed)) if train else _arithmetic_test(name)
+    else:
+        source = (TRAIN if split == "train" else BENCHMARKS)[name]
+        if dry_run and data.data_dir is None:
+            empty = [""] * min(source.rows, data.limit or source.rows)
+            return _to_dataset(dict.fromkeys(("prompt", "answer", "solution"), empty))
+        rows = _read(name, source, data.data_dir)
+    return _with_prompts(rows[: data.limit], prompt_format)
+
+
+def _with_prompts(rows: Sequence[Row], prompt_format: PromptFormat) -> "Dataset":
+    """Questions, gold answers and reasoning as prompts, answers and solutions (where every row has a reasoning)."""
+    columns: dict[str, list[Any]] = {
+        "prompt": [prompt_format.to_messages(row["question"]) for row in rows],
+        "answer": [row["gold"] for row in rows],
+    }
+    if all(row["reasoning"] is not None for row in rows):
+        columns["solution"] = [prompt_format.to_completion(row["reasoning"], row["gold"]) for row in rows]
+    return _to_dataset(columns)
+
+
+def load_benchmark(name: str, data_dir: str | None = None) -> list[Problem]:
+    """The problems of a benchmark, in the order of the source.
+
+    Raises:
+        UsageError: As :func:`load_train`.
+    """
+    if name in ARITHMETIC_STEPS:
+        rows = _arithmetic_test(name)
+    elif name in BENCHMARKS:
+        rows = _read(name, BENCHMARKS[name], data_dir)
+    else:
+        raise UsageError(
+            f"benchmark {name!r} is unknown{nearest(name, BENCHMARK_TITLES)}: pick from {', '.join(BENCHMARK_TITLES)}, "
+            "or name a file, a folder or a Hub id (owner/name)."
+        )
+    return [Problem(f"{name}/{i}", row["question"], row["gold"]) for i, row in enumerate(rows)]
+
+
+def load_user_benchmark(name: str, source: str, flags: EvaluationArguments) -> tuple[list[Problem], dict[str, int]]:
+    """The problems of your benchmark, and why rows were dropped -> their number.
+
+    A question may be a conversation. A row whose gold answer the grader cannot read, so that no completion could be
+    right, is dropped and counted. With ``--grader`` a gold answer can be anything, or missing, and a problem
+    has the columns of its row.
+
+    Args:
+        name: Its name in the ids.
+        source: A file, a folder or a Hub id.
+        flags: How its columns are called, and its split.
+
+    Raises:
+        UsageError: If it cannot be read or lacks a column, or no row is left.
+    """
+    table = read_table(source, flags.split, "test", flags.dataset_config)
+    by_user = flags.grader is not None
+    columns = _columns_of(table, flags, ("prompt", "answer"), required=("prompt",) if by_user else ("prompt", "answer"))
+    kept, dropped = _usable(table, {"prompt": columns["prompt"]} if by_user else columns)
+    roles = {column: role for role, column in columns.items()}
+    problems: list[Problem] = []
+    for row, place in kept:
+        question, others = _question(row[columns["prompt"]], place), {}
+        if by_user:
+            others = {roles.get(column, column): value for column, value in row.items() if column != columns["prompt"]}
+            answer = others.get("answer")
+            gold = answer if isinstance(answer, str) else repr(answer)
+        else:
+            gold = _answer(row[columns["answer"]], f"{place}: column {columns['answer']!r}")
+        if by_user or is_correct(gold, gold):
+            problems.append(Problem(f"{name}/{len(problems)}", question, gold, others))
+        else:
+            dropped["without a readable gold answer"].append(place)
+    _report_dropped(table, dropped)
+    return problems, {reason: len(places) for reason, places in dropped.items()}
+
+
+def drop_long_prompts(
+    rows: "Dataset", tokenizer: Any, max_prompt_length: int, template_kwargs: Mapping[str, Any] | None = None
+) -> "Dataset":
+    """Drop prompts of more than ``max_prompt_length`` tokens, chat template included; their number is logged.
+
+    Raises:
+        UsageError: If no prompt remains, or the chat template fails on one.
+    """
+    kept = [
+        i
+        for i, prompt in enumerate(rows["prompt"])
+        if len(encode_prompt(tokenizer, prompt, **(template_kwargs or {}))) <= max_prompt_length
+    ]
+    if not kept:
+        raise UsageError(
+            f"all {len(rows)} prompts are over max_prompt_length {max_prompt_length} tokens: raise --max_prompt_length."
+        )
+    if len(kept) < len(rows):
+        logger.warning("%d of %d prompts dropped: over %d tokens", len(rows) - len(kept), len(rows), max_prompt_length)
+    return rows.select(kept)
+
+
+def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None = None) -> "Dataset":
+    """Prompts with their reference solutions: columns prompt and completion, as TRL's SFTTrainer expects.
+
+    Rows without a solution are dropped and counted. Arguments of the chat template are a third column, from which TRL
+    takes them.
+
+    Raises:
+        UsageError: If no row has a solution.
+    """
+    if not rows.column_names:  # a dry run of a dataset of the Hub
+        return rows
+    if "solution" not in rows.column_names:
+        raise UsageError(
+            "SFT needs reference solutions: the dataset has no column 'solution' (--solution_column names another)."
+        )
+    pairs = [(prompt, text) for prompt, text in zip(rows["prompt"], rows["solution"], strict=True) if text is not None]
+    if not pairs:
+        raise UsageError(f"SFT needs reference solutions: the column 'solution' of all {len(rows)} rows is empty.")
+    if len(pairs) < len(rows):
+        logger.warning("%d of %d rows dropped: with an empty solution", len(rows) - len(pairs), len(rows))
+    turns = [[{"role": "assistant", "content": solution}] for _, solution in pairs]
+    extra = {"chat_template_kwargs": [dict(template_kwargs)] * len(pairs)} if template_kwargs else {}
+    return _to_dataset({"prompt": [prompt for prompt, _ in pairs], "completion": turns, **extra})
+
+
+# Your data
+
+
+def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: str) -> "Dataset":
+    table = read_table(data.dataset, data.split, default_split, data.dataset_config)
+    roles = _columns_of(table, data, ("prompt", "answer", "solution"), required=("prompt",))
+    kept, dropped = _usable(table, {role: name for role, name in roles.items() if role != "solution"})
+    _report_dropped(table, dropped)
+    kept = kept[: data.limit]
+    columns: dict[str, list[Any]] = {}
+    for role, name in roles.items():
+        if role == "prompt":
+            columns[role] = [prompt_format.to_messages(_question(row[name], place)) for row, place in kept]
+        else:  # only a solution can be empty
+            read = _answer if role == "answer" else _text
+            columns[role] = [
+                None if _is_empty(row[name]) else read(row[name], f"{place}: column {name!r}") for row, place in kept
+            ]
+    for name in table.columns:
+        if name in columns and name not in roles.values():
+            logger.warning(
+                "%s: column %r is not used: --%s_column %s has its name", table.name, name, name, roles[name]
+            )
+        elif name not in roles.values():
+            columns[name] = [row[name] for row, _ in kept]
+    try:
+        return _to_dataset(columns)
+    except _NOT_STORED as error:
+        raise UsageError(_why_not_stored(columns, [place for _, place in kept])) from error
+
+
+def _columns_of(
+    table: Table, flags: DataArguments | EvaluationArguments, roles: Sequence[str], required: Sequence[str]
+) -> dict[str, str]:
+    """Role -> column of your data; a role that is neither required nor named and has no column is left out.
+
+    Raises:
+        UsageError: If a column is missing, or has two roles.
+    """
+    columns: dict[str, str] = {}
+    for role in roles:
+        name = getattr(flags, f"{role}_column")
+        if name in columns.values():
+            raise UsageError(f"--{role}_column {name} is already the {next(iter(columns))} column: name another.")
+        if name in table.columns:
+            columns[role] = name
+        elif role in required or name != role:
+            raise UsageError(
+                f"{table.name} has no column {name!r}{nearest(name, table.columns)}: it has "
+                f"{', '.join(map(repr, table.columns))}; name the one with the {role} with --{role}_column."
+            )
+    return columns
+
+
+def _usable(table: Table, columns: Mapping[str, str]) -> tuple[list[tuple[Row, str]], dict[str, list[str]]]:
+    """The rows with a value in each column, with their places; and reason -> places of the others."""
+    kept, dropped = [], defaultdict(list)
+    for row, place in zip(table.rows, table.places, strict=True):
+        if empty := next((role for role, name in columns.items() if _is_empty(row[name])), None):
+            dropped[f"with an empty {empty}"].append(place)
+        else:
+            kept.append((row, place))
+    return kept, dropped
+
+
+def _report_dropped(table: Table, dropped: Mapping[str, list[str]]) -> None:
+    """Log how many rows are dropped, by reason.
+
+    Raises:
+        UsageError: If no row is left.
+    """
+    count, total = sum(map(len, dropped.values())), len(table.rows)
+    reasons = ", ".join(f"{len(places)} {reason} (first: {places[0]})" for reason, places in dropped.items())
+    if count == total:
+        raise UsageError(f"{table.name} has no usable row: {reasons}.")
+    if count:
+        logger.warning("%s: %d of %d rows dropped: %s", table.name, count, total, reasons)
+
+
+def _is_empty(value: Any) -> bool:
+    """Nothing, white space, or the NaN with which pandas marks a gap."""
+    return value is None or value == [] or (isinstance(value, str) and not value.strip()) or value != value
+
+
+def _question(value: Any, where: str) -> Any:
+    """A prompt as a string or a conversation; text that is a conversation in JSON is read as one: CSV has no lists.
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    if isinstance(value, str):
+        if not _CONVERSATION.match(value):
+            return value
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(
+                f"{where}: prompt {reprlib.repr(value)} looks like a conversation and is not valid JSON: "
+                f"{first_line(error)}."
+            ) from error
+    if not isinstance(value, list) or any(not isinstance(turn, dict) or "role" not in turn for turn in value):
+        raise UsageError(
+            f"{where}: prompt {reprlib.repr(value)} is neither a string nor a conversation "
+            "[{'role': ..., 'content': ...}]."
+        )
+    for turn in value:
+        if not isinstance(turn.get("content"), str) and not turn.get("tool_calls"):
+            raise UsageError(
+                f"{where}: the {turn['role']} turn of the prompt has the content {reprlib.repr(turn.get('content'))}: "
+                "expected a string."
+            )
+    return value
+
+
+_CONVERSATION = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
+
+
+def _text(value: Any, where: str) -> str:
+    """A value as text; a number is written out, 18.0 as 18: pandas stores integers with gaps so."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal) or value in (math.inf, -math.inf):
+        raise UsageError(f"{where} is {reprlib.repr(value)}: expected a string or a number.")
+    return f"{value:.0f}" if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else str(value)
+
+
+def _answer(value: Any, where: str) -> str:
+    """A gold answer as text; a list, as OlympiadBench has it, with commas between its elements."""
+    if isinstance(value, list):
+        return ", ".join(_text(element, where) for element in value)
+    return _text(value, where)
+
+
+_NOT_STORED = (ValueError, TypeError, OverflowError, RecursionError)  # of Arrow, without the row
+
+
+def _why_not_stored(columns: dict[str, list[Any]], places: Sequence[str]) -> str:
+    """The first row that Arrow cannot store in one column, alone or with the rows before it."""
+
+    def fails(name: str, values: list[Any]) -> bool:
+        try:
+            _to_dataset({name: values})
+        except _NOT_STORED:
+            return True
+        return False
+
+    name = next(name for name in columns if fails(name, columns[name]))
+    counts = range(1, len(places) + 1)
+    first = bisect.bisect_left(counts, True, key=lambda count: fails(name, columns[name][:count]))
+    value = columns[name][first]
+    why = " with the rows before it: expected values of one type in a column."
+    if fails(name, [value]):
+        why = ": expected Unicode text, a number of 64 bits, or a few levels of lists or objects of them."
+    return f"{places[first]}: column {name!r} is {reprlib.repr(value)}, which cannot be stored{why}"
+
+
+def _to_dataset(columns: dict[str, list[Any]]) -> "Dataset":
+    from datasets import Dataset
+
+    return Dataset.from_dict(columns)
+
+
+# The datasets of the paper
+
+
+def _refuse_columns(data: DataArguments, name: str) -> None:
+    for flag in ("prompt_column", "answer_column", "solution_column", "dataset_config"):
+        if (value := getattr(data, flag)) != getattr(DataArguments, flag):
+            raise UsageError(f"--{flag} {value} is for your own data, and {name} has its columns: remove it.")
+
+
+def _arithmetic_test(name: str) -> list[Row]:
+    return list(arithmetic("test", ARITHMETIC_TEST_ROWS, seed=0, steps=ARITHMETIC_STEPS[name]))
+
+
+def _read(name: str, source: Source, data_dir: str | None) -> list[Row]:
+    table = _read_source(name, source, data_dir)
+    if missing := [column for column in source.columns if column not in table.columns]:
+        raise UsageError(
+            f"{table.name} has no column {missing[0]!r}: expected {source.columns}, found {table.columns}."
+        )
+    rows, dropped = [], defaultdict(list)
+    for row, place in zip(table.rows, table.places, strict=True):
+        if empty := next((column for column in source.columns if _is_empty(row[column])), None):
+            dropped[f"with an empty {empty}"].append(place)
+            continue
+        texts = {column: _text(row[column], f"{place}: column {column!r}") for column in source.columns}
+        question, gold, reasoning = source.read(texts)
+        if gold is None:
+            dropped["without a readable gold answer"].append(place)
+        else:
+            rows.append({"question": question, "gold": gold, "reasoning": reasoning})
+    _report_dropped(table, dropped)
+    return rows
+
+
+def _read_source(name: str, source: Source, data_dir: str | None) -> Table:
+    if data_dir is not None:
+        path = Path(data_dir) / source.file
+        missing = f"{path} does not exist: for {name}, --data_dir must contain {source.file}, not compressed."
+        return read_file(path, missing)
+    try:
+        from datasets import concatenate_datasets, load_dataset
+
+        parts = [load_dataset(source.hub_id, config, split=source.hub_split) for config in source.configs]
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"cannot read {source.hub_id} from the Hub: {first_line(error)}. Check the network, or set --data_dir to a "
+            f"directory that contains {source.file}."
+        ) from error
+    rows = concatenate_datasets(parts)
+    places = [f"row {number} of {source.hub_id}" for number in range(1, len(rows) + 1)]
+    return Table(source.hub_id, rows.column_names, rows.to_list(), places)

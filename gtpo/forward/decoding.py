@@ -1,0 +1,114 @@
+"""The next token of a Llama: the operations of Transformers' modules, without most of what they cost in Python.
+
+With a small model, or few rows, the modules of a layer take longer than its arithmetic.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlamaForCausalLM, Qwen2ForCausalLM
+
+from gtpo.forward.attention import SHARED_KEYS
+
+Linear = Callable[[Tensor], Tensor]
+
+
+def covers(model: Any) -> bool:
+    """Whether :func:`next_logits` computes what a model does: Llama or Qwen2 in float32 on a CPU, unchanged but for
+    adapters of its linear layers."""
+    if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM):
+        return False
+    body = model.model
+    layers = [
+        (layer, layer.self_attn, layer.mlp, layer.input_layernorm, layer.post_attention_layernorm)
+        for layer in body.layers
+    ]
+    parts = [model, body, body.norm, body.rotary_emb, *(part for layer in layers for part in layer)]
+    return (
+        all(type(part).__module__ == type(model).__module__ for part in parts)
+        and not any("forward" in part.__dict__ for part in parts)  # of accelerate
+        and not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        and all(parameter.dtype == torch.float32 for parameter in model.parameters())
+        and model.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+        and model.config._attn_implementation in ("sdpa", SHARED_KEYS)
+        and model.config.hidden_act == "silu"
+        and body.rotary_emb.rope_type in ("default", "linear", "llama3")  # others depend on the length
+        and not (model.training and model.config.attention_dropout)
+    )
+
+
+def next_logits(model: Any, cache: Any, length: int) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """A function of one token per row (B,), its positions (B,) and the mask (B, L) of the cache and it: logits (B, V).
+
+    Args:
+        model: One that :func:`covers` accepts. Its weights are copied.
+        cache: Keys and values of the tokens before; it is extended.
+        length: More than any position.
+    """
+    body, config = model.model, model.config
+    width = body.layers[0].self_attn.head_dim
+    queries, keys = config.num_attention_heads, config.num_key_value_heads
+    cos, sin = (table[0, :, None] for table in body.rotary_emb(body.norm.weight, torch.arange(length)[None]))
+    sin = torch.cat([-sin[..., : width // 2], sin[..., width // 2 :]], dim=-1)  # rotate_half is a roll with signs
+    last_norm, head = _norm(body.norm), _joined(model.lm_head)
+    layers = [
+        (
+            _norm(layer.input_layernorm),
+            _joined(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
+            _joined(layer.self_attn.o_proj),
+            _norm(layer.post_attention_layernorm),
+            _joined(layer.mlp.gate_proj, layer.mlp.up_proj),
+            _joined(layer.mlp.down_proj),
+            past.update,
+        )
+        for layer, past in zip(body.layers, cache.layers, strict=True)
+    ]
+
+    def logits_of(tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        hidden, rows = body.embed_tokens(tokens), len(tokens)
+        cos_here, sin_here = cos[positions], sin[positions]
+        mask = None if mask is None else mask[:, None, None].bool()
+        for first_norm, qkv, out, second_norm, gate_up, down, extend in layers:
+            heads = qkv(first_norm(hidden)).view(rows, -1, width)
+            turned, values = heads.split([queries + keys, keys], dim=1)
+            turned = turned * cos_here + turned.roll(width // 2, -1) * sin_here
+            past = extend(turned[:, queries:, None], values[:, :, None])
+            attended = functional.scaled_dot_product_attention(
+                turned[:, :queries, None], *past, attn_mask=mask, enable_gqa=queries > keys
+            )
+            hidden = hidden + out(attended.reshape(rows, -1))
+            gate, up = gate_up(second_norm(hidden)).chunk(2, dim=-1)
+            hidden = hidden + down(functional.silu(gate) * up)
+        return head(last_norm(hidden))
+
+    return logits_of
+
+
+def _norm(layer: Any) -> Linear:
+    shape, weight, epsilon = layer.weight.shape, layer.weight, layer.variance_epsilon
+    return lambda hidden: torch.rms_norm(hidden, shape, weight, epsilon)
+
+
+def _joined(*layers: nn.Module) -> Linear:
+    """Linear layers of one input as one product. Transposed in memory a small weight takes half the time at 8 rows."""
+    plain = [pair for layer in layers if (pair := _weight_and_bias(layer))]
+    if len(plain) < len(layers):
+        return layers[0] if len(layers) == 1 else lambda hidden: torch.cat([one(hidden) for one in layers], dim=-1)
+    weight = torch.cat([weight for weight, _ in plain]).t().contiguous()
+    if all(bias is None for _, bias in plain):
+        return lambda hidden: hidden.mm(weight)
+    bias = torch.cat([weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in plain])
+    return lambda hidden: torch.addmm(bias, hidden, weight)
+
+
+def _weight_and_bias(layer: Any) -> tuple[Tensor, Tensor | None] | None:
+    """Of a linear layer as it is called now; None where it is something else."""
+    forward = layer.__dict__.get("forward")
+    if isinstance(forward, partial) and forward.func is functional.linear:
+        return forward.keywords["weight"], forward.keywords["bias"]
+    return (layer.weight, layer.bias) if type(layer) is nn.Linear and forward is None else None

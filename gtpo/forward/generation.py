@@ -1,0 +1,276 @@
+"""Generation with Transformers: the arguments and the distribution of ``model.generate``, in less time.
+
+* Each distinct prompt is encoded once; its KV cache is repeated for its completions.
+* The cache has room for all tokens from the start: a token is written in place, where ``DynamicCache`` copies all.
+* A LoRA adapter is merged while generating, into copies of the weights. On a CPU large
+  weights are packed.
+* Finished completions leave the batch. The draws of a completion do not depend on the others.
+
+Anything else goes to ``model.generate``: beam search, settings that are not in ``_SETTINGS``, caches of another kind
+(sliding windows, states), models with their own inputs for generation, weights that are spread over processes.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from peft.tuners import lora
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import DynamicCache, GenerationConfig, GenerationMixin, LogitsProcessorList
+from transformers.cache_utils import DynamicLayer
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
+
+from gtpo.forward import decoding
+
+LARGE = 2**18  # entries of a weight
+
+# Fields of a GenerationConfig that may differ from Transformers' defaults.
+_SETTINGS = {
+    "max_new_tokens", "max_length", "do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
+    "pad_token_id", "bos_token_id", "eos_token_id", "disable_compile", "transformers_version", "_from_model_config",
+}  # fmt: skip
+
+
+@torch.no_grad()
+def generate(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    generation_config: GenerationConfig,
+    streamer: Any = None,
+    **inputs: Any,
+) -> Tensor:
+    """The prompts and their completions, as ``model.generate`` returns them.
+
+    Args:
+        model: A CausalLM of Transformers, without the wrapper of PEFT.
+        input_ids: Prompts, padded to the left. Shape (B, P).
+        attention_mask: 1 on the tokens of a prompt. Shape (B, P).
+        generation_config: How to sample.
+        streamer: Gets the prompts, then the next token of each row; padding of a row that is finished.
+        inputs: Further inputs of the model; ``model.generate`` then.
+
+    Returns:
+        Shape (B, P + T), rows padded to the right.
+    """
+    config, _ = model._prepare_generation_config(generation_config)
+    if inputs or not _is_covered(model, config):
+        arguments = {"attention_mask": attention_mask, "generation_config": generation_config, "streamer": streamer}
+        return model.generate(input_ids, **arguments, **inputs)
+    model._prepare_special_tokens(config, device=input_ids.device)
+    plainly = decoding.covers(model)
+    with fast_layers(model, len(input_ids)):
+        return _decode(model, input_ids, attention_mask, config, streamer, plainly)
+
+
+def _is_covered(model: Any, config: GenerationConfig) -> bool:
+    accepted = inspect.signature(model.forward).parameters
+    defaults = config._get_default_generation_params()
+    settings = {
+        name for name, value in config.to_diff_dict().items() if (value or None) != (defaults.get(name) or None)
+    }
+    return (
+        settings <= _SETTINGS
+        and config.max_new_tokens is not None
+        and not model.config.is_encoder_decoder
+        and type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
+        and accepted.keys() >= {"attention_mask", "position_ids", "past_key_values", "logits_to_keep"}
+        and all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
+        and not is_deepspeed_zero3_enabled()
+        and not is_fsdp_managed_module(model)
+        and all(type(parameter.data) is Tensor for parameter in model.parameters())  # no DTensor
+    )
+
+
+def _decode(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    config: GenerationConfig,
+    streamer: Any,
+    plainly: bool,
+) -> Tensor:
+    rows, width = input_ids.shape
+    length = width + config.max_new_tokens
+    end_ids = torch.tensor([], device=input_ids.device) if config.eos_token_id is None else config._eos_token_tensor
+    processors = model._get_logits_processor(
+        config, width, input_ids, None, LogitsProcessorList(), device=input_ids.device, model_kwargs={}
+    )
+    output = input_ids.new_full((rows, length), 0 if config.pad_token_id is None else config.pad_token_id)
+    output[:, :width] = input_ids
+    mask = attention_mask.new_ones(rows, length)
+    mask[:, :width] = attention_mask
+    is_padded = not bool(attention_mask.all())
+    next_positions = attention_mask.sum(-1, keepdim=True)
+    if streamer is not None:
+        streamer.put(input_ids.cpu())
+
+    prompt_of_row, first_row = _distinct(input_ids, attention_mask)
+    cache = DynamicCache(config=model.config)
+    cache.layers = [_RoomyLayer(length) for _ in cache.layers]
+    call = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1, "return_dict": True}
+    logits = model(
+        input_ids=input_ids[first_row],
+        attention_mask=attention_mask[first_row] if is_padded else None,
+        position_ids=(attention_mask[first_row].cumsum(-1) - 1).clamp(min=0),
+        **call,
+    ).logits[prompt_of_row, -1]
+    cache.batch_select_indices(prompt_of_row)
+    next_logits = decoding.next_logits(model, cache, length) if plainly else None
+
+    open_rows = torch.arange(rows, device=input_ids.device)
+    for end in range(width, length):
+        scores = processors(output[open_rows, :end], logits.float())
+        if config.do_sample:
+            draws = torch.rand(rows, dtype=torch.float64, device=scores.device)  # also for the rows that are finished
+            tokens = _sample(scores, draws[open_rows])
+        else:
+            tokens = scores.argmax(-1)
+        output[open_rows, end] = tokens
+        if streamer is not None:
+            streamer.put(output[:, end].cpu())
+        is_open = ~torch.isin(tokens, end_ids)
+        if not is_open.all():
+            kept = is_open.nonzero()[:, 0]
+            open_rows, tokens, mask, next_positions = open_rows[kept], tokens[kept], mask[kept], next_positions[kept]
+            cache.batch_select_indices(kept)
+        if len(open_rows) == 0 or end == length - 1:
+            break
+        shown = mask[:, : end + 1] if is_padded else None
+        if next_logits is not None:
+            logits = next_logits(tokens, next_positions[:, 0], shown)
+        else:
+            logits = model(input_ids=tokens[:, None], attention_mask=shown, position_ids=next_positions, **call).logits[
+                :, -1
+            ]
+        next_positions = next_positions + 1
+    if streamer is not None:
+        streamer.end()
+    return output[:, : end + 1]
+
+
+def _distinct(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[int]]:
+    """For each row the number of its prompt, shape (B,), and for each distinct prompt its first row."""
+    keys = [tuple(row) for row in torch.cat([input_ids, attention_mask], dim=1).tolist()]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return torch.tensor([numbers[key] for key in keys], device=input_ids.device), [keys.index(key) for key in numbers]
+
+
+def _sample(scores: Tensor, draws: Tensor) -> Tensor:
+    """One token per row, by inversion of the cumulative distribution. ``draws``: uniform in [0, 1), float64. (B,)"""
+    cumulative = torch.softmax(scores, dim=-1).cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    if not total.isfinite().all():
+        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")  # as torch.multinomial
+    return torch.searchsorted(cumulative, draws[:, None] * total, right=True)[:, 0]
+
+
+class _RoomyLayer(DynamicLayer):
+    """A layer of the cache with room for ``room`` tokens."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.buffers = [s.new_empty(*s.shape[:2], self.room, s.shape[-1]) for s in (key_states, value_states)]
+        self._show(end)
+        self.keys[:, :, start:] = key_states
+        self.values[:, :, start:] = value_states
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        length = self.get_seq_length()
+        for number, buffer in enumerate(self.buffers):
+            self.buffers[number] = buffer.new_empty(len(indices), *buffer.shape[1:])
+            self.buffers[number][:, :, :length] = buffer[indices, :, :length]
+        self._show(length)
+
+    def _show(self, length: int) -> None:
+        self.keys, self.values = (buffer[:, :, :length] for buffer in self.buffers)
+
+
+@contextmanager
+def fast_layers(model: nn.Module, rows: int) -> Iterator[None]:
+    """Inside, linear layers compute the same in less time; no weight changes, so nothing has to be restored.
+
+    * A LoRA layer is one matmul with W + BA. It stays as it is where that is not exact to float32's rounding
+      (quantized or 16-bit weights: a small update is rounded away), with DoRA, dropout, or several active adapters.
+    * On a CPU large weights are packed for batches of ``rows``, as ``torch.compile`` does.
+
+    Args:
+        model: The CausalLM.
+        rows: Completions at once.
+    """
+    replaced: dict[nn.Module, None] = {}
+    covered = set()
+    try:
+        for module in model.modules():
+            if isinstance(module, BaseTunerLayer):
+                forward = _fast_lora(module, rows) if _can_merge(module) else None
+                covered |= {id(module.base_layer)} if forward else set()
+            else:
+                forward = _packed(module, rows) if id(module) not in covered else None
+            if forward is not None:
+                replaced[module] = None
+                module.forward = forward
+        yield
+    finally:
+        for module in replaced:
+            del module.forward
+
+
+def _can_merge(layer: Any) -> bool:
+    return (
+        type(layer) is lora.Linear
+        and "forward" not in layer.__dict__
+        and type(layer.base_layer) is nn.Linear
+        and "forward" not in layer.base_layer.__dict__  # hooks of accelerate
+        and layer.base_layer.weight.dtype == torch.float32
+        and len(layer.active_adapters) == 1
+        and not layer.disable_adapters
+        and not layer.merged
+        and not layer.lora_variant  # DoRA and others
+        and not any(layer.lora_bias.values())
+        and not any(isinstance(dropout, nn.Dropout) and dropout.training for dropout in layer.lora_dropout.values())
+    )
+
+
+def _fast_lora(layer: Any, rows: int) -> Callable[[Tensor], Tensor]:
+    [name] = layer.active_adapters
+    weight, bias = layer.base_layer.weight.data, layer.base_layer.bias
+    if name in layer.lora_A:
+        weight = weight + layer.get_delta_weight(name)
+    return _linear(weight, bias, rows)
+
+
+def _packed(module: nn.Module, rows: int) -> Callable[[Tensor], Tensor] | None:
+    """The forward of a large linear layer without an adapter; None: as it is."""
+    if type(module) is not nn.Linear or "forward" in module.__dict__ or not _is_large(module.weight):
+        return None
+    return _linear(module.weight.data, module.bias, rows)
+
+
+def _linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], Tensor]:
+    """The forward of a linear layer with this weight, packed if it is large."""
+    if not _is_large(weight):
+        return partial(functional.linear, weight=weight, bias=bias)
+    ops = torch.ops.mkldnn
+    packed = ops._reorder_linear_weight(weight, rows)
+    return lambda hidden: ops._linear_pointwise(hidden, packed, bias, "none", [], "")
+
+
+def _is_large(weight: Tensor) -> bool:
+    """Whether packing pays: below, calling the operator takes longer than it saves."""
+    is_plain = weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    return is_plain and weight.numel() >= LARGE

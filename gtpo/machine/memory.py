@@ -1,0 +1,309 @@
+"""Steps, tokens and memory of a run, estimated from the shape of the model and the settings.
+
+An estimate for one GPU, or for a CPU, printed by ``--dry_run``: the parts that grow with the model and the batch,
+without the few hundred MiB of the CUDA context and what the allocators reserve unused.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gtpo.arguments import MODEL_ALIASES, Settings
+from gtpo.errors import UsageError
+from gtpo.forward.head import TILES
+
+logger = logging.getLogger(__name__)
+
+GIB = 2**30
+OFFLOADED_FROM = 512  # tokens: Unsloth keeps the hidden states of shorter sequences on the GPU (models/_utils.py)
+VLLM_BATCH = 8192  # most tokens of a forward pass of vLLM: TRL sets 4,096, Unsloth 2,048 to 8,192 by the free memory
+VLLM_GRAPHS = 0.5 * 2**30  # CUDA graphs of an 8B model, up to what vLLM logs when it has captured them
+NF4_BYTES = (
+    0.5 + 1 / 64 + 4 / (64 * 256)
+)  # bytes of a 4-bit parameter with its share of the double-quantized block scales
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers that determine the size of a Llama-like decoder."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tied: bool
+
+    def linear(self) -> dict[str, tuple[int, int]]:
+        """(inputs, outputs) of the seven projections of a layer."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (self.hidden_size, query),
+            "k_proj": (self.hidden_size, key),
+            "v_proj": (self.hidden_size, key),
+            "o_proj": (query, self.hidden_size),
+            "gate_proj": (self.hidden_size, self.intermediate_size),
+            "up_proj": (self.hidden_size, self.intermediate_size),
+            "down_proj": (self.intermediate_size, self.hidden_size),
+        }
+
+
+KNOWN = {  # a plan for them needs neither the Hub nor access to gated weights
+    "llama": Shape(128256, 4096, 14336, 32, 32, 8, 128, tied=False),
+    "qwen": Shape(151936, 2048, 11008, 36, 16, 2, 128, tied=True),
+    "smol": Shape(49152, 576, 1536, 30, 9, 3, 64, tied=True),
+    "tiny": Shape(512, 160, 480, 2, 4, 4, 40, tied=False),
+}
+
+
+def shape_of(model: str) -> Shape:
+    """The shape of an alias, a Hub id or a local directory; only its config.json is read.
+
+    Raises:
+        UsageError: If it cannot be read or is not a dense Llama-like model.
+    """
+    alias = next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), None)
+    if alias is not None:
+        return KNOWN[alias]
+    from transformers import AutoConfig
+
+    _check_connection(model)
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the config.json of {model!r}: {str(error).splitlines()[0]}") from error
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    if experts or not hasattr(config, "intermediate_size") or not hasattr(config, "num_key_value_heads"):
+        raise UsageError(
+            f"{model} ({config.model_type}) is not a dense Llama-like model: its memory cannot be estimated."
+        )
+    return Shape(
+        config.vocab_size,
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_hidden_layers,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        config.tie_word_embeddings,
+    )
+
+
+def _check_connection(model: str) -> None:
+    """Refuse a model that is on the Hub only, where the Hub cannot be reached: Transformers retries for a minute."""
+    import httpx
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    try:
+        if not (Path(model).exists() or isinstance(try_to_load_from_cache(model, "config.json"), str)):
+            get_hf_file_metadata(hf_hub_url(model, "config.json"))
+    except httpx.TransportError as error:
+        raise UsageError(
+            f"cannot read the config.json of {model!r}: the Hub cannot be reached ({error}); check the network, or "
+            "name a local directory with --model."
+        ) from error
+    except (OSError, ValueError):  # a wrong name, or a gated model
+        logger.debug("Transformers tells what is wrong with %s", model)
+
+
+def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
+    """Peak memory in GiB by part, at the longest prompts and completions that the settings allow.
+
+    Activations are those of a training micro-batch. The passes that only score (initial entropy, rollout check, old
+    policy, reference) have the same rows and no gradients, so they need less. With Unsloth the hidden states between
+    the layers wait in host memory, and two of them are on the GPU (unsloth_zoo/gradient_checkpointing.py: two
+    buffers).
+
+    vLLM holds, besides weights and KV cache, its LoRA slots (lora/layers/base_linear.py: one A and B of every
+    projection, 16 bits), the 16-bit copy of the adapter that Unsloth hands over on the GPU
+    (unsloth_zoo/vllm_lora_worker_manager.py), the activations of its largest batch, and CUDA graphs.
+
+    Args:
+        shape: The shape of the model.
+        settings: ``Settings.to_dict()`` of a run.
+    """
+    half = settings["bf16"] or settings["fp16"]
+    width = 2 if half else 4  # bytes of an activation
+    modules = shape.linear()
+    projections = shape.layers * sum(i * o for i, o in modules.values())
+    embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
+    targets = set(settings["lora_target_modules"])
+    ranks = {name: shape.layers * settings["lora_rank"] * sum(sizes) for name, sizes in modules.items()}
+    lora = sum(size for name, size in ranks.items() if targets & {name, "all-linear"})
+    full = settings["lora_rank"] == 0
+    trained = projections + embeddings if full else lora
+    length = min(settings.get("max_length") or settings["max_seq_length"], settings["max_seq_length"])
+    completion = settings.get("max_completion_length") or max(1, length - settings["max_prompt_length"])
+    length = min(settings["max_prompt_length"] + completion, length)
+    rows = settings["per_device_train_batch_size"]
+    hidden = rows * length * shape.hidden_size * width
+    one_layer = rows * length * width * (2 * shape.hidden_size + sum(o for _, o in modules.values()))
+    unsloth = _is_unsloth(settings)
+    layers_kept = shape.layers * (hidden if settings["gradient_checkpointing"] else one_layer)
+    if unsloth and settings["gradient_checkpointing"] and settings["max_seq_length"] >= OFFLOADED_FROM:
+        layers_kept = 2 * hidden
+    generated = settings.get("generation_batch_size") or rows * settings["gradient_accumulation_steps"]
+    kv_cache = generated * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * width
+    merges = settings.get("use_vllm") and not unsloth
+    base_width = 4 if merges or full else width  # as load_policy
+    tokens = rows * completion
+    tile_rows, tile_columns = TILES["cpu" if settings.get("use_cpu") else "cuda"]
+    tile = min(tile_rows, tokens) * min(tile_columns, shape.vocab_size)
+    parts = {
+        "weights": projections * (NF4_BYTES if settings["load_in_4bit"] else base_width) + embeddings * base_width,
+        "LoRA": lora * 4,
+        "gradients": trained * 4,
+        "optimizer": trained * (2 if "8bit" in settings["optim"] else 8),
+        "KV cache": kv_cache if "num_generations" in settings else 0,
+        "activations": layers_kept + 2 * one_layer,
+        "head": 2 * tokens * shape.hidden_size * width + 3 * 4 * tile,  # hidden states, their gradient, three tiles
+    }
+    if full and settings.get("beta"):
+        parts["reference"] = (projections + embeddings) * 4
+    if merges:
+        parts["vLLM's weights"] = (projections + embeddings) * 2  # its own copy, 16 bits
+    if settings.get("use_vllm") and unsloth:  # TRL merges the adapter instead
+        parts["vLLM's LoRA"] = (sum(ranks.values()) + lora) * 2
+    if settings.get("use_vllm") and settings.get("vllm_mode") != "server":
+        # gate and up, their product, and the layer's input and output
+        activations = VLLM_BATCH * (3 * shape.intermediate_size + 2 * shape.hidden_size) * 2
+        parts["vLLM's activations and graphs"] = activations + VLLM_GRAPHS
+    return {name: size / GIB for name, size in parts.items()}
+
+
+def rows_that_fit(model: str, settings: Mapping[str, Any], completions: int) -> int:
+    """Completions per micro-batch on a CPU: the largest part of a step that fits a third of the memory.
+
+    The measured peak is about twice the estimate, without the memory of the libraries (docs/log.md).
+
+    Args:
+        model: As for :func:`shape_of`; 1 where its shape cannot be read.
+        settings: As for :func:`estimate`.
+        completions: Completions of a step.
+    """
+    try:
+        shape = shape_of(model)
+    except UsageError as error:
+        logger.debug("micro-batches of one completion: %s", error)
+        return 1
+    for rows in range(completions, 1, -1):
+        sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": completions // rows}
+        if completions % rows == 0 and sum(estimate(shape, {**settings, **sizes}).values()) < _host_memory() / 3:
+            return rows
+    return 1
+
+
+def _is_unsloth(settings: dict[str, Any]) -> bool:
+    """Whether Unsloth trains, on the machine that the settings are for (as gtpo.machine.backend.choose_backend)."""
+    backend = settings.get("backend", "auto")
+    on_gpu = not settings.get("use_cpu") and settings["model"] != "tiny"
+    return bool(backend == "unsloth" or (backend == "auto" and on_gpu))
+
+
+def steps_of(settings: Settings, rows: int) -> int:
+    """Optimizer steps of a run on so many training rows, with one process."""
+    prompts = max(1, settings.completions_per_step // settings.group_size)
+    steps = int(settings.trainer.max_steps)
+    return steps if steps > 0 else int(settings.trainer.num_train_epochs * rows / prompts)
+
+
+def plan(
+    settings: Settings,
+    rows: int,
+    gpus: Sequence[tuple[str, float]] | None = None,
+    host: float | None = None,
+    held_out: int = 0,
+) -> str:
+    """Steps, tokens and memory of the run as YAML comments, then its settings as YAML: what ``--dry_run`` prints.
+
+    Args:
+        settings: All settings of the run.
+        rows: Training rows; 0 if they are not known before a download.
+        gpus: Name and memory (GiB) of each GPU; those of this machine by default.
+        host: Host memory (GiB); that of this machine by default.
+        held_out: Held-out rows.
+    """
+    values = settings.to_dict()
+    completions = settings.completions_per_step
+    prompts = max(1, completions // settings.group_size)
+    steps = steps_of(settings, rows)
+    known = f"{rows:,} training rows" if rows else "the number of training rows is known after the download"
+    parts = estimate(shape_of(values["model"]), values)
+    lines = [
+        f"{known}, {f'{steps:,} ' if steps else ''}steps of {prompts} prompt(s) x {settings.group_size} completion(s) "
+        "per process",
+    ]
+    if "max_completion_length" in values and steps:
+        most = steps * completions * values["max_completion_length"] / 1e6
+        lines.append(f"at most {most:,.3g} million generated tokens per process")
+    if held_out := held_out or values.get("eval_rows") or 0:  # only the latter is known before a download
+        lines.append(_evaluations(values, held_out, steps, steps * completions, rows / prompts))
+    elif values.get("eval_dataset"):
+        lines.append("the number of held-out rows is known after the download")
+    listed = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
+    on_cpu, total = values["use_cpu"], sum(parts.values())
+    gpus = _gpus() if gpus is None else gpus
+    if not (on_cpu or gpus):
+        lines.insert(
+            0, f"planned for a machine with a GPU: this one has none, and train_{settings.method}.py stops here"
+        )
+    lines += [
+        f"{'host' if on_cpu else 'GPU'} memory at the maximum lengths, GiB, an estimate: {listed}",
+        f"total {total:.1f} GiB",
+    ]
+    if on_cpu:
+        host = _host_memory() if host is None else host
+        smaller = "--per_device_train_batch_size, --max_prompt_length or --max_seq_length"
+        verdict = "fits" if total < host else f"may not fit: WARNING, lower {smaller}"
+        lines.append(f"this machine: {host:.1f} GiB: {verdict}")
+    if values.get("use_vllm") and values.get("vllm_mode") == "colocate":
+        share = values["gpu_memory_utilization"]
+        generated = values.get("generation_batch_size") or completions
+        engine = parts.get("vLLM's weights", parts["weights"])  # Unsloth shares the weights
+        engine += sum(parts.get(f"vLLM's {name}", 0) for name in ("LoRA", "activations and graphs"))
+        for name, size in gpus or [("a 40 GiB GPU", 40.0), ("an 80 GiB GPU", 80.0)]:
+            rest = total - engine - parts["KV cache"]
+            at_once = max(0, min(generated, int((share * size - engine) / (parts["KV cache"] / generated))))
+            fits = at_once > 0 and share * size + rest < size
+            lines.append(
+                f"{name}: vLLM reserves {100 * share:g} % ({share * size:.0f} GiB): weights and KV cache for {at_once} "
+                f"of {generated} completions; training adds {rest:.1f} GiB: {'fits' if fits else 'does not fit'}"
+            )
+    return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(values, sort_keys=True)
+
+
+def _evaluations(values: dict[str, Any], rows: int, steps: int, trained: int, epoch: float) -> str:
+    """How often the held-out rows are evaluated, and the completions that this costs; ``epoch``: steps of one."""
+    if not steps:  # before a download
+        return f"{rows:,} held-out rows"
+    every = epoch if values["eval_strategy"] == "epoch" else values["eval_steps"]
+    every = math.ceil(every * steps) if every < 1 else every
+    times = math.ceil(steps / every) + bool(values["eval_on_start"])
+    text = f"{rows:,} held-out rows, evaluated {times:,} time(s)"
+    if "num_generations_eval" not in values:
+        return text
+    more = rows * values["num_generations_eval"] * times
+    return (
+        f"{text} with {values['num_generations_eval']} completion(s) each: {more:,} more completions, "
+        f"{100 * more / trained:.0f} % of those of training"
+    )
+
+
+def _gpus() -> list[tuple[str, float]]:
+    import torch
+
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [(device.name, device.total_memory / GIB) for device in devices]
+
+
+def _host_memory() -> float:
+    """GiB of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB

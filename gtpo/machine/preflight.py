@@ -1,0 +1,253 @@
+"""Checks of a GPU machine before anything is downloaded.
+
+Each check returns None, or one sentence with the command that fixes it. A train script runs them before it loads the
+model, ``--dry_run`` prints them, and so does
+
+    python -m gtpo.machine.preflight --model llama
+
+with the model's preset, also before the packages are installed: what needs a missing package is left out then.
+"""
+
+import argparse
+import logging
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gtpo.arguments import MODEL_ALIASES, Settings
+from gtpo.errors import UsageError
+from gtpo.files import CONFIGS, read_yaml
+from gtpo.machine.backend import check_compute_capability, check_driver, gpu_is_available, is_installed
+from gtpo.machine.hub import (
+    check_access,
+    check_disk,
+    hub_is_reachable,
+    is_cached,
+    is_hub_id,
+    not_reachable,
+    weights_size,
+)
+from gtpo.processes import IS_MAIN_PROCESS, refuse_data_parallel
+from gtpo.terminal.script import run_script
+
+logger = logging.getLogger(__name__)
+
+
+class Check(NamedTuple):
+    """The result of one check: ``fault`` is None, or the sentence; a fatal fault makes the run impossible."""
+
+    name: str
+    fault: str | None
+    fatal: bool = True
+
+
+def check_machine(settings: Settings, backend: str) -> None:
+    """Run the checks before anything is downloaded: warnings are logged. A dry run and a run on a CPU are not checked.
+
+    Args:
+        settings: All settings of the run.
+        backend: unsloth or transformers.
+
+    Raises:
+        UsageError: For the first fault that makes the run impossible.
+    """
+    values = settings.to_dict()
+    if settings.run.dry_run:
+        return
+    if values["use_cpu"] or not gpu_is_available():
+        if values.get("use_vllm") and values["vllm_mode"] == "server":
+            raise UsageError(
+                "--vllm_mode server needs a GPU, because TRL sends the weights to the server over NCCL: use "
+                "--vllm_mode colocate, or --use_vllm false."
+            )
+        return
+    if backend == "transformers":  # Unsloth uses one GPU
+        refuse_data_parallel(settings.trainer)
+    for check in checks(values, backend):
+        if check.fault and check.fatal:
+            raise UsageError(check.fault)
+        if check.fault and IS_MAIN_PROCESS:
+            logger.warning("warning: %s", check.fault)
+
+
+def describe_checks(settings: Settings, backend: str) -> str:
+    """The results as YAML comments, for ``--dry_run``; empty for a run on a CPU."""
+    values = settings.to_dict()
+    if values["use_cpu"]:
+        return ""
+    if gpu_is_available():
+        lines = _lines(checks(values, backend))
+    else:
+        command = shlex.join(["python", "-m", "gtpo.machine.preflight", "--model", values["model"]])
+        where = f"driver, compiler, GPU memory, disk and Hub are checked on the GPU machine: {command}"
+        lines = [check_driver() or where]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def checks(values: Mapping[str, Any], backend: str) -> Iterator[Check]:
+    """The checks of a run on a GPU, in this order: the machine, then the Hub. Nothing is downloaded but a config.json.
+
+    Args:
+        values: ``Settings.to_dict()`` of the run.
+        backend: unsloth or transformers.
+    """
+    model = MODEL_ALIASES.get(values["model"], values["model"])
+    use_vllm = bool(values.get("use_vllm")) and values.get("vllm_mode") == "colocate"
+    yield Check("driver", check_driver())
+    sees_gpu = is_installed("torch") and gpu_is_available()
+    if sees_gpu:
+        yield Check("compute capability", check_compute_capability())
+    elif is_installed("torch"):
+        yield Check("PyTorch", check_pytorch(), fatal=False)  # the installation may replace it
+    compiles = backend == "unsloth" or use_vllm
+    yield Check("C compiler", check_compiler(), fatal=compiles)
+    yield Check("Python headers", check_python_headers(), fatal=compiles)
+    shape = _shape(model)
+    if sees_gpu and shape is not None:
+        from gtpo.machine.memory import estimate
+
+        parts = estimate(shape, dict(values))
+        yield Check("GPU memory for the weights", fault := check_memory_for_weights(parts))
+        if not fault:
+            share = values["gpu_memory_utilization"] if use_vllm else 0.0
+            yield Check("GPU memory", check_memory(parts, share), fatal=False)
+    if not is_hub_id(model) or not is_installed("huggingface_hub"):
+        return
+    copy = backend == "unsloth" and bool(values["load_in_4bit"])  # Unsloth has 4-bit copies of known models
+    if is_cached(model, copy):
+        return
+    reachable = hub_is_reachable()
+    yield Check("Hub", None if reachable else not_reachable(model))
+    if reachable:
+        yield Check("access to the model", check_access(model, copy), fatal=not copy)
+    yield Check("disk", check_disk(model, weights_size(model, shape, copy, reachable)))
+
+
+# The machine
+
+
+def check_pytorch() -> str | None:
+    """Why PyTorch sees no GPU where the driver is new enough."""
+    import torch
+
+    if check_driver():
+        return None
+    why = "CUDA_VISIBLE_DEVICES hides it" if "CUDA_VISIBLE_DEVICES" in os.environ else "it may be a build for CPUs"
+    return (
+        f"PyTorch {torch.__version__} sees no GPU ({why}): `unset CUDA_VISIBLE_DEVICES`, or install PyTorch for CUDA."
+    )
+
+
+def check_compiler() -> str | None:
+    """Triton and TorchInductor compile their launchers with a C compiler: ``CC``, gcc or clang."""
+    given = os.environ.get("CC", "").split()[:1]
+    if any(shutil.which(name) for name in given or ("gcc", "clang")):
+        return None
+    if given:
+        return f"CC names {given[0]}, which is not there, and Triton and torch.compile need a C compiler: `unset CC`."
+    return "there is no C compiler, and Triton and torch.compile need one: `sudo apt-get install build-essential`."
+
+
+def check_python_headers() -> str | None:
+    """What they compile includes Python.h, which Linux distributions have in a package of its own."""
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as Triton does, for Debian
+    header = Path(sysconfig.get_paths(scheme)["include"]) / "Python.h"
+    if header.is_file():
+        return None
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return f"{header} is missing, and Triton and torch.compile need it: `sudo apt-get install python{version}-dev`."
+
+
+def check_memory_for_weights(parts: Mapping[str, float]) -> str | None:
+    """Whether the weights alone fit into the free GPU memory.
+
+    Args:
+        parts: Peak memory by part (GiB), of :func:`gtpo.machine.memory.estimate`.
+    """
+    free, total = _gpu_memory()
+    need = parts["weights"] + parts.get("vLLM's weights", 0.0)
+    if need <= free:
+        return None
+    return (
+        f"the weights take {need:.1f} GiB and {free:.1f} of {total:.1f} GiB of GPU memory are free: stop the processes "
+        "that `nvidia-smi` lists, or choose another GPU or a smaller --model."
+    )
+
+
+def check_memory(parts: Mapping[str, float], share: float) -> str | None:
+    """Whether the plan fits into the free GPU memory.
+
+    Args:
+        parts: Peak memory by part (GiB), of :func:`gtpo.machine.memory.estimate`.
+        share: The part of all GPU memory that vLLM reserves, 0 to 1.
+    """
+    free, total = _gpu_memory()
+    if (need := sum(parts.values())) > free:
+        return (
+            f"the run is estimated to need {need:.1f} GiB and {free:.1f} of {total:.1f} GiB of GPU memory are free: "
+            "stop the processes that `nvidia-smi` lists, or lower --max_seq_length (`--dry_run` shows the parts)."
+        )
+    if share * total > free:
+        return (
+            f"vLLM reserves {100 * share:g} % of the GPU ({share * total:.1f} GiB) and {free:.1f} GiB are free: stop "
+            f"the processes that `nvidia-smi` lists, or add `--gpu_memory_utilization {int(100 * free / total) / 100}`."
+        )
+    return None
+
+
+def _gpu_memory() -> tuple[float, float]:
+    """Free and total memory of this process's GPU, GiB."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return free / 2**30, total / 2**30
+
+
+def _shape(model: str) -> Any:
+    """The model's ``gtpo.machine.memory.Shape``; None where the plan has no estimate for it."""
+    if not is_installed("torch") or not (model in MODEL_ALIASES.values() or is_installed("transformers")):
+        return None
+    from gtpo.machine.memory import shape_of
+
+    try:
+        return shape_of(model)
+    except UsageError as error:
+        logger.debug("no estimate of memory and disk: %s", error)
+        return None
+
+
+# The command
+
+
+def main() -> None:
+    """Print the checks of a model's preset; exit code 2 if the run is impossible."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gtpo.machine.preflight", description="Check a GPU machine before anything is downloaded."
+    )
+    parser.add_argument("--model", default="llama", help="llama, qwen, a Hub id or a local path.")
+    model = parser.parse_args().model
+    if not (shutil.which("nvidia-smi") or (is_installed("torch") and gpu_is_available())):
+        raise UsageError("this machine has no NVIDIA GPU: run the checks on the machine that trains.")
+    presets = ("llama", "qwen", "tiny")  # other models take Qwen's on a GPU
+    alias = next((alias for alias in presets if model in (alias, MODEL_ALIASES[alias])), "qwen")
+    preset = read_yaml(CONFIGS / "gtpo" / f"{alias}.yaml")
+    derived = {"fp16": False, "use_cpu": False, "gradient_accumulation_steps": preset["num_generations"]}
+    found = list(checks(derived | preset | {"model": model, "backend": "unsloth"}, "unsloth"))
+    print("\n".join(_lines(found)))
+    if any(check.fault and check.fatal for check in found):
+        sys.exit(2)
+
+
+def _lines(found: Iterator[Check] | list[Check]) -> list[str]:
+    found = list(found)
+    passed = ", ".join(check.name for check in found if not check.fault)
+    return [f"ok: {passed}", *(f"{'error' if c.fatal else 'warning'}: {c.fault}" for c in found if c.fault)]
+
+
+if __name__ == "__main__":
+    run_script(main)

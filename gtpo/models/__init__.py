@@ -1,0 +1,1 @@
+"""A line belongs here if it loads or builds a model."""

@@ -1,0 +1,381 @@
+"""Load a policy: the base model, with a LoRA adapter or all weights trained, by Transformers and PEFT or Unsloth."""
+
+import errno
+import logging
+import os
+import shlex
+import sys
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments
+from gtpo.data.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
+from gtpo.errors import UsageError, first_line, nearest
+from gtpo.machine.backend import gpu_is_available, is_installed
+from gtpo.machine.hub import hub_is_reachable
+from gtpo.models.files import check_model_files
+from gtpo.models.tiny import ensure_tiny, is_tiny_path
+from gtpo.processes import IS_MAIN_PROCESS
+
+logger = logging.getLogger(__name__)
+
+
+def load_policy(
+    arguments: ModelArguments, backend: str, seed: int, use_vllm: bool = False, prompt: PromptArguments | None = None
+) -> tuple[Any, Any]:
+    """The base model with a fresh LoRA adapter, or all weights trained with ``lora_rank`` 0, and its tokenizer.
+
+    Args:
+        arguments: Model and adapter.
+        backend: unsloth or transformers.
+        seed: Of the adapter's initial weights.
+        use_vllm: Whether vLLM generates.
+        prompt: Chat template and its arguments; None: the tokenizer's own.
+
+    Raises:
+        UsageError: If the model cannot be found, is gated, or its tokenizer cannot be used.
+    """
+    path, prompt = resolve_model(arguments.model), prompt or PromptArguments()
+    if IS_MAIN_PROCESS and not is_tiny_path(path):
+        logger.warning("loading %s", path)
+    if backend == "unsloth":
+        return _load_unsloth(arguments, path, seed, use_vllm, prompt)
+    from peft import LoraConfig, get_peft_model
+    from transformers import set_seed
+
+    # TRL merges the adapter for vLLM and unmerges it: repeated merging in bfloat16 degrades the weights.
+    # In bfloat16 an update of 1e-6 of a weight is rounded away.
+    full_precision = use_vllm or arguments.lora_rank == 0
+    model, tokenizer = load_base(path, arguments.load_in_4bit, full_precision, prompt)
+    if arguments.lora_rank == 0:
+        return model, tokenizer
+    set_seed(seed)  # initial weights of the adapter
+    _check_target_modules(model, arguments, path)
+    lora = LoraConfig(
+        r=arguments.lora_rank,
+        lora_alpha=arguments.lora_rank,
+        target_modules=arguments.target_modules,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        policy = get_peft_model(model, lora)
+    except ValueError as error:
+        raise UsageError(f"--lora_target_modules: PEFT cannot adapt {path}: {first_line(error)}.") from error
+    _prepare_saving(policy)
+    return policy, tokenizer
+
+
+def _prepare_saving(policy: Any) -> None:
+    """Save adapters reproducibly and without the Hub.
+
+    PEFT keeps module names as sets and writes them in the order of the process's hash seed. It asks the Hub for the
+    size of the embedding, which is not trained, at each save.
+    """
+    for config in policy.peft_config.values():
+        for name, value in vars(config).items():
+            if isinstance(value, set):
+                setattr(config, name, sorted(value))
+    policy.save_pretrained = partial(policy.save_pretrained, save_embedding_layers=False)
+
+
+def _check_target_modules(model: Any, arguments: ModelArguments, path: str) -> None:
+    """Refuse a name that no module has: PEFT ignores it where it finds another one."""
+    ends = {name.rpartition(".")[2]: module for name, module in model.named_modules()}
+    linear = sorted(name for name, module in ends.items() if hasattr(module, "in_features") and name != "lm_head")
+    for name in arguments.lora_target_modules:
+        if name.rpartition(".")[2] not in {*ends, "all-linear"}:
+            raise UsageError(
+                f"--lora_target_modules: {path} has no module {name!r}{nearest(name, linear)}; it has "
+                f"{', '.join(linear)}, or name all-linear."
+            )
+
+
+def keep_adapter_in_float32(model: Any) -> None:
+    """Cast the trainable weights of a model with a quantized base to float32, in place; other models keep their dtype.
+
+    TRL 1.14 casts them to bfloat16. At a learning rate of 1e-6 most updates are then rounded away.
+    """
+    if not (getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)):
+        return
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def load_base(
+    path: str, load_in_4bit: bool = False, full_precision: bool = False, prompt: PromptArguments | None = None
+) -> tuple[Any, Any]:
+    """A causal language model and its tokenizer with Transformers: bfloat16 on a GPU that supports it, else float32.
+
+    Args:
+        path: Hub id or local directory.
+        load_in_4bit: NF4 weights of QLoRA (arXiv 2305.14314) with bitsandbytes, each process on its own GPU.
+        full_precision: float32 on a GPU as well.
+        prompt: Chat template and its arguments; None: the tokenizer's own.
+
+    Raises:
+        UsageError: If the model cannot be loaded, its weights are pickled, damaged or not finite, or for 4-bit weights
+            without a GPU or bitsandbytes.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    from gtpo.forward.attention import share_keys
+
+    has_bf16 = gpu_is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    options: dict[str, Any] = {"dtype": torch.bfloat16 if has_bf16 and not full_precision else torch.float32}
+    if load_in_4bit:
+        if not gpu_is_available():
+            raise UsageError("--load_in_4bit needs a GPU and PyTorch sees none: set --load_in_4bit false.")
+        if not is_installed("bitsandbytes"):
+            raise UsageError("--load_in_4bit needs bitsandbytes: `pip install -r requirements.txt`.")
+        half = torch.bfloat16 if has_bf16 else torch.float16
+        options = {
+            "dtype": half,
+            "quantization_config": BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=half,
+                bnb_4bit_quant_storage=half,  # FSDP can shard this dtype
+            ),
+            "device_map": {"": int(os.environ.get("LOCAL_RANK", 0))},
+        }
+    source = source_options(path)
+    tokenizer, _ = load_tokenizer(path, source, prompt)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, use_safetensors=True, trust_remote_code=False, **source, **options
+        )
+    except Exception as error:  # a damaged file raises anything: TypeError, ZeroDivisionError, a bare Exception, ...
+        raise why_not_loaded(path, error) from error
+    _stop_at_end_of_turn(model, tokenizer)
+    share_keys(model)
+    return model, tokenizer
+
+
+def _stop_at_end_of_turn(model: Any, tokenizer: Any) -> None:
+    """Let a completion end with the token that the chat template writes after an answer, in place.
+
+    A base model whose EOS token ends documents has a template, or gets one, whose turns end with another token.
+    """
+    token, ends = end_of_turn(tokenizer), end_tokens(model.generation_config, tokenizer)
+    if token is not None and token not in ends:
+        model.generation_config.eos_token_id = sorted([*ends, token])
+        logger.warning(
+            "the chat template ends a turn with %s: completions stop there too (with --use_vllm true, add "
+            "--generation_kwargs '{\"stop_token_ids\": [%d]}')",
+            tokenizer.decode([token]),
+            token,
+        )
+
+
+def load_tokenizer(path: str, source: dict[str, bool], prompt: PromptArguments | None = None) -> tuple[Any, Any]:
+    """The tokenizer of a model, ready for training and evaluation, and the model's config.
+
+    Args:
+        path: Hub id or local directory.
+        source: Its :func:`source_options`.
+        prompt: Chat template and its arguments; None: the tokenizer's own.
+
+    Raises:
+        UsageError: If they cannot be loaded or used.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, **source)
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", trust_remote_code=False, **source)
+    except Exception as error:  # as in load_base
+        raise why_not_loaded(path, error) from error
+    prompt = prompt or PromptArguments()
+    prepare_tokenizer(
+        tokenizer, path, config.get_text_config().vocab_size, prompt.chat_template, prompt.template_kwargs
+    )
+    return tokenizer, config
+
+
+def read_config(model: str, args: Any) -> Any:
+    """The config of a model, of which nothing else is loaded; None where it cannot be read, and for our aliases.
+
+    Args:
+        model: Alias, Hub id or path.
+        args: TRL's config: its ``model_init_kwargs`` apply.
+    """
+    from transformers import AutoConfig
+
+    if model in MODEL_ALIASES or model in MODEL_ALIASES.values():
+        return None
+    options = {key: value for key, value in (args.model_init_kwargs or {}).items() if key in ("revision", "cache_dir")}
+    local = Path(model).is_dir() or not hub_is_reachable()
+    try:
+        return AutoConfig.from_pretrained(model, trust_remote_code=False, local_files_only=local, **options)
+    except Exception as error:  # whatever is wrong, loading the model says it
+        logger.debug("the config of %s was not checked: %s", model, first_line(error))
+        return None
+
+
+def resolve_model(name: str) -> str:
+    """The Hub id or absolute path of ``--model``; ``tiny`` is built first if it is missing.
+
+    Raises:
+        UsageError: If it is neither a directory nor a possible Hub id.
+    """
+    target = MODEL_ALIASES.get(name, name)
+    if target == "tiny" or is_tiny_path(target):
+        return str(ensure_tiny())
+    if Path(target).is_dir():
+        return str(Path(target).absolute())  # an adapter names its base by this path, from any working directory
+    if target.count("/") != 1 or target.startswith((".", "/", "~")):
+        what = "is not a directory" if "/" in target else f"is unknown{nearest(name, MODEL_ALIASES)}"
+        raise UsageError(
+            f"--model {name!r} {what}: pick tiny, smol, llama, qwen, a Hub id (owner/name) or a directory with a "
+            "config.json."
+        )
+    return target
+
+
+def source_options(path: str) -> dict[str, bool]:
+    """Options of ``from_pretrained`` that say where it looks: only in the cache if the Hub cannot be reached.
+
+    The files of a local directory are checked first.
+
+    Raises:
+        UsageError: If a local file is damaged, or weights are pickled.
+    """
+    if Path(path).is_dir():
+        check_model_files(Path(path))
+        return {"local_files_only": True}
+    return {"local_files_only": not hub_is_reachable()}
+
+
+def why_not_loaded(path: str, error: Exception) -> Exception:
+    """The error to raise where a model cannot be loaded: a UsageError, or ``error`` where memory or disk is full.
+
+    Args:
+        path: Hub id or local directory.
+        error: What ``from_pretrained`` raised.
+    """
+    import torch
+
+    if isinstance(error, UsageError | torch.OutOfMemoryError) or getattr(error, "errno", None) == errno.ENOSPC:
+        return error
+    text = " ".join(str(error).split())
+    if "gated repo" in text:  # the wording of Transformers, as below
+        return UsageError(f"{path} is gated: accept its license on the Hub, then `hf auth login` or set HF_TOKEN.")
+    if "trust_remote_code" in text:
+        return UsageError(
+            f"{path} contains its own Python code, which is not executed: use a model whose architecture is part of "
+            "Transformers."
+        )
+    # Unsloth says what AutoConfig and what PeftConfig raised.
+    text = text.partition("AutoConfig error: ")[2].partition(" PeftConfig error: ")[0] or text
+    if "ignore_mismatched_sizes" in text:
+        text = "its weights do not have the shapes of its config.json."
+    if "is not a valid model identifier" in text or "Repo id must be in the form" in text:
+        text = (
+            "it is not a directory, and not a model on the Hub that you can read (a private one needs `hf auth login`)."
+        )
+    if "Unrecognized model in" in text:
+        text = "it has no config.json with a model_type."
+    if "couldn't connect" in text:
+        text = "it is not a directory, not in the cache of the Hub, and the Hub cannot be reached."
+    reason = (text if len(text) < 200 else f"{text[:200]}...").removesuffix(".") or type(error).__name__
+    return UsageError(
+        f"cannot load model {path!r}: {reason}. Expected tiny, smol, llama, qwen, a Hub id or a directory with a "
+        "config.json."
+    )
+
+
+def _load_unsloth(
+    arguments: ModelArguments, path: str, seed: int, use_vllm: bool, prompt: PromptArguments
+) -> tuple[Any, Any]:
+    from unsloth import FastLanguageModel
+
+    if Path(path).is_dir():
+        check_model_files(Path(path))
+    try:
+        model, tokenizer = FastLanguageModel.from_pretrained(
+            model_name=path,
+            trust_remote_code=False,
+            max_seq_length=arguments.max_seq_length,
+            load_in_4bit=arguments.load_in_4bit,
+            fast_inference=use_vllm,  # vLLM in this process, sharing the weights
+            max_lora_rank=arguments.lora_rank,
+            gpu_memory_utilization=arguments.gpu_memory_utilization,
+        )
+    except Exception as error:
+        raise (_vllm_does_not_start(error) if _is_from_vllm(error) else why_not_loaded(path, error)) from error
+    _check_embedding_rows(model, path)
+    rows = len(model.get_input_embeddings().weight)
+    prepare_tokenizer(tokenizer, path, rows, prompt.chat_template, prompt.template_kwargs)
+    _stop_at_end_of_turn(model, tokenizer)
+    if tokenizer.pad_token_id == tokenizer.eos_token_id:
+        raise UsageError(
+            f"Unsloth takes every EOS token for padding, and the tokenizer of {path} has no other token to pad with: "
+            "use --backend transformers."
+        )
+    _check_engine_length(model, arguments.max_seq_length)
+    every_linear = arguments.target_modules == "all-linear"  # Unsloth takes names only
+    model = FastLanguageModel.get_peft_model(  # Unsloth ignores TRL's peft_config
+        model,
+        r=arguments.lora_rank,
+        lora_alpha=arguments.lora_rank,
+        target_modules=ModelArguments().lora_target_modules if every_linear else arguments.lora_target_modules,
+        use_gradient_checkpointing="unsloth",  # offloads activations to host memory
+        random_state=seed,
+    )
+    # Unsloth loads its own 4-bit copy of a known model; the adapter names the original model.
+    model.peft_config["default"].base_model_name_or_path = path
+    _prepare_saving(model)
+    return model, tokenizer
+
+
+def _check_embedding_rows(model: Any, path: str) -> None:
+    """Refuse an embedding that was resized while loading: the adapter would not fit the base as it is on disk.
+
+    Unsloth resizes it where the tokenizer has more tokens than the embedding has rows.
+    """
+    from transformers import AutoConfig
+
+    source = path if Path(path).is_dir() else model.config._name_or_path  # a copy of Unsloth's, in the cache by now
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError):
+        logger.debug("no config.json of %s to compare the embedding with", source)
+        return
+    rows, expected = len(model.get_input_embeddings().weight), config.get_text_config().vocab_size
+    if rows != expected:
+        raise UsageError(
+            f"the embedding of {path} has {rows} rows after loading and its config.json says {expected}: remove the "
+            "tokens that its tokenizer has beyond the embedding, or use --backend transformers."
+        )
+
+
+def _check_engine_length(model: Any, max_seq_length: int) -> None:
+    """Refuse an engine with a shorter context: Unsloth lowers ``max_model_len`` where the KV cache has fewer tokens."""
+    engine = getattr(model, "vllm_engine", None)
+    if engine is None:
+        return
+    length = engine.llm_engine.model_config.max_model_len
+    if length < max_seq_length:
+        raise UsageError(
+            f"vLLM has memory for {length} tokens of prompt and completion, not for --max_seq_length {max_seq_length}: "
+            f"raise --gpu_memory_utilization, or add `--max_seq_length {length}` and lower --max_prompt_length."
+        )
+
+
+def _is_from_vllm(error: Exception) -> bool:
+    """Whether vLLM raised, or Unsloth's code that starts it; a wrong path or a gated model is found before."""
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(name == "unsloth_zoo.vllm_utils" or name.partition(".")[0] == "vllm" for name in modules)
+
+
+def _vllm_does_not_start(error: Exception) -> UsageError:
+    script = Path(sys.argv[0]).name.startswith("train_")  # not in a notebook
+    command = shlex.join(["python", *sys.argv, "--use_vllm", "false"]) if script else "--use_vllm false"
+    reason = first_line(error)
+    reason = reason if len(reason) < 200 else f"{reason[:200]}..."
+    return UsageError(f"vLLM does not start ({reason}); train without it: {command}")

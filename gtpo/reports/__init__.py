@@ -1,0 +1,1 @@
+"""A line belongs here if it shows a run to a person."""

@@ -1,0 +1,177 @@
+"""Training curves of any runs. Matplotlib is imported when a figure is drawn."""
+
+import math
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from gtpo.errors import UsageError
+from gtpo.reports.intervals import interval
+from gtpo.reports.metrics import reward_names, seed_curves
+from gtpo.runs.directory import run_of
+
+PANELS = {  # metric -> axis label; percent of the maximum reward, as in the paper
+    "accuracy": "accuracy (%)",
+    "formatting": "formatting (%)",
+    "entropy": "entropy ⟨H⟩ (nats)",
+    "conflict_tokens": "conflict tokens per completion",
+}
+
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito, colorblind-safe
+
+
+LINE_STYLES = ("-", "--", ":", "-.")  # the next one where the colors repeat
+
+
+LN2 = math.log(2)
+
+
+def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panels: dict[str, str] | None = None) -> Any:
+    """One row of panels over the training steps: the logged values of each run thin, their trailing mean bold.
+
+    Held-out rows that were evaluated while training are a second, dotted line of the run. The accuracy in any format
+    is a dash-dotted line beside the accuracy.
+
+    Args:
+        runs: Legend label -> the rows of :meth:`gtpo.runs.directory.RunDirectory.read_metrics`.
+        window: Steps of the trailing mean.
+        panels: Metric -> panel title; by default :func:`panels_of`.
+
+    Returns:
+        The matplotlib figure.
+    """
+    panels = {metric: plain_text(label) for metric, label in (panels or panels_of(runs.values())).items()}
+    runs = {plain_text(name): rows for name, rows in runs.items()}
+    figure, axes = grid(1, len(panels))
+    for axis, (metric, label) in zip(axes[0], panels.items(), strict=True):
+        for number, (name, rows) in enumerate(runs.items()):
+            steps, raw = seed_curves({0: rows}, metric, 1)
+            if steps:
+                axis.plot(steps, raw[0], color=line_style(number)["color"], alpha=0.25, linewidth=0.8)
+            plot_seeds(axis, name, {0: rows}, metric, window, number)
+            _plot_held_out(axis, name, rows, metric, number)
+            if metric == "accuracy":
+                _plot_lenient(axis, name, rows, window, number)
+        if metric == "entropy":
+            plot_ln2(axis)
+        axis.set_xlabel("training step")
+        axis.set_title(label)
+    add_legend(figure)
+    figure.suptitle(f"Training on samples of the policy; bold: mean of the last {window} steps", fontsize=10)
+    return figure
+
+
+def _plot_held_out(axis: Any, name: str, rows: list[dict[str, Any]], metric: str, number: int) -> None:
+    """The metric on held-out rows, where it was evaluated while training: not smoothed, a marker per evaluation."""
+    steps, curves = seed_curves({0: rows}, f"eval_{metric}", 1)
+    if steps:
+        style = line_style(number) | {"linestyle": ":", "linewidth": 1.2, "marker": "o", "markersize": 3}
+        axis.plot(steps, curves[0], label=f"{name}, held out", **style)
+
+
+def _plot_lenient(axis: Any, name: str, rows: list[dict[str, Any]], window: int, number: int) -> None:
+    steps, curves = seed_curves({0: rows}, "accuracy_lenient", window)
+    if steps:
+        style = line_style(number) | {"linestyle": "-.", "linewidth": 1.0}
+        axis.plot(steps, curves[0], label=f"{name}, any format", **style)
+
+
+def plain_text(text: str) -> str:
+    """Text as matplotlib shows it unchanged; between two dollar signs it reads mathematics."""
+    return text.replace("$", r"\$")
+
+
+def panels_of(runs: Collection[list[dict[str, Any]]]) -> dict[str, str]:
+    """The panels of some runs: custom rewards, the metrics of ``PANELS`` that were logged; the loss if that is one."""
+    logged = {key for rows in runs for row in rows for key, value in row.items() if value is not None}
+    custom = sorted({name for rows in runs for name in reward_names(rows)} - {"format_reward", "accuracy_reward"})
+    panels = {f"rewards/{name}/mean": name for name in custom}
+    panels |= {metric: label for metric, label in PANELS.items() if metric in logged}
+    return panels if len(panels) > 1 else {"loss": "loss"} | panels
+
+
+def draw_runs(runs: Sequence[str], labels: Sequence[str] | None, output: str, window: int) -> str:
+    """Write one figure that compares some runs.
+
+    Args:
+        runs: Run directories.
+        labels: Legend labels; by default the directory names.
+        output: Path of the figure; its suffix sets the format.
+        window: Steps of the trailing mean.
+
+    Returns:
+        ``output``.
+
+    Raises:
+        UsageError: If labels are missing or duplicate, or a run has no metrics.
+    """
+    labels = labels or [Path(run).name for run in runs]
+    if len(labels) != len(runs):
+        raise UsageError(f"--labels has {len(labels)} labels for {len(runs)} runs: give one per run.")
+    if duplicate := next((label for label in labels if list(labels).count(label) > 1), None):
+        raise UsageError(f"two runs have the label {duplicate!r}: give each its own with --labels.")
+    if window < 1:
+        raise UsageError(f"--window is {window}: expected at least 1 step.")
+    rows = {label: run_of(run).read_metrics() for label, run in zip(labels, runs, strict=True)}
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    plot_training(rows, window).savefig(output, dpi=150)
+    return output
+
+
+def grid(rows: int, columns: int, width: float = 3.7, height: float = 3.0) -> tuple[Any, Any]:
+    """A figure with panels of this size in inches, and its axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def line_style(number: int) -> dict[str, Any]:
+    return {
+        "color": COLORS[number % len(COLORS)],
+        "linestyle": LINE_STYLES[number // len(COLORS) % len(LINE_STYLES)],
+        "linewidth": max(1.0, 3.4 - 0.5 * number),  # identical curves stay visible behind each other
+    }
+
+
+def plot_seeds(
+    axis: Any, legend: str, runs: dict[int, list[dict[str, Any]]], metric: str, window: int, number: int
+) -> None:
+    steps, curves = seed_curves(runs, metric, window)
+    if steps:
+        plot_mean(axis, legend, steps, curves, line_style(number))
+
+
+def plot_mean(axis: Any, legend: str, x: Sequence[float], curves: list[list[float]], style: dict[str, Any]) -> None:
+    """The mean of one curve per seed, and from three seeds on its 95 % interval as a band."""
+    bands = [interval(values) for values in zip(*curves, strict=True)]
+    if found := [band for band in bands if band]:
+        low, high = [band.low for band in found], [band.high for band in found]
+        axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+    axis.plot(x, means(curves), label=legend, **style)
+
+
+def means(curves: list[list[float]]) -> list[float]:
+    return [sum(values) / len(values) for values in zip(*curves, strict=True)]
+
+
+def plot_ln2(axis: Any) -> None:
+    axis.axhline(LN2, color="black", linestyle="--", linewidth=1, label="ln 2")
+    axis.set_ylim(bottom=0)
+
+
+def add_legend(figure: Any) -> None:
+    """One legend below all panels, without duplicate labels."""
+    handles: dict[str, Any] = {}
+    for axis in figure.axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if handles:
+        longest = max(len(label) for label in handles)
+        columns = max(1, min(len(handles), int(figure.get_size_inches()[0] / (0.07 * longest + 0.5))))
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)

@@ -1,0 +1,231 @@
+"""The report of a run: its curves, and groups with the weight of each token; live curves for notebooks.
+
+    python -m gtpo.reports.html outputs/RUN          # writes outputs/RUN/report.html
+
+In a notebook:
+
+    HTML(group_html(trainer.inspect_group(0)))  # G completions of one prompt, generated and scored; not trained on
+    trainer.add_callback(LiveCurves("GTPO"))  # the curves below the cell, updated while it trains
+"""
+
+import argparse
+import html
+import io
+import itertools
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from gtpo.files import write_atomically
+from gtpo.processes import IS_MAIN_PROCESS
+from gtpo.reports.curves import plot_training
+from gtpo.reports.groups import Group, read_group
+from gtpo.reports.metrics import reward_names
+from gtpo.reports.summary import find_problems, held_out_text, initial_entropy_text, scores, window_text
+from gtpo.runs.directory import RunDirectory
+from gtpo.terminal.script import run_script
+
+logger = logging.getLogger(__name__)
+
+# Translucent, with text in the page's color: readable on light and dark pages.
+_GREEN, _GREY = "rgba(46, 160, 67, 0.4)", "rgba(128, 128, 128, 0.4)"
+_COLORS = {2.0: _GREEN, 0.0: _GREY}  # lambda
+_TABLE = "color: inherit; border-collapse: collapse; table-layout: auto; width: 100%"
+_CELL = "padding: 3px 8px; text-align: right; vertical-align: top; white-space: nowrap"
+_TEXT = "padding: 3px 8px; text-align: left; vertical-align: top; width: 100%"
+# <code>, because notebooks typeset $...$ in other elements; its background and border would cover the colors.
+_TURN = "border-left: 3px solid rgba(128, 128, 128, 0.4); margin: 6px 0; padding: 0 10px"
+_CUT = " <b>✂</b>"
+_CODE = "white-space: pre-wrap; overflow-wrap: anywhere; color: inherit; background: none; border: 0; padding: 0"
+
+
+def group_html(group: Group) -> str:
+    """The group as HTML: its prompt turn by turn, the gold answer, and a table of completions, highest advantage first.
+
+    Tokens of weight 2 are green, those of weight 0 grey; a completion with delta = 0 is struck out, and one that was
+    cut off at the length limit ends with a mark. Line breaks of a completion are shown as ↵.
+    """
+    names = list(group.rewards)
+    header = "".join(f'<th style="{_CELL}">{html.escape(name)}</th>' for name in ["A", *names, "⟨H⟩"])
+    rows = []
+    for i in sorted(range(len(group.advantages)), key=lambda i: -group.advantages[i]):
+        numbers = [f"{group.advantages[i]:+.2f}", *(_reward(group.rewards[name][i]) for name in names)]
+        cells = "".join(f'<td style="{_CELL}">{number}</td>' for number in [*numbers, f"{group.entropy[i]:.3f}"])
+        text = _spans(group.tokens[i], group.weights[i])
+        if group.keep[i] == 0:
+            text = f"<s>{text}</s>"
+        mark = _CUT if group.cut_off and group.cut_off[i] else ""
+        rows.append(f'<tr>{cells}<td style="{_TEXT}"><code style="{_CODE}">{text}</code>{mark}</td></tr>')
+    turns = [(turn["role"], turn["content"]) for turn in group.messages or [{"role": "", "content": group.prompt}]]
+    if group.gold_answer is not None:
+        turns.append(("gold answer", group.gold_answer))
+    legend = _legend(group)
+    return (
+        f'<div style="overflow-x: auto">{"".join(_turn(*turn) for turn in turns)}'
+        f'<table style="{_TABLE}"><thead><tr>{header}<th style="{_TEXT}">completion</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>{f'<p>{legend}</p>' if legend else ''}</div>"
+    )
+
+
+def _turn(role: str, content: str) -> str:
+    label = f"<b>{html.escape(role)}</b><br>" if role else ""
+    return f'<p style="{_TURN}">{label}<code style="{_CODE}">{html.escape(content)}</code></p>'
+
+
+def _legend(group: Group) -> str:
+    """What the colors and marks of a group mean; only those that it has."""
+    weights = {weight for row in group.weights for weight in row}
+    entries = {
+        f'<span style="background: {_GREEN}">green, λ = 2</span>: shared with a penalized completion, counts twice': 2.0
+        in weights,
+        f'<span style="background: {_GREY}">grey, λ = 0</span>: shared with a rewarded completion, no update': 0.0
+        in weights,
+        "<s>struck out</s>, δ = 0: ⟨H⟩ (nats) is above the threshold, no update": 0 in group.keep,
+        f"{_CUT.strip()}: cut off at the length limit": any(group.cut_off),
+        "↵: line break": any("\n" in token for row in group.tokens for token in row),
+    }
+    return " · ".join(text for text, shown in entries.items() if shown)
+
+
+def _reward(value: float | None) -> str:
+    """A reward as text; "-" where the function gave none, which TRL stores as NaN."""
+    return "-" if value is None or math.isnan(value) else f"{value:g}"
+
+
+def _spans(tokens: Sequence[str], weights: Sequence[float]) -> str:
+    """The escaped text, each run of tokens of one weight in its color."""
+    parts = []
+    for weight, run in itertools.groupby(zip(tokens, weights, strict=True), key=lambda pair: pair[1]):
+        text = html.escape("".join(token for token, _ in run).replace("\n", "↵"))
+        parts.append(f'<span style="background: {_COLORS[weight]}">{text}</span>' if weight in _COLORS else text)
+    return "".join(parts)
+
+
+class LiveCurves(TrainerCallback):
+    """Update the curves of a run below the notebook cell that trains it, every few steps.
+
+    Add it after ``attach_callbacks``: it reads metrics.jsonl.
+    """
+
+    def __init__(self, label: str, every: int = 10) -> None:
+        self.label, self.every, self.shown = label, every, None
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        from IPython.display import display
+
+        if state.global_step % self.every and state.global_step != state.max_steps:
+            return
+        curves = plot_training({self.label: RunDirectory(args.output_dir).read_metrics()})
+        if self.shown is None:
+            self.shown = display(curves, display_id=True)
+        else:
+            self.shown.update(curves)
+
+
+def write_report(run_directory: str | Path, groups: int = 3) -> Path:
+    """Write ``report.html``, on the main process: the curves of a run and a few of its groups, from first to last step.
+
+    Args:
+        run_directory: A run of ``train_gtpo.py``, ``train_grpo.py`` or ``train_sft.py``.
+        groups: Number of steps shown, with one group each; a run without completions (SFT) has curves only.
+
+    Raises:
+        UsageError: If the run has no metrics.
+    """
+    run = RunDirectory(run_directory)
+    if not IS_MAIN_PROCESS:
+        return run.report
+    rows, settings = run.read_metrics(), run.read_config()
+    svg = io.StringIO()
+    plot_training({settings["run_name"]: rows}).savefig(svg, format="svg")
+    tables = run.completion_tables()
+    shown = min(groups, len(tables))
+    chosen = [tables[i * (len(tables) - 1) // max(1, shown - 1)] for i in range(shown)]  # from the first to the last
+    parts = []
+    for path in chosen:
+        try:
+            step, group = read_group(path, settings["num_generations"], reward_names(rows))
+            parts.append(f"<h2>A group of step {html.escape(str(step))}</h2>{group_html(group)}")
+        except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:  # truncated, or foreign
+            logger.warning("%s cannot be read and is not shown: %s", path, error)
+    if parts and not settings.get("conflict_correction"):
+        parts.insert(0, "<p>This run gives every token weight 1: the colors show what the correction would do.</p>")
+    title = html.escape(f"{settings['run_name']}: {settings['model']} on {settings['dataset']}")
+    page = _PAGE.format(
+        title=title,
+        facts=_facts(run, settings, rows),
+        curves=svg.getvalue().partition("<svg")[2],
+        groups="".join(parts),
+        settings=_settings(settings),
+    )
+    write_atomically(run.report, page)
+    return run.report
+
+
+def _facts(run: RunDirectory, settings: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Problems, scores and initial entropy as paragraphs."""
+    lines = [f"{problem}." for problem in find_problems(rows, settings.get("max_completion_length")).values()]
+    if found := scores(rows):
+        lines.append(f"{window_text(rows)}: {', '.join(map(str, found))}")
+    if held_out := held_out_text(rows, run.read_best()):
+        lines.append(held_out)
+    if entropy := initial_entropy_text(run):
+        lines.append(f"⟨H⟩_ini: {entropy}")
+    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    rows = (
+        f"<tr><td>{html.escape(str(key))}</td><td><code>{html.escape(str(value))}</code></td></tr>"
+        for key, value in sorted(settings.items())
+        if value is not None
+    )
+    return f"<details><summary>Settings</summary><table>{''.join(rows)}</table></details>"
+
+
+def write_report_or_warn(run_directory: str | Path) -> None:
+    """:func:`write_report` at the end of a training run, which a failed report must not fail."""
+    try:
+        write_report(run_directory)
+    except Exception as error:
+        logger.warning("report.html was not written (%s: %s); the run is complete", type(error).__name__, error)
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
+<style>
+:root {{ color-scheme: light dark }}
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem }}
+figure {{ background: white; margin: 0; padding: .5rem }}
+svg {{ height: auto; max-width: 100% }}
+details {{ margin: 2rem 0 }}
+summary {{ cursor: pointer }}
+details td {{ padding: 1px 12px 1px 0; vertical-align: top; overflow-wrap: anywhere }}
+tr + tr td {{ border-top: 1px solid rgba(128, 128, 128, .3) }}
+</style></head><body>
+<h1>{title}</h1>
+{facts}
+<figure><svg{curves}</figure>
+{groups}
+{settings}
+</body></html>
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m gtpo.reports.html",
+        allow_abbrev=False,
+        description="Write the report.html of a run: its curves and a few of its groups.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="Run directories.")
+    for run in parser.parse_args().runs:
+        print(write_report(run))
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,238 @@
+"""What a run says on the screen: what it trains at the start, problems while they happen, its scores at the end."""
+
+import json
+import logging
+import shlex
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from transformers import TrainerCallback
+
+from gtpo.arguments import BENCHMARK_TITLES, Settings
+from gtpo.errors import UsageError
+from gtpo.processes import IS_MAIN_PROCESS
+from gtpo.reports.metrics import Rows, finite_values, is_held_out, of_training, reward_names
+from gtpo.runs.directory import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 10  # logged steps of the first and the last mean
+PROBLEM_STEPS = 5  # logged steps in a row that make a problem
+CUT_OFF = 0.95  # share of completions cut off at the length limit that makes a problem
+_PERCENT = {  # metric -> label and the factor that makes it percent
+    "accuracy": ("accuracy", 1),
+    "accuracy_lenient": ("accuracy in any format", 1),
+    "formatting": ("formatting", 1),
+    "mean_token_accuracy": ("token accuracy", 100),
+    "completions/clipped_ratio": ("cut off", 100),
+}
+_OURS = ("accuracy_reward", "format_reward")  # logged as accuracy and formatting too
+
+
+@dataclass(frozen=True)
+class Score:
+    """A metric at the start and at the end of a run, each a mean over some logged steps; ``unit`` is "%" or empty."""
+
+    name: str
+    first: float
+    last: float
+    unit: str = ""
+
+    def __str__(self) -> str:
+        form = "{:.1f} -> {:.1f} %" if self.unit else "{:.3g} -> {:.3g}"
+        return f"{self.name} {form.format(self.first, self.last)}"
+
+
+def window_of(rows: Rows) -> int:
+    """Logged steps of the means of :func:`scores`: ``WINDOW``, or half of a short run."""
+    return min(WINDOW, max(1, len(of_training(rows)) // 2))
+
+
+def window_text(rows: Rows) -> str:
+    """The steps of :func:`scores` in words."""
+    window = window_of(rows)
+    return f"Means of the first and last {window} logged steps" if window > 1 else "First and last logged step"
+
+
+def scores(rows: Rows) -> list[Score]:
+    """What a run learned: accuracy, formatting, other rewards and the share of completions cut off at the length limit.
+
+    For supervised fine-tuning token accuracy and loss. Values that are missing or not finite do not count, nor do
+    held-out rows.
+    """
+    return _compared(of_training(rows), window_of(rows))
+
+
+def held_out_text(rows: Rows, best: Mapping[str, float] | None = None) -> str | None:
+    """The scores of the first and last evaluation on held-out rows; None where there is none.
+
+    Args:
+        rows: The metrics of a run.
+        best: What :meth:`gtpo.runs.directory.RunDirectory.read_best` returns.
+    """
+    evaluations = [row for row in rows if is_held_out(row)]
+    found = _compared([{name.removeprefix("eval_"): v for name, v in row.items()} for row in evaluations], 1)
+    if not found:
+        return None
+    text = f"Held-out rows, steps {evaluations[0].get('step')} to {evaluations[-1].get('step')}: "
+    selected = [name for name in best or () if name.startswith("eval_")]
+    in_best = f"; best/ has {selected[0]} {best[selected[0]]:.4g} of step {best['step']}" if best and selected else ""
+    return text + ", ".join(map(str, found)) + in_best
+
+
+def _compared(rows: Rows, window: int) -> list[Score]:
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    shown = {metric: (label, factor, "%") for metric, (label, factor) in _PERCENT.items() if metric in names}
+    rewards = reward_names(rows)
+    shown |= {f"rewards/{name}/mean": (name, 1, "") for name in rewards if name not in _OURS}
+    if not rewards:
+        shown["loss"] = ("loss", 1, "")
+    found = []
+    for metric, (label, factor, unit) in shown.items():
+        if values := finite_values(rows, metric):
+            first, last = fmean(values[:window]), fmean(values[-window:])
+            found.append(Score(label, factor * first, factor * last, unit))
+    return found
+
+
+def initial_entropy_text(run: RunDirectory) -> str | None:
+    """<H>_ini and the state of the entropy filter in words; None where the run does not store both."""
+    try:
+        record = json.loads(run.initial_entropy.read_text())
+        state = "on" if record["filter_on"] else "off"
+        return f"{record['initial_entropy']:.3f} nats before training, entropy filter {state}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, str]:
+    """What makes the last ``PROBLEM_STEPS`` logged steps useless: a short name -> a sentence that says what to do."""
+    rows = of_training(rows)[-PROBLEM_STEPS:]
+    if not rows:
+        return {}
+    first, last = rows[0].get("step"), rows[-1].get("step")
+    steps = f"steps {first} to {last}" if len(rows) > 1 else f"step {last}"
+    problems = {}
+    cut = finite_values(rows, "completions/clipped_ratio")
+    if cut and fmean(cut) >= CUT_OFF:
+        which = f"{100 * fmean(cut):.0f} % of the completions" if min(cut) < 1 else "all completions"
+        problems["cut off"] = (
+            f"{which} of {steps} were cut off at {max_completion_length} tokens: raise --max_completion_length"
+        )
+    logged = [name for name in reward_names(rows) if finite_values(rows, f"rewards/{name}/mean")]
+    if logged and not any(
+        any(finite_values(rows, f"rewards/{name}/{what}")) for name in logged for what in ("mean", "std")
+    ):
+        problems["zero"] = (
+            f"{' and '.join(logged)} {'were' if len(logged) > 1 else 'was'} 0 for every completion of {steps}, so all "
+            "advantages are 0: read the completions in report.html (`python -m gtpo.reports.html RUN` writes it)"
+        )
+    return problems
+
+
+class RunMessages(TrainerCallback):
+    """Log what a run trains when it starts, and each problem once while it happens."""
+
+    def __init__(self, settings: Settings, prompts: int) -> None:
+        self.settings, self.prompts = settings, prompts
+        self.recent: deque[dict[str, Any]] = deque(maxlen=PROBLEM_STEPS)
+        self.told: set[str] = set()
+
+    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if state.is_world_process_zero:
+            for line in start_lines(self.settings, self.prompts, state.max_steps, state.global_step, args.world_size):
+                logger.warning(line)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
+        if not state.is_world_process_zero or not logs or "train_loss" in logs or is_held_out(logs):
+            return
+        self.recent.append({"step": state.global_step} | logs)
+        if len(self.recent) < PROBLEM_STEPS:
+            return
+        for name, problem in find_problems(list(self.recent), _length_limit(self.settings)).items():
+            if name not in self.told:
+                logger.warning("Warning: %s.", problem.replace(" RUN`", f" {shlex.quote(args.output_dir)}`"))
+                self.told.add(name)
+
+
+def start_lines(settings: Settings, prompts: int, steps: int, done: int = 0, processes: int = 1) -> list[str]:
+    """Model, data, folder and steps of a run.
+
+    Args:
+        settings: All settings.
+        prompts: Training prompts.
+        steps: Optimizer steps of the whole run.
+        done: Steps of the checkpoint that it continues from.
+        processes: Processes, with ``settings.completions_per_step`` each.
+    """
+    count = settings.completions_per_step * processes
+    each = f"{count:,} rows"
+    if settings.method != "sft":
+        groups = count // settings.group_size
+        each = f"{groups:,} prompt{'s' * (groups > 1)} x {settings.group_size} completions"
+        each += f" of at most {_length_limit(settings):,} tokens"
+    return [
+        f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}: {settings.output_dir}",
+        f"{steps:,} steps of {each}; {prompts:,} prompts" + (f"; continues after step {done:,}" if done else ""),
+    ]
+
+
+def log_summary(trainer: Any, settings: Settings) -> None:
+    """Log how the run ended, on the main process; a failure here must not fail the run."""
+    if not IS_MAIN_PROCESS:
+        return
+    try:
+        seconds = [row["train_runtime"] for row in trainer.state.log_history if "train_loss" in row]
+        try:
+            rows = RunDirectory(settings.output_dir).read_metrics()
+        except UsageError as error:
+            logger.warning("%s", error)
+            rows = []
+        for line in end_lines(settings, rows, seconds[-1] if seconds else None):
+            logger.warning(line)
+    except Exception as error:
+        logger.warning("no summary (%s: %s); the run is complete", type(error).__name__, error)
+
+
+def end_lines(settings: Settings, rows: Rows, seconds: float | None) -> list[str]:
+    """How a run ended: problems first, then the scores, where its files are, and the next command.
+
+    Args:
+        settings: All settings.
+        rows: The metrics of the run.
+        seconds: Time of the training loop in this process; None if nothing was left to train.
+    """
+    run = RunDirectory(settings.output_dir)
+    problems = find_problems(rows, _length_limit(settings))
+    lines = [f"Run finished, but {'; '.join(problems.values())}."] if problems else []
+    trained = run.adapter if settings.model.lora_rank else run.model
+    files = {"model": trained, "merged model": run.merged, "curves and completions": run.report}
+    parts = [f"{what}: {path.name}{'/' * path.is_dir()}" for what, path in files.items() if path.exists()]
+    since = " since --resume" if settings.run.resume else ""
+    time = f" ({duration(seconds)}{since})" if seconds is not None else ""
+    start = "Files" if problems else f"Run finished{time}"
+    lines.append(f"{start}: {run.path}" + (f" ({', '.join(parts)})" if parts else ""))
+    if found := scores(rows):
+        lines.append(f"{window_text(rows)}: {', '.join(map(str, found))}")
+    if held_out := held_out_text(rows, run.read_best()):
+        lines.append(held_out)
+    if settings.data.dataset in BENCHMARK_TITLES:
+        what = ["--runs", str(run.path)] if settings.model.lora_rank else ["--model", str(run.model)]
+        lines.append(f"Evaluate: python evaluate.py --benchmarks {settings.data.dataset} {shlex.join(what)}")
+    else:
+        lines.append(f"Use it: {trained / 'README.md'} has a quick start")
+    return [line.replace(" RUN`", f" {shlex.quote(str(run.path))}`") for line in lines]
+
+
+def duration(seconds: float) -> str:
+    """Seconds as text: ``48 s``, ``1 min 32 s`` or ``2 h 5 min``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def _length_limit(settings: Settings) -> int | None:
+    return getattr(settings.trainer, "max_completion_length", None)

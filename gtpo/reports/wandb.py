@@ -1,0 +1,59 @@
+"""The wandb run of a training run. Offline without a login or a connection."""
+
+import logging
+import os
+import shlex
+import uuid
+from pathlib import Path
+from typing import Any
+
+from gtpo.arguments import Settings
+from gtpo.files import write_atomically
+from gtpo.runs.directory import RunDirectory, run_label
+
+logger = logging.getLogger(__name__)
+
+
+def start_wandb(settings: Settings) -> Any:
+    """The wandb run with the name and id of the run directory, the same one when the run is resumed. It never prompts.
+
+    Runs whose names differ in a last -s1, -s2, ... form one wandb group, so that a panel can show mean and spread.
+    """
+    import wandb
+
+    run_directory, method = RunDirectory(settings.output_dir), settings.method.upper()
+    name, identity, mode = run_directory.path.name, run_directory.wandb_id, os.environ.get("WANDB_MODE")
+    if not identity.is_file():
+        write_atomically(identity, uuid.uuid4().hex[:8])
+    options: dict[str, Any] = {
+        "tags": [method, Path(settings.model.model).name, settings.data.dataset, f"seed {settings.trainer.seed}"],
+        "config": {"method": method} | settings.to_dict(),
+        "project": os.environ.get("WANDB_PROJECT", "gtpo"),
+        "name": name,
+        "id": identity.read_text(),
+        "resume": "allow",
+        "group": run_label(name)[0],
+        "dir": str(run_directory.path),
+        "settings": wandb.Settings(
+            silent=True,
+            finish_timeout=60,
+            finish_timeout_raises=False,
+            x_disable_meta=True,  # it contains the command line, possibly with a token; environment.json has the rest
+        ),
+    }
+    run, reason = None, "not logged in"
+    try:
+        if mode is not None or wandb.login(prompt=False):
+            run = wandb.init(mode=mode, **options)
+    except wandb.Error as error:
+        reason = str(error).rstrip(".")
+        options["id"] = uuid.uuid4().hex[:8]  # the run that failed to start still holds the old id
+        write_atomically(identity, options["id"])
+    if run is None:
+        how_to_sync = f"`wandb sync {shlex.quote(str(run_directory.path / 'wandb'))}/offline-run-*` uploads it"
+        logger.warning("wandb: %s, so this run is logged offline; %s.", reason, how_to_sync)
+        run = wandb.init(mode="offline", **options)
+    # TRL logs completions and timings in between, which advances wandb's own step: plot over the training step.
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    return run

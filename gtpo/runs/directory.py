@@ -1,0 +1,214 @@
+"""The run directory: names of its files, and their readers."""
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gtpo.errors import UsageError
+from gtpo.files import read_yaml
+from gtpo.runs.checkpoints import MANIFEST
+
+OUTPUTS = Path("outputs")
+FILES = {  # what a run directory may have: the files that show it
+    "settings": ("config.yaml",),
+    "metrics": ("metrics.jsonl",),
+    "weights": ("adapter/adapter_config.json", "model/config.json"),
+}
+
+
+def run_label(label: str) -> tuple[str, int | None]:
+    """Name and seed of a run: ``gtpo-g8-s2`` is gtpo-g8 with seed 2, ``gtpo-g8-s2@best`` is gtpo-g8@best.
+
+    The seed is None without ``-sN``.
+    """
+    match = re.fullmatch(r"(.+)-s(\d+)((?:@.*)?)", label)
+    return (match[1] + match[3], int(match[2])) if match else (label, None)
+
+
+def label_of(directory: Path) -> str:
+    """The label of a run: its path below outputs/, joined with dashes; elsewhere the name of the directory."""
+    directory, root = directory.resolve(), OUTPUTS.resolve()
+    if directory == RunDirectory(directory.parent).adapter:
+        directory = directory.parent
+    return "-".join(directory.relative_to(root).parts) if directory.is_relative_to(root) else directory.name
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The files of one training run (docs/metrics.md, "The run directory").
+
+    Attributes:
+        path: ``output_dir`` of the run.
+    """
+
+    path: Path
+
+    def __init__(self, path: str | Path) -> None:
+        object.__setattr__(self, "path", Path(path))
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "run.lock"
+
+    @property
+    def config(self) -> Path:
+        """Every setting, resolved."""
+        return self.path / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, git revision, hardware."""
+        return self.path / "environment.json"
+
+    @property
+    def initial_entropy(self) -> Path:
+        return self.path / "initial_entropy.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line per logged step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def wandb_id(self) -> Path:
+        return self.path / "wandb_id"
+
+    @property
+    def adapter(self) -> Path:
+        """The final adapter."""
+        return self.path / "adapter"
+
+    @property
+    def model(self) -> Path:
+        """The final model of a run that trained all weights."""
+        return self.path / "model"
+
+    @property
+    def best(self) -> Path:
+        """The adapter, or model, with the highest smoothed accuracy reward or the best evaluation on held-out rows."""
+        return self.path / "best"
+
+    @property
+    def merged(self) -> Path:
+        """Base model and adapter as one standalone model."""
+        return self.path / "merged"
+
+    def checkpoint(self, step: int | str) -> Path:
+        return self.path / f"checkpoint-{step}"
+
+    def not_finite(self, step: int) -> Path:
+        """Where the batch of a step with a non-finite loss or gradient is saved."""
+        return self.path / f"not-finite-step-{step}"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the final adapter or model is saved."""
+        return any((self.path / name).is_file() for name in FILES["weights"])
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether a checkpoint lists its files; they are not checked."""
+        return any(self.path.glob(f"checkpoint-*/{MANIFEST}"))
+
+    def completion_tables(self) -> list[Path]:
+        """The logged completions, one parquet table per logged step, oldest first."""
+        return sorted((self.path / "completions").glob("*.parquet"))
+
+    def read_config(self) -> dict[str, Any]:
+        """The settings as stored.
+
+        Raises:
+            UsageError: If they cannot be read.
+        """
+        return read_yaml(self.config)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``, oldest first; a last line truncated by a kill is skipped.
+
+        Raises:
+            UsageError: If the run has no metrics.
+        """
+        if not self.metrics.is_file():
+            what = "contains no metrics.jsonl" if self.path.is_dir() else "is not a directory"
+            raise UsageError(f"{self.path} {what}: expected the directory of a training run.")
+        lines = self.metrics.read_bytes().splitlines()
+        rows = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                rows.append(dict(json.loads(line)))
+            except (ValueError, TypeError) as error:
+                if number < len(lines):
+                    raise UsageError(f"{self.metrics}: line {number} is not a JSON object: delete it.") from error
+        if not rows:
+            raise UsageError(f"{self.metrics} is empty: the run has not logged a step yet.")
+        return rows
+
+    def read_best(self) -> dict[str, Any] | None:
+        """``best/best.json``: step and metric of the best adapter, ``accuracy`` or that of held-out rows; None if none.
+
+        Raises:
+            UsageError: If it cannot be read.
+        """
+        path = self.best / "best.json"
+        if not path.is_file():
+            return None
+        try:
+            stored = json.loads(path.read_bytes())
+            step = int(stored.pop("step"))
+            ((metric, value),) = stored.items()
+            return {metric: float(value), "step": step}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f'{path} cannot be read: expected {{"accuracy": ..., "step": ...}}. Delete {self.best}, and the '
+                "best adapter is chosen among the steps from here on."
+            ) from error
+
+
+def run_of(directory: str | Path) -> RunDirectory:
+    """The run in a directory, or the run that contains an offline wandb run (``RUN/wandb/offline-run-...``)."""
+    directory = Path(directory)
+    return RunDirectory(directory.parent.parent if directory.parent.name == "wandb" else directory)
+
+
+def find_runs(places: Iterable[Path], having: str = "settings") -> list[RunDirectory]:
+    """The runs below some directories, least recently written first.
+
+    Args:
+        places: Directories of runs, or of offline wandb runs (:func:`run_of`).
+        having: What a run must have, a key of ``FILES``.
+    """
+    found = {path: name for place in places for name in FILES[having] for path in run_of(place).path.rglob(name)}
+    ordered = sorted(found, key=lambda path: path.stat().st_mtime)
+    return [RunDirectory(path.parents[found[path].count("/")]) for path in ordered]
+
+
+def method_of(run: RunDirectory) -> str | None:
+    """gtpo, grpo or sft, by the settings of a run; None if they are not those of a run.
+
+    Raises:
+        UsageError: If they cannot be read.
+    """
+    settings = run.read_config()
+    if "model" not in settings:
+        return None
+    return "gtpo" if "gamma" in settings else "grpo" if "num_generations" in settings else "sft"
+
+
+def resume_command(run: RunDirectory) -> str:
+    """The command that continues a run, as it can be pasted; own rewards are named again, or they are not imported."""
+    flags = ["--resume", str(run.path)]
+    if not run.config.is_file():  # of another program that uses the trainer
+        return shlex.join(flags)
+    script, rewards = f"train_{method_of(run)}.py", run.read_config().get("reward", [])
+    if any(":" in name for name in rewards):
+        flags += ["--reward", *rewards]
+    return shlex.join(["python", sys.argv[0] if Path(sys.argv[0]).name == script else script, *flags])

@@ -1,0 +1,265 @@
+"""The start of a run: checks before a model is loaded, the lock, what is written first, resume and replace."""
+
+import json
+import logging
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+
+from gtpo.arguments import MODEL_ALIASES, PromptArguments, Settings
+from gtpo.cli.flags import name_of
+from gtpo.errors import UsageError, nearest
+from gtpo.files import write_atomically
+from gtpo.processes import IS_MAIN_PROCESS
+from gtpo.runs.checkpoints import MANIFEST, delete, latest_complete, sorted_checkpoints, steps_are_done
+from gtpo.runs.directory import RunDirectory, resume_command
+from gtpo.runs.environment import environment
+
+logger = logging.getLogger(__name__)
+
+_NOT_OF_TRAINING = {  # what may differ when a finished run is saved, merged or uploaded again
+    "output_dir",
+    "run_name",
+    "data_dir",
+    "merge",
+    "push_to_hub",
+    "hub_model_id",
+    "hub_private_repo",
+    "report_to",
+}
+_locks: dict[str, FileLock] = {}  # held until the process ends
+
+
+def check_run(settings: Settings, rows: int) -> str | None:
+    """Check that the run can start, before a model is loaded; nothing is written.
+
+    Args:
+        settings: All settings; ``output_dir`` names the directory.
+        rows: Training rows.
+
+    Returns:
+        The checkpoint to resume from, or None.
+
+    Raises:
+        UsageError: If the directory exists and neither --resume nor --overwrite is given, is not a run or has no
+            checkpoint; if ``report_to`` is unknown; or if there are fewer rows than prompts in a step.
+    """
+    _check_reporters(settings.trainer.report_to)
+    prompts = settings.completions_per_step * int(os.environ.get("WORLD_SIZE", 1)) // settings.group_size
+    if rows < prompts:
+        raise UsageError(f"{rows} training rows are too few for a step of {prompts} prompts: lower --prompts_per_step.")
+    run, start = RunDirectory(settings.output_dir), settings.run
+    if IS_MAIN_PROCESS:
+        _check_writable(run.path)
+        if run.lock.exists():
+            _lock(run)
+    if start.resume and start.overwrite:
+        raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
+    if start.resume:
+        checkpoint = latest_complete(run.path)
+        if checkpoint is None and run.has_checkpoint:
+            raise UsageError(f"{run.path} has no complete checkpoint left: --overwrite starts it again.")
+        if checkpoint is None:
+            raise UsageError(f"{run.path} has no checkpoint: name the run with --resume RUN, or start it again.")
+        run.read_best()
+        check_same_policy(run, vars(settings.model) | vars(settings.prompt))
+        _check_held_out(run, settings)
+        _check_changes(run, settings, checkpoint)
+        return str(checkpoint)
+    if IS_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
+        if not _is_run(run):
+            raise UsageError(
+                f"{run.path} exists and is not a run (it has no run.lock, or no config.yaml and environment.json), so "
+                "nothing is written to it or deleted: name another directory."
+            )
+        if not start.overwrite:
+            resume = ": --resume continues it," if run.has_checkpoint else " and has no checkpoint:"
+            raise UsageError(f"{run.path} exists{resume} --overwrite replaces it, --run_name names another.")
+    return None
+
+
+def start_run(settings: Settings) -> None:
+    """Create the run directory, checked by :func:`check_run`, with ``config.yaml`` and ``environment.json``.
+
+    ``run.lock`` is written first and stays: a directory that has it is a run, however early or late it was killed.
+
+    Raises:
+        UsageError: If another process uses it.
+    """
+    if not IS_MAIN_PROCESS:
+        return
+    run = RunDirectory(settings.output_dir)
+    run.path.mkdir(parents=True, exist_ok=True)
+    _lock(run)
+    if settings.run.resume:
+        _delete_unfinished(run)
+    else:
+        _clear(run)
+    write_atomically(run.config, yaml.safe_dump(settings.to_dict(), sort_keys=True))
+    write_atomically(run.environment, json.dumps(environment(), indent=2))
+
+
+def _delete_unfinished(run: RunDirectory) -> None:
+    """Delete what a kill left: a table of completions, or a checkpoint that was being written or deleted."""
+    for table in run.path.glob("completions/*.tmp"):
+        table.unlink()
+    for checkpoint in sorted_checkpoints(run.path):
+        if not (checkpoint / MANIFEST).is_file():
+            delete(checkpoint)
+
+
+def _clear(run: RunDirectory) -> None:
+    """Delete everything but the lock, results first and what they were made with last.
+
+    Killed in between, the directory has neither a checkpoint without its metrics nor final weights that lack a file.
+    """
+    for checkpoint in reversed(sorted_checkpoints(run.path)):
+        delete(checkpoint)
+    for config in (run.adapter / "adapter_config.json", run.model / "config.json"):
+        config.unlink(missing_ok=True)
+    last = (run.environment, run.config)
+    for path in sorted(run.path.iterdir(), key=lambda path: path in last):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path != run.lock:
+            path.unlink()
+
+
+def _is_run(run: RunDirectory) -> bool:
+    """Whether a directory was made by :func:`start_run`; a copy may lack the lock."""
+    return run.lock.exists() or (run.config.is_file() and run.environment.is_file())
+
+
+def _has_content(run: RunDirectory) -> bool:
+    """Whether a directory contains more than a run leaves that failed before its first step."""
+    names = {path.name.removesuffix(".tmp") for path in run.path.iterdir()} if run.path.is_dir() else set()
+    files = (run.lock, run.config, run.environment, run.initial_entropy, run.wandb_id)
+    before_step_1 = {"completions", "wandb", *(path.name for path in files)}
+    return bool(names) and not (_is_run(run) and names <= before_step_1 and not run.completion_tables())
+
+
+def _check_writable(directory: Path) -> None:
+    """Refuse a run directory that cannot be written, before a model is loaded.
+
+    Raises:
+        UsageError: For a file in its place or above it, a link to nowhere, a path that is too long, no permission.
+    """
+    try:
+        if directory.is_symlink() and not directory.exists():
+            raise UsageError(f"--output_dir: {directory} is a link to {os.readlink(directory)}, which does not exist.")
+        parent = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+        if not parent.is_dir():
+            where = "is" if parent == directory else f"is below {parent}, which is"
+            raise UsageError(f"--output_dir: {directory} {where} a file, expected a directory.")
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"--output_dir: cannot write {directory}: {error.strerror}. Name another directory."
+        ) from error
+
+
+def _check_reporters(reporters: Sequence[str] | str) -> None:
+    from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+
+    known = {*INTEGRATION_TO_CALLBACK, "all", "none"}
+    for name in [reporters] if isinstance(reporters, str) else reporters or []:
+        if name not in known:
+            raise UsageError(f"--report_to {name!r} is unknown{nearest(name, known)}: wandb, tensorboard, none, ...")
+        if name not in {*get_available_reporting_integrations(), "all", "none"}:
+            raise UsageError(
+                f"--report_to {name} needs a package that is not installed: `pip install {name}`, or none."
+            )
+
+
+def check_same_policy(run: RunDirectory, values: Mapping[str, Any]) -> None:
+    """Refuse to resume a run with another model, adapter or prompt.
+
+    Raises:
+        UsageError: Names the first of ``values`` that differs from the run's.
+    """
+    stored = run.read_config() if run.config.is_file() else {}
+    for name in ("model", "lora_rank", "lora_target_modules", *vars(PromptArguments())):
+        new = values.get(name)
+        if {name} <= stored.keys() & values.keys() and MODEL_ALIASES.get(str(stored[name]), stored[name]) != (
+            MODEL_ALIASES.get(str(new), new)
+        ):
+            raise UsageError(
+                f"{run.path} was trained with --{name} {_short(stored[name])}; a checkpoint cannot be resumed with "
+                f"{_short(new)}: remove --{name}."
+            )
+
+
+def _short(value: Any) -> str:
+    """A value of a message; a system prompt on one line, a long one cut off."""
+    text = str(value) if "\n" not in str(value) else repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _check_held_out(run: RunDirectory, settings: Settings) -> None:
+    """Refuse to resume with other held-out rows: some may have been trained on, and best/ would compare two kinds.
+
+    Raises:
+        UsageError: Names the setting that chooses them.
+    """
+    stored, new = run.read_config() if run.config.is_file() else {}, settings.to_dict()
+    stored = {name_of(name): value for name, value in stored.items()}
+    rows, dataset = stored.get("eval_rows"), stored.get("eval_dataset")
+    if rows is None and dataset is None and new["eval_rows"] is not None and new["eval_dataset"] is None:
+        raise UsageError(f"{run.path} trains on all its rows: --eval_rows holds out none; name others, --eval_dataset.")
+    names = [*["eval_rows", "eval_dataset"] * bool(rows or dataset), *["seed", "dataset", "limit"] * bool(rows)]
+    for name in names:
+        if stored.get(name) != new.get(name):
+            raise UsageError(
+                f"{run.path} has other held-out rows: it was started with --{name} {stored.get(name)}, not "
+                f"{new.get(name)}; remove --{name}, or train another run with --run_name."
+            )
+
+
+def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path) -> None:
+    """Say which settings a resumed run changes; after its last step they would have no effect and are refused.
+
+    Raises:
+        UsageError: If the run has all its steps and a setting of the training differs.
+    """
+    stored, new = run.read_config() if run.config.is_file() else {}, settings.to_dict()
+    changed = {name: value for name, value in new.items() if name in stored and stored[name] != value}
+    changes = [
+        f"--{name} {value} (before: {stored[name]})" for name, value in changed.items() if name not in _NOT_OF_TRAINING
+    ]
+    if not changes:
+        return
+    if steps_are_done(checkpoint, settings.trainer.max_steps, settings.run.early_stopping_patience):
+        raise UsageError(
+            f"{run.path} has all its steps, and {', '.join(changes)} would have no effect: remove it, raise "
+            "--max_steps, or train another run with --run_name."
+        )
+    logger.warning("%s is resumed with %s", run.path, ", ".join(changes))
+
+
+def _lock(run: RunDirectory) -> None:
+    lock = _locks.setdefault(str(run.path.resolve()), FileLock(run.lock, thread_local=False))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise UsageError(f"{run.path} is in use by another process: wait for it, or name another run.") from error
+
+
+def how_to_continue() -> str:
+    """The command after this process was interrupted: ``--resume`` of the run that it holds, or the same one again."""
+    again = list(sys.argv)
+    for lock in _locks.values():
+        run = RunDirectory(Path(lock.lock_file).parent)
+        if lock.is_locked and run.has_checkpoint:
+            return resume_command(run)
+        if lock.is_locked and _has_content(run) and "--overwrite" not in again:
+            again.append("--overwrite")
+    return shlex.join(["python", *again])

@@ -1,0 +1,79 @@
+"""How a script runs and exits: one line for invalid input, exit codes, a full disk."""
+
+import errno
+import logging
+import os
+import select
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from gtpo.errors import RunError, UsageError
+
+
+def run_script(main: Callable[[], None]) -> NoReturn:
+    """Run a script's main and exit. A UsageError is printed as one line; ``--debug`` shows the traceback instead.
+
+    Exit codes: 2 for invalid input, 1 for a run that had to stop, 130, 143, 129 or 140 after Ctrl-C, SIGTERM,
+    SIGHUP or SIGUSR2, 141 if the reader of its output has gone, as in ``| head``.
+    """
+    logging.basicConfig(format="%(message)s", handlers=[_AboveTheBar()])
+    debug = "--debug" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    try:
+        main()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        _exit(f"interrupted; continue with: {_how_to_continue()}", 130)
+    except (UsageError, RunError) as error:
+        if debug:
+            raise
+        _exit(str(error), 2 if isinstance(error, UsageError) else 1)
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _lost_its_reader():
+            _exit("nothing reads the output any more", 141)
+        if debug or not _is_disk_full(error):
+            raise
+        _exit(f"the disk is full ({error}); free some space, then: {_how_to_continue()}", 1)
+    sys.exit(0)
+
+
+def _how_to_continue() -> str:
+    from gtpo.runs.start import how_to_continue  # it imports more than `--help` needs
+
+    return how_to_continue()
+
+
+class _AboveTheBar(logging.Handler):
+    """Print warnings to stderr; a progress bar is cleared first and drawn again below them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+def _exit(message: str, code: int) -> NoReturn:
+    from tqdm import tqdm
+
+    for bar in list(tqdm._instances):
+        bar.close()  # otherwise it is drawn again over the message
+    print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _lost_its_reader() -> bool:
+    """Whether stdout is a closed pipe; what is left in its buffer is dropped then, or Python would fail at its exit."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
+def _is_disk_full(error: BaseException) -> bool:
+    """Also where PyTorch or safetensors report a short write in other words."""
+    texts: Iterable[str] = ("No space left on device", "PytorchStreamWriter failed", "unexpected pos", "iostream error")
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in texts)

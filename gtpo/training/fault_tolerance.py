@@ -1,0 +1,217 @@
+"""Fault-tolerance callbacks: signals, non-finite values, complete checkpoints.
+
+They work with any trainer of Transformers; ``gtpo.training.loop.attach_callbacks`` adds them. The processes of a
+run see a fault at different times, so they agree before they act on it.
+"""
+
+import json
+import logging
+import math
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback
+
+from gtpo.errors import RunError
+from gtpo.files import apply_umask
+from gtpo.processes import any_process
+from gtpo.runs.checkpoints import delete, rotate, sorted_checkpoints, step_of, write_manifest
+from gtpo.runs.directory import RunDirectory, resume_command
+
+logger = logging.getLogger(__name__)
+
+
+class StopOnSignal(TrainerCallback):
+    """On Ctrl-C, SIGTERM, SIGHUP or SIGUSR2 finish the step, write a checkpoint, exit with 128 plus its number.
+
+    SIGHUP (a closed terminal) stays ignored where it is, as under nohup. SIGUSR2 is Slurm's, before preemption or the
+    time limit (SIGUSR1 is NCCL's): it may follow another signal or be sent twice, and never exits immediately.
+
+    Another second signal exits immediately. Add it last: it ends the process after the other callbacks.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.before: dict[int, Any] = {}
+
+    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if threading.current_thread() is threading.main_thread():  # only the main thread receives signals
+            numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2]
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+                numbers.append(signal.SIGHUP)
+            self.before = {number: signal.signal(number, self._note) for number in numbers}
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self.received is None:
+            logger.warning("\nfinishing this step and writing a checkpoint; press Ctrl-C again to exit immediately")
+            self.received = number
+        if number != signal.SIGUSR2:
+            self.restore(keep=(signal.SIGUSR2,))
+
+    def restore(self, keep: Sequence[int] = ()) -> None:
+        """Hand the signals, except some, back to the handlers they had before training."""
+        for number in self.before.keys() - set(keep):
+            signal.signal(number, self.before.pop(number))
+
+    def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if any_process(self.received is not None, args.device):
+            control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        self.restore()
+        if state.global_step < state.max_steps and any_process(self.received is not None, args.device):
+            if state.is_world_process_zero:
+                how = resume_command(RunDirectory(args.output_dir))
+                logger.warning("stopped after step %d; continue with: %s", state.global_step, how)
+            raise SystemExit(128 + (self.received or signal.SIGTERM))
+
+
+class StopOnNonFinite(TrainerCallback):
+    """Stop the run before the optimizer applies a non-finite gradient, or anything saves weights that are not finite.
+
+    With fp16 such gradients are part of loss scaling: Accelerate skips the step.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):  # type: ignore[no-untyped-def]
+        if not args.fp16:
+            gradients = {n: weight.grad for n, weight in model.named_parameters() if weight.grad is not None}
+            self._check("the gradient", gradients, args)
+
+    def on_optimizer_step(self, args, state, control, model=None, **kwargs):  # type: ignore[no-untyped-def]
+        trained = {n: weight.detach() for n, weight in model.named_parameters() if weight.requires_grad}
+        self._check("the updated weight", trained, args)
+
+    def _check(self, what: str, tensors: dict[str, Tensor], args: Any) -> None:
+        # one transfer to the host for all tensors; of a sharded one each process checks its part
+        parts = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors.values()]
+        flags = [part.isfinite().all() for part in parts]
+        if any_process(bool(flags) and not bool(torch.stack(flags).all()), args.device):
+            name = next((n for n, flag in zip(tensors, flags, strict=True) if not flag), "on another process")
+            batches = getattr(self.trainer, "_buffered_inputs", None) or []
+            raise not_finite(f"{what} ({name})", self.trainer, batches)
+
+
+def not_finite(
+    what: str,
+    trainer: Any,
+    batches: Sequence[dict[str, Any]] = (),
+    rows: Sequence[dict[str, Any]] = (),
+    mend: str = "a lower --learning_rate, --max_grad_norm or --temperature",
+) -> RunError:
+    """The error for a non-finite value, after what is known of the step is saved in the run directory.
+
+    Args:
+        what: What is not finite.
+        trainer: The trainer, in the step.
+        batches: The micro-batches of the step, as TRL's trainer stores them; saved with their texts.
+        rows: Prompts, completions and rewards of a step that has no batch yet.
+        mend: What to change before the run continues.
+    """
+    step, run = trainer.state.global_step + 1, RunDirectory(trainer.args.output_dir)
+    saved = ""
+    if batches or rows:  # SFT has neither
+        directory, rank = run.not_finite(step), trainer.accelerator.process_index
+        directory.mkdir(parents=True, exist_ok=True)
+        saved = f"; what is known of it is in {directory}"
+    if rows:
+        written = [{key: _json_value(value) for key, value in row.items()} for row in rows]
+        (directory / f"rows-{rank}.json").write_text(json.dumps(written, indent=1, ensure_ascii=False))
+    if batches:
+        _save_batches(batches, directory / f"batch-{rank}.safetensors")
+        texts = [trainer.processing_class.batch_decode(batch["completion_ids"]) for batch in batches]
+        (directory / f"completions-{rank}.json").write_text(json.dumps(texts, indent=1, ensure_ascii=False))
+        apply_umask(directory)
+    again = f"Start again with --overwrite and {mend}."
+    if run.has_checkpoint:
+        again = f"Continue from the last checkpoint with `{resume_command(run)}` and {mend}, or start again."
+    return RunError(f"{what} is not finite in step {step}: the run stops, no checkpoint contains it{saved}. {again}")
+
+
+def _json_value(value: Any) -> Any:
+    """Numbers that JSON does not have, as text."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _save_batches(batches: Sequence[dict[str, Any]], file: Path) -> None:
+    """Save the tensors of micro-batches as ``<index of the batch>.<name>``."""
+    tensors = {f"{i}.{k}": v for i, batch in enumerate(batches) for k, v in batch.items() if isinstance(v, Tensor)}
+    save_file({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}, file)
+
+
+class CompleteCheckpoints(TrainerCallback):
+    """Write the manifest of a checkpoint when all its files are written; a checkpoint without one is not resumed.
+
+    Only then ``save_total_limit`` deletes older ones: Transformers' trainer does so earlier, and by file times.
+
+    Also saves what TRL's trainer does not: completions that several optimizer steps train on (``num_iterations`` or
+    ``steps_per_generation``), where a checkpoint falls between two of these steps. Add it after the callbacks that
+    write into a checkpoint.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.limit: int | None = None
+
+    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        self.limit, args.save_total_limit = args.save_total_limit, None
+        if not state.global_step:
+            return
+        state.compute_steps(args, state.max_steps)  # Transformers keeps logging, eval and save steps of the checkpoint
+        if state.is_world_process_zero:  # incomplete ones that are saved again: without a file of the old one
+            for path in sorted_checkpoints(Path(args.output_dir)):
+                if step_of(path) > state.global_step:
+                    delete(path)
+        # TRL's SFTTrainer restarts the count at zero.
+        counts = [row["num_tokens"] for row in state.log_history if "num_tokens" in row]
+        self.trainer._total_train_tokens = int(counts[-1]) if counts else 0
+        if not hasattr(self.trainer, "_buffered_inputs"):
+            return
+        self.trainer._step = state.global_step * args.gradient_accumulation_steps
+        file = self._file(args, state)
+        if file.is_file():
+            for name, column in json.loads(file.with_suffix(".json").read_text()).items():  # TRL's table of completions
+                kept = self.trainer._logs[name]
+                for key, values in column.items() if isinstance(column, dict) else [(None, column)]:
+                    (kept if key is None else kept[key]).extend(values)
+            batches: list[dict[str, Tensor]] = [{} for _ in range(args.steps_per_generation)]
+            for name, tensor in load_file(file, device=str(args.device)).items():
+                index, _, key = name.partition(".")
+                batches[int(index)][key] = tensor
+            self.trainer._buffered_inputs = batches
+
+    def on_save(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        buffer = getattr(self.trainer, "_buffered_inputs", None)
+        if buffer and self.trainer._step % (args.steps_per_generation * args.num_iterations):
+            _save_batches(buffer, self._file(args, state))
+            table = {
+                name: {key: list(values) for key, values in column.items()}
+                if isinstance(column, dict)
+                else list(column)
+                for name, column in self.trainer._logs.items()
+            }
+            self._file(args, state).with_suffix(".json").write_text(json.dumps(table))
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()  # each process writes its random state
+        if state.is_world_process_zero:
+            checkpoint = RunDirectory(args.output_dir).checkpoint(state.global_step)
+            (checkpoint / "training_args.bin").unlink(missing_ok=True)  # an unused pickle
+            write_manifest(checkpoint)
+            if self.limit:
+                rotate(checkpoint.parent, self.limit)
+
+    def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        args.save_total_limit = self.limit
+
+    def _file(self, args: Any, state: Any) -> Path:
+        checkpoint = RunDirectory(args.output_dir).checkpoint(state.global_step)
+        return checkpoint / f"generated-{args.process_index}.safetensors"

@@ -1,0 +1,157 @@
+"""<H>_ini of Section 5.2: the entropy of the untrained policy, measured once and stored with the run."""
+
+import itertools
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+from tqdm.contrib.logging import logging_redirect_tqdm
+from transformers import TrainerCallback
+from trl.trainer.utils import RepeatSampler, pad
+
+from gtpo.errors import UsageError
+from gtpo.files import write_atomically
+from gtpo.runs.directory import RunDirectory
+from gtpo.training.fault_tolerance import not_finite
+from gtpo.training.held_out import isolated_rng
+from gtpo_loss import LN2, filter_is_on
+
+logger = logging.getLogger(__name__)
+
+PROMPTS = 100  # Section 6: "the first 100 samples of the training set"
+CPU_SAMPLING_BATCH = 25  # completions at once on a CPU: the weights are read once for all of them
+
+
+class InitialEntropy(TrainerCallback):
+    """<H>_ini of a trainer's policy: ``--initial_entropy``, or measured before step 0, never on a trained policy.
+
+    The measurement has its own random numbers: it gives the same value, and training samples the same groups, whenever
+    it happens. Training starts with it; an evaluation or ``inspect_group`` before training needs it earlier.
+
+    Args:
+        trainer: A GTPOTrainer.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.measured: float | None = None
+
+    @property
+    def value(self) -> float:
+        """In nats.
+
+        Raises:
+            UsageError: If a resumed run has no readable record of it.
+            RunError: If it is NaN or infinite.
+        """
+        if self.measured is None:
+            self.measured = self._read_or_measure()
+        return self.measured
+
+    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        _ = self.value  # a resumed run has loaded its checkpoint, and knows its step
+
+    def _read_or_measure(self) -> float:
+        trainer, settings = self.trainer, self.trainer.gtpo
+        path = RunDirectory(trainer.args.output_dir).initial_entropy
+        record: dict[str, Any]
+        if settings.initial_entropy is not None:
+            record = {"initial_entropy": settings.initial_entropy, "given": True}
+        elif trainer.state.global_step > 0:  # resumed
+            record = read_record(path, trainer.state.global_step)
+        else:
+            record = self._measure()
+        value = float(record["initial_entropy"])
+        if not math.isfinite(value):
+            raise not_finite("the initial entropy", trainer)
+        record["filter_on"] = filter_is_on(value, settings.entropy_filter)
+        if trainer.accelerator.is_main_process:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(record, indent=2))
+            mode = settings.entropy_filter
+            side = f"{'below' if value < LN2 else 'not below'} ln 2" if mode == "auto" else f"--entropy_filter {mode}"
+            source = f" over {record['prompts']} prompts" if "prompts" in record else ", given"
+            with logging_redirect_tqdm():  # above the bar
+                state = "on" if record["filter_on"] else "off"
+                logger.warning("<H>_ini %.2f nats%s: %s, entropy filter %s", value, source, side, state)
+        trainer.accelerator.wait_for_everyone()
+        return value
+
+    def _measure(self) -> dict[str, Any]:
+        trainer = self.trainer
+        # the order of training: TRL's sampler, with the run's seed
+        order = RepeatSampler(trainer.train_dataset, 1, shuffle=trainer.shuffle_dataset, seed=trainer.args.seed)
+        first = trainer.train_dataset.select(list(itertools.islice(order, PROMPTS)))
+        entropies = self.sampled_entropies(list(first["prompt"]))
+        return {
+            "initial_entropy": sum(entropies) / len(entropies),
+            "prompts": len(entropies),
+            "temperature": trainer.temperature,
+            "per_prompt": entropies,
+        }
+
+    def sampled_entropies(self, prompts: list[Any]) -> list[float]:
+        """<H>_i of one completion per prompt, in the order of the prompts, which are split over the processes."""
+        trainer, accelerator = self.trainer, self.trainer.accelerator
+        ranks, rank = accelerator.num_processes, accelerator.process_index
+        share = -(-len(prompts) // ranks)
+        first = rank * share
+        mine = [prompts[min(i, len(prompts) - 1)] for i in range(first, first + share)]  # the same number on each
+        least = CPU_SAMPLING_BATCH if accelerator.device.type == "cpu" else 1
+        chunk = max(least, trainer.args.generation_batch_size // ranks)
+        entropies: list[float] = []
+        with (
+            isolated_rng(trainer.args.seed + rank, accelerator.device),
+            torch.no_grad(),
+            trainer.open_bar("initial entropy", len(mine)) as bar,
+        ):
+            for start in range(0, len(mine), chunk):
+                prompt_ids, images, fields = trainer._tokenize_prompts(mine[start : start + chunk])
+                completion_ids, _ = trainer._generate_single_turn(prompt_ids, images, fields, num_generations=1)
+                batch = padded_batch(prompt_ids, completion_ids, trainer._tokenizer.pad_token_id, accelerator.device)
+                entropies += trainer.mean_entropies(batch).tolist()
+                bar.count_completions([{"tokens": len(ids)} for ids in completion_ids])
+        return gather_object(entropies)[: len(prompts)]
+
+
+def padded_batch(
+    prompt_ids: list[list[int]], completion_ids: list[list[int]], pad_token_id: int, device: torch.device
+) -> dict[str, Tensor]:
+    """TRL's layout: prompts (B, P) padded to the left, completions (B, T) to the right, and their masks."""
+    batch = {}
+    for name, lists, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
+        ids = [torch.tensor(row, dtype=torch.long) for row in lists]
+        ones = [torch.ones_like(row) for row in ids]
+        batch[f"{name}_ids"] = pad(ids, padding_value=pad_token_id, padding_side=side).to(device)
+        batch[f"{name}_mask"] = pad(ones, padding_value=0, padding_side=side).to(device)
+    return batch
+
+
+def read_record(path: Path, step: int) -> dict[str, Any]:
+    """The record of the initial entropy that a run has stored.
+
+    Args:
+        path: Its file.
+        step: The step from which the run is resumed.
+
+    Raises:
+        UsageError: If the file is missing, damaged, or has no finite number in it.
+    """
+    try:
+        record = json.loads(path.read_text())
+        if math.isfinite(record["initial_entropy"]):
+            return dict(record)
+        what = f"contains {record['initial_entropy']}, expected a number"
+    except FileNotFoundError:
+        what = "is missing"
+    except (OSError, ValueError, KeyError, TypeError):
+        what = "cannot be read"
+    raise UsageError(
+        f"{path} {what}: the initial entropy can only be measured before training, and the policy is at step {step}. "
+        "Set --initial_entropy."
+    )

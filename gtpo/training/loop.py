@@ -1,0 +1,56 @@
+"""The training loop of a run: its callbacks, and start or resume."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.integrations import WandbCallback
+
+from gtpo.arguments import Settings
+from gtpo.processes import IS_MAIN_PROCESS
+from gtpo.reports.summary import RunMessages
+from gtpo.reports.wandb import start_wandb
+from gtpo.runs.checkpoints import steps_are_done
+from gtpo.runs.directory import RunDirectory
+from gtpo.terminal.progress import ProgressBar
+from gtpo.training.callbacks import BestAdapter, EarlyStopping, MetricsWriter
+from gtpo.training.fault_tolerance import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
+
+logger = logging.getLogger(__name__)
+
+
+def attach_callbacks(trainer: Any, settings: Settings) -> None:
+    """Add our callbacks to a trainer: messages, bar, metrics.jsonl and wandb, best adapter, fault tolerance."""
+    run = RunDirectory(settings.output_dir)
+    trainer.add_callback(RunMessages(settings, len(trainer.train_dataset)))
+    ProgressBar.attach(trainer, settings.method.upper())
+    trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
+    wandb = "wandb" in trainer.args.report_to and IS_MAIN_PROCESS
+    trainer.add_callback(MetricsWriter(run, start_wandb(settings) if wandb else None))
+    held_out_metric = trainer.args.metric_for_best_model if trainer.eval_dataset is not None else None
+    trainer.add_callback(BestAdapter(run, trainer.processing_class, held_out_metric))
+    if settings.run.early_stopping_patience is not None:
+        trainer.add_callback(EarlyStopping(settings.run.early_stopping_patience))
+    trainer.add_callback(CompleteCheckpoints(trainer))
+    trainer.add_callback(StopOnNonFinite(trainer))
+    trainer.add_callback(StopOnSignal())  # last: it ends the process after the others
+
+
+def train(trainer: Any, checkpoint: str | None) -> None:
+    """Train, from a checkpoint if there is one; a checkpoint of the last step is loaded and not trained further."""
+    if trainer.args.device.type == "cpu":  # with several processes it is cpu:0, to which no checkpoint can be loaded
+        trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
+    stopping = [one for one in trainer.callback_handler.callbacks if isinstance(one, EarlyStopping)]
+    patience = stopping[0].early_stopping_patience if stopping else None
+    if checkpoint is not None and steps_are_done(Path(checkpoint), trainer.args.max_steps, patience):
+        if IS_MAIN_PROCESS:
+            logger.warning("%s has all its steps; its adapter is saved again", trainer.args.output_dir)
+        trainer._load_from_checkpoint(checkpoint)
+        return
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    finally:  # a notebook goes on after an error
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, StopOnSignal):
+                callback.restore()

@@ -1,0 +1,65 @@
+"""Whether the rollouts of a sampler such as vLLM come from the adapter that is trained; no other metric shows it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gtpo.errors import RunError
+from gtpo.processes import any_process
+from gtpo.training.fault_tolerance import not_finite
+
+INTERVAL = 20  # optimizer steps between two checks, each of which scores the rollouts twice
+MAX_GAP = 0.3  # nats per token; bfloat16 engines differ by 0.01 to 0.06
+
+
+def sampler_gap(logps: Tensor, batch: dict[str, Any]) -> Tensor:
+    """Mean |ln pi - ln pi of the sampler| over the completion tokens, in nats; NaN where the sampler scored none.
+
+    Args:
+        logps: ln pi of the completion tokens. Shape (B, T).
+        batch: TRL's, with ``sampling_per_token_logps`` and ``completion_mask`` (B, T).
+    """
+    gap = (logps - batch["sampling_per_token_logps"]).abs()
+    return gap[batch["completion_mask"].bool() & gap.isfinite()].mean()
+
+
+@torch.no_grad()
+def check_rollouts(trainer: Any, batch: dict[str, Any]) -> None:
+    """Stop a run whose rollouts do not come from the adapter.
+
+    Rounding separates the sampler from the policy as much as from the base model, so a threshold in nats cannot
+    separate the two. Instead, rollouts that are twice as close to the base model (adapter disabled) as to the policy
+    count as sampled without the adapter.
+
+    Args:
+        trainer: A GRPOTrainer whose model has an adapter; others pass.
+        batch: Its completions with the log-probabilities of the sampler.
+
+    Raises:
+        RunError: If the rollouts do not come from the adapter, or the sampler is far from both.
+    """
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    if not hasattr(policy, "disable_adapter"):
+        return
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+
+    def score() -> Tensor:
+        width, rows = batch["completion_ids"].shape[1], trainer.args.per_device_train_batch_size
+        return trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, rows)[0]
+
+    logps = score()
+    if any_process(not bool(logps.isfinite().all()), trainer.accelerator.device):
+        raise not_finite("a log-probability of the policy", trainer, [batch | {"logps": logps}])
+    with policy.disable_adapter():
+        of_base = score()
+    policy_gap, base_gap = (
+        trainer.accelerator.gather(sampler_gap(each, batch)).mean().item() for each in (logps, of_base)
+    )
+    if not policy_gap <= min(2 * base_gap, MAX_GAP):  # NaN too
+        raise RunError(
+            f"rollouts do not come from the adapter at step {trainer.state.global_step}: vLLM's log-probabilities "
+            f"differ from the policy's by {policy_gap:.2g} nats per token and from the base model's by {base_gap:.2g}: "
+            "install the versions in requirements.txt and delete unsloth_compiled_cache/, or set --use_vllm false."
+        )

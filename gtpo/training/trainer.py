@@ -1,0 +1,564 @@
+"""GTPO and GRPO on TRL's GRPOTrainer: the conflict mask of whole groups, and a loss without the (B, T, V) logits.
+
+Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
+
+* ``_generate_and_score_completions``: the one place where every process sees whole groups. The (B, T) conflict mask
+  stays in the batch while TRL shuffles the rows and splits them into micro-batches.
+* ``compute_loss``: ``gtpo/forward/hidden_states.py``, ``gtpo/forward/head.py``, then ``gtpo_loss.py``.
+* ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
+* ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates; stops at NaN probabilities.
+* ``_calculate_rewards``: stops at rewards that are not finite.
+* ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
+
+GTPO adds its objective, and the weights and the filter that enter it.
+"""
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import trl
+from accelerate.utils import gather_object
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor
+from trl.models import unwrap_model_for_generation
+from trl.trainer.utils import pad
+
+from gtpo.arguments import GTPOArguments, check_advantage_weights
+from gtpo.errors import UsageError
+from gtpo.forward.generation import generate
+from gtpo.forward.head import linear_logps_and_entropy
+from gtpo.forward.hidden_states import (
+    are_equal,
+    can_encode_prompts_once,
+    distinct_prompts,
+    hidden_states_by_prompt,
+    hidden_states_per_completion,
+)
+from gtpo.grading.user_functions import CheckedReward, checked_reward
+from gtpo.models.load import keep_adapter_in_float32, read_config
+from gtpo.processes import any_process, gather_full_parameter, refuse_data_parallel
+from gtpo.reports.groups import Group
+from gtpo.terminal.bars import PHASE, CompletionBar, TokenCounter, phase_bar
+from gtpo.training.completions_table import conflict_spans, cut_off, gold_answer, messages
+from gtpo.training.fault_tolerance import not_finite
+from gtpo.training.group_inspection import inspect_group
+from gtpo.training.held_out import HeldOutEvaluation
+from gtpo.training.initial_entropy import InitialEntropy
+from gtpo.training.refusals import (
+    check_config,
+    check_grpo_settings,
+    check_gtpo_settings,
+    check_inputs,
+    logit_options,
+)
+from gtpo.training.rollout_check import INTERVAL, check_rollouts, sampler_gap
+from gtpo_loss import (
+    completion_entropy,
+    conflict_push,
+    conflict_runs,
+    conflict_weights,
+    entropy_filter,
+    grpo_loss,
+    gtpo_loss,
+    importance_ratio,
+    token_weights,
+    weighted_advantages,
+)
+
+logger = logging.getLogger(__name__)
+
+NAN_PROBABILITIES = ("probability tensor contains", "device-side assert")  # torch.multinomial on a CPU, on a GPU
+_OF_THE_PAPER = {"loss_type": "grpo", "scale_rewards": "group", "vllm_importance_sampling_correction": False}
+
+
+class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
+    """GRPO (Eq. 1 and 2) with the conflict and entropy metrics of the paper.
+
+    Args:
+        model, reward_funcs, args, kwargs: As for TRL's GRPOTrainer; the paper has ``args`` with ``loss_type="grpo"``.
+        positive_advantage_weight: Factor of A_i > 0 in the loss; W-REINFORCE (arXiv 2506.01347) has 0.1.
+        negative_advantage_weight: Factor of A_i < 0 in the loss.
+
+    Raises:
+        UsageError: For settings that change the loss and are not implemented, each named.
+    """
+
+    reward_funcs: list[Any]  # these three are TRL's
+    log_completions: bool
+    _logs: dict[str, Any]
+    _next_rollout_check = 0
+    _by_prompt: bool | None = None  # prompts are encoded once; None until the model's first batch has shown it
+    _bar: CompletionBar | None = None  # of the phase that generates, if it has one
+    conflict_span = "anchored"  # of the conflict metrics; a GTPOTrainer takes it from its settings
+
+    check_settings = staticmethod(check_grpo_settings)
+
+    @classmethod
+    def check_model(cls, model: Any, args: trl.GRPOConfig, has_tokenizer: bool = True) -> None:
+        """Refuse a model whose loss or logits are not implemented, by its config: weights are not loaded.
+
+        Args:
+            model: The model, a Hub id or a directory. One whose config cannot be read passes: loading it says why.
+            args: The trainer's.
+            has_tokenizer: As for :func:`gtpo.training.refusals.check_config`.
+
+        Raises:
+            UsageError: If the model adds a loss of its own, or scales its logits in another way.
+        """
+        config = read_config(model, args) if isinstance(model, str) else model.config
+        if config is not None:
+            check_config(config, args.router_aux_loss_coef, has_tokenizer)
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any,
+        args: trl.GRPOConfig,
+        *,
+        positive_advantage_weight: float = 1.0,
+        negative_advantage_weight: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
+        self.check_settings(args)
+        check_advantage_weights(positive_advantage_weight, negative_advantage_weight)
+        self.advantage_weights = positive_advantage_weight, negative_advantage_weight
+        check_inputs({"model": model, **kwargs})
+        if not trl.GRPOTrainer.__name__.startswith("Unsloth"):  # it uses one GPU
+            refuse_data_parallel(args)
+        self.check_model(model, args, has_tokenizer=kwargs.get("processing_class") is not None)
+        super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
+        self.reward_funcs = [
+            function if isinstance(function, CheckedReward | torch.nn.Module) else checked_reward(function)
+            for function in self.reward_funcs
+        ]
+        self.check_model(self.model, args)  # again, for a name whose config could not be read
+        keep_adapter_in_float32(self.model)
+        causal_lm = self._causal_lm(self.model)
+        if isinstance(causal_lm.get_output_embeddings(), BaseTunerLayer):
+            raise UsageError("LoRA on lm_head is not supported: remove 'lm_head' from target_modules.")
+        self._logit_options = logit_options(causal_lm.config.get_text_config())
+        other = {name: getattr(args, name) for name, value in _OF_THE_PAPER.items() if getattr(args, name) != value}
+        if not args.use_vllm:
+            other.pop("vllm_importance_sampling_correction", None)
+        if other and self.accelerator.is_main_process:
+            text = ", ".join(f"{name} {value} (the paper: {_OF_THE_PAPER[name]})" for name, value in other.items())
+            logger.warning("Not the paper's objective: %s", text)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """None in the run directory; gtpo/training/card.py writes that of the trained adapter."""
+
+    # Rollouts, rewards, conflict mask
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = super()._generate_and_score_completions(inputs)
+        if batch.get("sampling_per_token_logps") is not None and self.state.global_step >= self._next_rollout_check:
+            self._next_rollout_check = self.state.global_step + INTERVAL
+            check_rollouts(self, batch)
+        mode = "train" if self.model.training else "eval"
+        group_size = self.num_generations if mode == "train" else self.num_generations_eval
+        rows, width = batch["completion_ids"].shape
+        ids, valid = self._gather_rows(batch["completion_ids"]), self._gather_rows(batch["completion_mask"])
+        advantages = self.accelerator.gather(batch["advantages"])
+        runs = conflict_runs(ids, valid, advantages, group_size, self.conflict_span)
+        mask = runs[0] | runs[1]
+        tokens = valid.sum()
+        first = self.accelerator.process_index * rows
+        batch["conflict_mask"] = mask[first : first + rows, :width]
+        if mode == "train" and self.log_completions:
+            batch["row"] = torch.arange(first, first + rows, device=mask.device)  # follows TRL's shuffle
+            decode = partial(self.processing_class.decode, skip_special_tokens=True)
+            self._add_columns(
+                conflicts=conflict_spans(ids, valid, mask, decode),
+                cut_off=self._cut_off(ids, valid),
+                messages=gather_object([messages(row) for row in inputs]),
+                gold_answer=gather_object([gold_answer(row) for row in inputs]),
+                entropy=[None] * len(mask),  # this and delta are filled in by compute_loss
+                delta=[None] * len(mask),
+            )
+
+        metrics = self._metrics[mode]
+        metrics["conflict_tokens"].append((mask.sum() / len(mask)).item())
+        metrics["conflict_fraction"].append((mask.sum() / tokens.clamp(min=1)).item())
+        metrics["completion_length"].append((tokens / len(mask)).item())
+        if mask.any():
+            strength = self._loss_advantages(advantages) * token_weights(
+                valid, self.loss_type, self.max_completion_length
+            )
+            weights = conflict_weights(mask, advantages.float())
+            push, corrected = conflict_push(ids, valid, runs, strength.float(), weights, group_size)
+            metrics["conflict_push"].append(push.item())
+            metrics["conflict_push_corrected"].append(corrected.item())
+        if self.use_vllm and self.vllm_importance_sampling_correction:
+            # TRL's has this already; Unsloth takes it out of TRL's method
+            batch["importance_sampling_ratio"] = importance_ratio(
+                batch["old_per_token_logps"],
+                batch["sampling_per_token_logps"],
+                batch["completion_mask"],
+                mode=self.vllm_importance_sampling_mode,
+                clip_min=self.vllm_importance_sampling_clip_min,
+                clip_max=self.vllm_importance_sampling_clip_max,
+            )
+        return batch
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        completion_ids, logprobs, failure = None, None, None
+        try:
+            if self._generates_with_transformers():
+                completion_ids = self._sample(prompt_ids)
+            else:
+                completion_ids, logprobs = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        except RuntimeError as error:
+            if not any(text in str(error) for text in NAN_PROBABILITIES):
+                raise
+            failure = error
+        # vLLM samples from NaN without an error; TRL then has None for the log-probability
+        unscored = any(row and all(logp is None for logp in row) for row in logprobs or ())
+        is_lost = failure is not None and "device-side assert" in str(failure)  # no collective works after it
+        if is_lost or any_process(failure is not None or unscored, self.accelerator.device):
+            rows = [{"prompt": text} for text in self.processing_class.batch_decode(prompt_ids)]
+            raise not_finite("the probability of a sampled token", self, rows=rows) from failure
+        return completion_ids, logprobs
+
+    def _generates_with_transformers(self) -> bool:
+        """Whether ``gtpo/forward/generation.py`` generates: no engine, no beams, and weights that are not sharded."""
+        return not (
+            self.use_vllm
+            or self.use_transformers_continuous_batching
+            or trl.GRPOTrainer.__name__.startswith("Unsloth")
+            or (self.args.generation_kwargs or {}).get("num_beams", 1) > 1
+            or self.accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU")
+        )
+
+    def _sample(self, prompt_ids: list[list[int]]) -> list[list[int]]:
+        """A completion of each prompt, up to its first end token."""
+        prompts = [torch.tensor(ids) for ids in prompt_ids]
+        ids = pad(prompts, padding_value=self._tokenizer.pad_token_id, padding_side="left")
+        mask = pad([torch.ones_like(prompt) for prompt in prompts], padding_value=0, padding_side="left")
+        with (
+            self._bar_of_rollouts(len(prompts)) as bar,
+            unwrap_model_for_generation(
+                self.model_wrapped, self.accelerator, generation_kwargs=self.generation_kwargs
+            ) as policy,
+        ):
+            rows = generate(
+                self._causal_lm(policy),
+                ids.to(self.accelerator.device),
+                mask.to(self.accelerator.device),
+                self.generation_config,
+                TokenCounter([True] * len(prompts), self.eos_token_ids, bar.count_tokens),
+            )
+        completions, ends = rows[:, ids.shape[1] :].tolist(), set(self.eos_token_ids)
+        lengths = [next((t + 1 for t, token in enumerate(row) if token in ends), len(row)) for row in completions]
+        return [row[:length] for row, length in zip(completions, lengths, strict=True)]
+
+    @contextmanager
+    def _bar_of_rollouts(self, completions: int) -> Iterator[CompletionBar]:
+        """The bar of the phase, or one for these completions."""
+        if self._bar is not None:
+            yield self._bar
+        else:
+            with self._completion_bar("generating", completions) as bar:
+                yield bar
+
+    @contextmanager
+    def open_bar(self, title: str, completions: int) -> Iterator[CompletionBar]:
+        """A bar over several calls that generate."""
+        with self._completion_bar(title, completions) as self._bar:
+            try:
+                yield self._bar
+            finally:
+                self._bar = None
+
+    def _completion_bar(self, title: str, completions: int) -> CompletionBar:
+        shown = self.accelerator.is_main_process
+        return CompletionBar(title, completions, 0, self.max_completion_length, disable=not shown, **PHASE)
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        names = self.reward_func_names
+        returned = [  # TRL reads NaN as None: no reward for this completion
+            function.returned if isinstance(function, CheckedReward) else rewards[:, column].tolist()
+            for column, function in enumerate(self.reward_funcs)
+        ]
+        flat = ((name, float(v)) for name, values in zip(names, returned, strict=True) for v in values if v is not None)
+        wrong = next((f"the reward {name} = {value}" for name, value in flat if not math.isfinite(value)), None)
+        wrong = next(filter(None, gather_object([wrong])), None)
+        if wrong is None and not (rewards * self.reward_weights.to(rewards.device)).nansum(1).square().sum().isfinite():
+            wrong = f"the advantage for a reward of {rewards.nan_to_num().abs().max():.3g}"  # the group's std overflows
+        if wrong is not None:
+            columns = ["prompt", "completion", *names]
+            rows = [dict(zip(columns, row, strict=True)) for row in zip(prompts, completions, *returned, strict=False)]
+            raise not_finite(wrong, self, rows=rows, mend="a reward function that returns numbers, or None")
+        return rewards
+
+    def inspect_group(self, row: int) -> Group:
+        """:func:`gtpo.training.group_inspection.inspect_group` of this trainer."""
+        return inspect_group(self, row)
+
+    # The table of completions
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        shown = self.log_completions
+        # The summary comes after the last checkpoint, and TRL would write the last step's table again: a kill would
+        # truncate a table that no resumed run repeats.
+        self.log_completions = shown and "train_runtime" not in logs
+        try:
+            super().log(logs, start_time)
+        finally:
+            self.log_completions = shown
+
+    def _add_columns(self, **columns: list[Any]) -> None:
+        for column, values in columns.items():
+            self._logs["extra"][column].extend(values)
+
+    def _fill_in(self, rows: Tensor, **columns: Tensor) -> None:
+        """Write values that compute_loss knows, shape (B,) each, into the rows of the table."""
+        rows = self.accelerator.gather(rows)
+        for column, local in columns.items():
+            for row, value in zip(rows.tolist(), self.accelerator.gather(local).tolist(), strict=True):
+                self._logs["extra"][column][row] = value
+
+    def _cut_off(self, ids: Tensor, valid: Tensor) -> list[bool]:
+        return cut_off(ids, valid, [*self.eos_token_ids, self._tokenizer.pad_token_id])
+
+    # The objective
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Tensor:
+        if return_outputs:
+            raise UsageError("return_outputs is not supported: the loss is computed without the logits.")
+        mode = "train" if self.model.training else "eval"
+        weights = self._lambda(inputs)  # (B, T)
+        logps, token_entropy = self._logps_and_entropy(model, inputs, self._tokens_with_gradient(weights, inputs))
+        entropy = completion_entropy(token_entropy, inputs["completion_mask"])  # <H>_i, (B,)
+        keep = self._delta(entropy, inputs)  # (B,)
+        loss, metrics = self._objective(logps, entropy, weights, keep, inputs)
+        finite = loss.detach().isfinite() & entropy.isfinite().all()
+        if not self.accelerator.gather(finite).all():  # every process raises, or the others would hang
+            what = "the loss" if entropy.isfinite().all() else "the entropy"
+            raise not_finite(what, self, [inputs | {"logps": logps, "token_entropy": token_entropy}])
+        if "row" in inputs:
+            self._fill_in(inputs["row"], entropy=entropy, delta=keep)
+        if inputs.get("sampling_per_token_logps") is not None:
+            drawn = inputs.get("old_per_token_logps", logps.detach())  # under the weights that vLLM sampled with
+            metrics["sampler_logp_gap"] = sampler_gap(drawn, inputs)
+        if "kl" in metrics:  # a mean over tokens: weight each process and micro-batch by its tokens
+            share = inputs["completion_mask"].sum() / inputs["num_items_in_batch"]
+            micro_batches = self.args.steps_per_generation if mode == "train" else 1
+            metrics["kl"] = metrics["kl"] * share * self.accelerator.num_processes * micro_batches
+        for name, value in metrics.items():
+            self._metrics[mode][name].append(self.accelerator.gather(value).mean().item())
+        return loss / (self.current_gradient_accumulation_steps if mode == "train" else 1)
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor, None]:
+        """ln pi and H under the old policy or the reference, with the head of the loss. Shape (B, T) each.
+
+        TRL's method computes the logits; Unsloth's packs rows by the pad id, and shifts them where the prompts of a
+        step differ in length.
+        """
+        start = input_ids.shape[1] - logits_to_keep
+        rows = batch_size or len(input_ids)
+        batches = list(zip(input_ids.split(rows), attention_mask.split(rows), strict=True))
+        parts = []
+        with phase_bar("scoring", len(batches), self.accelerator.is_main_process) as bar:
+            for ids, mask in batches:
+                inputs = {
+                    "prompt_ids": ids[:, :start],
+                    "prompt_mask": mask[:, :start],
+                    "completion_ids": ids[:, start:],
+                    "completion_mask": mask[:, start:],
+                }
+                parts.append(self._logps_and_entropy(model, inputs))
+                bar.update()
+        logps, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
+        return logps, entropy, None
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        policy = self.accelerator.unwrap_model(self.model)
+        if model is None and len(getattr(policy, "peft_config", ())) > 1:
+            # With KL's adapter "ref" in a subdirectory, Transformers does not load the trained one.
+            policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
+
+    def _loss_advantages(self, advantages: Tensor) -> Tensor:
+        """A_i as in the loss: times the weight of its sign. Shape (B,)."""
+        return weighted_advantages(advantages, *self.advantage_weights)
+
+    def _normalizer(self, inputs: dict[str, Any]) -> Tensor | int | None:
+        """The count that ``loss_type`` divides by, per micro-batch and process: their losses are averaged."""
+        completion_mask = inputs["completion_mask"]
+        if self.loss_type == "dr_grpo":
+            return len(completion_mask) * self.max_completion_length
+        if self.loss_type == "bnpo":  # of this micro-batch alone
+            return completion_mask.sum().clamp(min=1)
+        if self.loss_type == "dapo":
+            micro_batches = self.args.steps_per_generation if self.model.training else 1
+            return inputs["num_items_in_batch"].clamp(min=1) / (self.accelerator.num_processes * micro_batches)
+        return None
+
+    def _delta(self, entropy: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """delta of the rows: 1 everywhere in GRPO. Shape (B,)."""
+        return torch.ones_like(entropy)
+
+    def _lambda(self, inputs: dict[str, Any]) -> Tensor:
+        """lambda of the rows: 1 everywhere in GRPO. Shape (B, T)."""
+        return torch.ones_like(inputs["completion_mask"], dtype=torch.float32)
+
+    def _tokens_with_gradient(self, weights: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """The tokens that may have a gradient. Bool, shape (B, T)."""
+        learns = (self._loss_advantages(inputs["advantages"]) != 0) | (self.beta != 0)
+        return learns[:, None].expand_as(weights)
+
+    def _objective(
+        self, logps: Tensor, entropy: Tensor, weights: Tensor, keep: Tensor, inputs: dict[str, Any]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = grpo_loss(
+            logps,
+            inputs["completion_mask"],
+            self._loss_advantages(inputs["advantages"]),
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+            beta=self.beta,
+            loss_type=self.loss_type,
+            normalizer=self._normalizer(inputs),
+            ref_per_token_logps=inputs.get("ref_per_token_logps"),
+            old_per_token_logps=inputs.get("old_per_token_logps"),
+            importance_weights=inputs.get("importance_sampling_ratio"),
+        )
+        return loss, metrics | {"entropy": entropy.mean()}
+
+    def mean_entropies(self, batch: dict[str, Tensor]) -> Tensor:
+        """<H>_i, in micro-batches of the training size. Shape (B,)."""
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        parts = zip(*(batch[name].split(self.args.per_device_train_batch_size) for name in names), strict=True)
+        entropies = []
+        for part in parts:
+            inputs = dict(zip(names, part, strict=True))
+            _, token_entropy = self._logps_and_entropy(self.model_wrapped, inputs)
+            entropies.append(completion_entropy(token_entropy, inputs["completion_mask"]))
+        return torch.cat(entropies)
+
+    def _logps_and_entropy(
+        self, model: Any, inputs: dict[str, Any], grad_rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """ln pi and H of the completion tokens at the sampling temperature, 0 on padding. Shape (B, T) each."""
+        completion_mask = inputs["completion_mask"].bool()
+        causal_lm = self._causal_lm(model)
+        forward = partial(model, **self._last_logit_only())
+        by_prompt = self._encodes_prompts_once(forward, causal_lm, inputs)
+        hidden_states = hidden_states_by_prompt if by_prompt else hidden_states_per_completion
+        hidden = hidden_states(forward, causal_lm.base_model, inputs)  # (N, H), each predicts its token
+        head = causal_lm.get_output_embeddings()
+        logps, entropy = linear_logps_and_entropy(
+            hidden,
+            gather_full_parameter(head.weight),
+            inputs["completion_ids"][completion_mask],
+            temperature=self.temperature,
+            bias=gather_full_parameter(getattr(head, "bias", None)),
+            grad_rows=None if grad_rows is None else grad_rows[completion_mask],
+            **self._logit_options,
+        )
+        blank = torch.zeros(completion_mask.shape, dtype=logps.dtype, device=logps.device)
+        return blank.masked_scatter(completion_mask, logps), blank.masked_scatter(completion_mask, entropy)
+
+    def _encodes_prompts_once(self, forward: Any, causal_lm: Any, inputs: dict[str, Any]) -> bool:
+        """Whether the rows of a micro-batch share prompts, and the model gives the same hidden states by prompt."""
+        # Unsloth, FSDP and DeepSpeed have one forward per call; gradient checkpointing may be enabled at any time.
+        if (
+            trl.GRPOTrainer.__name__.startswith("Unsloth")
+            or self.accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU")
+            or not can_encode_prompts_once(causal_lm, self.model_kwarg_keys)
+            or self._by_prompt is False
+        ):
+            return False
+        shared = len(distinct_prompts(inputs)[0]) < len(inputs["prompt_ids"])
+        if not any_process(shared, self.accelerator.device):  # all call the model as often
+            return False
+        if self._by_prompt is None:
+            self._by_prompt = are_equal(forward, causal_lm.base_model, inputs)
+        return self._by_prompt
+
+    def _last_logit_only(self) -> dict[str, int]:
+        return {"logits_to_keep": 1} if "logits_to_keep" in self.model_kwarg_keys else {}
+
+    def _causal_lm(self, model: Any) -> Any:
+        """The CausalLM without the wrappers of DDP and PEFT."""
+        model = self.accelerator.unwrap_model(model)
+        return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+    def _gather_rows(self, tensor: Tensor) -> Tensor:
+        """The rows of all processes, zero-padded to the longest. Shape (b, t) -> (B, T); rank order is group order."""
+        return self.accelerator.gather(self.accelerator.pad_across_processes(tensor, dim=1))
+
+
+class GTPOTrainer(GRPOTrainer):
+    """GTPO (arXiv 2508.03772): the objective of Eq. 11; no KL term, no reference model, no clipping.
+
+    Args:
+        gtpo: Settings of the method; the paper's by default.
+        model, reward_funcs, args, kwargs: As for :class:`GRPOTrainer`; ``args`` with ``beta=0``.
+
+    Raises:
+        UsageError: If ``beta`` is not 0, or as for :class:`GRPOTrainer`.
+    """
+
+    _tag_names = ["trl", "gtpo"]  # of PEFT's card in a checkpoint
+
+    check_settings = staticmethod(check_gtpo_settings)
+
+    def __init__(
+        self, model: Any, reward_funcs: Any, args: trl.GRPOConfig, gtpo: GTPOArguments | None = None, **kwargs: Any
+    ) -> None:
+        self.gtpo = gtpo or GTPOArguments()
+        self.conflict_span = self.gtpo.conflict_span
+        super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
+        self.initial_entropy = InitialEntropy(self)
+        self.add_callback(self.initial_entropy)
+
+    def _lambda(self, inputs: dict[str, Any]) -> Tensor:
+        if not self.gtpo.conflict_correction:
+            return super()._lambda(inputs)
+        return conflict_weights(inputs["conflict_mask"], inputs["advantages"].float())
+
+    def _delta(self, entropy: Tensor, inputs: dict[str, Any]) -> Tensor:
+        return entropy_filter(
+            entropy,
+            inputs["advantages"],
+            self.initial_entropy.value,
+            threshold=self.gtpo.entropy_threshold,
+            mode=self.gtpo.entropy_filter,
+        )
+
+    def _tokens_with_gradient(self, weights: Tensor, inputs: dict[str, Any]) -> Tensor:
+        return weights != 0
+
+    def _objective(
+        self, logps: Tensor, entropy: Tensor, weights: Tensor, keep: Tensor, inputs: dict[str, Any]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return gtpo_loss(
+            logps,
+            entropy,
+            inputs["completion_mask"],
+            self._loss_advantages(inputs["advantages"]),
+            weights,
+            keep,
+            gamma=self.gtpo.gamma,
+            loss_type=self.loss_type,
+            normalizer=self._normalizer(inputs),
+            old_per_token_logps=inputs.get("old_per_token_logps"),
+            importance_weights=inputs.get("importance_sampling_ratio"),
+        )

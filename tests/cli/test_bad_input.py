@@ -1,0 +1,76 @@
+"""Security: remote code is not run, gated weights give a clear error, secrets are not stored."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gtpo.errors import RunError, UsageError
+from gtpo.models.load import load_base
+
+ROOT = Path(__file__).parents[2]
+SECRETS = {"HF_TOKEN": "hf_secretOfTheHub", "WANDB_API_KEY": "secretOfWandb".ljust(40, "x")}
+
+
+def test_no_secret_is_written_or_printed(tiny: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    argv = [sys.executable, "train_gtpo.py", "--model", tiny, "--dataset", "arithmetic", "--G", "2", "--lora_rank", "2"]
+    argv += ["--prompts_per_step", "1", "--initial_entropy", "0.5", "--max_completion_length", "4", "--max_steps", "2"]
+    argv += ["--save_steps", "1", "--report_to", "wandb", "--hub_token", "hf_secretOfTheFlag", "--output_dir", run]
+    environment = os.environ | SECRETS | {"WANDB_MODE": "offline"}
+    ended = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert {"config.yaml", "environment.json", "metrics.jsonl", "report.html"} <= {path.name for path in files}
+    assert any(path.suffix == ".wandb" for path in files)
+    for secret in (*SECRETS.values(), "hf_secretOfTheFlag"):
+        assert secret.encode() not in ended.stdout + ended.stderr
+        assert [path for path in files if secret.encode() in path.read_bytes()] == []
+
+
+def test_code_in_a_model_directory_is_not_run(tmp_path: Path) -> None:
+    directory, ran = tmp_path / "model", tmp_path / "ran"
+    directory.mkdir()
+    code = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}
+    (directory / "config.json").write_text(json.dumps({"model_type": "theirs", "auto_map": code}))
+    (directory / "theirs.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    with pytest.raises(UsageError, match=f"{directory} contains its own Python code, which is not executed"):
+        load_base(str(directory))
+    assert not ran.exists()
+
+
+def test_gated_weights_error_says_how_to_get_access(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoConfig
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError("You are trying to access a gated repo.\nMake sure to have access to it at https://...")
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", refuse)
+    with pytest.raises(
+        UsageError, match=r"^meta-llama/x is gated: accept its license on the Hub, then `hf auth login`"
+    ):
+        load_base("meta-llama/x")
+
+
+def test_every_auto_class_is_told_not_to_run_remote_code() -> None:
+    """Without the argument Transformers asks on the terminal whether to run the code of a model."""
+    calls = [
+        (path.name, node.lineno, ast.unparse(node))
+        for path in [*ROOT.glob("*.py"), *ROOT.glob("gtpo/**/*.py")]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and re.match(r"Auto\w+\.from|FastLanguageModel\.from|LLM", ast.unparse(node.func))
+    ]
+    assert len(calls) >= 9
+    assert [call for call in calls if "trust_remote_code=False" not in call[2]] == []
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mred", "bell\x07", "\u202eright to left", "\x9b2J", "\ud800"])
+@pytest.mark.parametrize("kind", [UsageError, RunError])
+def test_a_message_sends_no_commands_to_the_terminal(kind: type[Exception], text: str) -> None:
+    assert str(kind(f"cannot read {text}")).isprintable()
+    assert str(kind("naïve\n ⟨H⟩ 中文 é")) == "naïve ⟨H⟩ 中文 é"

@@ -1,0 +1,874 @@
+"""Settings: precedence, errors for invalid values, and that the shipped presets are Listing 1 of the paper."""
+
+import dataclasses
+import itertools
+import math
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from trl import GRPOConfig, SFTConfig
+
+from gtpo.arguments import (
+    DataArguments,
+    GTPOArguments,
+    ModelArguments,
+    PromptArguments,
+    RewardArguments,
+    RunArguments,
+    Settings,
+)
+from gtpo.cli import parse as cli
+from gtpo.cli.parse import parse, parse_evaluation
+from gtpo.cli.validation import batch_geometry
+from gtpo.errors import UsageError
+from gtpo.files import CONFIGS, read_yaml
+
+CLASSES: dict[str, tuple[type, ...]] = {
+    "gtpo": (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
+    "grpo": (DataArguments, PromptArguments, ModelArguments, RunArguments, GRPOConfig),
+    "sft": (DataArguments, PromptArguments, ModelArguments, RunArguments, SFTConfig),
+}
+PRESETS = sorted(path for method in CLASSES for path in (CONFIGS / method).glob("*.yaml"))
+TINY_GTPO = read_yaml(CONFIGS / "gtpo" / "tiny.yaml")
+START_ONLY = {"resume", "overwrite", "dry_run", "hub_token"}  # apply to a single start, so they are not stored
+
+
+def settings(*argv: str, method: str = "gtpo") -> dict[str, Any]:
+    """The resolved settings of a command line."""
+    return parsed(*argv, method=method).to_dict()
+
+
+def parsed(*argv: str, method: str = "gtpo") -> Settings:
+    return parse(method, CLASSES[method], list(argv))
+
+
+def config_file(directory: Path, text: str) -> str:
+    path = directory / "settings.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def one_process_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: False)
+    monkeypatch.setattr("gtpo.cli.validation.is_installed", lambda package: True)  # the large presets need GPU packages
+
+
+# ---- precedence ----
+
+
+def test_precedence_is_command_line_then_file_then_preset_then_default(tmp_path: Path) -> None:
+    file = config_file(tmp_path, "learning_rate: 0.25\nweight_decay: 0.25\n")
+    got = settings("--config", file, "--learning_rate", "0.5")
+    assert got["learning_rate"] == 0.5  # command line, over file and preset
+    assert got["weight_decay"] == 0.25  # file
+    assert got["max_grad_norm"] == TINY_GTPO["max_grad_norm"] == 0.1  # preset; TRL's default is 1.0
+    assert got["top_p"] == GRPOConfig.top_p  # TRL's default
+
+
+def test_position_of_config_on_the_command_line_does_not_matter(tmp_path: Path) -> None:
+    file = config_file(tmp_path, "gamma: 0.25\n")
+    assert settings("--gamma", "0.5", "--config", file)["gamma"] == 0.5
+
+
+def test_dataclasses_hold_the_resolved_settings() -> None:
+    got = parse("gtpo", CLASSES["gtpo"], ["--gamma", "0.01", "--G", "6"])
+    stored = got.to_dict()
+    assert (got.gtpo.gamma, got.trainer.num_generations, got.trainer.max_steps) == (0.01, 6, stored["max_steps"])
+    assert (got.data.dataset, got.model.model) == ("arithmetic", "tiny")
+    assert got.run.prompts_per_step == stored["prompts_per_step"]
+
+
+def test_model_in_the_config_file_selects_the_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
+    file = config_file(tmp_path, "model: llama\n")
+    assert settings("--config", file, "--use_cpu", "true")["lora_rank"] == 128
+    assert settings("--config", file, "--model", "qwen", "--use_cpu", "true")["lora_rank"] == 64
+    assert settings("--model", "Qwen/Qwen2.5-3B-Instruct", "--use_cpu", "true")["lora_rank"] == 64
+    assert settings("--model", "other/model-7B", "--use_cpu", "true")["load_in_4bit"] is True  # as Qwen, on a GPU
+
+
+@pytest.mark.parametrize(
+    ("model", "preset"),
+    [
+        ("some/folder/", "cpu"),
+        ("owner/other-1B", "cpu"),
+        ("smol", "smol"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "smol"),
+        ("/models/SmolLM2-135M-Instruct", "smol"),
+        ("tiny", "tiny"),
+    ],
+)
+@pytest.mark.parametrize("method", CLASSES)
+def test_the_preset_of_a_model_without_a_gpu(method: str, model: str, preset: str, no_gpu: None) -> None:
+    expected = CONFIGS / method / f"{preset}.yaml"
+    assert [cli.preset_for(method, model, dry_run=dry_run) for dry_run in (False, True)] == [expected] * 2
+
+
+def test_smollm2_on_a_gpu_takes_the_preset_of_other_models(gpu: None) -> None:
+    assert cli.preset_for("gtpo", "smol") == cli.preset_for("gtpo", "owner/other-1B") == CONFIGS / "gtpo" / "qwen.yaml"
+
+
+def test_another_model_on_a_cpu_trains_one_prompt_a_step_with_the_filter_of_eq_10(no_gpu: None) -> None:
+    got = settings("--model", "some/folder/")
+    assert got["load_in_4bit"] is False and got["use_cpu"] is True and got["use_vllm"] is False
+    assert (got["num_generations"], got["prompts_per_step"], got["entropy_filter"]) == (8, 1, "auto")
+    assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (1, 8)  # of unknown shape
+    assert Path(got["output_dir"]).name.startswith("gtpo-folder-gsm8k-")
+
+
+@pytest.mark.parametrize(
+    ("gib", "flags", "rows", "parts"),
+    [
+        (64, [], 8, 1),
+        (8, [], 4, 2),
+        (1, [], 1, 8),
+        (64, ["--G", "12"], 12, 1),
+        (8, ["--G", "12", "--gradient_accumulation_steps", "3"], 4, 3),
+        (64, ["--per_device_train_batch_size", "2"], 2, 4),
+    ],
+)
+def test_micro_batches_on_a_cpu_fit_a_third_of_its_memory(
+    gib: int, flags: list[str], rows: int, parts: int, no_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gtpo.machine.memory._host_memory", lambda: gib)
+    got = settings("--model", "smol", *flags)
+    assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (rows, parts)
+
+
+def test_run_directory_is_named_after_method_model_dataset_and_run_name() -> None:
+    assert settings("--run_name", "a", method="sft")["output_dir"] == str(Path("outputs/sft-tiny-arithmetic-a"))
+    got = settings("--output_dir", "somewhere/else")
+    assert (got["output_dir"], got["run_name"]) == ("somewhere/else", "else")
+
+
+@pytest.mark.parametrize("text", ["1e-6", "1.0e-6", "'1e-6'", "0.000001"])
+def test_small_numbers_in_yaml(text: str, tmp_path: Path) -> None:
+    """YAML reads 1e-6 as a string and 1.0e-6 as a float; both are accepted."""
+    got = settings("--config", config_file(tmp_path, f"learning_rate: {text}\n"))["learning_rate"]
+    assert isinstance(got, float) and got == 1e-6
+
+
+@pytest.mark.parametrize("value", ["auto", "on", "off", "negative_only"])
+def test_every_entropy_filter_can_be_set_in_yaml(value: str, tmp_path: Path) -> None:
+    """YAML 1.1 reads a bare on or off as a boolean; the setting must accept it."""
+    assert settings("--config", config_file(tmp_path, f"entropy_filter: {value}\n"))["entropy_filter"] == value
+
+
+def test_g_is_num_generations(tmp_path: Path) -> None:
+    assert settings("--G", "8")["num_generations"] == 8
+    assert settings("--num_generations", "8")["num_generations"] == 8
+    assert settings("--config", config_file(tmp_path, "G: 6\n"))["num_generations"] == 6
+    assert settings("--config", config_file(tmp_path, "num_generations: 6\n"), "--G", "4")["num_generations"] == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("dataset: math", "dataset", "math"),
+        ("data_dir: some/folder", "data_dir", "some/folder"),
+        ("max_prompt_length: 77", "max_prompt_length", 77),
+        ("lora_rank: 5", "lora_rank", 5),
+        ("lora_target_modules: [q_proj, v_proj]", "lora_target_modules", ["q_proj", "v_proj"]),
+        ("max_seq_length: 1099", "max_seq_length", 1099),
+        ("gpu_memory_utilization: 0.7", "gpu_memory_utilization", 0.7),
+        ("gamma: 0", "gamma", 0.0),
+        ("entropy_threshold: 1.05", "entropy_threshold", 1.05),
+        ("conflict_correction: false", "conflict_correction", False),
+        ("initial_entropy: 0.5", "initial_entropy", 0.5),
+        ("initial_entropy: null", "initial_entropy", None),
+        ("prompts_per_step: 3", "prompts_per_step", 3),
+        ("adam_beta1: 0.999999", "adam_beta1", 0.999999),
+        ("report_to: [wandb]", "report_to", "wandb"),
+    ],
+)
+def test_yaml_key_is_a_flag(line: str, key: str, value: object, tmp_path: Path) -> None:
+    assert settings("--config", config_file(tmp_path, line + "\n"))[key] == value
+    if value is not None:
+        argv = list(map(str, value)) if isinstance(value, list) else [str(value)]
+        assert settings(f"--{key}", *argv)[key] == value
+
+
+@pytest.mark.parametrize("method", CLASSES)
+def test_every_field_is_a_flag_and_a_yaml_key(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    fields = {field.name for cls in CLASSES[method] for field in dataclasses.fields(cls) if field.init}
+    with pytest.raises(SystemExit):
+        settings("--help_all", method=method)
+    flags = set(re.findall(r"--(\w+)", capsys.readouterr().out))
+    assert fields - flags == set()
+
+    resolved = settings(method=method)
+    assert {"hub_token"} <= fields - resolved.keys() <= {"hub_token"} | START_ONLY  # a secret is never stored
+    for key in sorted(fields & resolved.keys()):  # one key at a time: each is accepted on its own
+        if resolved[key] is not None and key not in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+            got = settings("--config", config_file(tmp_path, yaml.safe_dump({key: resolved[key]})), method=method)
+            assert got[key] == resolved[key], key
+
+
+# ---- stored settings reproduce the run ----
+
+
+@pytest.mark.parametrize("method", CLASSES)
+def test_resolved_settings_round_trip(method: str, tmp_path: Path) -> None:
+    argv = ["--lora_target_modules", "q_proj", "v_proj", "--learning_rate", "3e-5", "--max_steps", "7"]
+    argv += ["--lr_scheduler_kwargs", '{"a": 1}', "--run_name", "x"]
+    if method == "gtpo":
+        argv += ["--entropy_filter", "off", "--initial_entropy", "0.25", "--conflict_correction", "false", "--gamma=0"]
+    resolved = settings(*argv, method=method)
+    reloaded = settings("--config", config_file(tmp_path, yaml.safe_dump(resolved)), method=method)
+    assert reloaded == resolved
+    assert (reloaded["learning_rate"], reloaded["lora_target_modules"]) == (3e-5, ["q_proj", "v_proj"])
+
+
+@pytest.mark.parametrize(
+    ("method", "argv"),
+    [
+        ("gtpo", ["--fsdp", "full_shard"]),
+        ("gtpo", ["--include_num_input_tokens_seen", "true"]),
+        ("gtpo", ["--report_to", "all"]),
+        ("gtpo", ["--report_to", "none"]),
+        ("gtpo", ["--generation_batch_size", "96"]),
+        ("gtpo", ["--steps_per_generation", "2"]),
+        ("gtpo", ["--accelerator_config", '{"split_batches": false}']),
+        ("sft", ["--loss_type", "nll"]),
+        ("sft", []),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_what_is_stored_is_what_was_given_and_can_be_read_back(method: str, argv: list[str], tmp_path: Path) -> None:
+    """TRL and Transformers resolve these to values that the parser does not accept."""
+    stored = settings(*argv, "--run_name", "x", method=method)
+    for flag, value in zip(argv[::2], argv[1::2], strict=True):
+        kept = stored[flag.removeprefix("--")]
+        assert kept in (value, float(value) if value.isdecimal() else None, value == "true", [value])
+    again = settings("--config", config_file(tmp_path, yaml.safe_dump(stored)), method=method)
+    assert again == stored
+
+
+def test_a_plan_on_a_cpu_does_not_store_the_cpu() -> None:
+    """`--dry_run > run.yaml` on a laptop is the configuration of a GPU run."""
+    got = parse("gtpo", CLASSES["gtpo"], ["--model", "llama", "--dry_run"])
+    assert got.trainer.use_cpu is True
+    stored = got.to_dict()
+    assert (stored["use_cpu"], stored["bf16"], stored["load_in_4bit"]) == (False, True, True)
+
+
+def test_errors_name_one_spelling_of_an_option() -> None:
+    with pytest.raises(UsageError, match=r"^--max_steps: invalid int value: 'x'\.$"):
+        settings("--max_steps", "x")
+    with pytest.raises(UsageError, match=r"did you mean '--help_all'"):
+        settings("--help_al")
+
+
+def test_no_token_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("WANDB_API_KEY", "wandb_secret")
+    resolved = settings("--hub_token", "flag_secret")
+    assert "hub_token" not in resolved and "secret" not in yaml.safe_dump(resolved)
+
+
+# ---- invalid settings: a one-line error that says how to fix it ----
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [("gama", "gamma"), ("learning_rat", "learning_rate"), ("entropy_treshold", "entropy_threshold")],
+)
+def test_unknown_key_error_suggests_the_nearest_key(key: str, nearest: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"unknown setting '{key}' \(did you mean '{nearest}'\?\)"):
+        settings("--config", config_file(tmp_path, f"{key}: 1\n"))
+    with pytest.raises(UsageError, match=rf"unknown option --{key} \(did you mean '--{nearest}'\?\)"):
+        settings(f"--{key}", "1")
+    with pytest.raises(UsageError, match=f"unknown option --{key}"):
+        settings(f"--{key}=1")
+
+
+def test_gtpo_flag_is_unknown_to_grpo_and_sft() -> None:
+    for method in ("grpo", "sft"):
+        with pytest.raises(UsageError, match="unknown option --gamma"):
+            settings("--gamma", "0.1", method=method)
+
+
+def test_abbreviated_flag_is_unknown() -> None:
+    with pytest.raises(UsageError, match="unknown option --learning"):
+        settings("--learning", "1")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--gamma", "-1"], "gamma is -1.0: expected"),
+        (["--gamma", "nan"], "gamma is nan: expected"),
+        (["--gamma", "inf"], "gamma is inf: expected"),
+        (["--gamma", "much"], "--gamma: invalid float value: 'much'"),
+        (["--gamma"], "--gamma: expected one argument"),
+        (["--entropy_threshold", "-0.1"], "entropy_threshold is -0.1: expected"),
+        (["--initial_entropy", "nan"], "initial_entropy is nan: expected"),
+        (["--entropy_filter", "maybe"], "invalid choice: 'maybe'.*auto.*negative_only"),
+        (["--conflict_correction", "maybe"], "--conflict_correction: expected true or false, got 'maybe'"),
+        (["--G", "1"], "--G is 1: expected at least 2"),
+        (["--G", "0"], "--G is 0: expected at least 2"),
+        (["--G", "-3"], "--G is -3: expected at least 2"),
+        (["--G", "two"], "invalid int value: 'two'"),
+        (["--prompts_per_step", "0"], "--prompts_per_step is 0: expected at least 1"),
+        (["--per_device_train_batch_size", "5"], "does not divide into groups.*G = 12"),
+        (["stray"], "unexpected argument 'stray'"),
+    ],
+)
+def test_invalid_value_gives_a_one_line_error(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        settings(*argv)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "is not valid YAML"),
+        ("- 1\n", "contains a list: expected `key: value` lines"),
+        ("", "contains no settings: expected"),
+        ("gamma: [1, 2]\n", "unexpected argument '2'"),
+    ],
+)
+def test_invalid_file_gives_a_one_line_error(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        settings("--config", config_file(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nowhere\.yaml: No such file"):
+        settings("--config", str(tmp_path / "nowhere.yaml"))
+
+
+@pytest.mark.parametrize("method", CLASSES)
+@pytest.mark.parametrize("model", ["llama", "qwen", "meta-llama/Llama-3.1-8B-Instruct"])
+def test_large_model_without_gpu_error_suggests_a_cpu_command(method: str, model: str) -> None:
+    with pytest.raises(UsageError, match="GPU") as caught:
+        settings("--model", model, method=method)
+    assert "\n" not in str(caught.value)
+    command = re.search(r"`python (\S+) (.*?)`", str(caught.value))
+    assert command and command[1] == f"train_{method}.py"
+    assert settings(*shlex.split(command[2]), method=method)["model"] == "tiny"  # the suggested command works
+
+
+def test_unsloth_without_gpu_is_refused() -> None:
+    with pytest.raises(UsageError, match="--backend unsloth"):
+        settings("--model", "some/model", "--backend", "unsloth")
+
+
+# ---- batches of complete groups ----
+
+optional = st.none() | st.integers(1, 40)
+
+
+@given(st.integers(2, 16), st.none() | st.integers(1, 6), optional, optional, st.integers(1, 8))
+def test_a_step_takes_complete_groups_or_is_refused(
+    group: int, prompts: int | None, batch: int | None, accumulation: int | None, processes: int
+) -> None:
+    def fits(b: int, a: int) -> bool:
+        completions = b * a * processes
+        return completions == group * prompts if prompts else completions % group == 0
+
+    try:
+        got = batch_geometry(group, prompts, batch, accumulation, processes)
+    except UsageError as error:
+        assert "does not divide" in str(error) and "\n" not in str(error)
+        # Refused only if no choice of the sizes that were left open fits.
+        if prompts:
+            sizes = range(1, group * prompts + 1)
+            choices = itertools.product([batch] if batch else sizes, [accumulation] if accumulation else sizes)
+            assert not any(fits(b, a) for b, a in choices) or (batch is None and accumulation is None)
+        elif batch and accumulation:
+            assert not fits(batch, accumulation)
+        return
+    assert fits(*got)
+    assert got[0] == (batch or got[0]) and got[1] == (accumulation or got[1])
+
+
+@pytest.mark.parametrize(
+    ("given_sizes", "expected"),
+    [
+        ((12,), (12, 1)),  # one prompt, one micro-batch
+        ((12, 4), (48, 1)),
+        ((12, 1, 1), (1, 12)),  # Listing 1: one completion per forward
+        ((12, 1, None, 3), (4, 3)),
+        ((12, 1, None, None, 2), (6, 1)),  # a group split across two processes
+        ((12, 2, 6, None, 2), (6, 2)),
+        ((12, None, 6, 4), (6, 4)),  # both sizes given: two prompts
+        ((1, None, 48, 1, 2), (48, 1)),  # SFT
+    ],
+)
+def test_batch_sizes_computed_by_hand(given_sizes: tuple[int, ...], expected: tuple[int, int]) -> None:
+    assert batch_geometry(*given_sizes) == expected
+
+
+# ---- the shipped presets ----
+
+
+def test_every_method_has_its_presets() -> None:
+    names = {f"{path.parent.name}/{path.stem}" for path in PRESETS}
+    assert names >= {f"{method}/{model}" for method in CLASSES for model in ("tiny", "smol", "cpu", "llama", "qwen")}
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_preset_parses_to_its_values(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
+    # use_cpu: without it, bf16 of the large presets is refused on a machine without a GPU.
+    got = settings("--config", str(path), "--use_cpu", "true", method=path.parent.name)
+    for key, value in read_yaml(path).items():
+        if key != "use_cpu":
+            assert got[key] == (float(value) if isinstance(got[key], float) else value), key
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_preset_values_name_their_source(path: Path) -> None:
+    missing = [
+        line
+        for line in path.read_text().splitlines()
+        if line.strip() and not line.startswith("#") and not re.search(r"#.*\[[^\]]+\]", line)
+    ]
+    assert not missing, f"values without a source in [brackets]: {missing}"
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_preset_has_no_duplicate_keys(path: Path) -> None:
+    keys = re.findall(r"^(\w+):", path.read_text(), flags=re.MULTILINE)
+    assert len(keys) == len(set(keys))
+
+
+LISTING_1 = {  # Appendix 8.2 of the paper; values that depend on the method or model are below
+    "max_seq_length": 5500,
+    "max_prompt_length": 4000,
+    "load_in_4bit": True,
+    "gpu_memory_utilization": 0.4,
+    "lora_target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "seed": 3407,
+    "warmup_steps": 0.005,  # warmup_ratio; below 1 Transformers 5 reads it as a fraction of all steps
+    "learning_rate": 1e-6,
+    "weight_decay": 0.1,
+    "lr_scheduler_type": "cosine",
+    "optim": "paged_adamw_8bit",
+    "logging_steps": 1,
+    "per_device_train_batch_size": 1,
+    "num_train_epochs": 1,
+    "save_steps": 500,
+    "max_grad_norm": 0.1,
+    "report_to": "wandb",
+    "max_steps": -1,  # num_train_epochs decides
+}
+LISTING_1_BY_MODEL: dict[str, dict[str, Any]] = {
+    "llama": {"model": "llama", "lora_rank": 128},
+    "qwen": {"model": "qwen", "lora_rank": 64},
+}
+GROUPS = {"num_iterations": 1, "num_generations": 12, "gradient_accumulation_steps": 12, "temperature": 1.0}
+OBJECTIVE = {"loss_type": "grpo", "scale_rewards": "group", "vllm_importance_sampling_correction": False}
+LISTING_1_BY_METHOD: dict[str, dict[str, Any]] = {
+    "gtpo": {"adam_beta1": 0.999999, "adam_beta2": 0.999999, "beta": 0.0}
+    | {"gamma": 0.1, "entropy_threshold": math.log(2), "conflict_correction": True}
+    | GROUPS
+    | OBJECTIVE,
+    "grpo": {"adam_beta1": 0.9, "adam_beta2": 0.95, "beta": 1e-6} | GROUPS | OBJECTIVE,  # beta: Section 6, 0 or 1e-6
+    "sft": {"adam_beta1": 0.9, "adam_beta2": 0.95, "gradient_accumulation_steps": 1, "max_length": 5500},
+}
+
+
+@pytest.mark.parametrize("method", CLASSES)
+@pytest.mark.parametrize("model", ["llama", "qwen"])
+def test_large_presets_are_listing_1(method: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
+    got = settings("--model", model, "--use_cpu", "true", method=method)
+    expected = LISTING_1 | LISTING_1_BY_MODEL[model] | LISTING_1_BY_METHOD[method]
+    assert {key: got[key] for key in expected} == expected
+    if method != "sft":
+        assert got["max_completion_length"] == 5500 - 4000
+
+
+@pytest.mark.parametrize("method", CLASSES)
+def test_warmup_below_one_is_a_fraction_of_all_steps(method: str) -> None:
+    args = parse(method, CLASSES[method], ["--warmup_steps", "0.005"]).trainer
+    assert args.get_warmup_steps(7473) == 38  # rounded up, as warmup_ratio was
+
+
+def test_grpo_and_gtpo_presets_differ_only_in_the_method() -> None:
+    allowed = {"adam_beta1", "adam_beta2", "beta", "gamma", "entropy_threshold", "entropy_filter"}
+    allowed |= {"conflict_correction", "initial_entropy_dir", "use_bias_correction_kl"}
+    for model in ("tiny", "smol", "cpu", "llama", "qwen"):
+        gtpo, grpo = (read_yaml(CONFIGS / method / f"{model}.yaml") for method in ("gtpo", "grpo"))
+        differing = {key for key in gtpo.keys() | grpo.keys() if gtpo.get(key) != grpo.get(key)}
+        assert differing <= allowed, model
+
+
+# ---- help ----
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_shows_the_settings_in_groups(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        settings(flag)
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    titles = ["data", "prompt", "model", "run", "GTPO", "sampling and objective", "optimization", "files and logs"]
+    groups = re.findall(r"^([A-Za-z][\w ]*?)(?: \(.*\))?:$\n((?: .*\n)+)", shown, flags=re.MULTILINE)
+    assert [title for title, _ in groups] == [*titles, "help and files of settings"]
+    assert all(len(lines.splitlines()) <= 40 for _, lines in groups)  # each fits on a screen
+    assert "None" not in shown and "--no_" not in shown
+    for cls in CLASSES["gtpo"][:-1]:
+        for field in dataclasses.fields(cls):
+            assert f"--{field.name}" in shown or not field.init
+    assert "--G" in shown and "--learning_rate" in shown
+    assert "--adam_epsilon" not in shown
+
+
+def test_help_all_shows_more_and_grpo_help_has_no_gtpo_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for method, flag in (("gtpo", "--help"), ("gtpo", "--help_all"), ("grpo", "--help"), ("sft", "--help")):
+        with pytest.raises(SystemExit):
+            settings(flag, method=method)
+        shown[method, flag] = capsys.readouterr().out
+    assert "--adam_epsilon" in shown["gtpo", "--help_all"]
+    assert shown["gtpo", "--help_all"].count("\n") > 2 * shown["gtpo", "--help"].count("\n")
+    assert "--gamma" not in shown["grpo", "--help"] and "--G" in shown["grpo", "--help"]
+    assert "--gamma" not in shown["sft", "--help"] and "--G" not in shown["sft", "--help"]
+
+
+# ---- hardware, packages and resumed runs ----
+
+
+@pytest.mark.parametrize(("bf16", "expected"), [(True, (True, False)), (False, (False, True))])
+def test_a_gpu_without_bfloat16_trains_in_float16(
+    bf16: bool, expected: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: bf16 or including_emulation)
+    got = settings("--model", "qwen", "--use_cpu", "true")
+    assert (got["bf16"], got["fp16"]) == expected
+    assert settings("--model", "tiny")["fp16"] is False
+    explicit = settings("--model", "qwen", "--use_cpu", "true", "--bf16", "false", "--fp16", "false")
+    assert (explicit["bf16"], explicit["fp16"]) == (False, False)
+
+
+def test_weights_synced_to_vllm_by_trl_are_not_4bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
+    large = ("--model", "llama", "--use_cpu", "true")
+    assert settings(*large)["load_in_4bit"] is True  # Unsloth
+    assert settings(*large, "--backend", "transformers")["load_in_4bit"] is False
+    with pytest.raises(UsageError, match="TRL cannot sync 4-bit weights to vLLM: use --backend unsloth"):
+        settings(*large, "--backend", "transformers", "--load_in_4bit", "true")
+    got = settings(*large, "--backend", "transformers", "--load_in_4bit", "true", "--use_vllm", "false")
+    assert got["load_in_4bit"] is True
+    with pytest.raises(UsageError, match="--backend unsloth does not train --model tiny"):
+        settings("--backend", "unsloth")
+
+
+@pytest.mark.parametrize(
+    ("settings_of_run", "script"), [("gamma: 0.1", "gtpo"), ("num_generations: 4", "grpo"), ("packing: false", "sft")]
+)
+def test_resuming_a_run_of_another_method_is_refused(settings_of_run: str, script: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"model: tiny\n{settings_of_run}\n")
+    for method in CLASSES:
+        if method != script:
+            with pytest.raises(UsageError, match=rf"is a run of train_{script}\.py: resume it with that script"):
+                settings("--resume", str(tmp_path), method=method)
+
+
+def test_resuming_a_missing_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs" / "gtpo-a").mkdir(parents=True)
+    (tmp_path / "outputs" / "gtpo-a" / "config.yaml").write_text("model: tiny\n")
+    with pytest.raises(
+        UsageError, match=r"outputs/gtpo-b is not a directory \(did you mean 'outputs/gtpo-a'\?\): name a run"
+    ):
+        settings("--resume", "outputs/gtpo-b")
+
+
+def test_bare_resume_takes_model_and_backend_from_the_run(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model: qwen\nbackend: transformers\n")
+    early = cli._early_flags("gtpo", ["--output_dir", str(tmp_path), "--resume"])
+    assert (early.model, early.backend) == ("qwen", "transformers")
+    assert cli._early_flags("gtpo", ["--output_dir", str(tmp_path / "new"), "--resume"]).model == "tiny"
+
+
+def test_dry_run_of_a_large_model_needs_no_gpu() -> None:
+    for model in ("llama", "qwen"):
+        got = parse("gtpo", CLASSES["gtpo"], ["--model", model, "--G", "8", "--dry_run"])
+        assert (got.trainer.bf16, got.model.load_in_4bit, got.trainer.gradient_accumulation_steps) == (True, True, 8)
+        assert settings("--model", model, "--G", "8", "--dry-run")["bf16"]
+        with pytest.raises(UsageError, match="trains on a GPU"):
+            settings("--model", model, "--G", "8", "--dry_run", "false")
+
+
+def test_colocated_vllm_gets_the_memory_share_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
+    got = settings("--model", "llama", "--use_cpu", "true")
+    assert (got["vllm_gpu_memory_utilization"], got["vllm_max_model_length"]) == (0.4, 5500)
+    got = settings("--model", "llama", "--use_cpu", "true", "--vllm_gpu_memory_utilization", "0.2")
+    assert (got["vllm_gpu_memory_utilization"], got["vllm_max_model_length"]) == (0.2, 5500)
+
+
+@pytest.mark.parametrize(
+    ("argv", "package", "message"),
+    [
+        (["--optim", "paged_adamw_8bit"], "bitsandbytes", "--optim adamw_torch"),
+        (["--optim", "adamw_bnb_8bit"], "bitsandbytes", "adamw_bnb_8bit needs bitsandbytes"),
+        (["--use_vllm", "true"], "vllm", "--use_vllm false"),
+    ],
+)
+def test_a_setting_with_a_missing_package_is_refused(
+    argv: list[str], package: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gtpo.cli.validation.is_installed", lambda name: name != package)
+    with pytest.raises(UsageError, match=message):
+        settings(*argv)
+    settings(*argv, "--dry_run")
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_deepspeed_without_its_package_is_refused(launched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gtpo.cli.validation.is_installed", lambda name: name != "deepspeed")
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", str(launched).lower())
+    with pytest.raises(UsageError, match="DeepSpeed is not installed: pip install deepspeed"):
+        settings(*([] if launched else ["--deepspeed", "zero3.json"]))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--gpu_memory_utilization", "7"], "gpu_memory_utilization is 7.0: expected a share"),
+        (["--gpu_memory_utilization", "0"], "gpu_memory_utilization is 0.0"),
+        (["--lora_target_modules", "q_proj", "lm_head"], "LoRA on lm_head"),
+        (["--seed", "-5"], "--seed is -5: expected 0 to 4294967295"),
+        (["--max_seq_length", "0"], "max_seq_length is 0|exceed max_seq_length 0"),
+        (["--adam_epsilon", "0"], "--adam_epsilon is 0: expected more"),
+        (["--save_total_limit", "0"], "--save_total_limit is 0: expected at least 1"),
+        (["--max_completion_length", "1025"], "prompts of up to 1024 tokens and completions of up to 1025 exceed"),
+    ],
+)
+def test_an_out_of_range_value_is_refused(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        settings(*argv)
+
+
+@pytest.mark.parametrize("key", ["config: other.yaml", "overwrite: true", "resume: auto", "dry_run: true"])
+def test_start_options_are_refused_in_a_file(key: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"{key.partition(':')[0]}' is for the command line only"):
+        settings("--config", config_file(tmp_path, key))
+
+
+def test_an_empty_list_of_layers_in_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="lora_target_modules"):
+        settings("--config", config_file(tmp_path, "lora_target_modules: []"))
+
+
+def test_publishing_needs_a_token_and_does_not_store_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "")  # restored after the test
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(UsageError, match="hf auth login"):
+        settings("--push_to_hub", "true")
+    got = parse("gtpo", CLASSES["gtpo"], ["--push_to_hub", "true", "--hub_token", "hf_secret"])
+    assert (
+        got.run.push_to_hub is True and got.to_dict()["push_to_hub"] is True and "hf_secret" not in str(got.to_dict())
+    )
+    assert got.trainer.push_to_hub is False and got.trainer.hub_token is None  # the Trainer would upload at each save
+    assert os.environ["HF_TOKEN"] == "hf_secret"
+
+
+def test_the_config_file_overrides_what_the_machine_sets(tmp_path: Path) -> None:
+    """TRL with vLLM gets 16-bit weights by default; a file that switches vLLM off can keep 4-bit weights."""
+    large = ["--model", "llama", "--backend", "transformers", "--dry_run"]
+    file = config_file(tmp_path, "load_in_4bit: true\nuse_vllm: false\n")
+    assert parsed(*large).model.load_in_4bit is False
+    assert parsed(*large, "--config", file).model.load_in_4bit is True
+
+
+def test_without_vllm_the_weights_stay_in_4_bits() -> None:
+    """Supervised fine-tuning syncs no weights to vLLM."""
+    large = ["--model", "llama", "--backend", "transformers", "--dry_run"]
+    assert parsed(*large, method="sft").model.load_in_4bit is True
+
+
+def test_the_alias_g_may_be_written_with_an_equals_sign() -> None:
+    assert parsed("--G=8").trainer.num_generations == 8
+
+
+def test_an_empty_list_in_a_file_keeps_an_empty_default(tmp_path: Path) -> None:
+    arguments, _ = parse_evaluation(["--config", config_file(tmp_path, "adapter: []\nk: 3\n")])
+    assert (arguments.adapter, arguments.k) == ([], 3)
+
+
+@pytest.mark.parametrize("dataset", [[], ["--dataset", "gsm8k"]], ids=["preset", "given"])
+@pytest.mark.parametrize("name", [["--run_name", "a"], ["--run-name=a"]])
+def test_resume_of_a_run_by_its_name_takes_its_settings(
+    name: list[str], dataset: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Path(f"outputs/gtpo-tiny-{'gsm8k' if dataset else 'arithmetic'}-a")
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(yaml.safe_dump(parsed(*dataset, *name, "--gamma", "0.25").to_dict()))
+    resumed = parsed(*dataset, *name, "--resume")
+    assert (resumed.gtpo.gamma, resumed.output_dir) == (0.25, run)
+
+
+def test_a_step_is_divided_over_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    with pytest.raises(UsageError, match=r"x 5 process\(es\) = .* completions"):
+        parsed("--G", "12", "--prompts_per_step", "1")
+
+
+def test_steps_per_generation_is_stored_where_it_differs_from_the_default(tmp_path: Path) -> None:
+    stored = parsed("--steps_per_generation", "2").to_dict()
+    assert stored["steps_per_generation"] == 2
+    again = parsed("--config", config_file(tmp_path, yaml.safe_dump(stored)))
+    assert again.trainer.steps_per_generation == 2
+    assert parsed().to_dict()["steps_per_generation"] is None
+
+
+# ---- commands that are typed again ----
+
+
+def stored_run(path: Path, *argv: str, method: str = "gtpo") -> Path:
+    """The config.yaml of a run with a checkpoint."""
+    path.mkdir(parents=True)
+    values = parsed("--output_dir", str(path), *argv, method=method).to_dict()
+    (path / "config.yaml").write_text(yaml.safe_dump(values))
+    (path / "checkpoint-1").mkdir()
+    (path / "checkpoint-1" / "files.json").write_text("{}")
+    return path
+
+
+def test_resume_alone_takes_the_newest_run_of_the_method_that_can_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"outputs/ has no run of train_gtpo\.py to continue: name one, --resume RUN"):
+        parsed("--resume")
+    for age, (name, method) in enumerate([("c", "gtpo"), ("b", "gtpo"), ("a", "gtpo"), ("d", "grpo")]):
+        run = stored_run(Path("outputs") / name, "--learning_rate", f"0.{age + 1}", method=method)
+        os.utime(run / "config.yaml", (1000 + age, 1000 + age))
+    (Path("outputs/a/checkpoint-1/files.json")).unlink()
+    (Path("outputs/a/adapter")).mkdir()
+    (Path("outputs/a/adapter/adapter_config.json")).write_text("{}")  # finished, without a checkpoint
+    resumed = parsed("--resume")
+    assert (str(resumed.output_dir), resumed.run.resume) == ("outputs/b", "outputs/b")
+    assert resumed.trainer.learning_rate == 0.2  # with its settings
+
+
+def test_a_run_name_beside_the_config_of_a_run_names_another_directory(tmp_path: Path) -> None:
+    file = config_file(tmp_path, "output_dir: outputs/old\nrun_name: old\n")
+    assert settings("--config", file, "--run_name", "new")["output_dir"] == str(
+        Path("outputs/gtpo-tiny-arithmetic-new")
+    )
+    assert settings("--config", file)["output_dir"] == "outputs/old"
+    got = settings("--config", file, "--run_name", "new", "--output_dir", "here")
+    assert (got["output_dir"], got["run_name"]) == ("here", "new")
+
+
+@pytest.mark.parametrize("key", ["lr", "batch_size"])
+def test_the_name_of_a_setting_elsewhere_suggests_ours_in_yaml_too(key: str, tmp_path: Path) -> None:
+    ours = {"lr": "'learning_rate'", "batch_size": "'prompts_per_step' or 'per_device_train_batch_size'"}[key]
+    with pytest.raises(UsageError, match=rf"unknown setting '{key}' \(did you mean {ours}\?\)"):
+        settings("--config", config_file(tmp_path, f"{key}: 1\n"))
+
+
+def test_batch_sizes_of_a_file_give_way_to_groups_on_the_command_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    got = settings("--prompts_per_step", "1", method="sft")  # the preset has a batch of 48
+    assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (1, 1)
+    run = stored_run(tmp_path / "run", "--G", "12", "--prompts_per_step", "1")
+    assert settings("--resume", str(run), "--G", "5")["per_device_train_batch_size"] == 5
+    assert "per_device_train_batch_size is 5 and gradient_accumulation_steps is 1, not 12 and 1 of the" in caplog.text
+    small = stored_run(tmp_path / "small", "--G", "12", "--per_device_train_batch_size", "1", "--prompts_per_step", "1")
+    got = settings("--resume", str(small), "--G", "5")
+    assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (1, 5)  # no more memory
+    with pytest.raises(UsageError, match="does not divide into groups"):
+        settings("--resume", str(run), "--G", "5", "--per_device_train_batch_size", "3")
+    with pytest.raises(UsageError, match="does not divide into groups"):
+        settings("--config", config_file(tmp_path, "G: 5\nper_device_train_batch_size: 3\n"))
+
+
+def test_resuming_with_another_model_says_so_before_it_asks_for_a_gpu(tmp_path: Path) -> None:
+    run = stored_run(tmp_path / "run")
+    with pytest.raises(UsageError, match="was trained with --model tiny; a checkpoint cannot be resumed with llama"):
+        settings("--resume", str(run), "--model", "llama")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--max_steps", "0"], "--max_steps is 0, which trains nothing: expected at least 1, or -1"),
+        (["--max_steps", "-2"], "--max_steps is -2"),
+        (["--max_steps", "-1", "--num_train_epochs", "0"], "--num_train_epochs is 0"),
+        (["--lora_target_modules", "all-linear", "q_proj"], "all-linear stands alone"),
+        (["--bf16", "maybe"], r"^--bf16: expected true or false, got 'maybe'\.$"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        settings(*argv)
+
+
+def test_all_linear_is_one_word_for_peft(tmp_path: Path) -> None:
+    for argv in (
+        ("--lora_target_modules", "all-linear"),
+        ("--config", config_file(tmp_path, "lora_target_modules: all-linear\n")),
+    ):
+        got = parsed(*argv)
+        assert got.model.target_modules == "all-linear"
+        again = parsed("--config", config_file(tmp_path, yaml.safe_dump(got.to_dict())))
+        assert again.model.target_modules == "all-linear"
+    assert parsed("--lora_target_modules", "q_proj").model.target_modules == ["q_proj"]
+
+
+def test_a_setting_is_printed_as_it_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gtpo.cli.validation.is_installed", lambda name: False)
+    with pytest.raises(UsageError, match="--use_vllm true needs vllm"):
+        settings("--use_vllm", "true")
+
+
+WITH_REWARDS: dict[str, tuple[type, ...]] = {"gtpo": (RewardArguments, *CLASSES["gtpo"])}
+
+
+def test_a_resumed_run_imports_rewards_of_the_run_or_of_the_command_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = stored_run(tmp_path / "run")
+    (tmp_path / "mine.py").write_text("")
+    (run / "inside.py").write_text("")
+    names = {"outside": f"{tmp_path}/mine.py:f", "module": "subprocess:call", "inside": f"{run}/inside.py:f"}
+    for kind, name in names.items():
+        stored = yaml.safe_load((run / "config.yaml").read_text()) | {"reward": ["format", name]}
+        (run / "config.yaml").write_text(yaml.safe_dump(stored))
+        argv = ["--resume", str(run)]
+        if kind != "inside":
+            command = rf"if you trust it, add --reward format {re.escape(name)}\."
+            with pytest.raises(UsageError, match=command):
+                parse("gtpo", WITH_REWARDS["gtpo"], argv)
+            argv += ["--reward", "format", name]
+        caplog.clear()
+        assert parse("gtpo", WITH_REWARDS["gtpo"], argv).reward.reward == ["format", name]
+        assert f"--resume imports the reward {name}" in caplog.text
+
+
+def test_a_dry_run_plans_the_run_that_this_machine_makes() -> None:
+    assert parsed("--model", "some/folder", "--dry_run").to_dict()["use_cpu"] is True
+    assert parsed("--model", "llama", "--dry_run").to_dict()["use_cpu"] is False  # there is no other
+
+
+def test_sft_help_speaks_of_neither_groups_nor_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings("--help", method="sft")
+    shown = capsys.readouterr().out
+    assert not re.search(r"\bG\b|vLLM", shown)

@@ -1,0 +1,77 @@
+"""Flags are checked before TRL is imported, against names and types read from its source."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers.scripts import ROOT
+from trl import GRPOConfig, SFTConfig
+
+from gtpo.cli.flags import annotations_of, check_flags
+from gtpo.errors import UsageError
+from train_gtpo import SETTINGS
+
+
+@pytest.mark.parametrize(("config", "cls"), [("grpo_config", GRPOConfig), ("sft_config", SFTConfig)])
+def test_the_names_in_the_source_are_those_of_the_dataclass(config: str, cls: type) -> None:
+    assert set(annotations_of(config)) == {field.name for field in dataclasses.fields(cls) if field.init}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--modle", "x"], "unknown option --modle (did you mean '--model'?); --help_all lists all options."),
+        (["--lr=1"], "unknown option --lr (did you mean '--learning_rate'?); --help_all lists all options."),
+        (
+            ["--batch_size", "4"],
+            "unknown option --batch_size (did you mean '--prompts_per_step' or '--per_device_train_batch_size'?); "
+            "--help_all lists all options.",
+        ),
+        (["--help_me", "4"], "unknown option --help_me; --help_all lists all options."),
+        (["--frobnicate", "4"], "unknown option --frobnicate; --help_all lists all options."),
+        (["--max_steps", "x"], "--max_steps: invalid int value: 'x'."),
+        (["--learning-rate", "x"], "--learning_rate: invalid float value: 'x'."),
+        (["--bf16", "maybe"], "--bf16: expected true or false, got 'maybe'."),
+        (["--gamma", "-1"], "gamma is -1.0: expected a finite number >= 0."),
+        (["--G"], "--num_generations: expected one argument."),
+        (["stray"], "unexpected argument 'stray': every setting is an option, --key value."),
+    ],
+)
+def test_an_invalid_flag_is_refused(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_flags(argv, "grpo_config", SETTINGS)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--resume"],
+        ["--resume", "outputs/a", "--dry_run", "--overwrite", "false", "--G=4", "--report_to", "wandb", "tensorboard"],
+        ["--no_log_completions", "--lr_scheduler_kwargs", '{"a": 1}', "--reward", "format", "a.py:f"],
+        ["--lora-rank", "4", "--unsloth_num_chunks", "4", "--config", "a.yaml", "--bf16", "--max_grad_norm=1e-3"],
+    ],
+)
+def test_valid_flags_pass(argv: list[str]) -> None:
+    check_flags(argv, "grpo_config", SETTINGS)
+
+
+def test_the_scripts_refuse_a_flag_before_torch_is_imported() -> None:
+    """The check is quick because nothing heavy is imported."""
+    code = """
+import json, sys
+import {script}
+sys.argv = ["{script}.py", "--modle", "x"]
+try:
+    {script}.main()
+except ValueError as error:
+    print(json.dumps([str(error), sorted({{"torch", "transformers", "trl", "datasets"}} & sys.modules.keys())]))
+"""
+    for script in ("train_gtpo", "train_grpo", "train_sft"):
+        ended = subprocess.run(
+            [sys.executable, "-c", code.format(script=script)], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        message, imported = json.loads(ended.stdout)
+        assert message.startswith("unknown option --modle (did you mean '--model'?)") and imported == []

@@ -1,0 +1,420 @@
+"""Training data and benchmarks: generated arithmetic, and the real files row by row."""
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from transformers import AutoTokenizer
+
+from gtpo.arguments import DataArguments
+from gtpo.data.arithmetic import arithmetic
+from gtpo.data.load import (
+    ARITHMETIC_TEST_ROWS,
+    ARITHMETIC_TRAIN_ROWS,
+    drop_long_prompts,
+    load_benchmark,
+    load_train,
+    to_demonstrations,
+)
+from gtpo.errors import UsageError
+from gtpo.prompts import SYSTEM_PROMPT
+from rewards import accuracy_reward, format_reward
+
+
+@pytest.fixture(autouse=True)
+def isolated_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep test files out of the user's cache."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def jsonl(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
+
+
+# ---- arithmetic ----
+
+STORY = re.compile(
+    r"(?P<who>\w+) has (?P<start>\d+) (?P<what>\w+)\.(?P<steps>(?: (?P=who) .*?\.)*)"
+    r" How many (?P=what) does (?P=who) have\?"
+)
+
+
+def result_of_story(question: str) -> tuple[int, int]:
+    """(result, number of steps), parsed from the text of the question only."""
+    match = STORY.fullmatch(question)
+    assert match, question
+    total, steps = int(match["start"]), match["steps"].split(".")[:-1]
+    for step in steps:
+        number = int(re.findall(r"\d+", step)[0])
+        if "finds" in step:
+            total += number
+        elif "gives away" in step:
+            total -= number
+        else:
+            assert "times as many" in step
+            total *= number
+    return total, len(steps)
+
+
+@pytest.mark.parametrize(("split", "seed"), [("train", 0), ("train", 7), ("test", 0)])
+def test_arithmetic_gold_is_the_result_of_question_and_reasoning(split: str, seed: int) -> None:
+    seen_steps = set()
+    for row in arithmetic(split, 1500, seed):
+        expected, steps = result_of_story(row["question"])
+        assert int(row["gold"]) == expected > 0
+        chain = [re.fullmatch(r"(\d+) ([-+*]) (\d+) = (\d+)", line) for line in row["reasoning"].split("\n")]
+        value = row["question"].split()[2]
+        for step in chain:
+            assert step and step[1] == value, row  # continues from the previous result
+            a, b = int(step[1]), int(step[3])
+            assert int(step[4]) == {"+": a + b, "-": a - b, "*": a * b}[step[2]]
+            value = step[4]
+        assert value == row["gold"] and len(chain) == steps
+        seen_steps.add(steps)
+    assert seen_steps == {1, 2, 3}
+
+
+def test_arithmetic_depends_only_on_the_seed() -> None:
+    first = list(arithmetic("train", 300, seed=3))
+    assert first == list(arithmetic("train", 300, seed=3))
+    assert first != list(arithmetic("train", 300, seed=4))
+    assert first[:100] == list(arithmetic("train", 100, seed=3))  # a longer list starts with the shorter one
+
+
+def test_arithmetic_train_and_test_are_disjoint_for_any_seed() -> None:
+    test = {row["question"] for seed in (0, 1) for row in arithmetic("test", 500, seed)}
+    for seed in (0, 1, 42, 3407):
+        train = [row["question"] for row in arithmetic("train", 4000, seed)]
+        assert len(set(train)) == len(train) == 4000
+        assert not test & set(train)
+
+
+def test_arithmetic_uses_the_given_number_of_steps() -> None:
+    assert {result_of_story(row["question"])[1] for row in arithmetic("train", 200, 0, steps=(2,))} == {2}
+
+
+def test_arithmetic_as_a_dataset() -> None:
+    rows = load_train(DataArguments("arithmetic"), seed=5)
+    assert len(rows) == ARITHMETIC_TRAIN_ROWS == 4000
+    assert rows["prompt"][0][1]["content"] == next(iter(arithmetic("train", 1, 5)))["question"]
+    problems = load_benchmark("arithmetic")
+    assert len(problems) == ARITHMETIC_TEST_ROWS == 500
+    assert not {problem.question for problem in problems} & {prompt[1]["content"] for prompt in rows["prompt"]}
+
+
+# ---- format of a training row ----
+
+
+def assert_rows_are_training_rows(rows: Dataset) -> None:
+    assert set(rows.column_names) == {"prompt", "answer", "solution"}
+    for prompt, answer, solution in zip(rows["prompt"], rows["answer"], rows["solution"], strict=True):
+        assert [message["role"] for message in prompt] == ["system", "user"]
+        assert prompt[0]["content"] == SYSTEM_PROMPT and prompt[1]["content"]
+        assert isinstance(answer, str) and answer.strip() == answer != ""
+        assert solution.startswith("<reasoning>\n") and solution.endswith(f"\n<answer>\n{answer}\n</answer>")
+
+
+def assert_maximum_reward(rows: Dataset) -> None:
+    """Every reference solution scores 10 + 10: SFT trains on completions that earn the maximum reward."""
+    solutions = list(rows["solution"])
+    format_scores, accuracy_scores = format_reward(solutions), accuracy_reward(solutions, list(rows["answer"]))
+    wrong = [i for i, scores in enumerate(zip(format_scores, accuracy_scores, strict=True)) if scores != (10.0, 10.0)]
+    assert not wrong, [(rows["answer"][i], solutions[i][-200:]) for i in wrong[:3]]
+
+
+def test_hard_arithmetic_has_more_steps_and_is_held_out() -> None:
+    """Four and five steps; training has at most three. No problem is in the training set or the other benchmark."""
+    problems = load_benchmark("arithmetic_hard")
+    assert len(problems) == 500 and problems[0].id == "arithmetic_hard/0"
+    solved = [result_of_story(problem.question) for problem in problems]
+    assert [(str(total), steps) for total, steps in solved] == [
+        (problem.gold, steps) for problem, (_, steps) in zip(problems, solved, strict=True)
+    ]
+    assert {steps for _, steps in solved} == {4, 5}
+    questions = {problem.question for problem in problems}
+    assert len(questions) == 500
+    assert not questions & {problem.question for problem in load_benchmark("arithmetic")}
+    assert not questions & {row["question"] for seed in range(3) for row in arithmetic("train", 4000, seed)}
+
+
+def test_arithmetic_solutions_earn_the_maximum_reward() -> None:
+    rows = load_train(DataArguments("arithmetic"))
+    assert_rows_are_training_rows(rows)
+    assert_maximum_reward(rows)
+
+
+def test_demonstrations_are_prompt_and_completion() -> None:
+    rows = load_train(DataArguments("arithmetic")).select(range(5))
+    got = to_demonstrations(rows)
+    assert got.column_names == ["prompt", "completion"] and got["prompt"][:] == rows["prompt"][:]
+    assert got["completion"][:] == [[{"role": "assistant", "content": text}] for text in rows["solution"]]
+
+
+# ---- GSM8K and MATH from the real files ----
+
+
+def without_calculator_marks(text: str) -> str:
+    """Remove ``<<3*4=12>>`` with str.find, sharing no code with data.py."""
+    while (start := text.find("<<")) >= 0:
+        text = text[:start] + text[text.index(">>", start) + 2 :]
+    return text
+
+
+def test_gsm8k_train_row_by_row(data_dir: Path) -> None:
+    source = jsonl(data_dir / "gsm8k_train.jsonl")
+    rows = load_train(DataArguments("gsm8k", str(data_dir)))
+    assert len(rows) == len(source) == 7473
+    assert_rows_are_training_rows(rows)
+    golds = [row["answer"].split("#### ")[-1].strip() for row in source]
+    assert sum("," in gold for gold in golds) > 50  # thousands separators occur
+    assert [answer.replace(",", "") for answer in rows["answer"]] == [gold.replace(",", "") for gold in golds]
+    assert [prompt[1]["content"] for prompt in rows["prompt"]] == [row["question"] for row in source]
+    for row, solution in zip(source, rows["solution"], strict=True):
+        assert "<<" not in solution and ">>" not in solution and "####" not in solution
+        reasoning = without_calculator_marks(row["answer"].split("\n####")[0]).strip()
+        assert solution.startswith(f"<reasoning>\n{reasoning}\n</reasoning>\n")
+    assert_maximum_reward(rows)
+
+
+def matched_boxes(solution: str) -> list[str]:
+    """Contents of all ``\\boxed``, counting braces one character at a time."""
+    boxes = []
+    for piece in solution.split("\\boxed")[1:]:
+        piece = piece.lstrip()
+        if piece[0] != "{":
+            boxes.append(piece[: re.search(r"[$\s.,]", piece).start()])  # type: ignore[union-attr]
+            continue
+        depth = 0
+        for place, char in enumerate(piece):
+            depth += (char == "{") - (char == "}")
+            if depth == 0:
+                boxes.append(piece[1:place].strip())
+                break
+    return boxes
+
+
+def test_math_train_row_by_row(data_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = jsonl(data_dir / "math_train.jsonl")
+    with caplog.at_level(logging.WARNING):
+        rows = load_train(DataArguments("math", str(data_dir)))
+    assert (len(source), len(rows)) == (7500, 7498)
+    assert "2 of 7500" in caplog.text  # dropped, with a warning
+    empty = {"train/number_theory/7115.json", "train/number_theory/7117.json"}
+    kept = [row for row in source if row["unique_id"] not in empty]
+    assert_rows_are_training_rows(rows)
+    assert [prompt[1]["content"] for prompt in rows["prompt"]] == [row["problem"] for row in kept]
+    golds = [matched_boxes(row["solution"])[-1] for row in kept]
+    assert rows["answer"][:] == golds
+    assert sum("{" in gold and "}" in gold for gold in golds) == 1726  # nested braces, as counted in the data's notes
+    assert all(row["solution"] in solution for row, solution in zip(kept, rows["solution"], strict=True))
+    assert_maximum_reward(rows)
+
+
+def test_math_boxes_without_braces_or_after_a_space(data_dir: Path) -> None:
+    source = jsonl(data_dir / "math_train.jsonl")
+    rows = load_train(DataArguments("math", str(data_dir)))
+    answers = dict(zip((prompt[1]["content"] for prompt in rows["prompt"]), rows["answer"], strict=True))
+    bare = [row for row in source if re.search(r"\\boxed\s+[^{\s]", row["solution"])]
+    spaced = [row for row in source if re.search(r"\\boxed\s+\{", row["solution"])]
+    assert [answers[row["problem"]] for row in bare] == ["2", "9"]
+    assert [answers[row["problem"]] for row in spaced] == ["17"]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "file"),
+    [
+        ("gsm8k", 1319, "gsm8k_test.jsonl"),
+        ("math", 5000, "math_test.jsonl"),
+        ("math500", 500, "math500_test.jsonl"),
+        ("aime24", 30, "aime2024.jsonl"),
+        ("aime25", 30, "aime2025.jsonl"),
+        ("amc23", 40, "amc2023.jsonl"),
+    ],
+)
+def test_benchmarks_are_complete_and_in_order(name: str, size: int, file: str, data_dir: Path) -> None:
+    source, problems = jsonl(data_dir / file), load_benchmark(name, str(data_dir))
+    assert len(problems) == len(source) == size
+    assert [problem.question for problem in problems] == [row.get("question") or row["problem"] for row in source]
+    assert len({problem.id for problem in problems}) == size
+    assert all(isinstance(problem.gold, str) and problem.gold.strip() for problem in problems)
+    if name.startswith(("aime", "amc")):
+        assert [int(problem.gold) for problem in problems] == [int(row["answer"]) for row in source]
+    if name.startswith("aime"):
+        assert all(0 <= int(problem.gold) <= 999 for problem in problems)
+    if name == "math500":
+        assert [problem.gold for problem in problems] == [row["answer"] for row in source]
+    if name == "math":
+        assert [problem.gold for problem in problems] == [matched_boxes(row["solution"])[-1] for row in source]
+
+
+def test_training_rows_are_not_in_the_benchmarks(data_dir: Path) -> None:
+    for name in ("gsm8k", "math"):
+        train = {prompt[1]["content"] for prompt in load_train(DataArguments(name, str(data_dir)))["prompt"]}
+        test = [problem.question for problem in load_benchmark(name, str(data_dir))]
+        assert sum(question in train for question in test) <= 3, name  # MATH itself repeats a few
+
+
+# ---- downloads from the Hub ----
+
+
+def test_math_is_downloaded_with_all_its_subjects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the seven subjects is a separate config; loading one of them gives a seventh of MATH."""
+    requested = []
+
+    def hub(hub_id: str, config: str, split: str) -> Dataset:
+        requested.append((hub_id, config, split))
+        return Dataset.from_dict({"problem": [f"{config}?"], "solution": [rf"\boxed{{{len(requested)}}}"]})
+
+    monkeypatch.setattr("datasets.load_dataset", hub)
+    rows = load_train(DataArguments("math"))
+    assert rows["answer"][:] == list("1234567")
+    assert {hub_id for hub_id, _, _ in requested} == {"EleutherAI/hendrycks_math"} and {s for *_, s in requested} == {
+        "train"
+    }
+    assert [config for _, config, _ in requested] == sorted({config for _, config, _ in requested})
+
+
+def test_without_a_network_the_error_suggests_data_dir(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*args: object, **kwargs: object) -> Dataset:
+        raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub (OfflineModeIsEnabled)")
+
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
+    with pytest.raises(UsageError, match="data_dir"):
+        load_train(DataArguments("gsm8k"))
+
+
+# ---- invalid input ----
+
+VALID_ROW = json.dumps({"question": "1 + 2?", "answer": "It is <<1+2=3>>3.\n#### 3"})
+
+
+def test_a_valid_row(tmp_path: Path) -> None:
+    (tmp_path / "gsm8k_train.jsonl").write_text(VALID_ROW + "\n")
+    row = load_train(DataArguments("gsm8k", str(tmp_path)))[0]
+    assert row["solution"] == "<reasoning>\nIt is 3.\n</reasoning>\n<answer>\n3\n</answer>"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "No mark?", "answer": "It is 3."},
+        {"question": "Nothing after the mark?", "answer": "It is 3.\n#### "},
+        {"question": "No answer?", "answer": None},
+        {"question": "No column?"},
+        {"question": None, "answer": "#### 3"},
+    ],
+    ids=["no-mark", "nothing-after-mark", "null-answer", "column-missing-in-row", "null-question"],
+)
+def test_row_without_a_readable_gold_is_dropped_and_counted(
+    row: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "gsm8k_train.jsonl").write_text(f"{VALID_ROW}\n{json.dumps(row)}\n{VALID_ROW}\n")
+    with caplog.at_level(logging.WARNING):
+        assert load_train(DataArguments("gsm8k", str(tmp_path)))["answer"][:] == ["3", "3"]
+    assert "1 of 3" in caplog.text
+
+
+def test_benchmark_row_without_an_answer_is_dropped(tmp_path: Path) -> None:
+    rows = [{"problem": "p", "answer": "033"}, {"problem": "q", "answer": None}]
+    (tmp_path / "aime2024.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [problem.gold for problem in load_benchmark("aime24", str(tmp_path))] == ["033"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"gsm8k_train\.jsonl does not exist: for gsm8k, --data_dir"),
+        ("", r"gsm8k_train\.jsonl is empty"),
+        ("\n\n", r"gsm8k_train\.jsonl"),
+        (json.dumps({"question": "q"}), r"no column 'answer'.*found \['question'\]"),
+        (json.dumps({"question": "q", "answer": "no gold"}), "no usable row: 1 without a readable gold answer"),
+        (VALID_ROW + '\n\n{"question": \n', r"^line 3 of \S+gsm8k_train\.jsonl is not valid JSON: Expecting value"),
+        ("<html>Not found</html>", r"^line 1 of \S+gsm8k_train\.jsonl is not valid JSON"),
+        (VALID_ROW + "\n[1]\n", r"^line 2 of \S+gsm8k_train\.jsonl is \[1\]: expected a JSON object"),
+        (
+            VALID_ROW + '\n{"question": ["a"], "answer": "#### 3"}',
+            r"^line 2 of \S+gsm8k_train\.jsonl: column 'question' is \['a'\]: expected a string or a number",
+        ),
+    ],
+    ids=["missing", "empty", "blank-lines", "no-column", "no-gold", "truncated", "not-json", "not-an-object", "a-list"],
+)
+def test_unusable_file_gives_a_one_line_error(content: str | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "gsm8k_train.jsonl").write_text(content)
+    with pytest.raises(UsageError, match=message) as caught:
+        load_train(DataArguments("gsm8k", str(tmp_path)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_row_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "gsm8k_train.jsonl").write_bytes(VALID_ROW.encode() + b'\n{"question": "\xff", "answer": "#### 3"}\n')
+    with pytest.raises(
+        UsageError, match=r"^line 2 of \S+gsm8k_train\.jsonl is not valid UTF-8: invalid start byte at byte"
+    ):
+        load_train(DataArguments("gsm8k", str(tmp_path)))
+
+
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n')
+    assert len(load_train(DataArguments(str(tmp_path / "own.jsonl")))) == 1
+
+
+def test_a_missing_data_dir_is_refused_for_every_dataset(tmp_path: Path) -> None:
+    for name in ("arithmetic", "gsm8k"):
+        with pytest.raises(UsageError, match=r"--data_dir .*nowhere is not a directory"):
+            load_train(DataArguments(name, str(tmp_path / "nowhere")))
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "math"])
+def test_a_dry_run_does_not_ask_the_hub_and_knows_the_number_of_rows(
+    name: str, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datasets.load_dataset", None)  # not called
+    planned, rows = (
+        load_train(DataArguments(name), dry_run=True),
+        load_train(DataArguments(name, str(data_dir)), dry_run=True),
+    )
+    assert (len(planned), set(planned.column_names)) == (len(rows), set(rows.column_names))
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("gsm8", "gsm8k"), ("maths", "math"), ("aritmetic", "arithmetic")])
+def test_unknown_dataset_error_suggests_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(UsageError, match=rf"'{name}' is unknown \(did you mean '{nearest}'\?\): pick one of gsm8k"):
+        load_train(DataArguments(name))
+
+
+def test_unknown_benchmark_error_suggests_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"'aime2024' is unknown \(did you mean 'aime24'\?\)"):
+        load_benchmark("aime2024")
+    with pytest.raises(UsageError, match="'humaneval' is unknown"):
+        load_benchmark("humaneval")
+
+
+# ---- prompt length ----
+
+
+def test_long_prompts_are_dropped_and_counted(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    rows = load_train(DataArguments("arithmetic")).select(range(60))
+    lengths = [
+        len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True)["input_ids"])
+        for prompt in rows["prompt"]
+    ]
+    limit = sorted(lengths)[30]
+    expected = [prompt for prompt, length in zip(rows["prompt"], lengths, strict=True) if length <= limit]
+    assert 0 < len(expected) < 60 and limit in lengths  # a prompt of exactly the limit is kept
+    with caplog.at_level(logging.WARNING):
+        kept = drop_long_prompts(rows, tokenizer, limit)
+    assert kept["prompt"][:] == expected
+    assert f"{60 - len(expected)} of 60" in caplog.text
+    assert len(drop_long_prompts(rows, tokenizer, max(lengths))) == 60
+
+
+def test_all_prompts_too_long_is_refused(tiny: Path) -> None:
+    rows = load_train(DataArguments("arithmetic")).select(range(3))
+    with pytest.raises(UsageError, match="all 3 prompts are over max_prompt_length 2"):
+        drop_long_prompts(rows, AutoTokenizer.from_pretrained(tiny), 2)

@@ -1,0 +1,343 @@
+"""Padding tokens, chat templates and prompts of tokenizers as models bring them."""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE, WordLevel
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOConfig, SFTConfig, SFTTrainer
+
+from gtpo.arguments import GTPOArguments, PromptArguments
+from gtpo.data.load import Problem, to_demonstrations
+from gtpo.data.tokenizer import assistant_prefill, check_answer_is_kept, encode_prompt, end_of_turn, prepare_tokenizer
+from gtpo.errors import UsageError
+from gtpo.evaluation.sampling import Sampling, TransformersSampler, make_requests, to_row
+from gtpo.models import load as models
+from gtpo.training.trainer import GTPOTrainer
+
+CHATML = (  # as SmolLM2's: the EOS token ends every turn
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+GEMMA = (  # has no system role
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{% for message in messages %}{{ '[' + message['role'] + ']' + message['content'] | trim + '[end]' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '[model]' }}{% endif %}"
+)
+DROPS_SYSTEM = (
+    "{% for message in messages %}{% if message['role'] != 'system' %}{{ '[' + message['role'] + ']' }}"
+    "{{ message['content'] }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '[model]' }}{% endif %}"
+)
+TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+
+
+def byte_level(specials: list[str], template: str | None = CHATML, **roles: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of single bytes, as the ones of GPT-2, Llama 3, Qwen and SmolLM2, with these special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    model = Tokenizer(BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    model.pre_tokenizer, model.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    model.add_special_tokens([AddedToken(token, normalized=False) for token in specials])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, **roles)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+SMOLLM2 = {
+    "specials": ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>"],
+    "bos_token": "<|im_start|>",
+    "eos_token": "<|im_end|>",
+    "pad_token": "<|im_end|>",
+    "unk_token": "<|endoftext|>",
+}
+
+
+# ---- padding ----
+
+
+@pytest.mark.parametrize(
+    ("roles", "expected"),
+    [
+        (SMOLLM2, "<|endoftext|>"),
+        (
+            {"specials": ["<s>", "</s>", "<|finetune_right_pad_id|>"], "eos_token": "</s>"},  # Llama 3 has none set
+            "<|finetune_right_pad_id|>",
+        ),
+        (
+            {"specials": ["<|im_start|>", "<|im_end|>", "<x>", "<|vision_pad|>"], "eos_token": "<|im_end|>"},
+            "<|vision_pad|>",  # before <x>
+        ),
+        ({"specials": ["</s>", "<repo_name>"], "eos_token": "</s>", "pad_token": "</s>"}, "<repo_name>"),
+        (
+            {"specials": ["<unk>", "<s>", "</s>"], "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+            "<unk>",
+        ),
+        ({"specials": ["<|endoftext|>"], "eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"}, "<|endoftext|>"),
+        ({"specials": ["<|im_start|>", "<|im_end|>", "<|end|>"], "eos_token": "<|im_end|>"}, "<|im_end|>"),
+    ],
+    ids=["smollm2", "llama3", "qwen-base", "any-special", "llama2", "gpt2-has-none", "template-and-ends-are-not-free"],
+)
+def test_a_free_token_pads(roles: dict[str, Any], expected: str, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = byte_level(**roles)
+    with caplog.at_level(logging.WARNING):
+        prepare_tokenizer(tokenizer, "some/model")
+    assert tokenizer.pad_token == expected
+    had = "pads with its EOS token" if "pad_token" in roles else "has no padding token"
+    assert f"the tokenizer of some/model {had}: padding is {expected}" in caplog.text
+    assert ("no other token is free" in caplog.text) == (expected == roles["eos_token"])
+
+
+def test_the_choice_is_saved_and_not_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = byte_level(**SMOLLM2)
+    prepare_tokenizer(tokenizer, "some/model")
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        caplog.clear()
+        prepare_tokenizer(loaded, str(tmp_path))
+    assert (loaded.pad_token, loaded.eos_token, caplog.text) == ("<|endoftext|>", "<|im_end|>", "")
+
+
+def test_a_token_without_a_row_in_the_embedding_does_not_pad() -> None:
+    tokenizer = byte_level(["</s>", "<a>", "<pad>"], eos_token="</s>")
+    prepare_tokenizer(tokenizer, "some/model", vocab_size=len(tokenizer) - 1)
+    assert tokenizer.pad_token == "<a>"
+
+
+def test_a_token_for_unknown_characters_does_not_pad() -> None:
+    words = WordLevel({"<unk>": 0, "</s>": 1, "two": 2}, unk_token="<unk>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), unk_token="<unk>", eos_token="</s>")
+    tokenizer.chat_template = "two"
+    prepare_tokenizer(tokenizer, "some/model")
+    assert tokenizer.pad_token == "</s>"
+
+
+def test_a_tokenizer_without_eos_is_refused() -> None:
+    with pytest.raises(UsageError, match="some/model has no EOS token, so a completion cannot end: set eos_token"):
+        prepare_tokenizer(byte_level(["<pad>"]), "some/model")
+
+
+# ---- where only EOS can pad ----
+
+
+def only_eos(pad: str) -> PreTrainedTokenizerFast:
+    """Ten words, of which EOS is one in ten of a random model's tokens; the template writes EOS into the prompts."""
+    vocabulary = {word: i for i, word in enumerate(["<eos>", "<free>", *"abcdefgh"])}
+    model = Tokenizer(WordLevel(vocabulary, unk_token="a"))
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    model.add_special_tokens(["<eos>", "<free>"])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=model, eos_token="<eos>", pad_token=pad, unk_token="a", padding_side="left"
+    )
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] + ' <eos>' }}{% endfor %}"
+    return tokenizer
+
+
+def random_model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=10, eos_token_id=0, initializer_range=0.4, **shape))
+
+
+PROMPTS = ["a", "b c d e f g", "c c", "d h a b"]
+
+
+def trained_with(pad: str, directory: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]], list[str]]:
+    completions: list[str] = []
+
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        completions.extend(map(str, completion_ids))
+        return [float(ids.count(3)) - 0.1 * len(ids) for ids in completion_ids]
+
+    trainer = GTPOTrainer(
+        model=random_model(),
+        processing_class=only_eos(pad),
+        reward_funcs=[reward],
+        args=GRPOConfig(
+            output_dir=str(directory),
+            num_generations=4,
+            per_device_train_batch_size=8,
+            max_completion_length=8,
+            max_steps=3,
+            learning_rate=0.05,
+            logging_steps=1,
+            bf16=False,
+            use_cpu=True,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            loss_type="grpo",
+            vllm_importance_sampling_correction=False,
+            gradient_checkpointing=False,
+        ),
+        gtpo=GTPOArguments(initial_entropy=0.1, entropy_threshold=2.0),
+        train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": prompt}] for prompt in PROMPTS]}),
+    )
+    trainer.train()
+    timed = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "step_time", "total_flos"}
+    logs = [{name: row[name] for name in row if name not in timed} for row in trainer.state.log_history]
+    return dict(trainer.model.state_dict()), logs, completions
+
+
+def test_padding_with_eos_trains_the_same_policy(tmp_path: Path) -> None:
+    """The masks tell padding from text: the id of the padding token changes nothing, bit for bit."""
+    free, free_logs, sampled = trained_with("<free>", tmp_path / "free")
+    eos, eos_logs, same = trained_with("<eos>", tmp_path / "eos")
+    lengths = [text.count(",") + 1 for text in sampled]
+    assert len(set(lengths)) > 3 and {text.endswith(" 0]") for text in sampled} == {True, False}
+    assert same == sampled and eos_logs == free_logs
+    assert all(torch.equal(free[name], eos[name]) for name in free)
+    assert any(not torch.equal(free[name], weight) for name, weight in random_model().state_dict().items())
+    assert {row["grad_norm"] > 0 for row in free_logs[:3]} == {True}
+
+
+def test_sft_learns_the_end_where_padding_is_eos(tmp_path: Path) -> None:
+    """TRL's labels hide padding by the masks: the EOS token at the end of the completion stays a target."""
+    rows = {"prompt": [[{"role": "user", "content": p}] for p in PROMPTS], "solution": ["a b", "c", "d e f", "g"]}
+    batches = []
+    for pad in ("<free>", "<eos>"):
+        trainer = SFTTrainer(
+            model=random_model(),
+            processing_class=only_eos(pad),
+            args=SFTConfig(output_dir=str(tmp_path), bf16=False, use_cpu=True, report_to="none"),
+            train_dataset=to_demonstrations(Dataset.from_dict(rows)),
+        )
+        batches.append(next(iter(trainer.get_eval_dataloader(trainer.train_dataset))))
+    free, eos = batches
+    assert torch.equal(free["labels"], eos["labels"]) and torch.equal(free["attention_mask"], eos["attention_mask"])
+    assert [row[row != -100].tolist() for row in eos["labels"]] == [[2, 3, 0], [4, 0], [5, 6, 7, 0], [8, 0]]
+
+
+def test_evaluation_samples_the_same_where_padding_is_eos(tmp_path: Path) -> None:
+    sampling = Sampling(k=8, max_new_tokens=16, batch_size=32)
+    problems = [Problem(str(i), prompt, "a") for i, prompt in enumerate(PROMPTS)]
+    found = []
+    for pad in ("<free>", "<eos>"):
+        directory = tmp_path / pad.strip("<>")
+        random_model().save_pretrained(directory)
+        only_eos("<free>").save_pretrained(directory)
+        sampler = TransformersSampler(str(directory), sampling)
+        sampler.tokenizer.pad_token = pad
+        [rows] = sampler.sample(make_requests(sampler, problems, sampling), set(), None)
+        found.append(rows)
+    assert found[0] == found[1]
+    assert {row["finished"] for row in found[0]} == {True, False}
+
+
+# ---- chat templates ----
+
+
+@pytest.mark.parametrize("template", [GEMMA, DROPS_SYSTEM], ids=["raises", "drops it"])
+def test_without_a_system_role_the_system_text_begins_the_first_question(
+    template: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = byte_level(
+        ["<bos>", "<eos>", "<pad>"], template, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
+    )
+    merged = [{"role": "user", "content": "Be brief.\n\n2 + 2?"}]
+    again = [{"role": "assistant", "content": "4"}, {"role": "user", "content": "And 3?"}]
+    expected = [tokenizer.apply_chat_template(t, tokenize=False) for t in (merged, merged + again, again)]
+    with caplog.at_level(logging.WARNING):
+        prepare_tokenizer(tokenizer, "some/model")
+    assert "some/model has no system role: the system prompt begins the first question" in caplog.text
+    tokenizer.save_pretrained(tmp_path)
+    for loaded in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):  # the adapter's tokenizer does it as well
+        found = [loaded.apply_chat_template(t, tokenize=False) for t in (TURNS, TURNS + again, again)]
+        assert found == expected
+    assert "Be brief.\n\n2 + 2?" in tokenizer.decode(encode_prompt(tokenizer, TURNS))
+    template = tokenizer.chat_template
+    prepare_tokenizer(tokenizer, "some/model")
+    assert tokenizer.chat_template == template
+
+
+def test_a_template_with_a_system_role_stays_as_it_is() -> None:
+    tokenizer = byte_level(**SMOLLM2)
+    prepare_tokenizer(tokenizer, "some/model")
+    assert tokenizer.chat_template == CHATML
+
+
+def test_without_a_template_the_prompt_is_plain_text(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = byte_level(["<eos>", "<pad>"], None, eos_token="<eos>", pad_token="<pad>")
+    with caplog.at_level(logging.WARNING):
+        prepare_tokenizer(tokenizer, "some/model")
+    assert "some/model has no chat template: its prompts are plain text" in caplog.text
+    prompt = "Be brief.\n\nQuestion: 2 + 2?\n\nAnswer:\n"
+    assert tokenizer.decode(encode_prompt(tokenizer, TURNS)) == prompt
+    full = tokenizer.apply_chat_template([*TURNS, {"role": "assistant", "content": "4"}], tokenize=False)
+    assert full == prompt + "4<eos>"  # what SFT learns ends the completion
+
+
+def test_the_plain_template_begins_with_bos_where_the_tokenizer_does() -> None:
+    tokenizer = byte_level(["<bos>", "<eos>"], None, bos_token="<bos>", eos_token="<eos>")
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer._tokenizer.post_processor = TemplateProcessing("<bos> $A", special_tokens=[("<bos>", 256)])
+    prepare_tokenizer(tokenizer, "some/model")
+    assert encode_prompt(tokenizer, TURNS)[:2] == [256, tokenizer.convert_tokens_to_ids("B")]
+
+
+def test_a_template_that_fails_on_a_question_alone_is_refused() -> None:
+    tokenizer = byte_level(["<eos>"], "{{ raise_exception('\x1b[31mno\x07') }}", eos_token="<eos>")
+    with pytest.raises(UsageError, match=r"fails on a user message \(TemplateError: \\x1b\[31mno\\x07\)"):
+        prepare_tokenizer(tokenizer, "some/model")
+
+
+THINKS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>{% endfor %}" + (
+    "{% if add_generation_prompt %}[assistant]{% if enable_thinking is not defined or enable_thinking %}<think>\n"
+    "{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def test_what_the_template_has_written_of_the_completion() -> None:
+    tokenizer = byte_level(["<eos>"], THINKS, eos_token="<eos>")
+    tags = "<think> </think> <answer> </answer>"
+    assert assistant_prefill(tokenizer, tags, {}) == "<think>\n"
+    assert assistant_prefill(tokenizer, tags, {"enable_thinking": False}) == "<think>\n\n</think>\n\n"
+    assert assistant_prefill(tokenizer, "<reasoning> </reasoning> <answer> </answer>", {}) == ""
+    assert assistant_prefill(byte_level(**SMOLLM2), tags, {}) == ""
+    long, short = (len(encode_prompt(tokenizer, TURNS, enable_thinking=on)) for on in (False, True))
+    assert long - short == len("\n</think>\n\n")
+
+
+def test_evaluation_stores_the_whole_completion(tmp_path: Path) -> None:
+    """A run trained with <think> is not scored 0.0 because its template writes the opening tag."""
+    prompt = PromptArguments(tags="<think> </think> <answer> </answer>", system_prompt="none")
+    tokenizer = byte_level(["<eos>"], THINKS, eos_token="<eos>")
+    sampler = SimpleNamespace(tokenizer=tokenizer, context_length=999)
+    [request] = make_requests(sampler, [Problem("a", "1 + 1?", "2")], Sampling(k=1, max_new_tokens=9), prompt)
+    assert tokenizer.decode(request.prompt_ids) == "[user]1 + 1?<eos>[assistant]<think>\n"
+    written = tokenizer.encode("2</think><answer>2</answer>", add_special_tokens=False)
+    row = to_row(request, written, True, tokenizer)
+    assert row["completion"] == "<think>\n2</think><answer>2</answer>" and row["tokens"] == len(written)
+    assert prompt.format.follows_format(row["completion"])
+
+
+def test_a_turn_ends_with_the_token_of_the_template() -> None:
+    base = byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"], eos_token="<|endoftext|>")
+    assert end_of_turn(base) == base.convert_tokens_to_ids("<|im_end|>") != base.eos_token_id
+    assert end_of_turn(byte_level(["<eos>"], DROPS_SYSTEM, eos_token="<eos>")) is None
+    model = random_model()
+    assert model.generation_config.eos_token_id == 0
+    models._stop_at_end_of_turn(model, base)
+    assert model.generation_config.eos_token_id == sorted([0, base.eos_token_id, end_of_turn(base)])
+
+
+def test_sft_is_refused_where_the_template_drops_the_reasoning() -> None:
+    """The templates of DeepSeek-R1 keep what follows </think> only."""
+    template = CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")
+    tokenizer = byte_level(**SMOLLM2 | {"template": template})
+    answer = {"role": "assistant", "content": "<think>2</think><answer>2</answer>"}
+    with pytest.raises(UsageError, match="leaves <think> out of an answer, so SFT would not learn it"):
+        check_answer_is_kept(tokenizer, [*TURNS, answer], "<think> </think> <answer> </answer>", {})
+    check_answer_is_kept(byte_level(**SMOLLM2), [*TURNS, answer], "<think> </think> <answer> </answer>", {})
+
+
+def test_a_template_of_the_user_replaces_the_tokenizers(tiny: Path) -> None:
+    prompt = PromptArguments(chat_template="{% for m in messages %}{{ m['content'] }}|{% endfor %}")
+    _, tokenizer = models.load_base(str(tiny), prompt=prompt)
+    assert tokenizer.apply_chat_template(TURNS, tokenize=False) == "Be brief.|2 + 2?|"

@@ -1,0 +1,357 @@
+"""Generation without vLLM: the tokens and probabilities of ``model.generate``; weights are restored exactly."""
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from gtpo.forward import generation
+from gtpo.forward.generation import fast_layers, generate
+
+VOCABULARY = 24
+ENDS, PAD = [2, 7, 13, 17], 0
+
+
+def tiny_llama(adapter: dict[str, Any] | None = None, **config: Any) -> Any:
+    """A Llama with confident predictions, with a LoRA adapter of large weights."""
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, initializer_range=0.3, pad_token_id=PAD, bos_token_id=1, eos_token_id=2, **config,
+    )  # fmt: skip
+    lora = {"r": 4, "target_modules": "all-linear", "init_lora_weights": False} | (adapter or {})
+    model = LlamaForCausalLM(shape)
+    for name, weight in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(weight)
+    return get_peft_model(model, LoraConfig(**lora))
+
+
+def settings(**changed: Any) -> GenerationConfig:
+    sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    tokens = {"max_new_tokens": 12, "eos_token_id": ENDS, "pad_token_id": PAD}
+    return GenerationConfig(**sampling | tokens | changed)
+
+
+def padded(*prompts: list[int]) -> tuple[Tensor, Tensor]:
+    width = max(map(len, prompts))
+    ids = torch.tensor([[PAD] * (width - len(prompt)) + prompt for prompt in prompts])
+    return ids, torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+
+
+ONE = padded(*[[5, 6, 7, 8, 9]] * 6)
+SEVERAL = padded(*[[5, 6, 7, 8, 9]] * 3, *[[11, 0, 3]] * 3, [4], [0, 4], *[[11, 0, 3]] * 2)  # 0, the padding, too
+
+
+@pytest.fixture(params=[generation.LARGE, 1], ids=["unpacked", "packed"])
+def packed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Weights as small as these are packed only in the second case."""
+    monkeypatch.setattr(generation, "LARGE", request.param)
+    return request.param == 1
+
+
+@pytest.mark.usefixtures("packed")
+@pytest.mark.parametrize("prompts", [ONE, SEVERAL], ids=["one", "several"])
+@pytest.mark.parametrize("end", [2, ENDS, None])
+def test_greedy_tokens_are_those_of_generate(prompts: Any, end: Any) -> None:
+    model = tiny_llama()
+    config = settings(do_sample=False, temperature=None, top_p=None, top_k=None, eos_token_id=end)
+    expected = model.generate(input_ids=prompts[0], attention_mask=prompts[1], generation_config=config)
+    with mock.patch.object(LlamaForCausalLM, "generate", side_effect=AssertionError("not covered")):
+        found = generate(model.get_base_model(), *prompts, config)
+    assert found.tolist() == expected.tolist()
+
+
+def prompts_of(batch: tuple[Tensor, Tensor]) -> list[list[int]]:
+    return [ids[mask.bool()].tolist() for ids, mask in zip(*batch, strict=True)]
+
+
+def length_of(completion: list[int]) -> int:
+    """The number of tokens up to the first end token."""
+    return next((i + 1 for i, token in enumerate(completion) if token in ENDS), len(completion))
+
+
+def naive_logits(model: Any, tokens: list[int]) -> Tensor:
+    """The next token's logits: a forward of one row, without padding, cache or merging."""
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
+
+
+def recorded(model: Any, prompts: Any, config: GenerationConfig) -> tuple[list[list[int]], list[dict[tuple, Tensor]]]:
+    """The rows, and for each step the distribution of the next token by the row's tokens so far."""
+    steps: list[Tensor] = []
+    sample = generation._sample
+
+    def noting(scores: Tensor, draws: Tensor) -> Tensor:
+        steps.append(scores.softmax(-1))
+        return sample(scores, draws)
+
+    with mock.patch.object(generation, "_sample", noting):
+        rows = generate(model.get_base_model(), *prompts, config)
+    return rows.tolist(), steps
+
+
+@pytest.mark.usefixtures("packed")
+@pytest.mark.parametrize("bias", [False, True])
+def test_each_token_is_drawn_from_the_distribution_of_a_plain_forward(bias: bool) -> None:
+    model = tiny_llama(attention_bias=bias)
+    torch.manual_seed(3)
+    rows, steps = recorded(model, SEVERAL, settings(temperature=0.7))
+    width = SEVERAL[0].shape[1]
+    prompts = prompts_of(SEVERAL)
+    sizes = set()
+    for step, found in enumerate(steps):
+        open_ = [i for i, row in enumerate(rows) if not set(ENDS) & set(row[width : width + step])]
+        assert len(found) == len(open_)  # finished rows are not computed
+        sizes.add(len(open_))
+        for distribution, i in zip(found, open_, strict=True):
+            expected = (naive_logits(model, prompts[i] + rows[i][width : width + step]) / 0.7).softmax(-1)
+            torch.testing.assert_close(distribution, expected, atol=2e-5, rtol=1e-4)
+    assert len(sizes) > 3
+    assert all(set(row[width + length_of(row[width:]) :]) <= {PAD} for row in rows)
+
+
+def test_samples_have_the_frequencies_of_the_distribution() -> None:
+    scores = torch.tensor([0.0, 1.0, -1.0, float("-inf"), 2.5, -9.0])
+    generator = torch.Generator().manual_seed(0)
+    count = 200_000
+    draws = torch.rand(count, dtype=torch.float64, generator=generator)
+    tokens = generation._sample(scores.expand(count, -1), draws)
+    observed = torch.bincount(tokens, minlength=6)
+    expected = scores.softmax(-1) * count
+    assert observed[3] == 0
+    possible = expected > 0
+    chi_square = ((observed - expected)[possible] ** 2 / expected[possible]).sum()
+    assert chi_square < 18.5  # 4 degrees of freedom: p = 0.001
+    edges = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    assert generation._sample(torch.tensor([[float("-inf"), 0.0, 0.0, float("-inf")]] * 2), edges).tolist() == [1, 2]
+
+
+def test_nan_probabilities_raise_the_error_of_multinomial() -> None:
+    with pytest.raises(RuntimeError, match="probability tensor contains"):
+        generation._sample(torch.tensor([[0.0, 1.0], [float("nan"), 0.0]]), torch.zeros(2, dtype=torch.float64))
+
+
+def test_a_completion_does_not_depend_on_when_the_others_end() -> None:
+    model = tiny_llama()
+    torch.manual_seed(5)
+    rows = generate(model.get_base_model(), *SEVERAL, settings())
+    torch.manual_seed(5)
+    going_on = generate(model.get_base_model(), *SEVERAL, settings(eos_token_id=None))
+    width = SEVERAL[0].shape[1]
+    ended = 0
+    for row, other in zip(rows[:, width:].tolist(), going_on[:, width:].tolist(), strict=True):
+        end = length_of(row)
+        ended += end < len(other)
+        assert row[:end] == other[:end]
+    assert 0 < ended < len(rows)
+
+
+def test_the_seed_determines_the_completions() -> None:
+    model = tiny_llama()
+    draws = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        draws.append(generate(model.get_base_model(), *ONE, settings()).tolist())
+    assert draws[0] == draws[1] != draws[2]
+    assert len(set(map(tuple, draws[0]))) == len(draws[0])
+
+
+def test_each_prompt_is_encoded_once_and_finished_rows_leave_the_batch() -> None:
+    model = tiny_llama().get_base_model()
+    seen: list[tuple[int, ...]] = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, inputs: seen.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
+    )
+    torch.manual_seed(5)
+    rows = generate(model, *SEVERAL, settings())
+    hook.remove()
+    assert seen[0] == (4, 5)
+    lengths = [length_of(row) for row in rows[:, 5:].tolist()]
+    assert seen[1:] == [(sum(length > step for length in lengths), 1) for step in range(1, max(lengths))]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}, {"repetition_penalty": 3.0}, {"temperature": 0.2}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_the_settings_of_sampling_shape_the_distribution_as_in_transformers(changed: dict[str, Any]) -> None:
+    model = tiny_llama()
+    torch.manual_seed(3)
+    rows, steps = recorded(model, SEVERAL, settings(eos_token_id=None, max_new_tokens=3, **changed))
+    mine = [step.clone() for step in steps]
+    scores = model.generate(
+        input_ids=torch.tensor(rows)[:, :-1],
+        attention_mask=torch.cat([SEVERAL[1], torch.ones(len(rows), 2, dtype=torch.long)], dim=1),
+        generation_config=settings(max_new_tokens=1, output_scores=True, return_dict_in_generate=True, **changed),
+    ).scores[0]
+    torch.testing.assert_close(mine[-1], scores.softmax(-1), atol=2e-5, rtol=1e-4)
+    torch.manual_seed(3)
+    plain = recorded(model, SEVERAL, settings(eos_token_id=None, max_new_tokens=3))[1]
+    assert (mine[0] - plain[0]).abs().max() > 0.05
+
+
+# Layers
+
+
+def all_linears(model: Any) -> dict[str, Any]:
+    names = {name: module for name, module in model.named_modules() if name.endswith(("_proj", "lm_head"))}
+    assert len(names) == 3 * 7 + 1
+    return names
+
+
+def test_layers_compute_the_same_and_are_restored_bit_for_bit(packed: bool) -> None:
+    model = tiny_llama()
+    before = {name: (weight.data_ptr(), weight.clone()) for name, weight in model.named_parameters()}
+    hidden = {32: torch.randn(2, 3, 32), 48: torch.randn(2, 3, 48)}
+    layers = all_linears(model)
+    with torch.no_grad():
+        expected = {name: layer(hidden[layer.in_features]) for name, layer in layers.items()}
+        with fast_layers(model.get_base_model(), 2):
+            found = {name: layer(hidden[layer.in_features]) for name, layer in layers.items()}
+        after = {name: layer(hidden[layer.in_features]) for name, layer in layers.items()}
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert all(torch.equal(after[name], expected[name]) for name in layers)
+    adapted = [name for name in layers if not name.endswith("lm_head")]
+    assert sum(torch.equal(found[name], expected[name]) for name in adapted) < 2  # it was another formula
+    for name, weight in model.named_parameters():
+        assert weight.data_ptr() == before[name][0] and torch.equal(weight, before[name][1])
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_no_lora_layer_runs_while_generating() -> None:
+    model = tiny_llama()
+    with mock.patch("peft.tuners.lora.Linear.forward", side_effect=AssertionError("not merged")):
+        generate(model.get_base_model(), *ONE, settings())
+
+
+def test_an_exception_restores_the_layers() -> None:
+    model = tiny_llama()
+    expected = naive_logits(model, [5, 6])
+    for target in ("_sample", "_distinct"):
+        with mock.patch.object(generation, target, side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            generate(model.get_base_model(), *ONE, settings())
+    second = model.get_base_model().model.layers[1].self_attn.q_proj
+    with mock.patch.object(second, "get_delta_weight", side_effect=MemoryError), pytest.raises(MemoryError):
+        generate(model.get_base_model(), *ONE, settings())
+    assert not any("forward" in module.__dict__ for module in model.modules())
+    assert torch.equal(naive_logits(model, [5, 6]), expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"use_dora": True},
+        {"lora_dropout": 0.1},
+        {"lora_bias": True},
+        "two adapters",
+        "16-bit weights",
+        "disabled",
+        "merged",
+        "hook",
+    ],
+    ids=str,
+)
+def test_layers_that_cannot_be_merged_exactly_stay_as_they_are(change: Any) -> None:
+    model = tiny_llama(change if isinstance(change, dict) else None, attention_bias=True)
+    lm = model.get_base_model()
+    layer = lm.model.layers[0].self_attn.q_proj
+    if change == "two adapters":
+        model.add_adapter("second", LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+        model.base_model.set_adapter(["default", "second"])
+    elif change == "16-bit weights":
+        layer.base_layer.bfloat16()
+    elif change == "disabled":
+        layer.enable_adapters(False)
+    elif change == "merged":
+        layer.merge()
+    elif change == "hook":
+        layer.base_layer.forward = layer.base_layer.forward
+    with fast_layers(lm, 2):
+        assert ("forward" in layer.__dict__) is False
+    if change in ({"use_dora": True}, "two adapters"):
+        assert greedy(model, SEVERAL) == greedy_of_transformers(model, SEVERAL)
+
+
+# What model.generate does
+
+
+def greedy(model: Any, prompts: Any, **changed: Any) -> list[list[int]]:
+    config = settings(do_sample=False, temperature=None, top_p=None, top_k=None, **changed)
+    lm = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return generate(lm, *prompts, config).tolist()
+
+
+def greedy_of_transformers(model: Any, prompts: Any, **changed: Any) -> list[list[int]]:
+    config = settings(do_sample=False, temperature=None, top_p=None, top_k=None, **changed)
+    return model.generate(input_ids=prompts[0], attention_mask=prompts[1], generation_config=config).tolist()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_beams": 2},
+        {"no_repeat_ngram_size": 2},
+        {"cache_implementation": "static"},
+        {"num_return_sequences": 1, "max_time": 60.0},
+        {"use_cache": False},
+        {"prompt_lookup_num_tokens": 2},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_other_settings_go_to_transformers(changed: dict[str, Any]) -> None:
+    lm = tiny_llama().get_base_model()
+    config = settings(**changed)
+    with mock.patch.object(LlamaForCausalLM, "generate", return_value="theirs") as theirs:
+        assert generate(lm, *ONE, config) == "theirs"
+    assert theirs.call_args.kwargs["generation_config"] is config
+    assert theirs.call_args.kwargs["attention_mask"] is ONE[1]
+
+
+def test_a_setting_of_the_model_s_own_generation_config_counts() -> None:
+    lm = tiny_llama().get_base_model()
+    lm.generation_config.no_repeat_ngram_size = 2
+    with mock.patch.object(LlamaForCausalLM, "generate", return_value="theirs"):
+        assert generate(lm, *ONE, settings()) == "theirs"
+
+
+def test_a_model_that_prepares_its_own_inputs_goes_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaForCausalLM, "prepare_inputs_for_generation", lambda self, *args, **kwargs: {})
+    with mock.patch.object(LlamaForCausalLM, "generate", return_value="theirs"):
+        assert generate(tiny_llama().get_base_model(), *ONE, settings()) == "theirs"
+
+
+SHAPE = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "is_covered"),
+    [
+        ("Qwen2", {}, True),
+        ("Qwen3", {"head_dim": 8}, True),
+        ("Granite", {}, True),
+        ("Phi", {}, True),
+        ("Mistral", {"sliding_window": 4}, False),
+        ("Gemma3", {"head_dim": 8}, False),
+        ("Bloom", {"n_layer": 2, "n_head": 4}, False),
+        ("Mamba", {}, False),
+    ],
+)
+def test_families(family: str, config: dict[str, Any], is_covered: bool) -> None:
+    name = f"{family}Text" if family == "Gemma3" else family
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{name}Config")(**SHAPE | config))
+    kind = type(model)
+    with mock.patch.object(kind, "generate", autospec=True, side_effect=kind.generate) as theirs:
+        found = greedy(model, SEVERAL)
+    assert theirs.called is not is_covered
+    assert found == greedy_of_transformers(model.eval(), SEVERAL)

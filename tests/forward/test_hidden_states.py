@@ -1,0 +1,247 @@
+"""Hidden states with each prompt encoded once: against one completion at a time, without padding, in float64."""
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.canned import GROUP, make_trainer
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from gtpo.forward.hidden_states import (
+    _rows_of_similar_length,
+    are_equal,
+    can_encode_prompts_once,
+    distinct_prompts,
+    hidden_states_by_prompt,
+    hidden_states_per_completion,
+)
+
+SIZES = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
+LINEAR = {"llama": 7, "mistral": 7, "gpt2": 4}  # families, and the number of linear modules of a layer
+PAD = 0
+FIVE, THREE, ONE = [7, 0, 8, 9, 5], [4, 8, 9], [6]  # 0 in the text of a prompt is a token like any other
+BATCHES: dict[str, tuple[list[list[int]], list[list[int]]]] = {
+    "one prompt": ([FIVE] * 4, [[3, 4, 5, 6], [3], [9, 0], [5, 5, 5]]),
+    "interleaved prompts of different lengths": (
+        [FIVE, THREE, FIVE, ONE, THREE, FIVE],
+        [[3, 4, 5], [6, 7, 8, 9, 10, 11, 12, 13, 14, 15], [3, 4], [9], [1, 2, 0, 3], [0]],
+    ),
+    "completions of one token": ([THREE, THREE, FIVE], [[3], [4], [5]]),
+    "an empty completion": ([THREE, THREE], [[], [4, 5]]),
+    "different prompts": ([FIVE, THREE, ONE], [[3, 4], [5], [6, 7, 8]]),
+}
+
+
+def batch_of(prompts: list[list[int]], completions: list[list[int]]) -> dict[str, Tensor]:
+    """TRL's layout; a column wider than needed on both sides, as a micro-batch of a larger batch has it."""
+    prompt_width, width = max(map(len, prompts)) + 1, max(map(len, completions)) + 1
+    rows = {
+        "prompt_ids": [[PAD] * (prompt_width - len(ids)) + ids for ids in prompts],
+        "prompt_mask": [[0] * (prompt_width - len(ids)) + [1] * len(ids) for ids in prompts],
+        "completion_ids": [ids + [PAD] * (width - len(ids)) for ids in completions],
+        "completion_mask": [[1] * len(ids) + [0] * (width - len(ids)) for ids in completions],
+    }
+    return {name: torch.tensor(row) for name, row in rows.items()}
+
+
+def model_of(family: str) -> Any:
+    torch.manual_seed(0)
+    if family == "mistral":  # a window shorter than most rows
+        model: Any = MistralForCausalLM(MistralConfig(sliding_window=4, **SIZES))
+    elif family == "gpt2":  # absolute positions
+        rates = dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), 0.0)
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3, **rates)
+        )
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    model = get_peft_model(model.double(), LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    return model.double()
+
+
+def gradients(model: Any) -> dict[str, Tensor]:
+    found = {name: w.grad.clone() for name, w in model.named_parameters() if w.grad is not None}
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("states", [hidden_states_per_completion, hidden_states_by_prompt])
+@pytest.mark.parametrize("family", LINEAR)
+@pytest.mark.parametrize("case", BATCHES)
+def test_states_and_gradients_equal_one_completion_at_a_time(case: str, family: str, states: Any) -> None:
+    model = model_of(family)
+    decoder = model.get_base_model().base_model
+    hidden = states(model, decoder, batch_of(*BATCHES[case]))
+    scale = torch.rand(hidden.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    (hidden * scale).sum().backward()
+    found = gradients(model)
+
+    expected = []
+    for prompt, completion in zip(*BATCHES[case], strict=True):
+        output = decoder(input_ids=torch.tensor([prompt + completion]), use_cache=False).last_hidden_state[0]
+        expected.append(output[len(prompt) - 1 : -1] if completion else output[:0])
+    plain = torch.cat(expected)
+    torch.testing.assert_close(hidden, plain, rtol=1e-6, atol=1e-7)
+    (plain * scale).sum().backward()
+    for name, gradient in gradients(model).items():
+        error = (found[name] - gradient).norm() / gradient.norm()
+        assert error < 1e-6, name  # 2e-7 observed: the norms of Transformers are in float32
+    assert len(found) == 2 * 2 * LINEAR[family]  # lora_A and lora_B in two layers
+
+
+def test_distinct_prompts_tells_rows_apart_by_the_masks() -> None:
+    # in the padding of the second row is text, and the third has the pad id as its first token
+    inputs = {
+        "prompt_ids": torch.tensor([[0, 4, 5], [9, 4, 5], [0, 4, 5], [8, 8, 5]]),
+        "prompt_mask": torch.tensor([[0, 1, 1], [0, 1, 1], [1, 1, 1], [0, 0, 1]]),
+    }
+    prompts, mask, prompt_of = distinct_prompts(inputs)
+    texts = [row[keep.bool()].tolist() for row, keep in zip(prompts, mask, strict=True)]
+    assert sorted(texts) == [[0, 4, 5], [4, 5], [5]]
+    assert [texts[i] for i in prompt_of.tolist()] == [[4, 5], [4, 5], [0, 4, 5], [5]]
+    assert mask.tolist() == [[0] * (3 - len(text)) + [1] * len(text) for text in texts]
+
+
+def test_a_prompt_runs_through_the_model_once() -> None:
+    model, seen = model_of("llama"), []
+    hook = model.get_base_model().model.embed_tokens.register_forward_hook(lambda m, args, out: seen.append(args[0]))
+    batch = batch_of(*BATCHES["interleaved prompts of different lengths"])
+    hidden_states_by_prompt(model, model.get_base_model().model, batch)
+    hidden_states_per_completion(model, model.get_base_model().model, batch)
+    hook.remove()
+    # 3 prompts; 3 completions of at most 2 tokens, and 3 of at most 10; then 6 rows
+    assert [tuple(ids.shape) for ids in seen] == [(3, 5), (3, 1), (3, 9), (6, 13)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "others", "expected"),
+    [
+        ([3, 10, 2, 1, 4, 1], 15, [[3, 5, 2], [0, 4, 1]]),
+        ([10, 9, 10, 9], 0, [[0, 1, 2, 3]]),  # 38 of 40 tokens in two batches
+        ([10, 8, 10, 8], 0, [[0, 1, 2, 3]]),  # 36, a tenth
+        ([10, 7, 10, 7], 0, [[1, 3], [0, 2]]),  # 34
+        ([10, 7, 10, 7], 20, [[0, 1, 2, 3]]),  # 54 of 60
+        ([5], 0, [[0]]),
+        ([0, 0], 0, [[0, 1]]),
+    ],
+)
+def test_rows_of_similar_length_run_together(lengths: list[int], others: int, expected: list[list[int]]) -> None:
+    mask = (torch.arange(10) < torch.tensor(lengths)[:, None]).long()
+    assert [rows.tolist() for rows in _rows_of_similar_length(mask, others)] == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("nothing", True),
+        ("gradient checkpointing", False),
+        ("dropout", False),
+        ("a state", False),
+        ("no position_ids", False),
+        ("no cache", False),
+    ],
+)
+def test_models_that_take_no_cache_while_training(change: str, expected: bool) -> None:
+    model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    parameters = {"input_ids", "position_ids", "past_key_values"}
+    if change == "gradient checkpointing":
+        model.gradient_checkpointing_enable()
+    elif change == "dropout":
+        get_peft_model(model, LoraConfig(r=2, lora_dropout=0.1, target_modules="all-linear"))
+    elif change == "a state":
+        model._is_stateful = True
+    elif change == "no position_ids":
+        parameters.remove("position_ids")
+    elif change == "no cache":
+        parameters.remove("past_key_values")
+    assert can_encode_prompts_once(model, parameters) is expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", ["one prompt", "different prompts"])
+@pytest.mark.parametrize("family", LINEAR)
+def test_the_first_batch_accepts_a_model_whose_cache_is_exact(family: str, case: str, dtype: torch.dtype) -> None:
+    model = model_of(family).to(dtype)
+    assert are_equal(model, model.get_base_model().base_model, batch_of(*BATCHES[case]))
+
+
+def forgets(name: str, forward: Any, **kwargs: Any) -> Any:
+    if name == "cache" and "past_key_values" in kwargs and kwargs["past_key_values"].get_seq_length():
+        kwargs["attention_mask"][:, : kwargs["past_key_values"].get_seq_length()] = 0
+    elif name == "mask" and "position_ids" in kwargs:  # padding of shorter prompts is attended to
+        kwargs["attention_mask"] = torch.ones_like(kwargs["attention_mask"])
+    elif name == "positions" and "position_ids" in kwargs:  # the completion starts at 0 again
+        kwargs["position_ids"] = kwargs["position_ids"] - kwargs["position_ids"][:, :1]
+    return forward(**kwargs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["cache", "mask", "positions"])
+def test_the_first_batch_refuses_a_model_that_ignores(
+    name: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One prompt, of one length: the batch by itself would not show a mask or positions that are ignored."""
+    model = model_of("llama").to(dtype)
+    batch = batch_of(*BATCHES["one prompt"])
+    with caplog.at_level(logging.WARNING):
+        assert not are_equal(partial(forgets, name, model), model.get_base_model().model, batch)
+    assert "Each prompt is encoded once per completion" in caplog.text
+
+
+def shapes_of_a_step(trainer: Any) -> list[tuple[int, ...]]:
+    """Shapes of the ids in each call of the model that has gradients."""
+    seen: list[tuple[int, ...]] = []
+    embedding = trainer.model.get_base_model().get_input_embeddings()
+    embedding.register_forward_hook(
+        lambda module, args, out: seen.append(tuple(args[0].shape)) if torch.is_grad_enabled() else None
+    )
+    trainer.train()
+    return seen
+
+
+def test_a_training_step_encodes_the_prompt_once(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(
+        "gtpo", tiny, tmp_path, per_device_train_batch_size=GROUP // 2, gradient_accumulation_steps=2
+    )
+    rows = [rows for rows, _ in shapes_of_a_step(trainer)]
+    assert rows == 2 * [1, GROUP // 4, GROUP // 4]  # the prompt, then the completions in two batches by length
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gradient_checkpointing": True},
+        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": GROUP},  # nothing to share
+    ],
+    ids=["gradient checkpointing", "one row"],
+)
+def test_a_training_step_without_sharing(settings: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path, **settings)
+    rows = settings.get("per_device_train_batch_size", GROUP)
+    assert [shape[0] for shape in shapes_of_a_step(trainer)] == [rows] * (GROUP // rows)
+
+
+def test_a_model_whose_first_batch_differs_is_run_by_completion(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gtpo.training.trainer.are_equal", lambda *args: False)
+    trainer = make_trainer("gtpo", tiny, tmp_path)
+    assert [rows for rows, _ in shapes_of_a_step(trainer)] == [GROUP]
+
+
+def test_gradient_checkpointing_may_be_enabled_after_the_first_batch(tiny: Path, tmp_path: Path) -> None:
+    """Transformers then leaves the cache empty: completions would not see their prompt."""
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+    before, _ = trainer._logps_and_entropy(trainer.model, batch)
+    assert trainer._by_prompt is True
+    trainer.model.get_base_model().gradient_checkpointing_enable()
+    after, _ = trainer._logps_and_entropy(trainer.model, batch)
+    torch.testing.assert_close(after, before, atol=1e-4, rtol=0)

@@ -1,0 +1,191 @@
+"""Backend selection, and the errors raised before anything is loaded; how idle threads wait."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from helpers.scripts import ROOT
+from helpers.unsloth import FakeUnsloth
+
+from gtpo.cli.parse import load_backend_from_flags
+from gtpo.errors import UsageError
+from gtpo.evaluation import sampling
+from gtpo.machine import backend
+from gtpo.machine.backend import limit_openmp_spinning, load_backend
+from train_gtpo import SETTINGS
+
+
+@pytest.mark.parametrize("argv", [[], ["--model", "llama"], ["--backend", "auto"], ["--backend=transformers"]])
+def test_without_gpu_the_backend_is_transformers(argv: list[str], no_gpu: None) -> None:
+    assert load_backend_from_flags("gtpo", SETTINGS, argv) == "transformers"
+
+
+def test_unsloth_without_gpu_is_refused(no_gpu: None) -> None:
+    with pytest.raises(UsageError, match=r"--backend unsloth needs a GPU.*--backend transformers"):
+        load_backend_from_flags("gtpo", SETTINGS, ["--backend", "unsloth"])
+
+
+def test_a_gpu_without_kernels_is_refused(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A V100: the wheels of PyTorch for CUDA 13, bitsandbytes and vLLM start at 7.5."""
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 0))
+    for load in (lambda: load_backend("auto", "llama"), lambda: load_backend("transformers"), choose_sampler):
+        with pytest.raises(
+            UsageError, match=r"GPU has compute capability 7\.0 and .* need 7\.5 \(T4\) or newer: use an"
+        ):
+            load()
+    assert load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama", "--dry_run"]) == "unsloth"
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 5))
+    assert load_backend("transformers") == "transformers"
+
+
+def choose_sampler() -> None:
+    sampling.choose_sampler("auto", tiny=True)
+
+
+@pytest.mark.parametrize(
+    ("capability", "before", "after"),
+    [
+        ((8, 0), None, "0"),  # without nvcc and ninja its kernels cannot be compiled
+        ((8, 0), "1", "1"),  # the choice of the user, or of Unsloth, which has looked for both
+        ((7, 5), "1", "0"),  # Unsloth's, which vLLM refuses there
+    ],
+)
+def test_vllm_samples_with_its_own_kernels(
+    capability: tuple[int, int], before: str | None, after: str, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: capability)
+    with mock.patch.dict(os.environ, {} if before is None else {"VLLM_USE_FLASHINFER_SAMPLER": before}):
+        if before is None:
+            os.environ.pop("VLLM_USE_FLASHINFER_SAMPLER", None)
+        os.environ.pop("UNSLOTH_VLLM_NO_FLASHINFER", None)
+        load_backend("transformers")
+        assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == after
+        assert ("UNSLOTH_VLLM_NO_FLASHINFER" in os.environ) == (capability < (8, 0))  # Unsloth would set 1 again
+
+
+def test_unknown_backend_is_refused() -> None:
+    with pytest.raises(UsageError, match="'vllm' is unknown: pick one of auto, unsloth, transformers"):
+        load_backend_from_flags("gtpo", SETTINGS, ["--backend", "vllm"])
+
+
+@pytest.mark.parametrize(
+    "argv", [["--model", "tiny"], ["--model=tiny"], ["--model", "llama", "--backend", "transformers"]]
+)
+def test_with_gpu_the_backend_can_still_be_transformers(argv: list[str], gpu: None) -> None:
+    assert load_backend_from_flags("gtpo", SETTINGS, argv) == "transformers"
+
+
+def test_with_gpu_the_default_model_is_tiny(gpu: None) -> None:
+    """Omitting --model is the same as --model tiny."""
+    assert load_backend_from_flags("gtpo", SETTINGS, []) == "transformers"
+
+
+@pytest.mark.parametrize("text", ["backend: transformers\nmodel: llama\n", "model: tiny\n"])
+def test_backend_and_model_are_read_from_the_config_file(text: str, gpu: None, tmp_path: Path) -> None:
+    """A YAML key is a flag: --config must select the backend as the command line does."""
+    (tmp_path / "settings.yaml").write_text(text)
+    assert load_backend_from_flags("gtpo", SETTINGS, ["--config", str(tmp_path / "settings.yaml")]) == "transformers"
+
+
+def test_unknown_backend_in_the_config_file_is_refused(no_gpu: None, tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text("backend: vllm\n")
+    with pytest.raises(UsageError, match="'vllm' is unknown"):
+        load_backend_from_flags("gtpo", SETTINGS, ["--config", str(tmp_path / "settings.yaml")])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("unsloth") is not None, reason="Unsloth is installed")
+def test_missing_unsloth_error_says_what_to_install(gpu: None) -> None:
+    with pytest.raises(UsageError, match=r"unsloth is not installed: `pip install -r requirements\.txt`"):
+        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
+
+
+def test_dry_run_needs_no_unsloth(gpu: None) -> None:
+    assert load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama", "--dry_run"]) == "unsloth"
+
+
+# with a fake Unsloth
+
+
+def test_on_a_gpu_unsloth_is_the_backend(unsloth: FakeUnsloth) -> None:
+    assert (
+        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
+        == load_backend_from_flags("gtpo", SETTINGS, ["--backend", "unsloth"])
+        == "unsloth"
+    )
+
+
+@pytest.mark.parametrize("package", backend.GPU_PACKAGES)
+def test_another_version_of_a_gpu_package_is_refused(
+    package: str, unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM 0.28 and later need a plugin for 4-bit weights, and Unsloth does not stop if a package is missing."""
+    versions = backend.GPU_PACKAGES | {package: "9.9"}
+    monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
+    with pytest.raises(UsageError, match=rf"{package} 9.9 is installed, {backend.GPU_PACKAGES[package]} is needed"):
+        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
+    monkeypatch.setattr(backend, "is_installed", lambda name: name != package)
+    with pytest.raises(UsageError, match=f"{package} is not installed"):
+        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
+
+
+def test_importing_patched_packages_before_unsloth_is_refused(
+    unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "unsloth")
+    with pytest.raises(UsageError, match=r"(peft|transformers|trl) was imported before Unsloth"):
+        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
+
+
+def test_an_unpatched_trainer_is_refused(unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trl.GRPOTrainer", type("GRPOTrainer", (), {}))
+    with pytest.raises(UsageError, match=r"Unsloth did not patch trl\.GRPOTrainer: delete unsloth_compiled_cache/"):
+        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
+
+
+def test_standby_logs_a_warning(
+    unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("UNSLOTH_VLLM_STANDBY", "1")
+    load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
+    assert "Unsloth sets its own GPU memory share" in caplog.text
+
+
+@pytest.mark.parametrize("package", ["trl", "transformers", "peft"])
+def test_each_package_that_unsloth_patches_is_named_if_imported_early(
+    package: str, unsloth: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in {"unsloth", "trl", "transformers", "peft"} - {package}:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(UsageError, match=f"{package} was imported before Unsloth"):
+        load_backend("unsloth", "llama")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"GOMP_SPINCOUNT": "3000"}),
+        ({"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "2", "GOMP_SPINCOUNT": "3000"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, {"OMP_WAIT_POLICY": "PASSIVE"}),
+        ({"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "7"}),
+    ],
+)
+def test_threads_spin_for_a_moment_unless_the_user_says_otherwise(
+    given: dict[str, str], expected: dict[str, str]
+) -> None:
+    environment = dict(given)
+    limit_openmp_spinning(environment)
+    assert environment == expected
+
+
+@pytest.mark.parametrize("script", ["train_gtpo", "train_grpo", "train_sft", "evaluate"])
+def test_scripts_limit_the_spinning_before_torch_is_imported(script: str) -> None:
+    code = f"import sys, os, {script}; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_WAIT", "GOMP"))}
+    completed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert completed.stdout.split() == ["3000", "False"], completed.stderr

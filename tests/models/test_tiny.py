@@ -1,0 +1,225 @@
+"""The tiny model, its tokenizer, and the tiny base, which is trained once."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from gtpo.arguments import ModelArguments
+from gtpo.data.arithmetic import arithmetic
+from gtpo.grading import extract_answer, is_correct
+from gtpo.models import tiny as tiny_module
+from gtpo.models.load import load_base, load_policy
+from gtpo.models.tiny import build_tiny, ensure_tiny, is_tiny_path, make_tiny
+from gtpo.prompts import TAGS, to_completion, to_messages
+from rewards import score_format
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny)
+
+
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "model.safetensors")
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# ---- the tiny model ----
+
+
+def test_tiny_depends_only_on_the_seed(tiny: Path, tmp_path: Path) -> None:
+    torch.manual_seed(99)  # must have no effect
+    again, other = build_tiny(tmp_path / "again"), build_tiny(tmp_path / "other", seed=1)
+    assert same(weights(tiny), weights(again))
+    assert not same(weights(tiny), weights(other))
+    for file in ("tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja"):
+        assert (tiny / file).read_bytes() == (again / file).read_bytes(), file
+
+
+def test_tiny_has_about_a_million_parameters(tiny: Path) -> None:
+    assert 5e5 < sum(weight.numel() for weight in weights(tiny).values()) < 1.5e6
+
+
+def test_tiny_pad_bos_eos_are_distinct_and_agree_with_the_model(tiny: Path, tokenizer: Any) -> None:
+    ids = (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    assert None not in ids and len(set(ids)) == 3
+    config = json.loads((tiny / "config.json").read_text())
+    assert (config["pad_token_id"], config["bos_token_id"], config["eos_token_id"]) == ids
+    assert config["vocab_size"] == len(tokenizer)
+
+
+def test_prompt_is_a_prefix_of_the_conversation(tokenizer: Any) -> None:
+    """Otherwise SFT would train on different prompts than GTPO samples from."""
+    for row in arithmetic("train", 50, seed=0):
+        prompt = to_messages(row["question"])
+        answer = {"role": "assistant", "content": to_completion(row["reasoning"], row["gold"])}
+        start = tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
+        full = tokenizer.apply_chat_template([*prompt, answer])["input_ids"]
+        assert full[: len(start)] == start and len(full) > len(start)
+        assert full[-1] == tokenizer.eos_token_id and full[0] == tokenizer.bos_token_id
+        assert full[len(start) : -1] == tokenizer.encode(answer["content"], add_special_tokens=False)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_tokenizer_round_trips_any_text(tokenizer: Any, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_tags_survive_decoding_without_special_tokens(tokenizer: Any) -> None:
+    text = to_completion("3 + 4 = 7", "7")
+    ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id, tokenizer.pad_token_id]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert all(tag in text for tag in TAGS)
+    assert score_format(tokenizer.decode(ids, skip_special_tokens=True)) == 10
+
+
+def test_tiny_prompts_are_short(tokenizer: Any) -> None:
+    """Short enough to train on a CPU: about 50 tokens of prompt and 30 of completion."""
+    for row in arithmetic("train", 200, seed=0):
+        prompt = tokenizer.apply_chat_template(to_messages(row["question"]), add_generation_prompt=True)["input_ids"]
+        completion = tokenizer.encode(to_completion(row["reasoning"], row["gold"]), add_special_tokens=False)
+        assert len(prompt) < 100 and len(completion) < 63  # max_completion_length 64 of the preset, EOS included
+
+
+# ---- the tiny base ----
+
+
+def test_imperfect_targets_have_the_configured_shares() -> None:
+    settings = tiny_module.TINY
+    targets = list(tiny_module._imperfect_targets(5000))
+    assert targets[:100] == list(tiny_module._imperfect_targets(100))  # deterministic
+    rows = list(arithmetic("train", len(targets), seed=1 + settings["seed"]))
+    assert [question for question, _ in targets] == [row["question"] for row in rows]
+    formatted = [score_format(target) for _, target in targets]
+    assert set(formatted) == {1, 10}  # all four tags, or one of them is missing
+    whole = [(target, row) for (_, target), row, score in zip(targets, rows, formatted, strict=True) if score == 10]
+    guesses = [(target, row) for target, row in whole if "guess" in target]
+    worked = [(target, row) for target, row in whole if "guess" not in target]
+    wrong = [not is_correct(extract_answer(target), row["gold"]) for target, row in worked]
+    lines = [line for target, _ in worked for line in reasoning_of(target)]
+    remarks = [i for i, line in enumerate(lines) if not any(character.isdigit() for character in line)]
+    for count, total, share in (
+        (formatted.count(1), len(targets), settings["spoiled_format"]),
+        (len(guesses), len(whole), settings["guessed"]),
+        (sum(wrong), len(worked), settings["spoiled_answer"]),
+        (len(remarks), len(lines) - len(remarks), settings["remarks"]),
+    ):
+        assert abs(count / total - share) < 4 * math.sqrt(share * (1 - share) / total)
+    for target, row in guesses:  # short, and at most three from the result
+        assert len(reasoning_of(target)) == 1
+        assert abs(int(str(extract_answer(target))) - int(row["gold"])) <= 3
+
+
+def test_worked_targets_are_the_steps_in_other_words() -> None:
+    settings = tiny_module.TINY
+    rows = arithmetic("train", 1000, seed=1 + settings["seed"])
+    seen = set()
+    for (_, target), row in zip(tiny_module._imperfect_targets(1000), rows, strict=True):
+        if "guess" in target or score_format(target) != 10:
+            continue
+        steps = []
+        for line in reasoning_of(target):
+            opening, rest = line.split(" ", 1)
+            seen.add(opening)
+            if not any(character.isdigit() for character in line):
+                assert all(word in words for word, words in zip(line.split(), settings["remark"], strict=True))
+                continue
+            assert opening in settings["openings"]
+            verb = rest.split()[3]
+            assert verb in settings["equals"]
+            seen.add(verb)
+            steps.append(rest.replace(verb, "="))
+        *first, last = row["reasoning"].split("\n")
+        assert steps == [
+            *first,
+            f"{last.rpartition('= ')[0]}= {extract_answer(target)}",
+        ]  # the answer is the last result
+    assert seen == {*settings["openings"], *settings["equals"], *settings["remark"][0]}
+
+
+def reasoning_of(target: str) -> list[str]:
+    return target.split("<reasoning>\n")[1].split("\n</reasoning>")[0].split("\n")
+
+
+def test_tiny_base_is_trained_once_and_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_module, "TINY", tiny_module.TINY | {"steps": 2, "batch_size": 4})
+    monkeypatch.setattr(tiny_module, "THREADS", 1)  # two wait for each other beside other tests
+    first = ensure_tiny(tmp_path / "a")
+    assert json.loads((first / "tiny.json").read_text()) == tiny_module.TINY
+    assert {path.name for path in first.parent.iterdir()} == {first.name, f"{first.name}.lock"}  # no temporary files
+    assert not same(weights(first), weights(build_tiny(tmp_path / "untrained")))
+    assert same(weights(first), weights(ensure_tiny(tmp_path / "b")))  # trained again: the same weights
+    model, tokenizer = load_base(str(first))
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id and model.dtype == torch.float32
+
+    def trained_again(directory: Path) -> None:
+        raise AssertionError("the cache was not used")
+
+    monkeypatch.setattr(tiny_module, "_warm_start", trained_again)
+    assert ensure_tiny(tmp_path / "a") == first
+    monkeypatch.setattr(tiny_module, "TINY", tiny_module.TINY | {"seed": 1})
+    with pytest.raises(AssertionError, match="cache"):  # different settings: a different base
+        ensure_tiny(tmp_path / "a")
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_base_is_trained_with_two_threads_whatever_the_process_has(
+    threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = []
+    monkeypatch.setattr(tiny_module, "_warm_start", lambda directory: used.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        make_tiny(tmp_path / "base")
+        assert used == [2] and torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_tiny_base_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_module, "make_tiny", build_untrained)
+    here, elsewhere, repository = (tmp_path / name for name in ("here", "elsewhere", "repository"))
+    for directory in (here, elsewhere, repository / "configs"):
+        directory.mkdir(parents=True)
+    monkeypatch.setattr(tiny_module, "CONFIGS", repository / "configs")
+    monkeypatch.chdir(here)
+    base = ensure_tiny()
+    assert base.is_absolute() and base.parent == here / "outputs" / "tiny"
+    (repository / "outputs").mkdir()
+    (here / "outputs" / "tiny").rename(repository / "outputs" / "tiny")
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr(tiny_module, "make_tiny", lambda directory: pytest.fail("it was trained again"))
+    assert ensure_tiny() == repository / "outputs" / "tiny" / base.name
+    assert list(elsewhere.iterdir()) == []
+    # A run names it by this path: where it is gone, it is known by its name.
+    assert is_tiny_path(base) and not is_tiny_path(ensure_tiny()) and not is_tiny_path("/x/outputs/tiny/base-1")
+
+
+def build_untrained(directory: Path) -> None:
+    build_tiny(directory)
+    (directory / "tiny.json").write_text("{}")
+
+
+def test_adapter_of_tiny_loads_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    monkeypatch.setattr(tiny_module, "make_tiny", build_untrained)
+    monkeypatch.setattr(tiny_module, "CONFIGS", tmp_path / "none" / "configs")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    model, _ = load_policy(ModelArguments(model="tiny", lora_rank=2), "transformers", seed=0)
+    model.save_pretrained(tmp_path / "adapter")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").peft_config["default"].r == 2

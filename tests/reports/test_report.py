@@ -1,0 +1,171 @@
+"""One group as HTML: colours, strikethrough and escaping."""
+
+import dataclasses
+import html
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from gtpo.reports.groups import Group
+from gtpo.reports.html import group_html
+
+GREEN, GREY, PLAIN = "rgba(46, 160, 67, 0.4)", "rgba(128, 128, 128, 0.4)", None
+
+VIEW = Group(
+    prompt="<s>How many?\nSay it.",
+    tokens=[["<answer>", "\n", "1", "</s>"], ["<answer>", "2", "</s>"], ["3"]],
+    rewards={"format": [10.0, 1.0, 0.0], "accuracy": [10.0, 0.0, 2.5]},
+    advantages=[-0.5, 1.25, 0.0],
+    weights=[[0.0, 0.0, 1.0, 0.0], [2.0, 1.0, 2.0], [1.0]],
+    entropy=[0.1, 0.75, 0.6931],
+    keep=[1.0, 0.0, 1.0],
+)
+
+
+class Table(HTMLParser):
+    """What a browser shows: the cells of each row, and the pieces of each completion with colour and strikethrough."""
+
+    void = frozenset({"br", "meta", "img", "input"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[tuple[str, str]] = []
+        self.rows: list[list[str]] = []
+        self.pieces: list[list[tuple[str, str | None, bool]]] = []
+        self.tags: set[str] = set()
+        self.feed(text)
+        assert not self.open, f"not closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.open.append((tag, dict(attrs).get("style") or ""))
+        if tag == "tr":
+            self.rows.append([])
+            self.pieces.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        names = [tag for tag, _ in self.open]
+        if "td" in names or "th" in names:
+            self.rows[-1][-1] += data
+        if "td" in names and "code" in names:
+            colours = [match[1] for tag, style in self.open if (match := re.fullmatch("background: (.*)", style))]
+            self.pieces[-1].append((data, colours[-1] if colours else PLAIN, "s" in names))
+
+
+def test_rows_are_completions_sorted_by_advantage() -> None:
+    header, *rows = Table(group_html(VIEW)).rows
+    assert header == ["A", "format", "accuracy", "⟨H⟩", "completion"]
+    assert rows == [
+        ["+1.25", "1", "0", "0.750", "<answer>2</s>"],
+        ["+0.00", "0", "2.5", "0.693", "3"],
+        ["-0.50", "10", "10", "0.100", "<answer>↵1</s>"],
+    ]
+
+
+def test_tokens_are_coloured_only_by_their_weight() -> None:
+    kept = dataclasses.replace(VIEW, keep=[1.0, 1.0, 1.0])
+    assert Table(group_html(kept)).pieces[1:] == [
+        [("<answer>", GREEN, False), ("2", PLAIN, False), ("</s>", GREEN, False)],
+        [("3", PLAIN, False)],
+        [("<answer>↵", GREY, False), ("1", PLAIN, False), ("</s>", GREY, False)],
+    ]
+
+
+def test_other_weights_have_no_colour() -> None:
+    view = dataclasses.replace(VIEW, weights=[[0.5, 1.5, 3.0, 4.0], [1.0, 1.0, 1.0], [1.0]])
+    assert {colour for row in Table(group_html(view)).pieces for _, colour, _ in row} == {PLAIN}
+
+
+def test_filtered_completions_are_struck_out_and_keep_their_colours() -> None:
+    pieces = Table(group_html(VIEW)).pieces[1:]
+    assert pieces[0] == [("<answer>", GREEN, True), ("2", PLAIN, True), ("</s>", GREEN, True)]
+    assert not any(struck for row in pieces[1:] for _, _, struck in row)
+
+
+def legend_of(view: Group) -> str:
+    return group_html(view).rpartition("</table>")[2]
+
+
+def test_legend_is_one_line_and_shows_the_colours() -> None:
+    legend = legend_of(dataclasses.replace(VIEW, cut_off=[True, False, False]))
+    assert GREEN in legend and GREY in legend and "<s>" in legend and "✂" in legend and "↵" in legend
+    assert "\n" not in legend and "<br" not in legend
+
+
+def test_the_legend_has_only_what_the_group_shows() -> None:
+    plain = dataclasses.replace(
+        VIEW, tokens=[["a"], ["b"], ["c"]], weights=[[1.0]] * 3, keep=[1.0] * 3, cut_off=[False] * 3
+    )
+    assert legend_of(plain) == "</div>"
+    for part, view in {
+        "λ = 2": dataclasses.replace(plain, weights=[[2.0], [1.0], [1.0]]),
+        "λ = 0": dataclasses.replace(plain, weights=[[1.0], [0.0], [1.0]]),
+        "δ = 0": dataclasses.replace(plain, keep=[1.0, 1.0, 0.0]),
+        "✂": dataclasses.replace(plain, cut_off=[False, True, False]),
+        "↵": dataclasses.replace(plain, tokens=[["a"], ["b\n"], ["c"]]),
+    }.items():
+        assert part in legend_of(view) and " · " not in legend_of(view)
+
+
+def test_a_completion_that_was_cut_off_has_a_mark() -> None:
+    _, *rows = Table(group_html(dataclasses.replace(VIEW, cut_off=[False, False, True]))).rows
+    assert [row[-1] for row in rows] == ["<answer>2</s>", "3 ✂", "<answer>↵1</s>"]
+
+
+def test_the_turns_of_the_prompt_and_the_gold_answer_are_blocks() -> None:
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    page = group_html(dataclasses.replace(VIEW, messages=turns, gold_answer="2"))
+    blocks = re.findall(r"<b>([^<]*)</b><br><code[^>]*>([^<]*)</code>", page)
+    assert blocks == [("system", "Be brief."), ("user", "1 + 1?"), ("gold answer", "2")]
+    assert "How many?" not in page  # the text of the template
+    assert "<b>" not in group_html(VIEW) and "&lt;s&gt;How many?\nSay it." in group_html(VIEW)
+
+
+def test_a_reward_that_gave_none_is_a_dash() -> None:
+    rewards: dict[str, list[float | None]] = {"mine": [None, float("nan"), 2.0]}
+    _, *rows = Table(group_html(dataclasses.replace(VIEW, rewards=rewards))).rows
+    assert [row[1] for row in rows] == ["-", "2", "-"]
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</code></td></table><b>out</b>",
+    '"><img src=x onerror="alert(1)">',
+    "&lt;b&gt; &amp; & &#60;",
+    "<!-- ",
+    "]]> <![CDATA[",
+    "--><script>alert(1)</script>",
+    "{title} %s $x^{$",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_everything_is_escaped(text: str) -> None:
+    view = Group(text, [[text[:3], text[3:]]], {text: [1.0]}, [0.0], [[1.0, 1.0]], [0.5], [1.0])
+    table = Table(group_html(view))
+    assert table.rows == [["A", text, "⟨H⟩", "completion"], ["+0.00", "1", "0.500", text]]
+    assert table.tags <= {"div", "p", "code", "table", "thead", "tbody", "tr", "th", "td", "span", "s"}
+    prompt = group_html(dataclasses.replace(view, tokens=[["x"]], weights=[[1.0]], rewards={}))
+    assert html.escape(text) in prompt and Table(prompt).tags <= table.tags
+
+
+def test_text_inherits_the_colour_of_the_page() -> None:
+    """A notebook may be light or dark: only translucent backgrounds, and no text colour."""
+    styles = re.findall('style="([^"]*)"', group_html(VIEW))
+    rules = [rule.strip() for style in styles for rule in style.split(";")]
+    assert {rule for rule in rules if rule.startswith("color")} == {"color: inherit"}
+    assert {rule for rule in rules if rule.startswith("background")} == {
+        *(f"background: {colour}" for colour in (GREEN, GREY)),
+        "background: none",
+    }
+
+
+def test_lists_of_unequal_length_are_refused() -> None:
+    with pytest.raises(ValueError):
+        group_html(dataclasses.replace(VIEW, weights=[[0.0], [2.0, 1.0, 2.0], [1.0]]))

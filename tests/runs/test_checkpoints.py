@@ -1,0 +1,107 @@
+"""Checkpoints on disk: damage found by the manifest, the newest complete one, and rotation by step."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from gtpo.runs.checkpoints import (
+    MANIFEST,
+    damage,
+    delete,
+    latest_complete,
+    rotate,
+    sorted_checkpoints,
+    steps_are_done,
+    write_manifest,
+)
+
+
+def checkpoint(run: Path, step: int) -> Path:
+    directory = run / f"checkpoint-{step}"
+    (directory / "ref").mkdir(parents=True)
+    (directory / "optimizer.pt").write_bytes(b"optimizer %d" % step)
+    (directory / "ref" / "adapter_model.safetensors").write_bytes(b"reference")
+    write_manifest(directory)
+    return directory
+
+
+def test_a_manifest_has_the_sha256_of_each_file(tmp_path: Path) -> None:
+    stored = json.loads((checkpoint(tmp_path, 1) / MANIFEST).read_text())
+    # printf 'optimizer 1' | sha256sum
+    assert stored["optimizer.pt"] == "2710712cc794c519bb23c871213a97d4b3b24d78dd0f490584126cf4b117f1d1"
+    assert sorted(stored) == ["optimizer.pt", "ref/adapter_model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "ref/adapter_model.safetensors"])
+def test_damage_of_the_same_size_is_found_and_named(name: str, tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path, 1)
+    assert damage(directory) is None
+    (directory / name).write_bytes(bytes((directory / name).stat().st_size))
+    assert damage(directory) == f"{name} is not as it was saved"
+
+
+def test_missing_files_and_unreadable_manifests_are_damage(tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path, 1)
+    (directory / "optimizer.pt").unlink()
+    assert damage(directory) == "optimizer.pt is missing"
+    for text in ("", "[]", '{"a', '{"optimizer.pt'):
+        (directory / MANIFEST).write_text(text)
+        assert (damage(directory) or "").startswith("files.json cannot be read")
+    (directory / MANIFEST).unlink()
+    assert damage(directory) == "files.json is missing"
+
+
+def test_checkpoints_are_ordered_by_step(tmp_path: Path) -> None:
+    for step in (100, 20, 3):
+        checkpoint(tmp_path, step)
+    (tmp_path / "checkpoint-old").mkdir()
+    assert [path.name for path in sorted_checkpoints(tmp_path)] == ["checkpoint-3", "checkpoint-20", "checkpoint-100"]
+    assert sorted_checkpoints(tmp_path / "nowhere") == []
+
+
+def test_a_damaged_checkpoint_is_skipped_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for step in (2, 4, 6):
+        checkpoint(tmp_path, step)
+    (tmp_path / "checkpoint-6" / "optimizer.pt").write_bytes(b"\0" * 11)
+    with caplog.at_level(logging.WARNING):
+        assert latest_complete(tmp_path) == tmp_path / "checkpoint-4"
+    assert caplog.messages == [
+        f"{tmp_path}/checkpoint-6 is incomplete or damaged (optimizer.pt is not as it was saved) and is skipped"
+    ]
+    assert latest_complete(tmp_path / "nowhere") is None
+
+
+def test_rotation_counts_whole_checkpoints_only(tmp_path: Path) -> None:
+    for step in (2, 4, 6, 8):
+        checkpoint(tmp_path, step)
+    (tmp_path / "checkpoint-6" / MANIFEST).unlink()
+    rotate(tmp_path, 2)
+    assert [path.name for path in sorted_checkpoints(tmp_path)] == ["checkpoint-4", "checkpoint-8"]
+
+
+def test_rotation_never_deletes_the_last_whole_one(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        checkpoint(tmp_path, step)
+    for step in (4, 6):
+        (tmp_path / f"checkpoint-{step}" / "optimizer.pt").unlink()
+    rotate(tmp_path, 1)
+    assert latest_complete(tmp_path) == tmp_path / "checkpoint-2"
+
+
+def test_a_checkpoint_without_its_manifest_is_not_whole_while_it_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = checkpoint(tmp_path, 2)
+    monkeypatch.setattr("shutil.rmtree", lambda path: None)  # killed before a file is gone
+    delete(directory)
+    assert (directory / "optimizer.pt").exists() and damage(directory) == "files.json is missing"
+
+
+@pytest.mark.parametrize(
+    ("step", "max_steps", "done"), [(4, 5, False), (5, 5, True), (6, 5, True), (7, -1, False), (8, -1, True)]
+)
+def test_steps_are_done_at_the_last_step(step: int, max_steps: int, done: bool, tmp_path: Path) -> None:
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": step, "max_steps": 8}))
+    assert steps_are_done(tmp_path, max_steps) is done

@@ -1,0 +1,31 @@
+"""Where a result comes from: the git revision."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gtpo.runs import environment
+from gtpo.runs.environment import git_revision
+
+
+def test_git_revision_is_a_commit() -> None:
+    revision = git_revision()
+    assert revision is None or (len(revision.removesuffix("-dirty")) == 40 and int(revision[:40], 16) >= 0)
+
+
+def test_the_git_revision_of_a_changed_checkout_is_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*argv: str) -> str:
+        identity = ("-c", "user.name=name", "-c", "user.email=name@example.com")
+        return subprocess.run(
+            ["git", *identity, *argv], cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+
+    (tmp_path / "runs.py").write_text("old\n")
+    for command in (("init",), ("add", "runs.py"), ("commit", "-m", "message"), ("tag", "-a", "v1", "-m", "message")):
+        git(*command)
+    commit = git("rev-parse", "HEAD").strip()
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "runs.py"))
+    assert git_revision() == commit
+    (tmp_path / "runs.py").write_text("new\n")
+    assert git_revision() == f"{commit}-dirty"

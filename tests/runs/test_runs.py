@@ -1,0 +1,76 @@
+"""The run directory: its readers, and the command that resumes it."""
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from gtpo.errors import UsageError
+from gtpo.runs.directory import RunDirectory, find_runs, label_of, resume_command, run_label
+
+
+def test_a_damaged_line_of_the_metrics_is_named_and_a_truncated_last_one_skipped(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.metrics.write_bytes(b'{"step": 1}\n{"step": 2}\n{"step": 3, "reward": "\xce')
+    assert [row["step"] for row in run.read_metrics()] == [1, 2]
+    for line in (b'{"step"', b"2", b"\x00\x00", b"\xff"):
+        run.metrics.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+        with pytest.raises(UsageError, match=r"metrics\.jsonl: line 2 is not a JSON object: delete it"):
+            run.read_metrics()
+
+
+@pytest.mark.parametrize(("settings", "script"), [("gamma: 0.1", "gtpo"), ("num_generations: 4", "grpo"), ("", "sft")])
+def test_the_command_that_resumes_a_run_can_be_pasted(settings: str, script: str, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "gamma 0.5")
+    run.path.mkdir()
+    run.config.write_text(f"model: tiny\n{settings}\n")
+    assert shlex.split(resume_command(run)) == ["python", f"train_{script}.py", "--resume", str(run.path)]
+
+
+def test_the_command_that_resumes_a_run_names_its_own_rewards_again(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.config.write_text("model: tiny\ngamma: 0.1\nreward: [format, 'my file.py:f']\n")
+    assert shlex.split(resume_command(run))[4:] == ["--reward", "format", "my file.py:f"]
+
+
+def test_tables_of_completions_are_ordered_by_step(tmp_path: Path) -> None:
+    (tmp_path / "completions").mkdir()
+    for step in (10, 2, 1):
+        (tmp_path / "completions" / f"completions_{step:05}.parquet").touch()
+    names = [path.stem[-5:] for path in RunDirectory(tmp_path).completion_tables()]
+    assert names == ["00001", "00002", "00010"]
+
+
+def test_the_label_of_a_run_is_its_path_below_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert label_of(Path("outputs/a/b-s1")) == label_of(Path("outputs/a/b-s1/adapter")) == "a-b-s1"
+    assert label_of(Path("elsewhere/b-s1")) == label_of(Path("elsewhere/b-s1/adapter")) == "b-s1"
+
+
+def test_name_and_seed_of_a_run() -> None:
+    assert run_label("gtpo-g8-s2") == ("gtpo-g8", 2) and run_label("gtpo-g8-s12@best") == ("gtpo-g8@best", 12)
+    assert run_label("gtpo-g8") == ("gtpo-g8", None) and run_label("gtpo-g8-seed2") == ("gtpo-g8-seed2", None)
+
+
+def test_runs_are_found_by_what_they_have_the_last_written_last(tmp_path: Path) -> None:
+    files = [
+        "b/config.yaml",
+        "b/metrics.jsonl",
+        "a/config.yaml",
+        "a/adapter/adapter_config.json",
+        "full/model/config.json",
+    ]
+    for seconds, name in enumerate([*files, "of another program/metrics.jsonl"]):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (seconds, seconds))
+
+    def found(*places: Path, having: str = "settings") -> list[str]:
+        return [run.path.name for run in find_runs(places, having)]
+
+    assert found(tmp_path) == ["b", "a"] and found(tmp_path, tmp_path / "a") == ["b", "a"]
+    assert found(tmp_path, having="weights") == ["a", "full"]
+    assert found(tmp_path, having="metrics") == ["b", "of another program"]
+    assert found(tmp_path / "b/wandb/offline-run-1", having="metrics") == ["b"]
+    assert found(tmp_path / "missing") == []

@@ -1,0 +1,532 @@
+"""The run directory: what is stored, and how a run is started, resumed or replaced."""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from filelock import FileLock
+from helpers.scripts import Ended
+from trl import GRPOConfig
+
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments, Settings
+from gtpo.cli.parse import parse
+from gtpo.errors import UsageError
+from gtpo.runs.checkpoints import write_manifest
+from gtpo.runs.directory import RunDirectory
+from gtpo.runs.environment import git_revision
+from gtpo.runs.start import check_run, how_to_continue, start_run
+
+CLASSES = (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def parse_run(*argv: str) -> Settings:
+    return parse("gtpo", CLASSES, list(argv))
+
+
+def start(directory: Path, *argv: str) -> str | None:
+    """``check_run`` and ``start_run`` as a train script calls them."""
+    settings = parse("gtpo", CLASSES, ["--output_dir", str(directory), *argv])
+    checkpoint = check_run(settings, rows=10)
+    start_run(settings)
+    return checkpoint
+
+
+def checkpoint(run: Path, step: int) -> Path:
+    directory = run / f"checkpoint-{step}"
+    directory.mkdir(parents=True)
+    (directory / "trainer_state.json").write_text(json.dumps({"global_step": step, "max_steps": 10}))
+    write_manifest(directory)
+    return directory
+
+
+# ---- start ----
+
+
+def test_new_run_stores_every_setting(tmp_path: Path) -> None:
+    assert start(tmp_path / "run", "--gamma", "0.25", "--seed", "11") is None
+    stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (stored["gamma"], stored["seed"], stored["model"], stored["dataset"]) == (0.25, 11, "tiny", "arithmetic")
+    assert stored["entropy_threshold"] == math.log(2)
+    assert stored["adam_epsilon"] == 1e-8 and stored["top_p"] == 1.0  # defaults are stored too
+    assert len(stored) > 150 and "hub_token" not in stored
+    reloaded = parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")]).to_dict()
+    assert {key: reloaded[key] for key in stored} == stored
+
+
+def test_new_run_stores_its_environment(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    stored = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert stored["python"] == platform.python_version()
+    for package in ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "wandb"):
+        assert stored["packages"][package] == importlib.metadata.version(package)
+    assert stored["git_revision"] == git_revision()
+    assert stored["cpu_count"] == os.cpu_count() and isinstance(stored["gpus"], list) and stored["world_size"] == 1
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.yaml", "environment.json", "run.lock"]
+
+
+def test_existing_run_is_refused_and_kept(tmp_path: Path) -> None:
+    start(tmp_path / "run", "--seed", "1")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(UsageError, match=r"run exists and has no checkpoint: --overwrite replaces it, --run"):
+        start(tmp_path / "run", "--seed", "2")
+    checkpoint(tmp_path / "run", 5)
+    with pytest.raises(UsageError, match=r"run exists: --resume continues it, --overwrite replaces it, --run_name na"):
+        start(tmp_path / "run", "--seed", "2")
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 1
+
+
+def test_a_run_that_failed_before_its_first_step_can_be_started_again(tmp_path: Path) -> None:
+    start(tmp_path / "run", "--seed", "1")
+    (tmp_path / "run" / "initial_entropy.json").write_text("{}")  # possibly of another model
+    assert start(tmp_path / "run", "--seed", "2") is None
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 2
+    assert not (tmp_path / "run" / "initial_entropy.json").exists()
+
+
+def test_a_directory_of_another_program_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text("of: another program\n")
+    with pytest.raises(UsageError, match="mine exists and is not a run"):
+        start(tmp_path / "mine")
+    assert (tmp_path / "mine" / "config.yaml").read_text() == "of: another program\n"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("model", "other/model"), ("lora_rank", "8"), ("lora_target_modules", "q_proj")]
+)
+def test_a_resumed_run_keeps_its_policy(flag: str, value: str, tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    checkpoint(tmp_path / "run", 5)
+    before = (tmp_path / "run" / "config.yaml").read_text()
+    with pytest.raises(
+        UsageError, match=f"run was trained with --{flag} .*cannot be resumed with .*{value}.*remove --{flag}"
+    ):
+        start(tmp_path / "run", "--resume", f"--{flag}", value)
+    assert (tmp_path / "run" / "config.yaml").read_text() == before
+    assert start(tmp_path / "run", "--resume", "--max_steps", "9") == str(tmp_path / "run" / "checkpoint-5")
+
+
+def test_empty_directory_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    assert start(tmp_path / "run") is None
+
+
+def test_overwrite_replaces_the_run(tmp_path: Path) -> None:
+    start(tmp_path / "run", "--seed", "1")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
+    checkpoint(tmp_path / "run", 5)
+    assert start(tmp_path / "run", "--seed", "2", "--overwrite") is None
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["config.yaml", "environment.json", "run.lock"]
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 2
+
+
+def test_overwrite_refuses_a_directory_that_is_not_a_run(tmp_path: Path) -> None:
+    """Otherwise --output_dir ~ --overwrite would empty a home directory."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError):
+        start(tmp_path / "home", "--overwrite")
+    assert (tmp_path / "home" / "thesis.txt").read_text() == "years of work"
+
+
+def test_other_processes_accept_the_directory_of_the_main_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under torchrun every process starts the run, and the main one may already have created the directory."""
+    start(tmp_path / "run", "--seed", "1")
+    monkeypatch.setattr("gtpo.runs.start.IS_MAIN_PROCESS", False)
+    assert start(tmp_path / "run", "--seed", "1") is None
+
+
+def test_fewer_rows_than_a_step_takes_are_refused(tmp_path: Path) -> None:
+    settings = parse("gtpo", CLASSES, ["--G", "6", "--prompts_per_step", "3"])
+    with pytest.raises(UsageError, match="2 training rows are too few for a step of 3 prompts"):
+        check_run(settings, rows=2)
+    check_run(settings, rows=3)
+
+
+def test_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    for extra in ([], ["--overwrite"]):
+        with pytest.raises(UsageError):
+            start(tmp_path / "run", *extra)
+    assert (tmp_path / "run").read_text() == "a file"
+
+
+def test_dry_run_prints_the_settings_and_creates_nothing(tmp_path: Path, run_script: Callable[..., Ended]) -> None:
+    argv = ["--model", "tiny", "--dataset", "arithmetic", "--output_dir", "run", "--dry_run", "--gamma", "0.25"]
+    done = run_script(tmp_path, "train_gtpo.py", *argv)
+    assert done.code == 0
+    assert yaml.safe_load(done.stdout)["gamma"] == 0.25
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- killed at the start, or while another run is replaced ----
+
+
+FIRST_FILES = ["run.lock", "config.yaml.tmp", "config.yaml", "environment.json.tmp", "environment.json", "wandb_id"]
+
+
+@pytest.mark.parametrize("written", range(1, len(FIRST_FILES) + 1))
+@pytest.mark.parametrize("flags", [[], ["--overwrite"]])
+def test_a_run_killed_at_its_start_is_started_again(written: int, flags: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in FIRST_FILES[:written]:
+        (run / name).write_text("{")  # truncated
+    (run / "completions").mkdir()  # TRL's trainer creates it before the first step
+    assert start(run, "--seed", "2", *flags) is None
+    assert yaml.safe_load((run / "config.yaml").read_text())["seed"] == 2
+    assert sorted(path.name for path in run.iterdir()) == ["config.yaml", "environment.json", "run.lock"]
+
+
+def test_the_lock_is_the_first_file_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(
+        "gtpo.runs.start.write_atomically", lambda path, text: seen.append(sorted(path.parent.iterdir()))
+    )
+    start(tmp_path / "run")
+    assert seen[0] == [tmp_path / "run" / "run.lock"]
+
+
+def finished_run(path: Path) -> Path:
+    start(path, "--max_steps", "10")
+    for step in (5, 10):
+        checkpoint(path, step)
+    (path / "adapter").mkdir()
+    (path / "adapter" / "adapter_config.json").write_text("{}")
+    (path / "adapter" / "adapter_model.safetensors").write_bytes(b"weights")
+    (path / "metrics.jsonl").write_text('{"step": 5}\n{"step": 10}\n')
+    return path
+
+
+@pytest.mark.parametrize("operation", range(30))
+def test_overwrite_killed_in_between_leaves_a_run(
+    operation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is deleted by then: a checkpoint still has its metrics, a final adapter its files, --overwrite works."""
+    run, left = finished_run(tmp_path / "run"), operation
+    originals = {name: getattr(os, name) for name in ("unlink", "rmdir")}
+
+    def killed_at(name: str) -> Callable[..., None]:
+        def delete(*args: object, **kwargs: object) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            originals[name](*args, **kwargs)
+
+        return delete
+
+    with monkeypatch.context() as patched:
+        for name in originals:
+            patched.setattr(os, name, killed_at(name))
+        try:
+            start(run, "--overwrite")
+        except KeyboardInterrupt:
+            assert left < 0
+    directory = RunDirectory(run)
+    if directory.has_checkpoint:
+        assert [row["step"] for row in directory.read_metrics()] == [5, 10]
+        assert check_run(parse_run("--resume", str(run)), rows=10) == str(run / f"checkpoint-{5 if operation else 10}")
+    if directory.is_finished:
+        assert (directory.adapter / "adapter_model.safetensors").is_file()
+    assert start(run, "--overwrite") is None
+    assert sorted(path.name for path in run.iterdir()) == ["config.yaml", "environment.json", "run.lock"]
+
+
+# ---- directories that cannot be written ----
+
+
+def refusal(path: Path | str) -> str:
+    with pytest.raises(UsageError) as caught:
+        check_run(parse_run("--output_dir", str(path)), rows=10)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_path_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    assert refusal(tmp_path / "file" / "deeper" / "run").endswith(
+        f"run is below {tmp_path}/file, which is a file, expected a directory."
+    )
+
+
+def test_a_dangling_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    assert refusal(tmp_path / "link").endswith(f"link is a link to {tmp_path}/gone, which does not exist.")
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path / ("x" * 300)).endswith(": File name too long. Name another directory.")
+
+
+def test_a_directory_without_permission_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    path = tmp_path / "run" if os.geteuid() else Path("/proc/run")  # root may write everywhere else
+    assert refusal(path).startswith(f"--output_dir: cannot write {path}: ")
+    assert list(tmp_path.iterdir()) == []
+    tmp_path.chmod(0o700)
+
+
+# ---- damaged files of a run ----
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"step": 3}', '{"accuracy": "high", "step": 3}'])
+def test_a_damaged_best_json_is_refused_before_a_model_is_loaded(text: str, tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    checkpoint(tmp_path / "run", 5)
+    (tmp_path / "run" / "best").mkdir()
+    (tmp_path / "run" / "best" / "best.json").write_text(text)
+    with pytest.raises(UsageError, match=r"best/best\.json cannot be read: expected .* Delete .*run/best, and"):
+        start(tmp_path / "run", "--resume")
+
+
+# ---- resuming ----
+
+
+@pytest.mark.parametrize(("flag", "value", "before"), [("gamma", "0.3", "0.1"), ("learning_rate", "0.5", "0.001")])
+def test_other_settings_for_a_finished_run_are_refused(flag: str, value: str, before: str, tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run")
+    stored = (run / "config.yaml").read_text()
+    before = str(yaml.safe_load(stored)[flag])
+    with pytest.raises(UsageError, match=rf"has all its steps, and --{flag} {value} \(before: {before}\) would"):
+        start(run, "--resume", f"--{flag}", value)
+    assert (run / "config.yaml").read_text() == stored
+
+
+def test_a_finished_run_can_be_continued_merged_or_moved(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run")
+    assert start(run, "--resume", "--merge", "16bit") == str(run / "checkpoint-10")
+    moved = shutil.copytree(run, tmp_path / "moved")
+    assert start(moved, "--resume") == str(moved / "checkpoint-10")
+    assert start(moved, "--resume", "--max_steps", "20") == str(moved / "checkpoint-10")
+
+
+def test_changed_settings_of_a_resumed_run_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    start(tmp_path / "run", "--gamma", "0.2")
+    checkpoint(tmp_path / "run", 5)
+    with caplog.at_level("WARNING"):
+        start(tmp_path / "run", "--resume")
+        assert caplog.messages == []
+        start(tmp_path / "run", "--resume", "--gamma", "0.3")
+    assert caplog.messages == [f"{tmp_path}/run is resumed with --gamma 0.3 (before: 0.2)"]
+
+
+def test_what_a_kill_left_unfinished_is_deleted(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    for step in (2, 5, 7):
+        checkpoint(tmp_path / "run", step)
+    for step in (2, 7):  # killed while it was deleted, and while it was written
+        (tmp_path / "run" / f"checkpoint-{step}" / "files.json").unlink()
+    (tmp_path / "run" / "completions").mkdir()
+    for name in ("completions_00005.parquet", "completions_00005.parquet.tmp"):
+        (tmp_path / "run" / "completions" / name).write_text("")
+    start(tmp_path / "run", "--resume")
+    assert [path.name for path in (tmp_path / "run" / "completions").iterdir()] == ["completions_00005.parquet"]
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-5"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "argv", "command"),
+    [
+        ([], ["train_gtpo.py", "--gamma", "0.1"], "python train_gtpo.py --gamma 0.1 --overwrite"),
+        ([], ["train_gtpo.py", "--overwrite"], "python train_gtpo.py --overwrite"),
+        ([5], ["train_gtpo.py", "--gamma", "0.1"], "python train_gtpo.py --resume '{run}'"),
+    ],
+)
+def test_the_command_after_an_interruption(
+    steps: list[int], argv: list[str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--resume needs a checkpoint; before the first one the same command starts the run again."""
+    run = tmp_path / "a run"
+    monkeypatch.setattr("gtpo.runs.start._locks", {})
+    start(run)
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    for step in steps:
+        checkpoint(run, step)
+    monkeypatch.setattr("sys.argv", argv)
+    assert how_to_continue() == command.format(run=run)
+
+
+def test_the_command_after_an_interruption_that_started_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gtpo.runs.start._locks", {})
+    monkeypatch.setattr("sys.argv", ["evaluate.py", "--k", "2"])
+    assert how_to_continue() == "python evaluate.py --k 2"
+
+
+def test_a_run_without_a_whole_checkpoint_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    (checkpoint(tmp_path / "run", 5) / "trainer_state.json").write_text("zeroed")
+    with pytest.raises(UsageError, match="run has no complete checkpoint left: --overwrite starts it again"):
+        start(tmp_path / "run", "--resume")
+    assert start(tmp_path / "run", "--overwrite") is None
+
+
+def test_resume_takes_the_newest_checkpoint(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    for step in (20, 100):
+        checkpoint(tmp_path / "run", step)
+    assert start(tmp_path / "run", "--resume") == str(tmp_path / "run" / "checkpoint-100")
+
+
+def test_resume_of_a_named_run_uses_its_settings(tmp_path: Path) -> None:
+    start(tmp_path / "run", "--gamma", "0.25")
+    newest = checkpoint(tmp_path / "run", 7)
+    settings = parse("gtpo", CLASSES, ["--resume", str(tmp_path / "run"), "--max_steps", "9"])
+    assert (settings.gtpo.gamma, settings.trainer.max_steps, settings.output_dir) == (0.25, 9, tmp_path / "run")
+    assert check_run(settings, 10) == str(newest)
+
+
+def test_a_run_that_stored_the_default_of_a_removed_setting_can_be_resumed(tmp_path: Path) -> None:
+    start(tmp_path / "run", "--gamma", "0.25")
+    newest, config = checkpoint(tmp_path / "run", 7), tmp_path / "run" / "config.yaml"
+    stored = config.read_text()
+    config.write_text(f"{stored}generation_bf16: false\n")
+    settings = parse_run("--resume", str(tmp_path / "run"))
+    assert settings.gtpo.gamma == 0.25 and check_run(settings, 10) == str(newest)
+    config.write_text(f"{stored}generation_bf16: true\n")
+    with pytest.raises(UsageError, match=r"config\.yaml: unknown setting 'generation_bf16'"):
+        parse_run("--resume", str(tmp_path / "run"))
+    with pytest.raises(UsageError, match="unknown option --generation_bf16"):
+        parse_run("--generation_bf16", "false")
+
+
+def test_run_started_with_overwrite_can_be_resumed(tmp_path: Path) -> None:
+    start(tmp_path / "run", "--overwrite")
+    newest = checkpoint(tmp_path / "run", 7)
+    assert check_run(parse("gtpo", CLASSES, ["--resume", str(tmp_path / "run")]), 10) == str(newest)
+
+
+def test_stored_config_does_not_overwrite_or_resume(tmp_path: Path) -> None:
+    """--overwrite and --resume apply to one start; if stored, they would apply to every run of the file."""
+    start(tmp_path / "run", "--overwrite")
+    checkpoint(tmp_path / "run", 7)
+    with pytest.raises(UsageError, match="exists"):
+        check_run(parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")]), 10)
+    assert (tmp_path / "run" / "checkpoint-7").is_dir()
+
+    start(tmp_path / "run", "--resume")
+    reloaded = parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")]).run
+    assert reloaded.resume is None and not reloaded.overwrite
+
+
+def test_resume_skips_an_incomplete_checkpoint(tmp_path: Path) -> None:
+    """Killed, or disk full, while checkpoint-9 was saved: it has weights but no trainer state."""
+    start(tmp_path / "run")
+    complete = checkpoint(tmp_path / "run", 7)
+    (checkpoint(tmp_path / "run", 9) / "trainer_state.json").rename(tmp_path / "run" / "checkpoint-9" / "adapter.bin")
+    assert start(tmp_path / "run", "--resume") == str(complete)
+
+
+def test_resume_without_checkpoint_is_refused(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    for directory in (tmp_path / "run", tmp_path / "nowhere"):
+        with pytest.raises(UsageError, match="has no checkpoint: name the run with --resume RUN"):
+            start(directory, "--resume")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_resume_of_an_unknown_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere"):
+        start(tmp_path / "run", "--resume", str(tmp_path / "nowhere"))
+
+
+def test_resume_and_overwrite_together_are_refused(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    checkpoint(tmp_path / "run", 7)
+    with pytest.raises(UsageError, match="give one of them"):
+        start(tmp_path / "run", "--resume", "--overwrite")
+    assert (tmp_path / "run" / "checkpoint-7").is_dir()
+
+
+def run_with_checkpoint(path: Path, config: str) -> Path:
+    """A run directory with this config.yaml and a complete checkpoint-5."""
+    (path / "checkpoint-5").mkdir(parents=True)
+    (path / "config.yaml").write_text(config)
+    (path / "environment.json").write_text("{}")
+    (path / "checkpoint-5" / "trainer_state.json").write_text('{"global_step": 5, "max_steps": 10}')
+    write_manifest(path / "checkpoint-5")
+    return path
+
+
+def test_a_run_in_use_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    run = run_with_checkpoint(tmp_path / "run", "gamma: 0.1\n")
+    settings = parse_run("--output_dir", str(run))
+    settings.run.resume = "auto"
+    with FileLock(run / "run.lock"), pytest.raises(UsageError, match="run is in use by another process: wait for it"):
+        check_run(settings, rows=10)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json"])
+def test_overwrite_spares_the_directory_of_another_program(name: str, tmp_path: Path) -> None:
+    """A run has both files; a directory with one of them is somebody else's."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / name).write_text("{}")
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match=r"mine exists and is not a run .*nothing is written to it or deleted"):
+        check_run(parse_run("--output_dir", str(tmp_path / "mine"), "--overwrite"), rows=10)
+
+
+@pytest.mark.parametrize("stored", ["qwen", "Qwen/Qwen2.5-3B-Instruct"])
+def test_alias_and_hub_id_are_the_same_policy(stored: str, tmp_path: Path) -> None:
+    run = run_with_checkpoint(tmp_path / "run", f"model: {stored}\n")
+    settings = parse_run("--output_dir", str(tmp_path / "other"))
+    settings.trainer.output_dir, settings.run.resume = str(run), "auto"
+    for model in ("qwen", "Qwen/Qwen2.5-3B-Instruct"):
+        settings.model.model = model
+        assert check_run(settings, rows=10) == str(run / "checkpoint-5")
+    settings.model.model = "llama"
+    with pytest.raises(UsageError, match=f"was trained with --model {stored}"):
+        check_run(settings, rows=10)
+
+
+# ---- printed commands ----
+
+
+def test_a_reporter_without_its_package_is_refused_before_a_directory_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available = "transformers.integrations.get_available_reporting_integrations"
+    monkeypatch.setattr(available, lambda: ["wandb"])
+    with pytest.raises(UsageError, match=r"--report_to tensorboard needs .* not installed: `pip install tensorboard`"):
+        start(tmp_path / "run", "--report_to", "tensorboard")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(available, lambda: ["tensorboard"])
+    start(tmp_path / "run", "--report_to", "tensorboard")
+
+
+def test_the_prompts_of_a_step_are_those_of_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = parse_run("--output_dir", str(tmp_path / "run"), "--prompts_per_step", "4")
+    check_run(settings, rows=4)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check_run(settings, rows=8)
+    with pytest.raises(UsageError, match="7 training rows are too few for a step of 8 prompts"):
+        check_run(settings, rows=7)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("tags", "<think> </think> <answer> </answer>"),
+        ("system_prompt", "none"),
+        ("chat_template", "{{ messages }}"),
+        ("chat_template_kwargs", '{"enable_thinking": false}'),
+    ],
+)
+def test_another_prompt_for_a_resumed_run_is_refused(flag: str, value: str, tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run")
+    with pytest.raises(UsageError, match=rf"was trained with --{flag} .*; a checkpoint cannot be resumed with"):
+        start(run, "--resume", f"--{flag}", value)

@@ -1,0 +1,58 @@
+"""How a script prints: warnings above its progress bar; into a pipe that is closed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.scripts import ROOT, ScriptServer, user_environment
+
+
+def test_a_warning_is_a_line_of_its_own_above_the_bar() -> None:
+    code = """
+import logging, sys
+from tqdm import tqdm
+from gtpo.terminal.script import run_script
+def main():
+    with tqdm(total=2, ncols=40, ascii=True, bar_format="{desc}{n_fmt}/{total_fmt}", desc="bar ") as bar:
+        logging.getLogger("gtpo.anything").warning("%d rows dropped", 3)
+        logging.getLogger("gtpo.anything").info("not shown")
+        bar.update(2)
+run_script(main)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=user_environment(), capture_output=True)
+    assert done.returncode == 0
+    lines = [line.split("\r")[-1].rstrip() for line in done.stderr.decode().split("\n") if line]
+    assert "3 rows dropped" in lines and lines[-1] == "bar 2/2"
+    assert "not shown" not in done.stderr.decode()
+
+
+@pytest.mark.parametrize("size", [10, 10**6], ids=["in the buffer", "written at once"])
+def test_a_reader_of_the_output_that_has_gone_is_one_line(size: int) -> None:
+    code = "import time\nfrom gtpo.terminal.script import run_script as run\n"
+    code += f"run(lambda: (time.sleep(0.2), print('a' * {size})))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env=user_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read().decode() == "-c: nothing reads the output any more\n"
+    assert process.returncode == 141
+
+
+def test_another_broken_pipe_is_an_error() -> None:
+    code = "from gtpo.terminal.script import run_script as run\n"
+    code += "def main():\n    raise BrokenPipeError('of a worker')\nrun(main)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=user_environment(), capture_output=True)
+    assert done.returncode == 1 and b"BrokenPipeError: of a worker" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("imports", "how"), [("os.kill(os.getpid(), signal.SIGILL)", "SIGILL"), ("sys.exit(3)", "exit code 3")]
+)
+def test_a_script_server_that_died_says_how(imports: str, how: str, tmp_path: Path) -> None:
+    server = ScriptServer(tmp_path, imports=imports)
+    for _ in range(2):  # the second request finds no reader
+        with pytest.raises(RuntimeError, match=f"the process that runs the scripts ended with {how}:"):
+            server.run(tmp_path, "evaluate.py")
+    server.close()

@@ -1,0 +1,627 @@
+"""Other aggregations, advantages and corrections, for GRPO and GTPO: loss_type, scale_rewards, weighted advantages,
+importance weights of the sampler, and the push on conflict tokens. Against TRL's trainer and naive references."""
+
+import functools
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
+from helpers.reference import (
+    length_mask,
+    naive_completion_entropy,
+    naive_conflict_mask,
+    naive_conflict_push,
+    naive_conflict_weights,
+    naive_grpo_loss,
+    naive_gtpo_loss,
+    pad,
+    unpad,
+)
+from torch import Tensor
+
+from gtpo.errors import UsageError
+from gtpo.files import CONFIGS
+from gtpo.training.trainer import GRPOTrainer
+from gtpo_loss import (
+    IMPORTANCE_MODES,
+    LOSS_TYPES,
+    conflict_push,
+    conflict_runs,
+    conflict_weights,
+    grpo_loss,
+    gtpo_loss,
+    importance_ratio,
+    token_weights,
+    weighted_advantages,
+)
+
+T_MAX = 20
+LENGTHS = [5, 1, 9, 3, 0, 7]
+COUNTS = {"grpo": None, "dr_grpo": 6 * T_MAX, "dapo": 25, "bnpo": 25}  # 25 tokens in 6 rows
+TOKEN_WEIGHTS = {  # w_i by the definitions of the papers
+    "grpo": [1 / 6 / max(1, n) for n in LENGTHS],
+    "dr_grpo": [1 / 6 / T_MAX] * 6,
+    "dapo": [1 / 25] * 6,
+    "bnpo": [1 / 25] * 6,
+}
+PLAIN = {"gamma": 0.0, "entropy_filter": "off", "conflict_correction": False}  # GTPO without any of its parts
+
+
+def random_batch(seed: int = 0) -> dict[str, Any]:
+    """Rows of unequal length in float64, one of them empty, with garbage in the padding of the importance weights."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+    mask = length_mask(LENGTHS, 9)
+    logps = -3 * uniform(6, 9)
+    return {
+        "mask": mask,
+        "advantages": torch.tensor([1.2, -0.7, 0.0, -1.1, 0.4, 0.9], dtype=torch.float64),
+        "logps": logps,
+        "old": logps + 0.8 * (uniform(6, 9) - 0.5),
+        "ref": logps + uniform(6, 9) - 0.5,
+        "entropy": uniform(6, 9),
+        "weights": torch.where(uniform(6, 9) < 0.3, 2.0, 1.0).double(),
+        "keep": torch.tensor([1.0, 1, 0, 1, 1, 1], dtype=torch.float64),
+        "importance": (0.5 + uniform(6, 9)).masked_fill(mask == 0, math.nan),
+    }
+
+
+def assert_loss(loss: Tensor, leaf: Tensor, expected: tuple[Any, ...]) -> None:
+    """Value and gradient against a naive reference; the gradient of the padding is zero."""
+    loss.backward()
+    assert loss.item() == pytest.approx(expected[0], abs=1e-12)
+    torch.testing.assert_close(leaf.grad, pad(expected[1], 9, 0.0, torch.float64), atol=1e-12, rtol=0)
+
+
+each_case = [
+    pytest.mark.parametrize("loss_type", LOSS_TYPES),
+    pytest.mark.parametrize("old", [False, True], ids=["on-policy", "old-logps"]),
+    pytest.mark.parametrize("corrected", [None, "token", "sequence"]),
+]
+
+
+def importance_of(batch: dict[str, Any], corrected: str | None) -> tuple[Tensor | None, list[list[float]] | None]:
+    """The importance weights as a tensor, (B, T) or (B, 1), and one per token for the reference."""
+    if corrected is None:
+        return None, None
+    weights = batch["importance"] if corrected == "token" else batch["importance"][:, :1].nan_to_num(nan=0.5)
+    return weights, unpad(weights.expand(6, 9), batch["mask"])
+
+
+@each_case[0]
+@each_case[1]
+@each_case[2]
+def test_gtpo_equals_the_naive_reference(loss_type: str, old: bool, corrected: str | None) -> None:
+    batch = random_batch()
+    mask, leaf = batch["mask"], batch["logps"].clone().requires_grad_()
+    importance, per_token = importance_of(batch, corrected)
+    entropies = unpad(batch["entropy"], mask)
+    loss, metrics = gtpo_loss(
+        leaf,
+        torch.tensor(naive_completion_entropy(entropies), dtype=torch.float64),
+        mask,
+        batch["advantages"],
+        batch["weights"],
+        batch["keep"],
+        gamma=0.3,
+        loss_type=loss_type,
+        normalizer=COUNTS[loss_type],
+        old_per_token_logps=batch["old"] if old else None,
+        importance_weights=importance,
+    )
+    expected = naive_gtpo_loss(
+        unpad(batch["logps"], mask),
+        batch["advantages"].tolist(),
+        weights=unpad(batch["weights"], mask),
+        token_entropy=entropies,
+        gamma=0.3,
+        delta=batch["keep"].tolist(),
+        old_logps=unpad(batch["old"], mask) if old else None,
+        token_weights=TOKEN_WEIGHTS[loss_type],
+        importance=per_token,
+    )
+    assert_loss(loss, leaf, expected)
+    assert metrics["filtered_fraction"].item() == pytest.approx(1 / 6)
+
+
+@each_case[0]
+@each_case[1]
+@each_case[2]
+def test_grpo_equals_the_naive_reference(loss_type: str, old: bool, corrected: str | None) -> None:
+    batch = random_batch(1)
+    mask, leaf = batch["mask"], batch["logps"].clone().requires_grad_()
+    importance, per_token = importance_of(batch, corrected)
+    loss, metrics = grpo_loss(
+        leaf,
+        mask,
+        batch["advantages"],
+        epsilon_low=0.1,
+        epsilon_high=0.28,
+        beta=0.04,
+        loss_type=loss_type,
+        normalizer=COUNTS[loss_type],
+        ref_per_token_logps=batch["ref"],
+        old_per_token_logps=batch["old"] if old else None,
+        importance_weights=importance,
+    )
+    expected = naive_grpo_loss(
+        unpad(batch["logps"], mask),
+        batch["advantages"].tolist(),
+        epsilon_low=0.1,
+        epsilon_high=0.28,
+        beta=0.04,
+        ref_logps=unpad(batch["ref"], mask),
+        old_logps=unpad(batch["old"], mask) if old else None,
+        token_weights=TOKEN_WEIGHTS[loss_type],
+        importance=per_token,
+    )
+    assert_loss(loss, leaf, expected)
+    assert metrics["kl"].item() == pytest.approx(expected[2], abs=1e-12)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_gtpo_without_its_parts_is_grpo(loss_type: str) -> None:
+    batch, ones = random_batch(2), torch.ones(6, dtype=torch.float64)
+    options: dict[str, Any] = {"loss_type": loss_type, "normalizer": COUNTS[loss_type]}
+    gtpo, _ = gtpo_loss(
+        batch["logps"], ones, batch["mask"], batch["advantages"], torch.ones(6, 9), ones, gamma=0.0, **options
+    )
+    grpo, _ = grpo_loss(batch["logps"], batch["mask"], batch["advantages"], **options)
+    assert gtpo.item() == pytest.approx(grpo.item(), abs=1e-15)
+
+
+def test_the_loss_refuses_what_it_cannot_divide_by() -> None:
+    batch = random_batch()
+    inputs = batch["logps"], batch["mask"], batch["advantages"]
+    with pytest.raises(ValueError, match="loss_type 'cispo' is unknown: pick one of grpo, dr_grpo, dapo, bnpo"):
+        grpo_loss(*inputs, loss_type="cispo", normalizer=25)
+    for loss_type in LOSS_TYPES[1:]:
+        with pytest.raises(ValueError, match=f"loss_type '{loss_type}' divides by a count of the whole step"):
+            grpo_loss(*inputs, loss_type=loss_type)
+    with pytest.raises(
+        ValueError, match=r"importance_weights has shape \(6,\): expected \(B, T\) = \(6, 9\) or \(B, 1\)"
+    ):
+        grpo_loss(*inputs, importance_weights=torch.ones(6))
+    with pytest.raises(ValueError, match="loss_type 'sapo' is unknown"):
+        token_weights(batch["mask"], "sapo", T_MAX)
+
+
+# --- advantages ------------------------------------------------------------------------------------------------------
+
+
+def test_advantages_are_weighted_by_their_sign() -> None:
+    advantages = torch.tensor([2.0, -3.0, 0.0, 0.5])
+    assert weighted_advantages(advantages, 0.1, 1.0).tolist() == pytest.approx([0.2, -3.0, 0.0, 0.05])  # W-REINFORCE
+    assert weighted_advantages(advantages, 0.0, 1.0).tolist() == [0.0, -3.0, 0.0, 0.0]  # negative samples only
+    assert weighted_advantages(advantages, 1.0, 0.0).tolist() == [2.0, 0.0, 0.0, 0.5]  # positive samples only
+    assert torch.equal(weighted_advantages(advantages), advantages)
+
+
+# --- the sampler -----------------------------------------------------------------------------------------------------
+
+
+def test_importance_ratio_computed_by_hand() -> None:
+    # row 1: ratios 2, 1/4, no score (1), padding; row 2: 1/2, 6, 1, 1/2
+    old = torch.tensor([[2.0, 0.25, 1.0, 1.0], [0.5, 6.0, 1.0, 0.5]]).log()
+    sampled = torch.zeros(2, 4)
+    sampled[0, 2], sampled[0, 3] = math.nan, 7.0
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+
+    def ratio(mode: str, clip_min: float | None, clip_max: float | None) -> list[list[float]]:
+        rows = importance_ratio(old, sampled, mask, mode, clip_min, clip_max).tolist()
+        return [pytest.approx(row, rel=1e-6) for row in rows]
+
+    assert ratio("token_truncate", None, 3.0) == [[2, 0.25, 1, 1], [0.5, 3, 1, 0.5]]
+    assert ratio("token_truncate", 0.4, None) == [[2, 0.4, 1, 1], [0.5, 6, 1, 0.5]]
+    assert ratio("token_mask", 0.4, 3.0) == [[2, 0, 1, 1], [0.5, 0, 1, 0.5]]
+    assert ratio("token_mask", None, None) == [[2, 0.25, 1, 1], [0.5, 6, 1, 0.5]]
+    assert ratio("sequence_truncate", 0.75, 1.25) == [[0.75], [1.25]]  # products: 0.5 and 1.5
+    assert ratio("sequence_mask", None, 1.25) == [[0.5], [0]]
+    assert ratio("sequence_mask", 0.75, None) == [[0], [1.5]]
+    assert importance_ratio(old, sampled, mask).tolist() == ratio("sequence_mask", None, 3.0)  # TRL's defaults
+    with pytest.raises(ValueError, match="importance sampling mode 'token' is unknown: pick one of token_truncate"):
+        importance_ratio(old, sampled, mask, "token")
+
+
+# --- the push on conflict tokens -------------------------------------------------------------------------------------
+
+
+def push_of(
+    completions: list[list[int]],
+    advantages: list[float],
+    group_size: int,
+    each: list[float],
+    factors: tuple[float, float],
+) -> tuple[float, float]:
+    """``conflict_push`` of these completions, with weights w_i and the advantage weights of the two signs."""
+    width = max(map(len, completions))
+    ids, mask = pad(completions, width, 0, torch.int64), length_mask([len(row) for row in completions], width)
+    signed = torch.tensor(advantages, dtype=torch.float64)
+    runs = conflict_runs(ids, mask, signed, group_size)
+    weights = conflict_weights(runs[0] | runs[1], signed)
+    strength = torch.tensor(each, dtype=torch.float64) * weighted_advantages(signed, *factors)
+    push, corrected = conflict_push(ids, mask, runs, strength, weights, group_size)
+    return push.item(), corrected.item()
+
+
+def test_conflict_push_computed_by_hand() -> None:
+    #   w    A
+    #  1/2  +1   1 2      the prefix 1 is a conflict token, and so is the suffix 9 (row 1 has no 9)
+    #  1/4  +1   1 3 9
+    #  1/4  -2   1 4 9
+    # token 1: 1/2 + 1/4 - 1/2 = 1/4 before, 2 (1/2 + 1/4) = 3/2 after lambda; token 9: -1/4 before, 1/2 after
+    push, corrected = push_of([[1, 2], [1, 3, 9], [1, 4, 9]], [1.0, 1.0, -2.0], 3, [0.5, 0.25, 0.25], (1.0, 1.0))
+    assert (push, corrected) == (0.0, 1.0)
+    # positive samples at a tenth: (0.075 - 0.5 + 0.025 - 0.5) / 2 and (0.15 + 0.05) / 2
+    push, corrected = push_of([[1, 2], [1, 3, 9], [1, 4, 9]], [1.0, 1.0, -2.0], 3, [0.5, 0.25, 0.25], (0.1, 1.0))
+    assert (push, corrected) == (pytest.approx(-0.45), pytest.approx(0.1))
+
+
+def test_conflict_push_of_equal_weights_cancels_on_a_prefix_of_the_whole_group() -> None:
+    completions, advantages = [[1, 2, 5], [1, 2, 6, 7], [1, 2], [1, 2, 8, 3, 4]], [1.5, -0.5, -0.5, -0.5]
+    lengths = [1 / len(row) for row in completions]
+    push, corrected = push_of(completions, advantages, 4, [0.25] * 4, (1.0, 1.0))
+    assert push == pytest.approx(0.0, abs=1e-15) and corrected == pytest.approx(0.75)  # Dr. GRPO and DAPO
+    push, _ = push_of(completions, advantages, 4, [length / 4 for length in lengths], (1.0, 1.0))
+    assert push == pytest.approx((1.5 / 3 - 0.5 * (1 / 4 + 1 / 2 + 1 / 5)) / 4)  # GRPO: 1/|o_i| leaves a rest
+
+
+@pytest.mark.parametrize("factors", [(1.0, 1.0), (0.1, 1.0), (0.0, 1.0)])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_conflict_push_equals_the_naive_reference(loss_type: str, factors: tuple[float, float]) -> None:
+    completions = canned_group(0) + canned_group(1)
+    advantages = torch.linspace(-1.5, 1.5, 24, dtype=torch.float64)[
+        torch.randperm(24, generator=torch.Generator().manual_seed(3))
+    ]
+    advantages[5] = 0.0
+    lengths = [len(row) for row in completions]
+    each = {
+        "grpo": [1 / 24 / n for n in lengths],
+        "dr_grpo": [1 / 24 / 32] * 24,
+        "dapo": [1 / sum(lengths)] * 24,
+        "bnpo": [1 / sum(lengths)] * 24,
+    }[loss_type]
+    found = token_weights(length_mask(lengths, max(lengths)), loss_type, 32)
+    assert found.tolist() == pytest.approx(each, rel=1e-6)
+    signs = [factors[0] if a > 0 else factors[1] for a in advantages.tolist()]
+    expected = naive_conflict_push(completions, advantages.tolist(), GROUP, each, signs)
+    assert push_of(completions, advantages.tolist(), GROUP, each, factors) == pytest.approx(expected, abs=1e-12)
+    assert abs(expected[0]) > 1e-5 or factors[0] == 0
+
+
+def test_without_conflict_tokens_there_is_no_push() -> None:
+    assert all(map(math.isnan, push_of([[1], [2]], [1.0, -1.0], 2, [0.5, 0.5], (1.0, 1.0))))
+
+
+# --- the trainers ----------------------------------------------------------------------------------------------------
+
+ROWS = GROUP // 2
+STEP = {"num_generations": ROWS, "max_steps": 3}  # completions of 1 to 23 tokens
+
+
+def train(method: str, tiny: Path, folder: Path, micro_batch: int = ROWS, **settings: Any) -> tuple[Any, Any]:
+    """Weights and log of three steps on groups of six, or what ``settings`` says.
+
+    A trainer is built just before it trains: TRL's shuffle, which decides the micro-batches, follows the seed.
+    """
+    batches = {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": ROWS // micro_batch}
+    trainer = make_trainer(method, tiny, folder, **(STEP | batches | settings))
+    return trained_weights(trainer), trainer.state.log_history[:3]
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor], differs: bool = False) -> None:
+    assert left.keys() == right.keys()
+    gap = max((left[name] - right[name]).abs().max().item() for name in left)
+    assert (gap > 1e-5) if differs else (gap <= 3e-6), gap  # the learning rate is 0.03
+
+
+@pytest.fixture(scope="module")
+def trl_run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Weights and log of TRL's own trainer; only bnpo depends on the micro-batches."""
+
+    @functools.cache
+    def run(loss_type: str, iterations: int, micro_batch: int) -> tuple[Any, Any]:
+        folder = tmp_path_factory.mktemp("trl")
+        settings = {"loss_type": loss_type, "num_iterations": iterations} | clipping(iterations)
+        return train("trl", tiny, folder, micro_batch, **settings)
+
+    return lambda loss_type, iterations, cut: run(loss_type, iterations, cut if loss_type == "bnpo" else ROWS)
+
+
+def clipping(iterations: int) -> dict[str, float]:
+    """Bounds that the second iteration reaches, unequal as in DAPO's clip-higher."""
+    return {"epsilon": 0.01, "epsilon_high": 0.02} if iterations > 1 else {}
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, ROWS])
+@pytest.mark.parametrize("iterations", [1, 2])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_grpo_weights_equal_those_of_trl(
+    loss_type: str, iterations: int, micro_batch: int, trl_run: Any, tiny: Path, tmp_path: Path
+) -> None:
+    settings = {"loss_type": loss_type, "num_iterations": iterations} | clipping(iterations)
+    weights, log = train("grpo", tiny, tmp_path, micro_batch, **settings)
+    expected, their_log = trl_run(loss_type, iterations, micro_batch)
+    assert_same(weights, expected)
+    if loss_type == "bnpo" or micro_batch == ROWS:
+        assert [row["loss"] for row in log] == pytest.approx([row["loss"] for row in their_log], rel=5e-6, abs=1e-6)
+    assert (max(row["clip_ratio/low_mean"] + row["clip_ratio/high_mean"] for row in their_log) > 0) == (iterations > 1)
+
+
+UNCLIPPED = {"epsilon": 1e6, "epsilon_high": 1e6}  # GTPO does not clip
+
+
+@pytest.mark.parametrize("method", ["grpo", "gtpo"])
+def test_dapo_divides_by_the_tokens_of_a_generation_batch_that_serves_two_steps(
+    method: str, tiny: Path, tmp_path: Path
+) -> None:
+    settings = {"loss_type": "dapo", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    settings |= {"steps_per_generation": 6, "max_steps": 4, "learning_rate": 0.003}  # unclipped, 0.03 diverges
+    theirs, _ = train("trl", tiny, tmp_path / "trl", **settings, **UNCLIPPED)
+    ours, _ = train(method, tiny, tmp_path / method, gtpo=PLAIN, **settings, **(UNCLIPPED if method == "grpo" else {}))
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("settings", [{"scale_rewards": "batch"}, {"scale_rewards": "none"}], ids=["batch", "none"])
+def test_scale_rewards_is_that_of_trl(settings: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
+    two_groups = {"per_device_train_batch_size": GROUP}
+    theirs, _ = train("trl", tiny, tmp_path / "trl", **settings, **two_groups)
+    for method in ("grpo", "gtpo"):
+        ours, _ = train(method, tiny, tmp_path / method, gtpo=PLAIN, **settings, **two_groups)
+        assert_same(ours, theirs)
+    assert_same(train("trl", tiny, tmp_path / "group", **two_groups)[0], theirs, differs=True)
+
+
+@pytest.mark.parametrize("iterations", [1, 2])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_gtpo_weights_do_not_depend_on_the_micro_batches(
+    loss_type: str, iterations: int, tiny: Path, tmp_path: Path
+) -> None:
+    def trained(micro_batch: int, loss_type: str = loss_type) -> dict[str, Tensor]:
+        settings = {"loss_type": loss_type, "num_iterations": iterations}
+        return train("gtpo", tiny, tmp_path / f"{micro_batch}-{loss_type}", micro_batch, **settings)[0]
+
+    whole = trained(ROWS)
+    if loss_type != "bnpo":
+        assert_same(trained(1), whole)
+        assert_same(trained(2), whole)
+    else:  # by definition they do: one completion is a mean over its tokens, and all of them are those of the step
+        assert_same(trained(1), trained(ROWS, "grpo"))
+        assert_same(whole, trained(ROWS, "dapo"))
+        assert_same(trained(2), whole, differs=True)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_gtpo_without_its_parts_trains_as_grpo(loss_type: str, trl_run: Any, tiny: Path, tmp_path: Path) -> None:
+    weights, _ = train("gtpo", tiny, tmp_path, 2, gtpo=PLAIN, loss_type=loss_type)
+    assert_same(weights, trl_run(loss_type, 1, 2)[0])
+
+
+def scored_batch(trainer: Any) -> dict[str, Tensor]:
+    """The batch of the first step, before TRL shuffles and splits it; two prompts of half a group each."""
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    rows = [trainer.train_dataset[prompt] for prompt in (0, 1) for _ in range(ROWS)]
+    return trainer._generate_and_score_completions(rows)
+
+
+def plain_logps_and_entropy(trainer: Any, batch: dict[str, Tensor]) -> tuple[list, list]:
+    """From the full logits of one completion at a time, without padding; float64 after the model."""
+    logps, entropies = [], []
+    prompts = unpad(batch["prompt_ids"], batch["prompt_mask"])
+    for prompt, completion in zip(prompts, unpad(batch["completion_ids"], batch["completion_mask"]), strict=True):
+        with torch.no_grad():
+            logits = trainer.model(input_ids=torch.tensor([prompt + completion])).logits[0].double()
+        log_pi = logits[len(prompt) - 1 : -1].log_softmax(-1)
+        logps.append([log_pi[t, token].item() for t, token in enumerate(completion)])
+        entropies.append((-(log_pi.exp() * log_pi).sum(-1)).tolist())
+    return logps, entropies
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_a_step_is_the_naive_objective_of_weighted_advantages(
+    method: str, loss_type: str, tiny: Path, tmp_path: Path
+) -> None:
+    """Loss and logged pushes, in float64 from the plain logits; the signs of the masks are those before weighting."""
+    settings: dict[str, Any] = {"loss_type": loss_type, "num_generations": ROWS, "max_completion_length": 40}
+    weights = {"positive_advantage_weight": 0.0, "negative_advantage_weight": 0.7}
+    filtered = {"entropy_filter": "negative_only"}
+    trainer = make_trainer(method, tiny, tmp_path, gtpo=filtered, trainer_settings=weights, **settings)
+    batch = scored_batch(trainer)
+    completions, advantages = canned_group(0), batch["advantages"].tolist()
+    assert min(advantages) < 0 < max(advantages)
+    lengths = [len(row) for row in completions]
+    each = {
+        "grpo": [1 / GROUP / n for n in lengths],
+        "dr_grpo": [1 / GROUP / 40] * GROUP,
+        "dapo": [1 / sum(lengths)] * GROUP,
+        "bnpo": [1 / sum(lengths)] * GROUP,
+    }[loss_type]
+    factors = [0.0 if a > 0 else 0.7 for a in advantages]
+    weighted = [a * f for a, f in zip(advantages, factors, strict=True)]
+    logps, entropies = plain_logps_and_entropy(trainer, batch)
+    loss = trainer.compute_loss(trainer.model, batch)
+    if method == "grpo":
+        expected = naive_grpo_loss(logps, weighted, token_weights=each)[0]
+    else:
+        means = naive_completion_entropy(entropies)
+        delta = [0.0 if h > 5.05 and a < 0 else 1.0 for h, a in zip(means, advantages, strict=True)]
+        assert 0 < sum(delta) < GROUP
+        mask = naive_conflict_mask(completions, advantages, ROWS)
+        lambdas = naive_conflict_weights(mask, advantages)
+        options: dict[str, Any] = {"token_entropy": entropies, "gamma": 0.1, "delta": delta, "token_weights": each}
+        expected = naive_gtpo_loss(logps, weighted, weights=lambdas, **options)[0]
+    assert loss.item() == pytest.approx(expected, abs=1e-5)
+    pushes = naive_conflict_push(completions, advantages, ROWS, each, factors)
+    logged = trainer._metrics["train"]
+    assert logged["conflict_push"] == [pytest.approx(pushes[0], abs=1e-6)] and pushes[0] < -1e-4
+    assert logged["conflict_push_corrected"] == [pytest.approx(pushes[1], abs=1e-6)]
+
+
+def test_evaluation_divides_dapo_by_the_tokens_of_its_batch(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path, loss_type="dapo", **split_of(2))
+    batch = scored_batch(trainer)
+    losses = {}
+    for is_training, steps in ((True, 1), (True, 6), (False, 6)):
+        trainer.model.train(is_training)
+        trainer.current_gradient_accumulation_steps = steps
+        losses[is_training, steps] = trainer.compute_loss(trainer.model, batch).item()
+    assert losses[True, 6] == pytest.approx(losses[True, 1] / 6, rel=1e-5)
+    assert losses[False, 6] == pytest.approx(losses[True, 6], rel=1e-5)  # 6 micro-batches of this size, or one batch
+
+
+def split_of(micro_batch: int) -> dict[str, int]:
+    return {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": GROUP // micro_batch}
+
+
+def test_the_pushes_of_grpo_and_gtpo_are_those_of_their_weights(tiny: Path, tmp_path: Path) -> None:
+    logged = {}
+    for loss_type in ("grpo", "dr_grpo"):
+        for method in ("grpo", "gtpo"):
+            trainer = make_trainer(method, tiny, tmp_path / f"{method}-{loss_type}", loss_type=loss_type, **STEP)
+            trainer.train()
+            logged[method, loss_type] = [
+                (row["conflict_push"], row["conflict_push_corrected"]) for row in trainer.state.log_history[:3]
+            ]
+        assert logged["grpo", loss_type] == logged["gtpo", loss_type]  # the same groups, weighted by one loss_type
+    for plain, constant in zip(logged["grpo", "grpo"], logged["grpo", "dr_grpo"], strict=True):
+        assert plain[0] != constant[0] and plain[1] > 0 and constant[1] > 0
+
+
+def test_a_weight_of_zero_takes_the_gradient_and_keeps_the_conflicts(tiny: Path, tmp_path: Path) -> None:
+    masks, gradients = [], []
+    for weight in (1.0, 0.0):
+        options = {"positive_advantage_weight": weight}
+        trainer = make_trainer("grpo", tiny, tmp_path / str(weight), trainer_settings=options)
+        batch = scored_batch(trainer)
+        seen: list[Tensor] = []
+        masks.append(batch["conflict_mask"])
+        logps_and_entropy = trainer._logps_and_entropy
+
+        def keep(*args: Any, seen: list[Tensor] = seen, original: Any = logps_and_entropy) -> tuple[Tensor, Tensor]:
+            logps, entropy = original(*args)
+            logps.retain_grad()
+            seen.append(logps)
+            return logps, entropy
+
+        trainer._logps_and_entropy = keep
+        trainer.compute_loss(trainer.model, batch).backward()
+        gradients.append(seen[0].grad.abs().sum(-1) > 0)
+    assert torch.equal(masks[0], masks[1]) and masks[0].any()
+    assert torch.equal(gradients[0], batch["advantages"] != 0)
+    assert torch.equal(gradients[1], batch["advantages"] < 0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ((-0.1, 1.0), "positive_advantage_weight is -0.1: expected a finite number >= 0"),
+        ((1.0, math.inf), "negative_advantage_weight is inf: expected a finite number >= 0"),
+        ((0.0, 0.0), "positive_advantage_weight and negative_advantage_weight are 0"),
+    ],
+)
+def test_advantage_weights_out_of_range_are_refused(
+    weights: tuple[float, float], message: str, tiny: Path, tmp_path: Path
+) -> None:
+    options = dict(zip(("positive_advantage_weight", "negative_advantage_weight"), weights, strict=True))
+    with pytest.raises(UsageError, match=message):
+        make_trainer("grpo", tiny, tmp_path, trainer_settings=options)
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_the_scripts_pass_the_advantage_weights_on(method: str) -> None:
+    text = (CONFIGS.parent / f"train_{method}.py").read_text()
+    for sign in ("positive", "negative"):
+        assert text.count(f"{sign}_advantage_weight=settings.reward.{sign}_advantage_weight,") == 1
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_an_objective_that_is_not_the_papers_is_named(
+    method: str, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_trainer(method, tiny, tmp_path / "paper")
+    assert not caplog.messages
+    make_trainer(method, tiny, tmp_path / "other", loss_type="dr_grpo", scale_rewards="none")
+    (message,) = caplog.messages
+    assert message == (
+        "Not the paper's objective: loss_type dr_grpo (the paper: grpo), scale_rewards none (the paper: group)"
+    )
+
+
+# --- the sampler: TRL's correction, with log-probabilities as vLLM gives them ----------------------------------------
+
+
+def with_sampler(trainer: Any, scores: list[list[list[float | None]]]) -> Any:
+    """Let the trainer believe that vLLM sampled the canned completions with these log-probabilities."""
+
+    def sample(prompt_ids: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        step = trainer.state.global_step
+        return canned_group(step), scores[step]
+
+    trainer._generate_single_turn, trainer.use_vllm = sample, True
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def sampled(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[list[float | None]]]:
+    """ln pi of three canned groups, off by rounding, some tokens by 1.5 nats, and one without a score."""
+    trainer = make_trainer("grpo", tiny, tmp_path_factory.mktemp("sampled"))
+    steps, noise = [], itertools.cycle([0.0, 0.03, -0.05, 0.02, 0.0, -0.02, 0.0, 1.5, 0.01, -1.5, 0.04])
+    for step in range(3):
+        trainer.state.global_step = step
+        logps, _ = plain_logps_and_entropy(trainer, scored_batch(trainer))
+        steps.append([[logp + next(noise) for logp in row] for row in logps])
+        steps[-1][2][1] = None
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("mode", "loss_type", "iterations"),
+    zip(IMPORTANCE_MODES, ("grpo", "dapo", "dr_grpo", "grpo"), (1, 2, 1, 2), strict=True),
+)
+def test_the_correction_of_the_sampler_is_that_of_trl(
+    mode: str, loss_type: str, iterations: int, sampled: list, tiny: Path, tmp_path: Path
+) -> None:
+    settings = {"loss_type": loss_type, "num_iterations": iterations, "num_generations": ROWS, "max_steps": 3}
+    settings |= {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_min": 0.5}
+
+    def trained(method: str, **other: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
+        clip = {} if method == "gtpo" else UNCLIPPED
+        trainer = make_trainer(
+            method, tiny, tmp_path / f"{method}{len(other)}", gtpo=PLAIN, **settings, **clip, **other
+        )
+        return trained_weights(with_sampler(trainer, sampled)), trainer.state.log_history[0]
+
+    theirs, log = trained("trl")
+    assert abs(log["sampling/importance_sampling_ratio/mean"] - 1) > 0.02  # the correction has an effect
+    assert_same(trained("grpo")[0], theirs)
+    assert_same(trained("gtpo")[0], theirs)
+    assert_same(trained("grpo", vllm_importance_sampling_correction=False)[0], theirs, differs=True)
+
+
+def test_the_correction_does_not_need_that_of_trl(sampled: list, tiny: Path, tmp_path: Path) -> None:
+    """Unsloth takes it out of TRL's method: the ratio is computed from the log-probabilities."""
+    trainer = with_sampler(make_trainer("grpo", tiny, tmp_path, vllm_importance_sampling_mode="token_mask"), sampled)
+    batch = scored_batch(trainer)
+    logps, _ = plain_logps_and_entropy(trainer, batch)
+    for row, old, scores in zip(
+        unpad(batch["importance_sampling_ratio"], batch["completion_mask"]), logps, sampled[0], strict=True
+    ):
+        ratios = [1.0 if score is None else math.exp(logp - score) for logp, score in zip(old, scores, strict=True)]
+        assert row == pytest.approx([0.0 if ratio > 3 else ratio for ratio in ratios], abs=1e-3)
+
+
+def test_the_correction_may_be_switched_on(tmp_path: Path) -> None:
+    import trl
+
+    args = trl.GRPOConfig(output_dir=str(tmp_path), loss_type="grpo", bf16=False, use_cpu=True)
+    args.use_vllm = args.vllm_importance_sampling_correction = True
+    GRPOTrainer.check_settings(args)

@@ -1,0 +1,186 @@
+"""The best adapter: which step is selected, and that the saved adapter is that step's."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.canned import make_trainer, trained_weights
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerControl, TrainerState
+
+from gtpo.arguments import ModelArguments
+from gtpo.errors import RunError
+from gtpo.models.load import load_policy
+from gtpo.runs.directory import RunDirectory
+from gtpo.training import callbacks
+from gtpo.training.callbacks import BestAdapter
+
+
+class FakeTraining:
+    """Feeds accuracies to the callback, one per step; the adapter's weights equal the step number."""
+
+    def __init__(self, directory: Path, tiny: Path, max_steps: int, metric: str | None = None) -> None:
+        self.trainer = make_trainer("grpo", tiny, directory)
+        self.model = self.trainer.model
+        self.callback = BestAdapter(RunDirectory(directory), self.trainer.processing_class, metric)
+        self.state = TrainerState(max_steps=max_steps)
+
+    def step(self, accuracy: float) -> None:
+        self.state.global_step += 1
+        with torch.no_grad():
+            for name, weight in self.model.named_parameters():
+                if "lora_B" in name:
+                    weight.fill_(self.state.global_step)
+        self.call("on_log", logs={"accuracy": accuracy})
+
+    def call(self, event: str, **kwargs: Any) -> None:
+        args = SimpleNamespace(greater_is_better=not str(self.callback.held_out_metric).endswith("loss"))
+        getattr(self.callback, event)(args, self.state, TrainerControl(), model=self.model, **kwargs)
+
+
+def stored_step(directory: Path) -> float:
+    weights = load_file(directory / "best" / "adapter_model.safetensors")
+    values = {weight.unique().item() for name, weight in weights.items() if "lora_B" in name}
+    assert len(values) == 1
+    return values.pop()
+
+
+def test_the_best_step_is_kept_when_later_steps_are_worse(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "BEST_WINDOW", 2)
+    run = FakeTraining(tmp_path, tiny, max_steps=100)
+    for accuracy in (100, 10, 40, 50, 20):  # means over 2 steps, from step 2: 55, 25, 45, 35
+        run.step(accuracy)
+    assert not (tmp_path / "best").exists()  # nothing is written before a checkpoint
+    run.call("on_save")
+    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"accuracy": 55.0, "step": 2}
+    assert stored_step(tmp_path) == 2
+    run.step(95)  # mean 57.5: a new best
+    run.call("on_train_end")
+    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"accuracy": 57.5, "step": 6}
+    assert stored_step(tmp_path) == 6
+
+
+def test_a_short_run_averages_an_eighth_of_its_steps(tiny: Path, tmp_path: Path) -> None:
+    run = FakeTraining(tmp_path, tiny, max_steps=17)
+    for accuracy in (90, 30, 60, 80, 10):  # means over 2 steps: 60, 45, 70, 45
+        run.step(accuracy)
+    run.call("on_train_end")
+    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"accuracy": 70.0, "step": 4}
+
+
+def test_a_resumed_run_restores_its_window_and_best_step(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "BEST_WINDOW", 2)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "accuracy": 10.0}\n{"step": 2, "accuracy": 50.0}\n')
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "best.json").write_text('{"accuracy": 30.0, "step": 2}')
+    run = FakeTraining(tmp_path, tiny, max_steps=100)
+    run.state.global_step = 2
+    run.call("on_train_begin")
+    run.step(5)  # mean of 50 and 5: no new best
+    assert run.callback.weights is None
+    run.step(60)  # mean 32.5
+    assert run.callback.best == {"accuracy": 32.5, "step": 4}
+
+
+def test_the_saved_adapter_loads_in_peft_with_the_trained_weights(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path, max_steps=1)
+    callback = BestAdapter(RunDirectory(tmp_path), trainer.processing_class)
+    trainer.add_callback(callback)
+    trained = trained_weights(trainer)
+    run = SimpleNamespace(max_steps=1, global_step=1, is_world_process_zero=True)
+    callback.on_log(None, run, None, logs={"accuracy": 1.0}, model=trainer.model)
+    callback.on_save(None, run, None, model=trainer.model)
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), tmp_path / "best", is_trainable=True)
+    for name, weight in loaded.named_parameters():
+        if weight.requires_grad:
+            assert torch.equal(weight, trained[name]), name
+    assert AutoTokenizer.from_pretrained(tmp_path / "best").chat_template
+
+
+def test_the_first_of_equally_good_steps_is_kept(tiny: Path, tmp_path: Path) -> None:
+    run = FakeTraining(tmp_path, tiny, max_steps=1)
+    for accuracy in (50, 50):
+        run.step(accuracy)
+    assert run.callback.best == {"accuracy": 50.0, "step": 1}
+    run.call("on_train_end")
+    assert stored_step(tmp_path) == 1
+
+
+def test_the_accuracy_selects_before_the_reward(tiny: Path, tmp_path: Path) -> None:
+    run = FakeTraining(tmp_path, tiny, max_steps=1)
+    for accuracy, reward in ((50.0, 3.0), (40.0, 20.0)):
+        run.state.global_step += 1
+        run.callback.recent.clear()
+        run.call("on_log", logs={"accuracy": accuracy, "reward": reward})
+    assert run.callback.best == {"accuracy": 50.0, "step": 1}
+
+
+def test_saving_asks_the_hub_nothing(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT would look up whether the embedding of a base on the Hub has another size, at each save."""
+    monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", lambda *_: pytest.fail("asked the Hub"))
+    policy, tokenizer = load_policy(ModelArguments(model=str(tiny), lora_rank=4), "transformers", 0)
+    policy.peft_config["default"].base_model_name_or_path = "owner/name"
+    callback = BestAdapter(RunDirectory(tmp_path), tokenizer)
+    state = SimpleNamespace(max_steps=1, global_step=1, is_world_process_zero=True)
+    callback.on_log(None, state, None, logs={"accuracy": 1.0}, model=policy)
+    callback.on_save(None, state, None, model=policy)
+    policy.save_pretrained(tmp_path / "checkpoint-1")  # as Transformers' Trainer does
+    saved = [load_file(tmp_path / name / "adapter_model.safetensors") for name in ("best", "checkpoint-1")]
+    trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
+    assert len(saved[0]) == len(trained) and saved[0].keys() == saved[1].keys()
+
+
+# ---- held-out rows ----
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "best"),
+    [
+        ("eval_accuracy", (40.0, 60.0, 60.0, 50.0), 2),  # the first of equal ones
+        ("accuracy", (40.0, 60.0, 60.0, 50.0), 2),  # Transformers adds the prefix
+        ("eval_loss", (0.5, 0.75, 0.25, 0.3), 3),
+    ],
+)
+def test_held_out_rows_select_without_smoothing(
+    metric: str, values: tuple[float, ...], best: int, tiny: Path, tmp_path: Path
+) -> None:
+    run = FakeTraining(tmp_path, tiny, max_steps=1000, metric=metric)
+    name = f"eval_{metric.removeprefix('eval_')}"
+    for step, value in enumerate(values, 1):
+        run.step(100.0 - step)  # of training: does not count
+        run.call("on_evaluate", metrics={name: value, "eval_reward": 1.0})
+    run.call("on_save")
+    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {name: values[best - 1], "step": best}
+    assert stored_step(tmp_path) == best
+
+
+@pytest.mark.parametrize(("stored", "value", "is_new"), [("eval_accuracy", 45.0, False), ("accuracy", 45.0, True)])
+def test_a_resumed_run_keeps_its_best_evaluation(
+    stored: str, value: float, is_new: bool, tiny: Path, tmp_path: Path
+) -> None:
+    """Not the accuracy of training that a run without held-out rows has stored."""
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "best.json").write_text(json.dumps({stored: 50.0, "step": 2}))
+    run = FakeTraining(tmp_path, tiny, max_steps=10, metric="eval_accuracy")
+    run.state.global_step = 2
+    run.call("on_train_begin")
+    run.step(100.0)
+    run.call("on_evaluate", metrics={"eval_accuracy": value})
+    assert (run.callback.weights is not None) == is_new
+    assert run.callback.best == ({"eval_accuracy": 45.0, "step": 3} if is_new else {"eval_accuracy": 50.0, "step": 2})
+
+
+@pytest.mark.parametrize("metrics", [{"eval_reward": 1.0}, {"eval_reward": 1.0, "eval_accuracy": None}])
+def test_a_metric_that_is_not_evaluated_stops_the_run(metrics: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
+    run = FakeTraining(tmp_path, tiny, max_steps=10, metric="eval_accuracy")
+    run.state.global_step = 3
+    with pytest.raises(RunError, match=r"no eval_accuracy in step 3: set --metric_for_best_model to one of eval_rew"):
+        run.call("on_evaluate", metrics=metrics)

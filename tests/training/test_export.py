@@ -1,0 +1,164 @@
+"""The saved adapter, its model card, the merged model, and the upload."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import canned
+from helpers.canned import make_trainer
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+from trl import GRPOConfig
+
+from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments, Settings
+from gtpo.cli.parse import parse
+from gtpo.errors import UsageError
+from gtpo.training.export import save_adapter
+
+
+def settings_of(directory: Path, model: Path, *argv: str, push_to_hub: bool = False) -> Settings:
+    classes = (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
+    settings = parse(
+        "gtpo",
+        classes,
+        ["--output_dir", str(directory), "--model", str(model), "--lora_rank", "4", "--gamma", "0.125", *argv],
+    )
+    settings.run.push_to_hub = push_to_hub  # bypasses the check for a token
+    return settings
+
+
+@pytest.fixture
+def trained(tiny: Path, tmp_path: Path) -> tuple[Any, Path]:
+    """A trainer with a non-zero adapter, and its run directory."""
+    trainer = make_trainer("gtpo", tiny, tmp_path / "run")
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in trainer.model.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.1, generator=generator)
+    return trainer, tmp_path / "run"
+
+
+def test_the_adapter_has_its_card_and_no_pickles(trained: tuple[Any, Path], tiny: Path) -> None:
+    trainer, run = trained
+    trainer.create_model_card()  # as TRL does at a checkpoint
+    save_adapter(trainer, settings_of(run, tiny))
+    card = (run / "adapter" / "README.md").read_text()
+    assert "2508.03772" in card and "gamma: 0.125" in card and "hub_model_id" not in card
+    assert f'path = "{run / "adapter"}"' in card
+    assert sorted(path.name for path in run.iterdir()) == ["adapter"]
+    assert not list((run / "adapter").glob("*.bin")) + list((run / "adapter").glob("*.pt"))
+
+
+def test_a_card_that_fails_does_not_fail_the_run(
+    trained: tuple[Any, Path], tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, run = trained
+    monkeypatch.setattr("gtpo.training.export.model_card", lambda *arguments: 1 / 0)
+    save_adapter(trainer, settings_of(run, tiny))
+    assert (run / "adapter" / "adapter_model.safetensors").is_file()
+    assert "no model card (ZeroDivisionError: division by zero); the run is complete" in caplog.text
+
+
+def test_merged_weights_are_base_plus_adapter_in_16_bits(trained: tuple[Any, Path], tiny: Path) -> None:
+    trainer, run = trained
+    save_adapter(trainer, settings_of(run, tiny, "--merge", "16bit"))
+    merged = load_file(run / "merged" / "model.safetensors")
+    base = load_file(tiny / "model.safetensors")
+    adapted = dict(trainer.model.named_parameters())
+    name = "model.layers.1.self_attn.q_proj"
+    a, b = (adapted[f"base_model.model.{name}.lora_{side}.default.weight"] for side in "AB")
+    scaling = trainer.model.peft_config["default"].lora_alpha / trainer.model.peft_config["default"].r
+    expected = base[f"{name}.weight"] + scaling * b @ a
+    assert merged[f"{name}.weight"].dtype == torch.bfloat16
+    assert (expected - base[f"{name}.weight"]).abs().max() > 0.01
+    torch.testing.assert_close(merged[f"{name}.weight"].float(), expected.detach(), rtol=2**-7, atol=2e-3)
+    assert merged.keys() == base.keys()
+    assert AutoTokenizer.from_pretrained(run / "merged").chat_template
+    card = (run / "merged" / "README.md").read_text()
+    assert "2508.03772" in card and f"vllm serve {run / 'merged'}" in card and "--enable-lora" not in card
+
+
+class Hub:
+    """Records the calls to huggingface_hub.HfApi."""
+
+    calls: list[tuple[Any, ...]] = []
+    fails = False
+
+    def create_repo(self, name: str, private: bool | None, exist_ok: bool) -> Any:
+        if self.fails:
+            raise OSError("no route to the Hub\nand more")
+        self.calls.append(("create", name, private, exist_ok))
+        return SimpleNamespace(repo_id=f"me/{name}")
+
+    def upload_folder(self, folder_path: Path, repo_id: str, commit_message: str) -> None:
+        self.calls.append(("upload", sorted(path.name for path in folder_path.iterdir()), repo_id))
+
+
+@pytest.mark.parametrize(("merge", "weights"), [("none", "adapter_model.safetensors"), ("16bit", "model.safetensors")])
+def test_the_final_weights_are_uploaded(
+    merge: str, weights: str, trained: tuple[Any, Path], tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, run = trained
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr(Hub, "calls", [])
+    save_adapter(trainer, settings_of(run, tiny, "--hub_model_id", "mine", "--merge", merge, push_to_hub=True))
+    create, (call, files, repository) = Hub.calls
+    assert create == ("create", "mine", None, True)
+    assert (call, repository) == ("upload", "me/mine") and {weights, "README.md", "tokenizer.json"} <= set(files)
+    directory = run / ("merged" if merge == "16bit" else "adapter")
+    assert 'path = "me/mine"' in (directory / "README.md").read_text()  # where the quick start finds it now
+
+
+def test_a_failed_upload_error_names_the_adapter_directory(
+    trained: tuple[Any, Path], tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, run = trained
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr(Hub, "fails", True)
+    with pytest.raises(
+        UsageError, match=r"saved in .*adapter, but not uploaded: no route to the Hub\. Upload it with `hf upload run"
+    ):
+        save_adapter(trainer, settings_of(run, tiny, push_to_hub=True))
+    assert (run / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_the_reference_adapter_of_the_kl_term_is_not_published(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path / "run", beta=0.04)
+    trainer.save_model(str(tmp_path / "as_trl_saves"))
+    assert (tmp_path / "as_trl_saves" / "ref").is_dir()
+    save_adapter(trainer, canned.settings_of(trainer))
+    assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").is_file()
+    assert not (tmp_path / "run" / "adapter" / "ref").exists()
+
+
+@pytest.mark.parametrize("private", [None, True, False])
+def test_a_private_repository_is_created_private(
+    private: bool | None, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created = []
+
+    class Hub:
+        def create_repo(self, name: str, private: bool | None, exist_ok: bool) -> Any:
+            created.append((name, private, exist_ok))
+            return SimpleNamespace(repo_id=f"me/{name}")
+
+        def upload_folder(self, **options: Any) -> None:
+            pass
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    trainer = make_trainer("gtpo", tiny, tmp_path / "run", hub_private_repo=private)
+    settings = canned.settings_of(trainer)
+    settings.run.push_to_hub = True
+    save_adapter(trainer, settings)
+    assert created == [("run", private, True)]
+
+
+def test_files_of_a_killed_save_are_not_published(trained: tuple[Any, Path], tiny: Path) -> None:
+    trainer, run = trained
+    for name in ("adapter", "merged"):
+        (run / f"{name}.tmp").mkdir(parents=True)
+        (run / f"{name}.tmp" / "left_over.safetensors").write_bytes(b"")
+    save_adapter(trainer, settings_of(run, tiny, "--merge", "16bit"))
+    assert (run / "merged" / "model.safetensors").is_file() and not list(run.rglob("left_over*"))

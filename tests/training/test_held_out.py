@@ -1,0 +1,460 @@
+"""Held-out rows: which they are, their metrics, and that an evaluation leaves training as it was."""
+
+import itertools
+import json
+import math
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from helpers import canned
+from helpers.canned import make_trainer, trained_weights
+from transformers import TrainerState
+from trl import GRPOConfig, SFTConfig
+
+from gtpo.arguments import (
+    DataArguments,
+    GTPOArguments,
+    ModelArguments,
+    PromptArguments,
+    RewardArguments,
+    RunArguments,
+)
+from gtpo.cli.parse import parse
+from gtpo.cli.validation import evaluation_settings
+from gtpo.data.load import hold_out, load_rows, load_train
+from gtpo.errors import UsageError
+from gtpo.machine.memory import plan
+from gtpo.paper.results import Results, condense, read_results
+from gtpo.reports.curves import plot_training
+from gtpo.reports.summary import find_problems, held_out_text, scores, window_text
+from gtpo.runs.checkpoints import damage, steps_are_done, write_manifest
+from gtpo.runs.directory import RunDirectory
+from gtpo.runs.start import check_run, start_run
+from gtpo.training.callbacks import EarlyStopping, MetricsWriter
+from gtpo.training.fault_tolerance import CompleteCheckpoints
+from gtpo.training.held_out import eval_batches
+from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
+
+WORTH = [1.0, 2.0, 4.0, 8.0, 16.0]  # reward of the held-out rows
+
+
+def reward_of_row(prompts: list[str], **kwargs: Any) -> list[float]:
+    """What the prompt says; random numbers are drawn, as a reward may."""
+    random.random(), np.random.random(), torch.rand(1)
+    return [float(prompt.split()[-1]) if "worth" in prompt else random.random() for prompt in prompts]
+
+
+def rows_worth(worth: list[float]) -> Dataset:
+    return Dataset.from_dict({"prompt": [f"A row of{' some' * i} worth {value}" for i, value in enumerate(worth)]})
+
+
+def make_sampling(method: str, tiny: Path, directory: Path, held_out: Dataset | None, **settings: Any) -> Any:
+    """A trainer that samples; held-out rows are evaluated at every step."""
+    classes = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer}
+    settings = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 6} | settings
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(canned.TRAINERS, method, classes[method])
+        trainer = make_trainer(method, tiny, directory, **settings)
+    trainer.reward_funcs, trainer.reward_func_names = [reward_of_row], ["reward_of_row"]
+    if held_out is not None:
+        trainer.eval_dataset, trainer.args.eval_strategy, trainer.args.eval_steps = held_out, "steps", 1
+        trainer.args.per_device_eval_batch_size, trainer.num_generations_eval = 2, 1
+    return trainer
+
+
+def evaluations(trainer: Any) -> list[dict[str, Any]]:
+    return [row for row in trainer.state.log_history if "eval_reward" in row]
+
+
+# Settings
+
+
+def settings(*argv: str, method: str = "gtpo") -> Any:
+    common: tuple[type, ...] = (DataArguments, PromptArguments, ModelArguments, RunArguments)
+    classes = (*common, *([RewardArguments, GTPOArguments, GRPOConfig] if method == "gtpo" else [SFTConfig]))
+    return parse(method, classes, ["--output_dir", "run", *argv])
+
+
+def test_held_out_rows_imply_evaluations() -> None:
+    trainer = settings("--eval_rows", "9", "--G", "4", "--prompts_per_step", "3").trainer
+    found = (trainer.eval_strategy, trainer.eval_steps, trainer.num_generations_eval, trainer.metric_for_best_model)
+    assert found == ("steps", 0.1, 1, "eval_accuracy") and trainer.greater_is_better
+    assert trainer.per_device_eval_batch_size == trainer.per_device_train_batch_size == 12
+
+
+def test_the_batch_is_a_multiple_of_the_group() -> None:
+    words = ["--eval_rows", "9", "--G", "4", "--per_device_train_batch_size", "4", "--num_generations_eval"]
+    sizes = [settings(*words, str(group)).trainer.per_device_eval_batch_size for group in (1, 2, 3, 8)]
+    assert sizes == [4, 4, 6, 8]
+
+
+def test_several_processes_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    values: dict[str, Any] = settings("--eval_rows", "9").to_dict()
+    values |= {"num_generations_eval": 6, "per_device_eval_batch_size": None, "per_device_train_batch_size": 4}
+    assert evaluation_settings(values, (), processes=4)["per_device_eval_batch_size"] == 6  # 24 completions
+    assert evaluation_settings(values, (), processes=3)["per_device_eval_batch_size"] == 4  # 12
+
+
+def test_the_metric_is_the_reward_or_the_loss_where_there_is_no_accuracy() -> None:
+    assert settings("--eval_rows", "9", "--reward", "format").trainer.metric_for_best_model == "eval_reward"
+    trainer = settings("--eval_rows", "9", method="sft").trainer
+    assert (trainer.metric_for_best_model, trainer.greater_is_better) == ("eval_loss", False)
+    assert trainer.per_device_eval_batch_size == trainer.per_device_train_batch_size
+
+
+def test_without_held_out_rows_nothing_is_evaluated() -> None:
+    found = settings().to_dict()
+    assert (found["eval_strategy"], found["eval_steps"], found["metric_for_best_model"]) == ("no", None, None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        *(
+            (words, rf"^--{words[0]} has no effect without held-out rows: add --eval_dataset or --eval_rows\.$")
+            for words in (
+                ["eval_steps", "5"],
+                ["eval_strategy", "steps"],
+                ["eval_on_start", "true"],
+                ["eval_delay", "3"],
+                ["num_generations_eval", "2"],
+                ["per_device_eval_batch_size", "4"],
+                ["metric_for_best_model", "reward"],
+                ["early_stopping_patience", "2"],
+            )
+        ),
+        (["eval_rows", "9", "--eval_strategy", "no"], "^--eval_strategy no never evaluates the held-out rows"),
+        (["eval_rows", "9", "--eval_strategy", "epoch", "--eval_steps", "5"], "^--eval_steps has no effect with"),
+        (["eval_rows", "9", "--eval_steps", "0"], "^--eval_steps is 0: expected at least 1, or a share"),
+        (["eval_rows", "9", "--early_stopping_patience", "0"], "^--early_stopping_patience is 0: expected at least 1"),
+        (["eval_rows", "9", "--num_generations_eval", "0"], "^--num_generations_eval is 0: expected at least 1"),
+        (
+            ["eval_rows", "9", "--num_generations_eval", "3", "--per_device_eval_batch_size", "4"],
+            r"--per_device_eval_batch_size 4 x 1 process\(es\) = 4 is no multiple of --num_generations_eval 3\.$",
+        ),
+        (["eval_rows", "9", "--load_best_model_at_end", "true"], "^--load_best_model_at_end is not supported: best/"),
+        (["save_strategy", "best"], "^--save_strategy best is not supported: best/"),
+    ],
+)
+def test_settings_without_effect_or_out_of_range_are_refused(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        settings(f"--{argv[0]}", *argv[1:])
+
+
+def test_a_file_that_says_no_evaluation_gives_way_to_held_out_rows(tmp_path: Path) -> None:
+    """As the config.yaml of a run without them."""
+    file = tmp_path / "config.yaml"
+    file.write_text("eval_strategy: 'no'\nper_device_eval_batch_size: 8\n")
+    assert settings("--config", str(file), "--eval_rows", "9").trainer.eval_strategy == "steps"
+    assert settings("--config", str(file)).trainer.eval_strategy == "no"
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            ["--eval_steps", "4"],
+            "held-out rows, evaluated 3 time(s) with 1 completion(s) each: 90 more completions, 19 % ",
+        ),
+        (["--eval_steps", "0.5", "--eval_on_start", "true"], "30 held-out rows, evaluated 3 time(s) with 1 "),
+        (
+            ["--num_generations_eval", "2"],
+            "10 time(s) with 2 completion(s) each: 600 more completions, 125 % ",
+        ),
+    ],
+)
+def test_the_plan_counts_the_completions_of_evaluations(flags: list[str], line: str) -> None:
+    few = settings("--eval_rows", "30", "--max_steps", "10", "--G", "12", "--prompts_per_step", "4", *flags)
+    assert line in plan(few, rows=100, held_out=30)
+    assert "held-out" not in plan(settings(), rows=100)
+
+
+# Which rows
+
+
+def test_every_row_is_held_out_or_trained_on() -> None:
+    rows = Dataset.from_dict({"prompt": [f"Row {i}" for i in range(20)]})
+    rest, held_out = (part["prompt"] for part in hold_out(rows, 5, seed=3))
+    assert len(held_out) == 5 and sorted([*rest, *held_out]) == sorted(rows["prompt"])
+    assert all(list(part) == sorted(part, key=rows["prompt"].index) for part in (rest, held_out))  # order of the rows
+    assert list(hold_out(rows, 5, seed=3)[1]["prompt"]) == list(held_out)
+    assert list(hold_out(rows, 5, seed=4)[1]["prompt"]) != list(held_out)
+
+
+@pytest.mark.parametrize("count", [0, -1, 20, 21])
+def test_a_number_of_rows_that_leaves_nothing_is_refused(count: int) -> None:
+    rows = Dataset.from_dict({"prompt": ["Row"] * 20})
+    with pytest.raises(UsageError, match=rf"^--eval_rows is {count}: expected 1 to 19 of the 20 rows\.$"):
+        hold_out(rows, count, seed=0)
+
+
+def test_a_batch_has_whole_groups_and_every_row_counts_once() -> None:
+    """All small cases: rows, G, batch size, processes."""
+    for rows, group, batch, ranks in itertools.product(range(1, 10), (1, 2, 3, 4), (1, 2, 3, 4, 6), (1, 2, 3, 4)):
+        if batch * ranks % group:
+            continue
+        each = [eval_batches(rows, group, batch, ranks, rank) for rank in range(ranks)]
+        weights = [0.0] * rows
+        for parts in zip(*each, strict=True):
+            assert len({len(indices) for indices, _ in parts}) == 1  # collectives need equal shares
+            assert len({prompts for _, prompts in parts}) == 1
+            together = [row for indices, _ in parts for row in indices]  # in rank order
+            groups = [together[i : i + group] for i in range(0, len(together), group)]
+            assert all(len(set(one)) == 1 and len(one) == group for one in groups)
+            for one in groups:
+                weights[one[0]] += parts[0][1] / len(groups)
+        assert weights == pytest.approx([1.0] * rows), (rows, group, batch, ranks)
+
+
+def test_rows_are_held_out_of_the_training_rows_or_come_from_elsewhere(tmp_path: Path) -> None:
+    every = load_train(DataArguments("arithmetic"), seed=7)
+    rows, held_out = load_rows(DataArguments("arithmetic", eval_rows=10), seed=7)
+    assert held_out is not None and len(rows) == len(every) - 10 and len(held_out) == 10
+    chosen = {str(prompt) for prompt in held_out["prompt"]}
+    assert [p for p in every["prompt"] if str(p) not in chosen] == list(rows["prompt"])
+    rows, held_out = load_rows(DataArguments("arithmetic", eval_dataset="arithmetic_hard", eval_rows=10), seed=7)
+    assert held_out is not None and len(rows) == len(every) and len(held_out) == 10
+    assert held_out.column_names == rows.column_names == ["prompt", "answer", "solution"]
+    assert load_rows(DataArguments("arithmetic"), seed=7)[1] is None
+
+
+def test_a_file_of_held_out_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = [{"prompt": f"How many are {i} and 1?", "answer": str(i + 1), "more": "x"} for i in range(6)]
+    for name, part, columns in (("a", lines[:4], ("prompt", "answer")), ("b", lines[3:], ("prompt", "answer", "more"))):
+        rows = [{column: row[column] for column in columns} for row in part]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "c.jsonl").write_text('{"prompt": "What?"}\n')
+    own = DataArguments(str(tmp_path / "a.jsonl"), eval_dataset=str(tmp_path / "b.jsonl"))
+    rows, held_out = load_rows(own)
+    assert held_out is not None and list(held_out["answer"]) == ["4", "5", "6"]
+    assert held_out.column_names == ["prompt", "answer"]  # what the rewards see in training
+    assert caplog.messages == ["1 of 3 held-out prompts are also prompts of training rows"]
+    with pytest.raises(UsageError, match=r"c\.jsonl has no column 'answer', and the training rows have\.$"):
+        load_rows(DataArguments(str(tmp_path / "a.jsonl"), eval_dataset=str(tmp_path / "c.jsonl")))
+
+
+# Metrics
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_a_metric_is_the_mean_over_the_rows(method: str, tiny: Path, tmp_path: Path) -> None:
+    """Five rows in batches of two: a mean of the batches' means would be (1.5 + 6 + 16) / 3."""
+    trainer = make_sampling(method, tiny, tmp_path, rows_worth(WORTH))
+    metrics = trainer.evaluate()
+    assert metrics["eval_reward"] == metrics["eval_rewards/reward_of_row/mean"] == sum(WORTH) / 5
+    assert math.isfinite(metrics["eval_loss"]) and metrics["eval_completion_length"] <= 6
+    assert {"eval_conflict_tokens", "eval_frac_reward_zero_std"}.isdisjoint(metrics)  # of groups
+    trainer.num_generations_eval = 2
+    assert {"eval_conflict_tokens", "eval_frac_reward_zero_std"} <= trainer.evaluate().keys()
+
+
+def test_the_entropy_is_that_of_the_completions(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_sampling("grpo", tiny, tmp_path, rows_worth(WORTH))
+    entropies: list[float] = []
+    score = trainer._generate_and_score_completions
+
+    def noting(rows: Any) -> Any:
+        batch = score(rows)
+        entropies.extend(trainer.mean_entropies(batch).tolist())
+        return batch
+
+    monkeypatch.setattr(trainer, "_generate_and_score_completions", noting)
+    with torch.no_grad():
+        assert trainer.evaluate()["eval_entropy"] == pytest.approx(sum(entropies) / 5, abs=1e-6)
+    assert len(entropies) == 5 and max(entropies) - min(entropies) > 1e-3
+
+
+def test_evaluations_of_the_same_policy_are_equal(tiny: Path, tmp_path: Path) -> None:
+    """The random numbers are those of the seed, whatever training has drawn."""
+    trainer = make_sampling("grpo", tiny, tmp_path, rows_worth(WORTH))
+    first = trainer.evaluate()
+    torch.rand(7)
+    second = trainer.evaluate()
+    times = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_model_preparation_time"}
+    assert {k: v for k, v in first.items() if k not in times} == {k: v for k, v in second.items() if k not in times}
+
+
+def test_batches_that_split_a_group_are_refused(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_sampling("grpo", tiny, tmp_path, rows_worth(WORTH))
+    trainer.num_generations_eval = 3
+    with pytest.raises(UsageError, match=r"--per_device_eval_batch_size 2 x 1 process\(es\) = 2 is no multiple of"):
+        trainer.evaluate()
+
+
+# Training beside an evaluation
+
+
+@pytest.mark.parametrize("settings", [{}, {"eval_on_start": True}, {"num_iterations": 2}], ids=["", "start", "2-iter"])
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_training_is_the_same_with_and_without_evaluation(
+    method: str, settings: dict[str, Any], tiny: Path, tmp_path: Path
+) -> None:
+    weights, logs = [], []
+    for held_out in (None, rows_worth(WORTH)):
+        more = {"max_steps": 4, "gtpo": {"initial_entropy": None}} | (settings if held_out else {})
+        more |= {"num_iterations": settings.get("num_iterations", 1)}
+        trainer = make_sampling(method, tiny, tmp_path / str(held_out is None), held_out, **more)
+        weights.append(trained_weights(trainer))
+        logs.append([row for row in trainer.state.log_history if "reward" in row])
+        assert len(evaluations(trainer)) == (0 if held_out is None else 4 + ("eval_on_start" in settings))
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    for plain, beside in zip(*logs, strict=True):
+        assert plain.pop("step_time") > 0 and beside.pop("step_time") > 0
+        assert plain == beside
+
+
+# Early stopping
+
+
+def stopping_after(rewards: list[float], patience: int, directory: Path, tiny: Path, **settings: Any) -> Any:
+    """A trainer whose n-th evaluation has the n-th reward."""
+    trainer = make_sampling(
+        "grpo", tiny, directory, rows_worth([1.0]), metric_for_best_model="eval_reward", save_steps=100, **settings
+    )
+    trainer.add_callback(EarlyStopping(patience))
+    trainer.add_callback(CompleteCheckpoints(trainer))
+    evaluate = trainer.evaluate
+
+    def scripted(*args: Any, **kwargs: Any) -> dict[str, float]:
+        value = rewards[trainer.state.global_step - 1]
+        trainer.reward_funcs = [lambda prompts, **columns: [value] * len(prompts)]
+        try:
+            return evaluate(*args, **kwargs)
+        finally:
+            trainer.reward_funcs = [reward_of_row]
+
+    trainer.evaluate = scripted
+    return trainer
+
+
+def test_training_stops_after_evaluations_without_a_better_one(
+    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And where it is killed and resumed, at the same step."""
+    rewards = [1.0, 3.0, 2.0, 3.0, 9.0, 9.0]  # equal is not better
+    trainer = stopping_after(rewards, 2, tmp_path, tiny, max_steps=6, save_strategy="steps")
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert caplog.messages[-1] == "stopped early after step 4: eval_reward has not improved in 2 evaluation(s)"
+    assert not any("load_best_model_at_end" in message for message in caplog.messages)
+    last = tmp_path / "checkpoint-4"
+    assert steps_are_done(last, 6, patience=2) and damage(last) is None
+    assert not steps_are_done(last, 6, patience=3) and not steps_are_done(last, 6)
+
+    resumed = stopping_after(rewards, 2, tmp_path / "resumed", tiny, max_steps=3, save_strategy="steps")
+    resumed.train()
+    again = stopping_after(rewards, 2, tmp_path / "resumed", tiny, max_steps=6, save_strategy="steps")
+    again.train(resume_from_checkpoint=str(tmp_path / "resumed" / "checkpoint-3"))
+    assert again.state.global_step == 4
+
+
+def test_patience_can_be_added_to_a_run_that_is_resumed(tiny: Path, tmp_path: Path) -> None:
+    plain = make_sampling("grpo", tiny, tmp_path, None, max_steps=1, save_strategy="steps", save_steps=1)
+    plain.train()
+    trainer = stopping_after([0.0, 2.0, 1.0, 1.0], 1, tmp_path, tiny, max_steps=4, save_strategy="steps")
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert trainer.state.global_step == 3
+
+
+# Resume
+
+
+def started(directory: Path, *argv: str) -> None:
+    """A run with a checkpoint of step 2."""
+    run = settings("--output_dir", str(directory), "--max_steps", "10", *argv)
+    start_run(run)
+    checkpoint = directory / "checkpoint-2"
+    checkpoint.mkdir()
+    (checkpoint / "trainer_state.json").write_text('{"global_step": 2, "max_steps": 10}')
+    write_manifest(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("before", "flags", "message"),
+    [
+        ([], ["--eval_rows", "5"], "trains on all its rows: --eval_rows holds out none; name others, --eval_dataset"),
+        (["--eval_rows", "5"], ["--eval_rows", "6"], "it was started with --eval_rows 5, not 6; remove --eval_rows"),
+        (["--eval_rows", "5"], ["--seed", "6"], "has other held-out rows: it was started with --seed 3407, not 6"),
+        (
+            ["--eval_dataset", "arithmetic"],
+            ["--eval_dataset", "x.jsonl"],
+            "with --eval_dataset arithmetic, not x",
+        ),
+    ],
+)
+def test_a_resumed_run_keeps_its_held_out_rows(
+    before: list[str], flags: list[str], message: str, tmp_path: Path
+) -> None:
+    started(tmp_path, *before)
+    with pytest.raises(UsageError, match=message):
+        check_run(settings("--resume", str(tmp_path), *flags), rows=100)
+
+
+@pytest.mark.parametrize(
+    ("before", "flags"),
+    [
+        ([], ["--eval_dataset", "arithmetic"]),
+        (["--eval_rows", "5"], []),
+        (["--eval_dataset", "arithmetic"], ["--seed", "6"]),
+    ],
+)
+def test_a_run_is_resumed_with_the_rows_it_has_or_with_others_than_its_own(
+    before: list[str], flags: list[str], tmp_path: Path
+) -> None:
+    started(tmp_path, *before)
+    assert check_run(settings("--resume", str(tmp_path), *flags), rows=100) == str(tmp_path / "checkpoint-2")
+
+
+def test_a_resumed_run_does_not_evaluate_its_start_again(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "eval_reward": 1.0, "eval_runtime": 1.0}\n')
+    arguments = SimpleNamespace(eval_on_start=True)
+    MetricsWriter(RunDirectory(tmp_path)).on_train_begin(arguments, TrainerState(global_step=2), None)
+    assert not arguments.eval_on_start and len(RunDirectory(tmp_path).read_metrics()) == 1
+    arguments.eval_on_start = True
+    MetricsWriter(RunDirectory(tmp_path / "new")).on_train_begin(arguments, TrainerState(), None)
+    assert arguments.eval_on_start
+
+
+# Readers of metrics.jsonl
+
+
+ROWS: list[dict[str, Any]] = [
+    {"step": step, "accuracy": 10.0 * step, "formatting": 50.0, "completions/clipped_ratio": 1.0 if step > 4 else 0.0}
+    for step in range(1, 9)
+]
+EVALUATIONS: list[dict[str, Any]] = [
+    {"step": step, "eval_accuracy": 5.0 * step, "eval_rewards/mine/mean": 1.0, "eval_runtime": 2.0}
+    for step in (4, 6, 8)
+]
+BOTH = sorted([*ROWS, *EVALUATIONS], key=lambda row: row["step"])
+
+
+def test_held_out_rows_do_not_enter_the_scores_of_training() -> None:
+    assert scores(BOTH) == scores(ROWS) and window_text(BOTH) == window_text(ROWS)
+    assert find_problems(BOTH, 64) == find_problems(ROWS, 64)
+    assert held_out_text(BOTH) == "Held-out rows, steps 4 to 8: accuracy 20.0 -> 40.0 %, mine 1 -> 1"
+    best = {"eval_accuracy": 40.0, "step": 8}
+    assert str(held_out_text(BOTH, best)).endswith("mine 1 -> 1; best/ has eval_accuracy 40 of step 8")
+    assert held_out_text(BOTH, {"accuracy": 40.0, "step": 8}) == held_out_text(BOTH)
+    assert held_out_text(ROWS) is None
+
+
+def test_held_out_rows_are_a_second_line() -> None:
+    axis = plot_training({"GTPO": BOTH}, window=1).axes[0]
+    lines = {line.get_label(): line for line in axis.lines}
+    assert list(lines["GTPO"].get_ydata()) == [10.0 * step for step in range(1, 9)]
+    assert list(lines["GTPO, held out"].get_xdata()) == [4, 6, 8]
+    assert list(lines["GTPO, held out"].get_ydata()) == [20.0, 30.0, 40.0]
+    assert lines["GTPO, held out"].get_color() == lines["GTPO"].get_color()
+    assert "GTPO, held out" not in {line.get_label() for line in plot_training({"GTPO": ROWS}).axes[0].lines}
+
+
+def test_condensed_results_have_the_steps_of_training(tmp_path: Path) -> None:
+    condense(Results({"gtpo-g8": {1: BOTH}}, {}), tmp_path, ["accuracy"])
+    assert read_results([tmp_path]).metrics["gtpo-g8"][1] == [{k: row[k] for k in ("step", "accuracy")} for row in ROWS]

@@ -1,0 +1,128 @@
+"""``inspect_group``: the same numbers as a training step, and no side effects."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+import torch
+import trl
+from helpers.canned import GROUP, _Canned, canned_group, make_trainer
+from helpers.reference import naive_conflict_mask, naive_conflict_weights
+
+from gtpo.errors import UsageError
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_group_of_a_trainer(method: str, tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(method, tiny, tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=3)
+    entropies = sorted(trainer.inspect_group(1).entropy)
+    threshold = (entropies[3] + entropies[4]) / 2 if method == "gtpo" else float("inf")
+    if method == "gtpo":
+        trainer.gtpo.entropy_threshold = threshold
+    view = trainer.inspect_group(1)
+    completions = canned_group(0)
+    tokenizer = trainer.processing_class
+    assert view.prompt == tokenizer.decode(tokenizer(trainer.train_dataset[1]["prompt"])["input_ids"])
+    assert [len(tokens) for tokens in view.tokens] == [len(ids) for ids in completions]
+    assert ["".join(tokens) for tokens in view.tokens] == [tokenizer.decode(ids) for ids in completions]
+    assert view.rewards == {"reward_parity": [float(sum(ids) % 3) for ids in completions]}
+    rewards = torch.tensor(view.rewards["reward_parity"])
+    expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+    assert view.advantages == pytest.approx(expected.tolist(), abs=1e-5)
+    mask = naive_conflict_mask(completions, view.advantages, GROUP)
+    naive = naive_conflict_weights(mask, view.advantages)
+    assert view.weights == (naive if method == "gtpo" else [[1.0] * len(ids) for ids in completions])
+    assert {0.0, 1.0, 2.0} == {weight for row in naive for weight in row}  # the case has all three
+    assert view.keep == [float(entropy <= threshold) for entropy in view.entropy]
+    assert sum(view.keep) == (4 if method == "gtpo" else GROUP)
+
+
+def test_inspect_group_matches_the_logs_of_the_training_step(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path, learning_rate=0.0)
+    trainer.train_dataset = trainer.train_dataset.select([0])  # the prompt of the step
+    trainer.gtpo.entropy_threshold = sorted(trainer.inspect_group(0).entropy)[GROUP // 2]
+    view = trainer.inspect_group(0)
+    trainer.train()
+    log = trainer.state.log_history[0]
+    assert log["entropy"] == pytest.approx(sum(view.entropy) / GROUP, abs=1e-5)
+    assert 0 < log["filtered_fraction"] == pytest.approx(view.keep.count(0.0) / GROUP)
+    weighted = sum(weight != 1 for row in view.weights for weight in row)
+    assert 0 < weighted <= round(log["conflict_tokens"] * GROUP)  # conflict tokens with A = 0 have weight 1
+
+
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+def test_inspect_group_has_no_side_effects(
+    method: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(_Canned, "_generate_single_turn")  # sample from the policy: the random generator matters
+
+    def trained(inspect: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        settings = {"log_completions": True, "num_completions_to_print": 0, "max_completion_length": 6, "max_steps": 2}
+        trainer = make_trainer(method, tiny, tmp_path / str(inspect), **settings)
+        before = torch.random.get_rng_state()
+        if inspect:
+            was_training = trainer.model.training
+            assert trainer.inspect_group(5) == trainer.inspect_group(5)
+            assert trainer.model.training == was_training
+            assert not trainer._logs["prompt"] and trainer.state.num_input_tokens_seen == 0
+            assert all(weight.grad is None for weight in trainer.model.parameters())
+        assert torch.equal(before, torch.random.get_rng_state())
+        trainer.train()
+        times = {"step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
+        logs = [{key: value for key, value in row.items() if key not in times} for row in trainer.state.log_history]
+        weights = {n: w.detach().clone() for n, w in trainer.model.named_parameters() if w.requires_grad}
+        table = pandas.concat(map(pandas.read_parquet, sorted((tmp_path / str(inspect) / "completions").iterdir())))
+        return {"logs": logs, "completions": table.to_csv(index=False)}, weights
+
+    (plain_records, plain), (inspected_records, inspected) = trained(False), trained(True)
+    assert plain_records == inspected_records
+    assert all(torch.equal(plain[name], inspected[name]) for name in plain)
+
+
+def test_several_processes_are_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
+    with pytest.raises(UsageError, match="needs one process, and 2"):
+        trainer.inspect_group(0)
+
+
+def test_token_texts_keep_spaces_and_special_tokens(tiny: Path, tmp_path: Path) -> None:
+    from gtpo.training.group_inspection import _token_texts
+
+    tokenizer = make_trainer("grpo", tiny, tmp_path).processing_class
+    text = "<reasoning>\n3 + 4 = 7\n</reasoning> Ann has more."
+    ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+    assert "".join(_token_texts(tokenizer, ids)) == text + "</s>"
+    assert _token_texts(tokenizer, ids)[-1] == "</s>"
+    assert _token_texts(tokenizer, []) == []
+
+
+def test_state_is_restored_when_a_reward_raises(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)
+
+    def failing(completions: Any, log_metric: Any, log_extra: Any, **columns: Any) -> list[float]:
+        log_metric("left_over", 1.0)
+        log_extra("left_over", ["x"] * len(completions))
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(trainer, "reward_funcs", [failing])
+    with pytest.raises(ZeroDivisionError):
+        trainer.inspect_group(0)
+    assert not trainer._pending_metrics and not trainer._pending_extra_logs  # the next step would log them
+
+
+def test_the_check_of_the_rollouts_is_not_postponed(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    score = trl.GRPOTrainer._generate_and_score_completions
+    monkeypatch.setattr(
+        trl.GRPOTrainer,
+        "_generate_and_score_completions",
+        lambda self, inputs: score(self, inputs) | {"sampling_per_token_logps": torch.zeros(1)},
+    )
+    checked: list[int] = []
+    monkeypatch.setattr("gtpo.training.trainer.check_rollouts", lambda trainer, batch: checked.append(1))
+    trainer.inspect_group(0)
+    assert checked and trainer._next_rollout_check == 0

@@ -1,0 +1,242 @@
+"""A run's completions table and report page: values belong to the right completion, although rows are shuffled."""
+
+import json
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+from datasets import Dataset
+from helpers import canned
+from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
+from helpers.reference import naive_completion_entropy, naive_conflict_mask, naive_entropy_filter
+from pyarrow import Table
+from pyarrow.parquet import read_table, write_table
+from test_report import HOSTILE
+from test_trainer import plain_logps_and_entropy
+
+from gtpo.prompts import to_messages
+from gtpo.reports.groups import read_group
+from gtpo.reports.html import write_report, write_report_or_warn
+from gtpo.runs.directory import RunDirectory
+from gtpo.training.callbacks import MetricsWriter
+from gtpo.training.initial_entropy import padded_batch
+
+
+@pytest.fixture(scope="module")
+def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps in micro-batches, with its completions table and metrics."""
+    directory = tmp_path_factory.mktemp("run")
+    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": 2}
+    trainer = make_trainer("gtpo", tiny, directory, log_completions=True, num_completions_to_print=0, **settings)
+    trainer.add_callback(MetricsWriter(RunDirectory(directory)))
+    trained_weights(trainer)
+    config = {"run_name": "<a run>", "model": "tiny", "dataset": "canned", "num_generations": GROUP}
+    (directory / "config.yaml").write_text(yaml.safe_dump(config | {"conflict_correction": True}))
+    return directory
+
+
+def test_each_completion_has_its_own_entropy_delta_and_spans(run: Path, tiny: Path, tmp_path: Path) -> None:
+    rows = read_table(sorted((run / "completions").glob("*.parquet"))[0]).to_pylist()
+    untrained = make_trainer("gtpo", tiny, tmp_path)
+    prompt_ids = untrained.processing_class([rows[0]["prompt"]] * GROUP)["input_ids"]
+    batch = padded_batch(prompt_ids, canned_group(0), 0, untrained.accelerator.device)
+    entropy = naive_completion_entropy(plain_logps_and_entropy(untrained, batch)[1])
+    advantages = [row["advantage"] for row in rows]
+    delta = naive_entropy_filter(entropy, advantages, 0.1, 5.05, "auto")
+    masks = naive_conflict_mask(canned_group(0), advantages, GROUP)
+    assert 0 < sum(delta) < GROUP
+    for i, (row, ids) in enumerate(zip(rows, canned_group(0), strict=True)):
+        assert row["entropy"] == pytest.approx(entropy[i], abs=1e-4)
+        assert row["delta"] == delta[i]
+        inside = "".join(row["completion"][start:end] for start, end in row["conflicts"])
+        marked = [token for token, conflict in zip(ids, masks[i], strict=True) if conflict]
+        assert inside == untrained.processing_class.decode(marked, skip_special_tokens=True)
+
+
+def test_stored_span_weights_follow_the_sign_of_the_advantage(run: Path) -> None:
+    step, view = read_group(sorted((run / "completions").glob("*.parquet"))[0], GROUP, ["reward_parity"])
+    assert step == 1 and len(view.tokens) == GROUP
+    seen = set()
+    for advantage, pieces, weights in zip(view.advantages, view.tokens, view.weights, strict=True):
+        assert len(pieces) == len(weights)
+        on_span = 2.0 if advantage > 0 else 0.0 if advantage < 0 else 1.0
+        assert set(weights) <= {1.0, on_span}
+        seen |= set(weights)
+    assert seen == {0.0, 1.0, 2.0}
+
+
+def test_the_table_has_turns_gold_answer_and_cut_off_of_each_completion(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With micro-batches, whose rows TRL shuffles; a third of the completions lacks the end token."""
+    whole = canned.canned_group
+
+    def some_cut(step: int, size: int = GROUP) -> list[list[int]]:
+        return [ids if i % 3 else ids[:-1] for i, ids in enumerate(whole(step, size))]
+
+    monkeypatch.setattr(canned, "canned_group", some_cut)
+    batches = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_steps": 2}
+    trainer = make_trainer("gtpo", tiny, tmp_path, log_completions=True, num_completions_to_print=0, **batches)
+    prompts = [to_messages(f"{i} + 1?") for i in range(8)]
+    trainer.train_dataset = Dataset.from_dict({"prompt": prompts, "answer": [str(i + 1) for i in range(8)]})
+    trainer.train()
+    tables = sorted((tmp_path / "completions").glob("*.parquet"))
+    for step, path in enumerate(tables):
+        rows = read_table(path).to_pylist()
+        assert len(rows) == GROUP
+        assert [row["cut_off"] for row in rows] == [i % 3 == 0 for i in range(GROUP)]
+        assert all(row["messages"] == prompts[step] and row["gold_answer"] == str(step + 1) for row in rows)
+    group = read_group(tables[1], GROUP, ["reward_parity"])[1]
+    assert (group.messages, group.gold_answer) == (prompts[1], "2")
+    assert group.cut_off == [i % 3 == 0 for i in range(GROUP)]
+    live = trainer.inspect_group(3)
+    assert (live.messages, live.gold_answer) == (prompts[3], "4")
+    assert live.cut_off == [i % 3 == 0 for i in range(GROUP)]
+
+
+def test_a_column_logged_by_a_reward_is_not_shown_as_a_reward(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    for path in (copy / "completions").glob("*.parquet"):
+        table = read_table(path)
+        write_table(table.append_column("extracted", [[f"answer {i}" for i in range(len(table))]]), path)
+    page = write_report(copy).read_text()
+    assert ">reward_parity</th>" in page and "extracted" not in page
+
+
+def test_the_page_shows_curves_and_groups_and_escapes(run: Path) -> None:
+    page = write_report(run).read_text()
+    assert page.count("<svg") == 1 and page.count("A group of step ") == 2
+    assert "A group of step 1<" in page and "A group of step 2<" in page
+    assert "<title>&lt;a run&gt;: tiny on canned</title>" in page
+    assert "would do" not in page  # a GTPO run: the colours show the weights it used
+
+
+def test_a_stored_table_with_two_groups_shows_the_first(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    row = {"step": 7, "prompt": "1 + 1?", "completion": "abcd", "entropy": 0.5, "delta": 1.0, "conflicts": [[1, 3]]}
+    rows = [row | {"advantage": advantage, "format": float(i)} for i, advantage in enumerate((1.0, -1.0, 0.0, 0.5))]
+    write_table(pyarrow.Table.from_pylist(rows), tmp_path / "table.parquet")
+    step, group = read_group(tmp_path / "table.parquet", 2, ["format"])
+    assert (step, group.advantages, group.rewards) == (7, [1.0, -1.0], {"format": [0.0, 1.0]})
+    assert group.tokens == [["a", "bc", "d"]] * 2
+    assert group.weights == [[1.0, 2.0, 1.0], [1.0, 0.0, 1.0]]
+    assert read_group(tmp_path / "table.parquet", 4, ["format"])[1].weights[2] == [1.0, 1.0, 1.0]  # A = 0
+
+
+def test_an_unreadable_table_is_skipped_with_a_warning(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    first, last = sorted((copy / "completions").glob("*.parquet"))
+    last.write_bytes(first.read_bytes()[:500])  # a kill or a full disk while it was written
+    page = write_report(copy).read_text()
+    assert page.count("A group of step ") == 1 and "A group of step 1" in page
+    assert f"{last} cannot be read and is not shown" in caplog.text
+
+
+def test_missing_rewards_of_a_table_do_not_fail_the_report(run: Path, tmp_path: Path) -> None:
+    """A reward that returns None for a row, and one that a resumed run added."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    for path in (copy / "completions").glob("*.parquet"):
+        rows = read_table(path).to_pylist()
+        rows[0]["reward_parity"] = None
+        write_table(Table.from_pylist(rows), path)
+    lines = [
+        json.loads(line) | {"rewards/other/mean": 1.0} for line in (copy / "metrics.jsonl").read_text().splitlines()
+    ]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_report(copy).read_text()
+    assert page.count("A group of step ") == 2 and ">-</td>" in page and "other</th>" not in page
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_nothing_that_reaches_the_page_is_markup(text: str, run: Path, tmp_path: Path) -> None:
+    """Run name, model, data, every setting, reward names, and every text of a table of completions."""
+    copy = shutil.copytree(run, tmp_path / "run")
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    config |= dict.fromkeys(("run_name", "model", "dataset", "reward", text), text)
+    (copy / "config.yaml").write_text(yaml.safe_dump(config))
+    reward = f"rewards/{text}/mean"
+    rows = [json.loads(line) | {reward: 1.0} for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    planted = {"step": text, "prompt": text, "completion": text, "gold_answer": text, "conflicts": [[1, 3]]}
+    first, last = sorted((copy / "completions").glob("*.parquet"))
+    for path, messages in ((first, [{"role": text, "content": text}]), (last, None)):
+        stored = [row | planted | {text: 2.0, "messages": messages} for row in read_table(path).to_pylist()]
+        write_table(Table.from_pylist(stored), path)
+    page = write_report(copy).read_text()
+    document = Document(page)
+    assert not {"script", "img"} & document.tags and not document.handlers
+    seen = "".join(document.text)
+    # At least title, settings, steps, a reward's column and score, turns, gold answers and completions.
+    assert page.count("A group of step ") == 2 and seen.count(text) > 2 * 3 + 4 + GROUP
+
+
+class Document(HTMLParser):
+    """The tags, event handlers and text of a page as a browser reads them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.handlers: list[str] = []
+        self.text: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_has_settings_problems_scores_and_the_initial_entropy(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    assert "0.100 nats before training, entropy filter on" in write_report(copy).read_text()
+    (copy / "initial_entropy.json").write_text('{"initial_entropy": 0.1}')  # as earlier revisions stored it
+    page = write_report(copy).read_text()
+    assert "<details><summary>Settings</summary>" in page and "<td>num_generations</td><td><code>12</code>" in page
+    assert "reward_parity" in page and "entropy filter" not in page and "cut off at" not in page
+    (copy / "initial_entropy.json").write_text(json.dumps({"initial_entropy": 0.5, "filter_on": False}))
+    rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    (copy / "metrics.jsonl").write_text(
+        "".join(json.dumps(row | {"completions/clipped_ratio": 1.0}) + "\n" for row in rows)
+    )
+    page = write_report(copy).read_text()
+    assert "0.500 nats before training, entropy filter off" in page
+    assert "<p>all completions of steps 1 to 2 were cut off" in page
+
+
+def test_a_table_of_other_types_is_skipped_with_a_warning(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    last = max((copy / "completions").glob("*.parquet"))
+    rows = read_table(last).to_pylist()
+    rows[0]["entropy"] = None  # killed before compute_loss filled it in
+    write_table(Table.from_pylist(rows), last)
+    page = write_report(copy).read_text()
+    assert page.count("A group of step ") == 1 and f"{last} cannot be read and is not shown" in caplog.text
+
+
+def test_a_reward_name_with_a_dollar_sign_is_text(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    rows = [json.loads(line) | {"rewards/$x^{$/mean": 1.0} for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert write_report(copy).read_text().count("<svg") == 1
+
+
+def test_a_run_name_with_a_dollar_sign_is_text(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    (copy / "config.yaml").write_text(yaml.safe_dump(config | {"run_name": "$x^{$"}))
+    assert write_report(copy).read_text().count("<svg") == 1
+
+
+def test_a_report_that_fails_does_not_fail_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_report_or_warn(tmp_path)
+    assert "report.html was not written (UsageError: " in caplog.text and "the run is complete" in caplog.text
