@@ -32,6 +32,13 @@ BENCHMARK_TITLES = {
     "arithmetic": "Arithmetic",
     "arithmetic_hard": "Arithmetic, 4 to 5 steps",
 }
+SHORT_NAMES = {"G": "num_generations"}
+EARLIER_NAMES = {"adapter": "runs", "judge": "grader", "limit_rows": "limit"}  # of the last release, for one more
+
+
+def name_of(setting: str) -> str:
+    """The name of a setting that is given by its short or earlier name."""
+    return (SHORT_NAMES | EARLIER_NAMES).get(setting, setting)
 
 
 @dataclass

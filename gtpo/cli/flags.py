@@ -13,11 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from gtpo.arguments import fields_of
+from gtpo.arguments import SHORT_NAMES, fields_of, name_of
 from gtpo.errors import UsageError, nearest
 
-ALIASES = {"G": "num_generations"}
-EARLIER = {"adapter": "runs", "judge": "grader", "limit_rows": "limit"}  # names of the last release, for one more
 ELSEWHERE = {  # usual names in other projects -> ours
     "lr": ("learning_rate",),
     "batch_size": ("prompts_per_step", "per_device_train_batch_size"),
@@ -27,7 +25,10 @@ ELSEWHERE = {  # usual names in other projects -> ours
     "kl_coef": ("beta",),
     "lora_r": ("lora_rank",),
 }
-REMOVED = {"generation_bf16": False}  # settings of earlier revisions: their default in a file is ignored
+REMOVED = {  # settings of earlier revisions: values that a stored run may have, and that changed nothing
+    "generation_bf16": (False,),
+    "initial_entropy_dir": (None, "outputs/initial_entropy"),
+}
 TRUE, FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")  # as HfArgumentParser
 
 
@@ -122,7 +123,7 @@ def refuse_unknown(unknown: Sequence[str], names: Iterable[str], page: str = "--
 
 def similar(name: str, names: Iterable[str], dashes: str = "") -> str:
     """`` (did you mean 'x'?)``: our name for a setting of other projects, or the nearest name; empty without one."""
-    known = [*names, *ALIASES]
+    known = [*names, *SHORT_NAMES]
     if ours := [other for other in ELSEWHERE.get(name, ()) if other in known]:
         return f" (did you mean {' or '.join(repr(dashes + other) for other in ours)}?)"
     return nearest(name, known).replace("'", f"'{dashes}", 1)
@@ -133,11 +134,6 @@ def one_spelling(error: argparse.ArgumentError) -> str:
     text = re.sub(r"^argument (--\w+)(/--[\w-]+)*", r"\1", str(error))
     text = re.sub(r"Truthy value expected: got (.*) but expected one of .*", r"expected true or false, got '\1'", text)
     return text.rstrip(".") + "."
-
-
-def name_of(setting: str) -> str:
-    """The name of a setting that is given by its short or earlier name."""
-    return (ALIASES | EARLIER).get(setting, setting)
 
 
 def without_alias(word: str) -> str:

@@ -68,7 +68,7 @@ EVALUATION_GROUPS = {
     ),
     "prompt (default: that of the run)": ("system_prompt", "tags", "chat_template", "chat_template_kwargs"),
     "your benchmark": ("prompt_column", "answer_column", "grader", "split", "dataset_config", "data_dir"),
-    "scores and files": ("output_dir", "overwrite", "regrade", "compare", "report_to"),
+    "scores and files": ("output_dir", "overwrite", "regrade", "compare"),
 }
 EVALUATION_EXAMPLES = """examples:
   python evaluate.py --benchmarks gsm8k --k 8                         # the newest finished run under outputs/

@@ -30,13 +30,13 @@ from gtpo.arguments import (
     RunArguments,
     Settings,
     fields_of,
+    name_of,
 )
 from gtpo.cli.flags import (
     REMOVED,
     TRUE,
     check_flags,
     given_on,
-    name_of,
     one_spelling,
     refuse_unknown,
     similar,
@@ -377,7 +377,7 @@ def _as_flags(path: str | Path, fields: Mapping[str, dataclasses.Field[Any]]) ->
         name = name_of(key)
         if name in COMMAND_LINE_ONLY:
             raise UsageError(f"{path}: {key!r} is for the command line only.")
-        if name in REMOVED and value == REMOVED[name]:
+        if name in REMOVED and value in REMOVED[name]:
             continue
         if name not in fields:
             raise UsageError(f"{path}: unknown setting {key!r}{similar(str(key), fields)}.")

@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from gtpo.arguments import MODEL_ALIASES, PromptArguments, Settings
-from gtpo.cli.flags import name_of
+from gtpo.arguments import MODEL_ALIASES, PromptArguments, Settings, name_of
 from gtpo.errors import UsageError, nearest
 from gtpo.files import write_atomically
 from gtpo.processes import IS_MAIN_PROCESS

@@ -705,7 +705,7 @@ def test_the_alias_g_may_be_written_with_an_equals_sign() -> None:
 
 def test_an_empty_list_in_a_file_keeps_an_empty_default(tmp_path: Path) -> None:
     arguments, _ = parse_evaluation(["--config", config_file(tmp_path, "adapter: []\nk: 3\n")])
-    assert (arguments.adapter, arguments.k) == ([], 3)
+    assert (arguments.runs, arguments.k) == ([], 3)
 
 
 @pytest.mark.parametrize("dataset", [[], ["--dataset", "gsm8k"]], ids=["preset", "given"])

@@ -132,6 +132,7 @@ def test_a_machine_that_cannot_train_stops_it_before_the_installation(tmp_path: 
     """12 GB would be installed otherwise. This machine has no nvidia-smi on its PATH."""
     (tmp_path / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
     settings = {"GTPO_NOTEBOOK_MODEL": "qwen", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{tmp_path}"}
+    settings["PIP_NO_INDEX"] = "1"  # if it went on, it would install nothing
     with pytest.raises(CellExecutionError, match="fix the errors above first") as caught:
         execute(WALKTHROUGH, WALKTHROUGH.parent, last="install", **settings)
     assert "this machine has no NVIDIA GPU: run the checks on the machine that trains." in str(caught.value)
