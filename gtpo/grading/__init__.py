@@ -5,8 +5,8 @@ always agree. Cheap exact rules run first and decide almost every pair; sympy co
 
 1. equal strings after `normalise` (delimiters, LaTeX spellings, thousands separators);
 2. exact numbers: decimals, fractions, mixed numbers and percentages as `fractions.Fraction`, without a tolerance;
-3. structure, element by element: tuples and intervals in order and with their brackets, sets and lists in any order,
-   unions, matrices, ``x = ...``;
+3. the value that is claimed last: ``x = 5``, ``|z| = 5``, ``P = \frac{2}{4} = \frac12``; and structure, element by
+   element: tuples and intervals in order and with their brackets, sets and lists in any order, unions, matrices;
 4. units, number bases, words;
 5. math-verify for the rest (surds, polynomials, equations), in one worker process limited to 5 seconds per comparison
    and per completion, and 2 GiB of memory.
@@ -25,7 +25,8 @@ batch takes at most the sum. All threads share the worker: each may wait that lo
 Conventions where public graders differ: ``10\%`` equals both ``10`` and ``0.1``; a unit may be missing but not wrong
 (75 cents is ``\$0.75``, 18 cents is not ``\$18``); ``1, 2`` equals ``2, 1`` and ``\{2, 1\}``, but ``(1, 2)`` only in
 that order; ``204_5`` equals only ``204_5``; a decimal equals an exact value if it is exact, or correct to the last of
-at least 10 significant digits.
+at least 10 significant digits; ``AB = 18`` and ``m + n = 18`` equal 18, but ``2x = 18``, ``x + 1 = 18`` and
+``1 = 18`` do not: an equation to solve, or a false statement, has no value.
 """
 
 from gtpo.grading.compare import equivalent, is_correct

@@ -93,7 +93,7 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     if ("=" not in text and "\\in" not in text) or len(split_top_level(text, f"[,;]|{_COMPARISON}")) > 1:
         return "", text
     name, *values = split_top_level(text, r"=|\\in(?![a-zA-Z])")
-    if not values or not all(values) or _NEGATION.search(text):
+    if not values or _NEGATION.search(text):
         return "", text
     if len(values) == 1 and parse_number(name) and _is_quantity(values[0]):
         name, values = values[0], [name]  # 18 = x

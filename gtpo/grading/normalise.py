@@ -88,7 +88,6 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
         (r"\\frac\s*\{\s*\\text\s*\{([a-z]+)\}\s*\}\s*\{\s*\\text\s*\{([a-z]+)\}\s*\}", r"\\text{\1/\2}"),  # m/s
         (r"^\s*\\approx(?![a-zA-Z])", ""),
         (r"(?<=\S)\s*\\approx(?![a-zA-Z])[^,;]*$", ""),  # 2/3 \approx 0.67: the exact value comes first
-        (r"^(\s*[-+]?\s*\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),  # 3 1/2
         (r"(?<![\w.})^/])(\d+)\s*/\s*(\d+)(?!\s*[\d.!^_])", r"\\frac{\1}{\2}"),  # 1/2x is x/2
         (r"\s*[({]?(?:\\text\{)?\s*(?:in )?\bbase[ -](\d+)\}?[)}]?$", r"_{\1}"),  # 204 (base 5)
         (r"\\text\s*\{\s*(\w+)\s*\}(?=\s*_)|\\(?:mathrm|text)\{([ie])\}", r"\1\2"),  # \text{A5}_{11}, \mathrm{i}

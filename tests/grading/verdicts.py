@@ -76,6 +76,11 @@ TABLE = r"""
 902 </- m + n
 18 </- 2x = 18
 18 </- x + 1 = 18
+18 </- a(2x+1) = 18
+20 </- 18 dollars = 20
+18 </- x == 20
+18 </- 18 =
+x = 18 </- 18 = 19
 18 </- 10m + n = 18
 2z </- x + y = 2z
 x + y = 5 <- y + x = 5
@@ -211,6 +216,11 @@ x + y = 5 <- y + x = 5
 \left(3,4\right) <- (3,4)
 \left[-\frac{1}{2}, 3\right) <- [-1/2,3)
 x \le 5 <- x \leq 5
+x < 5 <- x \lt 5
+x > 5 <- x \gt 5
+\frac12 <- 1 \div 2
+\{1,2\} <- \lbrace 2, 1 \rbrace
+|x| <- \lvert x \rvert
 \emptyset <- \varnothing
 1 + 274i <- 1+274\mathrm{i}
 2^{2005} <- 2^2005
