@@ -243,8 +243,8 @@ class ModelArguments:
     model: str = field(
         default="tiny",
         metadata={
-            "help": "tiny (built here, CPU), smol (SmolLM2-135M-Instruct, CPU), llama (Llama-3.1-8B-Instruct), qwen "
-            "(Qwen2.5-3B-Instruct), a Hub id or a local path."
+            "help": "tiny (a million parameters, CPU), smol (SmolLM2-135M-Instruct, CPU), llama "
+            "(Llama-3.1-8B-Instruct), qwen (Qwen2.5-3B-Instruct), a Hub id or a local path."
         },
     )
     backend: str = field(

@@ -307,7 +307,7 @@ def base_model(targets: Sequence[Target], model: str | None) -> str:
     if bases and _is_path(first) and not model and not Path(first).exists() and not is_tiny_path(first):
         raise UsageError(
             f"{bases[first]} was trained from {first}, which does not exist: name the base model with --model "
-            "(--model tiny builds the tiny one)."
+            "(--model tiny is the tiny one)."
         )
     return first
 
@@ -341,7 +341,7 @@ def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = Fals
 
 
 def resolve_base_model(base: str, targets: Sequence[Target], model: str | None) -> str:
-    """The Hub id or path to load; the tiny base is built if it does not exist.
+    """The Hub id or path to load, as :func:`resolve_model`.
 
     Args:
         base: As :func:`base_model` returns it.

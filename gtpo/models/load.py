@@ -38,7 +38,7 @@ def load_policy(
         UsageError: If the model cannot be found, is gated, or its tokenizer cannot be used.
     """
     path, prompt = resolve_model(arguments.model), prompt or PromptArguments()
-    if IS_MAIN_PROCESS and not is_tiny_path(path):
+    if IS_MAIN_PROCESS:
         logger.warning("loading %s", path)
     if backend == "unsloth":
         return _load_unsloth(arguments, path, seed, use_vllm, prompt)
@@ -218,14 +218,18 @@ def read_config(model: str, args: Any) -> Any:
 
 
 def resolve_model(name: str) -> str:
-    """The Hub id or absolute path of ``--model``; ``tiny`` is built first if it is missing.
+    """The Hub id or absolute path of ``--model``; the tiny base takes the place of one of the same name that is gone.
 
     Raises:
         UsageError: If it is neither a directory nor a possible Hub id.
     """
     target = MODEL_ALIASES.get(name, name)
-    if target == "tiny" or is_tiny_path(target):
+    if target == "tiny":
         return str(ensure_tiny())
+    if is_tiny_path(target):
+        base = str(ensure_tiny())
+        logger.warning("%s does not exist: using %s, whose weights may differ", target, base)
+        return base
     if Path(target).is_dir():
         return str(Path(target).absolute())  # an adapter names its base by this path, from any working directory
     if target.count("/") != 1 or target.startswith((".", "/", "~")):

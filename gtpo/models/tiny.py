@@ -1,15 +1,19 @@
 """The tiny base: a Llama of about a million parameters that takes the place of the paper's instruct model.
 
-It is built from a seed and trained once, all weights, on arithmetic with deliberately imperfect targets, then cached.
+It is built from a seed and trained, all weights, on arithmetic with deliberately imperfect targets. The trained weights
+are part of the package, so that every machine starts from the same ones. They were made by
+
+    python -m gtpo.models.tiny --train gtpo/models/tiny_base
 """
 
+import argparse
+import filecmp
 import hashlib
 import json
+import logging
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,23 +21,18 @@ from typing import Any
 from filelock import FileLock
 
 from gtpo.data.arithmetic import arithmetic
-from gtpo.files import CONFIGS
+from gtpo.errors import UsageError
+from gtpo.files import CONFIGS, replace_directory
+from gtpo.machine.backend import limit_openmp_spinning
+from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.prompts import SYSTEM_PROMPT, TAGS, to_completion, to_messages
 
-LAUNCHER_VARIABLES = (  # prefixes, of torchrun and Accelerate
-    "ACCELERATE_",
-    "FSDP_",
-    "GROUP_",
-    "LOCAL_",
-    "MASTER_",
-    "RANK",
-    "ROLE_",
-    "TORCHELASTIC_",
-    "WORLD_",
-)
-TINY_ROOT = Path("outputs") / "tiny"
+logger = logging.getLogger(__name__)
+
+SHIPPED = Path(__file__).parent / "tiny_base"
+TINY_ROOT = Path("outputs") / "tiny"  # where the base of an edited recipe is cached
 THREADS = 2  # of its training: another number rounds to other weights
-TINY: dict[str, Any] = {  # everything that determines the tiny base; its hash names the cache directory
+TINY: dict[str, Any] = {  # the recipe of the tiny base; its hash names the directory
     "seed": 0,
     "vocab_size": 512,
     "hidden_size": 160,
@@ -101,58 +100,81 @@ def build_tiny(directory: str | Path, seed: int = 0) -> Path:
     return directory
 
 
-def ensure_tiny(root: str | Path = TINY_ROOT) -> Path:
-    """The absolute path of the tiny base, trained first if it is not cached; its ``tiny.json`` has the settings.
+def ensure_tiny(root: Path = TINY_ROOT) -> Path:
+    """The absolute path of the tiny base: the shipped one, or that of an edited recipe, trained and cached first.
 
-    Below another working directory than the repository, the base that is cached in the repository is used.
+    A base of the same recipe that an earlier revision trained below ``root`` or the repository's outputs/ comes before
+    the shipped one: runs there started from it.
+
+    Args:
+        root: Where the base of an edited recipe is cached.
+
+    Raises:
+        UsageError: If a process of torchrun would train it.
     """
-    directory = (Path(root) / _cache_name()).absolute()
-    if not (directory / "tiny.json").is_file() and root == TINY_ROOT:
-        cached = CONFIGS.parent / TINY_ROOT / directory.name
-        directory = cached if (cached / "tiny.json").is_file() else directory
+    name = _directory_name()
+    shipped = SHIPPED / name
+    cached = root.absolute() / name
+    for directory in (cached, CONFIGS.parent / TINY_ROOT / name, shipped):
+        if (directory / "tiny.json").is_file():
+            if directory != shipped and shipped.is_dir() and IS_MAIN_PROCESS and _differ(directory, shipped):
+                logger.warning("%s, of an earlier revision, is the tiny base: delete it to use the shipped", directory)
+            return directory
+    if "WORLD_SIZE" in os.environ:
+        raise UsageError(
+            f"the tiny base of an edited recipe is trained by one process: run `python -m gtpo.models.tiny --train {root}`."
+        )
+    logger.warning("the recipe of the tiny base is not the shipped one: training it once, in %s", cached)
+    return train_tiny(root)
+
+
+def train_tiny(root: Path) -> Path:
+    """Train the tiny base below ``root``, completely or not at all, unless it is there; the absolute path.
+
+    ``tiny.json`` has the recipe, ``losses.json`` the loss of each step.
+    """
+    import torch
+
+    directory = root.absolute() / _directory_name()
     directory.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{directory}.lock"):  # the first process trains it, the others wait
         if (directory / "tiny.json").is_file():
             return directory
-        if "WORLD_SIZE" in os.environ:  # without torchrun's environment, which would make it one of several processes
-            environment = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
-            command = "import sys, pathlib; from gtpo.models import tiny; tiny.make_tiny(pathlib.Path(sys.argv[1]))"
-            paths = {"PYTHONPATH": str(Path(__file__).parents[2])}
-            subprocess.run([sys.executable, "-c", command, str(directory)], env=environment | paths, check=True)
-        else:
-            make_tiny(directory)
+        unfinished = Path(f"{directory}.tmp")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        build_tiny(unfinished, seed=int(TINY["seed"]))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(THREADS)
+        try:
+            trainer = warm_start(unfinished)
+            trainer.train()
+        finally:
+            torch.set_num_threads(threads)
+        trainer.model.save_pretrained(unfinished)
+        shutil.rmtree(unfinished / "trainer", ignore_errors=True)
+        losses = [round(entry["loss"], 4) for entry in trainer.state.log_history if "loss" in entry]
+        (unfinished / "losses.json").write_text(json.dumps(losses))
+        (unfinished / "tiny.json").write_text(json.dumps(TINY, indent=2))
+        replace_directory(unfinished, directory)
     return directory
 
 
 def is_tiny_path(path: str | Path) -> bool:
-    """Whether a path that does not exist here is that of the tiny base, which :func:`ensure_tiny` makes again."""
+    """Whether a path that does not exist here is that of the tiny base, which :func:`ensure_tiny` finds or makes."""
     path = Path(path)
-    return path.parts[-3:] == (*TINY_ROOT.parts, _cache_name()) and not path.exists()
+    return path.name == _directory_name() and not path.exists()
 
 
-def _cache_name() -> str:
+def _directory_name() -> str:
     return f"base-{hashlib.sha256(json.dumps(TINY, sort_keys=True).encode()).hexdigest()[:8]}"
 
 
-def make_tiny(directory: Path) -> None:
-    """Train the tiny base into ``directory``, completely or not at all."""
-    import torch
-
-    unfinished = Path(f"{directory}.tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    build_tiny(unfinished, seed=int(TINY["seed"]))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    try:
-        _warm_start(unfinished)
-    finally:
-        torch.set_num_threads(threads)
-    (unfinished / "tiny.json").write_text(json.dumps(TINY, indent=2))
-    shutil.rmtree(directory, ignore_errors=True)  # incomplete
-    unfinished.rename(directory)
+def _differ(directory: Path, other: Path) -> bool:
+    return not filecmp.cmp(directory / "model.safetensors", other / "model.safetensors", shallow=False)
 
 
-def _warm_start(directory: Path) -> None:
+def warm_start(directory: Path) -> Any:
+    """The trainer of the tiny base, a :class:`transformers.Trainer`, for the untrained model in ``directory``."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
@@ -177,7 +199,7 @@ def _warm_start(directory: Path) -> None:
             weight_decay=0.1,
             seed=int(TINY["seed"]),
             use_cpu=True,
-            logging_steps=10,
+            logging_steps=1,
             save_strategy="no",
             report_to="none",
             dataloader_pin_memory=False,
@@ -186,9 +208,7 @@ def _warm_start(directory: Path) -> None:
         data_collator=DataCollatorForSeq2Seq(tokenizer),
     )
     ProgressBar.attach(trainer, "tiny base (trained once)")
-    trainer.train()
-    model.save_pretrained(directory)
-    shutil.rmtree(directory / "trainer", ignore_errors=True)
+    return trainer
 
 
 def _imperfect_targets(size: int) -> Iterator[tuple[str, str]]:
@@ -263,3 +283,16 @@ def _tiny_tokenizer() -> Any:
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     return fast
+
+
+def main() -> None:
+    """The command that made the shipped base."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="Train the tiny base: see gtpo/models/tiny.py.")
+    parser.add_argument("--train", type=Path, required=True, metavar="DIR", help="writes DIR/base-<hash of the recipe>")
+    root = parser.parse_args().train
+    limit_openmp_spinning(os.environ)
+    print(train_tiny(root))
+
+
+if __name__ == "__main__":
+    main()

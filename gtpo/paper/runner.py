@@ -110,7 +110,6 @@ def run_all(
     """
     from tqdm import tqdm
 
-    ensure_base(experiments)
     os.environ |= threads_of(len(places))  # read by OpenMP when the libraries are imported
     limit_openmp_spinning(os.environ)
     _forks.set_forkserver_preload(LIBRARIES)
@@ -154,14 +153,6 @@ def run_all(
                 bar.update()
                 if code := future.result():
                     failed.append(failure(work, f"failed with exit code {code}"))
-
-
-def ensure_base(experiments: Sequence[Experiment]) -> None:
-    """Build the tiny base model, if a run needs it, before several processes would."""
-    if any(run.model == "tiny" and not run.is_finished for run in experiments):
-        from gtpo.models.tiny import ensure_tiny
-
-        ensure_tiny()
 
 
 def places_of(scale: str, gpus: Sequence[str] | None, jobs: int | None) -> list[dict[str, str]]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.paper.matrix import Evaluation, Experiment
-from gtpo.paper.runner import Process, Work, cores, ensure_base, failure, run_one, threads_of
+from gtpo.paper.runner import Process, Work, cores, failure, run_one, threads_of
 
 SIGNAL_SECONDS = 120  # between a script that Slurm has stopped and the end of its job
 POLL_SECONDS = {"slurm": 10, "local": 0.1}
@@ -110,7 +110,6 @@ def run_jobs(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation
     """
     from tqdm import tqdm
 
-    ensure_base(experiments)
     jobs: dict[Work, Any] = {}
     all_works: list[Work] = [*experiments, *evaluations]
     works = [work for work in all_works if not work.is_finished]

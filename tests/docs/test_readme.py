@@ -1,17 +1,13 @@
 """Every command of the README, in order, in one directory: small on the tiny model, as a dry run if it needs a GPU."""
 
-import json
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.scripts import ROOT, Ended
-
-from gtpo.models import tiny as tiny_base
 
 README = (ROOT / "README.md").read_text()
 BASH = [
@@ -31,14 +27,9 @@ def test_the_readme_is_short() -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working directory with an untrained model as the tiny base, and the README's rows and reward."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with the README's rows and reward."""
     folder = tmp_path_factory.mktemp("readme")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(tiny_base, "make_tiny", lambda target: shutil.copytree(tiny, target))
-        base = tiny_base.ensure_tiny()
-        (base / "tiny.json").write_text(json.dumps(tiny_base.TINY))
     (reward,) = re.findall(r"^```python\n(def concise.*?)^```", README, re.MULTILINE | re.DOTALL)
     (folder / "my_reward.py").write_text(reward)
     (rows,) = re.findall(r"^```csv\n(.*?)^```", README, re.MULTILINE | re.DOTALL)

@@ -1,7 +1,8 @@
-"""The tiny model, its tokenizer, and the tiny base, which is trained once."""
+"""The tiny model, its tokenizer, and the tiny base: the shipped one, and that of an edited recipe."""
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, TrainerCallback
 
 from gtpo.arguments import ModelArguments
 from gtpo.data.arithmetic import arithmetic
+from gtpo.errors import UsageError
 from gtpo.grading import extract_answer, is_correct
-from gtpo.models import tiny as tiny_module
-from gtpo.models.load import load_base, load_policy
-from gtpo.models.tiny import build_tiny, ensure_tiny, is_tiny_path, make_tiny
+from gtpo.models.load import load_base, load_policy, resolve_model
+from gtpo.models.tiny import build_tiny, ensure_tiny, is_tiny_path, train_tiny, warm_start
 from gtpo.prompts import TAGS, to_completion, to_messages
 from rewards import score_format
 
@@ -152,71 +153,134 @@ def reasoning_of(target: str) -> list[str]:
     return target.split("<reasoning>\n")[1].split("\n</reasoning>")[0].split("\n")
 
 
-def test_tiny_base_is_trained_once_and_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def shipped() -> Path:
+    (directory,) = tiny_module.SHIPPED.glob("base-*/")
+    return directory
+
+
+def test_the_shipped_base_is_of_this_recipe_and_used_from_any_directory(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an edit of TINY: `python -m gtpo.models.tiny --train gtpo/models/tiny_base`, and delete the other directory there."""
+    assert shipped.name == tiny_module._directory_name()
+    assert json.loads((shipped / "tiny.json").read_text()) == tiny_module.TINY
+    monkeypatch.chdir(tmp_path)
+    assert ensure_tiny() == shipped and shipped.is_absolute() and list(tmp_path.iterdir()) == []
+    model, tokenizer = load_base(str(shipped))
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id and model.dtype == torch.float32
+    assert len(json.loads((shipped / "losses.json").read_text())) == tiny_module.TINY["steps"]
+
+
+def test_the_shipped_base_is_what_its_recipe_trains(shipped: Path, tmp_path: Path) -> None:
+    """Its first losses, on any CPU; the files that do not depend on the CPU are equal."""
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == 4
+
+    build_tiny(tmp_path, seed=tiny_module.TINY["seed"])
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / file).read_bytes() == (shipped / file).read_bytes(), file
+    trainer = warm_start(tmp_path)
+    trainer.add_callback(Stop())
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses == pytest.approx(json.loads((shipped / "losses.json").read_text())[:4], abs=1e-3)
+
+
+@pytest.fixture
+def edited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another recipe than the shipped one."""
     monkeypatch.setattr(tiny_module, "TINY", tiny_module.TINY | {"steps": 2, "batch_size": 4})
     monkeypatch.setattr(tiny_module, "THREADS", 1)  # two wait for each other beside other tests
+
+
+def test_the_base_of_an_edited_recipe_is_trained_once_and_cached(
+    edited: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     first = ensure_tiny(tmp_path / "a")
+    assert caplog.messages == [f"the recipe of the tiny base is not the shipped one: training it once, in {first}"]
     assert json.loads((first / "tiny.json").read_text()) == tiny_module.TINY
+    assert len(json.loads((first / "losses.json").read_text())) == 2
     assert {path.name for path in first.parent.iterdir()} == {first.name, f"{first.name}.lock"}  # no temporary files
     assert not same(weights(first), weights(build_tiny(tmp_path / "untrained")))
     assert same(weights(first), weights(ensure_tiny(tmp_path / "b")))  # trained again: the same weights
-    model, tokenizer = load_base(str(first))
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id and model.dtype == torch.float32
 
     def trained_again(directory: Path) -> None:
         raise AssertionError("the cache was not used")
 
-    monkeypatch.setattr(tiny_module, "_warm_start", trained_again)
-    assert ensure_tiny(tmp_path / "a") == first
+    monkeypatch.setattr(tiny_module, "warm_start", trained_again)
+    assert ensure_tiny(tmp_path / "a") == train_tiny(tmp_path / "a") == first
     monkeypatch.setattr(tiny_module, "TINY", tiny_module.TINY | {"seed": 1})
     with pytest.raises(AssertionError, match="cache"):  # different settings: a different base
         ensure_tiny(tmp_path / "a")
+
+
+def test_the_base_of_an_edited_recipe_is_trained_by_one_process(
+    edited: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match=f"run `python -m gtpo.models.tiny --train {tmp_path}`"):
+        ensure_tiny(tmp_path)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_base_is_trained_with_two_threads_whatever_the_process_has(
     threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used = []
-    monkeypatch.setattr(tiny_module, "_warm_start", lambda directory: used.append(torch.get_num_threads()))
+    class Trained(Exception):
+        pass
+
+    def stop(directory: Path) -> None:
+        used.append(torch.get_num_threads())
+        raise Trained
+
+    used: list[int] = []
+    monkeypatch.setattr(tiny_module, "warm_start", stop)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        make_tiny(tmp_path / "base")
+        with pytest.raises(Trained):
+            train_tiny(tmp_path)
         assert used == [2] and torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
 
 
-def test_tiny_base_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny_module, "make_tiny", build_untrained)
+def test_a_base_of_an_earlier_revision_comes_before_the_shipped_one(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Earlier revisions trained it below outputs/: their runs resume from it, from any directory."""
     here, elsewhere, repository = (tmp_path / name for name in ("here", "elsewhere", "repository"))
-    for directory in (here, elsewhere, repository / "configs"):
+    for directory in (here, elsewhere, repository / "outputs"):
         directory.mkdir(parents=True)
     monkeypatch.setattr(tiny_module, "CONFIGS", repository / "configs")
     monkeypatch.chdir(here)
-    base = ensure_tiny()
-    assert base.is_absolute() and base.parent == here / "outputs" / "tiny"
-    (repository / "outputs").mkdir()
+    cached = here / "outputs" / "tiny" / shipped.name
+    shutil.copytree(shipped, cached)
+    assert ensure_tiny() == cached and not caplog.messages  # the same weights
+    build_tiny(cached)
+    assert ensure_tiny() == cached
     (here / "outputs" / "tiny").rename(repository / "outputs" / "tiny")
     monkeypatch.chdir(elsewhere)
-    monkeypatch.setattr(tiny_module, "make_tiny", lambda directory: pytest.fail("it was trained again"))
-    assert ensure_tiny() == repository / "outputs" / "tiny" / base.name
-    assert list(elsewhere.iterdir()) == []
-    # A run names it by this path: where it is gone, it is known by its name.
-    assert is_tiny_path(base) and not is_tiny_path(ensure_tiny()) and not is_tiny_path("/x/outputs/tiny/base-1")
+    moved = repository / "outputs" / "tiny" / shipped.name
+    assert ensure_tiny() == moved and list(elsewhere.iterdir()) == []
+    assert caplog.messages == [
+        f"{path}, of an earlier revision, is the tiny base: delete it to use the shipped" for path in (cached, moved)
+    ]
 
 
-def build_untrained(directory: Path) -> None:
-    build_tiny(directory)
-    (directory / "tiny.json").write_text("{}")
+def test_a_base_that_is_gone_is_known_by_its_name(shipped: Path, caplog: pytest.LogCaptureFixture) -> None:
+    gone = f"/gone/outputs/tiny/{shipped.name}"
+    assert is_tiny_path(gone) and not is_tiny_path(shipped) and not is_tiny_path("/x/outputs/tiny/base-1")
+    assert resolve_model(gone) == str(shipped)
+    assert caplog.messages == [f"{gone} does not exist: using {shipped}, whose weights may differ"]
 
 
 def test_adapter_of_tiny_loads_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from peft import AutoPeftModelForCausalLM
 
-    monkeypatch.setattr(tiny_module, "make_tiny", build_untrained)
-    monkeypatch.setattr(tiny_module, "CONFIGS", tmp_path / "none" / "configs")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     model, _ = load_policy(ModelArguments(model="tiny", lora_rank=2), "transformers", seed=0)

@@ -62,8 +62,6 @@ for name in ("adapter", "best"):
 """.replace("STEPS", str(STEPS))
 DRIVER = """
 import sys
-import gtpo.models.tiny
-gtpo.models.tiny.ensure_tiny = lambda: None
 import reproduce
 reproduce.draw_all = lambda *_: ([], [])
 sys.argv[0] = "reproduce.py"
