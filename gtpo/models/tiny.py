@@ -122,7 +122,8 @@ def ensure_tiny(root: Path = TINY_ROOT) -> Path:
             return directory
     if "WORLD_SIZE" in os.environ:
         raise UsageError(
-            f"the tiny base of an edited recipe is trained by one process: run `python -m gtpo.models.tiny --train {root}`."
+            f"the tiny base of an edited recipe is trained by one process: run `python -m gtpo.models.tiny --train "
+            f"{root}`."
         )
     logger.warning("the recipe of the tiny base is not the shipped one: training it once, in %s", cached)
     return train_tiny(root)

@@ -20,9 +20,12 @@ from safetensors.torch import load_file
 
 MODEL = Path(os.environ.get("GTPO_REAL_MODEL", ROOT / "outputs" / "SmolLM2-135M-Instruct"))
 
-pytestmark = pytest.mark.skipif(
-    not (MODEL / "model.safetensors").is_file(), reason="SmolLM2-135M-Instruct is not there: make test-real"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (MODEL / "model.safetensors").is_file(), reason="SmolLM2-135M-Instruct is not there: make test-real"
+    ),
+]
 
 STEPS = ["--max_steps", "2", "--save_steps", "1", "--learning_rate", "1e-4"]
 ROWS = 10  # the initial entropy takes 100 if there are as many

@@ -37,6 +37,7 @@ def results_of(script: str, directory: Path, *flags: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_loss_benchmark_measures_time_memory_and_accuracy(tmp_path: Path) -> None:
     shape = "float32:8:64"
     flags = ["--shapes", shape, "--group", "4", "--length", "6", "--rounds", "1", "--threads", "1", "2"]
@@ -92,6 +93,7 @@ def test_the_table_of_threads_divides_our_time_by_the_limit_and_by_the_logits_pa
     ]
 
 
+@pytest.mark.slow
 def test_step_benchmark_times_every_trainer_on_the_same_completions(tmp_path: Path) -> None:
     result = results_of("bench_step", tmp_path, "--models", "tiny", "--rounds", "1", "--steps", "1", "--length", "16")
     assert result["length"] == 16 and list(result["models"]) == ["tiny"]

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 SECRETS = {"HF_TOKEN": "hf_secretOfTheHub", "WANDB_API_KEY": "secretOfWandb".ljust(40, "x")}
 
 
+@pytest.mark.slow
 def test_no_secret_is_written_or_printed(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     argv = [sys.executable, "train_gtpo.py", "--model", tiny, "--dataset", "arithmetic", "--G", "2", "--lora_rank", "2"]

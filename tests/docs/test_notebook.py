@@ -102,6 +102,7 @@ def executed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return folder, execute(WALKTHROUGH, folder / "notebooks", **settings)
 
 
+@pytest.mark.slow
 def test_it_runs_and_leaves_both_runs(executed: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = executed
     for method in ("gtpo", "grpo"):
@@ -113,6 +114,7 @@ def test_it_runs_and_leaves_both_runs(executed: tuple[Path, dict[str, Any]]) -> 
     assert not [path.name for path in (folder / "notebooks").iterdir()]  # all files are below the root
 
 
+@pytest.mark.slow
 def test_it_evaluates_before_and_after(executed: tuple[Path, dict[str, Any]]) -> None:
     folder, cells = executed
     results = json.loads((folder / "outputs" / "notebook-evaluation" / "results.json").read_text())["results"]
@@ -122,12 +124,14 @@ def test_it_evaluates_before_and_after(executed: tuple[Path, dict[str, Any]]) ->
     assert "2 problems, k = 8" in shown, shown
 
 
+@pytest.mark.slow
 def test_nothing_is_installed_or_cloned_if_all_is_there(executed: tuple[Path, dict[str, Any]]) -> None:
     folder, cells = executed
     assert cells["install"].outputs == []
     assert not list(folder.rglob(".git"))
 
 
+@pytest.mark.slow
 def test_a_machine_that_cannot_train_stops_it_before_the_installation(tmp_path: Path) -> None:
     """12 GB would be installed otherwise. This machine has no nvidia-smi on its PATH."""
     (tmp_path / "sh").symlink_to(shutil.which("sh") or "/bin/sh")
@@ -138,6 +142,7 @@ def test_a_machine_that_cannot_train_stops_it_before_the_installation(tmp_path: 
     assert "this machine has no NVIDIA GPU: run the checks on the machine that trains." in str(caught.value)
 
 
+@pytest.mark.slow
 def test_it_shows_groups_and_curves(executed: tuple[Path, dict[str, Any]]) -> None:
     _, cells = executed
     for name in ("group", "after"):
@@ -148,6 +153,7 @@ def test_it_shows_groups_and_curves(executed: tuple[Path, dict[str, Any]]) -> No
         assert size > 5000, name
 
 
+@pytest.mark.slow
 def test_the_results_notebook_draws_every_figure() -> None:
     cells = execute(RESULTS, RESULTS.parent, GTPO_NOTEBOOK_SEARCH="results/tiny")
     figures = ("fig1", "fig2", "fig3", "fig4a", "fig4b", "fig4c", "fig4d", "fig5a", "fig5b", "fig6")

@@ -50,6 +50,7 @@ def small(words: list[str], data_dir: Path) -> list[str]:
     return {"evaluate.py": evaluation, "reproduce.py": ["--list"]}.get(words[0], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [line for line in BASH if line.startswith("python ")])
 def test_every_script_runs_as_the_readme_calls_it(
     line: str, folder: Path, data_dir: Path, run_script: Callable[..., Ended]

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from helpers.scripts import ROOT
 
+pytestmark = pytest.mark.slow
+
 PAGE = (ROOT / "docs" / "use_in_your_code.md").read_text()
 HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 

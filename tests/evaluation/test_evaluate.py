@@ -37,6 +37,7 @@ def results(directory: Path) -> list[dict]:
 # Flags
 
 
+@pytest.mark.slow
 def test_importing_the_script_imports_nothing_heavy_and_the_libraries_import_beside_it() -> None:
     code = (
         "import sys, evaluate\n"
@@ -50,6 +51,7 @@ def test_importing_the_script_imports_nothing_heavy_and_the_libraries_import_bes
     subprocess.run([sys.executable, "-c", code, str(ROOT)], cwd=ROOT, check=True)
 
 
+@pytest.mark.slow
 def test_without_a_run_and_without_a_gpu_the_error_says_what_to_do(tmp_path: Path) -> None:
     argv = ["--benchmarks", "aime24", "aime25", "amc23", "--k", "64"]
     ended = subprocess.run(
@@ -152,6 +154,7 @@ def evaluate_in_child(directory: str, argv: list[str]) -> None:
     evaluate.main()
 
 
+@pytest.mark.slow
 def test_five_kills_change_nothing(
     tiny: Path, adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,6 +378,7 @@ def test_ctrl_c_before_the_first_completion_leaves_nothing(
     assert results(tmp_path / "out")[0]["settings"]["max_new_tokens"] == 3
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_sentence_with_a_command_that_works(
     store: Callable[..., Path],
     texts_by_hand: dict[str, list[str]],

@@ -23,7 +23,7 @@ from gtpo.evaluation.targets import (
     resolve_base_model,
     same_model,
 )
-from gtpo.models.tiny import build_tiny, ensure_tiny
+from gtpo.models.tiny import ensure_tiny
 from gtpo.runs.directory import RunDirectory
 
 

@@ -45,6 +45,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return report["parts"]
 
 
+@pytest.mark.slow
 def test_parts_that_need_a_gpu_are_skipped_with_a_reason(parts: dict[str, Any]) -> None:
     skipped = {name: part["reason"] for name, part in parts.items() if part["outcome"] == "skipped"}
     unsloth = "needs a GPU: bitsandbytes, unsloth, vllm run there only"
@@ -58,6 +59,7 @@ def test_parts_that_need_a_gpu_are_skipped_with_a_reason(parts: dict[str, Any]) 
     assert heads | runs | {"environment"} <= passed
 
 
+@pytest.mark.slow
 def test_errors_of_the_head_are_in_the_report(parts: dict[str, Any]) -> None:
     exact, half = (parts[f"head[{dtype}]"]["numbers"]["40x64x4096"] for dtype in ("float64", "bfloat16"))
     assert exact["confident_rows"] >= 13
@@ -66,6 +68,7 @@ def test_errors_of_the_head_are_in_the_report(parts: dict[str, Any]) -> None:
     assert half["ours"]["gradient_confident"] < 0.03 < half["logits_path"]["gradient_confident"]
 
 
+@pytest.mark.slow
 def test_numbers_of_the_training_run(parts: dict[str, Any]) -> None:
     numbers = parts["steps[llama-gtpo-transformers]"]["numbers"]
     assert len(numbers["loss"]) == len(numbers["grad_norm"]) == len(numbers["entropy"]) == 4
@@ -77,18 +80,21 @@ def test_numbers_of_the_training_run(parts: dict[str, Any]) -> None:
         assert loss == pytest.approx(0.1 * entropy, rel=0.15)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_the_uninterrupted_run(parts: dict[str, Any]) -> None:
     numbers = parts["resume[transformers]"]["numbers"]
     assert numbers["same_completions"] and numbers["difference_over_distance"] < 1e-3
     assert numbers["entropy"][0] == pytest.approx(numbers["entropy"][1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_adapter_changes_greedy_completions(parts: dict[str, Any]) -> None:
     part = parts["adapter[transformers]"]
     assert part["reason"] == "needs a GPU: vllm run there only"  # after the PEFT half has run
     assert part["numbers"]["changed_by_the_adapter"] > 0.5
 
 
+@pytest.mark.slow
 def test_phases_and_estimate_of_the_measured_run(parts: dict[str, Any]) -> None:
     numbers = parts["step_time[transformers]"]["numbers"]
     seconds = numbers["seconds"]
@@ -125,6 +131,7 @@ def other_parts(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_failed_parts_are_in_the_report_with_their_numbers(other_parts: Path, tmp_path: Path) -> None:
     ended = pytest_run(other_parts, "--gpu-check-device", "cpu", directory=tmp_path)
     assert ended.returncode == 1 and "report: " in ended.stdout
@@ -147,12 +154,14 @@ def test_failed_parts_are_in_the_report_with_their_numbers(other_parts: Path, tm
     assert not list((tmp_path / "report").glob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_without_a_gpu_the_check_exits_with_one_line(tmp_path: Path) -> None:
     ended = pytest_run(GPU, directory=tmp_path)
     assert ended.returncode == 4
     assert "PyTorch sees no GPU (" in ended.stderr and "Traceback" not in ended.stderr + ended.stdout
 
 
+@pytest.mark.slow
 def test_make_test_does_not_collect_the_check(tmp_path: Path) -> None:
     """Otherwise `make test` on a machine with a GPU would take half an hour."""
     other = [path for path in (ROOT / "tests").iterdir() if path.is_dir() and path != GPU]

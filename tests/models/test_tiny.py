@@ -17,6 +17,7 @@ from gtpo.arguments import ModelArguments
 from gtpo.data.arithmetic import arithmetic
 from gtpo.errors import UsageError
 from gtpo.grading import extract_answer, is_correct
+from gtpo.models import tiny as tiny_module
 from gtpo.models.load import load_base, load_policy, resolve_model
 from gtpo.models.tiny import build_tiny, ensure_tiny, is_tiny_path, train_tiny, warm_start
 from gtpo.prompts import TAGS, to_completion, to_messages
@@ -162,7 +163,7 @@ def shipped() -> Path:
 def test_the_shipped_base_is_of_this_recipe_and_used_from_any_directory(
     shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an edit of TINY: `python -m gtpo.models.tiny --train gtpo/models/tiny_base`, and delete the other directory there."""
+    """After an edit of TINY: `python -m gtpo.models.tiny --train gtpo/models/tiny_base`, and delete the other one."""
     assert shipped.name == tiny_module._directory_name()
     assert json.loads((shipped / "tiny.json").read_text()) == tiny_module.TINY
     monkeypatch.chdir(tmp_path)

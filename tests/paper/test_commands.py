@@ -72,6 +72,7 @@ def test_a_line_resumes_an_interrupted_run_and_skips_a_finished_one(tmp_path: Pa
     assert called(LINES[:1], tmp_path) == []
 
 
+@pytest.mark.slow
 def test_every_line_passes_a_dry_run(
     no_gpu: None, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

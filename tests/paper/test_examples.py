@@ -50,6 +50,7 @@ def test_demo_needs_the_standard_library_only() -> None:
     assert {name.partition(".")[0] for name in modules} <= sys.stdlib_module_names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cwd", [".", "examples"])
 def test_demo_trains_evaluates_and_draws(cwd: str, repository: Path) -> None:
     done = demo(repository, "--small", "--seed", "5", cwd=repository / cwd)

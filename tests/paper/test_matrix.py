@@ -126,6 +126,7 @@ def test_all_selects_the_figures_that_have_runs() -> None:
     assert select_figures(MATRIX, ["fig3", "fig1", "fig3"], "tiny") == ["fig3", "fig1"]
 
 
+@pytest.mark.slow
 def test_evaluations_match_evaluate_py(sandbox: Any) -> None:
     """The flags are those of evaluate.py, and it writes the scores where the matrix expects them."""
     assert sandbox.reproduce("fig2", "--seeds", "1") == 0

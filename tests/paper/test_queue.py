@@ -179,6 +179,7 @@ def matrix() -> tuple[list[Any], list[Evaluation]]:
     return experiments, evaluations_of(MATRIX, figures, "paper", experiments)
 
 
+@pytest.mark.slow
 def test_every_run_and_evaluation_is_complete_once(simulation: Simulation) -> None:
     experiments, evaluations = matrix()
     simulation.rest = 0.15
@@ -197,6 +198,7 @@ def test_every_run_and_evaluation_is_complete_once(simulation: Simulation) -> No
     assert run_jobs(experiments, evaluations, cluster) == [] and len(simulation.jobs) == submitted  # nothing is left
 
 
+@pytest.mark.slow
 def test_an_undisturbed_queue_needs_one_job_each_and_evaluations_wait_for_their_runs(simulation: Simulation) -> None:
     experiments, evaluations = matrix()
     assert run_jobs(experiments, evaluations, Cluster("slurm", None, {}, Path("jobs"))) == []
@@ -208,6 +210,7 @@ def test_an_undisturbed_queue_needs_one_job_each_and_evaluations_wait_for_their_
         assert {simulation.jobs[other].function.work for other in job.after} == set(needed)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_reported_and_the_others_are_evaluated(simulation: Simulation) -> None:
     experiments, evaluations = matrix()
     simulation.fails = "gtpo-qwen-math-g8-s1"

@@ -119,6 +119,7 @@ def test_an_evaluation_starts_before_other_runs_have_ended(sandbox: Any) -> None
     assert len(sandbox.spans()) == 2 + 2 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_it", [run_one, run_forked])
 def test_run_of_another_process_is_awaited(run_it: Callable[..., int], sandbox: Any) -> None:
     """Two processes of reproduce.py share the runs: the second waits and does not train again."""
@@ -144,6 +145,7 @@ def test_run_of_another_process_is_awaited(run_it: Callable[..., int], sandbox: 
     assert codes == [0] and sandbox.calls() == []
 
 
+@pytest.mark.slow
 def test_a_killed_fork_fails_alone(sandbox: Any) -> None:
     """Its exit code is the signal; the log is locked until then."""
     killed, other = experiments_of(MATRIX, ["fig3"], "tiny", [1])[:2]
@@ -177,6 +179,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_fork_trains_as_a_process_of_its_own(
     tiny: Path, no_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,7 @@ def kill(job: psutil.Process) -> None:
         process.kill()
 
 
+@pytest.mark.slow
 def test_a_figure_survives_the_kill_of_a_job_and_of_the_command(slow: Any) -> None:
     """With jobs of this machine: one job is killed with all its processes, and the command that started them.
 
@@ -168,6 +169,7 @@ def test_a_killed_job_is_reported_and_the_same_command_resumes_it(
     check_runs(slow, "gtpo-g8-s1")
 
 
+@pytest.mark.slow
 def test_a_preempted_job_is_requeued_and_loses_no_step(slow: Any) -> None:
     """With jobs of this machine. SIGUSR2 reaches submitit's process alone, which passes it on."""
     argv = ["fig2", "--seeds", "1", "--only", "gtpo-g8", "--slurm", "cluster=local"]
@@ -199,6 +201,7 @@ def slurm(slow: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_jobs_of_slurm(slow: Any, slurm: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two runs are an array, and their evaluation waits for it; one is preempted twice: Slurm signals its whole step.
 

@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 
 from gtpo.models.tiny import build_tiny
 
+pytestmark = pytest.mark.slow
+
 STORED = ROOT / "tests" / "stored" / "run_of_729c78e"
 TIMES = {"step_time", "tokens_per_second"}
 REWARD = """

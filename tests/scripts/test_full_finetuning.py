@@ -10,6 +10,8 @@ from helpers.scripts import Ended
 from safetensors.torch import load_file
 from torch import Tensor
 
+pytestmark = pytest.mark.slow
+
 FLAGS = ("--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_completion_length", "12")
 FLAGS += ("--lora_rank", "0", "--learning_rate", "1e-4", "--save_steps", "1", "--logging_steps", "1")
 

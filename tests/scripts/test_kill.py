@@ -11,6 +11,8 @@ from helpers.file_operations import Operation, build_library, choose, read_log
 from helpers.recovery import Scenario, build_small_model
 from helpers.scripts import ScriptServer
 
+pytestmark = pytest.mark.slow
+
 SAMPLE = (  # scenario, method, kills, full disks
     ("start", "gtpo", 2, 2),
     ("overwrite", "sft", 2, 0),

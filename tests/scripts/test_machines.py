@@ -15,6 +15,8 @@ import psutil
 import pytest
 from helpers.scripts import ROOT, user_environment
 
+pytestmark = pytest.mark.slow
+
 FLAGS = ["--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_completion_length", "8"]
 FLAGS += ["--save_steps", "100", "--initial_entropy", "0.5", "--log_completions", "false"]
 TWO_MACHINES = """

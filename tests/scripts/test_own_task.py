@@ -322,6 +322,7 @@ def test_a_reward_may_return_none_numpy_numbers_and_tensors(tmp_path: Path) -> N
     assert got == [[None, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, None]]
 
 
+@pytest.mark.slow
 def test_training_with_user_data_and_a_user_reward(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(REWARD)
     rows = [{"prompt": f"Say {i}", "limit": 5 + 100 * (i % 2)} for i in range(8)]
@@ -348,6 +349,7 @@ def test_training_with_user_data_and_a_user_reward(tiny: Path, tmp_path: Path) -
 THINK = "<think> </think> <answer> </answer>"
 
 
+@pytest.mark.slow
 def test_csv_files_think_tags_and_no_system_prompt(
     tiny: Path, run_script: Callable[..., Ended], tmp_path: Path
 ) -> None:

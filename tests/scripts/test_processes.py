@@ -13,6 +13,8 @@ import torch
 from helpers.canned import GROUP, make_trainer, trained_weights
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.slow
+
 STEPS = 10
 SPEED = ("runtime", "samples_per_second", "steps_per_second")
 TIMING_METRICS = {"step_time", *(f"{split}_{name}" for split in ("train", "eval") for name in SPEED)}

@@ -19,6 +19,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 KILLS, STEPS = int(os.environ.get("GTPO_KILLS", 2)), int(os.environ.get("GTPO_STEPS", 12))
 HELD_OUT = ["--eval_rows", "3", "--eval_steps", "3"]  # at other steps than the checkpoints, and at the same

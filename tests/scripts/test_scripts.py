@@ -149,6 +149,7 @@ def assert_rewards_match(path: Path, steps: int, rows_per_step: int) -> pandas.D
     return pandas.concat(pandas.read_parquet(file) for file in files)
 
 
+@pytest.mark.slow
 def test_gtpo_on_gsm8k(gsm8k_run: Path, tiny: Path) -> None:
     assert_run_is_complete(gsm8k_run, 2, CURVES | SPEED | {"filtered_fraction"})
     assert_adapter_is_the_trained_one(gsm8k_run, tiny, 2)
@@ -161,6 +162,7 @@ def test_gtpo_on_gsm8k(gsm8k_run: Path, tiny: Path) -> None:
     assert all(row["filtered_fraction"] == 0 for row in lines_of(gsm8k_run))  # so the filter is off
 
 
+@pytest.mark.slow
 def test_gtpo_on_math(run: Run, tiny: Path, work_dir: Path, data_dir: Path) -> None:
     argv = ("--model", str(tiny), "--dataset", "math", "--data_dir", str(data_dir), "--max_steps", "2", *SMALL)
     ended = run("train_gtpo.py", *argv, "--output_dir", "runs/math", "--initial_entropy", "0.5")
@@ -225,6 +227,7 @@ def test_baseline_model_cards_do_not_cite_gtpo(grpo_run: Path, sft_run: Path) ->
 TIMES = ("step_time", "tokens_per_second", "num_tokens")
 
 
+@pytest.mark.slow
 def test_resumed_run_equals_an_uninterrupted_run(run: Run, gtpo_run: Path, work_dir: Path) -> None:
     """Killed while writing the line of step 4, after checkpoint-2: steps 3 and 4 run again, with the same results."""
     killed = work_dir / "runs" / "killed"
@@ -253,6 +256,7 @@ def test_resumed_run_equals_an_uninterrupted_run(run: Run, gtpo_run: Path, work_
         torch.testing.assert_close(adapters[1][name], weight, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_resumed_gtpo_uses_the_stored_entropy(run: Run, gtpo_run: Path, work_dir: Path) -> None:
     """<H>_ini is read from the file: below ln 2 the filter is on and drops all completions of an untrained policy."""
     copy = work_dir / "runs" / "stored"

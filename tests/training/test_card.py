@@ -152,6 +152,7 @@ def test_the_prompt_is_that_of_the_training_rows(adapter: Path) -> None:
         assert "## Prompt" not in card_of(adapter, rows=rows)
 
 
+@pytest.mark.slow
 def test_the_quick_start_works_when_pasted_in_another_directory(
     tiny: Path, tmp_path: Path, run_script: Callable[..., Ended]
 ) -> None:

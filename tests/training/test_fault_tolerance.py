@@ -345,6 +345,7 @@ def test_a_checkpoint_saved_again_has_no_file_of_the_damaged_one(tiny: Path, tmp
     assert not (run / "checkpoint-2" / "generated-0.safetensors").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
@@ -420,6 +421,7 @@ class RunningScript:
         return self.process.returncode, stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR2, 140)],
@@ -440,6 +442,7 @@ def test_a_signal_saves_a_checkpoint_of_the_last_step(
     assert lines == list(range(1, steps + 3)) and (run.directory / "adapter").is_dir()
 
 
+@pytest.mark.slow
 def test_a_run_in_use_is_locked_and_a_killed_run_is_not(tiny: Path, tmp_path: Path) -> None:
     run = RunningScript(tiny, tmp_path / "run")
     for flag in ("--resume", "--overwrite"):
@@ -513,6 +516,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     subprocess.run(["umount", directory], capture_output=True)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_by_a_full_disk_can_be_resumed(tiny: Path, small_disk: Callable[[str], Path]) -> None:
     run = small_disk("1200k") / "run"  # room for two checkpoints of half a megabyte, not for three
     argv = [sys.executable, "train_gtpo.py", "--model", tiny, "--dataset", "arithmetic", "--G", "4", "--lora_rank", "4"]
@@ -664,6 +668,7 @@ def test_a_group_of_equal_rewards_trains_only_the_entropy_term(method: str, tiny
     assert train({"gamma": 0.1}) is (method == "grpo")
 
 
+@pytest.mark.slow
 def test_training_on_prompts_and_completions_that_fill_the_context(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     argv = [

@@ -290,6 +290,7 @@ def test_batches_that_split_a_group_are_refused(tiny: Path, tmp_path: Path) -> N
 # Training beside an evaluation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"eval_on_start": True}, {"num_iterations": 2}], ids=["", "start", "2-iter"])
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
 def test_training_is_the_same_with_and_without_evaluation(
