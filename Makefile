@@ -34,7 +34,7 @@ NUMERICAL := attention baselines decoding families generation gtpo_loss head hid
 test-avx2: export ATEN_CPU_CAPABILITY := avx2
 test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
 test-avx2: install
-	$(PYTEST) $(NUMERICAL:%=tests/test_%.py) $(PYTEST_FLAGS)
+	$(PYTEST) $(wildcard $(NUMERICAL:%=tests/*/test_%.py)) $(PYTEST_FLAGS)
 
 # A real model on a CPU: SmolLM2-135M-Instruct, from a wheel, on real GSM8K in the directory that GTPO_DATA_DIR names.
 REAL_MODEL := outputs/SmolLM2-135M-Instruct
