@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from helpers.scripts import ROOT, user_environment
 
+from gtpo.arguments import PromptArguments
 from gtpo.data.load import load_benchmark
 from gtpo.errors import RunError, UsageError
 from gtpo.evaluation.jobs import Job, run_job
@@ -30,7 +31,7 @@ from gtpo.evaluation.storage import (
 )
 
 ROWS = load_benchmark("arithmetic")[:7]
-SETTINGS = {"benchmark": "arithmetic", "k": 3, "temperature": 1.0}
+SETTINGS = {"benchmark": "arithmetic", "k": 3, "temperature": 1.0} | vars(PromptArguments())
 ORIGIN = Origin("canned")
 HEAD = Head(SETTINGS, ORIGIN)
 
