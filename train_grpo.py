@@ -23,35 +23,25 @@ def main() -> None:
     from gtpo.data.load import drop_long_prompts, load_rows
     from gtpo.data.tokenizer import assistant_prefill
     from gtpo.grading.user_functions import load_rewards, with_prefill
-    from gtpo.machine.memory import plan
-    from gtpo.machine.preflight import check_machine, describe_checks
+    from gtpo.machine.preflight import check_machine, describe_dry_run
     from gtpo.models.load import load_policy
-    from gtpo.reports.html import write_report_or_warn
-    from gtpo.reports.summary import log_summary
     from gtpo.runs.start import check_run, start_run
-    from gtpo.training.export import save_adapter
-    from gtpo.training.loop import attach_callbacks, train
+    from gtpo.training.loop import run
     from rewards import rewards_in
 
     settings = parse("grpo", (*SETTINGS, GRPOConfig))
     check_machine(settings, backend)
     GRPOTrainer.check_settings(settings.trainer)
-    rows, held_out = load_rows(settings.data, settings.trainer.seed, settings.run.dry_run, settings.prompt.format)
+    rows, held_out = load_rows(settings)
     rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), (held_out or rows).column_names)
     if settings.run.dry_run:
-        text = describe_checks(settings, backend) + plan(settings, len(rows), held_out=len(held_out or ()))
-        return print(text, end="")
+        return print(describe_dry_run(settings, backend, len(rows), len(held_out or ())), end="")
     checkpoint = check_run(settings, len(rows))
     GRPOTrainer.check_model(settings.model.model, settings.trainer)
-    policy, tokenizer = load_policy(
-        settings.model, backend, settings.trainer.seed, settings.trainer.use_vllm, settings.prompt
-    )
-    rewards = with_prefill(rewards, assistant_prefill(tokenizer, settings.prompt.tags, settings.prompt.template_kwargs))
-    rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length, settings.prompt.template_kwargs)
-    if held_out is not None:
-        held_out = drop_long_prompts(
-            held_out, tokenizer, settings.data.max_prompt_length, settings.prompt.template_kwargs
-        )
+    policy, tokenizer = load_policy(settings, backend)
+    rewards = with_prefill(rewards, assistant_prefill(tokenizer, settings.prompt))
+    rows = drop_long_prompts(rows, tokenizer, settings)
+    held_out = held_out and drop_long_prompts(held_out, tokenizer, settings)
     start_run(settings)
     trainer = GRPOTrainer(
         model=policy,
@@ -63,11 +53,7 @@ def main() -> None:
         positive_advantage_weight=settings.reward.positive_advantage_weight,
         negative_advantage_weight=settings.reward.negative_advantage_weight,
     )
-    attach_callbacks(trainer, settings)
-    train(trainer, checkpoint)
-    save_adapter(trainer, settings)
-    write_report_or_warn(settings.output_dir)
-    log_summary(trainer, settings)
+    run(trainer, settings, checkpoint)
 
 
 if __name__ == "__main__":

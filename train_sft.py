@@ -21,33 +21,23 @@ def main() -> None:
 
     from gtpo.data.load import drop_long_prompts, load_rows, to_demonstrations
     from gtpo.data.tokenizer import check_answer_is_kept
-    from gtpo.machine.memory import plan
-    from gtpo.machine.preflight import check_machine, describe_checks
+    from gtpo.machine.preflight import check_machine, describe_dry_run
     from gtpo.models.load import keep_adapter_in_float32, load_policy
-    from gtpo.reports.html import write_report_or_warn
-    from gtpo.reports.summary import log_summary
     from gtpo.runs.start import check_run, start_run
-    from gtpo.training.export import save_adapter
-    from gtpo.training.loop import attach_callbacks, train
+    from gtpo.training.loop import run
 
     settings = parse("sft", (*SETTINGS, SFTConfig))
     check_machine(settings, backend)
-    rows, held_out = load_rows(settings.data, settings.trainer.seed, settings.run.dry_run, settings.prompt.format)
+    rows, held_out = load_rows(settings)
     rows = to_demonstrations(rows, settings.prompt.template_kwargs)
     held_out = held_out and to_demonstrations(held_out, settings.prompt.template_kwargs)
     if settings.run.dry_run:
-        text = describe_checks(settings, backend) + plan(settings, len(rows), held_out=len(held_out or ()))
-        return print(text, end="")
+        return print(describe_dry_run(settings, backend, len(rows), len(held_out or ())), end="")
     checkpoint = check_run(settings, len(rows))
-    policy, tokenizer = load_policy(settings.model, backend, settings.trainer.seed, prompt=settings.prompt)
-    check_answer_is_kept(
-        tokenizer, rows[0]["prompt"] + rows[0]["completion"], settings.prompt.tags, settings.prompt.template_kwargs
-    )
-    rows = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length, settings.prompt.template_kwargs)
-    if held_out is not None:
-        held_out = drop_long_prompts(
-            held_out, tokenizer, settings.data.max_prompt_length, settings.prompt.template_kwargs
-        )
+    policy, tokenizer = load_policy(settings, backend)
+    check_answer_is_kept(tokenizer, rows[0]["prompt"] + rows[0]["completion"], settings.prompt)
+    rows = drop_long_prompts(rows, tokenizer, settings)
+    held_out = held_out and drop_long_prompts(held_out, tokenizer, settings)
     start_run(settings)
     trainer = SFTTrainer(
         model=policy,
@@ -57,11 +47,7 @@ def main() -> None:
         eval_dataset=held_out,
     )
     keep_adapter_in_float32(trainer.model)
-    attach_callbacks(trainer, settings)
-    train(trainer, checkpoint)
-    save_adapter(trainer, settings)
-    write_report_or_warn(settings.output_dir)
-    log_summary(trainer, settings)
+    run(trainer, settings, checkpoint)
 
 
 if __name__ == "__main__":

@@ -284,11 +284,12 @@ def _rows_that_fit(values: Mapping[str, Any]) -> int | None:
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         return None
     from gtpo.machine.memory import rows_that_fit
+    from gtpo.machine.workload import Workload
 
     completions = values["num_generations"] * (values["prompts_per_step"] or 1)
     if steps := values["gradient_accumulation_steps"]:
         return max(1, completions // steps)
-    return rows_that_fit(values["model"], values, completions)
+    return rows_that_fit(Workload.of(values), completions)
 
 
 def _early_flags(method: str, argv: Sequence[str]) -> argparse.Namespace:

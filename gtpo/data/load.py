@@ -19,7 +19,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtpo.arguments import BENCHMARK_TITLES, DataArguments, EvaluationArguments
+from gtpo.arguments import BENCHMARK_TITLES, DataArguments, EvaluationArguments, Settings
 from gtpo.data.arithmetic import arithmetic
 from gtpo.data.sources import ARITHMETIC_STEPS, BENCHMARKS, DATASETS, TRAIN, Row, Source
 from gtpo.data.tables import FORMATS, Table, is_on_hub, is_user_data, read_file, read_table
@@ -82,17 +82,17 @@ def load_train(
     return _load("--dataset", data, DATASETS, data.split or "train", seed, dry_run, prompt_format)
 
 
-def load_rows(
-    data: DataArguments, seed: int = 0, dry_run: bool = False, prompt_format: PromptFormat = PAPER
-) -> tuple["Dataset", "Dataset | None"]:
+def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
     """Training rows and held-out rows, which have the same columns; None without ``eval_dataset`` and ``eval_rows``.
 
     Args:
-        data, seed, dry_run, prompt_format: As for :func:`load_train`; the seed also chooses the rows that are held out.
+        settings: Of the run; its seed also chooses the rows that are held out.
 
     Raises:
         UsageError: As :func:`load_train`, for too few rows, or if held-out rows have no answers and training rows have.
     """
+    data, seed = settings.data, settings.trainer.seed
+    dry_run, prompt_format = settings.run.dry_run, settings.prompt.format
     rows = load_train(data, seed, dry_run, prompt_format)
     held_out = None if data.eval_dataset is None else _load_held_out(data, dry_run, prompt_format)
     if not rows.column_names or (held_out is not None and not held_out.column_names):  # a dry run of the Hub
@@ -231,25 +231,19 @@ def load_user_benchmark(name: str, source: str, flags: EvaluationArguments) -> t
     return problems, {reason: len(places) for reason, places in dropped.items()}
 
 
-def drop_long_prompts(
-    rows: "Dataset", tokenizer: Any, max_prompt_length: int, template_kwargs: Mapping[str, Any] | None = None
-) -> "Dataset":
+def drop_long_prompts(rows: "Dataset", tokenizer: Any, settings: Settings) -> "Dataset":
     """Drop prompts of more than ``max_prompt_length`` tokens, chat template included; their number is logged.
 
     Raises:
         UsageError: If no prompt remains, or the chat template fails on one.
     """
-    kept = [
-        i
-        for i, prompt in enumerate(rows["prompt"])
-        if len(encode_prompt(tokenizer, prompt, **(template_kwargs or {}))) <= max_prompt_length
-    ]
+    most, template_kwargs = settings.data.max_prompt_length, settings.prompt.template_kwargs
+    lengths = [len(encode_prompt(tokenizer, prompt, **template_kwargs)) for prompt in rows["prompt"]]
+    kept = [i for i, length in enumerate(lengths) if length <= most]
     if not kept:
-        raise UsageError(
-            f"all {len(rows)} prompts are over max_prompt_length {max_prompt_length} tokens: raise --max_prompt_length."
-        )
+        raise UsageError(f"all {len(rows)} prompts are over {most} tokens: raise --max_prompt_length.")
     if len(kept) < len(rows):
-        logger.warning("%d of %d prompts dropped: over %d tokens", len(rows) - len(kept), len(rows), max_prompt_length)
+        logger.warning("%d of %d prompts dropped: over %d tokens", len(rows) - len(kept), len(rows), most)
     return rows.select(kept)
 
 

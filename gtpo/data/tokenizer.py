@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gtpo.arguments import PromptArguments
 from gtpo.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ def encode_prompt(tokenizer: Any, messages: Messages, **template_kwargs: Any) ->
     return ids
 
 
-def assistant_prefill(tokenizer: Any, tags: str, template_kwargs: Mapping[str, Any]) -> str:
+def assistant_prefill(tokenizer: Any, prompt: PromptArguments) -> str:
     """What the chat template has already written of the completion, from the first tag on; mostly nothing.
 
     Templates of reasoning models end the prompt with ``<think>`` and a newline: the completion lacks the opening tag,
@@ -141,18 +142,17 @@ def assistant_prefill(tokenizer: Any, tags: str, template_kwargs: Mapping[str, A
 
     Args:
         tokenizer: Of Transformers.
-        tags: The tags of a completion, separated by spaces.
-        template_kwargs: Arguments of the chat template.
+        prompt: Tags of a completion, and arguments of the chat template.
     """
     begun, asked = (
-        tokenizer.apply_chat_template(_PROBE, add_generation_prompt=added, tokenize=False, **template_kwargs)
+        tokenizer.apply_chat_template(_PROBE, add_generation_prompt=added, tokenize=False, **prompt.template_kwargs)
         for added in (True, False)
     )
-    _, tag, rest = begun.removeprefix(asked).partition(tags.split()[0])
+    _, tag, rest = begun.removeprefix(asked).partition(prompt.tags.split()[0])
     return str(tag + rest)
 
 
-def check_answer_is_kept(tokenizer: Any, messages: Messages, tags: str, template_kwargs: Mapping[str, Any]) -> None:
+def check_answer_is_kept(tokenizer: Any, messages: Messages, prompt: PromptArguments) -> None:
     """Refuse a chat template that leaves tags of an answer out: SFT would train on another text.
 
     Templates of reasoning models drop what stands between ``<think>`` and ``</think>`` in earlier turns, or in all.
@@ -160,14 +160,13 @@ def check_answer_is_kept(tokenizer: Any, messages: Messages, tags: str, template
     Args:
         tokenizer: Of Transformers.
         messages: A conversation that ends with the answer.
-        tags: The tags of a completion, separated by spaces.
-        template_kwargs: Arguments of the chat template.
+        prompt: Tags of a completion, and arguments of the chat template.
 
     Raises:
         UsageError: Names the first tag that is missing.
     """
-    text = tokenizer.apply_chat_template(messages, tokenize=False, **template_kwargs)
-    missing = [tag for tag in tags.split() if tag in messages[-1]["content"] and tag not in text]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, **prompt.template_kwargs)
+    missing = [tag for tag in prompt.tags.split() if tag in messages[-1]["content"] and tag not in text]
     if missing:
         raise UsageError(
             f"the chat template of {tokenizer.name_or_path} leaves {missing[0]} out of an answer, so SFT would not "

@@ -184,7 +184,7 @@ def make_requests(
         UsageError: If a prompt and its completion exceed the context length of the model, or its chat template raises.
     """
     prompt, tokenizer = prompt or PromptArguments(), tokenizer or sampler.tokenizer
-    prefill = assistant_prefill(tokenizer, prompt.tags, prompt.template_kwargs)
+    prefill = assistant_prefill(tokenizer, prompt)
     end_ids = tuple(token for token in [end_of_turn(tokenizer)] if token is not None)
     requests = []
     for problem in problems:

@@ -7,8 +7,8 @@ without the few hundred MiB of the CUDA context and what the allocators reserve 
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.errors import UsageError
 from gtpo.forward.head import TILES
+from gtpo.machine.workload import Workload
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ def _check_connection(model: str) -> None:
         logger.debug("Transformers tells what is wrong with %s", model)
 
 
-def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
+def estimate(shape: Shape, work: Workload) -> dict[str, float]:
     """Peak memory in GiB by part, at the longest prompts and completions that the settings allow.
 
     Activations are those of a training micro-batch. The passes that only score (initial entropy, rollout check, old
@@ -128,84 +129,76 @@ def estimate(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
 
     Args:
         shape: The shape of the model.
-        settings: ``Settings.to_dict()`` of a run.
+        work: The settings that it depends on.
     """
-    half = settings["bf16"] or settings["fp16"]
+    half = work.bf16 or work.fp16
     width = 2 if half else 4  # bytes of an activation
     modules = shape.linear()
     projections = shape.layers * sum(i * o for i, o in modules.values())
     embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
-    targets = set(settings["lora_target_modules"])
-    ranks = {name: shape.layers * settings["lora_rank"] * sum(sizes) for name, sizes in modules.items()}
+    targets = set(work.lora_target_modules)
+    ranks = {name: shape.layers * work.lora_rank * sum(sizes) for name, sizes in modules.items()}
     lora = sum(size for name, size in ranks.items() if targets & {name, "all-linear"})
-    full = settings["lora_rank"] == 0
+    full = work.lora_rank == 0
     trained = projections + embeddings if full else lora
-    length = min(settings.get("max_length") or settings["max_seq_length"], settings["max_seq_length"])
-    completion = settings.get("max_completion_length") or max(1, length - settings["max_prompt_length"])
-    length = min(settings["max_prompt_length"] + completion, length)
-    rows = settings["per_device_train_batch_size"]
+    length = min(work.max_length or work.max_seq_length, work.max_seq_length)
+    completion = work.max_completion_length or max(1, length - work.max_prompt_length)
+    length = min(work.max_prompt_length + completion, length)
+    rows = work.per_device_train_batch_size
     hidden = rows * length * shape.hidden_size * width
     one_layer = rows * length * width * (2 * shape.hidden_size + sum(o for _, o in modules.values()))
-    unsloth = _is_unsloth(settings)
-    layers_kept = shape.layers * (hidden if settings["gradient_checkpointing"] else one_layer)
-    if unsloth and settings["gradient_checkpointing"] and settings["max_seq_length"] >= OFFLOADED_FROM:
+    unsloth = work.is_unsloth
+    layers_kept = shape.layers * (hidden if work.gradient_checkpointing else one_layer)
+    if unsloth and work.gradient_checkpointing and work.max_seq_length >= OFFLOADED_FROM:
         layers_kept = 2 * hidden
-    generated = settings.get("generation_batch_size") or rows * settings["gradient_accumulation_steps"]
+    generated = work.generation_batch_size or rows * work.gradient_accumulation_steps
     kv_cache = generated * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * width
-    merges = settings.get("use_vllm") and not unsloth
+    merges = work.use_vllm and not unsloth
     base_width = 4 if merges or full else width  # as load_policy
     tokens = rows * completion
-    tile_rows, tile_columns = TILES["cpu" if settings.get("use_cpu") else "cuda"]
+    tile_rows, tile_columns = TILES["cpu" if work.use_cpu else "cuda"]
     tile = min(tile_rows, tokens) * min(tile_columns, shape.vocab_size)
     parts = {
-        "weights": projections * (NF4_BYTES if settings["load_in_4bit"] else base_width) + embeddings * base_width,
+        "weights": projections * (NF4_BYTES if work.load_in_4bit else base_width) + embeddings * base_width,
         "LoRA": lora * 4,
         "gradients": trained * 4,
-        "optimizer": trained * (2 if "8bit" in settings["optim"] else 8),
-        "KV cache": kv_cache if "num_generations" in settings else 0,
+        "optimizer": trained * (2 if "8bit" in work.optim else 8),
+        "KV cache": kv_cache if work.num_generations else 0,
         "activations": layers_kept + 2 * one_layer,
         "head": 2 * tokens * shape.hidden_size * width + 3 * 4 * tile,  # hidden states, their gradient, three tiles
     }
-    if full and settings.get("beta"):
+    if full and work.beta:
         parts["reference"] = (projections + embeddings) * 4
     if merges:
         parts["vLLM's weights"] = (projections + embeddings) * 2  # its own copy, 16 bits
-    if settings.get("use_vllm") and unsloth:  # TRL merges the adapter instead
+    if work.use_vllm and unsloth:  # TRL merges the adapter instead
         parts["vLLM's LoRA"] = (sum(ranks.values()) + lora) * 2
-    if settings.get("use_vllm") and settings.get("vllm_mode") != "server":
+    if work.use_vllm and work.vllm_mode != "server":
         # gate and up, their product, and the layer's input and output
         activations = VLLM_BATCH * (3 * shape.intermediate_size + 2 * shape.hidden_size) * 2
         parts["vLLM's activations and graphs"] = activations + VLLM_GRAPHS
     return {name: size / GIB for name, size in parts.items()}
 
 
-def rows_that_fit(model: str, settings: Mapping[str, Any], completions: int) -> int:
+def rows_that_fit(work: Workload, completions: int) -> int:
     """Completions per micro-batch on a CPU: the largest part of a step that fits a third of the memory.
 
     The measured peak is about twice the estimate, without the memory of the libraries (docs/log.md).
 
     Args:
-        model: As for :func:`shape_of`; 1 where its shape cannot be read.
-        settings: As for :func:`estimate`.
+        work: The settings; 1 where the shape of the model cannot be read.
         completions: Completions of a step.
     """
     try:
-        shape = shape_of(model)
+        shape = shape_of(work.model)
     except UsageError as error:
         logger.debug("micro-batches of one completion: %s", error)
         return 1
     for rows in range(completions, 1, -1):
         sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": completions // rows}
-        if completions % rows == 0 and sum(estimate(shape, {**settings, **sizes}).values()) < _host_memory() / 3:
+        if completions % rows == 0 and sum(estimate(shape, replace(work, **sizes)).values()) < _host_memory() / 3:
             return rows
     return 1
-
-
-def _is_unsloth(settings: dict[str, Any]) -> bool:
-    """Whether Unsloth trains, on the machine that the settings are for (as gtpo.machine.backend.choose_backend)."""
-    backend = settings.get("backend", "auto")
-    on_gpu = not settings.get("use_cpu") and settings["model"] != "tiny"
-    return bool(backend == "unsloth" or (backend == "auto" and on_gpu))
 
 
 def steps_of(settings: Settings, rows: int) -> int:
@@ -215,7 +208,7 @@ def steps_of(settings: Settings, rows: int) -> int:
     return steps if steps > 0 else int(settings.trainer.num_train_epochs * rows / prompts)
 
 
-def plan(
+def describe_plan(
     settings: Settings,
     rows: int,
     gpus: Sequence[tuple[str, float]] | None = None,
@@ -231,25 +224,25 @@ def plan(
         host: Host memory (GiB); that of this machine by default.
         held_out: Held-out rows.
     """
-    values = settings.to_dict()
+    work = Workload.of(settings.to_dict())
     completions = settings.completions_per_step
     prompts = max(1, completions // settings.group_size)
     steps = steps_of(settings, rows)
     known = f"{rows:,} training rows" if rows else "the number of training rows is known after the download"
-    parts = estimate(shape_of(values["model"]), values)
+    parts = estimate(shape_of(work.model), work)
     lines = [
         f"{known}, {f'{steps:,} ' if steps else ''}steps of {prompts} prompt(s) x {settings.group_size} completion(s) "
         "per process",
     ]
-    if "max_completion_length" in values and steps:
-        most = steps * completions * values["max_completion_length"] / 1e6
+    if work.max_completion_length and steps:
+        most = steps * completions * work.max_completion_length / 1e6
         lines.append(f"at most {most:,.3g} million generated tokens per process")
-    if held_out := held_out or values.get("eval_rows") or 0:  # only the latter is known before a download
-        lines.append(_evaluations(values, held_out, steps, steps * completions, rows / prompts))
-    elif values.get("eval_dataset"):
+    if held_out := held_out or settings.data.eval_rows or 0:  # only the latter is known before a download
+        lines.append(_evaluations(settings.trainer, held_out, steps, steps * completions, rows / prompts))
+    elif settings.data.eval_dataset:
         lines.append("the number of held-out rows is known after the download")
     listed = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
-    on_cpu, total = values["use_cpu"], sum(parts.values())
+    on_cpu, total = work.use_cpu, sum(parts.values())
     gpus = _gpus() if gpus is None else gpus
     if not (on_cpu or gpus):
         lines.insert(
@@ -264,9 +257,9 @@ def plan(
         smaller = "--per_device_train_batch_size, --max_prompt_length or --max_seq_length"
         verdict = "fits" if total < host else f"may not fit: WARNING, lower {smaller}"
         lines.append(f"this machine: {host:.1f} GiB: {verdict}")
-    if values.get("use_vllm") and values.get("vllm_mode") == "colocate":
-        share = values["gpu_memory_utilization"]
-        generated = values.get("generation_batch_size") or completions
+    if work.shares_gpu_with_vllm:
+        share = work.gpu_memory_utilization
+        generated = work.generation_batch_size or completions
         engine = parts.get("vLLM's weights", parts["weights"])  # Unsloth shares the weights
         engine += sum(parts.get(f"vLLM's {name}", 0) for name in ("LoRA", "activations and graphs"))
         for name, size in gpus or [("a 40 GiB GPU", 40.0), ("an 80 GiB GPU", 80.0)]:
@@ -277,22 +270,22 @@ def plan(
                 f"{name}: vLLM reserves {100 * share:g} % ({share * size:.0f} GiB): weights and KV cache for {at_once} "
                 f"of {generated} completions; training adds {rest:.1f} GiB: {'fits' if fits else 'does not fit'}"
             )
-    return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(values, sort_keys=True)
+    return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(settings.to_dict(), sort_keys=True)
 
 
-def _evaluations(values: dict[str, Any], rows: int, steps: int, trained: int, epoch: float) -> str:
+def _evaluations(trainer: Any, rows: int, steps: int, trained: int, epoch: float) -> str:
     """How often the held-out rows are evaluated, and the completions that this costs; ``epoch``: steps of one."""
     if not steps:  # before a download
         return f"{rows:,} held-out rows"
-    every = epoch if values["eval_strategy"] == "epoch" else values["eval_steps"]
+    every = epoch if trainer.eval_strategy == "epoch" else trainer.eval_steps
     every = math.ceil(every * steps) if every < 1 else every
-    times = math.ceil(steps / every) + bool(values["eval_on_start"])
+    times = math.ceil(steps / every) + bool(trainer.eval_on_start)
     text = f"{rows:,} held-out rows, evaluated {times:,} time(s)"
-    if "num_generations_eval" not in values:
+    if not hasattr(trainer, "num_generations_eval"):
         return text
-    more = rows * values["num_generations_eval"] * times
+    more = rows * trainer.num_generations_eval * times
     return (
-        f"{text} with {values['num_generations_eval']} completion(s) each: {more:,} more completions, "
+        f"{text} with {trainer.num_generations_eval} completion(s) each: {more:,} more completions, "
         f"{100 * more / trained:.0f} % of those of training"
     )
 

@@ -32,6 +32,7 @@ from gtpo.machine.hub import (
     not_reachable,
     weights_size,
 )
+from gtpo.machine.workload import Workload
 from gtpo.processes import IS_MAIN_PROCESS, refuse_data_parallel
 from gtpo.terminal.script import run_script
 
@@ -56,11 +57,11 @@ def check_machine(settings: Settings, backend: str) -> None:
     Raises:
         UsageError: For the first fault that makes the run impossible.
     """
-    values = settings.to_dict()
+    work = Workload.of(settings.to_dict())
     if settings.run.dry_run:
         return
-    if values["use_cpu"] or not gpu_is_available():
-        if values.get("use_vllm") and values["vllm_mode"] == "server":
+    if work.use_cpu or not gpu_is_available():
+        if work.use_vllm and work.vllm_mode == "server":
             raise UsageError(
                 "--vllm_mode server needs a GPU, because TRL sends the weights to the server over NCCL: use "
                 "--vllm_mode colocate, or --use_vllm false."
@@ -68,57 +69,70 @@ def check_machine(settings: Settings, backend: str) -> None:
         return
     if backend == "transformers":  # Unsloth uses one GPU
         refuse_data_parallel(settings.trainer)
-    for check in checks(values, backend):
+    for check in checks(work, backend):
         if check.fault and check.fatal:
             raise UsageError(check.fault)
         if check.fault and IS_MAIN_PROCESS:
             logger.warning("warning: %s", check.fault)
 
 
+def describe_dry_run(settings: Settings, backend: str, rows: int, held_out: int) -> str:
+    """What ``--dry_run`` prints: the checks, the plan of steps, tokens and memory, and all settings, as YAML.
+
+    Args:
+        settings: All settings of the run.
+        backend: unsloth or transformers.
+        rows: Training rows; 0 if they are not known before a download.
+        held_out: Held-out rows.
+    """
+    from gtpo.machine.memory import describe_plan
+
+    return describe_checks(settings, backend) + describe_plan(settings, rows, held_out=held_out)
+
+
 def describe_checks(settings: Settings, backend: str) -> str:
     """The results as YAML comments, for ``--dry_run``; empty for a run on a CPU."""
-    values = settings.to_dict()
-    if values["use_cpu"]:
+    work = Workload.of(settings.to_dict())
+    if work.use_cpu:
         return ""
     if gpu_is_available():
-        lines = _lines(checks(values, backend))
+        lines = _lines(checks(work, backend))
     else:
-        command = shlex.join(["python", "-m", "gtpo.machine.preflight", "--model", values["model"]])
+        command = shlex.join(["python", "-m", "gtpo.machine.preflight", "--model", work.model])
         where = f"driver, compiler, GPU memory, disk and Hub are checked on the GPU machine: {command}"
         lines = [check_driver() or where]
     return "".join(f"# {line}\n" for line in lines)
 
 
-def checks(values: Mapping[str, Any], backend: str) -> Iterator[Check]:
+def checks(work: Workload, backend: str) -> Iterator[Check]:
     """The checks of a run on a GPU, in this order: the machine, then the Hub. Nothing is downloaded but a config.json.
 
     Args:
-        values: ``Settings.to_dict()`` of the run.
+        work: The settings that they depend on.
         backend: unsloth or transformers.
     """
-    model = MODEL_ALIASES.get(values["model"], values["model"])
-    use_vllm = bool(values.get("use_vllm")) and values.get("vllm_mode") == "colocate"
+    model = MODEL_ALIASES.get(work.model, work.model)
     yield Check("driver", check_driver())
     sees_gpu = is_installed("torch") and gpu_is_available()
     if sees_gpu:
         yield Check("compute capability", check_compute_capability())
     elif is_installed("torch"):
         yield Check("PyTorch", check_pytorch(), fatal=False)  # the installation may replace it
-    compiles = backend == "unsloth" or use_vllm
+    compiles = backend == "unsloth" or work.shares_gpu_with_vllm
     yield Check("C compiler", check_compiler(), fatal=compiles)
     yield Check("Python headers", check_python_headers(), fatal=compiles)
     shape = _shape(model)
     if sees_gpu and shape is not None:
         from gtpo.machine.memory import estimate
 
-        parts = estimate(shape, dict(values))
+        parts = estimate(shape, work)
         yield Check("GPU memory for the weights", fault := check_memory_for_weights(parts))
         if not fault:
-            share = values["gpu_memory_utilization"] if use_vllm else 0.0
+            share = work.gpu_memory_utilization if work.shares_gpu_with_vllm else 0.0
             yield Check("GPU memory", check_memory(parts, share), fatal=False)
     if not is_hub_id(model) or not is_installed("huggingface_hub"):
         return
-    copy = backend == "unsloth" and bool(values["load_in_4bit"])  # Unsloth has 4-bit copies of known models
+    copy = backend == "unsloth" and work.load_in_4bit  # Unsloth has 4-bit copies of known models
     if is_cached(model, copy):
         return
     reachable = hub_is_reachable()
@@ -237,7 +251,8 @@ def main() -> None:
     alias = next((alias for alias in presets if model in (alias, MODEL_ALIASES[alias])), "qwen")
     preset = read_yaml(CONFIGS / "gtpo" / f"{alias}.yaml")
     derived = {"fp16": False, "use_cpu": False, "gradient_accumulation_steps": preset["num_generations"]}
-    found = list(checks(derived | preset | {"model": model, "backend": "unsloth"}, "unsloth"))
+    work = Workload.of(derived | preset | {"model": model, "backend": "unsloth"})
+    found = list(checks(work, "unsloth"))
     print("\n".join(_lines(found)))
     if any(check.fault and check.fatal for check in found):
         sys.exit(2)

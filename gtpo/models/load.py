@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments
+from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Settings
 from gtpo.data.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.machine.backend import gpu_is_available, is_installed
@@ -22,7 +22,13 @@ from gtpo.processes import IS_MAIN_PROCESS
 logger = logging.getLogger(__name__)
 
 
-def load_policy(
+def load_policy(settings: Settings, backend: str) -> tuple[Any, Any]:
+    """:func:`build_policy` of a run."""
+    use_vllm = bool(getattr(settings.trainer, "use_vllm", False))
+    return build_policy(settings.model, backend, settings.trainer.seed, use_vllm, settings.prompt)
+
+
+def build_policy(
     arguments: ModelArguments, backend: str, seed: int, use_vllm: bool = False, prompt: PromptArguments | None = None
 ) -> tuple[Any, Any]:
     """The base model with a fresh LoRA adapter, or all weights trained with ``lora_rank`` 0, and its tokenizer.

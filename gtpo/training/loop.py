@@ -1,4 +1,4 @@
-"""The training loop of a run: its callbacks, and start or resume."""
+"""The training loop of a run: its callbacks, start or resume, and what is left behind."""
 
 import logging
 from pathlib import Path
@@ -9,15 +9,26 @@ from transformers.integrations import WandbCallback
 
 from gtpo.arguments import Settings
 from gtpo.processes import IS_MAIN_PROCESS
-from gtpo.reports.summary import RunMessages
+from gtpo.reports.html import write_report_or_warn
+from gtpo.reports.summary import RunMessages, log_summary
 from gtpo.reports.wandb import start_wandb
 from gtpo.runs.checkpoints import steps_are_done
 from gtpo.runs.directory import RunDirectory
 from gtpo.terminal.progress import ProgressBar
 from gtpo.training.callbacks import BestAdapter, EarlyStopping, MetricsWriter
+from gtpo.training.export import save_adapter
 from gtpo.training.fault_tolerance import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
 
 logger = logging.getLogger(__name__)
+
+
+def run(trainer: Any, settings: Settings, checkpoint: str | None) -> None:
+    """Train, from a checkpoint if there is one; save the adapter, write the report, and say how the run ended."""
+    attach_callbacks(trainer, settings)
+    train(trainer, checkpoint)
+    save_adapter(trainer, settings)
+    write_report_or_warn(settings.output_dir)
+    log_summary(trainer, settings)
 
 
 def attach_callbacks(trainer: Any, settings: Settings) -> None:

@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from gtpo.arguments import DataArguments
+from gtpo.arguments import DataArguments, ModelArguments, RunArguments, Settings
 from gtpo.data.arithmetic import arithmetic
 from gtpo.data.load import (
     ARITHMETIC_TEST_ROWS,
@@ -397,6 +397,11 @@ def test_unknown_benchmark_error_suggests_the_nearest() -> None:
 # ---- prompt length ----
 
 
+def up_to(max_prompt_length: int) -> Settings:
+    data = DataArguments(max_prompt_length=max_prompt_length)
+    return Settings("gtpo", data, ModelArguments(), RunArguments(), trainer=None)
+
+
 def test_long_prompts_are_dropped_and_counted(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     rows = load_train(DataArguments("arithmetic")).select(range(60))
@@ -408,13 +413,13 @@ def test_long_prompts_are_dropped_and_counted(tiny: Path, caplog: pytest.LogCapt
     expected = [prompt for prompt, length in zip(rows["prompt"], lengths, strict=True) if length <= limit]
     assert 0 < len(expected) < 60 and limit in lengths  # a prompt of exactly the limit is kept
     with caplog.at_level(logging.WARNING):
-        kept = drop_long_prompts(rows, tokenizer, limit)
+        kept = drop_long_prompts(rows, tokenizer, up_to(limit))
     assert kept["prompt"][:] == expected
     assert f"{60 - len(expected)} of 60" in caplog.text
-    assert len(drop_long_prompts(rows, tokenizer, max(lengths))) == 60
+    assert len(drop_long_prompts(rows, tokenizer, up_to(max(lengths)))) == 60
 
 
 def test_all_prompts_too_long_is_refused(tiny: Path) -> None:
     rows = load_train(DataArguments("arithmetic")).select(range(3))
-    with pytest.raises(UsageError, match="all 3 prompts are over max_prompt_length 2"):
-        drop_long_prompts(rows, AutoTokenizer.from_pretrained(tiny), 2)
+    with pytest.raises(UsageError, match="all 3 prompts are over 2 tokens: raise --max_prompt_length"):
+        drop_long_prompts(rows, AutoTokenizer.from_pretrained(tiny), up_to(2))

@@ -296,10 +296,11 @@ THINKS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>{% endf
 def test_what_the_template_has_written_of_the_completion() -> None:
     tokenizer = byte_level(["<eos>"], THINKS, eos_token="<eos>")
     tags = "<think> </think> <answer> </answer>"
-    assert assistant_prefill(tokenizer, tags, {}) == "<think>\n"
-    assert assistant_prefill(tokenizer, tags, {"enable_thinking": False}) == "<think>\n\n</think>\n\n"
-    assert assistant_prefill(tokenizer, "<reasoning> </reasoning> <answer> </answer>", {}) == ""
-    assert assistant_prefill(byte_level(**SMOLLM2), tags, {}) == ""
+    assert assistant_prefill(tokenizer, PromptArguments(tags=tags)) == "<think>\n"
+    without = PromptArguments(tags=tags, chat_template_kwargs={"enable_thinking": False})
+    assert assistant_prefill(tokenizer, without) == "<think>\n\n</think>\n\n"
+    assert assistant_prefill(tokenizer, PromptArguments()) == ""
+    assert assistant_prefill(byte_level(**SMOLLM2), PromptArguments(tags=tags)) == ""
     long, short = (len(encode_prompt(tokenizer, TURNS, enable_thinking=on)) for on in (False, True))
     assert long - short == len("\n</think>\n\n")
 
@@ -332,9 +333,10 @@ def test_sft_is_refused_where_the_template_drops_the_reasoning() -> None:
     template = CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")
     tokenizer = byte_level(**SMOLLM2 | {"template": template})
     answer = {"role": "assistant", "content": "<think>2</think><answer>2</answer>"}
+    prompt = PromptArguments(tags="<think> </think> <answer> </answer>")
     with pytest.raises(UsageError, match="leaves <think> out of an answer, so SFT would not learn it"):
-        check_answer_is_kept(tokenizer, [*TURNS, answer], "<think> </think> <answer> </answer>", {})
-    check_answer_is_kept(byte_level(**SMOLLM2), [*TURNS, answer], "<think> </think> <answer> </answer>", {})
+        check_answer_is_kept(tokenizer, [*TURNS, answer], prompt)
+    check_answer_is_kept(byte_level(**SMOLLM2), [*TURNS, answer], prompt)
 
 
 def test_a_template_of_the_user_replaces_the_tokenizers(tiny: Path) -> None:

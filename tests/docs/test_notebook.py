@@ -63,8 +63,7 @@ def test_it_trains_as_the_script_does() -> None:
     main = next(node for node in script.body if isinstance(node, ast.FunctionDef) and node.name == "main")
     in_notebook = lines(statements(WALKTHROUGH))
     missing = [line for line in lines(main.body) if line not in in_notebook]
-    imports = ("import plan", "import describe_checks", "import describe_time")
-    differing = ("load_backend_from_flags(", *imports, "parse('gtpo'", "if settings.run.dry_run:")
+    differing = ("load_backend_from_flags(", "import describe_dry_run", "parse('gtpo'", "if settings.run.dry_run:")
     assert len(missing) == len(differing), missing
     assert all(part in line for line, part in zip(missing, differing, strict=True)), missing
 

@@ -388,12 +388,12 @@ from pathlib import Path
 from peft import LoraConfig
 from gtpo.arguments import ModelArguments
 from gtpo.evaluation.storage import fingerprint
-from gtpo.models.load import load_policy
+from gtpo.models.load import build_policy
 
 base, plain, ours = sys.argv[1:]
 modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LoraConfig(target_modules=modules).save_pretrained(plain)
-load_policy(ModelArguments(model=base), "transformers", seed=0)[0].save_pretrained(ours)
+build_policy(ModelArguments(model=base), "transformers", seed=0)[0].save_pretrained(ours)
 print(fingerprint(plain), fingerprint(ours))
 """
 

@@ -13,6 +13,7 @@ import yaml
 from checks import HERE, ROOT, VARIANTS, Sizes, call, metrics_of, need
 
 from gtpo.machine.memory import GIB, estimate, shape_of
+from gtpo.machine.workload import Workload
 
 PHASES = ("generation", "scoring", "loss", "backward", "optimizer", "other")
 LARGE_NEEDS = 38.0, 20.0  # GiB of GPU memory and of disk, for an 8B model in 16 bits
@@ -115,7 +116,7 @@ def test_peak_memory(variant: str, measured: Measured, sizes: Sizes, device: str
     directory, about = measured(variant)
     numbers.update(about)
     settings = yaml.safe_load((directory / "config.yaml").read_text())
-    parts = estimate(shape_of(settings["model"]), settings)
+    parts = estimate(shape_of(settings["model"]), Workload.of(settings))
     numbers["estimate_gib"] = parts
     if device == "cpu":
         pytest.skip("peak memory is read on a GPU")

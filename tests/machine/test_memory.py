@@ -32,11 +32,14 @@ from gtpo.arguments import (
 from gtpo.cli.parse import parse
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS
-from gtpo.machine.memory import GIB, KNOWN, Shape, estimate, plan, shape_of
+from gtpo.machine.memory import GIB, KNOWN, Shape, describe_plan, estimate, shape_of
+from gtpo.machine.workload import Workload
 from gtpo.models.tiny import TINY
 
 SETTINGS: dict[str, Any] = {
     "model": "llama",
+    "backend": "auto",
+    "gpu_memory_utilization": 0.4,
     "bf16": True,
     "fp16": False,
     "load_in_4bit": False,
@@ -58,6 +61,10 @@ CLASSES = {
     "grpo": (*OURS, RewardArguments, trl.GRPOConfig),
     "sft": (*OURS, trl.SFTConfig),
 }
+
+
+def estimated(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
+    return estimate(shape, Workload.of(settings))
 
 
 def settings_of(*argv: str, method: str = "gtpo", model: str = "llama") -> Settings:
@@ -89,7 +96,7 @@ def on_meta(shape: Shape) -> Any:
 @pytest.mark.parametrize(("name", "rank"), [("llama", 128), ("qwen", 64), ("tiny", 32)])
 def test_weights_and_adapter_match_the_built_model(name: str, rank: int) -> None:
     shape = KNOWN[name]
-    parts = estimate(shape, SETTINGS | {"lora_rank": rank})
+    parts = estimated(shape, SETTINGS | {"lora_rank": rank})
     model = on_meta(shape)
     assert parts["weights"] * GIB == pytest.approx(2 * sum(p.numel() for p in model.parameters()), rel=2e-3)  # norms
     lora = LoraConfig(r=rank, target_modules=SETTINGS["lora_target_modules"])
@@ -101,15 +108,15 @@ def test_weights_and_adapter_match_the_built_model(name: str, rank: int) -> None
 def test_training_all_weights_needs_them_their_gradients_and_two_moments_in_float32() -> None:
     shape = KNOWN["qwen"]
     settings = SETTINGS | {"lora_rank": 0, "backend": "transformers", "use_vllm": False, "optim": "adamw_torch"}
-    parts = estimate(shape, settings)
+    parts = estimated(shape, settings)
     weights = sum(p.numel() for p in on_meta(shape).parameters())
     found = [parts[name] * GIB / weights for name in ("weights", "gradients", "optimizer", "LoRA")]
     assert found == pytest.approx([4, 4, 8, 0], rel=2e-3)  # norms are not counted
-    assert "reference" not in parts and estimate(shape, settings | {"beta": 0.04})["reference"] == parts["weights"]
+    assert "reference" not in parts and estimated(shape, settings | {"beta": 0.04})["reference"] == parts["weights"]
 
 
 def test_llama_matches_published_sizes() -> None:
-    parts = estimate(KNOWN["llama"], SETTINGS | {"load_in_4bit": True})
+    parts = estimated(KNOWN["llama"], SETTINGS | {"load_in_4bit": True})
     assert parts["weights"] * GIB / 1e9 == pytest.approx(5.70, abs=0.02)  # the 4-bit checkpoint of the Hub: 5.7 GB
     assert parts["KV cache"] == 12 * 5500 * 128 * 1024 / GIB  # 128 KiB per token
     assert parts["head"] == (2 * 1500 * 4096 * 2 + 3 * 4 * 1500 * 16384) / GIB
@@ -118,9 +125,9 @@ def test_llama_matches_published_sizes() -> None:
 def test_vllm_holds_lora_slots_a_copy_of_the_adapter_activations_and_graphs() -> None:
     """Slots of all seven projections and a copy of the trained ones, 16 bits each."""
     widths = (4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 14336) * 3
-    parts = estimate(KNOWN["llama"], SETTINGS)
+    parts = estimated(KNOWN["llama"], SETTINGS)
     assert parts["vLLM's LoRA"] == 2 * (32 * 128 * widths) * 2 / GIB == 1.25
-    one = estimate(KNOWN["llama"], SETTINGS | {"lora_target_modules": ["q_proj"]})
+    one = estimated(KNOWN["llama"], SETTINGS | {"lora_target_modules": ["q_proj"]})
     assert one["vLLM's LoRA"] == (32 * 128 * widths + 32 * 128 * 8192) * 2 / GIB
     assert parts["vLLM's activations and graphs"] == 8192 * (3 * 14336 + 2 * 4096) * 2 / GIB + 0.5  # 1.28 GiB
     for without, part in (
@@ -129,21 +136,21 @@ def test_vllm_holds_lora_slots_a_copy_of_the_adapter_activations_and_graphs() ->
         ({"backend": "transformers"}, "vLLM's LoRA"),  # TRL merges the adapter
         ({"vllm_mode": "server"}, "vLLM's activations and graphs"),  # on another GPU
     ):
-        assert part not in estimate(KNOWN["llama"], SETTINGS | without)
+        assert part not in estimated(KNOWN["llama"], SETTINGS | without)
 
 
 def test_unsloth_offloads_the_hidden_states_between_the_layers() -> None:
     hidden, layer = 5500 * 4096 * 2, 5500 * 2 * (2 * 4096 + 4096 * 2 + 1024 * 2 + 14336 * 2 + 4096)
-    plain = estimate(KNOWN["llama"], SETTINGS | {"backend": "transformers"})["activations"]
+    plain = estimated(KNOWN["llama"], SETTINGS | {"backend": "transformers"})["activations"]
     assert plain == (32 * hidden + 2 * layer) / GIB
-    assert estimate(KNOWN["llama"], SETTINGS)["activations"] == (2 * hidden + 2 * layer) / GIB
+    assert estimated(KNOWN["llama"], SETTINGS)["activations"] == (2 * hidden + 2 * layer) / GIB
     short = SETTINGS | {"max_seq_length": 500, "max_prompt_length": 300, "max_completion_length": 200}
     ratio = 500 / 5500  # below 512 tokens Unsloth keeps them
-    assert estimate(KNOWN["llama"], short)["activations"] == pytest.approx(ratio * plain)
+    assert estimated(KNOWN["llama"], short)["activations"] == pytest.approx(ratio * plain)
 
 
 def test_each_part_scales_with_its_settings() -> None:
-    base = estimate(KNOWN["llama"], SETTINGS)
+    base = estimated(KNOWN["llama"], SETTINGS)
     changes: list[tuple[dict[str, Any], str, float]] = [
         ({"optim": "adamw_torch"}, "optimizer", 4.0),
         ({"bf16": False}, "weights", 2.0),
@@ -155,9 +162,9 @@ def test_each_part_scales_with_its_settings() -> None:
         ({"lora_target_modules": ["q_proj"]}, "LoRA", 2 * 4096 / sum(map(sum, KNOWN["llama"].linear().values()))),
     ]
     for change, part, factor in changes:
-        assert estimate(KNOWN["llama"], SETTINGS | change)[part] == pytest.approx(factor * base[part]), change
+        assert estimated(KNOWN["llama"], SETTINGS | change)[part] == pytest.approx(factor * base[part]), change
     assert (
-        estimate(KNOWN["llama"], SETTINGS | {"gradient_checkpointing": False})["activations"] > 5 * base["activations"]
+        estimated(KNOWN["llama"], SETTINGS | {"gradient_checkpointing": False})["activations"] > 5 * base["activations"]
     )
 
 
@@ -170,7 +177,7 @@ def test_the_tiny_shape_is_that_of_the_tiny_model() -> None:
 
 def test_lines_of_the_plan() -> None:
     settings = settings_of()
-    text = plan(settings, rows=7473, gpus=[("A100", 39.4), ("T4", 14.6)])
+    text = describe_plan(settings, rows=7473, gpus=[("A100", 39.4), ("T4", 14.6)])
     assert yaml.safe_load(text) == settings.to_dict()  # all of it is YAML: the plan is written as comments
     lines = comments(text)
     assert lines[0] == "# 7,473 training rows, 7,473 steps of 1 prompt(s) x 12 completion(s) per process"
@@ -181,21 +188,21 @@ def test_lines_of_the_plan() -> None:
     assert lines[4].endswith(": fits")
     assert lines[5].startswith("# T4: vLLM reserves 40 % (6 GiB): weights and KV cache for 0 of 12 ")
     assert lines[5].endswith("does not fit")
-    assert comments(plan(settings, 1, [("A", 24.0)]))[-1].endswith(
+    assert comments(describe_plan(settings, 1, [("A", 24.0)]))[-1].endswith(
         "(10 GiB): weights and KV cache for 2 of 12 completions; training adds 4.6 GiB: fits"
     )  # (9.6 - 5.31 - 1.25 - 1.28) / 0.67 = 2.6
-    (small,) = comments(plan(settings_of("--load_in_4bit", "false"), rows=1, gpus=[("T4", 14.6)]))[4:]
+    (small,) = comments(describe_plan(settings_of("--load_in_4bit", "false"), rows=1, gpus=[("T4", 14.6)]))[4:]
     assert small.endswith("does not fit")  # 15 GiB of 16-bit weights
 
 
 def test_the_lines_of_the_plan_come_first() -> None:
-    text = plan(settings_of(), rows=10, gpus=[("A100", 39.4)])
+    text = describe_plan(settings_of(), rows=10, gpus=[("A100", 39.4)])
     assert text.startswith("# 10 training rows") and text.index("fits") < text.index("\nadam_beta1:")
 
 
 def test_a_plan_for_a_cpu_compares_with_its_memory() -> None:
     settings = settings_of(model="tiny")
-    small, large = (comments(plan(settings, rows=10, gpus=[], host=host)) for host in (0.5, 64.0))
+    small, large = (comments(describe_plan(settings, rows=10, gpus=[], host=host)) for host in (0.5, 64.0))
     assert small[2].startswith("# host memory at the maximum lengths") and "vLLM" not in "".join(small)
     assert small[-1].startswith("# this machine: 0.5 GiB: may not fit: WARNING, lower --per_device_train_batch_size")
     assert large[-1] == "# this machine: 64.0 GiB: fits"
@@ -203,9 +210,9 @@ def test_a_plan_for_a_cpu_compares_with_its_memory() -> None:
 
 def test_a_plan_of_a_large_model_without_a_gpu_says_what_it_is_for() -> None:
     settings = settings_of()
-    first = comments(plan(settings, rows=10, gpus=[]))[0]
+    first = comments(describe_plan(settings, rows=10, gpus=[]))[0]
     assert first == "# planned for a machine with a GPU: this one has none, and train_gtpo.py stops here"
-    assert "planned for" not in plan(settings, rows=10, gpus=[("A100", 39.4)])
+    assert "planned for" not in describe_plan(settings, rows=10, gpus=[("A100", 39.4)])
 
 
 def test_a_model_of_the_hub_is_refused_at_once_without_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,15 +225,15 @@ def test_a_model_of_the_hub_is_refused_at_once_without_a_connection(monkeypatch:
 
 
 def test_vllm_has_its_own_copy_of_the_weights_where_trl_syncs_them() -> None:
-    parts = estimate(KNOWN["llama"], SETTINGS | {"backend": "transformers", "use_vllm": True})
+    parts = estimated(KNOWN["llama"], SETTINGS | {"backend": "transformers", "use_vllm": True})
     assert parts["vLLM's weights"] == pytest.approx(parts["weights"] / 2)  # bfloat16 beside float32
-    assert "vLLM's weights" not in estimate(KNOWN["llama"], SETTINGS | {"backend": "unsloth", "use_vllm": True})
+    assert "vLLM's weights" not in estimated(KNOWN["llama"], SETTINGS | {"backend": "unsloth", "use_vllm": True})
 
 
 def test_steps_follow_max_steps_or_epochs() -> None:
     four = ("--prompts_per_step", "4")
-    assert "10 steps of 4 prompt(s) x 12" in plan(settings_of(*four, "--max_steps", "10"), rows=100)
-    assert "75 steps of 4 prompt(s)" in plan(settings_of(*four, "--num_train_epochs", "3"), rows=100)
+    assert "10 steps of 4 prompt(s) x 12" in describe_plan(settings_of(*four, "--max_steps", "10"), rows=100)
+    assert "75 steps of 4 prompt(s)" in describe_plan(settings_of(*four, "--num_train_epochs", "3"), rows=100)
 
 
 def test_the_shape_of_a_local_model_is_read_and_a_missing_config_refused(tiny: Path, tmp_path: Path) -> None:
@@ -246,7 +253,7 @@ def test_other_architectures_are_refused(tmp_path: Path) -> None:
 def test_no_part_is_negative_at_short_lengths() -> None:
     sft = {key: value for key, value in SETTINGS.items() if key not in ("max_completion_length", "num_generations")}
     for length in (100, None):
-        assert all(size >= 0 for size in estimate(KNOWN["llama"], sft | {"max_length": length}).values())
+        assert all(size >= 0 for size in estimated(KNOWN["llama"], sft | {"max_length": length}).values())
 
 
 PRESETS = [(path.parent.name, path.stem) for method in CLASSES for path in sorted((CONFIGS / method).glob("*.yaml"))]
@@ -255,7 +262,7 @@ PRESETS = [(path.parent.name, path.stem) for method in CLASSES for path in sorte
 @pytest.mark.parametrize(("method", "model"), PRESETS)
 def test_every_preset_has_a_plan(method: str, model: str, tiny: Path) -> None:
     """SFT too, which has a maximum length in place of completions, and no KV cache."""
-    text = plan(settings_of(method=method, model=str(tiny) if model == "cpu" else model), rows=1000)
+    text = describe_plan(settings_of(method=method, model=str(tiny) if model == "cpu" else model), rows=1000)
     assert "# total " in text
     assert ("KV cache 0.00" in text) == (method == "sft")
 
@@ -263,7 +270,7 @@ def test_every_preset_has_a_plan(method: str, model: str, tiny: Path) -> None:
 def test_trls_vllm_holds_weights_of_16_bits_and_not_the_float32_base() -> None:
     """32 GiB for vLLM minus 15 GiB of weights leave room for 12 completions of 0.67 GiB; minus 30 GiB for 3."""
     settings = settings_of("--backend", "transformers")
-    last = comments(plan(settings, rows=1, gpus=[("H", 80.0)]))[-1]
+    last = comments(describe_plan(settings, rows=1, gpus=[("H", 80.0)]))[-1]
     assert last.startswith("# H: vLLM") and "12 of 12 completions" in last
 
 
@@ -273,7 +280,7 @@ def test_the_table_of_the_documentation_has_the_estimates(model: str) -> None:
     (row,) = re.findall(rf"^\| {model} \| (.+) \|$", text, re.MULTILINE)
     columns = (("weights",), ("LoRA", "gradients", "optimizer"), ("activations", "head"), ("KV cache",))
     columns += (("vLLM's LoRA",), ("vLLM's activations and graphs",))
-    parts = estimate(KNOWN[model], settings_of(model=model).to_dict())
+    parts = estimated(KNOWN[model], settings_of(model=model).to_dict())
     assert {name for names in columns for name in names} == parts.keys()
     sizes = [sum(parts[name] for name in names) for names in columns]
     assert [float(cell) for cell in row.split(" | ")] == pytest.approx(sizes, abs=0.06)

@@ -30,7 +30,8 @@ from gtpo.errors import UsageError
 from gtpo.machine import backend, preflight
 from gtpo.machine.memory import GIB, KNOWN
 from gtpo.machine.preflight import check_machine, checks, describe_checks
-from gtpo.models.load import load_policy
+from gtpo.machine.workload import Workload
+from gtpo.models.load import build_policy
 from train_gtpo import SETTINGS
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -112,7 +113,7 @@ def settings_of(*argv: str, model: str = "llama") -> Settings:
 
 def faults(backend: str = "unsloth", *argv: str, model: str = "llama") -> list[tuple[str, bool]]:
     """The sentences of all checks that fail, each with whether it is fatal."""
-    found = checks(settings_of(*argv, model=model).to_dict(), backend)
+    found = checks(Workload.of(settings_of(*argv, model=model).to_dict()), backend)
     return [(check.fault, check.fatal) for check in found if check.fault]
 
 
@@ -125,7 +126,7 @@ TRL_VLLM = ("--load_in_4bit", "false", "--use_vllm", "true")
 
 @pytest.mark.parametrize(("chosen", "argv"), [("unsloth", ()), ("transformers", TRL_VLLM)])
 def test_every_check_passes_in_this_order(chosen: str, argv: tuple[str, ...], machine: Machine) -> None:
-    found = list(checks(settings_of(*argv).to_dict(), chosen))
+    found = list(checks(Workload.of(settings_of(*argv).to_dict()), chosen))
     assert [check.name for check in found] == [
         *("driver", "compute capability", "C compiler", "Python headers"),
         *("GPU memory for the weights", "GPU memory", "Hub", "access to the model", "disk"),
@@ -255,7 +256,7 @@ def test_a_gpu_in_use_stops_where_the_weights_do_not_fit(machine: Machine) -> No
 def preflight_parts(*argv: str) -> dict[str, float]:
     from gtpo.machine.memory import estimate
 
-    return estimate(KNOWN["llama"], settings_of(*argv).to_dict())
+    return estimate(KNOWN["llama"], Workload.of(settings_of(*argv).to_dict()))
 
 
 def test_a_plan_beyond_the_free_memory_is_a_warning(machine: Machine) -> None:
@@ -391,7 +392,7 @@ def test_without_a_size_from_the_hub_the_disk_is_compared_with_the_plan(
 @pytest.mark.parametrize("model", ["tiny", "{directory}", "a/b/c", "./missing/model"])
 def test_what_is_no_hub_id_is_not_looked_up(model: str, machine: Machine, tmp_path: Path) -> None:
     values = settings_of().to_dict() | {"model": model.format(directory=tmp_path)}
-    list(checks(values, "unsloth"))
+    list(checks(Workload.of(values), "unsloth"))
     assert machine.requests == []
 
 
@@ -477,7 +478,7 @@ def test_scripts_check_before_they_download(
     settings.method = script.removeprefix("train_")
     monkeypatch.setattr(f"{script}.parse", lambda *_: settings)
     monkeypatch.setattr("gtpo.data.load.load_train", lambda *_: pytest.fail("rows were loaded"))
-    monkeypatch.setattr("gtpo.models.load.load_policy", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("gtpo.models.load.build_policy", lambda *_: pytest.fail("the model was loaded"))
     machine.disk = 1e9
     with pytest.raises(UsageError, match=r"the weights of meta-llama/Llama-3\.1-8B-Instruct take 16\.1 GB and"):
         main()
@@ -586,7 +587,7 @@ def test_what_unsloth_has_loaded_as_asked_passes(
     unsloth: FakeUnsloth, arguments: ModelArguments, caplog: pytest.LogCaptureFixture
 ) -> None:
     changed(unsloth, lambda model, tokenizer: setattr(model, "vllm_engine", engine(1500)))
-    load_policy(arguments, "unsloth", 0, use_vllm=True)
+    build_policy(arguments, "unsloth", 0, use_vllm=True)
     assert caplog.messages == [f"loading {arguments.model}"]
 
 
@@ -594,7 +595,7 @@ def test_a_shorter_engine_stops(unsloth: FakeUnsloth, arguments: ModelArguments)
     """Unsloth prints it and goes on; vLLM then refuses the longest prompts in the middle of the run."""
     changed(unsloth, lambda model, tokenizer: setattr(model, "vllm_engine", engine(1499)))
     with pytest.raises(UsageError) as caught:
-        load_policy(arguments, "unsloth", 0, use_vllm=True)
+        build_policy(arguments, "unsloth", 0, use_vllm=True)
     assert str(caught.value) == (
         "vLLM has memory for 1499 tokens of prompt and completion, not for --max_seq_length 1500: raise "
         "--gpu_memory_utilization, or add `--max_seq_length 1499` and lower --max_prompt_length."
@@ -618,20 +619,20 @@ def test_the_command_without_vllm_is_printed(
     monkeypatch.setattr(sys, "argv", ["train_gtpo.py", "--model", "llama", "--run_name", "gamma 0.5"])
     unsloth.from_pretrained = vllm_code(module, "RuntimeError('Engine core failed\\nsee above')")  # type: ignore[method-assign]
     with pytest.raises(UsageError) as caught:
-        load_policy(arguments, "unsloth", 0, use_vllm=True)
+        build_policy(arguments, "unsloth", 0, use_vllm=True)
     assert str(caught.value) == (
         "vLLM does not start (Engine core failed); train without it: python train_gtpo.py --model llama --run_name "
         "'gamma 0.5' --use_vllm false"
     )
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
     with pytest.raises(UsageError, match=r"train without it: --use_vllm false$"):
-        load_policy(arguments, "unsloth", 0, use_vllm=True)
+        build_policy(arguments, "unsloth", 0, use_vllm=True)
 
 
 def test_another_error_of_the_loader_is_not_one_of_vllm(unsloth: FakeUnsloth, arguments: ModelArguments) -> None:
     unsloth.from_pretrained = vllm_code("unsloth.models.loader", "OSError('no such file')")  # type: ignore[method-assign]
     with pytest.raises(UsageError, match="cannot load model"):
-        load_policy(arguments, "unsloth", 0, use_vllm=True)
+        build_policy(arguments, "unsloth", 0, use_vllm=True)
 
 
 def test_a_single_process_warns(machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

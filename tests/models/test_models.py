@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from gtpo.arguments import ModelArguments
 from gtpo.errors import UsageError
 from gtpo.models import load as models
-from gtpo.models.load import load_base, load_policy, resolve_model, source_options, why_not_loaded
+from gtpo.models.load import build_policy, load_base, resolve_model, source_options, why_not_loaded
 from gtpo.models.tiny import TINY
 
 
@@ -33,7 +33,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def policy(directory: Path, seed: int = 0, **settings: Any) -> Any:
     arguments = ModelArguments(model=str(directory), **({"lora_rank": 8} | settings))
-    return load_policy(arguments, "transformers", seed)[0]
+    return build_policy(arguments, "transformers", seed)[0]
 
 
 def test_only_the_adapter_on_the_named_layers_is_trained(tiny: Path) -> None:
@@ -114,7 +114,7 @@ def test_unsloth_is_refused_where_only_eos_can_pad(unsloth: FakeUnsloth, model: 
     settings = json.loads((model / "tokenizer_config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": "</s>"}))
     with pytest.raises(UsageError, match=r"Unsloth takes every EOS token for padding.*use --backend transformers"):
-        load_policy(ModelArguments(model=str(model), lora_rank=8), "unsloth", 0)
+        build_policy(ModelArguments(model=str(model), lora_rank=8), "unsloth", 0)
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing", "{directory}/missing", "{directory}"])
@@ -140,7 +140,7 @@ def test_aliases_resolve_to_the_models_of_the_paper() -> None:
 @pytest.mark.parametrize("use_vllm", [True, False])
 def test_fast_inference_is_set_by_use_vllm(use_vllm: bool, unsloth: FakeUnsloth, tiny: Path) -> None:
     arguments = ModelArguments(model=str(tiny), lora_rank=8, load_in_4bit=True, max_seq_length=99)
-    model, tokenizer = load_policy(arguments, "unsloth", seed=5, use_vllm=use_vllm)
+    model, tokenizer = build_policy(arguments, "unsloth", seed=5, use_vllm=use_vllm)
     assert unsloth.options["fast_inference"] is use_vllm
     expected = {"load_in_4bit": True, "max_seq_length": 99, "max_lora_rank": 8, "gpu_memory_utilization": 0.4, "r": 8}
     expected |= {"lora_alpha": 8, "random_state": 5, "use_gradient_checkpointing": "unsloth"}
@@ -155,7 +155,7 @@ def test_a_resized_embedding_is_refused(unsloth: FakeUnsloth, tiny: Path) -> Non
     rows = AutoConfig.from_pretrained(tiny).vocab_size + 1
     unsloth.rows = rows
     with pytest.raises(UsageError, match=rf"has {rows} rows after loading and its config.json says {rows - 1}: remove"):
-        load_policy(ModelArguments(model=str(tiny), lora_rank=8), "unsloth", 0)
+        build_policy(ModelArguments(model=str(tiny), lora_rank=8), "unsloth", 0)
 
 
 AUTO = "Unsloth: Failed to load model. Both AutoConfig and PeftConfig loading failed.\n\nAutoConfig error: {}\n\n"
@@ -185,7 +185,7 @@ def test_errors_of_unsloths_loader_are_one_sentence(
     path = str(tmp_path)
     unsloth.error = RuntimeError((AUTO.replace("{}", auto) + PEFT).replace("{}", path))
     with pytest.raises(UsageError) as caught:
-        load_policy(ModelArguments(model=path), "unsloth", 0)
+        build_policy(ModelArguments(model=path), "unsloth", 0)
     expected = "Expected tiny, smol, llama, qwen, a Hub id or a directory with a config.json."
     assert str(caught.value) == f"cannot load model {path!r}: {reason}. {expected}"
 
@@ -193,7 +193,7 @@ def test_errors_of_unsloths_loader_are_one_sentence(
 def test_a_gated_model_is_told_by_unsloth_too(unsloth: FakeUnsloth, tmp_path: Path) -> None:
     unsloth.error = RuntimeError(AUTO.format("You are trying to access a gated repo.") + PEFT)
     with pytest.raises(UsageError, match=r"is gated: accept its license on the Hub, then `hf auth login`"):
-        load_policy(ModelArguments(model=str(tmp_path)), "unsloth", 0)
+        build_policy(ModelArguments(model=str(tmp_path)), "unsloth", 0)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_weights_that_training_changes_are_in_full_precision_on_a_gpu(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: True)
     arguments = ModelArguments(model=str(tiny), lora_rank=lora_rank)
-    model, _ = load_policy(arguments, "transformers", 0, use_vllm)
+    model, _ = build_policy(arguments, "transformers", 0, use_vllm)
     assert model.get_input_embeddings().weight.dtype == dtype
 
 
@@ -215,7 +215,7 @@ def test_weights_that_training_changes_are_in_full_precision_on_a_gpu(
 
 def test_4bit_without_gpu_is_refused(no_gpu: None, tiny: Path) -> None:
     with pytest.raises(UsageError, match="--load_in_4bit needs a GPU"):
-        load_policy(ModelArguments(model=str(tiny), load_in_4bit=True), "transformers", 0)
+        build_policy(ModelArguments(model=str(tiny), load_in_4bit=True), "transformers", 0)
 
 
 def test_4bit_without_bitsandbytes_is_refused(gpu: None, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

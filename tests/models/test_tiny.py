@@ -18,7 +18,7 @@ from gtpo.data.arithmetic import arithmetic
 from gtpo.errors import UsageError
 from gtpo.grading import extract_answer, is_correct
 from gtpo.models import tiny as tiny_module
-from gtpo.models.load import load_base, load_policy, resolve_model
+from gtpo.models.load import build_policy, load_base, resolve_model
 from gtpo.models.tiny import build_tiny, ensure_tiny, is_tiny_path, train_tiny, warm_start
 from gtpo.prompts import TAGS, to_completion, to_messages
 from rewards import score_format
@@ -284,7 +284,7 @@ def test_adapter_of_tiny_loads_from_any_directory(tmp_path: Path, monkeypatch: p
 
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    model, _ = load_policy(ModelArguments(model="tiny", lora_rank=2), "transformers", seed=0)
+    model, _ = build_policy(ModelArguments(model="tiny", lora_rank=2), "transformers", seed=0)
     model.save_pretrained(tmp_path / "adapter")
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").peft_config["default"].r == 2

@@ -25,7 +25,7 @@ from gtpo.arguments import DataArguments, Settings
 from gtpo.cli.parse import parse
 from gtpo.data.load import load_train, to_demonstrations
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.models.load import load_policy
+from gtpo.models.load import build_policy
 
 FILES = sorted((CONFIGS / "paper").glob("*.yaml"))
 
@@ -198,7 +198,7 @@ def test_one_training_step(path: Path, tiny: Path, tmp_path: Path, monkeypatch: 
         argv += ["--initial_entropy", "0.3"]  # below ln 2: only --entropy_filter off keeps Qwen's filter off
     settings = read(method, "--config", str(path), *argv)
     model, args = dataclasses.replace(settings.model, model=str(tiny), load_in_4bit=False), settings.trainer
-    policy, tokenizer = load_policy(model, "transformers", args.seed)
+    policy, tokenizer = build_policy(model, "transformers", args.seed)
     rows = load_train(DataArguments("arithmetic")).select(range(4))
     if method == "sft":
         sft = SFTTrainer(model=policy, processing_class=tokenizer, args=args, train_dataset=to_demonstrations(rows))

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerControl, Tr
 
 from gtpo.arguments import ModelArguments
 from gtpo.errors import RunError
-from gtpo.models.load import load_policy
+from gtpo.models.load import build_policy
 from gtpo.runs.directory import RunDirectory
 from gtpo.training import callbacks
 from gtpo.training.callbacks import BestAdapter
@@ -126,7 +126,7 @@ def test_the_accuracy_selects_before_the_reward(tiny: Path, tmp_path: Path) -> N
 def test_saving_asks_the_hub_nothing(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PEFT would look up whether the embedding of a base on the Hub has another size, at each save."""
     monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", lambda *_: pytest.fail("asked the Hub"))
-    policy, tokenizer = load_policy(ModelArguments(model=str(tiny), lora_rank=4), "transformers", 0)
+    policy, tokenizer = build_policy(ModelArguments(model=str(tiny), lora_rank=4), "transformers", 0)
     policy.peft_config["default"].base_model_name_or_path = "owner/name"
     callback = BestAdapter(RunDirectory(tmp_path), tokenizer)
     state = SimpleNamespace(max_steps=1, global_step=1, is_world_process_zero=True)

@@ -24,12 +24,13 @@ from gtpo.arguments import (
     PromptArguments,
     RewardArguments,
     RunArguments,
+    Settings,
 )
 from gtpo.cli.parse import parse
 from gtpo.cli.validation import evaluation_settings
 from gtpo.data.load import hold_out, load_rows, load_train
 from gtpo.errors import UsageError
-from gtpo.machine.memory import plan
+from gtpo.machine.memory import describe_plan
 from gtpo.paper.results import Results, condense, read_results
 from gtpo.reports.curves import plot_training
 from gtpo.reports.summary import find_problems, held_out_text, scores, window_text
@@ -171,8 +172,8 @@ def test_a_file_that_says_no_evaluation_gives_way_to_held_out_rows(tmp_path: Pat
 )
 def test_the_plan_counts_the_completions_of_evaluations(flags: list[str], line: str) -> None:
     few = settings("--eval_rows", "30", "--max_steps", "10", "--G", "12", "--prompts_per_step", "4", *flags)
-    assert line in plan(few, rows=100, held_out=30)
-    assert "held-out" not in plan(settings(), rows=100)
+    assert line in describe_plan(few, rows=100, held_out=30)
+    assert "held-out" not in describe_plan(settings(), rows=100)
 
 
 # Which rows
@@ -212,16 +213,22 @@ def test_a_batch_has_whole_groups_and_every_row_counts_once() -> None:
         assert weights == pytest.approx([1.0] * rows), (rows, group, batch, ranks)
 
 
+def settings_for(data: DataArguments, seed: int = 0) -> Settings:
+    return Settings("gtpo", data, ModelArguments(), RunArguments(), trainer=SimpleNamespace(seed=seed))
+
+
 def test_rows_are_held_out_of_the_training_rows_or_come_from_elsewhere(tmp_path: Path) -> None:
     every = load_train(DataArguments("arithmetic"), seed=7)
-    rows, held_out = load_rows(DataArguments("arithmetic", eval_rows=10), seed=7)
+    rows, held_out = load_rows(settings_for(DataArguments("arithmetic", eval_rows=10), seed=7))
     assert held_out is not None and len(rows) == len(every) - 10 and len(held_out) == 10
     chosen = {str(prompt) for prompt in held_out["prompt"]}
     assert [p for p in every["prompt"] if str(p) not in chosen] == list(rows["prompt"])
-    rows, held_out = load_rows(DataArguments("arithmetic", eval_dataset="arithmetic_hard", eval_rows=10), seed=7)
+    rows, held_out = load_rows(
+        settings_for(DataArguments("arithmetic", eval_dataset="arithmetic_hard", eval_rows=10), seed=7)
+    )
     assert held_out is not None and len(rows) == len(every) and len(held_out) == 10
     assert held_out.column_names == rows.column_names == ["prompt", "answer", "solution"]
-    assert load_rows(DataArguments("arithmetic"), seed=7)[1] is None
+    assert load_rows(settings_for(DataArguments("arithmetic"), seed=7))[1] is None
 
 
 def test_a_file_of_held_out_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -231,12 +238,12 @@ def test_a_file_of_held_out_rows(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "c.jsonl").write_text('{"prompt": "What?"}\n')
     own = DataArguments(str(tmp_path / "a.jsonl"), eval_dataset=str(tmp_path / "b.jsonl"))
-    rows, held_out = load_rows(own)
+    rows, held_out = load_rows(settings_for(own))
     assert held_out is not None and list(held_out["answer"]) == ["4", "5", "6"]
     assert held_out.column_names == ["prompt", "answer"]  # what the rewards see in training
     assert caplog.messages == ["1 of 3 held-out prompts are also prompts of training rows"]
     with pytest.raises(UsageError, match=r"c\.jsonl has no column 'answer', and the training rows have\.$"):
-        load_rows(DataArguments(str(tmp_path / "a.jsonl"), eval_dataset=str(tmp_path / "c.jsonl")))
+        load_rows(settings_for(DataArguments(str(tmp_path / "a.jsonl"), eval_dataset=str(tmp_path / "c.jsonl"))))
 
 
 # Metrics
