@@ -717,6 +717,8 @@ def test_resume_of_a_run_by_its_name_takes_its_settings(
     run = Path(f"outputs/gtpo-tiny-{'gsm8k' if dataset else 'arithmetic'}-a")
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(yaml.safe_dump(parsed(*dataset, *name, "--gamma", "0.25").to_dict()))
+    newer = stored_run(Path("outputs/newer"), "--gamma", "0.5")
+    os.utime(newer / "config.yaml", (2**32, 2**32))
     resumed = parsed(*dataset, *name, "--resume")
     assert (resumed.gtpo.gamma, resumed.output_dir) == (0.25, run)
 
