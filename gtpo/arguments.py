@@ -32,7 +32,13 @@ BENCHMARK_TITLES = {
     "arithmetic": "Arithmetic",
     "arithmetic_hard": "Arithmetic, 4 to 5 steps",
 }
-SHORT_NAMES = {"G": "num_generations"}
+SHORT_NAMES = {
+    "G": "num_generations",
+    "model_name_or_path": "model",  # these are TRL's names, for settings of ours
+    "dataset_name": "dataset",
+    "lora_r": "lora_rank",
+    "vllm_gpu_memory_utilization": "gpu_memory_utilization",
+}
 EARLIER_NAMES = {"adapter": "runs", "judge": "grader", "limit_rows": "limit"}  # of the last release, for one more
 
 

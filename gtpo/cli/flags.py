@@ -23,7 +23,6 @@ ELSEWHERE = {  # usual names in other projects -> ours
     "steps": ("max_steps",),
     "group_size": ("num_generations",),
     "kl_coef": ("beta",),
-    "lora_r": ("lora_rank",),
 }
 REMOVED = {  # settings of earlier revisions: values that a stored run may have, and that changed nothing
     "generation_bf16": (False,),
@@ -50,7 +49,7 @@ def check_flags(argv: Sequence[str], config: str, classes: Sequence[type]) -> No
         _add(parser, name, annotation)
     parser.add_argument("--config")
     try:
-        given, unknown = parser.parse_known_args([without_alias(word) for word in argv])
+        given, unknown = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise UsageError(one_spelling(error)) from error
     if not any(word.startswith("--unsloth_") for word in unknown):  # fields that Unsloth adds to TRL's configs

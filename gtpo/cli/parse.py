@@ -47,6 +47,7 @@ from gtpo.cli.validation import batch_geometry, check_values, evaluation_setting
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.machine.backend import check_driver, choose_backend, gpu_is_available, limit_openmp_spinning, load_backend
+from gtpo.machine.hub import check_model_name
 from gtpo.runs.directory import OUTPUTS, RunDirectory, find_runs, method_of
 from gtpo.runs.start import check_same_policy
 
@@ -90,7 +91,7 @@ def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence
     Raises:
         UsageError: As for ``load_backend``, if a flag is invalid, or a file that the flags name cannot be read.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
+    argv = [without_alias(word) for word in (sys.argv[1:] if argv is None else argv)]
     if not HELP_FLAGS & set(argv):
         check_flags(argv, "sft_config" if method == "sft" else "grpo_config", classes)
     early = _early_flags(method, argv)
@@ -110,23 +111,21 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
         UsageError: If a key or value is invalid.
         SystemExit: After ``--help`` or ``--help_all``.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
+    argv = [without_alias(word) for word in (sys.argv[1:] if argv is None else argv)]
     if HELP_FLAGS & set(argv):
         print_help(method, classes, read_yaml(CONFIGS / method / "tiny.yaml"), DERIVED, "--help_all" in argv)
         raise SystemExit(0)
     early = _early_flags(method, argv)
     if early.resume not in (None, "auto"):
         _check_resumed(method, early)
+    if not early.of_run:
+        check_model_name(early.model)
     preset = preset_for(method, early.model, early.backend, early.dry_run)
     values = _read(classes, [preset, *([early.config] if early.config else [])], argv, _machine_flags(early, preset))
     check_values(values)
     given = given_on(argv)
     if early.resume not in (None, "auto"):
         _check_rewards_of(RunDirectory(early.resume), values.get("reward", []), "reward" in given or not early.of_run)
-    if method != "sft" and values["num_generations"] < 2:
-        raise UsageError(
-            f"--G is {values['num_generations']}: expected at least 2, because advantages are relative to the group."
-        )
     if preset.stem in ("cpu", "smol") and values["per_device_train_batch_size"] is None:
         values["per_device_train_batch_size"] = _rows_that_fit(values)
     values |= _batch_sizes(values, given)
@@ -153,7 +152,7 @@ def parse_evaluation(argv: Sequence[str] | None = None) -> tuple[EvaluationArgum
         UsageError: If a key or value is invalid.
         SystemExit: After ``--help``.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
+    argv = [without_alias(word) for word in (sys.argv[1:] if argv is None else argv)]
     if HELP_FLAGS & set(argv):
         print_help("evaluate", [EvaluationArguments], preset={}, derived=())
         raise SystemExit(0)
@@ -345,6 +344,7 @@ def _read(
 ) -> dict[str, Any]:
     """The value of every field: the first file, then ``defaults``, the other files and the command line override it."""
     from transformers import HfArgumentParser
+    from transformers.hf_argparser import string_to_bool
 
     parser = HfArgumentParser(
         classes,
@@ -353,6 +353,11 @@ def _read(
         exit_on_error=False,
         conflict_handler="resolve",  # max_seq_length is also a field of the SFTConfig that Unsloth generates
     )
+    for action in parser._actions:
+        if action.type is string_to_bool and action.nargs is None:  # `bool | None`: --bf16 alone is true
+            action.nargs, action.const = "?", True
+        elif action.dest == "report_to":
+            action.nargs = "+"
     parser.add_argument("--config")
     parser.add_argument("--help_all", action="store_true")
     fields = fields_of(classes)
@@ -361,11 +366,14 @@ def _read(
     words = [word for file in files[:1] for word in _as_flags(file, fields)]
     words += [*defaults, *(word for file in files[1:] for word in _as_flags(file, fields))]
     try:
-        namespace, unknown = parser.parse_known_args([*words, *map(without_alias, argv)])
+        namespace, unknown = parser.parse_known_args([*words, *argv])
     except argparse.ArgumentError as error:
         raise UsageError(one_spelling(error)) from error
     refuse_unknown(unknown, [*fields, "config"], "--help_all" if RunArguments in classes else "--help")
-    return {name: value for name, value in vars(namespace).items() if name in fields}
+    values = {name: value for name, value in vars(namespace).items() if name in fields}
+    if isinstance(reporters := values.get("report_to"), list) and len(reporters) == 1:
+        [values["report_to"]] = reporters
+    return values
 
 
 def _as_flags(path: str | Path, fields: Mapping[str, dataclasses.Field[Any]]) -> list[str]:

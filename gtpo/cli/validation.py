@@ -5,13 +5,32 @@ Derived are the batch sizes, from whole groups, and the evaluation of held-out r
 
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import ModelArguments, check_eval_batch
-from gtpo.errors import UsageError
+from gtpo.errors import UsageError, nearest
 from gtpo.machine.backend import is_installed
 
+MOST_STEPS = 10**9
+RANGES: dict[str, tuple[float, float]] = {  # inclusive
+    "learning_rate": (0, math.inf),
+    "weight_decay": (0, math.inf),
+    "max_grad_norm": (0, math.inf),
+    "warmup_steps": (0, math.inf),
+    "seed": (0, 2**32 - 1),
+    "data_seed": (0, 2**32 - 1),
+    "top_k": (0, math.inf),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "lora_rank": (0, 4096),
+    "num_generations": (2, 4096),
+    "steps_per_generation": (1, math.inf),
+    "logging_steps": (0, math.inf),
+    "save_total_limit": (1, math.inf),
+    "dataloader_num_workers": (0, 1024),
+}
 EVALUATIONS = 10  # of a run, unless --eval_steps is given
 _ONLY_WITH_ROWS = {  # setting -> its value without held-out rows
     "eval_strategy": "no",
@@ -76,20 +95,28 @@ def check_values(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"--{name} is {value}: expected a finite number.")
-    for name in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps"):
-        if values[name] is not None and values[name] < 0:
-            raise UsageError(f"--{name} is {values[name]}: expected at least 0.")
-    if values["adam_epsilon"] == 0:
-        raise UsageError("--adam_epsilon is 0: expected more, or a zero second moment divides 0 by 0.")
+    for name, (least, most) in RANGES.items():
+        given = values.get(name)
+        if given is not None and not least <= given <= most:
+            expected = f"at least {least:,}" if most == math.inf else f"{least:,} to {most:,}"
+            raise UsageError(f"--{'G' if name == 'num_generations' else name} is {given}: expected {expected}.")
     for name in ("adam_beta1", "adam_beta2"):
         if not 0 <= values[name] < 1:
             raise UsageError(f"--{name} is {values[name]}: expected at least 0 and less than 1.")
-    for name in ("seed", "data_seed"):
-        if values.get(name) is not None and not 0 <= values[name] < 2**32:
-            raise UsageError(f"--{name} is {values[name]}: expected 0 to 4294967295.")
-    if values["max_steps"] != -1 and values["max_steps"] < 1:
+    for name in ("adam_epsilon", "repetition_penalty"):
+        if values.get(name) is not None and values[name] <= 0:
+            raise UsageError(f"--{name} is {values[name]}: expected more than 0.")
+    if values["resume_from_checkpoint"]:
+        raise UsageError("--resume_from_checkpoint is not supported: --resume RUN continues from the last checkpoint.")
+    if values["fsdp"] and int(os.environ.get("WORLD_SIZE", 1)) == 1:
         raise UsageError(
-            f"--max_steps is {values['max_steps']}, which trains nothing: expected at least 1, or -1 for the steps of "
+            "--fsdp needs several processes: accelerate launch --config_file configs/accelerate/fsdp2.yaml."
+        )
+    if values.get("sync_ref_model") and not (values["beta"] and values["lora_rank"] == 0):
+        raise UsageError("--sync_ref_model needs a reference model of its own: --beta above 0 and --lora_rank 0.")
+    if values["max_steps"] != -1 and not 1 <= values["max_steps"] <= MOST_STEPS:
+        raise UsageError(
+            f"--max_steps is {values['max_steps']}: expected 1 to {MOST_STEPS:,}, or -1 for the steps of "
             "--num_train_epochs."
         )
     if values["max_steps"] == -1 and values["num_train_epochs"] <= 0:
@@ -120,8 +147,12 @@ def check_values(values: Mapping[str, Any]) -> None:
                 raise UsageError(f"--lora_rank 0 trains all weights, without an adapter: set --{name} {other}.")
         if values["lora_target_modules"] != ModelArguments().lora_target_modules:
             raise UsageError("--lora_rank 0 trains all weights, without an adapter: remove --lora_target_modules.")
-    if values["save_total_limit"] is not None and values["save_total_limit"] < 1:
-        raise UsageError(f"--save_total_limit is {values['save_total_limit']}: expected at least 1, or nothing.")
+    rewards, weights = values.get("reward"), values.get("reward_weights")
+    if rewards is not None and weights is not None and len(weights) != len(rewards):
+        raise UsageError(f"--reward_weights has {len(weights)} values for {len(rewards)} rewards: name one for each.")
+    name = values["run_name"]
+    if name and not (name.isprintable() and Path(name).name == name):
+        raise UsageError(f"--run_name is {name!r}: expected a name without slashes and control characters.")
     deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"  # set by accelerate launch
     if (deepspeed or values["deepspeed"]) and not is_installed("deepspeed"):
         raise UsageError("DeepSpeed is not installed: pip install deepspeed, or use configs/accelerate/fsdp2.yaml.")
@@ -134,11 +165,25 @@ def check_values(values: Mapping[str, Any]) -> None:
             f"{values['max_seq_length']}: lower --max_prompt_length or --max_completion_length, or raise "
             "--max_seq_length."
         )
+    _check_reporters(values["report_to"])
     if values["push_to_hub"] and not values["hub_token"]:
         from huggingface_hub import get_token
 
         if get_token() is None:
             raise UsageError("--push_to_hub needs a token of the Hugging Face Hub: `hf auth login` or set HF_TOKEN.")
+
+
+def _check_reporters(reporters: Sequence[str] | str) -> None:
+    from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+
+    known = {*INTEGRATION_TO_CALLBACK, "all", "none"}
+    for name in [reporters] if isinstance(reporters, str) else reporters or []:
+        if name not in known:
+            raise UsageError(f"--report_to {name!r} is unknown{nearest(name, known)}: wandb, tensorboard, none, ...")
+        if name not in {*get_available_reporting_integrations(), "all", "none"}:
+            raise UsageError(
+                f"--report_to {name} needs a package that is not installed: `pip install {name}`, or none."
+            )
 
 
 def evaluation_settings(values: Mapping[str, Any], given: Collection[str], processes: int) -> dict[str, Any]:

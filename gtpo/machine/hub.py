@@ -6,6 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from gtpo.arguments import MODEL_ALIASES
+from gtpo.errors import UsageError, nearest
+
 logger = logging.getLogger(__name__)
 
 GB = 10**9
@@ -126,6 +129,21 @@ def _is_complete(snapshot: Path) -> bool:
     index = snapshot / "model.safetensors.index.json"
     files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
     return all((snapshot / name).is_file() for name in files)
+
+
+def check_model_name(name: str) -> None:
+    """Refuse what is neither an alias nor a directory, and cannot be a Hub id.
+
+    Raises:
+        UsageError: With the nearest alias.
+    """
+    target = MODEL_ALIASES.get(name, name)
+    if target != "tiny" and not is_hub_id(target) and not Path(target).is_dir():
+        what = "is not a directory" if "/" in target else f"is unknown{nearest(name, MODEL_ALIASES)}"
+        raise UsageError(
+            f"--model {name!r} {what}: pick tiny, smol, llama, qwen, a Hub id (owner/name) or a directory with a "
+            "config.json."
+        )
 
 
 def is_hub_id(model: str) -> bool:

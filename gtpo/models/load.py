@@ -14,7 +14,7 @@ from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Setti
 from gtpo.data.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.machine.backend import gpu_is_available, is_installed
-from gtpo.machine.hub import hub_is_reachable
+from gtpo.machine.hub import check_model_name, hub_is_reachable
 from gtpo.models.files import check_model_files
 from gtpo.models.tiny import ensure_tiny, is_tiny_path
 from gtpo.processes import IS_MAIN_PROCESS
@@ -238,12 +238,7 @@ def resolve_model(name: str) -> str:
         return base
     if Path(target).is_dir():
         return str(Path(target).absolute())  # an adapter names its base by this path, from any working directory
-    if target.count("/") != 1 or target.startswith((".", "/", "~")):
-        what = "is not a directory" if "/" in target else f"is unknown{nearest(name, MODEL_ALIASES)}"
-        raise UsageError(
-            f"--model {name!r} {what}: pick tiny, smol, llama, qwen, a Hub id (owner/name) or a directory with a "
-            "config.json."
-        )
+    check_model_name(name)
     return target
 
 

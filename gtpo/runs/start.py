@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from gtpo.arguments import MODEL_ALIASES, PromptArguments, Settings, name_of
-from gtpo.errors import UsageError, nearest
+from gtpo.errors import UsageError
 from gtpo.files import write_atomically
 from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.runs.checkpoints import MANIFEST, delete, latest_complete, sorted_checkpoints, steps_are_done
@@ -49,9 +49,8 @@ def check_run(settings: Settings, rows: int) -> str | None:
 
     Raises:
         UsageError: If the directory exists and neither --resume nor --overwrite is given, is not a run or has no
-            checkpoint; if ``report_to`` is unknown; or if there are fewer rows than prompts in a step.
+            checkpoint; or if there are fewer rows than prompts in a step.
     """
-    _check_reporters(settings.trainer.report_to)
     prompts = settings.completions_per_step * int(os.environ.get("WORLD_SIZE", 1)) // settings.group_size
     if rows < prompts:
         raise UsageError(f"{rows} training rows are too few for a step of {prompts} prompts: lower --prompts_per_step.")
@@ -164,19 +163,6 @@ def _check_writable(directory: Path) -> None:
         raise UsageError(
             f"--output_dir: cannot write {directory}: {error.strerror}. Name another directory."
         ) from error
-
-
-def _check_reporters(reporters: Sequence[str] | str) -> None:
-    from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
-
-    known = {*INTEGRATION_TO_CALLBACK, "all", "none"}
-    for name in [reporters] if isinstance(reporters, str) else reporters or []:
-        if name not in known:
-            raise UsageError(f"--report_to {name!r} is unknown{nearest(name, known)}: wandb, tensorboard, none, ...")
-        if name not in {*get_available_reporting_integrations(), "all", "none"}:
-            raise UsageError(
-                f"--report_to {name} needs a package that is not installed: `pip install {name}`, or none."
-            )
 
 
 def check_same_policy(run: RunDirectory, values: Mapping[str, Any]) -> None:

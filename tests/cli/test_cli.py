@@ -99,7 +99,7 @@ def test_model_in_the_config_file_selects_the_preset(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("model", "preset"),
     [
-        ("some/folder/", "cpu"),
+        ("some/folder", "cpu"),
         ("owner/other-1B", "cpu"),
         ("smol", "smol"),
         ("HuggingFaceTB/SmolLM2-135M-Instruct", "smol"),
@@ -118,7 +118,7 @@ def test_smollm2_on_a_gpu_takes_the_preset_of_other_models(gpu: None) -> None:
 
 
 def test_another_model_on_a_cpu_trains_one_prompt_a_step_with_the_filter_of_eq_10(no_gpu: None) -> None:
-    got = settings("--model", "some/folder/")
+    got = settings("--model", "some/folder")
     assert got["load_in_4bit"] is False and got["use_cpu"] is True and got["use_vllm"] is False
     assert (got["num_generations"], got["prompts_per_step"], got["entropy_filter"]) == (8, 1, "auto")
     assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (1, 8)  # of unknown shape
@@ -231,10 +231,34 @@ def test_resolved_settings_round_trip(method: str, tmp_path: Path) -> None:
     assert (reloaded["learning_rate"], reloaded["lora_target_modules"]) == (3e-5, ["q_proj", "v_proj"])
 
 
+def test_every_reward_has_a_weight() -> None:
+    classes = (*CLASSES["gtpo"][:-1], RewardArguments, CLASSES["gtpo"][-1])
+    argv = ["--model", "tiny", "--reward", "format", "accuracy", "--reward_weights"]
+    assert parse("gtpo", classes, [*argv, "1", "2"]).trainer.reward_weights == [1.0, 2.0]
+    with pytest.raises(UsageError, match="--reward_weights has 1 values for 2 rewards: name one for each"):
+        parse("gtpo", classes, [*argv, "1"])
+
+
+def test_two_integrations_can_be_named() -> None:
+    assert settings("--report_to", "wandb", "none")["report_to"] == ["wandb", "none"]
+    assert settings("--report_to", "wandb")["report_to"] == "wandb"
+
+
+@pytest.mark.parametrize("flag", ["--bf16", "--gradient_checkpointing", "--log_completions"])
+def test_a_flag_that_is_true_or_false_may_stand_alone(flag: str) -> None:
+    name = flag.removeprefix("--")
+    assert settings(flag, "--max_steps", "3")[name] is True and settings(flag, "false")[name] is False
+
+
+def test_names_of_trl_are_taken() -> None:
+    got = settings("--model_name_or_path", "tiny", "--dataset_name", "arithmetic", "--lora_r", "4")
+    assert (got["model"], got["dataset"], got["lora_rank"]) == ("tiny", "arithmetic", 4)
+    assert settings("--vllm_gpu_memory_utilization=0.7")["gpu_memory_utilization"] == 0.7
+
+
 @pytest.mark.parametrize(
     ("method", "argv"),
     [
-        ("gtpo", ["--fsdp", "full_shard"]),
         ("gtpo", ["--include_num_input_tokens_seen", "true"]),
         ("gtpo", ["--report_to", "all"]),
         ("gtpo", ["--report_to", "none"]),
@@ -317,9 +341,9 @@ def test_abbreviated_flag_is_unknown() -> None:
         (["--initial_entropy", "nan"], "initial_entropy is nan: expected"),
         (["--entropy_filter", "maybe"], "invalid choice: 'maybe'.*auto.*negative_only"),
         (["--conflict_correction", "maybe"], "--conflict_correction: expected true or false, got 'maybe'"),
-        (["--G", "1"], "--G is 1: expected at least 2"),
-        (["--G", "0"], "--G is 0: expected at least 2"),
-        (["--G", "-3"], "--G is -3: expected at least 2"),
+        (["--G", "1"], "--G is 1: expected 2 to 4,096"),
+        (["--G", "0"], "--G is 0: expected 2 to 4,096"),
+        (["--G", "-3"], "--G is -3: expected 2 to 4,096"),
         (["--G", "two"], "invalid int value: 'two'"),
         (["--prompts_per_step", "0"], "--prompts_per_step is 0: expected at least 1"),
         (["--per_device_train_batch_size", "5"], "does not divide into groups.*G = 12"),
@@ -649,9 +673,26 @@ def test_deepspeed_without_its_package_is_refused(launched: bool, monkeypatch: p
         (["--gpu_memory_utilization", "7"], "gpu_memory_utilization is 7.0: expected a share"),
         (["--gpu_memory_utilization", "0"], "gpu_memory_utilization is 0.0"),
         (["--lora_target_modules", "q_proj", "lm_head"], "LoRA on lm_head"),
-        (["--seed", "-5"], "--seed is -5: expected 0 to 4294967295"),
+        (["--seed", "-5"], "--seed is -5: expected 0 to 4,294,967,295"),
         (["--max_seq_length", "0"], "max_seq_length is 0|exceed max_seq_length 0"),
-        (["--adam_epsilon", "0"], "--adam_epsilon is 0: expected more"),
+        (["--adam_epsilon", "0"], "--adam_epsilon is 0.0: expected more than 0"),
+        (["--top_k", "-5"], "--top_k is -5: expected at least 0"),
+        (["--min_p", "3"], r"--min_p is 3\.0: expected 0 to 1"),
+        (["--repetition_penalty", "0"], r"--repetition_penalty is 0\.0: expected more than 0"),
+        (["--steps_per_generation", "0"], "--steps_per_generation is 0: expected at least 1"),
+        (["--fsdp", "full_shard"], "--fsdp needs several processes"),
+        (["--dataloader_num_workers", "-1"], "--dataloader_num_workers is -1: expected 0 to 1,024"),
+        (["--sync_ref_model", "true"], "--sync_ref_model needs a reference model of its own"),
+        (["--resume_from_checkpoint", "x"], "--resume RUN continues from the last checkpoint"),
+        (["--logging_steps", "-3"], r"--logging_steps is -3\.0: expected at least 0"),
+        (["--run_name", "a\nb"], r"--run_name is 'a\\nb': expected a name without slashes"),
+        (["--run_name", "../../evil"], "expected a name without slashes"),
+        (["--max_steps", "999999999999999999999"], "expected 1 to 1,000,000,000"),
+        (["--lora_rank", "1000000"], "--lora_rank is 1000000: expected 0 to 4,096"),
+        (["--G", "1000000"], "--G is 1000000: expected 2 to 4,096"),
+        (["--model", "tinny"], r"--model 'tinny' is unknown \(did you mean 'tiny'\?\)"),
+        (["--model", "gpt2", "--dry_run"], "--model 'gpt2' is unknown: pick"),
+        (["--report_to", "wandb", "nowhere"], "--report_to 'nowhere' is unknown"),
         (["--save_total_limit", "0"], "--save_total_limit is 0: expected at least 1"),
         (["--max_completion_length", "1025"], "prompts of up to 1024 tokens and completions of up to 1025 exceed"),
     ],
@@ -810,7 +851,7 @@ def test_resuming_with_another_model_says_so_before_it_asks_for_a_gpu(tmp_path: 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--max_steps", "0"], "--max_steps is 0, which trains nothing: expected at least 1, or -1"),
+        (["--max_steps", "0"], "--max_steps is 0: expected 1 to 1,000,000,000, or -1"),
         (["--max_steps", "-2"], "--max_steps is -2"),
         (["--max_steps", "-1", "--num_train_epochs", "0"], "--num_train_epochs is 0"),
         (["--lora_target_modules", "all-linear", "q_proj"], "all-linear stands alone"),

@@ -9,7 +9,7 @@ import pytest
 from helpers.scripts import ROOT
 from trl import GRPOConfig, SFTConfig
 
-from gtpo.cli.flags import annotations_of, check_flags
+from gtpo.cli.flags import annotations_of, check_flags, without_alias
 from gtpo.errors import UsageError
 from train_gtpo import SETTINGS
 
@@ -41,7 +41,7 @@ def test_the_names_in_the_source_are_those_of_the_dataclass(config: str, cls: ty
 )
 def test_an_invalid_flag_is_refused(argv: list[str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        check_flags(argv, "grpo_config", SETTINGS)
+        check_flags([*map(without_alias, argv)], "grpo_config", SETTINGS)
     assert str(caught.value) == message
 
 
@@ -55,7 +55,7 @@ def test_an_invalid_flag_is_refused(argv: list[str], message: str) -> None:
     ],
 )
 def test_valid_flags_pass(argv: list[str]) -> None:
-    check_flags(argv, "grpo_config", SETTINGS)
+    check_flags([*map(without_alias, argv)], "grpo_config", SETTINGS)
 
 
 def test_the_scripts_refuse_a_flag_before_torch_is_imported() -> None:
