@@ -11,7 +11,7 @@ import functools
 import importlib.metadata
 import os
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -54,6 +54,8 @@ class _Host(str):
 def import_unsloth() -> Any:
     """``import unsloth`` as on a GPU: the device is mocked, the patched classes are Unsloth's."""
     os.environ["UNSLOTH_ALLOW_CPU"] = "1"
+    if not torch.cpu._is_avx512_supported():
+        sys.modules["vllm._C"] = ModuleType("vllm._C")  # AVX-512, which Unsloth loads; vLLM itself takes _C_AVX2
     import unsloth
     from unsloth.models import llama, rl
 
