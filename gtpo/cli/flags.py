@@ -23,6 +23,16 @@ ELSEWHERE = {  # usual names in other projects -> ours
     "steps": ("max_steps",),
     "group_size": ("num_generations",),
     "kl_coef": ("beta",),
+    "reward_funcs": ("reward",),
+    "max_new_tokens": ("max_completion_length",),
+    "rank": ("lora_rank",),
+    "lora_alpha": ("lora_rank",),  # alpha = rank [Listing 1]
+    "train_file": ("dataset",),
+    "dataset_path": ("dataset",),
+    "output": ("output_dir",),
+    "bs": ("prompts_per_step", "per_device_train_batch_size"),
+    "grad_accum": ("gradient_accumulation_steps",),
+    "wandb": ("report_to",),
 }
 REMOVED = {  # settings of earlier revisions: values that a stored run may have, and that changed nothing
     "generation_bf16": (False,),

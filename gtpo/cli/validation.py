@@ -74,13 +74,23 @@ def batch_geometry(
         completions = num_generations * (prompts_per_step or 1)
     batch = batch_size or max(1, completions // (processes * (accumulation_steps or 1)))
     steps = accumulation_steps or max(1, completions // (processes * batch))
-    if batch * steps * processes != completions or completions % num_generations:
+    if completions % num_generations:
         raise UsageError(
-            f"the batch does not divide into groups: batch size {batch} x accumulation {steps} x {processes} "
-            f"process(es) = {batch * steps * processes} completions, and a step needs a multiple of G = "
-            f"{num_generations}"
-            + (f", {completions} for {prompts_per_step} prompt(s)" if prompts_per_step else "")
-            + ": change --per_device_train_batch_size or --gradient_accumulation_steps, or remove both."
+            f"the batch does not divide into groups: a step has {completions} completions (batch size {batch} x accumulation {steps} x {processes} "
+            f"process(es)) and needs a multiple of G = {num_generations}: change --per_device_train_batch_size or "
+            "--gradient_accumulation_steps, or remove both."
+        )
+    if batch * steps * processes != completions:
+        sizes = [size for size in range(1, completions + 1) if completions % (size * processes) == 0]
+        if not sizes:
+            raise UsageError(
+                f"the batch does not divide into groups: {processes} processes cannot share the {completions} "
+                "completions of a step: change --prompts_per_step."
+            )
+        raise UsageError(
+            f"the batch does not divide into groups: a step has {completions} completions (G = {num_generations}) in "
+            f"{processes} process(es), so --per_device_train_batch_size is one of {', '.join(map(str, sizes))}"
+            + (f", not {batch}." if accumulation_steps is None else f", not {batch} x accumulation {steps}.")
         )
     return batch, steps
 

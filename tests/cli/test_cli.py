@@ -346,7 +346,10 @@ def test_abbreviated_flag_is_unknown() -> None:
         (["--G", "-3"], "--G is -3: expected 2 to 4,096"),
         (["--G", "two"], "invalid int value: 'two'"),
         (["--prompts_per_step", "0"], "--prompts_per_step is 0: expected at least 1"),
-        (["--per_device_train_batch_size", "5"], "does not divide into groups.*G = 12"),
+        (
+            ["--per_device_train_batch_size", "5"],
+            r"\(G = 12\) in 1 process.* is one of 1, 2, 3, 4, 6, 8, 12, 16, 24, 48, not 5\.$",
+        ),
         (["stray"], "unexpected argument 'stray'"),
     ],
 )
@@ -766,7 +769,9 @@ def test_resume_of_a_run_by_its_name_takes_its_settings(
 
 def test_a_step_is_divided_over_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "5")
-    with pytest.raises(UsageError, match=r"x 5 process\(es\) = .* completions"):
+    with pytest.raises(
+        UsageError, match="5 processes cannot share the 12 completions of a step: change --prompts_per_step"
+    ):
         parsed("--G", "12", "--prompts_per_step", "1")
 
 
