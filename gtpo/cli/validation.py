@@ -76,9 +76,9 @@ def batch_geometry(
     steps = accumulation_steps or max(1, completions // (processes * batch))
     if completions % num_generations:
         raise UsageError(
-            f"the batch does not divide into groups: a step has {completions} completions (batch size {batch} x accumulation {steps} x {processes} "
-            f"process(es)) and needs a multiple of G = {num_generations}: change --per_device_train_batch_size or "
-            "--gradient_accumulation_steps, or remove both."
+            f"the batch does not divide into groups: a step has {completions} completions (batch size {batch} x "
+            f"accumulation {steps} x {processes} process(es)) and needs a multiple of G = {num_generations}: change "
+            "--per_device_train_batch_size or --gradient_accumulation_steps, or remove both."
         )
     if batch * steps * processes != completions:
         sizes = [size for size in range(1, completions + 1) if completions % (size * processes) == 0]
