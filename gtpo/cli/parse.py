@@ -46,7 +46,13 @@ from gtpo.cli.help_page import print_help
 from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.machine.backend import check_driver, choose_backend, gpu_is_available, limit_openmp_spinning, load_backend
+from gtpo.machine.backend import (
+    check_driver,
+    choose_training_backend,
+    gpu_is_available,
+    limit_openmp_spinning,
+    load_backend,
+)
 from gtpo.machine.hub import check_model_name
 from gtpo.runs.directory import OUTPUTS, RunDirectory, find_runs, method_of
 from gtpo.runs.start import check_same_policy
@@ -95,7 +101,7 @@ def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence
     if not HELP_FLAGS & set(argv):
         check_flags(argv, "sft_config" if method == "sft" else "grpo_config", classes)
     early = _early_flags(method, argv)
-    load = choose_backend if early.dry_run else load_backend
+    load = choose_training_backend if early.dry_run else load_backend
     return load(early.backend, early.model)
 
 

@@ -17,7 +17,13 @@ from gtpo.data.load import Problem
 from gtpo.data.tokenizer import assistant_prefill, encode_prompt, end_of_turn, end_tokens, prepare_tokenizer
 from gtpo.errors import UsageError, first_line
 from gtpo.evaluation.storage import Key, Row
-from gtpo.machine.backend import GPU_PACKAGES, gpu_is_available, is_installed, prefer_native_sampler, refuse_old_gpu
+from gtpo.machine.backend import (
+    GPU_PACKAGES,
+    disable_flashinfer_sampler,
+    gpu_is_available,
+    is_installed,
+    refuse_old_gpu,
+)
 from gtpo.models.load import load_base, load_tokenizer, source_options
 from gtpo.terminal.bars import TokenCounter
 
@@ -348,7 +354,7 @@ class VLLMSampler:
         prompt: PromptArguments | None = None,
     ) -> None:
         """Start the engine; the arguments are those of :func:`load_sampler`."""
-        prefer_native_sampler()
+        disable_flashinfer_sampler()
         import torch
         from vllm import LLM
 

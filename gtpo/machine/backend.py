@@ -92,7 +92,7 @@ def check_compute_capability() -> str | None:
     )
 
 
-def prefer_native_sampler() -> None:
+def disable_flashinfer_sampler() -> None:
     """Let vLLM sample with its own kernels, unless the user has chosen; call it before vLLM is imported.
 
     FlashInfer's kernels are compiled while the engine starts, which fails without nvcc and ninja. Below compute
@@ -110,7 +110,7 @@ def _capability() -> tuple[int, int]:
     return torch.cuda.get_device_capability(int(os.environ.get("LOCAL_RANK", 0)))
 
 
-def choose_backend(backend: str = "auto", model: str | None = None) -> str:
+def choose_training_backend(backend: str = "auto", model: str | None = None) -> str:
     """ "unsloth" or "transformers".
 
     Args:
@@ -131,8 +131,8 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
     """Choose a backend and import Unsloth where it is the one. Call it before trl, transformers and peft are imported.
 
     Args:
-        backend: As for :func:`choose_backend`.
-        model: As for :func:`choose_backend`.
+        backend: As for :func:`choose_training_backend`.
+        model: As for :func:`choose_training_backend`.
 
     Returns:
         "unsloth" or "transformers".
@@ -141,9 +141,9 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
         UsageError: If the backend is unknown, the GPU too old, or Unsloth is chosen and cannot run or is imported too
             late.
     """
-    backend = choose_backend(backend, model)
+    backend = choose_training_backend(backend, model)
     refuse_old_gpu()
-    prefer_native_sampler()
+    disable_flashinfer_sampler()
     if backend == "transformers":
         return backend
     if not gpu_is_available():

@@ -41,7 +41,7 @@ class Workload:
 
     @property
     def is_unsloth(self) -> bool:
-        """Whether Unsloth trains, on the machine that the settings are for (as gtpo.machine.backend.choose_backend)."""
+        """Whether Unsloth trains on the machine of the settings, by the rule of ``choose_training_backend``."""
         return self.backend == "unsloth" or (self.backend == "auto" and not self.use_cpu and self.model != "tiny")
 
     @property
