@@ -38,6 +38,7 @@ from trl import SFTConfig, SFTTrainer
 from gtpo.errors import RunError, UsageError
 from gtpo.files import replace_directory
 from gtpo.grading import worker
+from gtpo.grading.user_functions import checked_reward
 from gtpo.prompts import to_messages
 from gtpo.runs.checkpoints import MANIFEST, damage, sorted_checkpoints
 from gtpo.runs.directory import RunDirectory
@@ -223,7 +224,8 @@ def test_a_reward_model_that_returns_nan_stops_the_run(tiny: Path, tmp_path: Pat
 
 def test_a_reward_of_none_leaves_its_completion_out(tiny: Path, tmp_path: Path) -> None:
     trainer = make_trainer("gtpo", tiny, tmp_path)
-    trainer.reward_funcs = [lambda **columns: [None if row == 3 else float(row % 3) for row in range(GROUP)]]
+    rewards = [None if row == 3 else float(row % 3) for row in range(GROUP)]
+    trainer.reward_funcs = [checked_reward(lambda **columns: rewards)]
     trainer.model.train()
     batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
     assert batch["advantages"][3] == 0 and (batch["advantages"] != 0).sum() > GROUP // 2
@@ -255,6 +257,7 @@ def test_nan_probabilities_on_a_gpu_and_in_vllm(
 ) -> None:
     monkeypatch.setattr(trl.GRPOTrainer, "_generate_single_turn", Mock(side_effect=[outcome]))
     trainer = make_trainer("gtpo", tiny, tmp_path)
+    monkeypatch.setattr(trainer, "_generates_with_transformers", lambda: False)
     with pytest.raises(RunError, match="the probability of a sampled token is not finite in step 1"):
         GRPOTrainer._generate_single_turn(trainer, [[300], [301]], None, {}, 2)
 
@@ -265,6 +268,7 @@ def test_nan_probabilities_on_a_gpu_and_in_vllm(
 def test_other_generations_pass(outcome: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trl.GRPOTrainer, "_generate_single_turn", Mock(side_effect=[outcome]))
     trainer = make_trainer("gtpo", tiny, tmp_path)
+    monkeypatch.setattr(trainer, "_generates_with_transformers", lambda: False)
     if isinstance(outcome, Exception):
         with pytest.raises(RuntimeError, match=r"^out of memory$"):
             GRPOTrainer._generate_single_turn(trainer, [[300], [301]], None, {}, 2)
