@@ -173,6 +173,7 @@ def test_the_shipped_base_is_of_this_recipe_and_used_from_any_directory(
     assert len(json.loads((shipped / "losses.json").read_text())) == tiny_module.TINY["steps"]
 
 
+@pytest.mark.slow
 def test_the_shipped_base_is_what_its_recipe_trains(shipped: Path, tmp_path: Path) -> None:
     """Its first losses, on any CPU; the files that do not depend on the CPU are equal."""
 
