@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -147,7 +147,9 @@ class PromptArguments:
         text = None if self.system_prompt is None else _text_or_file("system_prompt", self.system_prompt)
         is_default = text is None or _DEFAULT_PROMPT.fullmatch(text)
         self.system_prompt = default_system_prompt(self.format_tags) if is_default else text
-        if self.chat_template is not None and "{" not in self.chat_template:
+        if isinstance(self.chat_template, StoredText):
+            self.chat_template = str(self.chat_template)
+        elif self.chat_template is not None and "{" not in self.chat_template:
             self.chat_template = _read_file("chat_template", self.chat_template)
         if isinstance(self.chat_template_kwargs, str):
             self.chat_template_kwargs = _json_object("chat_template_kwargs", self.chat_template_kwargs)
@@ -175,9 +177,20 @@ _DEFAULT_PROMPT = re.compile(
 )
 
 
+class StoredText(str):
+    """A text of stored settings, such as ``config.yaml`` of a run; it is not looked up as a file."""
+
+
+def stored_prompt(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of :class:`PromptArguments` among stored ones."""
+    values = {name: settings[name] for name in fields_of([PromptArguments]) if settings.get(name) is not None}
+    return {name: value if isinstance(value, dict) else StoredText(value) for name, value in values.items()}
+
+
 def _text_or_file(name: str, value: str) -> str:
     """The value itself, or the contents of the file that it names."""
-    text, is_name = value.strip(), "\n" not in value and len(value) < 256
+    text = value.strip()
+    is_name = "\n" not in value and len(value) < 256 and not isinstance(value, StoredText)
     if is_name and (Path(text).is_file() or re.fullmatch(r"\S+\.(txt|md)", text)):
         text = _read_file(name, text).strip()
     if not text:

@@ -31,6 +31,7 @@ from gtpo.arguments import (
     Settings,
     fields_of,
     name_of,
+    stored_prompt,
 )
 from gtpo.cli.flags import (
     REMOVED,
@@ -130,6 +131,8 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     values = _read(classes, [preset, *([early.config] if early.config else [])], argv, _machine_flags(early, preset))
     check_values(values)
     given = given_on(argv)
+    if early.of_run:
+        values |= {name: value for name, value in stored_prompt(values).items() if name not in given}
     if early.resume not in (None, "auto"):
         _check_rewards_of(RunDirectory(early.resume), values.get("reward", []), "reward" in given or not early.of_run)
     if preset.stem in ("cpu", "smol") and values["per_device_train_batch_size"] is None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import BENCHMARK_TITLES, EvaluationArguments, PromptArguments, fields_of
+from gtpo.arguments import BENCHMARK_TITLES, EvaluationArguments, PromptArguments, fields_of, stored_prompt
 from gtpo.data.load import load_benchmark, load_user_benchmark
 from gtpo.data.tables import is_user_data, short_name_of
 from gtpo.errors import UsageError, nearest, printable
@@ -29,21 +29,8 @@ from gtpo.terminal.bars import CompletionBar
 
 DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column")  # --regrade reads them
 STORED_FLAGS = (  # --regrade reads them from the completion files
-    "checkpoint",
-    "k",
-    "temperature",
-    "top_p",
-    "seed",
-    "max_new_tokens",
-    "backend",
-    "load_in_4bit",
-    "system_prompt",
-    "tags",
-    "chat_template",
-    "chat_template_kwargs",
-    "batch_size",
-    "gpu_memory_utilization",
-    "limit",
+    *("checkpoint", "backend", "gpu_memory_utilization", "limit"),
+    *fields_of([Sampling, PromptArguments]),
 )
 
 
@@ -69,7 +56,7 @@ class Job:
     @property
     def prompt(self) -> PromptArguments:
         """How questions are asked."""
-        return PromptArguments(**{name: self.head.settings[name] for name in fields_of([PromptArguments])})
+        return PromptArguments(**stored_prompt(self.head.settings))
 
     @property
     def title(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from filelock import FileLock
 from tqdm import tqdm
 
-from gtpo.arguments import PromptArguments
+from gtpo.arguments import PromptArguments, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entry, Problems, ProblemScores
@@ -38,8 +38,7 @@ def grade(path: Path, problems: Problems) -> Entry:
     k = head.settings.get("k")
     if type(k) is not int or k < 1:
         raise UsageError(f"{path}, line 1 has k={k!r} in its settings, expected an integer >= 1: restore the file.")
-    asked = {name: head.settings[name] for name in ("tags", "system_prompt") if name in head.settings}
-    prompt = PromptArguments(**asked).format
+    prompt = PromptArguments(**stored_prompt(head.settings)).format
     expected = len(problems.rows) * k
     check_keys(path, ((row["id"], row["sample"]) for row in completions), problems.rows, k)
     if len(completions) != expected:

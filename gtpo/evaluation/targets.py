@@ -4,12 +4,12 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import MODEL_ALIASES, EvaluationArguments, PromptArguments, fields_of
+from gtpo.arguments import MODEL_ALIASES, EvaluationArguments, PromptArguments, stored_prompt
 from gtpo.errors import UsageError, nearest
 from gtpo.machine.backend import gpu_is_available, is_installed
 from gtpo.models.files import check_model_files
@@ -209,7 +209,9 @@ def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
         if asked and lacking:
             raise UsageError(f"--load_in_4bit needs {lacking}, which this machine lacks: set --load_in_4bit false.")
         return asked
-    trained = {_trained_in_4bit(target.adapter): target.adapter for target in targets if target.adapter}
+    trained = {
+        bool(_run_settings(target.adapter).get("load_in_4bit")): target.adapter for target in targets if target.adapter
+    }
     if len(trained) > 1:
         raise UsageError(
             f"{trained[True]} was trained on 4-bit weights and {trained[False]} was not: set --load_in_4bit true or "
@@ -224,7 +226,7 @@ def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
     return True in trained and not lacking
 
 
-def choose_prompts(asked: Mapping[str, Any], targets: Sequence[Target], model: str = "") -> list[PromptArguments]:
+def choose_prompts(asked: dict[str, Any], targets: Sequence[Target], model: str = "") -> list[PromptArguments]:
     """How each target is asked: as the run of an adapter or model was trained, or as the flags say.
 
     The base model beside adapters is asked as they are. What is not the paper's is logged.
@@ -237,9 +239,10 @@ def choose_prompts(asked: Mapping[str, Any], targets: Sequence[Target], model: s
     Raises:
         UsageError: If a run has invalid settings, or the base model is beside runs that differ.
     """
-    prompts = {t: PromptArguments(**(_trained_prompt(t.adapter) | dict(asked))) for t in targets if t.adapter}
-    trained = _trained_prompt(Path(model)) if Path(model).is_dir() else {}
-    first = next(iter(prompts.values()), PromptArguments(**(trained | dict(asked))))
+    weights = {target: target.adapter for target in targets if target.adapter}
+    prompts = {t: PromptArguments(**(stored_prompt(_run_settings(path)) | asked)) for t, path in weights.items()}
+    of_model = stored_prompt(_run_settings(Path(model))) if Path(model).is_dir() else {}
+    first = next(iter(prompts.values()), PromptArguments(**(of_model | asked)))
     if len(prompts) < len(targets) and (other := next((t for t, prompt in prompts.items() if prompt != first), None)):
         name = _differing(first, prompts[other])[0]
         raise UsageError(
@@ -258,17 +261,10 @@ def _differing(a: PromptArguments, b: PromptArguments) -> list[str]:
     return [name for name, value in vars(a).items() if value != vars(b)[name]]
 
 
-def _trained_prompt(weights: Path) -> dict[str, Any]:
-    """The prompt settings of the run of an adapter or model; outside a run they are not known."""
+def _run_settings(weights: Path) -> dict[str, Any]:
+    """The settings of the run of an adapter or model; empty outside a run."""
     run = RunDirectory(weights.resolve().parent)
-    stored = run.read_config() if run.config.is_file() else {}
-    return {name: stored[name] for name in fields_of([PromptArguments]) if stored.get(name) is not None}
-
-
-def _trained_in_4bit(adapter: Path) -> bool:
-    """Whether the run of an adapter had a 4-bit base; False for an adapter outside a run."""
-    run = RunDirectory(adapter.resolve().parent)
-    return run.config.is_file() and bool(run.read_config().get("load_in_4bit"))
+    return run.read_config() if run.config.is_file() else {}
 
 
 def _is_adapter(directory: Path) -> bool:

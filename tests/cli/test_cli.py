@@ -767,6 +767,15 @@ def test_resume_of_a_run_by_its_name_takes_its_settings(
     assert (resumed.gtpo.gamma, resumed.output_dir) == (0.25, run)
 
 
+def test_texts_of_a_resumed_run_are_not_looked_up_as_files(tmp_path: Path) -> None:
+    file = tmp_path / "secret.txt"
+    file.write_text("of the user")
+    texts = {"system_prompt": str(file), "chat_template": str(file)}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(parsed().to_dict() | texts))
+    prompt = parsed("--resume", str(tmp_path)).prompt
+    assert (prompt.system_prompt, prompt.chat_template) == (str(file), str(file))
+
+
 def test_a_step_is_divided_over_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "5")
     with pytest.raises(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gtpo.arguments import EvaluationArguments, PromptArguments
+from gtpo.arguments import EvaluationArguments, PromptArguments, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation import targets
 from gtpo.evaluation.targets import (
@@ -329,3 +329,16 @@ def test_flags_decide_the_prompt(prompted: list[Target]) -> None:
         choose_prompts({}, prompted)
     asked = EvaluationArguments(tags="a b c d", system_prompt="Be brief.").prompt
     assert choose_prompts(asked, prompted) == [PromptArguments(tags="a b c d", system_prompt="Be brief.")] * 3
+
+
+def test_stored_texts_are_not_looked_up_as_files(prompted: list[Target], tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("of the user")
+    stored = {"system_prompt": str(secret), "chat_template": str(secret)}
+    (tmp_path / "outputs/older/config.yaml").write_text(yaml.safe_dump(stored))
+    [prompt] = choose_prompts({}, prompted[:1])
+    assert (prompt.system_prompt, prompt.chat_template) == (str(secret), str(secret))
+    assert yaml.safe_load(yaml.safe_dump(vars(prompt))) == vars(prompt)  # plain strings
+    assert PromptArguments(**stored_prompt(vars(prompt))) == prompt  # as for --regrade
+    asked = EvaluationArguments(system_prompt=str(secret)).prompt
+    assert choose_prompts(asked, prompted[:1])[0].system_prompt == "of the user"
