@@ -1,6 +1,8 @@
 """The two errors that scripts report as one sentence instead of a traceback."""
 
 import difflib
+import shlex
+import sys
 from collections.abc import Iterable
 
 
@@ -20,6 +22,16 @@ class RunError(_OneLine, RuntimeError):
 def printable(text: str) -> str:
     """``text`` with control characters escaped: a message may quote a file that is not the user's."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def command_again(*flags: str) -> str:
+    """The command of this process with more flags, as it can be pasted; never the value of ``--hub_token``."""
+    words = ["python", *sys.argv, *flags]
+    for i, word in enumerate(words):
+        flag, equals, _ = word.partition("=")
+        if flag in ("--hub_token", "--hub-token"):
+            words[i : i + 2 - bool(equals)] = [flag, "YOUR_TOKEN"]
+    return shlex.join(words)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

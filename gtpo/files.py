@@ -15,8 +15,18 @@ CONFIGS = Path(__file__).parent.parent / "configs"  # part of the repository, no
 def write_atomically(path: Path, text: str) -> None:
     """Write a file completely or not at all: to a temporary name, then rename."""
     unfinished = path.with_name(path.name + ".tmp")
-    unfinished.write_text(text)
+    unfinished.unlink(missing_ok=True)
+    with unfinished.open("x") as file:  # never through a link
+        file.write(text)
     unfinished.replace(path)
+
+
+def remove(path: Path) -> None:
+    """Delete a directory or a file, if it exists; of a link the link, not its target."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def apply_umask(directory: Path) -> None:
@@ -32,11 +42,11 @@ def replace_directory(unfinished: Path, directory: Path) -> None:
     """Rename a complete directory over an existing one, which is kept as ``.old`` until the rename is done."""
     apply_umask(unfinished)
     old = directory.with_name(f"{directory.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
+    remove(old)
     if directory.exists():
         os.rename(directory, old)
     os.rename(unfinished, directory)
-    shutil.rmtree(old, ignore_errors=True)
+    remove(old)
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

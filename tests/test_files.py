@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gtpo.errors import UsageError
-from gtpo.files import apply_umask, read_yaml, write_atomically
+from gtpo.files import apply_umask, read_yaml, remove, replace_directory, write_atomically
 
 
 def test_failed_atomic_write_keeps_the_old_file(tmp_path: Path) -> None:
@@ -15,6 +15,35 @@ def test_failed_atomic_write_keeps_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(UnicodeEncodeError):
         write_atomically(path, "\ud800")  # cannot be encoded: fails while writing
     assert path.read_text() == "old"
+
+
+def test_no_file_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("years of work")
+    (tmp_path / "file.tmp").symlink_to(tmp_path / "mine")
+    write_atomically(tmp_path / "file", "new")
+    assert (tmp_path / "mine").read_text() == "years of work" and not (tmp_path / "file").is_symlink()
+
+
+def test_a_link_is_removed_and_its_target_kept(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("years of work")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    remove(tmp_path / "link")
+    assert (tmp_path / "mine" / "file").exists() and not (tmp_path / "link").is_symlink()
+    remove(tmp_path / "mine")
+    remove(tmp_path / "mine")  # gone already
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_takes_the_place_of_a_file_or_a_link(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    for name in ("file", "link"):
+        (tmp_path / "new").mkdir()
+        replace_directory(tmp_path / "new", tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "mine"]
+    assert not (tmp_path / "link").is_symlink()
 
 
 def settings(tmp_path: Path, text: str) -> dict:

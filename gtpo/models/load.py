@@ -3,7 +3,6 @@
 import errno
 import logging
 import os
-import shlex
 import sys
 import traceback
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Settings
 from gtpo.data.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
-from gtpo.errors import UsageError, first_line, nearest
+from gtpo.errors import UsageError, command_again, first_line, nearest
 from gtpo.machine.backend import gpu_is_available, is_installed
 from gtpo.machine.hub import check_model_name, hub_is_reachable
 from gtpo.models.files import check_model_files
@@ -380,7 +379,7 @@ def _is_from_vllm(error: Exception) -> bool:
 
 def _vllm_does_not_start(error: Exception) -> UsageError:
     script = Path(sys.argv[0]).name.startswith("train_")  # not in a notebook
-    command = shlex.join(["python", *sys.argv, "--use_vllm", "false"]) if script else "--use_vllm false"
+    command = command_again("--use_vllm", "false") if script else "--use_vllm false"
     reason = first_line(error)
     reason = reason if len(reason) < 200 else f"{reason[:200]}..."
     return UsageError(f"vLLM does not start ({reason}); train without it: {command}")

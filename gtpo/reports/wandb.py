@@ -50,7 +50,7 @@ def start_wandb(settings: Settings) -> Any:
         options["id"] = uuid.uuid4().hex[:8]  # the run that failed to start still holds the old id
         write_atomically(identity, options["id"])
     if run is None:
-        how_to_sync = f"`wandb sync {shlex.quote(str(run_directory.path / 'wandb'))}/offline-run-*` uploads it"
+        how_to_sync = f"`wandb sync {shlex.quote(str(run_directory.wandb))}/offline-run-*` uploads it"
         logger.warning("wandb: %s, so this run is logged offline; %s.", reason, how_to_sync)
         run = wandb.init(mode="offline", **options)
     # TRL logs completions and timings in between, which advances wandb's own step: plot over the training step.

@@ -3,15 +3,15 @@
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from gtpo.files import apply_umask, write_atomically
+from gtpo.files import apply_umask, remove, write_atomically
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "files.json"
+_NEEDED = ("model", "optim", "rng_state", "trainer_state")  # a part of the name of each file that a run resumes from
 
 
 def write_manifest(checkpoint: Path) -> None:
@@ -24,13 +24,15 @@ def write_manifest(checkpoint: Path) -> None:
 def damage(checkpoint: Path) -> str | None:
     """What is wrong with the files of a checkpoint, against its manifest; None if it is complete."""
     try:
-        files = json.loads((checkpoint / MANIFEST).read_text())
-        for name, stored in files.items():
+        files = json.loads((checkpoint / MANIFEST).read_text()).items()
+        if missing := [part for part in _NEEDED if not any(part in name for name, _ in files)]:
+            return f"{MANIFEST} lists no {missing[0]} file"
+        for name, stored in files:
             if stored != _sha256(checkpoint / name):
                 return f"{name} is not as it was saved"
     except FileNotFoundError as error:
         return f"{Path(error.filename).relative_to(checkpoint)} is missing"
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} cannot be read: {error}"
     return None
 
@@ -88,8 +90,9 @@ def rotate(run: Path, limit: int) -> None:
 
 def delete(checkpoint: Path) -> None:
     """Delete a checkpoint, its manifest first: killed in between, it is incomplete and not resumed."""
-    (checkpoint / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(checkpoint)
+    if checkpoint.is_dir() and not checkpoint.is_symlink():
+        (checkpoint / MANIFEST).unlink(missing_ok=True)
+    remove(checkpoint)
 
 
 def _files(checkpoint: Path) -> Iterable[Path]:

@@ -5,7 +5,6 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,69 +37,28 @@ def label_of(directory: Path) -> str:
     return "-".join(directory.relative_to(root).parts) if directory.is_relative_to(root) else directory.name
 
 
-@dataclass(frozen=True)
 class RunDirectory:
     """The files of one training run (docs/metrics.md, "The run directory").
 
-    Attributes:
+    Args:
         path: ``output_dir`` of the run.
     """
 
-    path: Path
-
     def __init__(self, path: str | Path) -> None:
-        object.__setattr__(self, "path", Path(path))
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "run.lock"
-
-    @property
-    def config(self) -> Path:
-        """Every setting, resolved."""
-        return self.path / "config.yaml"
-
-    @property
-    def environment(self) -> Path:
-        """Versions, git revision, hardware."""
-        return self.path / "environment.json"
-
-    @property
-    def initial_entropy(self) -> Path:
-        return self.path / "initial_entropy.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line per logged step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def wandb_id(self) -> Path:
-        return self.path / "wandb_id"
-
-    @property
-    def adapter(self) -> Path:
-        """The final adapter."""
-        return self.path / "adapter"
-
-    @property
-    def model(self) -> Path:
-        """The final model of a run that trained all weights."""
-        return self.path / "model"
-
-    @property
-    def best(self) -> Path:
-        """The adapter, or model, with the highest smoothed accuracy reward or the best evaluation on held-out rows."""
-        return self.path / "best"
-
-    @property
-    def merged(self) -> Path:
-        """Base model and adapter as one standalone model."""
-        return self.path / "merged"
+        self.path = path = Path(path)
+        self.lock = path / "run.lock"
+        self.config = path / "config.yaml"  # every setting, resolved
+        self.environment = path / "environment.json"  # versions, git revision, hardware
+        self.initial_entropy = path / "initial_entropy.json"
+        self.metrics = path / "metrics.jsonl"  # one JSON line per logged step
+        self.completions = path / "completions"  # one parquet table per logged step
+        self.report = path / "report.html"
+        self.wandb = path / "wandb"
+        self.wandb_id = path / "wandb_id"
+        self.adapter = path / "adapter"  # the final one
+        self.model = path / "model"  # the final model of a run that trained all weights
+        self.best = path / "best"  # the adapter, or model, of the best evaluation on held-out rows or the best accuracy
+        self.merged = path / "merged"  # base model and adapter as one standalone model
 
     def checkpoint(self, step: int | str) -> Path:
         return self.path / f"checkpoint-{step}"
@@ -121,7 +79,7 @@ class RunDirectory:
 
     def completion_tables(self) -> list[Path]:
         """The logged completions, one parquet table per logged step, oldest first."""
-        return sorted((self.path / "completions").glob("*.parquet"))
+        return sorted(self.completions.glob("*.parquet"))
 
     def read_config(self) -> dict[str, Any]:
         """The settings as stored.
@@ -134,6 +92,8 @@ class RunDirectory:
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``, oldest first; a last line truncated by a kill is skipped.
 
+        Of a step that was logged twice the last line counts.
+
         Raises:
             UsageError: If the run has no metrics.
         """
@@ -141,16 +101,17 @@ class RunDirectory:
             what = "contains no metrics.jsonl" if self.path.is_dir() else "is not a directory"
             raise UsageError(f"{self.path} {what}: expected the directory of a training run.")
         lines = self.metrics.read_bytes().splitlines()
-        rows = []
+        rows: dict[Any, dict[str, Any]] = {}  # by step and kind: training, or an evaluation on held-out rows
         for number, line in enumerate(lines, start=1):
             try:
-                rows.append(dict(json.loads(line)))
-            except (ValueError, TypeError) as error:
+                row = dict(json.loads(line))
+                rows[row.get("step", f"line {number}"), "eval_runtime" in row] = row
+            except (ValueError, TypeError, RecursionError) as error:
                 if number < len(lines):
                     raise UsageError(f"{self.metrics}: line {number} is not a JSON object: delete it.") from error
         if not rows:
             raise UsageError(f"{self.metrics} is empty: the run has not logged a step yet.")
-        return rows
+        return list(rows.values())
 
     def read_best(self) -> dict[str, Any] | None:
         """``best/best.json``: step and metric of the best adapter, ``accuracy`` or that of held-out rows; None if none.

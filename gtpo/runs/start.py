@@ -3,8 +3,6 @@
 import json
 import logging
 import os
-import shlex
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -15,11 +13,11 @@ import yaml
 from filelock import FileLock, Timeout
 
 from gtpo.arguments import MODEL_ALIASES, PromptArguments, Settings, name_of
-from gtpo.errors import UsageError
-from gtpo.files import write_atomically
+from gtpo.errors import UsageError, command_again
+from gtpo.files import remove, write_atomically
 from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.runs.checkpoints import MANIFEST, delete, latest_complete, sorted_checkpoints, steps_are_done
-from gtpo.runs.directory import RunDirectory, resume_command
+from gtpo.runs.directory import FILES, RunDirectory, resume_command
 from gtpo.runs.environment import environment
 
 logger = logging.getLogger(__name__)
@@ -48,8 +46,9 @@ def check_run(settings: Settings, rows: int) -> str | None:
         The checkpoint to resume from, or None.
 
     Raises:
-        UsageError: If the directory exists and neither --resume nor --overwrite is given, is not a run or has no
-            checkpoint; or if there are fewer rows than prompts in a step.
+        UsageError: If the directory exists and neither --resume nor --overwrite is given, is not a run, has no
+            checkpoint, or has a link through which training would write; or if there are fewer rows than prompts in a
+            step.
     """
     prompts = settings.completions_per_step * int(os.environ.get("WORLD_SIZE", 1)) // settings.group_size
     if rows < prompts:
@@ -67,10 +66,14 @@ def check_run(settings: Settings, rows: int) -> str | None:
             raise UsageError(f"{run.path} has no complete checkpoint left: --overwrite starts it again.")
         if checkpoint is None:
             raise UsageError(f"{run.path} has no checkpoint: name the run with --resume RUN, or start it again.")
+        for path in (run.metrics, run.completions, run.wandb):
+            if path.is_symlink():
+                raise UsageError(f"{path} is a link, and training would write to its target: replace it by that.")
         run.read_best()
         check_same_policy(run, vars(settings.model) | vars(settings.prompt))
-        _check_held_out(run, settings)
-        _check_changes(run, settings, checkpoint)
+        stored = _stored_settings(run)
+        _check_held_out(run, stored, settings)
+        _check_changes(run, stored, settings, checkpoint)
         return str(checkpoint)
     if IS_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
         if not _is_run(run):
@@ -106,8 +109,10 @@ def start_run(settings: Settings) -> None:
 
 
 def _delete_unfinished(run: RunDirectory) -> None:
-    """Delete what a kill left: a table of completions, or a checkpoint that was being written or deleted."""
-    for table in run.path.glob("completions/*.tmp"):
+    """Delete what a kill left: a table of completions, or a checkpoint; restore best/ if it was being replaced."""
+    if not run.best.exists() and (old := run.path / "best.old").is_dir():
+        old.rename(run.best)
+    for table in run.completions.glob("*.tmp"):
         table.unlink()
     for checkpoint in sorted_checkpoints(run.path):
         if not (checkpoint / MANIFEST).is_file():
@@ -121,14 +126,13 @@ def _clear(run: RunDirectory) -> None:
     """
     for checkpoint in reversed(sorted_checkpoints(run.path)):
         delete(checkpoint)
-    for config in (run.adapter / "adapter_config.json", run.model / "config.json"):
-        config.unlink(missing_ok=True)
+    for config in (run.path / name for name in FILES["weights"]):
+        if not config.parent.is_symlink():
+            config.unlink(missing_ok=True)
     last = (run.environment, run.config)
     for path in sorted(run.path.iterdir(), key=lambda path: path in last):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path != run.lock:
-            path.unlink()
+        if path != run.lock:
+            remove(path)
 
 
 def _is_run(run: RunDirectory) -> bool:
@@ -139,9 +143,9 @@ def _is_run(run: RunDirectory) -> bool:
 def _has_content(run: RunDirectory) -> bool:
     """Whether a directory contains more than a run leaves that failed before its first step."""
     names = {path.name.removesuffix(".tmp") for path in run.path.iterdir()} if run.path.is_dir() else set()
-    files = (run.lock, run.config, run.environment, run.initial_entropy, run.wandb_id)
-    before_step_1 = {"completions", "wandb", *(path.name for path in files)}
-    return bool(names) and not (_is_run(run) and names <= before_step_1 and not run.completion_tables())
+    before = (run.lock, run.config, run.environment, run.initial_entropy, run.completions, run.wandb, run.wandb_id)
+    is_early = _is_run(run) and names <= {path.name for path in before} and not run.completion_tables()
+    return bool(names) and not is_early
 
 
 def _check_writable(directory: Path) -> None:
@@ -166,12 +170,12 @@ def _check_writable(directory: Path) -> None:
 
 
 def check_same_policy(run: RunDirectory, values: Mapping[str, Any]) -> None:
-    """Refuse to resume a run with another model, adapter or prompt.
+    """Refuse to resume a run with another model, adapter or prompt, or whose model is gone.
 
     Raises:
         UsageError: Names the first of ``values`` that differs from the run's.
     """
-    stored = run.read_config() if run.config.is_file() else {}
+    stored = _stored_settings(run)
     for name in ("model", "lora_rank", "lora_target_modules", *vars(PromptArguments())):
         new = values.get(name)
         if {name} <= stored.keys() & values.keys() and MODEL_ALIASES.get(str(stored[name]), stored[name]) != (
@@ -181,6 +185,14 @@ def check_same_policy(run: RunDirectory, values: Mapping[str, Any]) -> None:
                 f"{run.path} was trained with --{name} {_short(stored[name])}; a checkpoint cannot be resumed with "
                 f"{_short(new)}: remove --{name}."
             )
+    model = str(stored.get("model", "tiny"))
+    if "/" not in model and model not in MODEL_ALIASES and not Path(model).is_dir():
+        raise UsageError(f"{run.path} was trained on the model in the directory {model}, which is gone: bring it back.")
+
+
+def _stored_settings(run: RunDirectory) -> dict[str, Any]:
+    """The settings of a run; none for one of another program that uses the trainer."""
+    return run.read_config() if run.config.is_file() else {}
 
 
 def _short(value: Any) -> str:
@@ -189,14 +201,13 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def _check_held_out(run: RunDirectory, settings: Settings) -> None:
+def _check_held_out(run: RunDirectory, stored: Mapping[str, Any], settings: Settings) -> None:
     """Refuse to resume with other held-out rows: some may have been trained on, and best/ would compare two kinds.
 
     Raises:
         UsageError: Names the setting that chooses them.
     """
-    stored, new = run.read_config() if run.config.is_file() else {}, settings.to_dict()
-    stored = {name_of(name): value for name, value in stored.items()}
+    stored, new = {name_of(name): value for name, value in stored.items()}, settings.to_dict()
     rows, dataset = stored.get("eval_rows"), stored.get("eval_dataset")
     if rows is None and dataset is None and new["eval_rows"] is not None and new["eval_dataset"] is None:
         raise UsageError(f"{run.path} trains on all its rows: --eval_rows holds out none; name others, --eval_dataset.")
@@ -209,16 +220,16 @@ def _check_held_out(run: RunDirectory, settings: Settings) -> None:
             )
 
 
-def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path) -> None:
+def _check_changes(run: RunDirectory, stored: Mapping[str, Any], settings: Settings, checkpoint: Path) -> None:
     """Say which settings a resumed run changes; after its last step they would have no effect and are refused.
 
     Raises:
         UsageError: If the run has all its steps and a setting of the training differs.
     """
-    stored, new = run.read_config() if run.config.is_file() else {}, settings.to_dict()
-    changed = {name: value for name, value in new.items() if name in stored and stored[name] != value}
     changes = [
-        f"--{name} {value} (before: {stored[name]})" for name, value in changed.items() if name not in _NOT_OF_TRAINING
+        f"--{name} {value} (before: {stored[name]})"
+        for name, value in settings.to_dict().items()
+        if name in stored and stored[name] != value and name not in _NOT_OF_TRAINING
     ]
     if not changes:
         return
@@ -240,11 +251,11 @@ def _lock(run: RunDirectory) -> None:
 
 def how_to_continue() -> str:
     """The command after this process was interrupted: ``--resume`` of the run that it holds, or the same one again."""
-    again = list(sys.argv)
+    flags = []
     for lock in _locks.values():
         run = RunDirectory(Path(lock.lock_file).parent)
         if lock.is_locked and run.has_checkpoint:
             return resume_command(run)
-        if lock.is_locked and _has_content(run) and "--overwrite" not in again:
-            again.append("--overwrite")
-    return shlex.join(["python", *again])
+        if lock.is_locked and _has_content(run) and "--overwrite" not in sys.argv:
+            flags = ["--overwrite"]
+    return command_again(*flags)

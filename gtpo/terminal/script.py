@@ -5,11 +5,13 @@ import logging
 import os
 import select
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from gtpo.errors import RunError, UsageError
+
+_CANNOT_OPEN = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def run_script(main: Callable[[], None]) -> NoReturn:
@@ -33,9 +35,9 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _lost_its_reader():
             _exit("nothing reads the output any more", 141)
-        if debug or not _is_disk_full(error):
+        if debug or not (fault := _fault_of_the_disk(error)):
             raise
-        _exit(f"the disk is full ({error}); free some space, then: {_how_to_continue()}", 1)
+        _exit(fault, 1)
     sys.exit(0)
 
 
@@ -73,7 +75,17 @@ def _lost_its_reader() -> bool:
     return True
 
 
-def _is_disk_full(error: BaseException) -> bool:
-    """Also where PyTorch or safetensors report a short write in other words."""
-    texts: Iterable[str] = ("No space left on device", "PytorchStreamWriter failed", "unexpected pos", "iostream error")
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(text in str(error) for text in texts)
+def _fault_of_the_disk(error: Exception) -> str | None:
+    """What is wrong with the disk and what to do; None for another error.
+
+    PyTorch and safetensors report a short write in other words.
+    """
+    number, text = getattr(error, "errno", None), str(error)
+    full = ("No space left on device", "PytorchStreamWriter failed", "unexpected pos", "iostream error")
+    if number in (errno.ENOSPC, errno.EDQUOT) or any(words in text for words in full):
+        return f"the disk is full ({error}); free some space, then: {_how_to_continue()}"
+    if number == errno.EFBIG or "File too large" in text:
+        return f"a file is larger than the disk or `ulimit -f` allows ({error}); raise it, then: {_how_to_continue()}"
+    if isinstance(error, OSError) and error.filename and number in _CANNOT_OPEN:
+        return f"{error.filename}: {error.strerror}; was it moved, deleted or made read-only? (--debug shows its use)"
+    return None

@@ -6,7 +6,6 @@
 import json
 import logging
 import math
-import shutil
 from collections import deque
 from typing import Any
 
@@ -15,7 +14,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from gtpo.errors import RunError
-from gtpo.files import replace_directory, write_atomically
+from gtpo.files import remove, replace_directory, write_atomically
 from gtpo.processes import gather_full_parameter
 from gtpo.reports.metrics import is_held_out
 from gtpo.runs.directory import RunDirectory
@@ -37,11 +36,13 @@ class MetricsWriter(TrainerCallback):
         # A resumed run restarts at its checkpoint: later steps are logged again.
         if state.is_world_process_zero and self.path.exists():
             lines = self.path.read_text(errors="replace").splitlines()
-            kept = [line for line in lines if _step(line) <= state.global_step]
+            kept = {  # a step that was logged twice: its last line
+                (_step(line), '"eval_runtime"' in line): line for line in lines if _step(line) <= state.global_step
+            }
             for number, line in enumerate(lines[:-1], start=1):  # a kill truncates the last one
                 if _step(line) == float("inf"):
                     logger.warning("%s: line %d is not a JSON object with a step and is removed", self.path, number)
-            write_atomically(self.path, "".join(line + "\n" for line in kept))
+            write_atomically(self.path, "".join(line + "\n" for line in kept.values()))
         if state.global_step:
             args.eval_on_start = False  # its line is there
 
@@ -95,10 +96,13 @@ class BestAdapter(TrainerCallback):
         self.weights: dict[str, torch.Tensor] | None = None  # of a best adapter that is not on disk yet
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        metrics = self.run.metrics
+        metrics, had_best = self.run.metrics, False
         if state.global_step and metrics.exists():  # resumed; MetricsWriter has removed the later steps
             rows = [json.loads(line) for line in metrics.read_text().splitlines()]
             self.recent.extend(_score(row) for row in rows if _score(row) is not None)
+            had_best = len(self.recent) >= min(BEST_WINDOW, max(1, state.max_steps // 8))
+            if self.held_out_metric:
+                had_best = any(self.held_out_metric in row for row in rows)
         stored = self.run.read_best() if state.global_step else None
         if (
             stored is not None
@@ -106,6 +110,8 @@ class BestAdapter(TrainerCallback):
             and (self.held_out_metric or "accuracy") in stored
         ):
             self.best = stored
+        elif stored is None and had_best and state.is_world_process_zero:
+            logger.warning("%s is missing: it is chosen again, among the steps from here on", self.directory)
 
     def on_evaluate(self, args, state, control, metrics=None, model=None, **kwargs):  # type: ignore[no-untyped-def]
         name = self.held_out_metric
@@ -145,7 +151,7 @@ class BestAdapter(TrainerCallback):
         if self.weights is None:
             return
         unfinished = self.directory.with_name("best.tmp")
-        shutil.rmtree(unfinished, ignore_errors=True)
+        remove(unfinished)
         options: dict[str, Any] = {}
         if isinstance(model, PeftModel):
             options = {"selected_adapters": ["default"], "save_embedding_layers": False}  # not KL's "ref"
@@ -190,5 +196,5 @@ def _step(line: str) -> float:
     """The step of a metrics line; infinity for a line truncated by a kill."""
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return float("inf")

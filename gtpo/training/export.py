@@ -2,13 +2,12 @@
 
 import logging
 import shlex
-import shutil
 from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import Settings
 from gtpo.errors import UsageError
-from gtpo.files import replace_directory, write_atomically
+from gtpo.files import remove, replace_directory, write_atomically
 from gtpo.models.load import resolve_model
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.card import model_card
@@ -28,12 +27,13 @@ def save_adapter(trainer: Any, settings: Settings) -> None:
     run = RunDirectory(settings.output_dir)
     trained = run.adapter if settings.model.lora_rank else run.model
     unfinished = run.path / f"{trained.name}.tmp"
-    shutil.rmtree(unfinished, ignore_errors=True)
+    if trainer.is_world_process_zero():
+        remove(unfinished)
     trainer.save_model(str(unfinished))  # every process takes part; the main one writes
     if not trainer.is_world_process_zero():
         return
     (unfinished / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml has the settings
-    shutil.rmtree(unfinished / "ref", ignore_errors=True)  # the reference of GRPO's KL: the adapter at step 0
+    remove(unfinished / "ref")  # the reference of GRPO's KL: the adapter at step 0
     (run.path / "README.md").unlink(missing_ok=True)  # TRL's, of a checkpoint
     _write_card(unfinished, trained, settings, trainer)
     replace_directory(unfinished, trained)
@@ -67,7 +67,7 @@ def merge_adapter(adapter: str | Path, base: str, directory: str | Path) -> None
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     directory, unfinished = Path(directory), Path(f"{directory}.tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    remove(unfinished)
     model = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=False, dtype=torch.bfloat16, device_map="cpu")
     PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(unfinished)
     AutoTokenizer.from_pretrained(adapter, trust_remote_code=False).save_pretrained(unfinished)

@@ -898,25 +898,20 @@ def test_a_setting_is_printed_as_it_is_typed(monkeypatch: pytest.MonkeyPatch) ->
 WITH_REWARDS: dict[str, tuple[type, ...]] = {"gtpo": (RewardArguments, *CLASSES["gtpo"])}
 
 
-def test_a_resumed_run_imports_rewards_of_the_run_or_of_the_command_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_resumed_run_imports_no_rewards_but_those_of_the_command_line(tmp_path: Path) -> None:
     run = stored_run(tmp_path / "run")
     (tmp_path / "mine.py").write_text("")
     (run / "inside.py").write_text("")
-    names = {"outside": f"{tmp_path}/mine.py:f", "module": "subprocess:call", "inside": f"{run}/inside.py:f"}
-    for kind, name in names.items():
+    for name in (f"{tmp_path}/mine.py:f", "subprocess:call", f"{run}/inside.py:f"):
         stored = yaml.safe_load((run / "config.yaml").read_text()) | {"reward": ["format", name]}
         (run / "config.yaml").write_text(yaml.safe_dump(stored))
         argv = ["--resume", str(run)]
-        if kind != "inside":
-            command = rf"if you trust it, add --reward format {re.escape(name)}\."
+        command = rf"because it is code: if you trust it, add --reward format {re.escape(name)}\."
+        for extra in ([], ["--dry_run"]):
             with pytest.raises(UsageError, match=command):
-                parse("gtpo", WITH_REWARDS["gtpo"], argv)
-            argv += ["--reward", "format", name]
-        caplog.clear()
+                parse("gtpo", WITH_REWARDS["gtpo"], [*argv, *extra])
+        argv += ["--reward", "format", name]
         assert parse("gtpo", WITH_REWARDS["gtpo"], argv).reward.reward == ["format", name]
-        assert f"--resume imports the reward {name}" in caplog.text
 
 
 def test_a_dry_run_plans_the_run_that_this_machine_makes() -> None:

@@ -22,6 +22,8 @@ def checkpoint(run: Path, step: int) -> Path:
     directory = run / f"checkpoint-{step}"
     (directory / "ref").mkdir(parents=True)
     (directory / "optimizer.pt").write_bytes(b"optimizer %d" % step)
+    for name in ("adapter_model.safetensors", "rng_state.pth", "trainer_state.json"):
+        (directory / name).write_bytes(b"%d" % step)
     (directory / "ref" / "adapter_model.safetensors").write_bytes(b"reference")
     write_manifest(directory)
     return directory
@@ -31,7 +33,8 @@ def test_a_manifest_has_the_sha256_of_each_file(tmp_path: Path) -> None:
     stored = json.loads((checkpoint(tmp_path, 1) / MANIFEST).read_text())
     # printf 'optimizer 1' | sha256sum
     assert stored["optimizer.pt"] == "2710712cc794c519bb23c871213a97d4b3b24d78dd0f490584126cf4b117f1d1"
-    assert sorted(stored) == ["optimizer.pt", "ref/adapter_model.safetensors"]
+    names = ["adapter_model.safetensors", "optimizer.pt", "ref/adapter_model.safetensors", "rng_state.pth"]
+    assert sorted(stored) == [*names, "trainer_state.json"]
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "ref/adapter_model.safetensors"])
@@ -49,8 +52,36 @@ def test_missing_files_and_unreadable_manifests_are_damage(tmp_path: Path) -> No
     for text in ("", "[]", '{"a', '{"optimizer.pt'):
         (directory / MANIFEST).write_text(text)
         assert (damage(directory) or "").startswith("files.json cannot be read")
+    (directory / MANIFEST).write_text("[" * 100_000)
+    assert (damage(directory) or "").startswith("files.json cannot be read")
     (directory / MANIFEST).unlink()
     assert damage(directory) == "files.json is missing"
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth", "trainer_state.json"])
+def test_a_manifest_without_a_file_that_a_run_resumes_from_is_damage(name: str, tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path, 1)
+    (directory / name).unlink()
+    write_manifest(directory)
+    assert damage(directory) == f"files.json lists no {name.split('.')[0].replace('izer', '')} file"
+    (directory / MANIFEST).write_text("{}")
+    assert damage(directory) == "files.json lists no model file"
+
+
+def test_a_linked_checkpoint_is_unlinked_and_its_target_kept(tmp_path: Path) -> None:
+    target = checkpoint(tmp_path / "large disk", 1)
+    (tmp_path / "checkpoint-1").symlink_to(target)
+    checkpoint(tmp_path, 2)
+    rotate(tmp_path, 1)
+    assert [path.name for path in sorted_checkpoints(tmp_path)] == ["checkpoint-2"]
+    assert damage(target) is None
+
+
+def test_a_file_named_like_a_checkpoint_is_damage(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-99").write_text("")
+    assert (damage(tmp_path / "checkpoint-99") or "").startswith("files.json cannot be read")
+    delete(tmp_path / "checkpoint-99")
+    assert sorted_checkpoints(tmp_path) == []
 
 
 def test_checkpoints_are_ordered_by_step(tmp_path: Path) -> None:
@@ -94,7 +125,7 @@ def test_a_checkpoint_without_its_manifest_is_not_whole_while_it_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = checkpoint(tmp_path, 2)
-    monkeypatch.setattr("shutil.rmtree", lambda path: None)  # killed before a file is gone
+    monkeypatch.setattr("gtpo.runs.checkpoints.remove", lambda path: None)  # killed before a file is gone
     delete(directory)
     assert (directory / "optimizer.pt").exists() and damage(directory) == "files.json is missing"
 

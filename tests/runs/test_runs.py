@@ -1,5 +1,6 @@
 """The run directory: its readers, and the command that resumes it."""
 
+import json
 import os
 import shlex
 from pathlib import Path
@@ -14,10 +15,16 @@ def test_a_damaged_line_of_the_metrics_is_named_and_a_truncated_last_one_skipped
     run = RunDirectory(tmp_path)
     run.metrics.write_bytes(b'{"step": 1}\n{"step": 2}\n{"step": 3, "reward": "\xce')
     assert [row["step"] for row in run.read_metrics()] == [1, 2]
-    for line in (b'{"step"', b"2", b"\x00\x00", b"\xff"):
+    for line in (b'{"step"', b"2", b"\x00\x00", b"\xff", b"[" * 100_000, b'{"step": []}'):
         run.metrics.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
         with pytest.raises(UsageError, match=r"metrics\.jsonl: line 2 is not a JSON object: delete it"):
             run.read_metrics()
+
+
+def test_a_step_that_is_logged_twice_counts_once(tmp_path: Path) -> None:
+    lines = [{"step": 1, "loss": 1}, {"step": 2}, {"step": 1, "eval_runtime": 0.1}, {"step": 1, "loss": 3}]
+    RunDirectory(tmp_path).metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert RunDirectory(tmp_path).read_metrics() == [lines[3], lines[1], lines[2]]
 
 
 @pytest.mark.parametrize(("settings", "script"), [("gamma: 0.1", "gtpo"), ("num_generations: 4", "grpo"), ("", "sft")])

@@ -21,7 +21,7 @@ from gtpo.errors import UsageError
 from gtpo.runs.checkpoints import write_manifest
 from gtpo.runs.directory import RunDirectory
 from gtpo.runs.environment import git_revision
-from gtpo.runs.start import check_run, how_to_continue, start_run
+from gtpo.runs.start import check_run, check_same_policy, how_to_continue, start_run
 
 CLASSES = (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
 
@@ -46,7 +46,14 @@ def start(directory: Path, *argv: str) -> str | None:
 def checkpoint(run: Path, step: int) -> Path:
     directory = run / f"checkpoint-{step}"
     directory.mkdir(parents=True)
+    return complete(directory, step)
+
+
+def complete(directory: Path, step: int) -> Path:
+    """Add the files of a checkpoint that are read, with their manifest."""
     (directory / "trainer_state.json").write_text(json.dumps({"global_step": step, "max_steps": 10}))
+    for name in ("adapter_model.safetensors", "optimizer.pt", "rng_state.pth"):
+        (directory / name).write_text("")
     write_manifest(directory)
     return directory
 
@@ -294,6 +301,55 @@ def test_a_damaged_best_json_is_refused_before_a_model_is_loaded(text: str, tmp_
         start(tmp_path / "run", "--resume")
 
 
+def test_a_link_through_which_training_would_write_is_refused(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    checkpoint(tmp_path / "run", 5)
+    (tmp_path / "mine").mkdir()
+    for name in ("completions", "wandb", "metrics.jsonl"):
+        (tmp_path / "run" / name).symlink_to(tmp_path / "mine" / "gone")
+        with pytest.raises(UsageError, match=rf"run/{name} is a link, and training would write to its target"):
+            start(tmp_path / "run", "--resume")
+        (tmp_path / "run" / name).unlink()
+
+
+def test_overwrite_touches_no_target_of_a_link(tmp_path: Path) -> None:
+    run, mine = finished_run(tmp_path / "run"), finished_run(tmp_path / "mine")
+    for name in ("adapter", "checkpoint-10"):
+        shutil.rmtree(run / name)
+        (run / name).symlink_to(mine / name)
+    files = sorted(mine.rglob("*"))
+    start(run, "--overwrite")
+    assert sorted(path.name for path in run.iterdir()) == ["config.yaml", "environment.json", "run.lock"]
+    assert sorted(mine.rglob("*")) == files
+
+
+def test_the_best_adapter_is_restored_where_its_replacement_was_killed(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    checkpoint(tmp_path / "run", 5)
+    (tmp_path / "run" / "best.old").mkdir()
+    (tmp_path / "run" / "best.old" / "best.json").write_text('{"accuracy": 50, "step": 5}')
+    start(tmp_path / "run", "--resume")
+    assert RunDirectory(tmp_path / "run").read_best() == {"accuracy": 50.0, "step": 5}
+    assert not (tmp_path / "run" / "best.old").exists()
+
+
+def test_a_checkpoint_that_is_a_file_is_skipped_and_deleted(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    complete_one = checkpoint(tmp_path / "run", 5)
+    (tmp_path / "run" / "checkpoint-99").write_text("")
+    assert start(tmp_path / "run", "--resume") == str(complete_one)
+    assert not (tmp_path / "run" / "checkpoint-99").exists()
+
+
+def test_a_run_whose_base_is_gone_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = run_with_checkpoint(Path("run"), "model: mybase\n")
+    with pytest.raises(UsageError, match=r"^run was trained on the model in the directory mybase, which is gone"):
+        check_same_policy(RunDirectory(run), {"model": "mybase"})
+    Path("mybase").mkdir()
+    check_same_policy(RunDirectory(run), {"model": "mybase"})
+
+
 # ---- resuming ----
 
 
@@ -359,6 +415,14 @@ def test_the_command_after_an_interruption(
         checkpoint(run, step)
     monkeypatch.setattr("sys.argv", argv)
     assert how_to_continue() == command.format(run=run)
+
+
+@pytest.mark.parametrize("words", [["--hub_token", "hf_SECRET"], ["--hub-token=hf_SECRET"], ["--hub_token=hf_SECRET"]])
+def test_no_command_shows_a_token(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gtpo.runs.start._locks", {})
+    monkeypatch.setattr("sys.argv", ["train_gtpo.py", *words, "--push_to_hub"])
+    flag = words[0].partition("=")[0]
+    assert how_to_continue() == f"python train_gtpo.py {flag} YOUR_TOKEN --push_to_hub"
 
 
 def test_the_command_after_an_interruption_that_started_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,8 +521,7 @@ def run_with_checkpoint(path: Path, config: str) -> Path:
     (path / "checkpoint-5").mkdir(parents=True)
     (path / "config.yaml").write_text(config)
     (path / "environment.json").write_text("{}")
-    (path / "checkpoint-5" / "trainer_state.json").write_text('{"global_step": 5, "max_steps": 10}')
-    write_manifest(path / "checkpoint-5")
+    complete(path / "checkpoint-5", 5)
     return path
 
 
