@@ -48,7 +48,9 @@ def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
                     entries = results.scores.get(run, {}).get(benchmark, {})
                     _plot_scores(axis, legend, entries, metric, number)
                 else:
-                    plot_seeds(axis, legend, results.metrics.get(run, {}), metric, matrix[scale]["window"], number)
+                    plot_seeds(
+                        axis, legend, results.metrics.get(run, {}), metric, matrix[scale]["window"], line_style(number)
+                    )
             if metric == "entropy":
                 plot_ln2(axis)
             axis.set_xlabel("k" if metric in SCORES else "training step")

@@ -16,18 +16,12 @@ PANELS = {  # metric -> axis label; percent of the maximum reward, as in the pap
     "entropy": "entropy ⟨H⟩ (nats)",
     "conflict_tokens": "conflict tokens per completion",
 }
-
-
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito, colorblind-safe
-
-
 LINE_STYLES = ("-", "--", ":", "-.")  # the next one where the colors repeat
-
-
 LN2 = math.log(2)
 
 
-def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panels: dict[str, str] | None = None) -> Any:
+def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10) -> Any:
     """One row of panels over the training steps: the logged values of each run thin, their trailing mean bold.
 
     Held-out rows that were evaluated while training are a second, dotted line of the run. The accuracy in any format
@@ -36,12 +30,11 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panel
     Args:
         runs: Legend label -> the rows of :meth:`gtpo.runs.directory.RunDirectory.read_metrics`.
         window: Steps of the trailing mean.
-        panels: Metric -> panel title; by default :func:`panels_of`.
 
     Returns:
         The matplotlib figure.
     """
-    panels = {metric: plain_text(label) for metric, label in (panels or panels_of(runs.values())).items()}
+    panels = {metric: plain_text(label) for metric, label in panels_of(runs.values()).items()}
     runs = {plain_text(name): rows for name, rows in runs.items()}
     figure, axes = grid(1, len(panels))
     for axis, (metric, label) in zip(axes[0], panels.items(), strict=True):
@@ -49,10 +42,14 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panel
             steps, raw = seed_curves({0: rows}, metric, 1)
             if steps:
                 axis.plot(steps, raw[0], color=line_style(number)["color"], alpha=0.25, linewidth=0.8)
-            plot_seeds(axis, name, {0: rows}, metric, window, number)
-            _plot_held_out(axis, name, rows, metric, number)
+            plot_seeds(axis, name, {0: rows}, metric, window, line_style(number))
+            style = {"linestyle": ":", "linewidth": 1.2, "marker": "o", "markersize": 3}  # a marker per evaluation
+            plot_seeds(axis, f"{name}, held out", {0: rows}, f"eval_{metric}", 1, line_style(number) | style)
             if metric == "accuracy":
-                _plot_lenient(axis, name, rows, window, number)
+                style = {"linestyle": "-.", "linewidth": 1.0}
+                plot_seeds(
+                    axis, f"{name}, any format", {0: rows}, "accuracy_lenient", window, line_style(number) | style
+                )
         if metric == "entropy":
             plot_ln2(axis)
         axis.set_xlabel("training step")
@@ -60,21 +57,6 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10, panel
     add_legend(figure)
     figure.suptitle(f"Training on samples of the policy; bold: mean of the last {window} steps", fontsize=10)
     return figure
-
-
-def _plot_held_out(axis: Any, name: str, rows: list[dict[str, Any]], metric: str, number: int) -> None:
-    """The metric on held-out rows, where it was evaluated while training: not smoothed, a marker per evaluation."""
-    steps, curves = seed_curves({0: rows}, f"eval_{metric}", 1)
-    if steps:
-        style = line_style(number) | {"linestyle": ":", "linewidth": 1.2, "marker": "o", "markersize": 3}
-        axis.plot(steps, curves[0], label=f"{name}, held out", **style)
-
-
-def _plot_lenient(axis: Any, name: str, rows: list[dict[str, Any]], window: int, number: int) -> None:
-    steps, curves = seed_curves({0: rows}, "accuracy_lenient", window)
-    if steps:
-        style = line_style(number) | {"linestyle": "-.", "linewidth": 1.0}
-        axis.plot(steps, curves[0], label=f"{name}, any format", **style)
 
 
 def plain_text(text: str) -> str:
@@ -92,16 +74,13 @@ def panels_of(runs: Collection[list[dict[str, Any]]]) -> dict[str, str]:
 
 
 def draw_runs(runs: Sequence[str], labels: Sequence[str] | None, output: str, window: int) -> str:
-    """Write one figure that compares some runs.
+    """Write one figure that compares some run directories, labelled by their names by default; return its path.
 
     Args:
         runs: Run directories.
-        labels: Legend labels; by default the directory names.
+        labels: Legend labels.
         output: Path of the figure; its suffix sets the format.
         window: Steps of the trailing mean.
-
-    Returns:
-        ``output``.
 
     Raises:
         UsageError: If labels are missing or duplicate, or a run has no metrics.
@@ -140,11 +119,11 @@ def line_style(number: int) -> dict[str, Any]:
 
 
 def plot_seeds(
-    axis: Any, legend: str, runs: dict[int, list[dict[str, Any]]], metric: str, window: int, number: int
+    axis: Any, legend: str, runs: dict[int, list[dict[str, Any]]], metric: str, window: int, style: dict[str, Any]
 ) -> None:
     steps, curves = seed_curves(runs, metric, window)
     if steps:
-        plot_mean(axis, legend, steps, curves, line_style(number))
+        plot_mean(axis, legend, steps, curves, style)
 
 
 def plot_mean(axis: Any, legend: str, x: Sequence[float], curves: list[list[float]], style: dict[str, Any]) -> None:
@@ -153,11 +132,8 @@ def plot_mean(axis: Any, legend: str, x: Sequence[float], curves: list[list[floa
     if found := [band for band in bands if band]:
         low, high = [band.low for band in found], [band.high for band in found]
         axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-    axis.plot(x, means(curves), label=legend, **style)
-
-
-def means(curves: list[list[float]]) -> list[float]:
-    return [sum(values) / len(values) for values in zip(*curves, strict=True)]
+    means = [sum(values) / len(values) for values in zip(*curves, strict=True)]
+    axis.plot(x, means, label=legend, **style)
 
 
 def plot_ln2(axis: Any) -> None:

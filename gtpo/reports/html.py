@@ -25,15 +25,14 @@ from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.reports.curves import plot_training
 from gtpo.reports.groups import Group, read_group
 from gtpo.reports.metrics import reward_names
-from gtpo.reports.summary import find_problems, held_out_text, initial_entropy_text, scores, window_text
+from gtpo.reports.summary import find_problems, initial_entropy_text, score_lines
 from gtpo.runs.directory import RunDirectory
 from gtpo.terminal.script import run_script
 
 logger = logging.getLogger(__name__)
 
 # Translucent, with text in the page's color: readable on light and dark pages.
-_GREEN, _GREY = "rgba(46, 160, 67, 0.4)", "rgba(128, 128, 128, 0.4)"
-_COLORS = {2.0: _GREEN, 0.0: _GREY}  # lambda
+_COLORS = {2.0: "rgba(46, 160, 67, 0.4)", 0.0: "rgba(128, 128, 128, 0.4)"}  # of a weight lambda: green, grey
 _TABLE = "color: inherit; border-collapse: collapse; table-layout: auto; width: 100%"
 _CELL = "padding: 3px 8px; text-align: right; vertical-align: top; white-space: nowrap"
 _TEXT = "padding: 3px 8px; text-align: left; vertical-align: top; width: 100%"
@@ -80,10 +79,8 @@ def _legend(group: Group) -> str:
     """What the colors and marks of a group mean; only those that it has."""
     weights = {weight for row in group.weights for weight in row}
     entries = {
-        f'<span style="background: {_GREEN}">green, λ = 2</span>: shared with a penalized completion, counts twice': 2.0
-        in weights,
-        f'<span style="background: {_GREY}">grey, λ = 0</span>: shared with a rewarded completion, no update': 0.0
-        in weights,
+        f"{_colored('green, λ = 2', 2.0)}: shared with a penalized completion, counts twice": 2.0 in weights,
+        f"{_colored('grey, λ = 0', 0.0)}: shared with a rewarded completion, no update": 0.0 in weights,
         "<s>struck out</s>, δ = 0: ⟨H⟩ (nats) is above the threshold, no update": 0 in group.keep,
         f"{_CUT.strip()}: cut off at the length limit": any(group.cut_off),
         "↵: line break": any("\n" in token for row in group.tokens for token in row),
@@ -101,8 +98,12 @@ def _spans(tokens: Sequence[str], weights: Sequence[float]) -> str:
     parts = []
     for weight, run in itertools.groupby(zip(tokens, weights, strict=True), key=lambda pair: pair[1]):
         text = html.escape("".join(token for token, _ in run).replace("\n", "↵"))
-        parts.append(f'<span style="background: {_COLORS[weight]}">{text}</span>' if weight in _COLORS else text)
+        parts.append(_colored(text, weight))
     return "".join(parts)
+
+
+def _colored(text: str, weight: float) -> str:
+    return f'<span style="background: {_COLORS[weight]}">{text}</span>' if weight in _COLORS else text
 
 
 class LiveCurves(TrainerCallback):
@@ -145,7 +146,7 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
     tables = run.completion_tables()
     shown = min(groups, len(tables))
     chosen = [tables[i * (len(tables) - 1) // max(1, shown - 1)] for i in range(shown)]  # from the first to the last
-    parts = []
+    parts: list[str] = []
     for path in chosen:
         try:
             step, group = read_group(path, settings["num_generations"], reward_names(rows))
@@ -154,13 +155,18 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
             logger.warning("%s cannot be read and is not shown: %s", path, error)
     if parts and not settings.get("conflict_correction"):
         parts.insert(0, "<p>This run gives every token weight 1: the colors show what the correction would do.</p>")
+    stored = (
+        f"<tr><td>{html.escape(str(key))}</td><td><code>{html.escape(str(value))}</code></td></tr>"
+        for key, value in sorted(settings.items())
+        if value is not None
+    )
     title = html.escape(f"{settings['run_name']}: {settings['model']} on {settings['dataset']}")
     page = _PAGE.format(
         title=title,
         facts=_facts(run, settings, rows),
         curves=svg.getvalue().partition("<svg")[2],
         groups="".join(parts),
-        settings=_settings(settings),
+        settings="".join(stored),
     )
     write_atomically(run.report, page)
     return run.report
@@ -169,22 +175,10 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
 def _facts(run: RunDirectory, settings: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """Problems, scores and initial entropy as paragraphs."""
     lines = [f"{problem}." for problem in find_problems(rows, settings.get("max_completion_length")).values()]
-    if found := scores(rows):
-        lines.append(f"{window_text(rows)}: {', '.join(map(str, found))}")
-    if held_out := held_out_text(rows, run.read_best()):
-        lines.append(held_out)
+    lines += score_lines(run, rows)
     if entropy := initial_entropy_text(run):
         lines.append(f"⟨H⟩_ini: {entropy}")
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
-
-
-def _settings(settings: dict[str, Any]) -> str:
-    rows = (
-        f"<tr><td>{html.escape(str(key))}</td><td><code>{html.escape(str(value))}</code></td></tr>"
-        for key, value in sorted(settings.items())
-        if value is not None
-    )
-    return f"<details><summary>Settings</summary><table>{''.join(rows)}</table></details>"
 
 
 def write_report_or_warn(run_directory: str | Path) -> None:
@@ -211,7 +205,7 @@ tr + tr td {{ border-top: 1px solid rgba(128, 128, 128, .3) }}
 {facts}
 <figure><svg{curves}</figure>
 {groups}
-{settings}
+<details><summary>Settings</summary><table>{settings}</table></details>
 </body></html>
 """
 

@@ -46,14 +46,14 @@ class Score:
         return f"{self.name} {form.format(self.first, self.last)}"
 
 
-def window_of(rows: Rows) -> int:
-    """Logged steps of the means of :func:`scores`: ``WINDOW``, or half of a short run."""
+def _window_of(rows: Rows) -> int:
+    """Logged steps of a mean: ``WINDOW``, or half of a short run."""
     return min(WINDOW, max(1, len(of_training(rows)) // 2))
 
 
 def window_text(rows: Rows) -> str:
     """The steps of :func:`scores` in words."""
-    window = window_of(rows)
+    window = _window_of(rows)
     return f"Means of the first and last {window} logged steps" if window > 1 else "First and last logged step"
 
 
@@ -63,7 +63,14 @@ def scores(rows: Rows) -> list[Score]:
     For supervised fine-tuning token accuracy and loss. Values that are missing or not finite do not count, nor do
     held-out rows.
     """
-    return _compared(of_training(rows), window_of(rows))
+    return _compared(of_training(rows), _window_of(rows))
+
+
+def score_lines(run: RunDirectory, rows: Rows) -> list[str]:
+    """The scores of a run on its training prompts and on held-out rows, a line each, if it has them."""
+    found = scores(rows)
+    training = f"{window_text(rows)}: {', '.join(map(str, found))}" if found else None
+    return [line for line in (training, held_out_text(rows, run.read_best())) if line]
 
 
 def held_out_text(rows: Rows, best: Mapping[str, float] | None = None) -> str | None:
@@ -215,10 +222,7 @@ def end_lines(settings: Settings, rows: Rows, seconds: float | None) -> list[str
     time = f" ({duration(seconds)}{since})" if seconds is not None else ""
     start = "Files" if problems else f"Run finished{time}"
     lines.append(f"{start}: {run.path}" + (f" ({', '.join(parts)})" if parts else ""))
-    if found := scores(rows):
-        lines.append(f"{window_text(rows)}: {', '.join(map(str, found))}")
-    if held_out := held_out_text(rows, run.read_best()):
-        lines.append(held_out)
+    lines += score_lines(run, rows)
     if settings.data.dataset in BENCHMARK_TITLES:
         what = ["--runs", str(run.path)] if settings.model.lora_rank else ["--model", str(run.model)]
         lines.append(f"Evaluate: python evaluate.py --benchmarks {settings.data.dataset} {shlex.join(what)}")

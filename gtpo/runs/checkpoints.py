@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 
 from gtpo.files import apply_umask, remove, write_atomically
@@ -17,7 +16,8 @@ _NEEDED = ("model", "optim", "rng_state", "trainer_state")  # a part of the name
 def write_manifest(checkpoint: Path) -> None:
     """List the files of a checkpoint with their SHA-256, once all are written."""
     apply_umask(checkpoint)
-    files = {str(path.relative_to(checkpoint)): _sha256(path) for path in _files(checkpoint)}
+    paths = [path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST]
+    files = {str(path.relative_to(checkpoint)): _sha256(path) for path in paths}
     write_atomically(checkpoint / MANIFEST, json.dumps(files, indent=1, sort_keys=True))
 
 
@@ -93,10 +93,6 @@ def delete(checkpoint: Path) -> None:
     if checkpoint.is_dir() and not checkpoint.is_symlink():
         (checkpoint / MANIFEST).unlink(missing_ok=True)
     remove(checkpoint)
-
-
-def _files(checkpoint: Path) -> Iterable[Path]:
-    return (path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)
 
 
 def _sha256(path: Path) -> str:

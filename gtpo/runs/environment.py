@@ -31,14 +31,13 @@ def environment() -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "python": platform.python_version(),
         "packages": versions,
         "git_revision": git_revision(),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
-        "gpus": gpus,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "world_size": int(os.environ.get("WORLD_SIZE", 1)),
     }
 

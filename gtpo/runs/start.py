@@ -23,14 +23,8 @@ from gtpo.runs.environment import environment
 logger = logging.getLogger(__name__)
 
 _NOT_OF_TRAINING = {  # what may differ when a finished run is saved, merged or uploaded again
-    "output_dir",
-    "run_name",
-    "data_dir",
-    "merge",
-    "push_to_hub",
-    "hub_model_id",
-    "hub_private_repo",
-    "report_to",
+    *("output_dir", "run_name", "data_dir", "report_to"),
+    *("merge", "push_to_hub", "hub_model_id", "hub_private_repo"),
 }
 _locks: dict[str, FileLock] = {}  # held until the process ends
 
@@ -149,11 +143,7 @@ def _has_content(run: RunDirectory) -> bool:
 
 
 def _check_writable(directory: Path) -> None:
-    """Refuse a run directory that cannot be written, before a model is loaded.
-
-    Raises:
-        UsageError: For a file in its place or above it, a link to nowhere, a path that is too long, no permission.
-    """
+    """Refuse a file in its place or above it, a link to nowhere, a path that is too long, no permission."""
     try:
         if directory.is_symlink() and not directory.exists():
             raise UsageError(f"--output_dir: {directory} is a link to {os.readlink(directory)}, which does not exist.")
@@ -202,11 +192,7 @@ def _short(value: Any) -> str:
 
 
 def _check_held_out(run: RunDirectory, stored: Mapping[str, Any], settings: Settings) -> None:
-    """Refuse to resume with other held-out rows: some may have been trained on, and best/ would compare two kinds.
-
-    Raises:
-        UsageError: Names the setting that chooses them.
-    """
+    """Refuse to resume with other held-out rows: some may have been trained on, and best/ would compare two kinds."""
     stored, new = {name_of(name): value for name, value in stored.items()}, settings.to_dict()
     rows, dataset = stored.get("eval_rows"), stored.get("eval_dataset")
     if rows is None and dataset is None and new["eval_rows"] is not None and new["eval_dataset"] is None:
@@ -221,11 +207,7 @@ def _check_held_out(run: RunDirectory, stored: Mapping[str, Any], settings: Sett
 
 
 def _check_changes(run: RunDirectory, stored: Mapping[str, Any], settings: Settings, checkpoint: Path) -> None:
-    """Say which settings a resumed run changes; after its last step they would have no effect and are refused.
-
-    Raises:
-        UsageError: If the run has all its steps and a setting of the training differs.
-    """
+    """Say which settings a resumed run changes; after its last step they would have no effect and are refused."""
     changes = [
         f"--{name} {value} (before: {stored[name]})"
         for name, value in settings.to_dict().items()

@@ -56,19 +56,17 @@ class ProgressBar(ProgressCallback):
             self.parts = None
 
     def on_prediction_step(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        is_first = self.prediction_bar is None
         super().on_prediction_step(args, state, control, **kwargs)
-        if is_first and self.prediction_bar is not None:
-            self.prediction_bar.set_description_str("held-out rows")
+        if self.prediction_bar is not None:
+            self.prediction_bar.set_description_str("held-out rows", refresh=False)
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
         if self.training_bar is None:
             return
         logs = {key: value for key, value in (logs or {}).items() if value is not None}
-        values = {key: text.format(logs[key]) for key, text in self.shown.items() if key in logs}
+        hidden = ("reward", "loss") if "accuracy" in logs else ()
+        values = {key: text.format(logs[key]) for key, text in self.shown.items() if key in logs and key not in hidden}
         held_out = [text.format(logs[key]) for key, text in self.held_out.items() if key in logs][:1]
-        if "accuracy" in values:
-            values = {key: value for key, value in values.items() if key not in ("reward", "loss")}
         if not (values or held_out):  # the final summary
             return
         before = {key: value for key, value in self.latest.items() if (key == "held out") == bool(values)}

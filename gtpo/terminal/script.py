@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from tqdm import tqdm
+
 from gtpo.errors import RunError, UsageError
 
 _CANNOT_OPEN = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
@@ -51,14 +53,10 @@ class _AboveTheBar(logging.Handler):
     """Print warnings to stderr; a progress bar is cleared first and drawn again below them."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        from tqdm import tqdm
-
         tqdm.write(self.format(record), file=sys.stderr)
 
 
 def _exit(message: str, code: int) -> NoReturn:
-    from tqdm import tqdm
-
     for bar in list(tqdm._instances):
         bar.close()  # otherwise it is drawn again over the message
     print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)

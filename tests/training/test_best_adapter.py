@@ -90,6 +90,32 @@ def test_a_resumed_run_restores_its_window_and_best_step(
     assert run.callback.best == {"accuracy": 32.5, "step": 4}
 
 
+@pytest.mark.parametrize("metric", [None, "eval_accuracy"])
+def test_a_best_adapter_that_is_gone_is_told(
+    metric: str | None, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(callbacks, "BEST_WINDOW", 2)
+    rows = ['{"step": 1, "accuracy": 10.0}\n', '{"step": 2, "accuracy": 50.0, "eval_accuracy": 1.0}\n']
+    run = FakeTraining(tmp_path, tiny, max_steps=100, metric=metric)
+    for step in (1, 2):
+        (tmp_path / "metrics.jsonl").write_text("".join(rows[:step]))
+        run.state.global_step = step
+        run.call("on_train_begin")
+        told = [f"{tmp_path}/best is missing: it is chosen again, among the steps from here on"] * (step == 2)
+        assert caplog.messages == told
+        run.callback.recent.clear()
+
+
+def test_the_best_adapter_is_not_written_through_a_link(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "best.tmp").symlink_to(tmp_path / "mine")
+    run = FakeTraining(tmp_path, tiny, max_steps=1)
+    run.step(50)
+    run.call("on_save")
+    assert list((tmp_path / "mine").iterdir()) == [] and not (tmp_path / "best").is_symlink()
+    assert stored_step(tmp_path) == 1
+
+
 def test_the_saved_adapter_loads_in_peft_with_the_trained_weights(tiny: Path, tmp_path: Path) -> None:
     trainer = make_trainer("grpo", tiny, tmp_path, max_steps=1)
     callback = BestAdapter(RunDirectory(tmp_path), trainer.processing_class)

@@ -88,6 +88,14 @@ def test_a_partial_line_of_the_checkpoint_step_is_dropped(tmp_path: Path) -> Non
     assert [line["step"] for line in lines(writer)] == [1, 3]
 
 
+def test_a_step_that_is_in_the_file_twice_is_kept_once(tmp_path: Path) -> None:
+    rows = [{"step": 1, "loss": 0.5}, {"step": 1, "loss": 0.25}, {"step": 1, "eval_runtime": 2.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "[" * 100_000)
+    writer = MetricsWriter(RunDirectory(tmp_path))
+    writer.on_train_begin(ARGS, TrainerState(global_step=1), TrainerControl())
+    assert lines(writer) == rows[1:]
+
+
 def test_a_damaged_line_is_removed_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"st\xff\n{"step": 2}\n{"step": 3, "lo')
     writer = MetricsWriter(RunDirectory(tmp_path))

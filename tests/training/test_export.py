@@ -51,6 +51,16 @@ def test_the_adapter_has_its_card_and_no_pickles(trained: tuple[Any, Path], tiny
     assert not list((run / "adapter").glob("*.bin")) + list((run / "adapter").glob("*.pt"))
 
 
+def test_no_adapter_is_written_through_a_link(trained: tuple[Any, Path], tiny: Path, tmp_path: Path) -> None:
+    trainer, run = trained
+    run.mkdir(exist_ok=True)
+    (tmp_path / "mine").mkdir()
+    (run / "adapter.tmp").symlink_to(tmp_path / "mine")
+    save_adapter(trainer, settings_of(run, tiny))
+    assert list((tmp_path / "mine").iterdir()) == []
+    assert not (run / "adapter").is_symlink() and (run / "adapter" / "adapter_config.json").is_file()
+
+
 def test_a_card_that_fails_does_not_fail_the_run(
     trained: tuple[Any, Path], tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
