@@ -37,16 +37,16 @@ IMPORTANCE_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequen
 def conflict_mask(
     completion_ids: Tensor, completion_mask: Tensor, advantages: Tensor, group_size: int, span: str = "anchored"
 ) -> Tensor:
-    """The conflict mask M = M_fw OR M_bw of Section 5.1; arguments and errors as for :func:`conflict_runs`.
+    """The conflict mask M = M_fw OR M_bw of Section 5.1; arguments and errors as for :func:`conflict_spans`.
 
     Returns:
         Bool, shape (B, T).
     """
-    forward, backward = conflict_runs(completion_ids, completion_mask, advantages, group_size, span)
+    forward, backward = conflict_spans(completion_ids, completion_mask, advantages, group_size, span)
     return forward | backward
 
 
-def conflict_runs(
+def conflict_spans(
     completion_ids: Tensor, completion_mask: Tensor, advantages: Tensor, group_size: int, span: str = "anchored"
 ) -> tuple[Tensor, Tensor]:
     """The opening and closing conflict spans M_fw and M_bw of Section 5.1.
@@ -82,9 +82,9 @@ def conflict_runs(
     valid = completion_mask.bool()
     if not valid.numel():
         return valid, valid
-    forward = _conflict_run(completion_ids, valid, advantages, group_size, span)
+    forward = _conflict_span(completion_ids, valid, advantages, group_size, span)
     flip = _from_the_end(valid)
-    backward = _conflict_run(completion_ids.gather(1, flip), valid, advantages, group_size, span)
+    backward = _conflict_span(completion_ids.gather(1, flip), valid, advantages, group_size, span)
     return forward, backward.gather(1, flip) & valid
 
 
@@ -99,7 +99,7 @@ def _grouped_tokens(ids: Tensor, valid: Tensor, group_size: int) -> Tensor:
     return torch.where(valid.view_as(tokens), tokens, -1 - torch.arange(group_size, device=ids.device)[:, None])
 
 
-def _conflict_run(ids: Tensor, valid: Tensor, advantages: Tensor, group_size: int, span: str) -> Tensor:
+def _conflict_span(ids: Tensor, valid: Tensor, advantages: Tensor, group_size: int, span: str) -> Tensor:
     """The run of conflict tokens counted from the first column. Shapes (B, T), (B, T), (B,) -> bool (B, T)."""
     tokens = _grouped_tokens(ids, valid, group_size)  # (P, G, T)
     sign = advantages.sign().view(-1, group_size, 1)
@@ -439,7 +439,7 @@ def conflict_push(
     Args:
         completion_ids: Token ids. Shape (B, T).
         completion_mask: 1 on the completion's tokens. Shape (B, T).
-        runs: M_fw and M_bw of :func:`conflict_runs`. Bool, shape (B, T) each.
+        spans: M_fw and M_bw of :func:`conflict_spans`. Bool, shape (B, T) each.
         strength: w_i A_i: :func:`token_weights` times :func:`weighted_advantages`. Shape (B,).
         weights: lambda_it of :func:`conflict_weights`. Shape (B, T).
         group_size: G; rows k*G to (k+1)*G-1 are one group.
@@ -450,14 +450,14 @@ def conflict_push(
     Raises:
         ValueError: If the shapes disagree.
     """
-    tensors = {"completion_ids": completion_ids, "weights": weights, "forward": runs[0], "backward": runs[1]}
+    tensors = {"completion_ids": completion_ids, "weights": weights, "forward": spans[0], "backward": spans[1]}
     _check_rows("conflict_push", completion_mask, {"strength": strength}, **tensors)
     valid = completion_mask.bool()
     flip = _from_the_end(valid)
     pushes = torch.stack([strength[:, None].expand_as(weights), strength[:, None] * weights])  # (2, B, T)
     parts = (
-        (completion_ids, runs[0], pushes),
-        (completion_ids.gather(1, flip), runs[1].gather(1, flip) & valid, pushes.gather(2, flip.expand_as(pushes))),
+        (completion_ids, spans[0], pushes),
+        (completion_ids.gather(1, flip), spans[1].gather(1, flip) & valid, pushes.gather(2, flip.expand_as(pushes))),
     )
     total, count = pushes.new_zeros(2), pushes.new_zeros(())
     for ids, run, of_row in parts:

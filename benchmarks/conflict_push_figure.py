@@ -21,7 +21,7 @@ from gtpo.errors import UsageError
 from gtpo.reports.curves import grid
 from gtpo.runs.directory import RunDirectory, run_of
 from gtpo.terminal.script import run_script
-from gtpo_loss import conflict_push, conflict_runs, conflict_weights, token_weights
+from gtpo_loss import conflict_push, conflict_spans, conflict_weights, token_weights
 
 OBJECTIVES = {  # name -> loss_type, and whether lambda applies
     "GRPO": ("grpo", False),
@@ -42,12 +42,12 @@ def relative_pushes(
         ids, mask: Token ids of the group and 1 on its tokens. Shape (G, T).
         advantages: A_i. Shape (G,).
         max_completion_length: T_max of dr_grpo.
-        span: As for :func:`gtpo_loss.conflict_runs`.
+        span: As for :func:`gtpo_loss.conflict_spans`.
 
     Returns:
         Objective -> value; empty without conflict tokens.
     """
-    runs = conflict_runs(ids, mask, advantages, len(ids), span)
+    runs = conflict_spans(ids, mask, advantages, len(ids), span)
     either = runs[0] | runs[1]
     if not either.any():
         return {}

@@ -17,7 +17,7 @@ from gtpo.forward.attention import SHARED_KEYS
 Linear = Callable[[Tensor], Tensor]
 
 
-def covers(model: Any) -> bool:
+def supports(model: Any) -> bool:
     """Whether :func:`next_logits` computes what a model does: Llama or Qwen2 in float32 on a CPU, unchanged but for
     adapters of its linear layers."""
     if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM):
@@ -46,7 +46,7 @@ def next_logits(model: Any, cache: Any, length: int) -> Callable[[Tensor, Tensor
     """A function of one token per row (B,), its positions (B,) and the mask (B, L) of the cache and it: logits (B, V).
 
     Args:
-        model: One that :func:`covers` accepts. Its weights are copied.
+        model: One that :func:`supports` accepts. Its weights are copied.
         cache: Keys and values of the tokens before; it is extended.
         length: More than any position.
     """

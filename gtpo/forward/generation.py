@@ -60,16 +60,16 @@ def generate(
         Shape (B, P + T), rows padded to the right.
     """
     config, _ = model._prepare_generation_config(generation_config)
-    if inputs or not _is_covered(model, config):
+    if inputs or not _is_supported(model, config):
         arguments = {"attention_mask": attention_mask, "generation_config": generation_config, "streamer": streamer}
         return model.generate(input_ids, **arguments, **inputs)
     model._prepare_special_tokens(config, device=input_ids.device)
-    plainly = decoding.covers(model)
+    plainly = decoding.supports(model)
     with fast_layers(model, len(input_ids)):
         return _decode(model, input_ids, attention_mask, config, streamer, plainly)
 
 
-def _is_covered(model: Any, config: GenerationConfig) -> bool:
+def _is_supported(model: Any, config: GenerationConfig) -> bool:
     accepted = inspect.signature(model.forward).parameters
     defaults = config._get_default_generation_params()
     settings = {

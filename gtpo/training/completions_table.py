@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-def conflict_spans(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[Tensor], str]) -> list[list[list[int]]]:
+def spans_in_text(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[Tensor], str]) -> list[list[list[int]]]:
     """The conflict spans of each completion as [start, end) in the characters of its text.
 
     Args:

@@ -98,10 +98,10 @@ class StopOnNonFinite(TrainerCallback):
         if any_process(bool(flags) and not bool(torch.stack(flags).all()), args.device):
             name = next((n for n, flag in zip(tensors, flags, strict=True) if not flag), "on another process")
             batches = getattr(self.trainer, "_buffered_inputs", None) or []
-            raise not_finite(f"{what} ({name})", self.trainer, batches)
+            raise non_finite_error(f"{what} ({name})", self.trainer, batches)
 
 
-def not_finite(
+def non_finite_error(
     what: str,
     trainer: Any,
     batches: Sequence[dict[str, Any]] = (),
@@ -120,7 +120,7 @@ def not_finite(
     step, run = trainer.state.global_step + 1, RunDirectory(trainer.args.output_dir)
     saved = ""
     if batches or rows:  # SFT has neither
-        directory, rank = run.not_finite(step), trainer.accelerator.process_index
+        directory, rank = run.non_finite_dump(step), trainer.accelerator.process_index
         directory.mkdir(parents=True, exist_ok=True)
         saved = f"; what is known of it is in {directory}"
     if rows:

@@ -17,7 +17,7 @@ from trl.trainer.utils import RepeatSampler, pad
 from gtpo.errors import UsageError
 from gtpo.files import write_atomically
 from gtpo.runs.directory import RunDirectory
-from gtpo.training.fault_tolerance import not_finite
+from gtpo.training.fault_tolerance import non_finite_error
 from gtpo.training.held_out import isolated_rng
 from gtpo_loss import LN2, filter_is_on
 
@@ -68,7 +68,7 @@ class InitialEntropy(TrainerCallback):
             record = self._measure()
         value = float(record["initial_entropy"])
         if not math.isfinite(value):
-            raise not_finite("the initial entropy", trainer)
+            raise non_finite_error("the initial entropy", trainer)
         record["filter_on"] = filter_is_on(value, settings.entropy_filter)
         if trainer.accelerator.is_main_process:
             path.parent.mkdir(parents=True, exist_ok=True)

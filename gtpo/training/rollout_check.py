@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gtpo.errors import RunError
 from gtpo.processes import any_process
-from gtpo.training.fault_tolerance import not_finite
+from gtpo.training.fault_tolerance import non_finite_error
 
 INTERVAL = 20  # optimizer steps between two checks, each of which scores the rollouts twice
 MAX_GAP = 0.3  # nats per token; bfloat16 engines differ by 0.01 to 0.06
@@ -51,7 +51,7 @@ def check_rollouts(trainer: Any, batch: dict[str, Any]) -> None:
 
     logps = score()
     if any_process(not bool(logps.isfinite().all()), trainer.accelerator.device):
-        raise not_finite("a log-probability of the policy", trainer, [batch | {"logps": logps}])
+        raise non_finite_error("a log-probability of the policy", trainer, [batch | {"logps": logps}])
     with policy.disable_adapter():
         of_base = score()
     policy_gap, base_gap = (

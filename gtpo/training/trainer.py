@@ -44,8 +44,8 @@ from gtpo.models.load import keep_adapter_in_float32, read_config
 from gtpo.processes import any_process, gather_full_parameter, refuse_data_parallel
 from gtpo.reports.groups import Group
 from gtpo.terminal.bars import PHASE, CompletionBar, TokenCounter, phase_bar
-from gtpo.training.completions_table import conflict_spans, cut_off, gold_answer, messages
-from gtpo.training.fault_tolerance import not_finite
+from gtpo.training.completions_table import cut_off, gold_answer, messages, spans_in_text
+from gtpo.training.fault_tolerance import non_finite_error
 from gtpo.training.group_inspection import inspect_group
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.initial_entropy import InitialEntropy
@@ -60,7 +60,7 @@ from gtpo.training.rollout_check import INTERVAL, check_rollouts, sampler_gap
 from gtpo_loss import (
     completion_entropy,
     conflict_push,
-    conflict_runs,
+    conflict_spans,
     conflict_weights,
     entropy_filter,
     grpo_loss,
@@ -164,8 +164,8 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         rows, width = batch["completion_ids"].shape
         ids, valid = self._gather_rows(batch["completion_ids"]), self._gather_rows(batch["completion_mask"])
         advantages = self.accelerator.gather(batch["advantages"])
-        runs = conflict_runs(ids, valid, advantages, group_size, self.conflict_span)
-        mask = runs[0] | runs[1]
+        spans = conflict_spans(ids, valid, advantages, group_size, self.conflict_span)
+        mask = spans[0] | spans[1]
         tokens = valid.sum()
         first = self.accelerator.process_index * rows
         batch["conflict_mask"] = mask[first : first + rows, :width]
@@ -173,7 +173,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
             batch["row"] = torch.arange(first, first + rows, device=mask.device)  # follows TRL's shuffle
             decode = partial(self.processing_class.decode, skip_special_tokens=True)
             self._add_columns(
-                conflicts=conflict_spans(ids, valid, mask, decode),
+                conflicts=spans_in_text(ids, valid, mask, decode),
                 cut_off=self._cut_off(ids, valid),
                 messages=gather_object([messages(row) for row in inputs]),
                 gold_answer=gather_object([gold_answer(row) for row in inputs]),
@@ -190,7 +190,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
                 valid, self.loss_type, self.max_completion_length
             )
             weights = conflict_weights(mask, advantages.float())
-            push, corrected = conflict_push(ids, valid, runs, strength.float(), weights, group_size)
+            push, corrected = conflict_push(ids, valid, spans, strength.float(), weights, group_size)
             metrics["conflict_push"].append(push.item())
             metrics["conflict_push_corrected"].append(corrected.item())
         if self.use_vllm and self.vllm_importance_sampling_correction:
@@ -221,7 +221,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         is_lost = failure is not None and "device-side assert" in str(failure)  # no collective works after it
         if is_lost or any_process(failure is not None or unscored, self.accelerator.device):
             rows = [{"prompt": text} for text in self.processing_class.batch_decode(prompt_ids)]
-            raise not_finite("the probability of a sampled token", self, rows=rows) from failure
+            raise non_finite_error("the probability of a sampled token", self, rows=rows) from failure
         return completion_ids, logprobs
 
     def _generates_with_transformers(self) -> bool:
@@ -293,7 +293,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         if wrong is not None:
             columns = ["prompt", "completion", *names]
             rows = [dict(zip(columns, row, strict=True)) for row in zip(prompts, completions, *returned, strict=False)]
-            raise not_finite(wrong, self, rows=rows, mend="a reward function that returns numbers, or None")
+            raise non_finite_error(wrong, self, rows=rows, mend="a reward function that returns numbers, or None")
         return rewards
 
     def inspect_group(self, row: int) -> Group:
@@ -342,7 +342,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         finite = loss.detach().isfinite() & entropy.isfinite().all()
         if not self.accelerator.gather(finite).all():  # every process raises, or the others would hang
             what = "the loss" if entropy.isfinite().all() else "the entropy"
-            raise not_finite(what, self, [inputs | {"logps": logps, "token_entropy": token_entropy}])
+            raise non_finite_error(what, self, [inputs | {"logps": logps, "token_entropy": token_entropy}])
         if "row" in inputs:
             self._fill_in(inputs["row"], entropy=entropy, delta=keep)
         if inputs.get("sampling_per_token_logps") is not None:

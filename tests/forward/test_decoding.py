@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from gtpo.forward import generation
-from gtpo.forward.decoding import covers, next_logits
+from gtpo.forward.decoding import next_logits, supports
 from gtpo.forward.generation import fast_layers
 
 VOCABULARY = 24
@@ -69,7 +69,7 @@ def test_logits_of_three_tokens_are_those_of_the_model(name: str, large: int, mo
     """Two prompts, one of them padded; the expected logits are from whole rows without a cache."""
     monkeypatch.setattr(generation, "LARGE", large)
     model = MODELS[name]()
-    assert covers(model)
+    assert supports(model)
     ids = torch.randint(VOCABULARY, (2, 8), generator=torch.Generator().manual_seed(1))
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1] * 8])
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -122,9 +122,9 @@ def changed(change: Callable[[Any], object]) -> Any:
     ],
 )
 def test_what_computes_something_else_is_not_covered(model: Callable[[], Any]) -> None:
-    assert not covers(model())
+    assert not supports(model())
 
 
 def test_autocast_is_not_covered() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not covers(llama())
+        assert not supports(llama())

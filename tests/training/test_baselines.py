@@ -30,7 +30,7 @@ from gtpo_loss import (
     IMPORTANCE_MODES,
     LOSS_TYPES,
     conflict_push,
-    conflict_runs,
+    conflict_spans,
     conflict_weights,
     grpo_loss,
     gtpo_loss,
@@ -244,7 +244,7 @@ def push_of(
     width = max(map(len, completions))
     ids, mask = pad(completions, width, 0, torch.int64), length_mask([len(row) for row in completions], width)
     signed = torch.tensor(advantages, dtype=torch.float64)
-    runs = conflict_runs(ids, mask, signed, group_size)
+    runs = conflict_spans(ids, mask, signed, group_size)
     weights = conflict_weights(runs[0] | runs[1], signed)
     strength = torch.tensor(each, dtype=torch.float64) * weighted_advantages(signed, *factors)
     push, corrected = conflict_push(ids, mask, runs, strength, weights, group_size)
