@@ -2,12 +2,12 @@
 
 * Each distinct prompt is encoded once; its KV cache is repeated for its completions.
 * The cache has room for all tokens from the start: a token is written in place, where ``DynamicCache`` copies all.
-* A LoRA adapter is merged while generating, into copies of the weights. On a CPU large
-  weights are packed.
+* A LoRA adapter is merged while generating, into copies of the weights. On a CPU large weights are packed.
 * Finished completions leave the batch. The draws of a completion do not depend on the others.
 
 Anything else goes to ``model.generate``: beam search, settings that are not in ``_SETTINGS``, caches of another kind
-(sliding windows, states), models with their own inputs for generation, weights that are spread over processes.
+(sliding windows, states), positions that depend on the longest row, models with their own inputs for generation,
+weights that are spread over processes.
 """
 
 import inspect
@@ -26,7 +26,9 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
+from gtpo.errors import UsageError
 from gtpo.forward import decoding
+from gtpo.forward.hidden_states import positions_depend_on_length
 
 LARGE = 2**18  # entries of a weight
 
@@ -58,7 +60,15 @@ def generate(
 
     Returns:
         Shape (B, P + T), rows padded to the right.
+
+    Raises:
+        UsageError: If the model trains with gradient checkpointing: Transformers then leaves out the cache.
     """
+    if model.training and model.is_gradient_checkpointing:
+        raise UsageError(
+            "generate needs the cache, which gradient checkpointing leaves out: call model.eval() before, or "
+            "model.gradient_checkpointing_disable()."
+        )
     config, _ = model._prepare_generation_config(generation_config)
     if inputs or not _is_supported(model, config):
         arguments = {"attention_mask": attention_mask, "generation_config": generation_config, "streamer": streamer}
@@ -82,6 +92,7 @@ def _is_supported(model: Any, config: GenerationConfig) -> bool:
         and type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
         and accepted.keys() >= {"attention_mask", "position_ids", "past_key_values", "logits_to_keep"}
         and all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
+        and not positions_depend_on_length(model)
         and not is_deepspeed_zero3_enabled()
         and not is_fsdp_managed_module(model)
         and all(type(parameter.data) is Tensor for parameter in model.parameters())  # no DTensor
@@ -208,21 +219,26 @@ def fast_layers(model: nn.Module, rows: int) -> Iterator[None]:
       (quantized or 16-bit weights: a small update is rounded away), with DoRA, dropout, or several active adapters.
     * On a CPU large weights are packed for batches of ``rows``, as ``torch.compile`` does.
 
+    Under autocast, which accelerate may put into ``model.forward``, nothing changes: weights are rounded in each call.
+
     Args:
         model: The CausalLM.
         rows: Completions at once.
     """
-    replaced: dict[nn.Module, None] = {}
-    covered = set()
+    replaced: list[nn.Module] = []
+    inside: set[nn.Module] = set()  # layers that another one replaces, or whose weight it changes in its forward
+    autocast = "forward" in model.__dict__ or torch.is_autocast_enabled(next(model.parameters()).device.type)
     try:
-        for module in model.modules():
+        for module in () if autocast else model.modules():
+            forward = None
             if isinstance(module, BaseTunerLayer):
                 forward = _fast_lora(module, rows) if _can_merge(module) else None
-                covered |= {id(module.base_layer)} if forward else set()
-            else:
-                forward = _packed(module, rows) if id(module) not in covered else None
+                if forward or type(module) is not lora.Linear:
+                    inside.add(module.get_base_layer())
+            elif module not in inside:
+                forward = _packed(module, rows)
             if forward is not None:
-                replaced[module] = None
+                replaced.append(module)
                 module.forward = forward
         yield
     finally:

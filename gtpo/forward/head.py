@@ -319,11 +319,11 @@ def _in_threads(work: Callable[[Iterable[Any]], None], items: Sequence[Any], dev
     threads = min(allowed, len(items)) if device.type == "cpu" else 1
     if threads <= 1:
         return work(items)
-    remaining = iter(items)
+    remaining, inference = iter(items), torch.is_inference_mode_enabled()
 
     def run() -> None:
         torch.set_num_threads(1)  # of this thread
-        with torch.no_grad():  # a new thread starts with gradients on
+        with torch.inference_mode(inference), torch.no_grad():  # a new thread starts with gradients on
             work(remaining)
 
     try:

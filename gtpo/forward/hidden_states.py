@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
+from gtpo.errors import UsageError, first_line
 from gtpo.processes import any_process
 
 logger = logging.getLogger(__name__)
@@ -114,8 +116,8 @@ def distinct_prompts(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
 def can_encode_prompts_once(causal_lm: Any, parameters: Any) -> bool:
     """Whether a model takes a cache while it trains.
 
-    Gradient checkpointing runs without one, models with a state have none that can be repeated, and dropout draws a
-    mask per completion.
+    Gradient checkpointing runs without one, states (of convolutions, of linear attention) cannot be repeated, dropout
+    draws a mask per completion, and positions must not depend on the other rows.
 
     Args:
         causal_lm: The CausalLM.
@@ -124,10 +126,18 @@ def can_encode_prompts_once(causal_lm: Any, parameters: Any) -> bool:
     dropout = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in causal_lm.modules())
     return (
         {"position_ids", "past_key_values"} <= set(parameters)
-        and not getattr(causal_lm, "is_gradient_checkpointing", False)
+        and not causal_lm.is_gradient_checkpointing
         and not getattr(causal_lm, "_is_stateful", False)
+        and all(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=causal_lm.config).layers)
+        and not positions_depend_on_length(causal_lm)
         and not dropout
     )
+
+
+def positions_depend_on_length(model: torch.nn.Module) -> bool:
+    """Whether the frequencies of the rotary positions follow the longest row of a batch (``dynamic``, ``longrope``)."""
+    rope_types = [str(getattr(module, "rope_type", "")) for module in model.modules()]  # Gemma 3: one per kind of layer
+    return any(name in rope_type for name in ("dynamic", "longrope") for rope_type in rope_types)
 
 
 @torch.no_grad()
@@ -143,13 +153,17 @@ def are_equal(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> bool
     half = mask.sum(-1, keepdim=True) // 2
     half[:2] = 0
     batch["prompt_mask"] = mask * (mask.cumsum(-1) > half)
-    plain, shared = (run(forward, decoder, batch) for run in (hidden_states_per_completion, hidden_states_by_prompt))
+    plain = hidden_states_per_completion(forward, decoder, batch)
     device = plain.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else plain.dtype
-    error = (shared.float() - plain.float()).norm() / plain.float().norm()
-    agrees = bool(error < torch.finfo(dtype).eps ** 0.5)  # NaN: no
+    reason = "the model's cache changes its hidden states"
+    try:
+        error = (hidden_states_by_prompt(forward, decoder, batch).float() - plain.float()).norm()
+        agrees = bool(error < torch.finfo(dtype).eps ** 0.5 * plain.float().norm())  # NaN: no
+    except Exception as failure:  # a model that takes another cache raises various errors
+        agrees, reason = False, f"the model does not take the cache ({first_line(failure)})"
     if any_process(not agrees, plain.device):
-        logger.warning("Each prompt is encoded once per completion: the model's cache changes its hidden states.")
+        logger.warning("Each prompt is encoded once per completion: %s.", reason)
         return False
     return True
 
@@ -163,11 +177,17 @@ def _aligned(ids: Tensor, mask: Tensor, left: bool) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def _last_hidden_states_of(decoder: Any) -> Iterator[list[Tensor]]:
-    """Collect the last hidden states (B, T, H) that the decoder returns in each of its calls."""
+    """Collect the last hidden states (B, T, H) that the decoder returns in each of its calls.
+
+    Raises:
+        UsageError: If the model does not call it, or it returns something else.
+    """
     seen: list[Tensor] = []
 
     def keep(module: Any, args: Any, output: Any) -> None:
-        seen.append(output[0] if isinstance(output, tuple) else output.last_hidden_state)
+        states = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", None)
+        if states is not None:
+            seen.append(states)
 
     hook = decoder.register_forward_hook(keep)
     try:
@@ -175,6 +195,11 @@ def _last_hidden_states_of(decoder: Any) -> Iterator[list[Tensor]]:
             yield seen
     finally:
         hook.remove()
+    if not seen:
+        raise UsageError(
+            f"the forward of this model does not return hidden states of its {type(decoder).__name__}, from which the "
+            "loss is computed: train it with TRL's GRPOTrainer, or pick another model."
+        )
 
 
 @contextmanager

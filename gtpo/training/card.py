@@ -1,6 +1,7 @@
 """The model card of a trained adapter or merged model: what it is, its scores, and how to use it."""
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,8 +91,8 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         *_scores(run),
         *_prompt(system, settings.prompt),
         "## Settings",
-        f"<details><summary>Every setting</summary>\n\n```yaml\n{_yaml(settings.to_dict())}```\n\n</details>",
-        *(["## Citation", f"```bibtex\n{citation}\n```"] if citation else []),
+        f"<details><summary>Every setting</summary>\n\n{_fenced('yaml', _yaml(settings.to_dict()))}\n\n</details>",
+        *(["## Citation", _fenced("bibtex", citation)] if citation else []),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -145,7 +146,7 @@ def _vllm(settings: Settings, hub_id: str | None, config: Path, where: str) -> s
         )
     if kwargs := settings.prompt.template_kwargs:
         notes.append(f'Each request needs `"chat_template_kwargs": {json.dumps(kwargs)}`.')
-    return "\n\n".join(["With vLLM:", f"```bash\n{shlex.join(command)}\n```", *notes])
+    return "\n\n".join(["With vLLM:", _fenced("bash", shlex.join(command)), *notes])
 
 
 def _scores(run: RunDirectory) -> list[str]:
@@ -196,8 +197,14 @@ def _prompt(system: str | None, prompt: PromptArguments) -> list[str]:
     return [
         "## Prompt",
         "The model was trained with this system prompt and answers in its format:",
-        f"```text\n{system}\n```",
+        _fenced("text", system),
     ]
+
+
+def _fenced(language: str, text: str) -> str:
+    """A code block of Markdown; its fence is longer than any in the text."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 def _yaml(values: Mapping[str, Any]) -> str:

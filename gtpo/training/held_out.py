@@ -21,18 +21,17 @@ def eval_batches(rows: int, group_size: int, batch_size: int, processes: int, ra
     """The rows that one process evaluates, G times each, batch by batch; with each batch its prompts in all processes.
 
     A batch consists of whole groups, split evenly and in rank order. Prompts that are left over and cannot be split
-    evenly go to every process: these have a group in each, and count once.
+    evenly have as many groups as make them even, and count once.
     """
-    unit = processes // math.gcd(group_size, processes)  # prompts whose completions divide evenly
-    even, prompts = rows - rows % unit, batch_size * processes // group_size
+    unit = processes // math.gcd(group_size, processes)  # groups whose completions divide evenly
+    even, at_once = rows - rows % unit, batch_size * processes // group_size  # groups of a batch in all processes
     batches = []
-    for start in range(0, even, prompts):
-        stop = min(start + prompts, even)
-        repeated = [row for row in range(start, stop) for _ in range(group_size)]
-        share = len(repeated) // processes
-        batches.append((repeated[rank * share : (rank + 1) * share], stop - start))
-    if rows > even:
-        batches.append(([row for row in range(even, rows) for _ in range(group_size)], rows - even))
+    for first, last, copies in ((0, even, 1), (even, rows, unit)):
+        for start in range(first, last, at_once // copies):
+            prompts = range(start, min(start + at_once // copies, last))
+            repeated = [row for row in prompts for _ in range(copies * group_size)]
+            share = len(repeated) // processes
+            batches.append((repeated[rank * share : (rank + 1) * share], len(prompts)))
     return batches
 
 

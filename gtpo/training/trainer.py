@@ -461,7 +461,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         forward = partial(model, **self._last_logit_only())
         by_prompt = self._encodes_prompts_once(forward, causal_lm, inputs)
         hidden_states = hidden_states_by_prompt if by_prompt else hidden_states_per_completion
-        hidden = hidden_states(forward, causal_lm.base_model, inputs)  # (N, H), each predicts its token
+        hidden = hidden_states(forward, causal_lm.get_decoder(), inputs)  # (N, H), each predicts its token
         head = causal_lm.get_output_embeddings()
         logps, entropy = linear_logps_and_entropy(
             hidden,
@@ -489,7 +489,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         if not any_process(shared, self.accelerator.device):  # all call the model as often
             return False
         if self._by_prompt is None:
-            self._by_prompt = are_equal(forward, causal_lm.base_model, inputs)
+            self._by_prompt = are_equal(forward, causal_lm.get_decoder(), inputs)
         return self._by_prompt
 
     def _last_logit_only(self) -> dict[str, int]:

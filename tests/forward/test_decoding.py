@@ -55,6 +55,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "as many keys": lambda: llama(num_key_value_heads=4),
     "llama3 positions": lambda: llama(rope_parameters=LLAMA3),
     "tied": lambda: llama(tie_word_embeddings=True),
+    "epsilon of the norms": lambda: llama(rms_norm_eps=0.1),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)).eval(),
     "lora": lambda: with_lora(llama()),
     "lora of some layers": lambda: with_lora(llama(attention_bias=True), target_modules=["q_proj", "down_proj"]),

@@ -10,6 +10,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from gtpo.errors import UsageError
 from gtpo.forward import generation
 from gtpo.forward.generation import fast_layers, generate
 
@@ -279,6 +280,51 @@ def test_layers_that_cannot_be_merged_exactly_stay_as_they_are(change: Any) -> N
         assert greedy(model, SEVERAL) == greedy_of_transformers(model, SEVERAL)
 
 
+def test_nothing_is_packed_under_autocast(packed: bool) -> None:
+    """oneDNN has no product of packed float32 weights and bfloat16 states."""
+    model = tiny_llama().get_base_model()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert generate(model, *ONE, settings()).shape[0] == 6
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # as accelerate does for bf16
+    with fast_layers(model, 2):
+        assert [module for module in model.modules() if "forward" in module.__dict__] == [model]
+    assert generate(model, *ONE, settings()).shape[0] == 6 and "forward" in model.__dict__
+
+
+def test_lora_of_a_parameter_is_part_of_the_rollouts(packed: bool) -> None:
+    """PEFT changes the weight in the forward of the layer around."""
+    adapter = {"target_modules": [], "target_parameters": ["q_proj.weight", "up_proj.weight"]}
+    model = tiny_llama(adapter)
+    assert greedy(model, SEVERAL) == greedy_of_transformers(model, SEVERAL)
+    with model.disable_adapter():
+        assert greedy(model, SEVERAL) != greedy_of_transformers(tiny_llama(adapter), SEVERAL)
+
+
+def test_gradient_checkpointing_is_refused_in_training_mode() -> None:
+    model = tiny_llama()
+    model.get_base_model().gradient_checkpointing_enable()
+    expected = greedy_of_transformers(model.eval(), SEVERAL)
+    assert greedy(model, SEVERAL) == expected
+    with pytest.raises(
+        UsageError, match=r"call model\.eval\(\) before, or model\.gradient_checkpointing_disable\(\)\.$"
+    ):
+        greedy(model.train(), SEVERAL)
+
+
+def test_the_padding_of_finished_rows_is_the_pad_id() -> None:
+    prompts = (SEVERAL[0] + 20 * (1 - SEVERAL[1]), SEVERAL[1])
+    found = greedy(tiny_llama(), prompts, pad_token_id=20)
+    assert found == greedy_of_transformers(tiny_llama(), prompts, pad_token_id=20)
+    assert any(row[-1] == 20 for row in found)
+
+
+def test_draws_are_exact_in_a_large_vocabulary() -> None:
+    """The sum of 200,000 float32 probabilities is off by several tokens."""
+    draws = torch.tensor([0.1, 0.25, 0.5, 0.75, 0.9], dtype=torch.float64)
+    tokens = generation._sample(torch.zeros(5, 200_000), draws)
+    assert (tokens - 200_000 * draws).abs().max() <= 1
+
+
 # What model.generate does
 
 
@@ -342,6 +388,7 @@ SHAPE = {
         ("Phi", {}, True),
         ("Mistral", {"sliding_window": 4}, False),
         ("Gemma3", {"head_dim": 8}, False),
+        ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, False),
         ("Bloom", {"n_layer": 2, "n_head": 4}, False),
         ("Mamba", {}, False),
     ],

@@ -966,6 +966,16 @@ def test_three_threads_give_the_results_of_one(
     assert_float64(parallel, alone)
 
 
+@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
+def test_threads_work_in_inference_mode(trainable: str, three_threads: None) -> None:
+    case = random_case((600, 8, 50), bias=True)
+    expected = run(linear_logps_and_entropy, case, trainable=trainable)
+    arguments = case.hidden.detach(), case.weight.detach(), case.targets
+    with torch.inference_mode():
+        logps, entropy = linear_logps_and_entropy(*arguments, bias=case.bias.detach())
+    assert torch.equal(logps, expected.logps) and torch.equal(entropy, expected.entropy)
+
+
 def test_each_thread_scans_row_tiles_alone(three_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     set_tiles(monkeypatch, 4, 129)
     scanned: list[tuple[int, int, bool]] = []

@@ -10,8 +10,20 @@ import torch
 from helpers.canned import GROUP, make_trainer
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
 
+from gtpo.errors import UsageError
 from gtpo.forward.hidden_states import (
     _rows_of_similar_length,
     are_equal,
@@ -192,6 +204,69 @@ def test_the_first_batch_refuses_a_model_that_ignores(
     with caplog.at_level(logging.WARNING):
         assert not are_equal(partial(forgets, name, model), model.get_base_model().model, batch)
     assert "Each prompt is encoded once per completion" in caplog.text
+
+
+def lfm2() -> Any:
+    kinds = ["conv", "full_attention", "conv"]
+    return Lfm2ForCausalLM(Lfm2Config(**SIZES | {"num_hidden_layers": 3, "layer_types": kinds}))
+
+
+def test_a_cache_with_states_is_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = lfm2(), batch_of(*BATCHES["one prompt"])
+    assert not can_encode_prompts_once(model, ["position_ids", "past_key_values"])
+    with caplog.at_level(logging.WARNING):
+        assert not are_equal(model, model.base_model, batch)
+    assert "Each prompt is encoded once per completion: the model does not take the cache (" in caplog.text
+    assert hidden_states_per_completion(model, model.base_model, batch).shape == (10, 32)
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, False),
+        (
+            {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0] * 4,
+                "long_factor": [2.0] * 4,
+                "original_max_position_embeddings": 8,
+            },
+            False,
+        ),
+        ({"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}, True),
+    ],
+)
+def test_positions_that_depend_on_the_longest_row(rope: dict[str, Any], expected: bool) -> None:
+    model = LlamaForCausalLM(LlamaConfig(rope_parameters=rope, max_position_embeddings=16, **SIZES))
+    assert can_encode_prompts_once(model, ["position_ids", "past_key_values"]) is expected
+
+
+def test_opt_calls_only_a_part_of_its_base_model() -> None:
+    model = OPTForCausalLM(
+        OPTConfig(
+            vocab_size=40,
+            hidden_size=32,
+            ffn_dim=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            word_embed_proj_dim=32,
+        )
+    ).eval()
+    batch = batch_of(*BATCHES["one prompt"])
+    hidden = hidden_states_per_completion(model, model.get_decoder(), batch)
+    logits = model(input_ids=torch.tensor([[*FIVE, 3, 4, 5, 6]])).logits[0, 4:8]
+    torch.testing.assert_close(model.lm_head(hidden[:4]), logits)
+    with pytest.raises(
+        UsageError, match=r"hidden states of its OPTModel, .*: train it with TRL's GRPOTrainer, or pick"
+    ):
+        hidden_states_per_completion(model, model.base_model, batch)
+
+
+def test_a_decoder_that_returns_logits_is_refused() -> None:
+    model = LlamaForCausalLM(LlamaConfig(**SIZES))  # as Llama4ForCausalLM, whose base model it is itself
+    with pytest.raises(UsageError, match="^the forward of this model does not return hidden states of its LlamaForCa"):
+        hidden_states_per_completion(model, model, batch_of(*BATCHES["one prompt"]))
 
 
 def shapes_of_a_step(trainer: Any) -> list[tuple[int, ...]]:

@@ -264,6 +264,11 @@ def test_conflict_push_computed_by_hand() -> None:
     assert (push, corrected) == (pytest.approx(-0.45), pytest.approx(0.1))
 
 
+def test_conflict_push_counts_no_padding() -> None:
+    # the second completion lies wholly in its backward span: one conflict token, (1/2) 1 - (1/2) 1/2
+    assert push_of([[5, 6], [6]], [1.0, -0.5], 2, [0.5, 0.5], (1.0, 1.0))[0] == 0.25
+
+
 def test_conflict_push_of_equal_weights_cancels_on_a_prefix_of_the_whole_group() -> None:
     completions, advantages = [[1, 2, 5], [1, 2, 6, 7], [1, 2], [1, 2, 8, 3, 4]], [1.5, -0.5, -0.5, -0.5]
     lengths = [1 / len(row) for row in completions]

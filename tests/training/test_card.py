@@ -152,6 +152,13 @@ def test_the_prompt_is_that_of_the_training_rows(adapter: Path) -> None:
         assert "## Prompt" not in card_of(adapter, rows=rows)
 
 
+def test_a_fence_in_the_system_prompt_does_not_end_its_block(adapter: Path) -> None:
+    system = "Answer in\n````\n<b>bold</b>\n````"
+    card = card_of(adapter, "--system_prompt", system, rows=[{"prompt": [{"role": "system", "content": system}]}])
+    assert f"`````text\n{system}\n`````" in section(card, "Prompt")
+    assert card.count("`````yaml\n") == 1 and "`````\n\n</details>" in card
+
+
 @pytest.mark.slow
 def test_the_quick_start_works_when_pasted_in_another_directory(
     tiny: Path, tmp_path: Path, run_script: Callable[..., Ended]

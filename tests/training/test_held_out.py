@@ -205,6 +205,7 @@ def test_a_batch_has_whole_groups_and_every_row_counts_once() -> None:
         for parts in zip(*each, strict=True):
             assert len({len(indices) for indices, _ in parts}) == 1  # collectives need equal shares
             assert len({prompts for _, prompts in parts}) == 1
+            assert len(parts[0][0]) <= batch
             together = [row for indices, _ in parts for row in indices]  # in rank order
             groups = [together[i : i + group] for i in range(0, len(together), group)]
             assert all(len(set(one)) == 1 and len(one) == group for one in groups)
