@@ -423,7 +423,7 @@ def token_weights(completion_mask: Tensor, loss_type: str, max_completion_length
 def conflict_push(
     completion_ids: Tensor,
     completion_mask: Tensor,
-    runs: tuple[Tensor, Tensor],
+    spans: tuple[Tensor, Tensor],
     strength: Tensor,
     weights: Tensor,
     group_size: int,

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -40,13 +41,13 @@ from gtpo.files import replace_directory
 from gtpo.grading import worker
 from gtpo.grading.user_functions import checked_reward
 from gtpo.prompts import to_messages
-from gtpo.runs.checkpoints import MANIFEST, damage, sorted_checkpoints
+from gtpo.runs.checkpoints import MANIFEST, damage, sorted_checkpoints, write_manifest
 from gtpo.runs.directory import RunDirectory
 from gtpo.terminal.script import run_script
 from gtpo.training import fault_tolerance
 from gtpo.training.callbacks import MetricsWriter
 from gtpo.training.fault_tolerance import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
-from gtpo.training.loop import attach_callbacks, train
+from gtpo.training.loop import attach_callbacks, check_states, train
 from gtpo.training.trainer import GRPOTrainer
 from rewards import accuracy_reward
 
@@ -300,6 +301,25 @@ def test_a_checkpoint_is_valid_only_if_every_file_is_complete(tiny: Path, tmp_pa
     (run / "checkpoint-1" / MANIFEST).unlink()
     assert complete(run) == []
     assert not list(run.rglob("training_args.bin"))  # a pickle
+
+
+def test_a_damaged_state_with_a_fitting_manifest_is_not_loaded(tiny: Path, tmp_path: Path) -> None:
+    trainer = tracked("gtpo", tiny, tmp_path / "run", max_steps=1)
+    trainer.train()
+    checkpoint = tmp_path / "run" / "checkpoint-1"
+    check_states(checkpoint)
+    trainer.args.max_steps = 2
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        whole = (checkpoint / name).read_bytes()
+        for content in (b"", whole[:-9], pickle.dumps(print)):  # no code is run
+            (checkpoint / name).write_bytes(content)
+            write_manifest(checkpoint)
+            with pytest.raises(
+                UsageError, match=rf"checkpoint-1/{name} is damaged or not from a trainer: do not tr"
+            ) as e:
+                train(trainer, str(checkpoint))
+            assert "weights_only" not in str(e.value)
+        (checkpoint / name).write_bytes(whole)
 
 
 def test_a_checkpoint_needs_the_reference_adapter_too(tiny: Path, tmp_path: Path) -> None:

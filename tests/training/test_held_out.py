@@ -1,5 +1,6 @@
 """Held-out rows: which they are, their metrics, and that an evaluation leaves training as it was."""
 
+import copy
 import itertools
 import json
 import math
@@ -39,7 +40,7 @@ from gtpo.runs.directory import RunDirectory
 from gtpo.runs.start import check_run, start_run
 from gtpo.training.callbacks import EarlyStopping, MetricsWriter
 from gtpo.training.fault_tolerance import CompleteCheckpoints
-from gtpo.training.held_out import eval_batches
+from gtpo.training.held_out import eval_batches, isolated_rng
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
 WORTH = [1.0, 2.0, 4.0, 8.0, 16.0]  # reward of the held-out rows
@@ -316,6 +317,27 @@ def test_training_is_the_same_with_and_without_evaluation(
     for plain, beside in zip(*logs, strict=True):
         assert plain.pop("step_time") > 0 and beside.pop("step_time") > 0
         assert plain == beside
+
+
+def test_an_evaluation_leaves_the_table_of_the_step(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_sampling("grpo", tiny, tmp_path, rows_worth(WORTH), log_completions=True)
+    trainer.model.train()
+    trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4)
+    before = copy.deepcopy(trainer._logs)
+    assert len(before["completion"]) == len(before["extra"]["cut_off"]) == 4
+    trainer.evaluate()
+    assert trainer._logs == before
+
+
+def test_the_initial_entropy_has_its_own_random_numbers(tiny: Path, tmp_path: Path) -> None:
+    """Measured within an evaluation it is the same as before training."""
+    trainer = make_sampling("gtpo", tiny, tmp_path, None, gtpo={"initial_entropy": None})
+    prompts = list(trainer.train_dataset["prompt"])
+    measured = trainer.initial_entropy.sampled_entropies(prompts)
+    state = torch.random.get_rng_state()
+    with isolated_rng(5, torch.device("cpu")):
+        assert trainer.initial_entropy.sampled_entropies(prompts) == measured
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 # Early stopping
