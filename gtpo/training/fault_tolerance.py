@@ -192,14 +192,9 @@ class CompleteCheckpoints(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         buffer = getattr(self.trainer, "_buffered_inputs", None)
         if buffer and self.trainer._step % (args.steps_per_generation * args.num_iterations):
-            _save_batches(buffer, self._file(args, state))
-            table = {
-                name: {key: list(values) for key, values in column.items()}
-                if isinstance(column, dict)
-                else list(column)
-                for name, column in self.trainer._logs.items()
-            }
-            self._file(args, state).with_suffix(".json").write_text(json.dumps(table))
+            file = self._file(args, state)
+            _save_batches(buffer, file)
+            file.with_suffix(".json").write_text(json.dumps(self.trainer._logs, default=list))  # of deques
         if torch.distributed.is_initialized():
             torch.distributed.barrier()  # each process writes its random state
         if state.is_world_process_zero:

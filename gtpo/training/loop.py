@@ -62,8 +62,8 @@ def check_states(checkpoint: Path) -> None:
                 torch.load(path, map_location="meta", weights_only=True)
         except Exception as error:  # pickle and torch raise various ones, with advice that would run code of the file
             raise UsageError(
-                f"{path} is damaged or not from a trainer: do not trust this checkpoint. Delete {checkpoint} to continue "
-                "from an earlier one."
+                f"{path} is damaged or not from a trainer: do not trust this checkpoint. Delete {checkpoint} to "
+                "continue from an earlier one."
             ) from error
 
 

@@ -172,14 +172,16 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         if mode == "train" and self.log_completions:
             batch["row"] = torch.arange(first, first + rows, device=mask.device)  # follows TRL's shuffle
             decode = partial(self.processing_class.decode, skip_special_tokens=True)
-            self._add_columns(
-                conflicts=spans_in_text(ids, valid, mask, decode),
-                cut_off=self._cut_off(ids, valid),
-                messages=gather_object([messages(row) for row in inputs]),
-                gold_answer=gather_object([gold_answer(row) for row in inputs]),
-                entropy=[None] * len(mask),  # this and delta are filled in by compute_loss
-                delta=[None] * len(mask),
-            )
+            columns = {
+                "conflicts": spans_in_text(ids, valid, mask, decode),
+                "cut_off": self._cut_off(ids, valid),
+                "messages": gather_object([messages(row) for row in inputs]),
+                "gold_answer": gather_object([gold_answer(row) for row in inputs]),
+                "entropy": [None] * len(mask),  # this and delta are filled in by compute_loss
+                "delta": [None] * len(mask),
+            }
+            for column, values in columns.items():
+                self._logs["extra"][column].extend(values)
 
         metrics = self._metrics[mode]
         metrics["conflict_tokens"].append((mask.sum() / len(mask)).item())
@@ -226,13 +228,14 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
 
     def _generates_with_transformers(self) -> bool:
         """Whether ``gtpo/forward/generation.py`` generates: no engine, no beams, and weights that are not sharded."""
-        return not (
-            self.use_vllm
-            or self.use_transformers_continuous_batching
-            or trl.GRPOTrainer.__name__.startswith("Unsloth")
-            or (self.args.generation_kwargs or {}).get("num_beams", 1) > 1
-            or self.accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU")
-        )
+        beams = (self.args.generation_kwargs or {}).get("num_beams", 1)
+        engine = self.use_vllm or self.use_transformers_continuous_batching
+        return self._calls_transformers() and not engine and beams == 1
+
+    def _calls_transformers(self) -> bool:
+        """Whether the model may be called in any way; that of Unsloth, FSDP and DeepSpeed once per micro-batch."""
+        is_unsloth = trl.GRPOTrainer.__name__.startswith("Unsloth")
+        return not is_unsloth and self.accelerator.distributed_type in ("NO", "MULTI_CPU", "MULTI_GPU")
 
     def _sample(self, prompt_ids: list[list[int]]) -> list[list[int]]:
         """A completion of each prompt, up to its first end token."""
@@ -240,7 +243,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         ids = pad(prompts, padding_value=self._tokenizer.pad_token_id, padding_side="left")
         mask = pad([torch.ones_like(prompt) for prompt in prompts], padding_value=0, padding_side="left")
         with (
-            self._bar_of_rollouts(len(prompts)) as bar,
+            self.open_bar("generating", len(prompts)) as bar,
             unwrap_model_for_generation(
                 self.model_wrapped, self.accelerator, generation_kwargs=self.generation_kwargs
             ) as policy,
@@ -257,26 +260,17 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         return [row[:length] for row, length in zip(completions, lengths, strict=True)]
 
     @contextmanager
-    def _bar_of_rollouts(self, completions: int) -> Iterator[CompletionBar]:
-        """The bar of the phase, or one for these completions."""
+    def open_bar(self, title: str, completions: int) -> Iterator[CompletionBar]:
+        """A bar for these completions; inside another one that one."""
         if self._bar is not None:
             yield self._bar
-        else:
-            with self._completion_bar("generating", completions) as bar:
-                yield bar
-
-    @contextmanager
-    def open_bar(self, title: str, completions: int) -> Iterator[CompletionBar]:
-        """A bar over several calls that generate."""
-        with self._completion_bar(title, completions) as self._bar:
+            return
+        hidden = not self.accelerator.is_main_process
+        with CompletionBar(title, completions, 0, self.max_completion_length, disable=hidden, **PHASE) as self._bar:
             try:
                 yield self._bar
             finally:
                 self._bar = None
-
-    def _completion_bar(self, title: str, completions: int) -> CompletionBar:
-        shown = self.accelerator.is_main_process
-        return CompletionBar(title, completions, 0, self.max_completion_length, disable=not shown, **PHASE)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
@@ -311,10 +305,6 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
             super().log(logs, start_time)
         finally:
             self.log_completions = shown
-
-    def _add_columns(self, **columns: list[Any]) -> None:
-        for column, values in columns.items():
-            self._logs["extra"][column].extend(values)
 
     def _fill_in(self, rows: Tensor, **columns: Tensor) -> None:
         """Write values that compute_loss knows, shape (B,) each, into the rows of the table."""
@@ -458,7 +448,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         """ln pi and H of the completion tokens at the sampling temperature, 0 on padding. Shape (B, T) each."""
         completion_mask = inputs["completion_mask"].bool()
         causal_lm = self._causal_lm(model)
-        forward = partial(model, **self._last_logit_only())
+        forward = partial(model, logits_to_keep=1) if "logits_to_keep" in self.model_kwarg_keys else model
         by_prompt = self._encodes_prompts_once(forward, causal_lm, inputs)
         hidden_states = hidden_states_by_prompt if by_prompt else hidden_states_per_completion
         hidden = hidden_states(forward, causal_lm.get_decoder(), inputs)  # (N, H), each predicts its token
@@ -477,13 +467,9 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
 
     def _encodes_prompts_once(self, forward: Any, causal_lm: Any, inputs: dict[str, Any]) -> bool:
         """Whether the rows of a micro-batch share prompts, and the model gives the same hidden states by prompt."""
-        # Unsloth, FSDP and DeepSpeed have one forward per call; gradient checkpointing may be enabled at any time.
-        if (
-            trl.GRPOTrainer.__name__.startswith("Unsloth")
-            or self.accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU")
-            or not can_encode_prompts_once(causal_lm, self.model_kwarg_keys)
-            or self._by_prompt is False
-        ):
+        possible = self._calls_transformers() and self._by_prompt is not False
+        # each time: gradient checkpointing may be enabled later
+        if not possible or not can_encode_prompts_once(causal_lm, self.model_kwarg_keys):
             return False
         shared = len(distinct_prompts(inputs)[0]) < len(inputs["prompt_ids"])
         if not any_process(shared, self.accelerator.device):  # all call the model as often
@@ -491,9 +477,6 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         if self._by_prompt is None:
             self._by_prompt = are_equal(forward, causal_lm.get_decoder(), inputs)
         return self._by_prompt
-
-    def _last_logit_only(self) -> dict[str, int]:
-        return {"logits_to_keep": 1} if "logits_to_keep" in self.model_kwarg_keys else {}
 
     def _causal_lm(self, model: Any) -> Any:
         """The CausalLM without the wrappers of DDP and PEFT."""

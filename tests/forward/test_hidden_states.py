@@ -265,7 +265,7 @@ def test_opt_calls_only_a_part_of_its_base_model() -> None:
 
 def test_a_decoder_that_returns_logits_is_refused() -> None:
     model = LlamaForCausalLM(LlamaConfig(**SIZES))  # as Llama4ForCausalLM, whose base model it is itself
-    with pytest.raises(UsageError, match="^the forward of this model does not return hidden states of its LlamaForCa"):
+    with pytest.raises(UsageError, match=r"^the forward of this model does not return hidden states of its LlamaForCa"):
         hidden_states_per_completion(model, model, batch_of(*BATCHES["one prompt"]))
 
 
