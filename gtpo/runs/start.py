@@ -60,7 +60,7 @@ def check_run(settings: Settings, rows: int) -> str | None:
             raise UsageError(f"{run.path} has no complete checkpoint left: --overwrite starts it again.")
         if checkpoint is None:
             raise UsageError(f"{run.path} has no checkpoint: name the run with --resume RUN, or start it again.")
-        for path in (run.metrics, run.completions, run.wandb):
+        for path in (run.metrics, run.wandb, run.completions, *run.completion_tables()):
             if path.is_symlink():
                 raise UsageError(f"{path} is a link, and training would write to its target: replace it by that.")
         run.read_best()

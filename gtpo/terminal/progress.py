@@ -56,9 +56,10 @@ class ProgressBar(ProgressCallback):
             self.parts = None
 
     def on_prediction_step(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        is_first = self.prediction_bar is None
         super().on_prediction_step(args, state, control, **kwargs)
-        if self.prediction_bar is not None:
-            self.prediction_bar.set_description_str("held-out rows", refresh=False)
+        if is_first and self.prediction_bar is not None:
+            self.prediction_bar.set_description_str("held-out rows")
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
         if self.training_bar is None:

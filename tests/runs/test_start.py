@@ -305,7 +305,8 @@ def test_a_link_through_which_training_would_write_is_refused(tmp_path: Path) ->
     start(tmp_path / "run")
     checkpoint(tmp_path / "run", 5)
     (tmp_path / "mine").mkdir()
-    for name in ("completions", "wandb", "metrics.jsonl"):
+    for name in ("completions", "wandb", "metrics.jsonl", "completions/completions_00006.parquet"):
+        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "run" / name).symlink_to(tmp_path / "mine" / "gone")
         with pytest.raises(UsageError, match=rf"run/{name} is a link, and training would write to its target"):
             start(tmp_path / "run", "--resume")
