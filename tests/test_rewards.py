@@ -167,7 +167,7 @@ def test_a_reward_gets_the_prompts_by_the_name_of_trl() -> None:
     def by_column(completions: list[str], prompt: list[str]) -> list[float]:
         return [0.0] * len(completions)
 
-    def by_trl(completions: list[str], prompts: list[str]) -> list[float]:
+    def by_trl(completions: list[str], prompts: list[str], **kwargs: object) -> list[float]:
         return [0.0] * len(completions)
 
     assert load_rewards(["mine"], {"mine": by_trl}, ["prompt"])[0](completions=["a"], prompts=["b"]) == [0.0]

@@ -27,18 +27,19 @@ def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
     [reward] = load_rewards([name], {}, columns, GRADING)
 
     def grade(problem: Problem, prompt: list[dict[str, Any]], texts: Sequence[str]) -> list[bool]:
-        values = reward(
+        called = reward(
             prompts=[prompt for _ in texts],
             completions=[[{"role": "assistant", "content": text}] for text in texts],
             **{column: [value for _ in texts] for column, value in problem.columns.items()},
         )
-        if inspect.iscoroutine(values):
-            values = asyncio.run(values)
-        for value in values:
+        if inspect.iscoroutine(called):
+            asyncio.run(called)
+        correct = []
+        for value in reward.returned:
             if value is None or math.isnan(value):
-                raise RunError(
-                    f"the grader {name} returned {value} for {problem.id}: expected a number; {GRADING.advice}."
-                )
-        return [value > 0 for value in values]
+                advice = f"correct it, then {GRADING.after_error}"
+                raise RunError(f"the grader {name} returned {value} for {problem.id}: expected a number; {advice}.")
+            correct.append(value > 0)
+        return correct
 
     return grade

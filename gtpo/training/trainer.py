@@ -306,6 +306,11 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         finally:
             self.log_completions = shown
 
+    def _log_completion_extra(self, column: str, values: list[Any]) -> None:
+        if column in self._pending_extra_logs:
+            raise ValueError(f"log_extra({column!r}, ...): the column already has its values of this step")
+        super()._log_completion_extra(column, values)
+
     def _fill_in(self, rows: Tensor, **columns: Tensor) -> None:
         """Write values that compute_loss knows, shape (B,) each, into the rows of the table."""
         rows = self.accelerator.gather(rows)

@@ -64,8 +64,8 @@ def test_a_grader_gets_the_columns_of_the_problem(mine: Path) -> None:
 @pytest.mark.parametrize(
     ("grader", "message"),
     [
-        ("grader.py:run", r"^--grader grader.py:run: grader.py has no function 'run' \(it has runs, later"),
-        ("grader.py", r"^--grader grader.py lacks a function: expected grader.py:FUNCTION"),
+        ("grader.py:run", r"^--grader grader.py:run: expected grader.py:FUNCTION with one .*: later, nothing, runs,"),
+        ("grader.py", r"^--grader grader.py: expected grader.py:FUNCTION with one of its functions"),
         ("accuracy", r"^grader 'accuracy' is unknown: pick file.py:function or module:function\.$"),
         ("other.py:f", r"^--grader other.py:f: other.py does not exist"),
     ],
@@ -87,7 +87,7 @@ def test_a_grader_that_needs_another_column_or_returns_no_numbers(mine: Path) ->
         load_user_grader("grader.py:nothing", [])(problem, [], ["x"])
     with pytest.raises(RunError, match=r"grader.py:unknown returned nan for mine/0: expected a number; correct it"):
         load_user_grader("grader.py:unknown", [])(problem, [], ["x"])
-    with pytest.raises(RunError, match=r"the grader grader.py:words returned list \['right'\]: expected a list"):
+    with pytest.raises(RunError, match=r"the grader grader.py:words returned list \['right'\] \(1 values\): expected a list"):
         load_user_grader("grader.py:words", [])(problem, [], ["x"])
 
 

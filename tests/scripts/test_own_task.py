@@ -18,7 +18,7 @@ from trl.trainer.utils import get_callable_name, is_async_callable
 from gtpo.arguments import DataArguments
 from gtpo.data.load import load_train, to_demonstrations
 from gtpo.errors import RunError, UsageError
-from gtpo.grading.user_functions import COLUMNS_OF_TABLE, load_rewards
+from gtpo.grading.user_functions import COLUMNS_OF_TABLE, GRADING, checked_reward, load_rewards
 from gtpo.prompts import PAPER, to_messages
 from rewards import accuracy_reward, format_reward, rewards_in
 
@@ -153,8 +153,8 @@ def test_rewards_load_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch:
         ),
         (["no_such_module:fn"], "no_such_module:fn cannot be imported: ModuleNotFoundError: No module named"),
         (["missing.py:fn"], r"^--reward missing\.py:fn: missing\.py does not exist\.$"),
-        (["missing.py"], r"^--reward missing\.py lacks a function: expected missing\.py:FUNCTION\.$"),
-        (["json:no_such_function"], "json has no function 'no_such_function'"),
+        (["missing.py"], r"^--reward missing\.py: missing\.py does not exist\.$"),
+        (["json:no_such_function"], "no_such_function: expected json:FUNCTION with one of its functions: detect_encod"),
         (["format", "accuracy"], "needs a column 'answer'"),
         ([], "--reward is empty"),
     ],
@@ -223,47 +223,84 @@ def test_a_file_that_cannot_be_imported_is_told_in_a_sentence(text: str, what: s
 def test_the_functions_of_a_file_are_named(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def _text(x): ...\ndef short(c): ...\nasync def judged(c): ...\nlimit = 5\n")
     file = re.escape(f"{tmp_path}/own.py")
-    with pytest.raises(
-        UsageError, match=rf"--reward {file} lacks a function: expected {file}:FUNCTION \(it has short, j"
-    ):
+    with pytest.raises(UsageError, match=rf"--reward {file}: expected {file}:FUNCTION .* its functions: judged, short"):
         load_rewards([f"{tmp_path}/own.py"], KNOWN, ["prompt"])
-    with pytest.raises(UsageError, match=r"own\.py has no function 'limit' \(it has short, judged\)\."):
+    with pytest.raises(UsageError, match=r"own\.py:limit: expected .*own\.py:FUNCTION with one of its functions"):
         load_rewards([f"{tmp_path}/own.py:limit"], KNOWN, ["prompt"])
+
+
+PLACE = r" \(own\.py, line 3; --debug shows more\)"
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return 1.0", "returned float 1.0: expected a list with a number or None for each completion"),
-        ("return None", "returned NoneType None: expected"),
-        ("return 'ab'", "returned str 'ab': expected"),
-        ("return ['1', '2']", r"returned list \['1', '2'\]: expected"),
-        ("return [1.0]", "returned 1 values for 2 completions"),
-        ("return completions[2]", "raised IndexError: list index out of range; correct it"),
-        ("raise SystemExit", "raised SystemExit: SystemExit; correct it"),
-        ("return (1 / 0 for _ in completions)", "raised ZeroDivisionError: division by zero; correct it"),
-        ("columns['log_metric']('z', 'abc')", r"called log_metric\('z', 'abc'\): expected a number; correct it"),
-        ("columns['log_metric']('z', [1, 2])", r"called log_metric\('z', \[1, 2\]\): expected a number; correct it"),
         (
-            "columns['log_extra']('c', [1])",
-            r"called log_extra\('c', \[1\]\): expected a list of 2 values, one for each",
+            "return 1.0",
+            "returned float 1.0: expected a list of 2 values, a number or None for each completion; correct",
         ),
-        ("columns['log_extra']('c', 'ab')", r"called log_extra\('c', 'ab'\): expected a list of 2 values"),
-        ("columns['log_extra']('completion', [1, 1])", r"called log_extra\('completion', \.\.\.\): the table of comp"),
-        ("columns['log_extra']('mine', [1, 1])", r"called log_extra\('mine', \.\.\.\): the table of completions has"),
+        ("return None", r"returned NoneType None \(is a `return` missing\?\): expected a list of 2 values"),
+        ("return 'ab'", r"returned str \['a', 'b'\] \(2 values\): expected"),
+        (
+            "return ['1', '2']",
+            r"returned list \['1', '2'\] \(2 values\): expected a list of 2 values, a number or None",
+        ),
+        ("return [[1.0], [2.0]]", r"returned list \[\[1\.0\], \[2\.0\]\] \(2 values\): expected a list of 2 values, a"),
+        ("return [1.0]", r"returned list \[1\.0\] \(1 values\): expected a list of 2 values"),
+        ("return completions[2]", rf"raised IndexError: list index out of range{PLACE}; correct it"),
+        ("return json.loads('{')", rf"raised JSONDecodeError: Expecting property name .*{PLACE}; correct it"),
+        ("raise SystemExit", rf"raised SystemExit: SystemExit{PLACE}; correct it"),
+        ("return (1 / 0 for _ in completions)", rf"raised ZeroDivisionError: division by zero{PLACE}; correct it"),
+        ("columns['log_metric']('z', 'abc')", rf"raised ValueError: could not convert .* 'abc'{PLACE}; correct"),
+        ("columns['log_metric']('z', [1, 2])", rf"raised TypeError: float\(\) argument must be .*{PLACE}; correct"),
+        ("columns['log_extra']('c', [1])", rf"raised ValueError: log_extra\('c', .*: 1 values for 2 compl.*{PLACE}"),
+        (
+            "columns['log_extra']('completion', [1, 1])",
+            r"raised ValueError: log_extra\('completion', .*: the table of c",
+        ),
+        ("columns['log_extra']('mine', [1, 1])", rf"raised .*: the table .* has a column of that name{PLACE}; correct"),
     ],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_what_a_reward_does_wrong_while_training_ends_in_a_sentence(
     kind: str, body: str, message: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "own.py").write_text(f"{kind} mine(completions, **columns):\n    {body}\n")
+    (tmp_path / "own.py").write_text(f"import json\n{kind} mine(completions, **columns):\n    {body}\n")
     (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt"])
     assert is_async_callable(reward) == (kind == "async def")  # TRL awaits it then
     with pytest.raises(RunError, match=rf"^the reward {tmp_path}/own\.py:mine {message}"):
         logs = {"log_metric": lambda *_: None, "log_extra": lambda *_: None}
         result = reward(completions=["a", "b"], prompts=["p", "p"], **logs)
         asyncio.run(result) if kind == "async def" else None
+
+
+def test_a_reward_that_takes_a_completion_for_text_is_told_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "def mine(completions, **kwargs):\n    return [len(c.split()) for c in completions]"
+    )
+    (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt"])
+    with pytest.raises(RunError, match=r"'split' \(own\.py, line 2; .*\); the text of a completion is completion\[0\]"):
+        reward(completions=[[{"role": "assistant", "content": "a"}]])
+    assert reward(completions=["a b"]) == [2.0]  # without a conversation it is text
+
+
+def test_a_reward_that_does_not_take_all_arguments_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    """TRL passes more than the columns."""
+    (tmp_path / "own.py").write_text("def mine(completions, prompts): ...\n")
+    message = (
+        r"own\.py:mine reward does not take completion_ids, limit, log_extra, log_metric, trainer_state, which it "
+    )
+    with pytest.raises(UsageError, match=message + r"gets too: add \*\*kwargs to its arguments\.$"):
+        load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt", "limit"])
+    (tmp_path / "own2.py").write_text("def mine(completions, prompts): ...\n")
+    assert len(load_rewards([f"{tmp_path}/own2.py:mine"], {}, ["prompt"], GRADING)) == 1  # a grader gets only these
+
+
+def test_a_reward_of_nan_reaches_trl_as_infinity() -> None:
+    """TRL takes NaN for None, and warns that every reward function returned None."""
+    reward = checked_reward(lambda completions, **kwargs: [float("nan"), None, 1])
+    assert reward(completions=["a", "b", "c"]) == [float("inf"), None, 1.0]
+    assert str(reward.returned) == "[nan, None, 1.0]"
 
 
 def test_what_a_reward_logs_reaches_the_trainer(tmp_path: Path) -> None:
@@ -296,9 +333,7 @@ def test_two_rewards_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_a_reward_that_takes_arguments_by_position_only_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def mine(completions, /, **columns):\n    return []\n")
-    with pytest.raises(
-        UsageError, match=r"own\.py:mine reward takes 'completions' by position only, .* remove the `/`"
-    ):
+    with pytest.raises(UsageError, match=r"own\.py:mine reward takes 'completions' by position, and .* remove the `/`"):
         load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, [])
 
 

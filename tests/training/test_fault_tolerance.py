@@ -232,6 +232,22 @@ def test_a_reward_of_none_leaves_its_completion_out(tiny: Path, tmp_path: Path) 
     assert batch["advantages"][3] == 0 and (batch["advantages"] != 0).sum() > GROUP // 2
 
 
+def test_one_column_of_the_table_by_two_rewards_is_refused(tiny: Path, tmp_path: Path) -> None:
+    """TRL would store it twice, and pandas refuses columns of different lengths."""
+    trainer = make_trainer("gtpo", tiny, tmp_path)
+    inputs, prompts, texts = [trainer.train_dataset[0]] * 2, ["p"] * 2, ["a"] * 2
+
+    def first(completions: Any, log_extra: Any, **kwargs: Any) -> list[float]:
+        log_extra("judged", [1, 2])
+        return [0.0] * len(completions)
+
+    trainer.reward_funcs, trainer.reward_func_names = [checked_reward(first)], ["first"]
+    trainer.reward_processing_classes = [None]
+    trainer._calculate_rewards(inputs, prompts, texts, [[1], [1]])
+    with pytest.raises(RunError, match=r"^the reward first raised .*log_extra\('judged', .*has its values of this step"):
+        trainer._calculate_rewards(inputs, prompts, texts, [[1], [1]])  # as a second reward would
+
+
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
 def test_a_generation_from_nan_probabilities_stops_the_run(method: str, tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
