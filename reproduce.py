@@ -15,9 +15,12 @@ processes of this script on one machine share the runs.
 """
 
 import argparse
+import shlex
 import sys
+from pathlib import Path
 
 from gtpo.errors import UsageError
+from gtpo.files import CONFIGS
 from gtpo.paper.figures import draw_all
 from gtpo.paper.matrix import RUNS, SCALES, evaluations_of, experiments_of, load_matrix, seeds_of_all, select_figures
 from gtpo.paper.one_claim import claim_list, find_claims, report, work_of
@@ -49,6 +52,8 @@ def main() -> None:
     instead.add_argument("--page", action="store_true", help="write results/tiny/ and docs/reproduction.md, and exit")
     flags = parser.parse_args()
 
+    if not Path("evaluate.py").is_file():
+        raise UsageError(f"the working directory has no evaluate.py: first `cd {shlex.quote(str(CONFIGS.parent))}`.")
     matrix = load_matrix()
     if flags.page:
         print(*write_page(matrix), sep="\n")

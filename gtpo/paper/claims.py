@@ -23,6 +23,9 @@ from math import log
 from gtpo.paper.measures import Measure, SeedRuns, early, fall, fall_step, highest, late, mean, rise_step, score
 
 Side = Measure | float
+PUSH, WORD = "conflict_push", "rewards/word_reward/mean"
+UNITS = {"entropy": "nats", "conflict_tokens": "tokens", PUSH: "10⁻³", "kl": "steps"}  # by metric; of others points
+SCALES = {PUSH: 1000, WORD: 10}  # units per unit of the metric
 
 
 @dataclass(frozen=True)
@@ -32,20 +35,16 @@ class Claim:
     Attributes:
         name: Its figure and what it says.
         sentence: The claim for readers.
-        unit: Of the margin, a key of :data:`gtpo.paper.verdicts.SIZES`.
         more: A measure of some runs; several are compared with as many of ``less``, and the margin is the mean.
         less: As ``more``.
-        allowed: How far ``more`` may be below ``less``, in ``unit``; this makes it a claim about a threshold.
-        scale: ``unit`` per unit of the measures.
+        allowed: How far ``more`` may be below ``less``, in points; this makes it a claim about a threshold.
     """
 
     name: str
     sentence: str
-    unit: str
     more: Side | tuple[Measure, ...]
     less: Side | tuple[Measure, ...]
     allowed: float = 0.0
-    scale: float = 1.0
 
     @property
     def pairs(self) -> list[tuple[Side, Side]]:
@@ -62,6 +61,11 @@ class Claim:
         return list(dict.fromkeys(name for measure in self.measures for name in measure.runs))
 
     @property
+    def unit(self) -> str:
+        """Of the margin, a key of :data:`gtpo.paper.verdicts.SIZES`."""
+        return next((UNITS[measure.name] for measure in self.measures if measure.name in UNITS), "points")
+
+    @property
     def compares_runs(self) -> bool:
         """Whether it is about a difference between runs; the other claims are about a threshold."""
         return not self.allowed and len(self.measures) == 2 * len(self.pairs)
@@ -72,12 +76,9 @@ class Claim:
         Raises:
             KeyError: If a run, metric or score is missing.
         """
-        differences = [_value(more, runs) - _value(less, runs) for more, less in self.pairs]
-        return self.scale * sum(differences) / len(differences) + self.allowed
-
-
-def _value(side: Side, runs: SeedRuns) -> float:
-    return side.value(runs) if isinstance(side, Measure) else side
+        values = [[side.value(runs) if isinstance(side, Measure) else side for side in pair] for pair in self.pairs]
+        scale = SCALES.get(self.measures[0].name, 1)
+        return scale * sum(more - less for more, less in values) / len(values) + self.allowed
 
 
 GTPO = {"stable": ("gtpo-g8", "gtpo-g12"), "late": ("gtpo-late-g8", "gtpo-late-g12")}  # G = 8, 12
@@ -91,7 +92,6 @@ BETA_0, BETA_1E6, BETA_04 = (f"grpo-late-g8-beta{beta}" for beta in ("0", "1e-6"
 CORRECTION = "gtpo-late-correction-only"
 BOTH = ("accuracy", "formatting")
 KINDS = ("pass", "maj")
-PUSH, WORD = "conflict_push", "rewards/word_reward/mean"
 
 held_out = partial(score, "arithmetic")
 harder = partial(score, "arithmetic_hard")  # problems with more steps than those of the training
@@ -113,186 +113,186 @@ def large_and_small_groups(measure: Callable[..., Measure], name: str) -> tuple[
 CLAIMS: dict[str, tuple[Claim, ...]] = {  # figure -> its claims, in the order of the page
     "fig1": (  # late
         Claim("fig1_formatting_falls", "With β = 10⁻⁶ the formatting of GRPO falls by more than 10 points.",
-              "points", fall("formatting", BETA_1E6), 10),
+              fall("formatting", BETA_1E6), 10),
         Claim("fig1_formatting_falls_with_kl", "With β = 0.04 the formatting of GRPO falls by more than 10 points.",
-              "points", fall("formatting", BETA_04), 10),
+              fall("formatting", BETA_04), 10),
         Claim("fig1_formatting_rises_faster_without_kl", "At first formatting is higher with β = 10⁻⁶ than with 0.04.",
-              "points", early("formatting", BETA_1E6), early("formatting", BETA_04)),
+              early("formatting", BETA_1E6), early("formatting", BETA_04)),
         Claim("fig1_entropy_rises", "With β = 10⁻⁶ entropy ends higher than it is at first, as formatting falls.",
-              "nats", late("entropy", BETA_1E6), early("entropy", BETA_1E6)),
+              late("entropy", BETA_1E6), early("entropy", BETA_1E6)),
         Claim("fig1_kl_reacts_late",
               "KL reaches half of its highest value after formatting has lost half of what it loses (β = 10⁻⁶).",
-              "steps", rise_step("kl", BETA_1E6), fall_step("formatting", BETA_1E6)),
+              rise_step("kl", BETA_1E6), fall_step("formatting", BETA_1E6)),
     ),
     "fig2": (  # both regimes
         Claim("fig2_stable_accuracy",
               "Stable: GTPO ends with the accuracy of GRPO or a higher one (less than 5 points below).",
-              "points", *gtpo_and_grpo(late, "accuracy", "stable"), allowed=5),
+              *gtpo_and_grpo(late, "accuracy", "stable"), allowed=5),
         Claim("fig2_stable_formatting",
               "Stable: the formatting of GTPO ends at most slightly below that of GRPO (less than 5 points).",
-              "points", *gtpo_and_grpo(late, "formatting", "stable"), allowed=5),
+              *gtpo_and_grpo(late, "formatting", "stable"), allowed=5),
         Claim("fig2_stable_grpo_does_not_collapse", "Stable: the formatting of GRPO falls by less than 10 points.",
-              "points", 10, fall("formatting", *GRPO["stable"][0])),
+              10, fall("formatting", *GRPO["stable"][0])),
         Claim("fig2_stable_pass_1", "Stable: GTPO is ahead of GRPO in pass@1 on held-out problems.",
-              "points", *gtpo_and_grpo(held_out, "pass@1", "stable")),
+              *gtpo_and_grpo(held_out, "pass@1", "stable")),
         *(Claim(f"fig2_stable_{kind}_32", f"Stable: GTPO is ahead of GRPO in {kind}@32.",
-                "points", *gtpo_and_grpo(held_out, f"{kind}@32", "stable")) for kind in KINDS),
+                *gtpo_and_grpo(held_out, f"{kind}@32", "stable")) for kind in KINDS),
         Claim("fig2_stable_lenient_pass_1", "Stable: GTPO is ahead of GRPO in pass@1 of the answers in any format.",
-              "points", *gtpo_and_grpo(held_out, "pass_lenient@1", "stable")),
+              *gtpo_and_grpo(held_out, "pass_lenient@1", "stable")),
         Claim("fig2_stable_ahead_of_sft", "Stable: GTPO is ahead of SFT in maj@32.",
-              "points", held_out("maj@32", *GTPO["stable"]), held_out("maj@32", "sft")),
+              held_out("maj@32", *GTPO["stable"]), held_out("maj@32", "sft")),
         *(Claim(f"fig2_late_{metric}", f"Late: GTPO ends with higher {metric} than GRPO.",
-                "points", *gtpo_and_grpo(late, metric, "late")) for metric in BOTH),
+                *gtpo_and_grpo(late, metric, "late")) for metric in BOTH),
         Claim("fig2_late_pass_1",
               "Late: GTPO is ahead of GRPO, at its highest accuracy reward, in pass@1 on held-out problems.",
-              "points", *gtpo_and_grpo(held_out, "pass@1", "late")),
+              *gtpo_and_grpo(held_out, "pass@1", "late")),
         *(Claim(f"fig2_late_{kind}_32", f"Late: GTPO is ahead of GRPO in {kind}@32.",
-                "points", *gtpo_and_grpo(held_out, f"{kind}@32", "late")) for kind in KINDS),
+                *gtpo_and_grpo(held_out, f"{kind}@32", "late")) for kind in KINDS),
         Claim("fig2_late_lenient_pass_1", "Late: GTPO is ahead of GRPO in pass@1 of the answers in any format.",
-              "points", *gtpo_and_grpo(held_out, "pass_lenient@1", "late")),
+              *gtpo_and_grpo(held_out, "pass_lenient@1", "late")),
         Claim("fig2_late_ahead_of_sft", "Late: GTPO is ahead of SFT in maj@32.",
-              "points", held_out("maj@32", *GTPO["late"]), held_out("maj@32", "sft")),
+              held_out("maj@32", *GTPO["late"]), held_out("maj@32", "sft")),
         Claim("fig2_larger_groups_are_better", "A larger G is better for GTPO in pass@1 (mean over both regimes).",
-              "points", *large_and_small_groups(held_out, "pass@1")),
+              *large_and_small_groups(held_out, "pass@1")),
     ),
     "fig3": (  # late
         Claim("fig3_correction_alone_is_ahead_at_first",
               "At first the conflict correction alone is more accurate than GRPO.",
-              "points", early("accuracy", CORRECTION), early("accuracy", *GRPO["late"][0])),
+              early("accuracy", CORRECTION), early("accuracy", *GRPO["late"][0])),
         Claim("fig3_correction_alone_is_ahead_of_kl_at_first",
               "At first the conflict correction alone is more accurate than GRPO with β = 0.04.",
-              "points", early("accuracy", CORRECTION), early("accuracy", BETA_04)),
+              early("accuracy", CORRECTION), early("accuracy", BETA_04)),
         *(Claim(f"fig3_correction_alone_degrades_in_{metric}",
                 f"The conflict correction alone degrades: its {metric} falls by more than 10 points.",
-                "points", fall(metric, CORRECTION), 10) for metric in BOTH),
+                fall(metric, CORRECTION), 10) for metric in BOTH),
         Claim("fig3_correction_alone_ends_below_grpo", "The conflict correction alone ends below GRPO in accuracy.",
-              "points", late("accuracy", *GRPO["late"][0]), late("accuracy", CORRECTION)),
+              late("accuracy", *GRPO["late"][0]), late("accuracy", CORRECTION)),
         *(Claim(f"fig3_entropy_control_repairs_{metric}",
                 f"GTPO, with entropy control, ends above the conflict correction alone in {metric}.",
-                "points", late(metric, "gtpo-late-g8"), late(metric, CORRECTION)) for metric in BOTH),
+                late(metric, "gtpo-late-g8"), late(metric, CORRECTION)) for metric in BOTH),
         *(Claim(f"fig3_gtpo_ends_above_kl_in_{metric}", f"GTPO ends above GRPO with β = 0.04 in {metric}.",
-                "points", late(metric, "gtpo-late-g8"), late(metric, BETA_04)) for metric in BOTH),
+                late(metric, "gtpo-late-g8"), late(metric, BETA_04)) for metric in BOTH),
     ),
     "fig4a": (  # late
         Claim("fig4a_larger_gamma_is_more_accurate",
               "γ = 0.1 ends with higher accuracy than smaller γ (mean of three).",
-              "points", late("accuracy", "gtpo-late-g8"), late("accuracy", *SMALLER_GAMMAS)),
+              late("accuracy", "gtpo-late-g8"), late("accuracy", *SMALLER_GAMMAS)),
         Claim("fig4a_larger_gamma_keeps_entropy", "γ = 0.1 keeps entropy slightly higher than γ = 10⁻⁶ (at the end).",
-              "nats", late("entropy", "gtpo-late-g8"), late("entropy", "gtpo-late-gamma1e-6")),
+              late("entropy", "gtpo-late-g8"), late("entropy", "gtpo-late-gamma1e-6")),
         Claim("fig4a_entropy_rises_without_filter", "Without the filter entropy ends above ln 2.",
-              "nats", late("entropy", "gtpo-late-no-filter"), log(2)),
+              late("entropy", "gtpo-late-no-filter"), log(2)),
         Claim("fig4a_entropy_stays_low_with_filter", "With the filter entropy stays below ln 2 (its highest value).",
-              "nats", log(2), highest("entropy", "gtpo-late-g8")),
+              log(2), highest("entropy", "gtpo-late-g8")),
         *(Claim(f"fig4a_filter_keeps_{metric}",
                 f"Without the filter {metric} collapses: it ends higher with the filter.",
-                "points", late(metric, "gtpo-late-g8"), late(metric, "gtpo-late-no-filter")) for metric in BOTH),
+                late(metric, "gtpo-late-g8"), late(metric, "gtpo-late-no-filter")) for metric in BOTH),
     ),
     "fig4b": (  # late
         Claim("fig4b_loose_threshold_raises_entropy", "With the loose threshold 2.0 entropy ends higher than with 0.7.",
-              "nats", late("entropy", "gtpo-late-h2.0"), late("entropy", "gtpo-late-h0.7")),
+              late("entropy", "gtpo-late-h2.0"), late("entropy", "gtpo-late-h0.7")),
         Claim("fig4b_tight_thresholds_are_more_accurate",
               "Tight thresholds (mean of 0.7 and 1.05) end with higher accuracy than 2.0.",
-              "points", late("accuracy", "gtpo-late-h0.7", "gtpo-late-h1.05"), late("accuracy", "gtpo-late-h2.0")),
+              late("accuracy", "gtpo-late-h0.7", "gtpo-late-h1.05"), late("accuracy", "gtpo-late-h2.0")),
         Claim("fig4b_tight_thresholds_keep_formatting",
               "Tight thresholds (mean of 0.7 and 1.05) end with higher formatting than 2.0.",
-              "points", late("formatting", "gtpo-late-h0.7", "gtpo-late-h1.05"), late("formatting", "gtpo-late-h2.0")),
+              late("formatting", "gtpo-late-h0.7", "gtpo-late-h1.05"), late("formatting", "gtpo-late-h2.0")),
     ),
     "fig4c": (  # stable
         Claim("fig4c_negative_filter_costs_accuracy",
               "Filtering negative completions alone (mean of three thresholds) ends with lower accuracy than no "
               "filter.",
-              "points", late("accuracy", "gtpo-no-filter"), late("accuracy", *ONLY_NEGATIVE)),
+              late("accuracy", "gtpo-no-filter"), late("accuracy", *ONLY_NEGATIVE)),
         Claim("fig4c_negative_filter_costs_formatting",
               "Filtering negative completions alone ends with lower formatting than no filter.",
-              "points", late("formatting", "gtpo-no-filter"), late("formatting", *ONLY_NEGATIVE)),
+              late("formatting", "gtpo-no-filter"), late("formatting", *ONLY_NEGATIVE)),
         Claim("fig4c_negative_filter_lowers_entropy",
               "Filtering negative completions alone ends with lower entropy than no filter.",
-              "nats", late("entropy", "gtpo-no-filter"), late("entropy", *ONLY_NEGATIVE)),
+              late("entropy", "gtpo-no-filter"), late("entropy", *ONLY_NEGATIVE)),
     ),
     "fig4d": (  # late
         *(Claim(f"fig4d_grpo_loses_{metric}",
                 f"GRPO without KL (β = 0) collapses: its {metric} falls by more than 10 points.",
-                "points", fall(metric, BETA_0), 10) for metric in reversed(BOTH)),
+                fall(metric, BETA_0), 10) for metric in reversed(BOTH)),
         Claim("fig4d_grpo_entropy_spikes",
               "The entropy of GRPO without KL (β = 0) rises above ln 2 (its highest value).",
-              "nats", highest("entropy", BETA_0), log(2)),
+              highest("entropy", BETA_0), log(2)),
         Claim("fig4d_entropy_control_helps_grpo", "Entropy control lets GRPO end with higher accuracy.",
-              "points", late("accuracy", "gtpo-late-no-correction-h1.05"), late("accuracy", BETA_0)),
+              late("accuracy", "gtpo-late-no-correction-h1.05"), late("accuracy", BETA_0)),
         Claim("fig4d_entropy_control_repairs_formatting", "Entropy control lets GRPO end with higher formatting.",
-              "points", late("formatting", "gtpo-late-no-correction-h1.05"), late("formatting", BETA_0)),
+              late("formatting", "gtpo-late-no-correction-h1.05"), late("formatting", BETA_0)),
         Claim("fig4d_correction_adds_accuracy", "GTPO ends more accurate than GRPO with the same entropy control.",
-              "points", late("accuracy", "gtpo-late-h1.05"), late("accuracy", "gtpo-late-no-correction-h1.05")),
+              late("accuracy", "gtpo-late-h1.05"), late("accuracy", "gtpo-late-no-correction-h1.05")),
         Claim("fig4d_correction_adds_formatting",
               "GTPO ends with higher formatting than GRPO with the same entropy control.",
-              "points", late("formatting", "gtpo-late-h1.05"), late("formatting", "gtpo-late-no-correction-h1.05")),
+              late("formatting", "gtpo-late-h1.05"), late("formatting", "gtpo-late-no-correction-h1.05")),
         Claim("fig4d_gtpo_keeps_entropy_lower", "GTPO ends with lower entropy than GRPO (β = 0).",
-              "nats", late("entropy", BETA_0), late("entropy", "gtpo-late-h1.05")),
+              late("entropy", BETA_0), late("entropy", "gtpo-late-h1.05")),
     ),
     "fig5a": (  # stable
         Claim("fig5a_kl_raises_entropy", "With β = 0.04 entropy increases: it ends higher than it is at first.",
-              "nats", late("entropy", "grpo-g8-beta0.04"), early("entropy", "grpo-g8-beta0.04")),
+              late("entropy", "grpo-g8-beta0.04"), early("entropy", "grpo-g8-beta0.04")),
         *(Claim(f"fig5a_kl_costs_{metric}", f"GRPO (β = 0 and 10⁻⁶) ends with higher {metric} than with β = 0.04.",
-                "points", late(metric, *GRPO["stable"][0]), late(metric, "grpo-g8-beta0.04")) for metric in BOTH),
+                late(metric, *GRPO["stable"][0]), late(metric, "grpo-g8-beta0.04")) for metric in BOTH),
     ),
     "fig5b": (  # mean over both regimes
         Claim("fig5b_larger_groups_are_more_accurate", "GTPO with G = 12 ends with higher accuracy than with 8.",
-              "points", *large_and_small_groups(late, "accuracy")),
+              *large_and_small_groups(late, "accuracy")),
         Claim("fig5b_larger_groups_format_earlier",
               "At first the formatting of GTPO is higher with G = 12 than with 8.",
-              "points", *large_and_small_groups(early, "formatting")),
+              *large_and_small_groups(early, "formatting")),
         Claim("fig5b_conflict_grows_with_groups", "A completion has more conflict tokens with G = 12 than with 8.",
-              "tokens", *large_and_small_groups(mean, "conflict_tokens")),
+              *large_and_small_groups(mean, "conflict_tokens")),
     ),
     "fig6": (  # stable
         Claim("fig6_adam_costs_accuracy",
               "Adam with α₁ = α₂ = 0.999999 costs GRPO accuracy at the end (the paper: LLaMA; Qwen slightly).",
-              "points", late("accuracy", "grpo-g8-beta1e-6"), late("accuracy", "grpo-g8-beta1e-6-adam0.999999")),
+              late("accuracy", "grpo-g8-beta1e-6"), late("accuracy", "grpo-g8-beta1e-6-adam0.999999")),
         Claim("fig6_adam_costs_formatting",
               "Adam with α₁ = α₂ = 0.999999 costs GRPO formatting at the end (the paper: LLaMA).",
-              "points", late("formatting", "grpo-g8-beta1e-6"), late("formatting", "grpo-g8-beta1e-6-adam0.999999")),
+              late("formatting", "grpo-g8-beta1e-6"), late("formatting", "grpo-g8-beta1e-6-adam0.999999")),
     ),
     "table1": (  # out of distribution
         *(Claim(f"table1_stable_{kind}_64", f"Stable: GTPO is ahead of GRPO in {kind}@64 on harder problems.",
-                "points", *gtpo_and_grpo(harder, f"{kind}@64", "stable")) for kind in KINDS),
+                *gtpo_and_grpo(harder, f"{kind}@64", "stable")) for kind in KINDS),
         *(Claim(f"table1_late_{kind}_64",
                 f"Late: GTPO is ahead of GRPO, at its highest accuracy reward, in {kind}@64 on harder problems.",
-                "points", *gtpo_and_grpo(harder, f"{kind}@64", "late")) for kind in KINDS),
+                *gtpo_and_grpo(harder, f"{kind}@64", "late")) for kind in KINDS),
         *(Claim(f"table1_ahead_of_sft_in_{kind}_64",
                 f"GTPO (mean over both regimes) is ahead of SFT in {kind}@64 on harder problems.",
-                "points", harder(f"{kind}@64", *GTPO["stable"], *GTPO["late"]), harder(f"{kind}@64", "sft"))
+                harder(f"{kind}@64", *GTPO["stable"], *GTPO["late"]), harder(f"{kind}@64", "sft"))
           for kind in KINDS),
     ),
     "baselines": (  # beyond the paper: other aggregations, late. Is the correction more than leaving 1/|o_i| out?
         *(Claim(f"baselines_gtpo_ends_above_{run.replace('-', '_')}_in_{metric}",
                 f"GTPO ends above {title} in {metric}.",
-                "points", late(metric, "gtpo-late-g8"), late(metric, f"grpo-late-{run}"))
+                late(metric, "gtpo-late-g8"), late(metric, f"grpo-late-{run}"))
           for run, title in (("dr-grpo", "Dr. GRPO"), ("dapo", "DAPO")) for metric in BOTH),
         *(Claim(f"baselines_gtpo_improves_{run.replace('-', '_')}_in_{metric}",
                 f"With the aggregation of {title}, GTPO ends above {title} in {metric}.",
-                "points", late(metric, f"gtpo-late-{run}"), late(metric, f"grpo-late-{run}"))
+                late(metric, f"gtpo-late-{run}"), late(metric, f"grpo-late-{run}"))
           for run, title in (("dr-grpo", "Dr. GRPO"), ("dapo", "DAPO")) for metric in BOTH),
         Claim("baselines_w_reinforce_keeps_entropy",
               "W-REINFORCE ends with higher entropy than GRPO (arXiv 2506.01347).",
-              "nats", late("entropy", "grpo-late-w-reinforce"), late("entropy", BETA_0)),
+              late("entropy", "grpo-late-w-reinforce"), late("entropy", BETA_0)),
         Claim("baselines_grpo_pushes_conflict_tokens_down",
               "GRPO lowers the probability of the tokens that rewarded and penalized completions share (Section 4.1).",
-              "10⁻³", 0, mean(PUSH, BETA_0), scale=1000),
+              0, mean(PUSH, BETA_0)),
         Claim("baselines_equal_weights_push_conflict_tokens_less_down",
               "DAPO, whose tokens have equal weights, lowers the probability of shared tokens less than GRPO.",
-              "10⁻³", mean(PUSH, "grpo-late-dapo"), mean(PUSH, BETA_0), scale=1000),
+              mean(PUSH, "grpo-late-dapo"), mean(PUSH, BETA_0)),
     ),
     "spans": (  # beyond the paper: which tokens, late
         Claim("spans_anchored_is_ahead_of_first_run",
               "Correcting runs at both ends (GTPO) ends with higher accuracy than the first run anywhere.",
-              "points", late("accuracy", "gtpo-late-g8"), late("accuracy", "gtpo-late-span-first-run")),
+              late("accuracy", "gtpo-late-g8"), late("accuracy", "gtpo-late-span-first-run")),
         Claim("spans_anchored_is_ahead_of_common",
               "Correcting runs at both ends (GTPO) ends with higher accuracy than the span common to the whole group.",
-              "points", late("accuracy", "gtpo-late-g8"), late("accuracy", "gtpo-late-span-common")),
+              late("accuracy", "gtpo-late-g8"), late("accuracy", "gtpo-late-span-common")),
     ),
     "word": (  # beyond the paper: a task without mathematics; its highest reward is 10
         Claim("word_gtpo_ends_above_grpo",
               "GTPO ends with more required words than GRPO (percent of the maximum reward).",
-              "points", late(WORD, "gtpo-word"), late(WORD, "grpo-word"), scale=10),
+              late(WORD, "gtpo-word"), late(WORD, "grpo-word")),
     ),
 }
 # fmt: on

@@ -3,6 +3,7 @@
 A run is identified by its name and seed; its directory is ``<name>-s<seed>``. Nothing is executed here.
 """
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -120,11 +121,16 @@ def load_matrix(path: Path = CONFIGS / "experiments.yaml") -> Matrix:
     """The content of the YAML file.
 
     Raises:
-        UsageError: Outside a clone of the repository: the installed package has no configs/.
+        UsageError: Outside a clone of the repository: the installed package has no configs/. Or if the name of a run,
+            which is part of paths and shell commands, has other characters than letters, digits, ``.``, ``_``, ``-``.
     """
     if not path.is_file():
         raise UsageError(f"{path} does not exist: run this from a clone of the repository.")
-    return read_yaml(path)
+    matrix = read_yaml(path)
+    for name in [name for scale in SCALES for name in runs_of(matrix, figure_names(matrix), scale)]:
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+            raise UsageError(f"{path}: rename the run {name!r}: expected letters, digits, '.', '_' and '-' alone.")
+    return matrix
 
 
 def figure_names(matrix: Matrix) -> list[str]:

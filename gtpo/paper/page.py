@@ -23,7 +23,7 @@ from gtpo.paper.matrix import (
     seeds_of_all,
     select_figures,
 )
-from gtpo.paper.measures import SeedRuns, early, highest, late, mean, score
+from gtpo.paper.measures import Curve, SeedRuns, score
 from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results
 from gtpo.paper.verdicts import SIZES, check, verdict
 from gtpo.reports.intervals import LEAST_SEEDS, interval
@@ -32,7 +32,7 @@ DIRECTORY = Path("results") / "tiny"
 TEMPLATE, PAGE = Path("docs") / "reproduction.template.md", Path("docs") / "reproduction.md"
 README = Path("README.md")
 METRICS = tuple(name for name in LABELS if name not in SCORES)
-MEASURES = (early, late, highest, mean)
+MEASURES = (Curve.early, Curve.late, Curve.highest, Curve.mean)
 VERDICTS = ("holds", "does not hold", "no difference", "undecided", "too few seeds", "not run")
 EFFECTS = {  # the figure of the first page: group -> label -> claim
     f"{regime}, GTPO minus GRPO": {
@@ -110,17 +110,13 @@ def _summary_of(results: Results, name: str, window: int) -> dict[str, Any]:
     row: dict[str, Any] = {"seeds": seeds}
     for metric in (*METRICS, "step_time"):
         try:
-            runs = [SeedRuns(results, seed, window) for seed in seeds]
-            if metric == "step_time":
-                total = [sum(run.curve(name, metric)[1]) / 60 for run in runs]
-                row["minutes"] = round(sum(total) / len(total), 2)
-            else:
-                row[metric] = {
-                    measure.__name__: list(_pair([measure(metric, name).value(run) for run in runs]))
-                    for measure in MEASURES
-                }
+            curves = [SeedRuns(results, seed, window).curve(name, metric) for seed in seeds]
         except KeyError:
             continue
+        if metric == "step_time":
+            row["minutes"] = round(sum(sum(curve.values) / 60 for curve in curves) / len(curves), 2)
+        else:
+            row[metric] = {measure.__name__: list(_pair([*map(measure, curves)])) for measure in MEASURES}
     for benchmark, entries in results.scores.get(name, {}).items():
         tables = [entry["scores"] for entry in entries.values()]
         kinds = [kind for kind in tables[0] if kind.startswith(SCORES) and isinstance(tables[0][kind], dict)]

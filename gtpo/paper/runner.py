@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import cache
+from graphlib import TopologicalSorter
 from multiprocessing import connection
 from queue import SimpleQueue
 from typing import TextIO
@@ -110,37 +111,33 @@ def run_all(
     """
     from tqdm import tqdm
 
+    run = run_forked if "CUDA_VISIBLE_DEVICES" not in places[0] and _can_fork() else run_one
     os.environ |= threads_of(len(places))  # read by OpenMP when the libraries are imported
     limit_openmp_spinning(os.environ)
     _forks.set_forkserver_preload(LIBRARIES)
     free: SimpleQueue[Mapping[str, str]] = SimpleQueue()
     for place in places:
         free.put(place)
-    mine = threading.local()
 
-    def take_place() -> None:
-        mine.place = free.get()
+    def at_a_place(work: Work) -> int:
+        if work.is_finished:
+            return 0
+        place = free.get()
+        try:
+            return run(work, place)
+        finally:
+            free.put(place)
 
-    waiting = {work: {run.label for run in work.experiments} for work in evaluations}
-    ended = {run.label for run in experiments if run.is_finished}
+    order: TopologicalSorter[Work] = TopologicalSorter()
+    for work in (*experiments, *evaluations):
+        order.add(work, *getattr(work, "experiments", ()))
+    order.prepare()
     failed: list[str] = []
-    bar = tqdm(total=len(experiments) + len(evaluations), initial=len(ended), unit=" runs and evaluations")
-    with bar, ThreadPoolExecutor(len(places), initializer=take_place) as pool:
-        futures: dict[Future[int], Work] = {}
-
-        def start(work: Work) -> None:
-            run = run_forked if "CUDA_VISIBLE_DEVICES" not in places[0] and _can_fork() else run_one
-            futures[pool.submit(lambda: run(work, mine.place))] = work
-
-        for run in experiments:
-            if run.label not in ended:
-                start(run)
-        while True:
-            for ready in [work for work, needed in waiting.items() if needed <= ended]:
-                del waiting[ready]
-                start(ready)
-            if not futures:
-                return failed
+    futures: dict[Future[int], Work] = {}
+    bar = tqdm(total=len(experiments) + len(evaluations), unit=" runs and evaluations")
+    with bar, ThreadPoolExecutor(len(places)) as pool:
+        while order.is_active():
+            futures |= {pool.submit(at_a_place, work): work for work in order.get_ready()}
             try:
                 done, _ = wait(futures, return_when=FIRST_COMPLETED)
             except KeyboardInterrupt:
@@ -148,11 +145,12 @@ def run_all(
                 raise
             for future in done:
                 work = futures.pop(future)
-                ended.add(work.label)
+                order.done(work)
                 bar.set_postfix_str(work.label)
                 bar.update()
                 if code := future.result():
                     failed.append(failure(work, f"failed with exit code {code}"))
+    return failed
 
 
 def places_of(scale: str, gpus: Sequence[str] | None, jobs: int | None) -> list[dict[str, str]]:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ SIGNAL_SECONDS = 120  # between a script that Slurm has stopped and the end of i
 POLL_SECONDS = {"slurm": 10, "local": 0.1}
 STOPPED = {-signal.SIGTERM, -signal.SIGUSR2, 128 + signal.SIGTERM, 128 + signal.SIGUSR2}
 OWN_KEYS = ("cluster", "parallel", "time")
-NOT_KEYS = ("nodes", "tasks_per_node", "ntasks_per_node", "dependency", "map_count", "array_parallelism", "timeout_min")
+NOT_KEYS = (
+    *("nodes", "tasks_per_node", "ntasks_per_node", "gpus_per_node", "gpus_per_task"),
+    *("dependency", "map_count", "array_parallelism", "timeout_min"),
+)
 
 
 @dataclass(frozen=True)
@@ -70,20 +74,21 @@ class Cluster:
         return dict(zip(works, jobs, strict=True))
 
 
+@dataclass
 class Job:
     """What a job does: it is pickled by submitit, and called where Slurm starts it.
 
-    Args:
-        work: The run or evaluation.
+    Attributes:
         share: Jobs that share the cores which the process sees.
+        process: The script, once it is started.
     """
 
-    def __init__(self, work: Work, share: int) -> None:
-        self.work, self.share = work, share
-        self.process: Process | None = None
+    work: Work
+    share: int
+    process: Process | None = None
 
     def __call__(self) -> int:
-        code = run_one(self.work, threads_of(self.share), self._keep)
+        code = run_one(self.work, threads_of(self.share), partial(setattr, self, "process"))
         if code in STOPPED:  # the signal that requeues the job, or ends it, is on its way to this process too
             time.sleep(SIGNAL_SECONDS)
         return code
@@ -98,9 +103,6 @@ class Job:
                 os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)  # Popen.wait is what was interrupted
         return DelayedSubmission(Job(self.work, self.share))
 
-    def _keep(self, process: Process) -> None:
-        self.process = process
-
 
 def run_jobs(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation], cluster: Cluster) -> list[str]:
     """Submit what is missing, and wait for it.
@@ -111,9 +113,11 @@ def run_jobs(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation
     from tqdm import tqdm
 
     jobs: dict[Work, Any] = {}
-    all_works: list[Work] = [*experiments, *evaluations]
-    works = [work for work in all_works if not work.is_finished]
-    with tqdm(total=len(works), unit=" runs and evaluations") as bar:
+    arrays: dict[tuple[Experiment, ...], list[Work]] = {}  # by the runs that they wait for
+    for work in (*experiments, *evaluations):
+        if not work.is_finished:
+            arrays.setdefault(getattr(work, "experiments", ()), []).append(work)
+    with tqdm(total=sum(map(len, arrays.values())), unit=" runs and evaluations") as bar:
 
         def wait(most: int) -> None:
             """Until at most so many jobs have not ended."""
@@ -121,7 +125,7 @@ def run_jobs(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation
                 bar.update(len(jobs) - left - bar.n)
                 time.sleep(POLL_SECONDS[cluster.name])
 
-        for needed, array in _arrays(works).items():
+        for needed, array in arrays.items():
             if cluster.name == "slurm":
                 jobs |= cluster.submit(array, after=[jobs[run].job_id for run in needed if run in jobs])
                 continue
@@ -132,14 +136,6 @@ def run_jobs(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation
         wait(0)
         bar.update(len(jobs) - bar.n)
     return [message for work, job in jobs.items() if (message := _message(work, job))]
-
-
-def _arrays(works: Sequence[Work]) -> dict[tuple[Experiment, ...], list[Work]]:
-    """Runs, and evaluations by the runs that they wait for."""
-    arrays: dict[tuple[Experiment, ...], list[Work]] = {}
-    for work in works:
-        arrays.setdefault(work.experiments if isinstance(work, Evaluation) else (), []).append(work)
-    return arrays
 
 
 def _message(work: Work, job: Any) -> str | None:
@@ -179,8 +175,8 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
             raise UsageError(f"--slurm {word!r} is not key=value, as in partition=gpu.")
         if key in NOT_KEYS:
             raise UsageError(
-                f"--slurm {key} is not available: each run is one task on one GPU, parallel=N limits the jobs of an "
-                "array, and examples/slurm/train.sbatch starts one large run."
+                f"--slurm {key} is not available: each run is one task on one GPU (gres=gpu:NAME:1 selects its type), "
+                "parallel=N limits the jobs of an array, and examples/slurm/train.sbatch starts one large run."
             )
         if key not in known:
             raise UsageError(f"--slurm {key} is unknown{nearest(key, known)}: pick from {', '.join(known)}.")
@@ -191,7 +187,7 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
     if parallel is not None and (not isinstance(parallel, int) or parallel < 1):
         raise UsageError(f"--slurm parallel={parallel}: expected a number of jobs, at least 1.")
     defaults = {"name": "gtpo", "slurm_signal_delay_s": 300, "timeout_min": minutes(str(limit))}
-    if scale == "paper" and not {"gpus_per_node", "gpus_per_task", "gres"} & given.keys():
+    if scale == "paper" and "gres" not in given:
         defaults["gpus_per_node"] = 1
     parameters = defaults | {key if key in shared else f"slurm_{key}": value for key, value in given.items()}
     if name == "slurm":

@@ -1,7 +1,6 @@
 """What reproduce.py prints without running anything: states and costs, and a shell command per run and evaluation."""
 
 import fcntl
-import shlex
 from collections.abc import Sequence
 
 from gtpo.paper.matrix import UNITS, Evaluation, Experiment, Matrix, runs_of
@@ -57,11 +56,10 @@ def commands(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation
     lines = []
     for experiment in experiments:
         run = experiment.run
-        done = shlex.quote(str(run.adapter / "adapter_config.json"))
-        resume, checkpoints = shlex.join(["--resume", str(run.path)]), run.checkpoint("*") / MANIFEST
-        again = f"$(ls {checkpoints} > /dev/null 2>&1 && echo {resume} || echo --overwrite true)"
+        checkpoints = run.checkpoint("*") / MANIFEST
+        again = f"$(ls {checkpoints} > /dev/null 2>&1 && echo --resume {run.path} || echo --overwrite true)"
         what = f"{experiment.label}; {experiment.cost:.1f} {UNITS[scale]}"
-        lines.append(f"[ -e {done} ] || {experiment.command} {again}  # {what}")
+        lines.append(f"[ -e {run.adapter / 'adapter_config.json'} ] || {experiment.command} {again}  # {what}")
     for work in evaluations:
         after = " ".join(run.label for run in work.experiments)
         lines.append(f"{work.command}  # {work.label}; {work.cost:.1f} {UNITS[scale]}; after: {after}")

@@ -9,6 +9,7 @@ from paper_world import world
 from gtpo.paper.claims import CLAIMS, Claim
 from gtpo.paper.matrix import figure_names, find_figure, groups_of, load_matrix, runs_of
 from gtpo.paper.measures import (
+    Curve,
     SeedRuns,
     early,
     fall,
@@ -204,8 +205,8 @@ def constant(value: float) -> SeedRuns:
     """Every run of the matrix with one value of all metrics and scores."""
 
     class Constant(SeedRuns):
-        def curve(self, name: str, metric: str) -> tuple[list[int], list[float]]:
-            return [1, 2, 3, 4], [value] * 4
+        def curve(self, name: str, metric: str) -> Curve:
+            return Curve([1, 2, 3, 4], [value] * 4, window=1)
 
         def score(self, name: str, benchmark: str, score: str) -> float:
             return value
