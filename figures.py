@@ -7,8 +7,8 @@
     python figures.py --runs outputs/A outputs/B --labels GTPO GRPO --output curves.png    # any runs, in one figure
     python figures.py --compare outputs/A outputs/B         # paired difference of two evaluated runs
 
-Each figure is written as PNG and PDF with a caption. configs/experiments.yaml lists its runs; a run is found by the
-name of its directory, with or without the seed (gtpo-g8-s1).
+Each figure is written as PNG and PDF with a caption. A run of configs/experiments.yaml is found by the name of its
+directory, with or without the seed (gtpo-g8-s1).
 """
 
 import argparse
@@ -25,24 +25,18 @@ from gtpo.terminal.script import run_script
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ... (default: all)")
-    parser.add_argument("--scale", choices=SCALES, help="default: both")
-    parser.add_argument("--search", action="append", metavar="DIR", help="where to find runs [outputs]; repeatable")
-    parser.add_argument("--wandb", metavar="ENTITY/PROJECT", help="read the runs from wandb instead")
-    parser.add_argument("--runs", nargs="+", metavar="RUN", help="draw these run directories in one figure instead")
-    parser.add_argument("--labels", nargs="+", metavar="NAME", help="legend labels of --runs (default: their names)")
-    parser.add_argument(
-        "--compare", nargs="+", metavar="DIR", help="draw the comparison of evaluate.py --compare instead"
-    )
-    parser.add_argument(
-        "--output",
-        metavar="PATH",
-        help="directory [figures]; the file with --runs [curves.png], --compare [compare.png]",
-    )
-    parser.add_argument("--window", metavar="N", type=int, default=10, help="steps of the trailing mean of --runs [10]")
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
+    add = parser.add_argument
+    add("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ... (default: all)")
+    add("--scale", choices=SCALES, help="default: both")
+    add("--search", action="append", metavar="DIR", help="where to find runs [outputs]; repeatable")
+    add("--wandb", metavar="ENTITY/PROJECT", help="read the runs from wandb instead")
+    add("--runs", nargs="+", metavar="RUN", help="draw these run directories in one figure instead")
+    add("--labels", nargs="+", metavar="NAME", help="legend labels of --runs (default: their names)")
+    add("--compare", nargs="+", metavar="DIR", help="draw the comparison of evaluate.py --compare instead")
+    add("--output", metavar="PATH", help="directory [figures]; the file with --runs [curves.png] and --compare")
+    add("--window", metavar="N", type=int, default=10, help="steps of the trailing mean of --runs [10]")
     flags, unknown = parser.parse_known_intermixed_args()
     refuse_unknown(unknown, vars(flags), "--help")
 
@@ -71,12 +65,10 @@ def main() -> None:
         if not (written or flags.scale or flags.figures):
             missing = [f"No runs at {scale} scale: `python reproduce.py all --scale {scale}` makes them."]
         print(*written, *missing, sep="\n")
-        any_written = any_written or bool(written)
+        any_written |= bool(written)
     if not any_written:
-        raise UsageError(
-            f"no run of configs/experiments.yaml in {flags.wandb or ' '.join(places)}: `python reproduce.py fig3 "
-            "--scale tiny` makes some; --runs draws any other runs."
-        )
+        where = f"no run of configs/experiments.yaml in {flags.wandb or ' '.join(places)}"
+        raise UsageError(f"{where}: `python reproduce.py fig3 --scale tiny` makes some; --runs draws any other runs.")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Reproduce a figure or table of the paper: train and evaluate the runs it needs, then draw it.
 
-    python reproduce.py fig3 --scale tiny                 # five runs with ten seeds each, on a CPU
-    python reproduce.py all --scale tiny --jobs 2         # every figure and Table 1, with twenty
+    python reproduce.py fig3 --scale tiny                 # five runs with ten seeds each, on a CPU; all: every figure
     python reproduce.py all --scale paper --list          # finished, running and missing runs, with GPU hours
     python reproduce.py table1 --scale paper --only qwen-gsm8k --gpus 0 1 2 3            # one run per GPU
     python reproduce.py all --scale paper --slurm partition=gpu time=24:00:00 parallel=16
@@ -9,21 +8,19 @@
     python reproduce.py --page                            # results/tiny/ and docs/reproduction.md from the tiny runs
     python reproduce.py claim fig2_late_accuracy --seeds 21 22 23      # one claim of the page; claim alone: all names
 
-configs/experiments.yaml lists the runs of each figure. Finished runs are skipped and interrupted runs resume, so the
-same command continues where it stopped. A run that fails is reported at the end and does not stop the others. Several
-processes of this script on one machine share the runs.
+configs/experiments.yaml lists the runs of each figure. Finished runs are skipped and interrupted ones resume: the same
+command continues where it stopped, also next to another one. A run that fails does not stop the others.
 """
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS
 from gtpo.paper.figures import draw_all
-from gtpo.paper.matrix import RUNS, SCALES, evaluations_of, experiments_of, load_matrix, seeds_of_all, select_figures
-from gtpo.paper.one_claim import claim_list, find_claims, report, work_of
+from gtpo.paper.matrix import RUNS, SCALES, load_matrix
+from gtpo.paper.one_claim import claim_list, report, select_work
 from gtpo.paper.page import write_page
 from gtpo.paper.results import read_results
 from gtpo.paper.runner import places_of, run_all
@@ -33,9 +30,8 @@ from gtpo.terminal.script import run_script
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
     add = parser.add_argument
     add("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ..., or all; or: claim NAME ...")
     add("--scale", choices=SCALES, default="tiny", help="tiny: on a CPU (default); paper: on a GPU")
@@ -44,40 +40,25 @@ def main() -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--jobs", type=int, metavar="N", help="runs at the same time (default: tiny: cores; paper: 1)")
     where.add_argument("--gpus", nargs="+", metavar="ID", help="one run at a time on each of these GPUs, as in 0 1 2 3")
-    slurm = "as jobs of Slurm: partition=... time=... parallel=N ...; or cluster=local (docs/scaling.md)"
-    where.add_argument("--slurm", nargs="+", metavar="KEY=VALUE", help=slurm)
+    where.add_argument("--slurm", nargs="+", metavar="KEY=VALUE", help="as jobs of Slurm: docs/scaling.md, Many runs")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--list", action="store_true", help="print states and costs of runs and figures, and exit")
     instead.add_argument("--commands", action="store_true", help="print a shell command per run, and exit")
     instead.add_argument("--page", action="store_true", help="write results/tiny/ and docs/reproduction.md, and exit")
     flags = parser.parse_args()
-
     if not Path("evaluate.py").is_file():
-        raise UsageError(f"the working directory has no evaluate.py: first `cd {shlex.quote(str(CONFIGS.parent))}`.")
+        raise UsageError(f"the working directory has no evaluate.py: first `cd {str(CONFIGS.parent)!r}`.")
     matrix = load_matrix()
-    if flags.page:
-        print(*write_page(matrix), sep="\n")
+    if flags.page or flags.figures == ["claim"]:
+        print(*(write_page(matrix) if flags.page else [claim_list()]), sep="\n")
         return
-    root, figures, claims = RUNS / flags.scale, flags.figures, []
-    if figures[:1] == ["claim"]:
-        figures, claims, seeds = [], find_claims(figures[1:]), flags.seeds or seeds_of_all(matrix, "tiny")
-        if not claims:
-            print(claim_list())
-            return
-        if flags.scale != "tiny" or flags.only != [""]:
-            raise UsageError("a claim reads all its runs, at tiny scale: --scale paper and --only do not apply.")
-        experiments, evaluations = work_of(matrix, claims, seeds)
-    else:
-        figures = select_figures(matrix, figures, flags.scale)
-        experiments = experiments_of(matrix, figures, flags.scale, flags.seeds, flags.only)
-        evaluations = evaluations_of(matrix, figures, flags.scale, experiments)
-    if flags.list:
-        print(table(matrix, figures, flags.scale, experiments, evaluations))
+    selected = select_work(matrix, flags.figures, flags.scale, flags.seeds, flags.only)
+    figures, claims, seeds, experiments, evaluations = selected
+    if flags.list or flags.commands:
+        works = (flags.scale, experiments, evaluations)
+        print(table(matrix, figures, *works) if flags.list else commands(*works))
         return
-    if flags.commands:
-        print(commands(experiments, evaluations, flags.scale))
-        return
-
+    root = RUNS / flags.scale
     if flags.slurm:
         failures = run_jobs(experiments, evaluations, read_cluster(flags.slurm, flags.scale, root / "jobs"))
     else:

@@ -92,6 +92,7 @@ BETA_0, BETA_1E6, BETA_04 = (f"grpo-late-g8-beta{beta}" for beta in ("0", "1e-6"
 CORRECTION = "gtpo-late-correction-only"
 BOTH = ("accuracy", "formatting")
 KINDS = ("pass", "maj")
+AT_BEST = {"stable": "", "late": ", at its highest accuracy reward,"}
 
 held_out = partial(score, "arithmetic")
 harder = partial(score, "arithmetic_hard")  # problems with more steps than those of the training
@@ -110,6 +111,21 @@ def large_and_small_groups(measure: Callable[..., Measure], name: str) -> tuple[
 
 
 # fmt: off
+def score_claims(regime: str) -> list[Claim]:
+    """Fig. 2 on held-out problems."""
+    ahead = f"{regime.title()}: GTPO is ahead of"
+    return [
+        Claim(f"fig2_{regime}_pass_1", f"{ahead} GRPO{AT_BEST[regime]} in pass@1 on held-out problems.",
+              *gtpo_and_grpo(held_out, "pass@1", regime)),
+        *(Claim(f"fig2_{regime}_{kind}_32", f"{ahead} GRPO in {kind}@32.",
+                *gtpo_and_grpo(held_out, f"{kind}@32", regime)) for kind in KINDS),
+        Claim(f"fig2_{regime}_lenient_pass_1", f"{ahead} GRPO in pass@1 of the answers in any format.",
+              *gtpo_and_grpo(held_out, "pass_lenient@1", regime)),
+        Claim(f"fig2_{regime}_ahead_of_sft", f"{ahead} SFT in maj@32.",
+              held_out("maj@32", *GTPO[regime]), held_out("maj@32", "sft")),
+    ]
+
+
 CLAIMS: dict[str, tuple[Claim, ...]] = {  # figure -> its claims, in the order of the page
     "fig1": (  # late
         Claim("fig1_formatting_falls", "With β = 10⁻⁶ the formatting of GRPO falls by more than 10 points.",
@@ -133,25 +149,10 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {  # figure -> its claims, in the order o
               *gtpo_and_grpo(late, "formatting", "stable"), allowed=5),
         Claim("fig2_stable_grpo_does_not_collapse", "Stable: the formatting of GRPO falls by less than 10 points.",
               10, fall("formatting", *GRPO["stable"][0])),
-        Claim("fig2_stable_pass_1", "Stable: GTPO is ahead of GRPO in pass@1 on held-out problems.",
-              *gtpo_and_grpo(held_out, "pass@1", "stable")),
-        *(Claim(f"fig2_stable_{kind}_32", f"Stable: GTPO is ahead of GRPO in {kind}@32.",
-                *gtpo_and_grpo(held_out, f"{kind}@32", "stable")) for kind in KINDS),
-        Claim("fig2_stable_lenient_pass_1", "Stable: GTPO is ahead of GRPO in pass@1 of the answers in any format.",
-              *gtpo_and_grpo(held_out, "pass_lenient@1", "stable")),
-        Claim("fig2_stable_ahead_of_sft", "Stable: GTPO is ahead of SFT in maj@32.",
-              held_out("maj@32", *GTPO["stable"]), held_out("maj@32", "sft")),
+        *score_claims("stable"),
         *(Claim(f"fig2_late_{metric}", f"Late: GTPO ends with higher {metric} than GRPO.",
                 *gtpo_and_grpo(late, metric, "late")) for metric in BOTH),
-        Claim("fig2_late_pass_1",
-              "Late: GTPO is ahead of GRPO, at its highest accuracy reward, in pass@1 on held-out problems.",
-              *gtpo_and_grpo(held_out, "pass@1", "late")),
-        *(Claim(f"fig2_late_{kind}_32", f"Late: GTPO is ahead of GRPO in {kind}@32.",
-                *gtpo_and_grpo(held_out, f"{kind}@32", "late")) for kind in KINDS),
-        Claim("fig2_late_lenient_pass_1", "Late: GTPO is ahead of GRPO in pass@1 of the answers in any format.",
-              *gtpo_and_grpo(held_out, "pass_lenient@1", "late")),
-        Claim("fig2_late_ahead_of_sft", "Late: GTPO is ahead of SFT in maj@32.",
-              held_out("maj@32", *GTPO["late"]), held_out("maj@32", "sft")),
+        *score_claims("late"),
         Claim("fig2_larger_groups_are_better", "A larger G is better for GTPO in pass@1 (mean over both regimes).",
               *large_and_small_groups(held_out, "pass@1")),
     ),
@@ -190,12 +191,10 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {  # figure -> its claims, in the order o
     "fig4b": (  # late
         Claim("fig4b_loose_threshold_raises_entropy", "With the loose threshold 2.0 entropy ends higher than with 0.7.",
               late("entropy", "gtpo-late-h2.0"), late("entropy", "gtpo-late-h0.7")),
-        Claim("fig4b_tight_thresholds_are_more_accurate",
-              "Tight thresholds (mean of 0.7 and 1.05) end with higher accuracy than 2.0.",
-              late("accuracy", "gtpo-late-h0.7", "gtpo-late-h1.05"), late("accuracy", "gtpo-late-h2.0")),
-        Claim("fig4b_tight_thresholds_keep_formatting",
-              "Tight thresholds (mean of 0.7 and 1.05) end with higher formatting than 2.0.",
-              late("formatting", "gtpo-late-h0.7", "gtpo-late-h1.05"), late("formatting", "gtpo-late-h2.0")),
+        *(Claim(f"fig4b_tight_thresholds_{effect}",
+                f"Tight thresholds (mean of 0.7 and 1.05) end with higher {metric} than 2.0.",
+                late(metric, "gtpo-late-h0.7", "gtpo-late-h1.05"), late(metric, "gtpo-late-h2.0"))
+          for effect, metric in (("are_more_accurate", "accuracy"), ("keep_formatting", "formatting"))),
     ),
     "fig4c": (  # stable
         Claim("fig4c_negative_filter_costs_accuracy",
@@ -252,20 +251,16 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {  # figure -> its claims, in the order o
               late("formatting", "grpo-g8-beta1e-6"), late("formatting", "grpo-g8-beta1e-6-adam0.999999")),
     ),
     "table1": (  # out of distribution
-        *(Claim(f"table1_stable_{kind}_64", f"Stable: GTPO is ahead of GRPO in {kind}@64 on harder problems.",
-                *gtpo_and_grpo(harder, f"{kind}@64", "stable")) for kind in KINDS),
-        *(Claim(f"table1_late_{kind}_64",
-                f"Late: GTPO is ahead of GRPO, at its highest accuracy reward, in {kind}@64 on harder problems.",
-                *gtpo_and_grpo(harder, f"{kind}@64", "late")) for kind in KINDS),
+        *(Claim(f"table1_{regime}_{kind}_64",
+                f"{regime.title()}: GTPO is ahead of GRPO{AT_BEST[regime]} in {kind}@64 on harder problems.",
+                *gtpo_and_grpo(harder, f"{kind}@64", regime)) for regime in GRPO for kind in KINDS),
         *(Claim(f"table1_ahead_of_sft_in_{kind}_64",
                 f"GTPO (mean over both regimes) is ahead of SFT in {kind}@64 on harder problems.",
-                harder(f"{kind}@64", *GTPO["stable"], *GTPO["late"]), harder(f"{kind}@64", "sft"))
-          for kind in KINDS),
+                harder(f"{kind}@64", *GTPO["stable"], *GTPO["late"]), harder(f"{kind}@64", "sft")) for kind in KINDS),
     ),
     "baselines": (  # beyond the paper: other aggregations, late. Is the correction more than leaving 1/|o_i| out?
         *(Claim(f"baselines_gtpo_ends_above_{run.replace('-', '_')}_in_{metric}",
-                f"GTPO ends above {title} in {metric}.",
-                late(metric, "gtpo-late-g8"), late(metric, f"grpo-late-{run}"))
+                f"GTPO ends above {title} in {metric}.", late(metric, "gtpo-late-g8"), late(metric, f"grpo-late-{run}"))
           for run, title in (("dr-grpo", "Dr. GRPO"), ("dapo", "DAPO")) for metric in BOTH),
         *(Claim(f"baselines_gtpo_improves_{run.replace('-', '_')}_in_{metric}",
                 f"With the aggregation of {title}, GTPO ends above {title} in {metric}.",

@@ -141,21 +141,10 @@ def table1(matrix: Matrix, scale: str, results: Results) -> list[dict[str, Any]]
                     entries = results.scores.get(run or "", {}).get(benchmark, {})
                     tables = [entry["scores"].get(score, {}) for entry in entries.values()]
                     values = [table[str(k)] for table in tables if str(k) in table]
-                    found = interval(values)
-                    rows.append(
-                        {
-                            "group": group,
-                            "method": title,
-                            "run": run,
-                            "seeds": len(values),
-                            "benchmark": benchmark,
-                            "score": score,
-                            "k": k,
-                            "ours": sum(values) / len(values) if values else None,
-                            "half_width": found.half_width if found else None,
-                            "paper": theirs,
-                        }
-                    )
+                    ours, half_width = mean_of(values)
+                    row = {"group": group, "method": title, "run": run, "seeds": len(values), "benchmark": benchmark}
+                    row |= {"score": score, "k": k, "ours": ours, "half_width": half_width, "paper": theirs}
+                    rows.append(row)
     return rows
 
 
@@ -169,6 +158,12 @@ def best_variant(results: Results, runs: Sequence[str], benchmark: str) -> str |
     return max((run for run in runs if results.scores.get(run, {}).get(benchmark)), key=score, default=None)
 
 
+def mean_of(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """The mean over seeds, and the half width of its 95 % interval; None if there are too few."""
+    found = interval(values)
+    return sum(values) / len(values) if values else None, found.half_width if found else None
+
+
 def table_markdown(rows: Sequence[dict[str, Any]]) -> str:
     """Table 1 in Markdown: one table per benchmark and score; beside ours the paper's number, where it has one."""
     blocks = []
@@ -178,15 +173,22 @@ def table_markdown(rows: Sequence[dict[str, Any]]) -> str:
         kind, _, lenient = score.partition("_")
         beside = any(row["paper"] is not None for row in part)
         title = f"{benchmark}, {kind}@k (%){', in any format' if lenient else ''}{', ours / paper' if beside else ''}"
-        lines = [f"| {title} | | {' | '.join(f'k = {k}' for k in ks)} |", "|---" * (len(ks) + 2) + "|"]
-        for group, method in dict.fromkeys((row["group"], row["method"]) for row in part):
-            cells = [row for row in part if (row["group"], row["method"]) == (group, method)]
-            numbers = [mean_cell(row["ours"], row["half_width"]) for row in cells]
-            if beside:
-                numbers = [f"{ours} / {mean_cell(row['paper'])}" for ours, row in zip(numbers, cells, strict=True)]
-            lines.append(f"| {group} | {method} ({cells[0]['run'] or 'not run'}) | {' | '.join(numbers)} |")
-        blocks.append("\n".join(lines))
+        methods = [row | {"method": f"{row['method']} ({row['run'] or 'not run'})"} for row in part]
+        blocks.append(method_table([title, "", *(f"k = {k}" for k in ks)], methods, beside))
     return "\n\n".join(blocks) + "\n"
+
+
+def method_table(head: Sequence[str], rows: Sequence[dict[str, Any]], beside: bool) -> str:
+    """Rows of Table 1 in Markdown: a line per group and method; ours, and ``beside`` it the paper's number."""
+    lines = ["".join(f"| {name} " if name else "| " for name in head) + "|", "|---" * len(head) + "|"]
+    for group, method in dict.fromkeys((row["group"], row["method"]) for row in rows):
+        cells = [row for row in rows if (row["group"], row["method"]) == (group, method)]
+        numbers = [
+            mean_cell(row["ours"], row["half_width"]) + (f" / {mean_cell(row['paper'])}" if beside else "")
+            for row in cells
+        ]
+        lines.append(f"| {group} | {method} | {' | '.join(numbers)} |")
+    return "\n".join(lines)
 
 
 def mean_cell(value: float | None, half_width: float | None = None) -> str:
@@ -224,7 +226,12 @@ def draw_all(
         if name == "table1":
             rows = table1(matrix, scale, results)
             if any(row["ours"] is not None for row in rows):
-                written += _write_table(rows, text, directory)
+                written += [directory / "table1.md", directory / "table1.csv"]
+                (directory / "table1.md").write_text(f"{text}\n{table_markdown(rows)}")
+                with (directory / "table1.csv").open("w", newline="") as file:
+                    writer = csv.DictWriter(file, list(rows[0]))
+                    writer.writeheader()
+                    writer.writerows(rows)
             continue
         figure = draw(matrix, name, scale, results)
         for suffix in suffixes:
@@ -233,15 +240,6 @@ def draw_all(
             written.append(path)
         (directory / f"{name}.md").write_text(text)
     return written, messages
-
-
-def _write_table(rows: Sequence[dict[str, Any]], text: str, directory: Path) -> list[Path]:
-    (directory / "table1.md").write_text(f"{text}\n{table_markdown(rows)}")
-    with (directory / "table1.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return [directory / "table1.md", directory / "table1.csv"]
 
 
 def missing(matrix: Matrix, name: str, scale: str, results: Results) -> list[str]:

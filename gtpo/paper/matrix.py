@@ -5,7 +5,7 @@ A run is identified by its name and seed; its directory is ``<name>-s<seed>``. N
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ class Evaluation:
 
     @property
     def is_finished(self) -> bool:
-        return all(self.result(experiment).is_file() for experiment in self.experiments)
+        return all(self.result(run).is_file() for run in self.experiments)
 
     def result(self, experiment: Experiment) -> Path:
         """The scores of a run, a JSON file."""
@@ -111,7 +111,7 @@ class Evaluation:
         return self._argv(left) if left else ()
 
     def _argv(self, experiments: Sequence[Experiment]) -> tuple[str, ...]:
-        return ("evaluate.py", *self.flags, "--runs", *(str(experiment.run.path) for experiment in experiments))
+        return ("evaluate.py", *self.flags, "--runs", *(str(run.run.path) for run in experiments))
 
 
 # The YAML file
@@ -183,14 +183,22 @@ def runs_of(matrix: Matrix, figures: Sequence[str], scale: str) -> list[str]:
 # Runs and evaluations
 
 
-def experiment(matrix: Matrix, scale: str, name: str, seed: int, root: Path = RUNS) -> Experiment:
+def _as_argv(settings: Mapping[str, Any]) -> list[str]:
+    words: list[str] = []
+    for key, value in settings.items():
+        parts = value if isinstance(value, list) else [str(value).lower() if isinstance(value, bool) else value]
+        words += [f"--{key}", *map(str, parts)]
+    return words
+
+
+def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     """One run of the matrix with its command."""
-    run = RunDirectory(root / scale / f"{name}-s{seed}")
+    run = RunDirectory(RUNS / scale / f"{name}-s{seed}")
     method = name.partition("-")[0]
     if scale == "tiny":
         settings = matrix["tiny"]["base"][method] | matrix["tiny"]["runs"][name]
         model = "tiny"
-        flags = [word for key, value in settings.items() for word in (f"--{key}", *_as_argv(value))]
+        flags = _as_argv(settings)
         cost = matrix["tiny"]["minutes"][method]
     else:
         path = Path("configs") / "paper" / f"{name}.yaml"
@@ -200,7 +208,7 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int, root: Path = RU
         steps, size = matrix["paper"]["steps"][settings["dataset"]], settings.get("num_generations", 1)
         cost = steps * size * matrix["paper"][f"seconds_per_{kind}"][model] / 3600
     argv = (f"train_{method}.py", *flags, "--seed", str(seed), "--output_dir", str(run.path))
-    return Experiment(name, seed, model, argv, run, root / scale / "logs" / f"{run.path.name}.log", cost)
+    return Experiment(name, seed, model, argv, run, RUNS / scale / "logs" / f"{run.path.name}.log", cost)
 
 
 def seeds_of_all(matrix: Matrix, scale: str) -> list[int]:
@@ -214,7 +222,6 @@ def experiments_of(
     scale: str,
     seeds: Sequence[int] | None = None,
     only: Sequence[str] = ("",),
-    root: Path = RUNS,
 ) -> list[Experiment]:
     """The runs of some figures without duplicates, the first seed of all runs before the second.
 
@@ -225,30 +232,24 @@ def experiments_of(
     Raises:
         UsageError: If no name has such a part.
     """
-    order: dict[tuple[int, str, int], None] = {}
+    order: list[tuple[int, str, int]] = []
     is_all = [*figures] == select_figures(matrix, ["all"], scale)
     default = seeds_of_all(matrix, scale) if is_all else matrix[scale]["seeds"]
     for figure in figures:
         chosen = seeds or matrix[scale]["seeds_of"].get(figure, default)
         names = [name for name in runs_of(matrix, [figure], scale) if any(part in name for part in only)]
-        order |= {(i, name, seed): None for name in names for i, seed in enumerate(chosen)}
+        order += [(i, name, seed) for name in names for i, seed in enumerate(chosen)]
     if not order and (known := runs_of(matrix, figures, scale)):
         raise UsageError(
             f"--only {' '.join(only)} is part of no run of {', '.join(figures)}{nearest(only[0], known)}: pick from "
             f"{', '.join(known)}, or a part of these names."
         )
     runs = dict.fromkeys((name, seed) for _, name, seed in sorted(order, key=lambda key: key[0]))
-    return [experiment(matrix, scale, name, seed, root) for name, seed in runs]
-
-
-def _as_argv(value: Any) -> list[str]:
-    if isinstance(value, list):
-        return [str(part) for part in value]
-    return [str(value).lower() if isinstance(value, bool) else str(value)]
+    return [experiment(matrix, scale, name, seed) for name, seed in runs]
 
 
 def evaluations_of(
-    matrix: Matrix, figures: Sequence[str], scale: str, experiments: Sequence[Experiment], root: Path = RUNS
+    matrix: Matrix, figures: Sequence[str], scale: str, experiments: Sequence[Experiment]
 ) -> list[Evaluation]:
     """The evaluations of some figures: one per base model, benchmark and checkpoint, with every seed of its runs."""
     needed = [
@@ -259,25 +260,22 @@ def evaluations_of(
         for run in experiments
         if run.name in groups_of(matrix, figure, scale).get(group, {}).values()
     ]
-    return plan_evaluations(matrix, scale, needed, root)
+    return plan_evaluations(matrix, scale, needed)
 
 
-def plan_evaluations(
-    matrix: Matrix, scale: str, needed: Iterable[tuple[Experiment, str]], root: Path = RUNS
-) -> list[Evaluation]:
+def plan_evaluations(matrix: Matrix, scale: str, needed: Iterable[tuple[Experiment, str]]) -> list[Evaluation]:
     """The evaluations of some runs on some benchmarks: one per base model, benchmark and checkpoint."""
     together: dict[tuple[str, str, str], dict[Experiment, None]] = {}
     for run, benchmark in needed:
         checkpoint = "best" if run.name.startswith(tuple(matrix[scale]["best"])) else "last"
         together.setdefault((run.model, benchmark, checkpoint), {})[run] = None
-    directory, spec = root / scale / "evaluation", matrix[scale]
+    directory, spec = RUNS / scale / "evaluation", matrix[scale]
     evaluations = []
     for (model, benchmark, checkpoint), runs in together.items():
         sampling = spec["evaluation"][benchmark]
-        flags = {"benchmarks": benchmark, "checkpoint": checkpoint, **sampling, "output_dir": directory}
-        words = [word for key, value in flags.items() for word in (f"--{key}", str(value))]
+        flags = _as_argv({"benchmarks": benchmark, "checkpoint": checkpoint, **sampling, "output_dir": directory})
         samples = sampling["k"] * (sampling.get("limit") or BENCHMARKS[benchmark].rows) * len(runs)
         cost = samples * spec["seconds_per_sample"][model] / (60 if scale == "tiny" else 3600)
-        log = root / scale / "logs" / f"evaluate-{model}-{benchmark}-{checkpoint}.log"
-        evaluations.append(Evaluation(model, benchmark, checkpoint, tuple(runs), tuple(words), directory, log, cost))
+        log = RUNS / scale / "logs" / f"evaluate-{model}-{benchmark}-{checkpoint}.log"
+        evaluations.append(Evaluation(model, benchmark, checkpoint, tuple(runs), tuple(flags), directory, log, cost))
     return evaluations

@@ -4,7 +4,17 @@ from collections.abc import Sequence
 
 from gtpo.errors import UsageError, nearest
 from gtpo.paper.claims import CLAIMS, Claim
-from gtpo.paper.matrix import Evaluation, Experiment, Matrix, experiment, plan_evaluations
+from gtpo.paper.matrix import (
+    Evaluation,
+    Experiment,
+    Matrix,
+    evaluations_of,
+    experiment,
+    experiments_of,
+    plan_evaluations,
+    seeds_of_all,
+    select_figures,
+)
 from gtpo.paper.results import Results
 from gtpo.paper.verdicts import check, digits_of
 
@@ -27,6 +37,24 @@ def find_claims(names: Sequence[str]) -> list[Claim]:
 def claim_list() -> str:
     """The name of every claim, and its sentence below."""
     return "\n".join(f"{claim.name}\n    {claim.sentence}" for claims in CLAIMS.values() for claim in claims)
+
+
+def select_work(
+    matrix: Matrix, words: Sequence[str], scale: str, seeds: Sequence[int] | None, only: Sequence[str]
+) -> tuple[list[str], list[Claim], Sequence[int], list[Experiment], list[Evaluation]]:
+    """What the words of a command line name: figures, or claims and their seeds; the runs and evaluations of both.
+
+    Raises:
+        UsageError: If a name is unknown, or a claim is not at tiny scale with all its runs.
+    """
+    if words[:1] != ["claim"]:
+        figures = select_figures(matrix, words, scale)
+        experiments = experiments_of(matrix, figures, scale, seeds, only)
+        return figures, [], seeds or (), experiments, evaluations_of(matrix, figures, scale, experiments)
+    if scale != "tiny" or [*only] != [""]:
+        raise UsageError("a claim reads all its runs, at tiny scale: --scale paper and --only do not apply.")
+    claims, seeds = find_claims(words[1:]), seeds or seeds_of_all(matrix, "tiny")
+    return [], claims, seeds, *work_of(matrix, claims, seeds)
 
 
 def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Sequence[int]) -> tuple[list[Experiment], list[Evaluation]]:

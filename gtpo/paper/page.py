@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.paper.claims import CLAIMS, GRPO, GTPO
-from gtpo.paper.figures import LABELS, SCORES, draw_all, draw_effects, mean_cell, table1, table_markdown
+from gtpo.paper.figures import (
+    LABELS,
+    SCORES,
+    draw_all,
+    draw_effects,
+    mean_cell,
+    mean_of,
+    method_table,
+    table1,
+    table_markdown,
+)
 from gtpo.paper.matrix import (
     RUNS,
     Matrix,
@@ -26,7 +36,7 @@ from gtpo.paper.matrix import (
 from gtpo.paper.measures import Curve, SeedRuns, score
 from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results
 from gtpo.paper.verdicts import SIZES, check, verdict
-from gtpo.reports.intervals import LEAST_SEEDS, interval
+from gtpo.reports.intervals import LEAST_SEEDS
 
 DIRECTORY = Path("results") / "tiny"
 TEMPLATE, PAGE = Path("docs") / "reproduction.template.md", Path("docs") / "reproduction.md"
@@ -116,20 +126,19 @@ def _summary_of(results: Results, name: str, window: int) -> dict[str, Any]:
         if metric == "step_time":
             row["minutes"] = round(sum(sum(curve.values) / 60 for curve in curves) / len(curves), 2)
         else:
-            row[metric] = {measure.__name__: list(_pair([*map(measure, curves)])) for measure in MEASURES}
+            row[metric] = {measure.__name__: _pair([*map(measure, curves)]) for measure in MEASURES}
     for benchmark, entries in results.scores.get(name, {}).items():
         tables = [entry["scores"] for entry in entries.values()]
         kinds = [kind for kind in tables[0] if kind.startswith(SCORES) and isinstance(tables[0][kind], dict)]
         row[benchmark] = {
-            f"{kind}@{k}": list(_pair([table[kind][k] for table in tables])) for kind in kinds for k in tables[0][kind]
+            f"{kind}@{k}": _pair([table[kind][k] for table in tables]) for kind in kinds for k in tables[0][kind]
         }
     return row
 
 
-def _pair(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and half width of the 95 % interval, which few seeds do not have; to five significant digits."""
-    found = interval(values)
-    return float(f"{sum(values) / len(values):.5g}"), float(f"{found.half_width:.5g}") if found else None
+def _pair(values: Sequence[float]) -> list[float | None]:
+    """Mean and half width of the 95 % interval, None of too few seeds; to five significant digits."""
+    return [None if number is None else float(f"{number:.5g}") for number in mean_of(values)]
 
 
 def render(summary: dict[str, Any], template: str) -> str:
@@ -152,14 +161,8 @@ def readme_tables(matrix: Matrix, results: Results) -> dict[str, str]:
 
 def _paper_table(matrix: Matrix, results: Results) -> str:
     rows = [row for row in table1(matrix, "paper", results) if row["k"] == 64]
-    columns = list(dict.fromkeys((row["benchmark"], row["score"]) for row in rows))
-    lines = [f"| trained on | method | {' | '.join(f'{name}, {score}@64' for name, score in columns)} |"]
-    lines.append("|---" * (len(columns) + 2) + "|")
-    for group, method in dict.fromkeys((row["group"], row["method"]) for row in rows):
-        cells = [row for row in rows if (row["group"], row["method"]) == (group, method)]
-        numbers = [f"{mean_cell(row['ours'], row['half_width'])} / {mean_cell(row['paper'])}" for row in cells]
-        lines.append(f"| {group} | {method} | {' | '.join(numbers)} |")
-    return "\n".join(lines)
+    columns = dict.fromkeys(f"{row['benchmark']}, {row['score']}@64" for row in rows)
+    return method_table(["trained on", "method", *columns], rows, beside=True)
 
 
 def _tiny_table(matrix: Matrix, results: Results) -> str:
@@ -193,7 +196,7 @@ def _seed_mean(matrix: Matrix, results: Results, variants: Sequence[Sequence[str
         except KeyError:
             continue
         values.append(sum(means) / len(means))
-    return mean_cell(*_pair(values)) if values else "-"
+    return mean_cell(*_pair(values))
 
 
 def fill(text: str, name: str, content: str) -> str:

@@ -175,8 +175,8 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
             raise UsageError(f"--slurm {word!r} is not key=value, as in partition=gpu.")
         if key in NOT_KEYS:
             raise UsageError(
-                f"--slurm {key} is not available: each run is one task on one GPU (gres=gpu:NAME:1 selects its type), "
-                "parallel=N limits the jobs of an array, and examples/slurm/train.sbatch starts one large run."
+                f"--slurm {key} is not available: each run is one task on one GPU, gres=gpu:NAME:1 selects its "
+                "type, parallel=N limits the jobs of an array, and examples/slurm/train.sbatch starts one large run."
             )
         if key not in known:
             raise UsageError(f"--slurm {key} is unknown{nearest(key, known)}: pick from {', '.join(known)}.")

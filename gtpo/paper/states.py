@@ -51,7 +51,7 @@ def table(
     return "\n".join(lines) + " evaluation remaining (estimates, configs/experiments.yaml)."
 
 
-def commands(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation], scale: str) -> str:
+def commands(scale: str, experiments: Sequence[Experiment], evaluations: Sequence[Evaluation]) -> str:
     """A shell command per line, each after those that it depends on; started again, it continues where it stopped."""
     lines = []
     for experiment in experiments:

@@ -28,7 +28,7 @@ MATRIX = load_matrix()
 FIGURES = figure_names(MATRIX)
 EXPERIMENTS = experiments_of(MATRIX, FIGURES, "paper")
 EVALUATIONS = evaluations_of(MATRIX, FIGURES, "paper", EXPERIMENTS)
-LINES = commands(EXPERIMENTS, EVALUATIONS, "paper").splitlines()
+LINES = commands("paper", EXPERIMENTS, EVALUATIONS).splitlines()
 BASES = {"llama": "unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit", "qwen": "unsloth/qwen2.5-3b-instruct-bnb-4bit"}
 
 

@@ -139,6 +139,18 @@ def test_command_writes_the_figure(
     assert capsys.readouterr().out.strip() == str(output)
 
 
+@pytest.mark.parametrize("output", ["new/", "new", "new/.png"])
+@pytest.mark.parametrize("what", ["--runs", "--compare"])
+def test_an_output_without_a_file_name_is_refused(
+    what: str, output: str, tmp_path: Path, run_figures: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matplotlib would write the hidden file new/.png."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"^--output {output} names no file: add a name with a suffix"):
+        run_figures(what, write_run(tmp_path / "a"), write_run(tmp_path / "b"), "--output", output)
+    assert not (tmp_path / "new").exists()
+
+
 def test_runs_with_the_same_name_need_labels(
     tmp_path: Path, run_figures: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,18 @@ def test_all_has_more_seeds_than_a_figure() -> None:
     assert seeds_of_all(MATRIX, "paper") == [3407]
 
 
+@pytest.mark.parametrize(
+    "name", ["gtpo g8", "gtpo-$(touch evil)", "gtpo-`touch evil`", "gtpo\nevil", "../gtpo", "gtpo;"]
+)
+def test_a_name_with_shell_characters_is_refused(name: str, tmp_path: Path) -> None:
+    """The names of runs are part of paths and shell commands."""
+    figures = {"fig1": {"tiny": {"late": {"GTPO": "gtpo-g8"}}, "paper": {"LLaMA": {"GTPO": name}}}}
+    path = tmp_path / "experiments.yaml"
+    path.write_text(yaml.safe_dump({"figures": figures, "table1": {}}))
+    with pytest.raises(UsageError, match=r"experiments\.yaml: rename the run '.*': expected letters, digits"):
+        load_matrix(path)
+
+
 def test_unknown_figure_is_refused() -> None:
     with pytest.raises(UsageError, match=r"figure 'fig33' is unknown \(did you mean 'fig3'\?\): pick from fig1, "):
         find_figure(MATRIX, "fig33")

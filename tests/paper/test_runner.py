@@ -4,6 +4,7 @@ import fcntl
 import itertools
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -214,6 +215,18 @@ def test_a_fork_trains_as_a_process_of_its_own(
     weights, forked_weights = ((work.run.adapter / "adapter_model.safetensors").read_bytes() for work in (own, fork))
     assert weights == forked_weights
     assert "Run finished" in own.log.read_text() and "Run finished" in fork.log.read_text()
+
+
+def test_another_directory_than_the_repository_is_refused_at_once(
+    sandbox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(
+        UsageError, match=rf"^the working directory has no evaluate\.py: first `cd '{re.escape(str(ROOT))}'`"
+    ):
+        sandbox.reproduce("fig3", "--seeds", "1", "--jobs", "1")
+    assert not list(Path().iterdir())
 
 
 @pytest.mark.parametrize(

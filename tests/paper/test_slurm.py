@@ -294,6 +294,8 @@ def test_time_limits(limit: str, expected: int) -> None:
             ["nodes=2"],
             r"--slurm nodes is not available: each run is one task on one GPU, .* examples/slurm/train\.sbatch",
         ),
+        (["gpus_per_node=2"], r"--slurm gpus_per_node is not available: each run is one task on one GPU"),
+        (["gpus_per_task=2"], r"--slurm gpus_per_task is not available: .* gres=gpu:NAME:1 selects its type"),
         (["array_parallelism=4"], r"--slurm array_parallelism is not available: .* parallel=N limits"),
         (["cluster=local", "parallel=2"], r"--slurm cluster=local has one GPU: remove parallel, or use --gpus 0 1"),
     ],
