@@ -197,16 +197,11 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {  # figure -> its claims, in the order o
           for effect, metric in (("are_more_accurate", "accuracy"), ("keep_formatting", "formatting"))),
     ),
     "fig4c": (  # stable
-        Claim("fig4c_negative_filter_costs_accuracy",
-              "Filtering negative completions alone (mean of three thresholds) ends with lower accuracy than no "
-              "filter.",
-              late("accuracy", "gtpo-no-filter"), late("accuracy", *ONLY_NEGATIVE)),
-        Claim("fig4c_negative_filter_costs_formatting",
-              "Filtering negative completions alone ends with lower formatting than no filter.",
-              late("formatting", "gtpo-no-filter"), late("formatting", *ONLY_NEGATIVE)),
-        Claim("fig4c_negative_filter_lowers_entropy",
-              "Filtering negative completions alone ends with lower entropy than no filter.",
-              late("entropy", "gtpo-no-filter"), late("entropy", *ONLY_NEGATIVE)),
+        *(Claim(f"fig4c_negative_filter_{verb}_{metric}",
+                f"Filtering negative completions alone{note} ends with lower {metric} than no filter.",
+                late(metric, "gtpo-no-filter"), late(metric, *ONLY_NEGATIVE))
+          for verb, metric, note in (("costs", "accuracy", " (mean of three thresholds)"), ("costs", "formatting", ""),
+                                     ("lowers", "entropy", ""))),
     ),
     "fig4d": (  # late
         *(Claim(f"fig4d_grpo_loses_{metric}",
@@ -243,12 +238,10 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {  # figure -> its claims, in the order o
               *large_and_small_groups(mean, "conflict_tokens")),
     ),
     "fig6": (  # stable
-        Claim("fig6_adam_costs_accuracy",
-              "Adam with α₁ = α₂ = 0.999999 costs GRPO accuracy at the end (the paper: LLaMA; Qwen slightly).",
-              late("accuracy", "grpo-g8-beta1e-6"), late("accuracy", "grpo-g8-beta1e-6-adam0.999999")),
-        Claim("fig6_adam_costs_formatting",
-              "Adam with α₁ = α₂ = 0.999999 costs GRPO formatting at the end (the paper: LLaMA).",
-              late("formatting", "grpo-g8-beta1e-6"), late("formatting", "grpo-g8-beta1e-6-adam0.999999")),
+        *(Claim(f"fig6_adam_costs_{metric}",
+                f"Adam with α₁ = α₂ = 0.999999 costs GRPO {metric} at the end (the paper: {models}).",
+                late(metric, "grpo-g8-beta1e-6"), late(metric, "grpo-g8-beta1e-6-adam0.999999"))
+          for metric, models in (("accuracy", "LLaMA; Qwen slightly"), ("formatting", "LLaMA"))),
     ),
     "table1": (  # out of distribution
         *(Claim(f"table1_{regime}_{kind}_64",
@@ -277,12 +270,10 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {  # figure -> its claims, in the order o
               mean(PUSH, "grpo-late-dapo"), mean(PUSH, BETA_0)),
     ),
     "spans": (  # beyond the paper: which tokens, late
-        Claim("spans_anchored_is_ahead_of_first_run",
-              "Correcting runs at both ends (GTPO) ends with higher accuracy than the first run anywhere.",
-              late("accuracy", "gtpo-late-g8"), late("accuracy", "gtpo-late-span-first-run")),
-        Claim("spans_anchored_is_ahead_of_common",
-              "Correcting runs at both ends (GTPO) ends with higher accuracy than the span common to the whole group.",
-              late("accuracy", "gtpo-late-g8"), late("accuracy", "gtpo-late-span-common")),
+        *(Claim(f"spans_anchored_is_ahead_of_{span.replace('-', '_')}",
+                f"Correcting runs at both ends (GTPO) ends with higher accuracy than the {what}.",
+                late("accuracy", "gtpo-late-g8"), late("accuracy", f"gtpo-late-span-{span}"))
+          for span, what in (("first-run", "first run anywhere"), ("common", "span common to the whole group"))),
     ),
     "word": (  # beyond the paper: a task without mathematics; its highest reward is 10
         Claim("word_gtpo_ends_above_grpo",

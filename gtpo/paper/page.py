@@ -34,7 +34,7 @@ from gtpo.paper.matrix import (
     select_figures,
 )
 from gtpo.paper.measures import Curve, SeedRuns, score
-from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results
+from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results, rounded
 from gtpo.paper.verdicts import SIZES, check, verdict
 from gtpo.reports.intervals import LEAST_SEEDS
 
@@ -109,8 +109,8 @@ def effects_of(claims: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for label, name in names.items():
             margins = [margin - allowed[name] for margin in by_name[name]["margins"].values()]
             mean, half_width = _pair(margins) if len(margins) >= LEAST_SEEDS else (None, None)
-            row = {"group": group, "label": label, "claim": name, "mean": mean, "half_width": half_width}
-            effects.append(row | {"verdict": verdict(margins, SIZES["points"])})
+            effect = {"group": group, "label": label, "claim": name, "mean": mean, "half_width": half_width}
+            effects.append(effect | {"verdict": verdict(margins, SIZES["points"])})
     return effects
 
 
@@ -138,7 +138,7 @@ def _summary_of(results: Results, name: str, window: int) -> dict[str, Any]:
 
 def _pair(values: Sequence[float]) -> list[float | None]:
     """Mean and half width of the 95 % interval, None of too few seeds; to five significant digits."""
-    return [None if number is None else float(f"{number:.5g}") for number in mean_of(values)]
+    return [*map(rounded, mean_of(values))]
 
 
 def render(summary: dict[str, Any], template: str) -> str:

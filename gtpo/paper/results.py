@@ -84,9 +84,8 @@ def read_wandb(project: str) -> Results:
                 seed = int(run.config.get("seed", 0)) if seed is None else seed
                 results.metrics.setdefault(name, {})[seed] = rows
     except (wandb.errors.Error, ValueError, OSError) as error:
-        reason = " ".join(str(error).split())
         raise UsageError(
-            f"cannot read {project!r} from wandb: {reason} Expected ENTITY/PROJECT and a login (`wandb login`)."
+            f"cannot read {project!r} from wandb: {error} Expected ENTITY/PROJECT and a login (`wandb login`)."
         ) from error
     return results
 
@@ -101,7 +100,7 @@ def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
     metrics = list(metrics)
     directory.mkdir(parents=True, exist_ok=True)
     rows = [
-        {"run": name, "seed": seed, "step": row["step"]} | {key: _rounded(row.get(key)) for key in metrics}
+        {"run": name, "seed": seed, "step": row["step"]} | {key: rounded(row.get(key)) for key in metrics}
         for name, seeds in sorted(results.metrics.items())
         for seed, logged in sorted(seeds.items())
         for row in logged
@@ -118,7 +117,8 @@ def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
     (directory / SCORES_FILE).write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
 
 
-def _rounded(value: Any) -> float | None:
+def rounded(value: float | None) -> float | None:
+    """To five significant digits; None for NaN and infinity."""
     return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None
 
 

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from functools import cache
 from graphlib import TopologicalSorter
 from multiprocessing import connection
 from queue import SimpleQueue
@@ -90,7 +89,6 @@ def _locked_log(work: Work) -> TextIO:
     return log
 
 
-@cache
 def _can_fork() -> bool:
     """A fork cannot use CUDA if the imports have, and macOS allows few calls after one."""
     return sys.platform == "linux" and not gpu_is_available()
@@ -104,7 +102,7 @@ def run_all(
     Args:
         experiments: The runs.
         evaluations: The evaluations.
-        places: The environment of each of those that run at the same time: a GPU, or threads.
+        places: The environment of each of those that run at the same time, which names its GPU if it has one.
 
     Returns:
         A message for each run or evaluation that failed.
@@ -167,13 +165,13 @@ def places_of(scale: str, gpus: Sequence[str] | None, jobs: int | None) -> list[
     if gpus:
         if len(set(gpus)) < len(gpus):
             raise UsageError(f"--gpus {' '.join(gpus)} names a GPU twice: each has one run at a time.")
-        return [threads_of(len(gpus)) | {"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus]
+        return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus]
     jobs = (cores() if scale == "tiny" else 1) if jobs is None else jobs
     if jobs < 1:
         raise UsageError(f"--jobs is {jobs}: expected at least 1.")
     if scale == "paper" and jobs > 1:
         raise UsageError(f"--jobs {jobs} would start {jobs} runs on the same GPU: name the GPUs, --gpus 0 1 ...")
-    return [threads_of(jobs)] * jobs
+    return [{}] * jobs
 
 
 def threads_of(jobs: int) -> dict[str, str]:
