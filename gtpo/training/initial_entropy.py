@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler, pad
 
@@ -76,9 +75,8 @@ class InitialEntropy(TrainerCallback):
             mode = settings.entropy_filter
             side = f"{'below' if value < LN2 else 'not below'} ln 2" if mode == "auto" else f"--entropy_filter {mode}"
             source = f" over {record['prompts']} prompts" if "prompts" in record else ", given"
-            with logging_redirect_tqdm():  # above the bar
-                state = "on" if record["filter_on"] else "off"
-                logger.warning("<H>_ini %.2f nats%s: %s, entropy filter %s", value, source, side, state)
+            state = "on" if record["filter_on"] else "off"
+            logger.warning("<H>_ini %.2f nats%s: %s, entropy filter %s", value, source, side, state)
         trainer.accelerator.wait_for_everyone()
         return value
 

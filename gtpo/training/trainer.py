@@ -277,7 +277,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         names = self.reward_func_names
         returned = [  # TRL reads NaN as None: no reward for this completion
             function.returned if isinstance(function, CheckedReward) else rewards[:, column].tolist()
-            for column, function in enumerate(self.reward_funcs)
+            for column, function in enumerate(self.reward_funcs)  # a reward model has no None
         ]
         flat = ((name, float(v)) for name, values in zip(names, returned, strict=True) for v in values if v is not None)
         wrong = next((f"the reward {name} = {value}" for name, value in flat if not math.isfinite(value)), None)

@@ -244,7 +244,9 @@ def test_one_column_of_the_table_by_two_rewards_is_refused(tiny: Path, tmp_path:
     trainer.reward_funcs, trainer.reward_func_names = [checked_reward(first)], ["first"]
     trainer.reward_processing_classes = [None]
     trainer._calculate_rewards(inputs, prompts, texts, [[1], [1]])
-    with pytest.raises(RunError, match=r"^the reward first raised .*log_extra\('judged', .*has its values of this step"):
+    with pytest.raises(
+        RunError, match=r"^the reward first raised .*log_extra\('judged', .*has its values of this step"
+    ):
         trainer._calculate_rewards(inputs, prompts, texts, [[1], [1]])  # as a second reward would
 
 
