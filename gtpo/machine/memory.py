@@ -195,8 +195,9 @@ def rows_that_fit(work: Workload, completions: int) -> int:
         logger.debug("micro-batches of one completion: %s", error)
         return 1
     for rows in range(completions, 1, -1):
-        sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": completions // rows}
-        if completions % rows == 0 and sum(estimate(shape, replace(work, **sizes)).values()) < _host_memory() / 3:
+        steps = completions // rows
+        tried = replace(work, per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
+        if completions % rows == 0 and sum(estimate(shape, tried).values()) < _host_memory() / 3:
             return rows
     return 1
 

@@ -127,7 +127,8 @@ def run_all(
             free.put(place)
 
     order: TopologicalSorter[Work] = TopologicalSorter()
-    for work in (*experiments, *evaluations):
+    works: list[Work] = [*experiments, *evaluations]
+    for work in works:
         order.add(work, *getattr(work, "experiments", ()))
     order.prepare()
     failed: list[str] = []

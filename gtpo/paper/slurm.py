@@ -114,7 +114,8 @@ def run_jobs(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation
 
     jobs: dict[Work, Any] = {}
     arrays: dict[tuple[Experiment, ...], list[Work]] = {}  # by the runs that they wait for
-    for work in (*experiments, *evaluations):
+    works: list[Work] = [*experiments, *evaluations]
+    for work in works:
         if not work.is_finished:
             arrays.setdefault(getattr(work, "experiments", ()), []).append(work)
     with tqdm(total=sum(map(len, arrays.values())), unit=" runs and evaluations") as bar:
