@@ -6,6 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from helpers.hostile_html import HOSTILE
 
 from gtpo.reports.groups import Group
 from gtpo.reports.html import group_html
@@ -131,18 +132,6 @@ def test_a_reward_that_gave_none_is_a_dash() -> None:
     rewards: dict[str, list[float | None]] = {"mine": [None, float("nan"), 2.0]}
     _, *rows = Table(group_html(dataclasses.replace(VIEW, rewards=rewards))).rows
     assert [row[1] for row in rows] == ["-", "2", "-"]
-
-
-HOSTILE = [
-    "<script>alert(1)</script>",
-    "</code></td></table><b>out</b>",
-    '"><img src=x onerror="alert(1)">',
-    "&lt;b&gt; &amp; & &#60;",
-    "<!-- ",
-    "]]> <![CDATA[",
-    "--><script>alert(1)</script>",
-    "{title} %s $x^{$",
-]
 
 
 @pytest.mark.parametrize("text", HOSTILE)

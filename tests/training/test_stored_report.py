@@ -10,10 +10,10 @@ import yaml
 from datasets import Dataset
 from helpers import canned
 from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
+from helpers.hostile_html import HOSTILE
 from helpers.reference import naive_completion_entropy, naive_conflict_mask, naive_entropy_filter
 from pyarrow import Table
 from pyarrow.parquet import read_table, write_table
-from test_report import HOSTILE
 from test_trainer import plain_logps_and_entropy
 
 from gtpo.prompts import to_messages
