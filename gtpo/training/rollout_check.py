@@ -42,18 +42,12 @@ def check_rollouts(trainer: Any, batch: dict[str, Any]) -> None:
     policy = trainer.accelerator.unwrap_model(trainer.model)
     if not hasattr(policy, "disable_adapter"):
         return
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-
-    def score() -> Tensor:
-        width, rows = batch["completion_ids"].shape[1], trainer.args.per_device_train_batch_size
-        return trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, rows)[0]
-
-    logps = score()
+    rows = trainer.args.per_device_train_batch_size
+    logps, _ = trainer.scores(trainer.model, batch, rows)
     if any_process(not bool(logps.isfinite().all()), trainer.accelerator.device):
         raise non_finite_error("a log-probability of the policy", trainer, [batch | {"logps": logps}])
     with policy.disable_adapter():
-        of_base = score()
+        of_base, _ = trainer.scores(trainer.model, batch, rows)
     policy_gap, base_gap = (
         trainer.accelerator.gather(sampler_gap(each, batch)).mean().item() for each in (logps, of_base)
     )

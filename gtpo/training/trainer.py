@@ -15,7 +15,7 @@ GTPO adds its objective, and the weights and the filter that enter it.
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -365,22 +365,27 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         TRL's method computes the logits; Unsloth's packs rows by the pad id, and shifts them where the prompts of a
         step differ in length.
         """
-        start = input_ids.shape[1] - logits_to_keep
-        rows = batch_size or len(input_ids)
-        batches = list(zip(input_ids.split(rows), attention_mask.split(rows), strict=True))
+        start, rows = input_ids.shape[1] - logits_to_keep, batch_size or len(input_ids)
+        batch = {
+            "prompt_ids": input_ids[:, :start],
+            "prompt_mask": attention_mask[:, :start],
+            "completion_ids": input_ids[:, start:],
+            "completion_mask": attention_mask[:, start:],
+        }
+        with phase_bar("scoring", math.ceil(len(input_ids) / rows), self.accelerator.is_main_process) as bar:
+            return *self.scores(model, batch, rows, bar.update), None
+
+    def scores(
+        self, model: Any, batch: dict[str, Tensor], rows: int, on_part: Callable[[], Any] = lambda: None
+    ) -> tuple[Tensor, Tensor]:
+        """ln pi and H of the completion tokens, by micro-batches of ``rows``. Shape (B, T) each."""
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
         parts = []
-        with phase_bar("scoring", len(batches), self.accelerator.is_main_process) as bar:
-            for ids, mask in batches:
-                inputs = {
-                    "prompt_ids": ids[:, :start],
-                    "prompt_mask": mask[:, :start],
-                    "completion_ids": ids[:, start:],
-                    "completion_mask": mask[:, start:],
-                }
-                parts.append(self._logps_and_entropy(model, inputs))
-                bar.update()
+        for part in zip(*(batch[name].split(rows) for name in names), strict=True):
+            parts.append(self._logps_and_entropy(model, dict(zip(names, part, strict=True))))
+            on_part()
         logps, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
-        return logps, entropy, None
+        return logps, entropy
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -438,14 +443,8 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
 
     def mean_entropies(self, batch: dict[str, Tensor]) -> Tensor:
         """<H>_i, in micro-batches of the training size. Shape (B,)."""
-        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-        parts = zip(*(batch[name].split(self.args.per_device_train_batch_size) for name in names), strict=True)
-        entropies = []
-        for part in parts:
-            inputs = dict(zip(names, part, strict=True))
-            _, token_entropy = self._logps_and_entropy(self.model_wrapped, inputs)
-            entropies.append(completion_entropy(token_entropy, inputs["completion_mask"]))
-        return torch.cat(entropies)
+        _, token_entropy = self.scores(self.model_wrapped, batch, self.args.per_device_train_batch_size)
+        return completion_entropy(token_entropy, batch["completion_mask"])
 
     def _logps_and_entropy(
         self, model: Any, inputs: dict[str, Any], grad_rows: Tensor | None = None
