@@ -33,6 +33,10 @@ class Side:
     name: str
     entries: list[Entry]
 
+    @property
+    def benchmarks(self) -> list[str]:
+        return list(dict.fromkeys(entry.benchmark for entry in self.entries))
+
     def of(self, benchmark: str) -> list[Entry]:
         return [entry for entry in self.entries if entry.benchmark == benchmark]
 
@@ -105,11 +109,12 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
     found = {directory: _read_entries(Path(directory), Path(output_dir)) for directory in directories}
     labels = [label for entries in found.values() for label in {entry.label for entry in entries}]
     is_unique = len(set(labels)) == len(labels)
-    entries = []
-    for directory, stored in found.items():
-        for entry in stored:
-            if not benchmarks or entry.benchmark in benchmarks:
-                entries.append(entry if is_unique else replace(entry, label=f"{directory}/{entry.label}"))
+    entries = [
+        entry if is_unique else replace(entry, label=f"{directory}/{entry.label}")
+        for directory, stored in found.items()
+        for entry in stored
+        if not benchmarks or entry.benchmark in benchmarks
+    ]
     return group_seeds(entries)
 
 
@@ -162,19 +167,14 @@ def compare_sides(sides: Sequence[Side]) -> list[Comparison]:
     first, *others = sides
     comparisons = []
     for other in others:
-        common = [name for name in _benchmarks(first) if name in _benchmarks(other)]
+        common = [name for name in first.benchmarks if name in other.benchmarks]
         if not common:
             raise UsageError(
-                f"{first.name} and {other.name} have no benchmark in common ({', '.join(_benchmarks(first))} and "
-                f"{', '.join(_benchmarks(other))}): evaluate both on one."
+                f"{first.name} and {other.name} have no benchmark in common ({', '.join(first.benchmarks)} and "
+                f"{', '.join(other.benchmarks)}): evaluate both on one."
             )
-        for name in common:
-            comparisons += _compare(name, first, other)
+        comparisons += [comparison for name in common for comparison in _compare(name, first, other)]
     return comparisons
-
-
-def _benchmarks(side: Side) -> list[str]:
-    return list(dict.fromkeys(entry.benchmark for entry in side.entries))
 
 
 def _compare(benchmark: str, first: Side, second: Side) -> list[Comparison]:

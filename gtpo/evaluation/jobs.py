@@ -1,30 +1,25 @@
 """Jobs, each one model on one benchmark: planned from the flags or found in the output directory, and run."""
 
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from gtpo.arguments import BENCHMARK_TITLES, EvaluationArguments, PromptArguments, fields_of, stored_prompt
 from gtpo.data.load import load_benchmark, load_user_benchmark
 from gtpo.data.tables import is_user_data, short_name_of
 from gtpo.errors import UsageError, nearest, printable
-from gtpo.evaluation.records import Head, Origin, Problems
+from gtpo.evaluation.records import Head, Problems
 from gtpo.evaluation.sampling import Sampler, Sampling, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.storage import (
     CompletionFile,
     check_keys,
-    check_settings,
     find_completion_files,
-    fingerprint,
     problems_hash,
-    read_completions,
+    read_head,
     scores_path,
 )
-from gtpo.evaluation.targets import Target, short_name
 from gtpo.evaluation.user_grader import load_user_grader
-from gtpo.runs.environment import environment
 from gtpo.terminal.bars import CompletionBar
 
 DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column")  # --regrade reads them
@@ -77,17 +72,14 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
         raise UsageError(
             f"--benchmarks is missing: name one or more of {', '.join(BENCHMARK_TITLES)}, or a file of your own."
         )
-    selected: dict[str, str] = {}
-    if unknown := [
-        source for source in flags.benchmarks if source not in BENCHMARK_TITLES and not is_user_data(source)
-    ]:
-        named = f"{unknown[0]!r} is unknown{nearest(unknown[0], BENCHMARK_TITLES)}"
-        if len(unknown) > 1:
-            named = f"{', '.join(map(repr, unknown))} are unknown"
+    unknown = [name for name in flags.benchmarks if name not in BENCHMARK_TITLES and not is_user_data(name)]
+    if unknown:
+        listed = ", ".join(f"{name!r}{nearest(name, BENCHMARK_TITLES)}" for name in unknown)
         raise UsageError(
-            f"benchmark{'s' * (len(unknown) > 1)} {named}: pick from {', '.join(BENCHMARK_TITLES)}, or name a file, a "
-            "folder or a Hub id (owner/name)."
+            f"unknown benchmark {listed}: pick from {', '.join(BENCHMARK_TITLES)}, or name a file, a folder or a Hub "
+            "id (owner/name)."
         )
+    selected: dict[str, str] = {}
     for source in flags.benchmarks:
         name = source if source in BENCHMARK_TITLES else short_name_of(source, BENCHMARK_TITLES)
         if selected.setdefault(name, source) != source:
@@ -137,62 +129,6 @@ def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int
     return Problems(rows[:limit], dropped, grader)
 
 
-def plan_jobs(
-    flags: EvaluationArguments,
-    targets: Sequence[Target],
-    prompts: Sequence[PromptArguments],
-    problems: Mapping[str, Problems],
-    model: str,
-    backend: str,
-    sampling: Sampling,
-) -> list[Job]:
-    """Every target on every benchmark, in the order of the flags.
-
-    Args:
-        flags: The flags.
-        targets: The adapters, and the base model.
-        prompts: How each of them is asked.
-        problems: The problems of each benchmark.
-        model: Hub id or path of the base model.
-        backend: vllm or transformers.
-        sampling: How completions are sampled.
-
-    Raises:
-        UsageError: If completions are stored that were sampled with other settings, unless ``--overwrite`` is given.
-    """
-    made_with = environment()
-    sources = select_benchmarks(flags)
-    jobs = []
-    for target, prompt in zip(targets, prompts, strict=True):
-        for name, asked in problems.items():
-            settings: dict[str, Any] = {
-                "benchmark": name,
-                "problems": len(asked.rows),
-                "problems_hash": problems_hash(asked.rows),
-                "model": fingerprint(model) or model,
-                "adapter": fingerprint(target.adapter) if target.adapter else None,
-                "backend": backend,
-                **asdict(sampling),
-                **asdict(prompt),
-            }
-            origin = Origin(
-                model=model,
-                adapter=str(target.adapter) if target.adapter else None,
-                checkpoint=target.checkpoint,
-                environment=made_with,
-                data={
-                    "source": sources[name],
-                    **{flag: getattr(flags, flag) for flag in DATA_FLAGS},
-                    "judge": flags.grader if asked.grader else None,  # the earlier name of the flag
-                },
-            )
-            path = Path(flags.output_dir) / (target.label or f"base-{short_name(model)}") / f"{name}.jsonl"
-            if not flags.overwrite:
-                check_settings(path, settings, asked.rows)
-            jobs.append(Job(path, asked, Head(settings, origin)))
-    return jobs
-
-
 def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) -> list[Job]:
     """The jobs whose completions are stored in the output directory: all, or those of ``--benchmarks``.
 
@@ -215,7 +151,7 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
         )
     jobs = []
     for path in paths:
-        head = read_completions(path)[0]
+        head = read_head(path)
         stored = head.origin.data
         source = sources[path.stem] if sources else stored["source"]
         known = {flag: stored[flag] for flag in DATA_FLAGS if flag in stored and flag not in given}
@@ -227,14 +163,8 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
         limit = head.settings.get("problems")
         problems = load_problems(path.stem, source, replace(flags, **known), limit)
         if problems_hash(problems.rows) != head.settings.get("problems_hash"):
-            raise UsageError(
-                f"{path} was created from other problems than {source} has now: "
-                + (
-                    "restore them."
-                    if source != path.stem
-                    else "name the directory of their data files with --data_dir."
-                )
-            )
+            how = "name the directory of their data files with --data_dir" if source == path.stem else "restore them"
+            raise UsageError(f"{path} was created from other problems than {source} has now: {how}.")
         jobs.append(Job(path, problems, head))
     return jobs
 

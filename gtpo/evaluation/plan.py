@@ -1,14 +1,26 @@
 """The plan of an evaluation: from the flags to its jobs, and how the model is loaded where one has something to do."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 
-from gtpo.arguments import EvaluationArguments
+from gtpo.arguments import EvaluationArguments, fields_of
 from gtpo.evaluation import sampling
-from gtpo.evaluation.jobs import Job, load_benchmarks, plan_jobs
+from gtpo.evaluation.jobs import DATA_FLAGS, Job, load_benchmarks, select_benchmarks
+from gtpo.evaluation.records import Head, Origin
 from gtpo.evaluation.sampling import Sampler, Sampling
-from gtpo.evaluation.targets import choose_4bit, choose_model, choose_prompts, find_targets, is_tiny, max_lora_rank
+from gtpo.evaluation.storage import check_settings, fingerprint, problems_hash
+from gtpo.evaluation.targets import (
+    choose_4bit,
+    choose_model,
+    choose_prompts,
+    find_targets,
+    is_tiny,
+    max_lora_rank,
+    short_name,
+)
+from gtpo.runs.environment import environment
 
 
 @dataclass(frozen=True)
@@ -37,19 +49,44 @@ def plan_evaluation(flags: EvaluationArguments, runs: Sequence[str]) -> Plan:
         UsageError: If a flag, a benchmark, a run or stored completions do not fit.
     """
     targets = find_targets(runs, flags.model, flags.checkpoint)
-    problems = load_benchmarks(flags)
+    sources, problems = select_benchmarks(flags), load_benchmarks(flags)
     model = choose_model(targets, flags.model, slow=flags.backend != "auto")
     backend = sampling.choose_sampler(flags.backend, is_tiny(model))
-    how = Sampling(
-        k=flags.k,
-        temperature=flags.temperature,
-        top_p=flags.top_p,
-        seed=flags.seed,
-        max_new_tokens=flags.max_new_tokens,
-        batch_size=flags.batch_size if backend == "transformers" else None,
-        load_in_4bit=choose_4bit(flags.load_in_4bit, targets),
-    )
+    chosen = {
+        "batch_size": flags.batch_size if backend == "transformers" else None,
+        "load_in_4bit": choose_4bit(flags.load_in_4bit, targets),
+    }
+    how = Sampling(**{name: getattr(flags, name) for name in fields_of([Sampling])} | chosen)
     prompts = choose_prompts(flags.prompt, targets, model)
-    jobs = plan_jobs(flags, targets, prompts, problems, model, backend, how)
-    rank, memory = max_lora_rank(targets), flags.gpu_memory_utilization
-    return Plan(jobs, how, cache(lambda: sampling.load_sampler(model, backend, how, rank, memory, prompts[0])))
+    made_with = environment()
+    jobs = []
+    for target, prompt in zip(targets, prompts, strict=True):
+        for name, asked in problems.items():
+            settings = {
+                "benchmark": name,
+                "problems": len(asked.rows),
+                "problems_hash": problems_hash(asked.rows),
+                "model": fingerprint(model) or model,
+                "adapter": fingerprint(target.adapter) if target.adapter else None,
+                "backend": backend,
+                **asdict(how),
+                **asdict(prompt),
+            }
+            data = {
+                "source": sources[name],
+                **{flag: getattr(flags, flag) for flag in DATA_FLAGS},
+                "judge": flags.grader if asked.grader else None,  # the earlier name of the flag
+            }
+            adapter = str(target.adapter) if target.adapter else None
+            path = Path(flags.output_dir) / (target.label or f"base-{short_name(model)}") / f"{name}.jsonl"
+            if not flags.overwrite:
+                check_settings(path, settings, asked.rows)
+            jobs.append(Job(path, asked, Head(settings, Origin(model, adapter, target.checkpoint, made_with, data))))
+
+    @cache
+    def load() -> Sampler:
+        if backend == "transformers":
+            return sampling.TransformersSampler(model, how, prompts[0])
+        return sampling.VLLMSampler(model, how, max_lora_rank(targets), flags.gpu_memory_utilization, prompts[0])
+
+    return Plan(jobs, how, load)

@@ -1,13 +1,12 @@
 """Typed records of an evaluation: the problems of a benchmark, where completions come from, and the scores of a model.
 
-``read`` and ``write`` convert a record from and to JSON. Reading checks names and types.
+``read`` and ``write`` convert a record from and to JSON. Reading checks names and types: annotations are classes that
+isinstance takes.
 """
 
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from functools import cache
-from typing import Any, Self, get_origin, get_type_hints
+from typing import Any, Self
 
 from gtpo.data.load import Problem
 from gtpo.evaluation.metrics import sizes_up_to
@@ -44,15 +43,15 @@ class Origin:
     model: str
     adapter: str | None = None
     checkpoint: str | None = None
-    environment: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
+    environment: dict = field(default_factory=dict)
+    data: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Head:
     """The first line of a completion file: everything that determines the completions, and where they come from."""
 
-    settings: dict[str, Any]
+    settings: dict
     origin: Origin
 
     @classmethod
@@ -119,13 +118,13 @@ class Entry:
     label: str
     benchmark: str
     problems: int
-    dropped: dict[str, int] = field(default_factory=dict)
+    dropped: dict = field(default_factory=dict)
     k: int
-    scores: dict[str, Any]
-    intervals: dict[str, Any]
-    settings: dict[str, Any]
+    scores: dict
+    intervals: dict
+    settings: dict
     origin: Origin
-    graded_by: dict[str, Any] = field(default_factory=dict)
+    graded_by: dict = field(default_factory=dict)
     per_problem: list[ProblemScores]
 
     @classmethod
@@ -149,19 +148,10 @@ class Entry:
 
     def write(self) -> dict[str, Any]:
         """The JSON object."""
-        stored: dict[str, Any] = {}
+        stored: dict = {}
         for name, value in vars(self).items():
             stored |= asdict(value) if name == "origin" else {name: value}
         return stored | {"per_problem": [problem.write() for problem in self.per_problem]}
-
-
-@cache
-def _kinds(cls: type) -> dict[str, Any]:
-    """Name -> type of a field, as isinstance takes it: ``dict`` for ``dict[str, Any]``."""
-    hints = get_type_hints(cls)
-    return {
-        name: hint if get_origin(hint) in (None, types.UnionType) else get_origin(hint) for name, hint in hints.items()
-    }
 
 
 def _read(cls: Any, stored: Any, **values: Any) -> Any:
@@ -178,8 +168,8 @@ def _read(cls: Any, stored: Any, **values: Any) -> Any:
         if item.name not in stored:
             if item.default is MISSING and item.default_factory is MISSING:
                 raise ValueError(f"it has no {item.name}")
-        elif isinstance(value := stored[item.name], kind := _kinds(cls)[item.name]):
+        elif isinstance(value := stored[item.name], item.type):
             values[item.name] = value
         else:
-            raise ValueError(f"{item.name} is {value!r:.80}, expected {getattr(kind, '__name__', kind)}")
+            raise ValueError(f"{item.name} is {value!r:.80}, expected {getattr(item.type, '__name__', item.type)}")
     return cls(**values)

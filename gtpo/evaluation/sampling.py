@@ -77,6 +77,13 @@ class Request:
         return self.id, self.sample
 
 
+CountTokens = Callable[[int], object]  # called while completions are generated, with the tokens that were added
+
+
+def _ignore(tokens: int) -> None:
+    pass
+
+
 class Sampler(Protocol):
     """A loaded base model that completes prompts, with or without an adapter."""
 
@@ -84,11 +91,7 @@ class Sampler(Protocol):
     context_length: int
 
     def sample(
-        self,
-        requests: Sequence[Request],
-        done: set[Key],
-        adapter: Path | None,
-        count_tokens: Callable[[int], object] = lambda tokens: None,
+        self, requests: Sequence[Request], done: set[Key], adapter: Path | None, count_tokens: CountTokens = _ignore
     ) -> Iterator[list[Row]]:
         """Yield the completions of the requests that are not done, a few at a time, in any order.
 
@@ -96,7 +99,7 @@ class Sampler(Protocol):
             requests: All requests of the benchmark, done or not: they determine the batches.
             done: Keys of the completions that are not needed.
             adapter: Directory of a LoRA adapter; None for the base model.
-            count_tokens: Called while completions are generated, with the tokens that were added to those not done.
+            count_tokens: Counts the tokens of those not done.
         """
         ...
 
@@ -124,29 +127,6 @@ def choose_sampler(backend: str, tiny: bool) -> str:
                 "`pip install -r requirements.txt`, or --backend transformers."
             )
     return backend
-
-
-def load_sampler(
-    model: str,
-    backend: str,
-    sampling: Sampling,
-    lora_rank: int | None,
-    gpu_memory_utilization: float = 0.9,
-    prompt: PromptArguments | None = None,
-) -> Sampler:
-    """Load a base model on its backend, for all benchmarks and adapters.
-
-    Args:
-        model: Hub id or path of the base model.
-        backend: vllm or transformers.
-        sampling: How completions are sampled.
-        lora_rank: Largest rank of the adapters; None without adapters.
-        gpu_memory_utilization: Share of GPU memory for vLLM, 0 to 1.
-        prompt: How the base model is asked; None: as in the paper.
-    """
-    if backend == "transformers":
-        return TransformersSampler(model, sampling, prompt)
-    return VLLMSampler(model, sampling, lora_rank, gpu_memory_utilization, prompt)
 
 
 # Requests and rows
@@ -248,11 +228,7 @@ class TransformersSampler:
         self.end_ids = end_tokens(self.model.generation_config, self.tokenizer)
 
     def sample(
-        self,
-        requests: Sequence[Request],
-        done: set[Key],
-        adapter: Path | None,
-        count_tokens: Callable[[int], object] = lambda tokens: None,
+        self, requests: Sequence[Request], done: set[Key], adapter: Path | None, count_tokens: CountTokens = _ignore
     ) -> Iterator[list[Row]]:
         import torch
 
@@ -277,9 +253,7 @@ class TransformersSampler:
             if adapter:
                 self.model = model.unload()
 
-    def _generate(
-        self, model: Any, batch: Sequence[Request], counter: TokenCounter, end_ids: Sequence[int]
-    ) -> list[Row]:
+    def _generate(self, model: Any, batch: Sequence[Request], counter: TokenCounter, end_ids: list[int]) -> list[Row]:
         import torch
         from transformers import GenerationConfig
 
@@ -296,7 +270,7 @@ class TransformersSampler:
             do_sample=not greedy,
             **({} if greedy else {"temperature": self.sampling.temperature, "top_p": self.sampling.top_p, "top_k": 0}),
             max_new_tokens=self.sampling.max_new_tokens,
-            eos_token_id=list(end_ids),
+            eos_token_id=end_ids,
             pad_token_id=pad_id,
         )
         with torch.inference_mode():
@@ -353,9 +327,18 @@ class VLLMSampler:
         gpu_memory_utilization: float = 0.9,
         prompt: PromptArguments | None = None,
     ) -> None:
-        """Start the engine; the arguments are those of :func:`load_sampler`."""
+        """Start the engine.
+
+        Args:
+            model: Hub id or path of the base model.
+            sampling: How completions are sampled.
+            lora_rank: Largest rank of the adapters; None without adapters.
+            gpu_memory_utilization: Share of GPU memory, 0 to 1.
+            prompt: How the base model is asked; None: as in the paper.
+        """
         disable_flashinfer_sampler()
         import torch
+        from transformers import GenerationConfig
         from vllm import LLM
 
         self.sampling = sampling
@@ -391,15 +374,15 @@ class VLLMSampler:
                 f"vLLM could not load {model}: {' '.join(str(error).split())[:300]} If GPU memory is short, change "
                 "--gpu_memory_utilization; a gated model needs `hf auth login`; --debug shows more."
             ) from error
-        self.end_ids = end_tokens(load_generation_config(model), self.tokenizer)
+        try:
+            generation_config = GenerationConfig.from_pretrained(model)
+        except OSError:
+            generation_config = None  # it has none
+        self.end_ids = end_tokens(generation_config, self.tokenizer)
         self.adapters: list[Path] = []
 
     def sample(
-        self,
-        requests: Sequence[Request],
-        done: set[Key],
-        adapter: Path | None,
-        count_tokens: Callable[[int], object] = lambda tokens: None,
+        self, requests: Sequence[Request], done: set[Key], adapter: Path | None, count_tokens: CountTokens = _ignore
     ) -> Iterator[list[Row]]:
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
@@ -443,13 +426,3 @@ class VLLMSampler:
                     rows.append(to_row(request, completion.token_ids, stopped, self.tokenizer))
             if rows:
                 yield rows
-
-
-def load_generation_config(model: str) -> Any:
-    """The model's generation config, or None if it has none."""
-    from transformers import GenerationConfig
-
-    try:
-        return GenerationConfig.from_pretrained(model)
-    except OSError:
-        return None

@@ -4,7 +4,6 @@ import importlib.metadata
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,11 @@ def grade(path: Path, problems: Problems) -> Entry:
         intervals=intervals,
         settings=head.settings,
         origin=head.origin,
-        graded_by={**_grader_versions(), "timeouts": timeouts() - timeouts_before},
+        graded_by={
+            "git_revision": git_revision(),
+            "math-verify": importlib.metadata.version("math-verify"),
+            "timeouts": timeouts() - timeouts_before,
+        },
         per_problem=per_problem,
     )
 
@@ -155,18 +158,12 @@ def _over_problems(
     sizes: Sequence[int], by_metric: Mapping[str, Sequence[Sequence[float]]]
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, list[float]]]]:
     """Mean and interval of each metric in percent, by k'; ``by_metric`` has the scores of each problem."""
-    columns = {
-        metric: dict(zip(map(str, sizes), zip(*rows, strict=True), strict=True)) for metric, rows in by_metric.items()
-    }
-    means = {
-        metric: {size: _percent(sum(values) / len(values)) for size, values in by_size.items()}
-        for metric, by_size in columns.items()
-    }
-    intervals = {
-        metric: {size: list(map(_percent, bootstrap_interval(values))) for size, values in columns[metric].items()}
-        for metric in columns
-        if metric != "pass_first_k"
-    }
+    means, intervals = {}, {}
+    for metric, rows in by_metric.items():
+        by_size = dict(zip(map(str, sizes), zip(*rows, strict=True), strict=True))
+        means[metric] = {size: _percent(sum(values) / len(values)) for size, values in by_size.items()}
+        if metric != "pass_first_k":
+            intervals[metric] = {s: list(map(_percent, bootstrap_interval(values))) for s, values in by_size.items()}
     return means, intervals
 
 
@@ -177,8 +174,3 @@ def _marks(values: Iterable[bool]) -> str:
 def _percent(fraction: float) -> float:
     """A fraction in percent, rounded to hide floating-point noise."""
     return round(100 * fraction, 6)
-
-
-@cache
-def _grader_versions() -> dict[str, Any]:
-    return {"git_revision": git_revision(), "math-verify": importlib.metadata.version("math-verify")}

@@ -12,7 +12,7 @@ import io
 import json
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO, Self
@@ -30,18 +30,14 @@ COLUMNS: dict[str, type] = {"id": str, "sample": int, "completion": str, "tokens
 
 
 def find_completion_files(directory: Path, benchmarks: Collection[str] | None = None) -> list[Path]:
-    """The completion files of some benchmarks, or of all, in an output directory, ``LABEL/BENCHMARK.jsonl``, sorted."""
-    return [
-        path
-        for path in sorted(directory.glob("*/*.jsonl"))
-        if has_completions(path) and (_has_settings(path) if benchmarks is None else path.stem in benchmarks)
-    ]
+    """The completion files of some benchmarks, or of all, in an output directory, ``LABEL/BENCHMARK.jsonl``, sorted.
 
-
-def _has_settings(path: Path) -> bool:
-    """Whether a file is a completion file; a damaged one of a benchmark of ours counts, so that it is told."""
-    with path.open("rb") as file:
-        return path.stem in BENCHMARK_TITLES or file.readline().startswith(b'{"settings": ')
+    A damaged file of a benchmark of ours is one of them, so that it is reported.
+    """
+    paths = filter(has_completions, sorted(directory.glob("*/*.jsonl")))
+    if benchmarks is not None:
+        return [path for path in paths if path.stem in benchmarks]
+    return [path for path in paths if path.stem in BENCHMARK_TITLES or path.read_bytes().startswith(b'{"settings": ')]
 
 
 def has_completions(path: Path) -> bool:
@@ -57,39 +53,35 @@ def scores_path(completions: Path) -> Path:
     return completions.with_suffix(".json")
 
 
+@dataclass
 class CompletionFile:
     """A completion file, open for appending by one process. Without completions it is deleted when it is closed.
 
     Attributes:
+        path: The file; it is created if it does not exist.
+        head: The first line of a new file.
+        overwrite: Discard the completions in the file.
+        problems: The problems: with them the file is extended if it has only the first ones.
         done: Keys of the completions in the file.
     """
 
-    def __init__(self, path: Path, head: Head, overwrite: bool = False, problems: Sequence[Problem] = ()) -> None:
-        """
-        Args:
-            path: The file; it is created if it does not exist.
-            head: The first line of a new file.
-            overwrite: Discard the completions in the file.
-            problems: The problems: with them the file is extended if it has only the first ones.
-        """
-        self.path = path
-        self.head = head
-        self.overwrite = overwrite
-        self.problems = problems
-        self.done: set[Key] = set()
-        self._file: BinaryIO
+    path: Path
+    head: Head
+    overwrite: bool = False
+    problems: Sequence[Problem] = ()
+    done: set[Key] = field(default_factory=set, init=False)
+    _file: BinaryIO = field(init=False)
 
     def __enter__(self) -> Self:
         self._open()
         try:
-            if not self.overwrite:
+            if self.overwrite or not has_completions(self.path):
+                self._file.truncate(0)
+            else:
                 check_settings(self.path, self.head.settings, self.problems)
-            keep = not self.overwrite and has_completions(self.path)
-            end = self.path.read_bytes().rfind(b"\n") + 1 if keep else 0
-            self._file.truncate(end)  # drop a line that was only partly written when the process was killed
-            if keep:
-                head, rows = read_completions(self.path)
-                self._extend(head)
+                self._file.truncate(self.path.read_bytes().rfind(b"\n") + 1)  # a line that was only partly written
+                stored, rows = read_completions(self.path)
+                self._extend(stored)
                 self.done = {(row["id"], row["sample"]) for row in rows}
         except BaseException:
             self._file.close()
@@ -116,12 +108,11 @@ class CompletionFile:
             ) from error
 
     def _extend(self, stored: Head) -> None:
-        """Write the number of problems and k of this evaluation into the first line, if they are larger."""
-        size = {name: self.head.settings[name] for name in _SIZE if name in stored.settings}
-        if stored.settings | size == stored.settings:
+        """Write the settings of this evaluation into the first line: it may have more problems or a larger k."""
+        if stored.settings == self.head.settings:
             return
         lines = self.path.read_bytes().split(b"\n", 1)[1]
-        first = json.dumps(replace(stored, settings=stored.settings | size).write())
+        first = json.dumps(replace(stored, settings=self.head.settings).write())
         write_atomically(self.path, f"{first}\n{lines.decode()}")
         self._file.close()
         self._open()  # the new file; another process may have locked it first
@@ -170,38 +161,32 @@ def check_settings(path: Path, settings: Row, problems: Sequence[Problem] = ()) 
     """
     if not has_completions(path):
         return
-    with path.open("rb") as file:
-        stored = _parse_head(path, file.readline()).settings
-    if _is_part(stored, settings, problems):
-        stored |= {name: settings[name] for name in _SIZE if name in settings}
+    stored = read_head(path).settings
+    count, k = stored.get("problems"), stored.get("k")
+    has_size = isinstance(count, int) and isinstance(k, int) and k <= settings.get("k", 0)
+    if has_size and problems_hash(problems[:count]) == stored.get("problems_hash"):
+        stored |= {name: settings[name] for name in ("problems", "problems_hash", "k")}
     changed = [name for name in {**settings, **stored} if stored.get(name) != settings.get(name)]
     if changed:
         changed = [name for name in changed if not name.endswith("_hash")] or changed
-        differences = ", ".join(
-            f"{name} was {_short(stored.get(name))}, is {_short(settings.get(name))}" for name in changed
-        )
+        differences = ", ".join(f"{n} was {stored.get(n)!r:.80}, is {settings.get(n)!r:.80}" for n in changed)
         raise UsageError(
             f"{path} was created with other settings ({differences}): name another --output_dir, or add --overwrite."
         )
 
 
-_SIZE = ("problems", "problems_hash", "k")  # settings that may grow
+def read_head(path: Path) -> Head:
+    """The first line of a file.
 
-
-def _is_part(stored: Row, settings: Row, problems: Sequence[Problem]) -> bool:
-    """Whether stored completions are of the first problems, and of the first samples."""
-    count, k = stored.get("problems"), stored.get("k")
-    if (
-        type(count) is not int
-        or type(k) is not int
-        or not (0 < count <= len(problems) and 0 < k <= settings.get("k", 0))
-    ):
-        return False
-    return bool(problems_hash(problems[:count]) == stored.get("problems_hash"))
-
-
-def _short(value: Any) -> str:
-    return text if len(text := repr(value)) <= 80 else f"{text[:80]}..."
+    Raises:
+        UsageError: If it is not that of a completion file.
+    """
+    with path.open("rb") as file:
+        line = file.readline()
+    try:
+        return Head.read(_parse_line(path, 1, line))
+    except ValueError as error:
+        raise UsageError(f"{path} is not a completion file (line 1: {error}): move it elsewhere.") from error
 
 
 def read_completions(path: Path) -> tuple[Head, list[Row]]:
@@ -212,8 +197,8 @@ def read_completions(path: Path) -> tuple[Head, list[Row]]:
     """
     if not has_completions(path):
         raise UsageError(f"{path} has no completions: run the evaluation without --regrade.")
-    first, *lines = path.read_bytes().split(b"\n")[:-1]  # after the last newline: a partly written line, or nothing
-    head = _parse_head(path, first)
+    head = read_head(path)
+    lines = path.read_bytes().split(b"\n")[1:-1]  # after the last newline: a partly written line, or nothing
     rows = [_parse_completion(path, number, line) for number, line in enumerate(lines, start=2)]
     keys = {(row["id"], row["sample"]) for row in rows}
     if len(keys) != len(rows):
@@ -242,13 +227,6 @@ def check_keys(path: Path, keys: Iterable[Key], problems: Iterable[Problem], k: 
             f"{path} has a completion of {foreign[0]!r}, sample {foreign[1]}; expected one of {len(ids)} problems such "
             f"as {min(ids)!r}, sample 0 to {k - 1}: delete its line, or start again with --overwrite."
         )
-
-
-def _parse_head(path: Path, line: bytes) -> Head:
-    try:
-        return Head.read(_parse_line(path, 1, line))
-    except ValueError as error:
-        raise UsageError(f"{path} is not a completion file (line 1: {error}): move it elsewhere.") from error
 
 
 def _parse_completion(path: Path, number: int, line: bytes) -> Row:
@@ -309,9 +287,6 @@ def _opened(path: Path) -> IO[bytes]:
     """A file, with sorted lists if it has the settings of an adapter."""
     if path.name != "adapter_config.json":
         return path.open("rb")
-    try:
-        items = json.loads(path.read_bytes()).items()
-    except (ValueError, AttributeError):  # damaged, which is told where it is read
-        return path.open("rb")
+    items = json.loads(path.read_bytes()).items()
     values = {name: sorted(value, key=json.dumps) if isinstance(value, list) else value for name, value in items}
     return io.BytesIO(json.dumps(values, indent=2, sort_keys=True).encode())  # as PEFT writes it

@@ -57,7 +57,7 @@ def newest_run() -> RunDirectory:
 
 def trained_on(run: RunDirectory) -> str:
     """`` (tiny, trained on arithmetic)``; empty for a run without settings."""
-    stored = run.read_config() if run.config.is_file() else {}
+    stored = _run_settings(run.adapter)
     known = "model" in stored and "dataset" in stored
     return f" ({Path(str(stored['model'])).name}, trained on {Path(str(stored['dataset'])).name})" if known else ""
 
@@ -324,36 +324,23 @@ def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = Fals
 
     Args:
         targets: The targets.
-        asked: ``--model``.
+        asked: ``--model``, which overrides where the base model is loaded from.
         slow: Accept the paper's models on a CPU.
 
     Raises:
-        UsageError: As :func:`base_model`, :func:`refuse_large_model_without_gpu` and :func:`resolve_base_model`.
+        UsageError: As :func:`base_model`, :func:`refuse_large_model_without_gpu` and :func:`resolve_model`; or if
+            ``asked`` is not the model that the adapters were trained from.
     """
     base = base_model(targets, asked)
     if not slow:
         refuse_large_model_without_gpu(asked or base)
-    return resolve_base_model(base, targets, asked)
-
-
-def resolve_base_model(base: str, targets: Sequence[Target], model: str | None) -> str:
-    """The Hub id or path to load, as :func:`resolve_model`.
-
-    Args:
-        base: As :func:`base_model` returns it.
-        targets: The targets.
-        model: ``--model``, which overrides where the base model is loaded from.
-
-    Raises:
-        UsageError: If ``model`` is not the model that the adapters were trained from.
-    """
-    resolved = resolve_model(model or base)
-    if any(target.adapter for target in targets) and not same_model(resolved, base):
+    model = resolve_model(asked or base)
+    if any(target.adapter for target in targets) and not same_model(model, base):
         raise UsageError(
-            f"--model {model} is not the model that the adapter was trained from, {base}: remove --model, the adapter "
+            f"--model {asked} is not the model that the adapter was trained from, {base}: remove --model, the adapter "
             "names its base model."
         )
-    return resolved
+    return model
 
 
 def same_model(a: str, b: str) -> bool:

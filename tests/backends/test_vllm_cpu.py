@@ -57,10 +57,10 @@ def test_vllm_samples_what_transformers_samples(
 
     def load_once(*arguments: object) -> object:
         engines.append(load(*arguments) if not engines else engines[0])  # a second engine takes another minute
-        engines[0].sampling = arguments[2]
+        engines[0].sampling = arguments[1]
         return engines[0]
 
-    load = sampling.load_sampler
+    load = sampling.VLLMSampler
 
     def run(*argv: object) -> None:
         names = ["base", *map(str, adapters)]
@@ -70,7 +70,7 @@ def test_vllm_samples_what_transformers_samples(
 
     greedy = ["--temperature", 0, "--k", 1, "--max_new_tokens", 12]
     run(*greedy, "--backend", "transformers", "--output_dir", "transformers")
-    monkeypatch.setattr(sampling, "load_sampler", load_once)
+    monkeypatch.setattr(sampling, "VLLMSampler", load_once)
     run(*greedy, "--backend", "vllm", "--output_dir", "vllm")
     texts = []
     for path in sorted(Path("vllm").glob("*/*.jsonl")):

@@ -22,7 +22,7 @@ from gtpo.errors import UsageError
 from gtpo.evaluation.storage import read_completions
 from gtpo.terminal.script import run_script
 
-LOAD_SAMPLER = "gtpo.evaluation.sampling.load_sampler"
+SAMPLER = "gtpo.evaluation.sampling.TransformersSampler"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *argv: object) -> None:
@@ -73,7 +73,7 @@ def test_without_a_run_and_without_a_gpu_the_error_says_what_to_do(tmp_path: Pat
     ("argv", "message"),
     [
         ("", "--benchmarks is missing: name one or more of gsm8k, math, math500"),
-        ("--benchmarks amc", r"benchmark 'amc' is unknown \(did you mean 'amc23'\?\)"),
+        ("--benchmarks amc", r"unknown benchmark 'amc' \(did you mean 'amc23'\?\)"),
         ("--benchmarks gsm8k --k 0", "--k is 0: expected 1 to 10000"),
         ("--benchmarks gsm8k --k 10001", "--k is 10001: expected 1 to 10000"),
         ("--benchmarks gsm8k --output_dir=", "--output_dir is '': expected the path of a directory"),
@@ -106,7 +106,7 @@ def test_invalid_flags_are_refused(argv: str, message: str, tmp_path: Path, monk
     ("settings", "message"),
     [
         ("benchmark: [gsm8k]", r"settings\.yaml: unknown setting 'benchmark' \(did you mean 'benchmarks'\?\)"),
-        ("benchmarks: [gsm9k]", r"benchmark 'gsm9k' is unknown \(did you mean 'gsm8k'\?\)"),
+        ("benchmarks: [gsm9k]", r"unknown benchmark 'gsm9k' \(did you mean 'gsm8k'\?\)"),
         ("benchmarks: [gsm8k]\nk: 0", "--k is 0: expected 1 to 10000"),
         ("benchmarks: [gsm8k]\nregrade: true", "'regrade' is for the command line only"),
     ],
@@ -126,11 +126,11 @@ def test_every_unusable_benchmark_is_reported_before_anything_is_sampled(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gtpo.evaluation.plan.sampling.load_sampler", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("a model was loaded"))
     argv = ["--model", tiny, "--k", 1, "--limit", 2, "--data_dir", tmp_path, "--benchmarks", "arithmetic"]
     with pytest.raises(UsageError, match=r"amc2023\.jsonl does not exist: .* mine\.csv does not exist"):
         run(monkeypatch, *argv, "amc23", "mine.csv")
-    with pytest.raises(UsageError, match=r"^benchmarks 'amc', 'aime' are unknown: pick from gsm8k"):
+    with pytest.raises(UsageError, match=r"^unknown benchmark 'amc' .*, 'aime'.*: pick from gsm8k"):
         run(monkeypatch, *argv, "amc", "aime")
     assert not Path("outputs").exists()
 
@@ -234,7 +234,7 @@ def test_base_and_adapters_side_by_side(
 
     # Stored completions are not sampled again; the table has the rows in the order of the flags.
     capsys.readouterr()
-    monkeypatch.setattr(LOAD_SAMPLER, lambda *_: pytest.fail("the model was loaded again"))
+    monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("the model was loaded again"))
     run(monkeypatch, *SMALL, "--runs", "outputs/older", "base")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[1] for line in lines if line and line[0] == tiny.name] == ["older", "base"]
@@ -358,7 +358,7 @@ def test_regrade_grades_stored_completions_without_a_model(
 
 def test_regrade_of_a_named_model_samples_nothing(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     argv = [*SMALL, "--model", tiny, "--output_dir", tmp_path]
-    monkeypatch.setattr(LOAD_SAMPLER, lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(UsageError, match="has no completions: run the evaluation without --regrade"):
         run(monkeypatch, *argv, "--regrade")
 

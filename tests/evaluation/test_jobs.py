@@ -15,11 +15,11 @@ from gtpo.cli.parse import parse_evaluation
 from gtpo.data.load import Problem, load_benchmark
 from gtpo.data.sources import ARITHMETIC_STEPS, BENCHMARKS
 from gtpo.errors import UsageError
-from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, load_problems, plan_jobs, select_benchmarks
+from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, load_problems, select_benchmarks
+from gtpo.evaluation.plan import plan_evaluation
 from gtpo.evaluation.records import Origin, Problems
 from gtpo.evaluation.sampling import Sampling
 from gtpo.evaluation.storage import problems_hash
-from gtpo.evaluation.targets import Target
 from gtpo.prompts import SYSTEM_PROMPT
 
 ROWS = load_benchmark("arithmetic")
@@ -35,9 +35,7 @@ def select(*names: str, **flags: Any) -> dict[str, str]:
 
 def test_benchmarks_are_selected_once_in_the_order_of_the_flag() -> None:
     assert list(select("math500", "gsm8k", "math500")) == ["math500", "gsm8k"]
-    with pytest.raises(
-        UsageError, match=r"benchmark 'amc' is unknown \(did you mean 'amc23'\?\): pick from gsm8k, math"
-    ):
+    with pytest.raises(UsageError, match=r"unknown benchmark 'amc' \(did you mean 'amc23'\?\): pick from gsm8k, math"):
         select("gsm8k", "amc")
     with pytest.raises(UsageError, match="--benchmarks is missing: name one or more of gsm8k, math, math500"):
         select()
@@ -97,22 +95,31 @@ def test_your_problems_with_a_readable_gold_answer(tmp_path: Path, caplog: pytes
 THINK = PromptArguments(system_prompt="none", tags="<think> </think> <answer> </answer>")
 
 
-def test_a_job_for_every_target_and_benchmark(tiny: Path, adapters: list[Path], tmp_path: Path) -> None:
-    flags = EvaluationArguments(["arithmetic", "arithmetic_hard"], output_dir=str(tmp_path))
-    targets = [Target("run@best", adapters[0], "best"), Target("")]
-    problems = {"arithmetic": Problems(ROWS[:3]), "arithmetic_hard": Problems(ROWS[:2], {"empty": 1})}
-    sampling = Sampling(k=2, temperature=0.5, top_p=0.9, seed=7, max_new_tokens=11, batch_size=5)
-    jobs = plan_jobs(flags, targets, [PromptArguments(), THINK], problems, str(tiny), "transformers", sampling)
+def test_a_job_for_every_target_and_benchmark(
+    outputs: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = EvaluationArguments(
+        ["arithmetic", "arithmetic_hard"],
+        **{"limit": 3, "k": 2, "temperature": 0.5, "top_p": 0.9, "seed": 7, "max_new_tokens": 11, "batch_size": 5},
+        checkpoint="best",
+        output_dir=str(tmp_path),
+    )
+    prompts = [PromptArguments(), THINK]
+    monkeypatch.setattr("gtpo.evaluation.plan.choose_prompts", lambda *_: prompts)
+    plan = plan_evaluation(flags, ["outputs/older", "base"])
+    jobs = plan.jobs
+    assert plan.sampling == Sampling(k=2, temperature=0.5, top_p=0.9, seed=7, max_new_tokens=11, batch_size=5)
     base = f"base-{tiny.name}"
     assert [job.path.relative_to(tmp_path) for job in jobs] == [
-        Path("run@best/arithmetic.jsonl"),
-        Path("run@best/arithmetic_hard.jsonl"),
+        Path("older@best/arithmetic.jsonl"),
+        Path("older@best/arithmetic_hard.jsonl"),
         Path(f"{base}/arithmetic.jsonl"),
         Path(f"{base}/arithmetic_hard.jsonl"),
     ]
-    assert [job.problems.dropped for job in jobs] == [{}, {"empty": 1}] * 2
-    assert [job.adapter for job in jobs] == [adapters[0], adapters[0], None, None]
-    assert jobs[1].title == "run@best, Arithmetic, 4 to 5 steps"
+    assert jobs[0].problems == Problems(ROWS[:3])
+    best = Path("outputs/older/best")
+    assert [job.adapter for job in jobs] == [best, best, None, None]
+    assert jobs[1].title == "older@best, Arithmetic, 4 to 5 steps"
     settings = jobs[0].head.settings
     assert settings.pop("problems_hash") != jobs[1].head.settings["problems_hash"]
     assert settings.pop("model") == jobs[1].head.settings["model"] != str(tiny)  # a hash of the weights
@@ -136,7 +143,7 @@ def test_a_job_for_every_target_and_benchmark(tiny: Path, adapters: list[Path], 
     assert jobs[2].head.settings["tags"] == "<think> </think> <answer> </answer>"
     assert jobs[2].head.settings["system_prompt"] == "none" and jobs[2].prompt == THINK
     origin = jobs[0].head.origin
-    assert replace(origin, environment={}, data={}) == Origin(str(tiny), str(adapters[0]), "best")
+    assert replace(origin, environment={}, data={}) == Origin(str(tiny), str(best), "best")
     assert origin.environment["packages"]["transformers"]
 
 
@@ -153,7 +160,7 @@ def test_stored_jobs_are_those_of_the_benchmarks(
     assert job.problems == Problems(ROWS[:3])
     with pytest.raises(UsageError, match=r"no stored completions in .*: run an evaluation first"):
         find_stored_jobs(EvaluationArguments(regrade=True, output_dir=str(tmp_path / "elsewhere")))
-    with pytest.raises(UsageError, match="benchmark 'arithmetics' is unknown"):
+    with pytest.raises(UsageError, match="unknown benchmark 'arithmetics'"):
         find_stored_jobs(EvaluationArguments(regrade=True, benchmarks=["arithmetics"], output_dir=str(tmp_path)))
 
 

@@ -398,6 +398,16 @@ print(fingerprint(plain), fingerprint(ours))
 """
 
 
+def test_the_order_of_the_modules_of_an_adapter_does_not_matter(tmp_path: Path) -> None:
+    seen = []
+    for modules in (["v_proj", "q_proj"], ["q_proj", "v_proj"], ["q_proj"]):
+        stored = {"r": 4, "target_modules": modules}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(stored, indent=2, sort_keys=True))
+        seen.append(fingerprint(tmp_path))
+    assert seen[0] == seen[1] != seen[2]
+
+
+@pytest.mark.slow
 def test_an_adapter_saved_by_another_process_is_the_same(tiny: Path, tmp_path: Path) -> None:
     """PEFT writes the names of modules in the order of the hash seed; the adapters of a run have them sorted."""
     printed = []

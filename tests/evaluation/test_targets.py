@@ -15,12 +15,12 @@ from gtpo.evaluation.targets import (
     Target,
     base_model,
     choose_4bit,
+    choose_model,
     choose_prompts,
     find_targets,
     max_lora_rank,
     newest_run,
     refuse_large_model_without_gpu,
-    resolve_base_model,
     same_model,
 )
 from gtpo.models.tiny import ensure_tiny
@@ -136,7 +136,7 @@ def test_the_shipped_base_takes_the_place_of_a_tiny_base_that_is_gone(outputs: P
     [older] = find_targets(["outputs/older"], None)
     edit_config(older.adapter, base_model_name_or_path=f"/gone/outputs/tiny/{ensure_tiny().name}")
     for model in (None, "tiny"):
-        assert resolve_base_model(base_model([older], model), [older], model) == str(ensure_tiny())
+        assert choose_model([older], model) == str(ensure_tiny())
     edit_config(older.adapter, base_model_name_or_path="/gone/outputs/tiny/base-1")  # of other settings
     with pytest.raises(UsageError, match="/gone/outputs/tiny/base-1, which does not exist"):
         base_model([older], None)
@@ -190,13 +190,14 @@ def test_damaged_weights_of_an_adapter_are_refused_among_several(outputs: Path) 
 def test_model_can_only_name_a_copy_of_the_base_model(outputs: Path, tiny: Path, tmp_path: Path) -> None:
     [older] = find_targets(["outputs/older"], None)
     copy = shutil.copytree(tiny, tmp_path / "copies" / tiny.name)
-    assert resolve_base_model(str(tiny), [older], None) == str(tiny)
+    assert choose_model([older], None) == str(tiny)
     with pytest.raises(UsageError, match=r"--model .* is not the model that the adapter was trained from, .*tiny0"):
-        resolve_base_model(str(tiny), [older], str(copy))  # both exist, so it is another model
+        choose_model([older], str(copy))  # both exist, so it is another model
     moved = str(tmp_path / "moved" / tiny.name)
-    assert resolve_base_model(moved, [older], str(copy)) == str(copy)
+    edit_config(older.adapter, base_model_name_or_path=moved)
+    assert choose_model([older], str(copy)) == str(copy)
     with pytest.raises(UsageError, match=r"outputs/older is not the model that the adapter was trained from"):
-        resolve_base_model(str(tiny), [older], str(outputs / "older"))
+        choose_model([older], str(outputs / "older"))
 
 
 def test_the_largest_rank_of_the_adapters(outputs: Path) -> None:
