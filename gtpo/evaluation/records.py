@@ -168,7 +168,7 @@ def _read(cls: Any, stored: Any, **values: Any) -> Any:
         if item.name not in stored:
             if item.default is MISSING and item.default_factory is MISSING:
                 raise ValueError(f"it has no {item.name}")
-        elif isinstance(value := stored[item.name], item.type):
+        elif isinstance(value := stored[item.name], item.type):  # type: ignore[arg-type]  # no annotation is a string
             values[item.name] = value
         else:
             raise ValueError(f"{item.name} is {value!r:.80}, expected {getattr(item.type, '__name__', item.type)}")
