@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 ENVIRONMENT = {
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",  # in forks, new threads that load weights race for PyTorch's thread pool
     "UNSLOTH_ALLOW_CPU": "1",  # otherwise Unsloth cannot be imported
     "UNSLOTH_DISABLE_STATISTICS": "1",  # no network
     "VLLM_NO_USAGE_STATS": "1",  # no network
