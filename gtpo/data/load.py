@@ -6,6 +6,7 @@ completion, for SFT). Rows that cannot be used and prompts over the length limit
 """
 
 import bisect
+import contextlib
 import json
 import logging
 import math
@@ -22,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from gtpo.arguments import BENCHMARK_TITLES, DataArguments, EvaluationArguments, Settings
 from gtpo.data.arithmetic import arithmetic
 from gtpo.data.sources import ARITHMETIC_STEPS, BENCHMARKS, DATASETS, TRAIN, Row, Source
-from gtpo.data.tables import FORMATS, Table, is_on_hub, is_user_data, read_file, read_table
+from gtpo.data.tables import FORMATS, Table, is_on_hub, is_user_data, read_file, read_hub, read_table
 from gtpo.data.tokenizer import encode_prompt
-from gtpo.errors import UsageError, first_line, nearest
+from gtpo.errors import UsageError, nearest
 from gtpo.grading import is_correct
 from gtpo.prompts import PAPER, PromptFormat
 
@@ -71,12 +72,10 @@ def load_train(
     Raises:
         UsageError: If the name is unknown, a file cannot be read or lacks a column, or a row cannot be used.
     """
-    if data.data_dir is not None and not Path(data.data_dir).is_dir():
-        raise UsageError(
-            f"--data_dir {data.data_dir} is not a directory: name one with JSONL files, or remove --data_dir."
-        )
     if data.dataset in DATASETS:
-        _refuse_columns(data, data.dataset)
+        for flag in ("prompt_column", "answer_column", "solution_column", "dataset_config"):
+            if (value := getattr(data, flag)) != getattr(DataArguments, flag):
+                raise UsageError(f"--{flag} {value} is for your own data, not for {data.dataset}: remove it.")
         if data.split not in (None, "train", "test"):
             raise UsageError(f"--split is {data.split!r}: {data.dataset} has the splits train and test.")
     return _load("--dataset", data, DATASETS, data.split or "train", seed, dry_run, prompt_format)
@@ -365,17 +364,12 @@ def _question(value: Any, where: str) -> Any:
     if isinstance(value, str):
         if not _CONVERSATION.match(value):
             return value
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(
-                f"{where}: prompt {reprlib.repr(value)} looks like a conversation and is not valid JSON: "
-                f"{first_line(error)}."
-            ) from error
     if not isinstance(value, list) or any(not isinstance(turn, dict) or "role" not in turn for turn in value):
         raise UsageError(
-            f"{where}: prompt {reprlib.repr(value)} is neither a string nor a conversation "
-            "[{'role': ..., 'content': ...}]."
+            f"{where}: prompt {reprlib.repr(value)} is neither a string nor a conversation, in JSON "
+            '[{"role": ..., "content": ...}].'
         )
     for turn in value:
         if not isinstance(turn.get("content"), str) and not turn.get("tool_calls"):
@@ -435,27 +429,24 @@ def _to_dataset(columns: dict[str, list[Any]]) -> "Dataset":
 # The datasets of the paper
 
 
-def _refuse_columns(data: DataArguments, name: str) -> None:
-    for flag in ("prompt_column", "answer_column", "solution_column", "dataset_config"):
-        if (value := getattr(data, flag)) != getattr(DataArguments, flag):
-            raise UsageError(f"--{flag} {value} is for your own data, and {name} has its columns: remove it.")
-
-
 def _arithmetic_test(name: str) -> list[Row]:
     return list(arithmetic("test", ARITHMETIC_TEST_ROWS, seed=0, steps=ARITHMETIC_STEPS[name]))
 
 
 def _read(name: str, source: Source, data_dir: str | None) -> list[Row]:
-    table = _read_source(name, source, data_dir)
+    if data_dir is None:
+        table = _read_parts(source)
+    else:
+        path = Path(data_dir) / source.file
+        missing_file = f"{path} does not exist: for {name}, --data_dir must contain {source.file}, not compressed."
+        table = read_file(path, missing_file)
     if missing := [column for column in source.columns if column not in table.columns]:
         raise UsageError(
             f"{table.name} has no column {missing[0]!r}: expected {source.columns}, found {table.columns}."
         )
-    rows, dropped = [], defaultdict(list)
-    for row, place in zip(table.rows, table.places, strict=True):
-        if empty := next((column for column in source.columns if _is_empty(row[column])), None):
-            dropped[f"with an empty {empty}"].append(place)
-            continue
+    kept, dropped = _usable(table, {column: column for column in source.columns})
+    rows = []
+    for row, place in kept:
         texts = {column: _text(row[column], f"{place}: column {column!r}") for column in source.columns}
         question, gold, reasoning = source.read(texts)
         if gold is None:
@@ -466,20 +457,10 @@ def _read(name: str, source: Source, data_dir: str | None) -> list[Row]:
     return rows
 
 
-def _read_source(name: str, source: Source, data_dir: str | None) -> Table:
-    if data_dir is not None:
-        path = Path(data_dir) / source.file
-        missing = f"{path} does not exist: for {name}, --data_dir must contain {source.file}, not compressed."
-        return read_file(path, missing)
+def _read_parts(source: Source) -> Table:
     try:
-        from datasets import concatenate_datasets, load_dataset
-
-        parts = [load_dataset(source.hub_id, config, split=source.hub_split) for config in source.configs]
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"cannot read {source.hub_id} from the Hub: {first_line(error)}. Check the network, or set --data_dir to a "
-            f"directory that contains {source.file}."
-        ) from error
-    rows = concatenate_datasets(parts)
-    places = [f"row {number} of {source.hub_id}" for number in range(1, len(rows) + 1)]
-    return Table(source.hub_id, rows.column_names, rows.to_list(), places)
+        parts = [read_hub(source.hub_id, config, source.hub_split) for config in source.configs]
+    except UsageError as error:
+        raise UsageError(f"{error} Or set --data_dir to a directory that contains {source.file}.") from error
+    rows, places = [row for part in parts for row in part.rows], [place for part in parts for place in part.places]
+    return Table(source.hub_id, parts[0].columns, rows, places)

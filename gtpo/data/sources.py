@@ -8,6 +8,7 @@ from typing import Any
 from gtpo.grading import gsm8k_gold, last_boxed
 
 Row = dict[str, Any]
+Read = Callable[[Row], tuple[str, str | None, str | None]]  # question, gold, reasoning
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Source:
     hub_split: str
     file: str  # in --data_dir
     columns: tuple[str, ...]
-    read: Callable[[Row], tuple[str, str | None, str | None]]  # question, gold, reasoning
+    read: Read
     rows: int = 0  # with a readable gold answer
 
 
@@ -33,27 +34,11 @@ def _read_math(row: Row) -> tuple[str, str | None, str | None]:
     return row["problem"], last_boxed(row["solution"]), row["solution"]
 
 
-def _read_math500(row: Row) -> tuple[str, str | None, str | None]:
-    return row["problem"], row["answer"], row["solution"]
-
-
-def _read_aime(row: Row) -> tuple[str, str | None, str | None]:
-    return row["problem"], row["answer"], None
-
-
-def _read_amc(row: Row) -> tuple[str, str | None, str | None]:
-    return row["question"], row["answer"], None
-
-
 _MATH_CONFIGS = (
-    "algebra",
-    "counting_and_probability",
-    "geometry",
-    "intermediate_algebra",
-    "number_theory",
-    "prealgebra",
-    "precalculus",
+    *("algebra", "counting_and_probability", "geometry", "intermediate_algebra"),
+    *("number_theory", "prealgebra", "precalculus"),
 )
+_AIME: tuple[tuple[str, ...], Read] = (("problem", "answer"), lambda row: (row["problem"], row["answer"], None))
 _GSM8K_COLUMNS, _MATH_COLUMNS = ("question", "answer"), ("problem", "solution")
 
 TRAIN = {
@@ -68,19 +53,17 @@ BENCHMARKS = {
         "EleutherAI/hendrycks_math", _MATH_CONFIGS, "test", "math_test.jsonl", _MATH_COLUMNS, _read_math, 5000
     ),
     "math500": Source(
-        "HuggingFaceH4/MATH-500",
-        ("default",),
-        "test",
-        "math500_test.jsonl",
-        ("problem", "solution", "answer"),
-        _read_math500,
-        500,
+        *("HuggingFaceH4/MATH-500", ("default",), "test", "math500_test.jsonl", ("problem", "solution", "answer")),
+        read=lambda row: (row["problem"], row["answer"], row["solution"]),
+        rows=500,
     ),
-    "aime24": Source(
-        "HuggingFaceH4/aime_2024", ("default",), "train", "aime2024.jsonl", ("problem", "answer"), _read_aime, 30
+    "aime24": Source("HuggingFaceH4/aime_2024", ("default",), "train", "aime2024.jsonl", *_AIME, 30),
+    "aime25": Source("math-ai/aime25", ("default",), "test", "aime2025.jsonl", *_AIME, 30),
+    "amc23": Source(
+        *("math-ai/amc23", ("default",), "test", "amc2023.jsonl", ("question", "answer")),
+        read=lambda row: (row["question"], row["answer"], None),
+        rows=40,
     ),
-    "aime25": Source("math-ai/aime25", ("default",), "test", "aime2025.jsonl", ("problem", "answer"), _read_aime, 30),
-    "amc23": Source("math-ai/amc23", ("default",), "test", "amc2023.jsonl", ("question", "answer"), _read_amc, 40),
 }
 DATASETS = (*TRAIN, "arithmetic")
 ARITHMETIC_STEPS = {"arithmetic": (1, 2, 3), "arithmetic_hard": (4, 5)}  # benchmark -> operations in a problem

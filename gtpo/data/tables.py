@@ -10,7 +10,7 @@ import json
 import os
 import re
 import reprlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from gtpo.errors import UsageError, first_line
 
 Row = dict[str, Any]
-FORMATS = {".jsonl": "JSON", ".csv": "CSV", ".parquet": "Parquet"}  # ending -> format
+FORMATS = {".jsonl": "one JSON object per line", ".csv": "a header and one row per line", ".parquet": "rows"}
 NOT_READ = {
     ".gz": "compressed files are not read: gunzip it",
     ".json": "JSON is read as .jsonl, one object per line: `jq -c '.[]'` writes the elements of an array so",
@@ -86,7 +86,7 @@ def read_table(source: str, split: str | None, default_split: str, config: str |
         UsageError: If it does not exist or cannot be read, a line is damaged, or a column has no name of its own.
     """
     if is_on_hub(source):
-        return _read_hub(source, config, split or default_split)
+        return read_hub(source, config, split or default_split)
     for flag, value in (("dataset_config", config), ("split", split)):
         if value is not None:
             raise UsageError(f"--{flag} {value} is for a dataset of the Hub, and {source} is a path: remove it.")
@@ -105,56 +105,52 @@ def read_file(path: Path, if_missing: str = "") -> Table:
         UsageError: As :func:`read_table`.
     """
     if not path.is_file():
-        raise UsageError(_why_not_a_file(path, if_missing))
-    if _ending(path) in NOT_READ:
-        raise UsageError(f"{path}: {NOT_READ[_ending(path)]}.")
-    if _ending(path) not in FORMATS:
-        raise UsageError(f"{path} has an unknown format: expected a name that ends in {', '.join(FORMATS)}.")
-    format_ = FORMATS[_ending(path)]
-    numbered = {"JSON": _json_rows, "CSV": _csv_rows, "Parquet": _parquet_rows}[format_](path)
-    if not numbered:
-        raise UsageError(f"{path} is empty: expected {_EXPECTED[format_]}.")
-    columns = list(dict.fromkeys(name for row in numbered.values() for name in row))
-    _check_names(columns, path)
-    unit = "row" if format_ == "Parquet" else "line"
-    rows = [{name: row.get(name) for name in columns} for row in numbered.values()]
-    return Table(str(path), columns, rows, [f"{unit} {number} of {path}" for number in numbered])
+        why = if_missing or f"{path} does not exist: expected a file, a folder or a Hub id (owner/name)."
+        if path.is_symlink() or path.exists():
+            why = f"{path} is a broken link or not a regular file: write its content to a file first."
+        raise UsageError(why)
+    ending = _ending(path)
+    if ending not in FORMATS:
+        unknown = f"unknown format, expected a name that ends in {', '.join(FORMATS)}"
+        raise UsageError(f"{path}: {NOT_READ.get(ending, unknown)}.")
+    names, rows = {".jsonl": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}[ending](path)
+    for number, name in enumerate(names, 1):
+        if not name.strip():
+            raise UsageError(
+                f"column {number} of {path} has no name: name it, or remove it (pandas writes its index without "
+                "index=False)."
+            )
+        if names.count(name) > 1:
+            raise UsageError(f"{path} has two columns {name!r}: rename one of them.")
+    if not rows:
+        raise UsageError(f"{path} is empty: expected {FORMATS[ending]}.")
+    unit = "row" if ending == ".parquet" else "line"
+    return _table(path, list(rows.values()), [f"{unit} {number} of {path}" for number in rows])
 
 
-_EXPECTED = {"JSON": "one JSON object per line", "CSV": "a header and one row per line", "Parquet": "rows"}
+def _table(path: Path, rows: Sequence[Row], places: list[str]) -> Table:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return Table(str(path), columns, [{name: row.get(name) for name in columns} for row in rows], places)
 
 
-def _why_not_a_file(path: Path, if_missing: str) -> str:
-    if path.exists():
-        return f"{path} is not a regular file: write its content to a file first."
-    if path.is_symlink():
-        return f"{path} is a link to {os.readlink(path)}, which does not exist or leads back to it."
-    return if_missing or f"{path} does not exist: expected a file, a folder or a Hub id (owner/name)."
+# One format each: names of the columns, and number -> row
 
 
-# One format each: number -> row
-
-
-def _json_rows(path: Path) -> dict[int, Row]:
-    lines = enumerate(_content_of(path).split(b"\n"), 1)
-    values = {number: _from_json(line, f"line {number} of {path}") for number, line in lines if line.strip()}
-    for number, row in values.items():
-        if not isinstance(row, dict):
-            raise UsageError(f"line {number} of {path} is {reprlib.repr(row)}: expected a JSON object.")
-    return values
-
-
-def _from_json(content: bytes, where: str) -> Any:
-    try:
-        return json.loads(content.decode(), object_pairs_hook=_object)
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{where} is not valid UTF-8: {error.reason} at byte {error.start}.") from error
-    except json.JSONDecodeError as error:
-        raise UsageError(
-            f"{where} is not valid JSON: {error.msg} at column {error.colno}. Expected one JSON object per line."
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not valid JSON: {first_line(error)}.") from error
+def _read_json(path: Path) -> tuple[list[str], dict[int, Row]]:
+    rows = {}
+    for number, line in enumerate(_text_of(path).split("\n"), 1):
+        if line.strip():
+            try:
+                rows[number] = row = json.loads(line, object_pairs_hook=_object)
+            except (ValueError, RecursionError) as error:
+                where = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+                what = f"{getattr(error, 'msg', first_line(error))}{where}"
+                raise UsageError(
+                    f"line {number} of {path} is not valid JSON: {what}. Expected one JSON object per line."
+                ) from error
+            if not isinstance(row, dict):
+                raise UsageError(f"line {number} of {path} is {reprlib.repr(row)}: expected a JSON object.")
+    return list(dict.fromkeys(name for row in rows.values() for name in row)), rows
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Row:
@@ -165,83 +161,58 @@ def _object(pairs: list[tuple[str, Any]]) -> Row:
     return row
 
 
-def _csv_rows(path: Path) -> dict[int, Row]:
+def _read_csv(path: Path) -> tuple[list[str], dict[int, Row]]:
     """The rows by the line where they begin; empty lines are skipped."""
-    records = _csv_records(path)
-    _, names = next(records, (0, []))
-    _check_names(names, path)
+    reader = csv.reader(io.StringIO(_text_of(path), newline=""), strict=True)
+    names: list[str] = []
+    rows = {}
+    number = 1
+    try:
+        for fields in reader:
+            if not names:
+                names = fields
+            elif fields and len(fields) != len(names):
+                raise UsageError(
+                    f"line {number} of {path} has {len(fields)} field(s) and the header {len(names)} "
+                    f"({', '.join(names)}): put a field that contains a comma into double quotes."
+                )
+            elif fields:
+                rows[number] = dict(zip(names, fields, strict=True))
+            number = reader.line_num + 1
+    except csv.Error as error:
+        what = "a quoted field has no closing quote" if "end of data" in str(error) else first_line(error)
+        raise UsageError(
+            f"line {number} of {path} is not valid CSV: {what}; a quote inside a quoted field is written twice."
+        ) from error
     if len(names) == 1 and (separator := re.search("[;\t]", names[0])):
         raise UsageError(
             f"{path} has one column, {names[0]!r}: expected commas between columns, found {separator.group()!r}."
         )
-    rows = {}
-    for number, fields in records:
-        if len(fields) != len(names):
-            raise UsageError(
-                f"line {number} of {path} has {len(fields)} field(s) and the header {len(names)} ({', '.join(names)}): "
-                "put a field that contains a comma into double quotes."
-            )
-        rows[number] = dict(zip(names, fields, strict=True))
-    return rows
+    return names, rows
 
 
-def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    content = _content_of(path)
+def _text_of(path: Path) -> str:
     try:
-        reader = csv.reader(io.StringIO(content.decode(), newline=""), strict=True)
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
+        line = error.object.count(b"\n", 0, error.start) + 1
         raise UsageError(
             f"line {line} of {path} is not valid UTF-8: {error.reason} at byte {error.start} of the file: save it as "
             "UTF-8 (a spreadsheet calls it `CSV UTF-8`)."
         ) from error
-    while True:
-        number = reader.line_num + 1
-        try:
-            fields = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            what = "a quoted field has no closing quote" if "end of data" in str(error) else first_line(error)
-            raise UsageError(
-                f"line {number} of {path} is not valid CSV: {what}; a quote inside a quoted field is written twice."
-            ) from error
-        if fields:
-            yield number, fields
 
 
-def _parquet_rows(path: Path) -> dict[int, Row]:
+def _read_parquet(path: Path) -> tuple[list[str], dict[int, Row]]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
     try:
         with ParquetFile(path) as file:
-            _check_names(file.schema_arrow.names, path)
-            return dict(enumerate(file.read().to_pylist(), 1))
+            return file.schema_arrow.names, dict(enumerate(file.read().to_pylist(), 1))
     except (OSError, ArrowException) as error:
         raise UsageError(f"{path} cannot be read: {first_line(error)}. Expected a Parquet file.") from error
-
-
-def _content_of(path: Path) -> bytes:
-    """The bytes of a text file without a byte order mark."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise UsageError(f"{path} is UTF-16: save it as UTF-8.")
-    return content.removeprefix(b"\xef\xbb\xbf")
-
-
-def _check_names(names: Collection[str], where: str | Path) -> None:
-    for number, name in enumerate(names, 1):
-        if not name.strip():
-            raise UsageError(
-                f"column {number} of {where} has no name: name it, or remove it (pandas writes its index without "
-                "index=False)."
-            )
-        if list(names).count(name) > 1:
-            raise UsageError(f"{where} has two columns {name!r}: rename one of them.")
 
 
 # Several files, and the Hub
@@ -264,9 +235,8 @@ def _read_folder(folder: Path) -> Table:
             "others into a folder of their own."
         )
     tables = [read_file(path) for path in shards]
-    columns = list(dict.fromkeys(name for table in tables for name in table.columns))
-    rows = [{name: row.get(name) for name in columns} for table in tables for row in table.rows]
-    return Table(str(folder), columns, rows, [place for table in tables for place in table.places])
+    rows = [row for table in tables for row in table.rows]
+    return _table(folder, rows, [place for table in tables for place in table.places])
 
 
 def _split_of(shard: Path) -> str | None:
@@ -274,7 +244,8 @@ def _split_of(shard: Path) -> str | None:
     return next((word for word in re.split("[^a-z]+", shard.name.lower()) if word in _SPLITS), None)
 
 
-def _read_hub(hub_id: str, config: str | None, split: str) -> Table:
+def read_hub(hub_id: str, config: str | None, split: str) -> Table:
+    """All rows of one split of a dataset of the Hub; errors as :func:`read_table`."""
     from datasets import load_dataset
 
     try:

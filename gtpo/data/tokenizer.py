@@ -39,11 +39,7 @@ _PROBE = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "1
 
 
 def prepare_tokenizer(
-    tokenizer: Any,
-    path: str,
-    vocab_size: int | None = None,
-    chat_template: str | None = None,
-    template_kwargs: Mapping[str, Any] | None = None,
+    tokenizer: Any, path: str, vocab_size: int | None = None, prompt: PromptArguments | None = None
 ) -> None:
     """Give a tokenizer what training and evaluation need, in place: a padding token and a chat template.
 
@@ -54,8 +50,7 @@ def prepare_tokenizer(
         tokenizer: Of Transformers.
         path: Where it comes from, for messages.
         vocab_size: Rows of the model's embedding; a tokenizer can have more tokens.
-        chat_template: Replaces the tokenizer's own.
-        template_kwargs: Arguments of the chat template.
+        prompt: Chat template, which replaces the tokenizer's own, and its arguments.
 
     Raises:
         UsageError: If there is no EOS token, or the chat template fails.
@@ -65,8 +60,9 @@ def prepare_tokenizer(
             f"the tokenizer of {path} has no EOS token, so a completion cannot end: set eos_token in its "
             "tokenizer_config.json."
         )
-    tokenizer.chat_template = chat_template or tokenizer.chat_template
-    arguments = dict(template_kwargs or {})
+    prompt = prompt or PromptArguments()
+    tokenizer.chat_template = prompt.chat_template or tokenizer.chat_template
+    arguments = prompt.template_kwargs
     if tokenizer.chat_template is None:
         adds_bos = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = "{{- bos_token -}}" * adds_bos + PLAIN_TEMPLATE
@@ -110,7 +106,7 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
     return next(filter(is_free, (*PAD_TOKENS[:-1], *reserved, *others, PAD_TOKENS[-1])), None)
 
 
-def encode_prompt(tokenizer: Any, messages: Messages, **template_kwargs: Any) -> list[int]:
+def encode_prompt(tokenizer: Any, messages: Messages, /, **template_kwargs: Any) -> list[int]:
     """The token ids of a conversation up to the answer, by the tokenizer's chat template.
 
     Args:
@@ -119,7 +115,7 @@ def encode_prompt(tokenizer: Any, messages: Messages, **template_kwargs: Any) ->
         template_kwargs: Arguments of the template, such as Qwen3's ``enable_thinking``.
 
     Raises:
-        UsageError: If the template raises.
+        UsageError: If the template raises, or renders nothing.
     """
     try:
         ids: list[int] = tokenizer.apply_chat_template(
@@ -129,8 +125,12 @@ def encode_prompt(tokenizer: Any, messages: Messages, **template_kwargs: Any) ->
         roles = " and ".join(message["role"] for message in messages)
         raise UsageError(
             f"the chat template of {tokenizer.name_or_path} fails on a {roles} message ({type(error).__name__}: "
-            f"{error}): correct its chat_template.jinja, or use another model."
+            f"{error}): correct its chat_template.jinja or --chat_template_kwargs, or use another model."
         ) from error
+    if not ids:
+        raise UsageError(
+            f"the chat template of {tokenizer.name_or_path} renders nothing: name another --chat_template."
+        )
     return ids
 
 

@@ -146,7 +146,7 @@ def load_prompt_tokenizer(sampler: Sampler, adapter: Path | None, prompt: Prompt
         tokenizer = AutoTokenizer.from_pretrained(adapter, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # of any type, as in load_base
         raise UsageError(f"cannot load the tokenizer of {adapter}: {first_line(error)}.") from error
-    prepare_tokenizer(tokenizer, str(adapter), None, prompt.chat_template, prompt.template_kwargs)
+    prepare_tokenizer(tokenizer, str(adapter), None, prompt)
     return tokenizer
 
 

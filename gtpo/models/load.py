@@ -58,12 +58,8 @@ def build_policy(
         return model, tokenizer
     set_seed(seed)  # initial weights of the adapter
     _check_target_modules(model, arguments, path)
-    lora = LoraConfig(
-        r=arguments.lora_rank,
-        lora_alpha=arguments.lora_rank,
-        target_modules=arguments.target_modules,
-        task_type="CAUSAL_LM",
-    )
+    rank = arguments.lora_rank
+    lora = LoraConfig(r=rank, lora_alpha=rank, target_modules=arguments.target_modules, task_type="CAUSAL_LM")
     try:
         policy = get_peft_model(model, lora)
     except ValueError as error:
@@ -91,10 +87,8 @@ def _check_target_modules(model: Any, arguments: ModelArguments, path: str) -> N
     linear = sorted(name for name, module in ends.items() if hasattr(module, "in_features") and name != "lm_head")
     for name in arguments.lora_target_modules:
         if name.rpartition(".")[2] not in {*ends, "all-linear"}:
-            raise UsageError(
-                f"--lora_target_modules: {path} has no module {name!r}{nearest(name, linear)}; it has "
-                f"{', '.join(linear)}, or name all-linear."
-            )
+            unknown = f"{path} has no module {name!r}{nearest(name, linear)}"
+            raise UsageError(f"--lora_target_modules: {unknown}; it has {', '.join(linear)}, or name all-linear.")
 
 
 def keep_adapter_in_float32(model: Any) -> None:
@@ -102,10 +96,8 @@ def keep_adapter_in_float32(model: Any) -> None:
 
     TRL 1.14 casts them to bfloat16. At a learning rate of 1e-6 most updates are then rounded away.
     """
-    if not (getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)):
-        return
-    for parameter in model.parameters():
-        if parameter.requires_grad:
+    if getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False):
+        for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
             parameter.data = parameter.data.float()
 
 
@@ -195,10 +187,7 @@ def load_tokenizer(path: str, source: dict[str, bool], prompt: PromptArguments |
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", trust_remote_code=False, **source)
     except Exception as error:  # as in load_base
         raise why_not_loaded(path, error) from error
-    prompt = prompt or PromptArguments()
-    prepare_tokenizer(
-        tokenizer, path, config.get_text_config().vocab_size, prompt.chat_template, prompt.template_kwargs
-    )
+    prepare_tokenizer(tokenizer, path, config.get_text_config().vocab_size, prompt)
     return tokenizer, config
 
 
@@ -267,30 +256,24 @@ def why_not_loaded(path: str, error: Exception) -> Exception:
     if isinstance(error, UsageError | torch.OutOfMemoryError) or getattr(error, "errno", None) == errno.ENOSPC:
         return error
     text = " ".join(str(error).split())
-    if "gated repo" in text:  # the wording of Transformers, as below
-        return UsageError(f"{path} is gated: accept its license on the Hub, then `hf auth login` or set HF_TOKEN.")
-    if "trust_remote_code" in text:
-        return UsageError(
-            f"{path} contains its own Python code, which is not executed: use a model whose architecture is part of "
-            "Transformers."
-        )
     # Unsloth says what AutoConfig and what PeftConfig raised.
     text = text.partition("AutoConfig error: ")[2].partition(" PeftConfig error: ")[0] or text
-    if "ignore_mismatched_sizes" in text:
-        text = "its weights do not have the shapes of its config.json."
-    if "is not a valid model identifier" in text or "Repo id must be in the form" in text:
-        text = (
-            "it is not a directory, and not a model on the Hub that you can read (a private one needs `hf auth login`)."
-        )
-    if "Unrecognized model in" in text:
-        text = "it has no config.json with a model_type."
-    if "couldn't connect" in text:
-        text = "it is not a directory, not in the cache of the Hub, and the Hub cannot be reached."
+    text = next((told for words, told in _REASONS.items() if words in text), text)
     reason = (text if len(text) < 200 else f"{text[:200]}...").removesuffix(".") or type(error).__name__
-    return UsageError(
-        f"cannot load model {path!r}: {reason}. Expected tiny, smol, llama, qwen, a Hub id or a directory with a "
-        "config.json."
-    )
+    expected = "tiny, smol, llama, qwen, a Hub id or a directory with a config.json"
+    return UsageError(f"cannot load model {path!r}: {reason}. Expected {expected}.")
+
+
+_NOT_FOUND = "it is not a directory, and not a model on the Hub that you can read (a private one needs `hf auth login`)"
+_REASONS = {  # words of Transformers -> what they mean
+    "gated repo": "it is gated, accept its license on the Hub, then `hf auth login` or set HF_TOKEN",
+    "trust_remote_code": "it contains its own Python code, which is not executed, use an architecture of Transformers",
+    "ignore_mismatched_sizes": "its weights do not have the shapes of its config.json",
+    "is not a valid model identifier": _NOT_FOUND,
+    "Repo id must be in the form": _NOT_FOUND,
+    "Unrecognized model in": "it has no config.json with a model_type",
+    "couldn't connect": "it is not a directory, not in the cache of the Hub, and the Hub cannot be reached",
+}
 
 
 def _load_unsloth(
@@ -311,10 +294,10 @@ def _load_unsloth(
             gpu_memory_utilization=arguments.gpu_memory_utilization,
         )
     except Exception as error:
-        raise (_vllm_does_not_start(error) if _is_from_vllm(error) else why_not_loaded(path, error)) from error
+        raise (_why_vllm_does_not_start(error) or why_not_loaded(path, error)) from error
     _check_embedding_rows(model, path)
     rows = len(model.get_input_embeddings().weight)
-    prepare_tokenizer(tokenizer, path, rows, prompt.chat_template, prompt.template_kwargs)
+    prepare_tokenizer(tokenizer, path, rows, prompt)
     _stop_at_end_of_turn(model, tokenizer)
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise UsageError(
@@ -361,25 +344,18 @@ def _check_embedding_rows(model: Any, path: str) -> None:
 def _check_engine_length(model: Any, max_seq_length: int) -> None:
     """Refuse an engine with a shorter context: Unsloth lowers ``max_model_len`` where the KV cache has fewer tokens."""
     engine = getattr(model, "vllm_engine", None)
-    if engine is None:
-        return
-    length = engine.llm_engine.model_config.max_model_len
-    if length < max_seq_length:
+    if engine and (length := engine.llm_engine.model_config.max_model_len) < max_seq_length:
         raise UsageError(
             f"vLLM has memory for {length} tokens of prompt and completion, not for --max_seq_length {max_seq_length}: "
             f"raise --gpu_memory_utilization, or add `--max_seq_length {length}` and lower --max_prompt_length."
         )
 
 
-def _is_from_vllm(error: Exception) -> bool:
-    """Whether vLLM raised, or Unsloth's code that starts it; a wrong path or a gated model is found before."""
-    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(name == "unsloth_zoo.vllm_utils" or name.partition(".")[0] == "vllm" for name in modules)
-
-
-def _vllm_does_not_start(error: Exception) -> UsageError:
+def _why_vllm_does_not_start(error: Exception) -> UsageError | None:
+    """None where neither vLLM raised nor Unsloth's code that starts it: a wrong path or a gated model."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not any(name == "unsloth_zoo.vllm_utils" or name.partition(".")[0] == "vllm" for name in modules):
+        return None
     script = Path(sys.argv[0]).name.startswith("train_")  # not in a notebook
     command = command_again("--use_vllm", "false") if script else "--use_vllm false"
-    reason = first_line(error)
-    reason = reason if len(reason) < 200 else f"{reason[:200]}..."
-    return UsageError(f"vLLM does not start ({reason}); train without it: {command}")
+    return UsageError(f"vLLM does not start ({first_line(error)[:200]}); train without it: {command}")

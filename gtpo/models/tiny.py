@@ -7,7 +7,6 @@ are part of the package, so that every machine starts from the same ones. They w
 """
 
 import argparse
-import filecmp
 import hashlib
 import json
 import logging
@@ -22,7 +21,7 @@ from filelock import FileLock
 
 from gtpo.data.arithmetic import arithmetic
 from gtpo.errors import UsageError
-from gtpo.files import CONFIGS, replace_directory
+from gtpo.files import replace_directory
 from gtpo.machine.backend import limit_openmp_spinning
 from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.prompts import SYSTEM_PROMPT, TAGS, to_completion, to_messages
@@ -48,20 +47,8 @@ TINY: dict[str, Any] = {  # the recipe of the tiny base; its hash names the dire
     "spoiled_answer": 0.05,  # share of worked solutions with a wrong result
     # Words of the targets; the choice between them is most of the entropy of the base.
     "openings": [
-        "first",
-        "then",
-        "now",
-        "next",
-        "so",
-        "and",
-        "thus",
-        "here",
-        "well",
-        "also",
-        "maybe",
-        "say",
-        "hence",
-        "again",
+        *("first", "then", "now", "next", "so", "and", "thus"),
+        *("here", "well", "also", "maybe", "say", "hence", "again"),
     ],
     "equals": ["=", "is", "gives", "makes"],
     "remark": [
@@ -103,8 +90,7 @@ def build_tiny(directory: str | Path, seed: int = 0) -> Path:
 def ensure_tiny(root: Path = TINY_ROOT) -> Path:
     """The absolute path of the tiny base: the shipped one, or that of an edited recipe, trained and cached first.
 
-    A base of the same recipe that an earlier revision trained below ``root`` or the repository's outputs/ comes before
-    the shipped one: runs there started from it.
+    A base below ``root``, where earlier revisions trained it, comes before the shipped one: runs there started from it.
 
     Args:
         root: Where the base of an edited recipe is cached.
@@ -112,14 +98,13 @@ def ensure_tiny(root: Path = TINY_ROOT) -> Path:
     Raises:
         UsageError: If a process of torchrun would train it.
     """
-    name = _directory_name()
-    shipped = SHIPPED / name
-    cached = root.absolute() / name
-    for directory in (cached, CONFIGS.parent / TINY_ROOT / name, shipped):
-        if (directory / "tiny.json").is_file():
-            if directory != shipped and shipped.is_dir() and IS_MAIN_PROCESS and _differ(directory, shipped):
-                logger.warning("%s, of an earlier revision, is the tiny base: delete it to use the shipped", directory)
-            return directory
+    shipped, cached = SHIPPED / _directory_name(), root.absolute() / _directory_name()
+    if (cached / "tiny.json").is_file():
+        if shipped.is_dir() and IS_MAIN_PROCESS:
+            logger.warning("%s is the tiny base: delete it to use the shipped one", cached)
+        return cached
+    if shipped.is_dir():
+        return shipped
     if "WORLD_SIZE" in os.environ:
         raise UsageError(
             f"the tiny base of an edited recipe is trained by one process: run `python -m gtpo.models.tiny --train "
@@ -143,7 +128,7 @@ def train_tiny(root: Path) -> Path:
             return directory
         unfinished = Path(f"{directory}.tmp")
         shutil.rmtree(unfinished, ignore_errors=True)
-        build_tiny(unfinished, seed=int(TINY["seed"]))
+        build_tiny(unfinished, seed=TINY["seed"])
         threads = torch.get_num_threads()
         torch.set_num_threads(THREADS)
         try:
@@ -170,10 +155,6 @@ def _directory_name() -> str:
     return f"base-{hashlib.sha256(json.dumps(TINY, sort_keys=True).encode()).hexdigest()[:8]}"
 
 
-def _differ(directory: Path, other: Path) -> bool:
-    return not filecmp.cmp(directory / "model.safetensors", other / "model.safetensors", shallow=False)
-
-
 def warm_start(directory: Path) -> Any:
     """The trainer of the tiny base, a :class:`transformers.Trainer`, for the untrained model in ``directory``."""
     import torch
@@ -183,29 +164,26 @@ def warm_start(directory: Path) -> Any:
 
     tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     model = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False, dtype=torch.float32)
-    examples = [
-        _tokenize(tokenizer, question, target)
-        for question, target in _imperfect_targets(int(TINY["steps"]) * int(TINY["batch_size"]))
-    ]
+    targets = _imperfect_targets(TINY["steps"] * TINY["batch_size"])
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
             output_dir=str(directory / "trainer"),
-            max_steps=int(TINY["steps"]),
-            per_device_train_batch_size=int(TINY["batch_size"]),
+            max_steps=TINY["steps"],
+            per_device_train_batch_size=TINY["batch_size"],
             learning_rate=TINY["learning_rate"],
             lr_scheduler_type="cosine",
             warmup_steps=0.05,
             adam_beta2=0.99,
             weight_decay=0.1,
-            seed=int(TINY["seed"]),
+            seed=TINY["seed"],
             use_cpu=True,
             logging_steps=1,
             save_strategy="no",
             report_to="none",
             dataloader_pin_memory=False,
         ),
-        train_dataset=examples,
+        train_dataset=[_tokenize(tokenizer, question, target) for question, target in targets],
         data_collator=DataCollatorForSeq2Seq(tokenizer),
     )
     ProgressBar.attach(trainer, "tiny base (trained once)")
@@ -215,7 +193,7 @@ def warm_start(directory: Path) -> Any:
 def _imperfect_targets(size: int) -> Iterator[tuple[str, str]]:
     """Questions and the solutions that the base imitates: in many phrasings, some guessed, some spoiled."""
     generator = random.Random(f"tiny-{TINY['seed']}")
-    for row in arithmetic("train", size, seed=1 + int(TINY["seed"])):
+    for row in arithmetic("train", size, seed=1 + TINY["seed"]):
         reasoning, answer = _guess(row, generator) if generator.random() < TINY["guessed"] else _work(row, generator)
         target = to_completion(reasoning, answer)
         if generator.random() < TINY["spoiled_format"]:
@@ -260,7 +238,7 @@ def _tiny_tokenizer() -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<pad>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=int(TINY["vocab_size"]),
+        vocab_size=TINY["vocab_size"],
         special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

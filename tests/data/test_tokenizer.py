@@ -293,6 +293,26 @@ THINKS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>{% endf
 )
 
 
+@pytest.mark.parametrize(
+    ("template", "arguments", "message"),
+    [
+        ("{# nothing #}", {}, "^the chat template of .* renders nothing: name another --chat_template"),
+        (
+            CHATML,
+            {"messages": []},
+            r"fails on a user message \(TypeError: .*'messages'\): correct .*--chat_template_kwargs",
+        ),
+        (CHATML, {"tools": 5}, r"fails on a user message \(TypeError: .*: correct .*--chat_template_kwargs"),
+    ],
+)
+def test_a_template_or_arguments_that_render_nothing_are_refused(
+    template: str, arguments: dict[str, Any], message: str
+) -> None:
+    prompt = PromptArguments(chat_template=template, chat_template_kwargs=arguments)
+    with pytest.raises(UsageError, match=message):
+        prepare_tokenizer(byte_level(["</s>"], eos_token="</s>"), "m", None, prompt)
+
+
 def test_what_the_template_has_written_of_the_completion() -> None:
     tokenizer = byte_level(["<eos>"], THINKS, eos_token="<eos>")
     tags = "<think> </think> <answer> </answer>"

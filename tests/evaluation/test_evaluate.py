@@ -139,7 +139,9 @@ def test_unreadable_data_is_reported_before_a_model_is_loaded(tmp_path: Path, mo
     with pytest.raises(UsageError, match=r"amc2023\.jsonl does not exist: .*--data_dir"):
         run(monkeypatch, "--benchmarks", "amc23", "--model", "no-such/model", "--data_dir", tmp_path)
     monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: (_ for _ in ()).throw(ConnectionError("no route")))
-    with pytest.raises(UsageError, match=r"cannot read math-ai/amc23 from the Hub: no route\. .*--data_dir"):
+    with pytest.raises(
+        UsageError, match=r"cannot read math-ai/amc23, split 'test', from the Hub .*: no route\. .*--data_dir"
+    ):
         run(monkeypatch, "--benchmarks", "amc23", "--model", "no-such/model")
 
 

@@ -192,7 +192,7 @@ def test_errors_of_unsloths_loader_are_one_sentence(
 
 def test_a_gated_model_is_told_by_unsloth_too(unsloth: FakeUnsloth, tmp_path: Path) -> None:
     unsloth.error = RuntimeError(AUTO.format("You are trying to access a gated repo.") + PEFT)
-    with pytest.raises(UsageError, match=r"is gated: accept its license on the Hub, then `hf auth login`"):
+    with pytest.raises(UsageError, match=r"is gated, accept its license on the Hub, then `hf auth login`"):
         build_policy(ModelArguments(model=str(tmp_path)), "unsloth", 0)
 
 
@@ -249,7 +249,7 @@ def test_code_of_a_model_is_refused_without_a_question(
     ):
         old = (model / name).read_text()
         (model / name).write_text(json.dumps(json.loads(old) | change))
-        with pytest.raises(UsageError, match=r"model contains its own Python code, which is not executed: use a model"):
+        with pytest.raises(UsageError, match=r"it contains its own Python code, which is not executed, use an arch"):
             load_base(str(model))
         (model / name).write_text(old)
     assert not (tmp_path / "ran").exists()
