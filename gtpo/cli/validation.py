@@ -118,6 +118,8 @@ def check_values(values: Mapping[str, Any]) -> None:
             raise UsageError(f"--{name} is {values[name]}: expected more than 0.")
     if values["resume_from_checkpoint"]:
         raise UsageError("--resume_from_checkpoint is not supported: --resume RUN continues from the last checkpoint.")
+    if values["save_only_model"]:
+        raise UsageError("--save_only_model leaves out of a checkpoint what --resume needs: remove it.")
     if values["fsdp"] and int(os.environ.get("WORLD_SIZE", 1)) == 1:
         raise UsageError(
             "--fsdp needs several processes: accelerate launch --config_file configs/accelerate/fsdp2.yaml."

@@ -686,6 +686,7 @@ def test_deepspeed_without_its_package_is_refused(launched: bool, monkeypatch: p
         (["--fsdp", "full_shard"], "--fsdp needs several processes"),
         (["--dataloader_num_workers", "-1"], "--dataloader_num_workers is -1: expected 0 to 1,024"),
         (["--sync_ref_model", "true"], "--sync_ref_model needs a reference model of its own"),
+        (["--save_only_model"], "--save_only_model leaves out of a checkpoint what --resume needs"),
         (["--resume_from_checkpoint", "x"], "--resume RUN continues from the last checkpoint"),
         (["--logging_steps", "-3"], r"--logging_steps is -3\.0: expected at least 0"),
         (["--run_name", "a\nb"], r"--run_name is 'a\\nb': expected a name without slashes"),
