@@ -402,6 +402,8 @@ def started(directory: Path, *argv: str) -> None:
     start_run(run)
     checkpoint = directory / "checkpoint-2"
     checkpoint.mkdir()
+    for name in ("adapter_model.safetensors", "optimizer.pt", "rng_state.pth"):
+        (checkpoint / name).write_text("")
     (checkpoint / "trainer_state.json").write_text('{"global_step": 2, "max_steps": 10}')
     write_manifest(checkpoint)
 
