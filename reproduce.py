@@ -46,8 +46,6 @@ def main() -> None:
     instead.add_argument("--commands", action="store_true", help="print a shell command per run, and exit")
     instead.add_argument("--page", action="store_true", help="write results/tiny/ and docs/reproduction.md, and exit")
     flags = parser.parse_args()
-    if not Path("evaluate.py").is_file():
-        raise UsageError(f"the working directory has no evaluate.py: first `cd {str(CONFIGS.parent)!r}`.")
     matrix = load_matrix()
     if flags.page or flags.figures == ["claim"]:
         print(*(write_page(matrix) if flags.page else [claim_list()]), sep="\n")
@@ -58,6 +56,8 @@ def main() -> None:
         works = (flags.scale, experiments, evaluations)
         print(table(matrix, figures, *works) if flags.list else commands(*works))
         return
+    if not Path("evaluate.py").is_file():
+        raise UsageError(f"the working directory has no evaluate.py: first `cd {str(CONFIGS.parent)!r}`.")
     root = RUNS / flags.scale
     if flags.slurm:
         failures = run_jobs(experiments, evaluations, read_cluster(flags.slurm, flags.scale, root / "jobs"))

@@ -30,7 +30,7 @@ def test_the_readme_is_short() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with the README's rows and reward."""
     folder = tmp_path_factory.mktemp("readme")
-    (reward,) = re.findall(r"^```python\n(def concise.*?)^```", README, re.MULTILINE | re.DOTALL)
+    (reward,) = re.findall(r"^```python\n(from gtpo.grading.*?)^```", README, re.MULTILINE | re.DOTALL)
     (folder / "my_reward.py").write_text(reward)
     (rows,) = re.findall(r"^```csv\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     for name in ("my_train.csv", "my_test.csv"):
