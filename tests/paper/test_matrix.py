@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from fake_runs import write_checkpoint
 from paper_runs import CLASSES
 from paper_runs import FIGURES as PAPER_FIGURES
 
@@ -150,7 +151,7 @@ def test_evaluations_match_evaluate_py(sandbox: Any) -> None:
         assert flags.benchmarks == [evaluation.benchmark] and flags.checkpoint == evaluation.checkpoint
         sampling = {"k": flags.k, "limit": flags.limit, "max_new_tokens": flags.max_new_tokens}
         assert sampling == MATRIX["tiny"]["evaluation"][evaluation.benchmark]
-        labels = [adapter_target(run, flags.checkpoint).label for run in flags.adapter]
+        labels = [adapter_target(run, flags.checkpoint).label for run in flags.runs]
         assert [evaluation.result(run) for run in evaluation.experiments] == [
             Path(flags.output_dir) / label / f"{evaluation.benchmark}.json" for label in labels
         ]
@@ -164,8 +165,7 @@ def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureF
     stopped_early = runs["gtpo-late-g8"].run.checkpoint(3)  # --early_stopping_patience ends a run before max_steps
     interrupted = runs["grpo-late-g8-beta0"].run.checkpoint(150)
     for checkpoint in (stopped_early, interrupted):
-        checkpoint.mkdir(parents=True)
-        (checkpoint / "files.json").write_text("{}")
+        write_checkpoint(checkpoint)
     assert runs["gtpo-late-g8"].remaining() == ()
     running = runs["grpo-late-g8-beta1e-6"].log
     running.parent.mkdir(parents=True)

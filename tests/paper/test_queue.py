@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import submitit
+from fake_runs import write_checkpoint
 
 from gtpo.paper import slurm as module
 from gtpo.paper.matrix import Evaluation, evaluations_of, experiments_of, figure_names, load_matrix
@@ -125,8 +126,7 @@ class Script:
         start = max([0, *(int(path.name.partition("-")[2]) for path in run.path.glob("checkpoint-*"))])
         for step in range(start + 1, STEPS + 1):
             self.simulation.hazard()
-            run.checkpoint(step).mkdir(parents=True)
-            (run.checkpoint(step) / "files.json").write_text("{}")
+            write_checkpoint(run.checkpoint(step))
         run.adapter.mkdir()
         (run.adapter / "adapter_config.json").write_text("{}")
         self.simulation.completed[run.path.name] += 1

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_runs import write_checkpoint
 from helpers.scripts import ROOT, user_environment
 
 from gtpo.errors import UsageError
 from gtpo.paper.matrix import Experiment, experiments_of, load_matrix, runs_of
 from gtpo.paper.runner import run_forked, run_one
-from gtpo.runs.checkpoints import write_manifest
 from gtpo.runs.directory import RunDirectory
 
 MATRIX = load_matrix()
@@ -44,10 +44,7 @@ def test_run_with_a_checkpoint_resumes_and_one_without_starts_again(sandbox: Any
         RunDirectory(sandbox / "outputs/reproduce/tiny" / f"{name}-s1")
         for name in ("gtpo-late-g8", "grpo-late-g8-beta0")
     )
-    resumable.checkpoint(150).mkdir(parents=True)
-    for name in ("adapter_model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json"):
-        (resumable.checkpoint(150) / name).write_text("")
-    write_manifest(resumable.checkpoint(150))
+    write_checkpoint(resumable.checkpoint(150))
     failed.path.mkdir(parents=True)
     failed.config.write_text("")
     assert sandbox.reproduce("fig3", "--seeds", "1") == 0

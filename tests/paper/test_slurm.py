@@ -25,7 +25,7 @@ from gtpo.runs.directory import RunDirectory
 
 STEPS = 12
 TRAIN = """
-import json, pathlib, random, signal, sys, time
+import hashlib, json, pathlib, random, signal, sys, time
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 run = pathlib.Path(flags["--output_dir"])
 with open("starts", "a") as file:
@@ -53,7 +53,10 @@ for step in range(len(steps) + 1, STEPS + 1):
     if received or step % 4 == 0:
         checkpoint = run / f"checkpoint-{step}"
         checkpoint.mkdir(exist_ok=True)
-        (checkpoint / "files.json").write_text("{}")
+        names = ("adapter_model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json")
+        for name in names:
+            (checkpoint / name).write_text("")
+        (checkpoint / "files.json").write_text(json.dumps(dict.fromkeys(names, hashlib.sha256(b"").hexdigest())))
     if received:
         sys.exit(128 + received[0])
 for name in ("adapter", "best"):
