@@ -72,6 +72,10 @@ def load_train(
     Raises:
         UsageError: If the name is unknown, a file cannot be read or lacks a column, or a row cannot be used.
     """
+    if data.data_dir is not None and not Path(data.data_dir).is_dir():
+        raise UsageError(
+            f"--data_dir {data.data_dir} is not a directory: name one with JSONL files, or remove --data_dir."
+        )
     if data.dataset in DATASETS:
         for flag in ("prompt_column", "answer_column", "solution_column", "dataset_config"):
             if (value := getattr(data, flag)) != getattr(DataArguments, flag):
