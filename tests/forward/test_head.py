@@ -469,6 +469,7 @@ def test_hidden_states_and_head_may_differ_in_dtype(dtypes: tuple[torch.dtype, t
     assert (ours.grad_hidden.double() - truth.grad_hidden).norm() < 1e-2 * truth.grad_hidden.norm()
 
 
+@pytest.mark.slow
 def test_compiled_exponentials_equal_the_eager_ones() -> None:
     # CUDA uses the compiled function; without a compiler PyTorch falls back to the eager one, which passes trivially.
     generator = torch.Generator().manual_seed(0)

@@ -287,6 +287,7 @@ def test_wrong_values_in_the_files_of_a_model_are_one_sentence(
         load_base(str(model))
 
 
+@pytest.mark.slow
 def test_damaged_weights_are_refused_before_training(model: Path) -> None:
     (model / "model.safetensors").write_bytes(b"")
     with pytest.raises(UsageError, match=r"model/model.safetensors is incomplete or damaged"):

@@ -187,6 +187,7 @@ def one_step(built: Any) -> dict[str, float]:
 
 
 @each_file
+@pytest.mark.slow
 def test_one_training_step(path: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     method, values = method_of(path), named_values(path)
     low_entropy = values["model"] == "llama"  # Section 6.1: Qwen "shows high-entropy behavior"

@@ -39,6 +39,7 @@ def test_runs_are_trained_then_skipped_and_drawn(sandbox: Any, capsys: pytest.Ca
     assert {name for _, name, _ in sandbox.calls()} == {f"{name}-s5" for name in runs_of(MATRIX, ["fig3"], "tiny")}
 
 
+@pytest.mark.slow
 def test_run_with_a_checkpoint_resumes_and_one_without_starts_again(sandbox: Any) -> None:
     resumable, failed = (
         RunDirectory(sandbox / "outputs/reproduce/tiny" / f"{name}-s1")
@@ -53,6 +54,7 @@ def test_run_with_a_checkpoint_resumes_and_one_without_starts_again(sandbox: Any
     assert flags["grpo-late-g8-beta0.04-s1"] == []
 
 
+@pytest.mark.slow
 def test_one_failure_does_not_stop_the_rest(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
     (sandbox / "fail").write_text("gtpo-late-g8-s1")
     assert sandbox.reproduce("fig3", "--seeds", "1", "--jobs", "1") == 1
@@ -67,6 +69,7 @@ def test_one_failure_does_not_stop_the_rest(sandbox: Any, capsys: pytest.Capture
     assert [name for _, name, _ in sandbox.calls()] == ["gtpo-late-g8-s1"]
 
 
+@pytest.mark.slow
 def test_failed_evaluation_is_reported(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
     (sandbox / "fail").write_text("evaluate")
     assert sandbox.reproduce("fig2", "--seeds", "1") == 1
@@ -79,6 +82,7 @@ def test_failed_evaluation_is_reported(sandbox: Any, capsys: pytest.CaptureFixtu
     assert "fig2: run gtpo-g8 is not evaluated on arithmetic: " in printed
 
 
+@pytest.mark.slow
 def test_evaluation_follows_where_the_figure_needs_it(sandbox: Any) -> None:
     assert sandbox.reproduce("fig2", "table1", "--seeds", "1", "2") == 0
     evaluated = [call for call in sandbox.calls() if call[0] == "evaluate"]
@@ -93,6 +97,7 @@ def test_evaluation_follows_where_the_figure_needs_it(sandbox: Any) -> None:
     assert sandbox.calls() == []
 
 
+@pytest.mark.slow
 def test_each_gpu_has_one_run_at_a_time_and_evaluations_wait_for_theirs(sandbox: Any) -> None:
     argv = ["table1", "--scale", "paper", "--seeds", "1", "--only", "gsm8k-g8"]
     assert sandbox.reproduce(*argv, "--gpus", "3", "MIG-a", "0") == 0
@@ -112,6 +117,7 @@ def test_each_gpu_has_one_run_at_a_time_and_evaluations_wait_for_theirs(sandbox:
             assert all(ends[adapter] <= start for adapter in adapters)
 
 
+@pytest.mark.slow
 def test_an_evaluation_starts_before_other_runs_have_ended(sandbox: Any) -> None:
     """The runs of Llama wait until an evaluation of Qwen has started; if it waited for them, they would fail."""
     (sandbox / "wait").write_text("llama until evaluate qwen")

@@ -351,6 +351,7 @@ def clipping(iterations: int) -> dict[str, float]:
     return {"epsilon": 0.01, "epsilon_high": 0.02} if iterations > 1 else {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [1, 2, ROWS])
 @pytest.mark.parametrize("iterations", [1, 2])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)

@@ -612,6 +612,7 @@ class WandbServer(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST
 
 
+@pytest.mark.slow
 def test_losing_the_wandb_server_does_not_stop_the_run(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -673,6 +674,7 @@ def test_a_killed_reward_worker_is_replaced(tiny: Path, tmp_path: Path) -> None:
 # ---- edge cases of groups ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
 @pytest.mark.parametrize(
     "group",
