@@ -114,7 +114,7 @@ class RunDirectory:
         return list(rows.values())
 
     def read_best(self) -> dict[str, Any] | None:
-        """``best/best.json``: step and metric of the best adapter, ``accuracy`` or that of held-out rows; None if none.
+        """``best/best.json``: step and metric of the best adapter, ``accuracy`` or a held-out one; None without it.
 
         Raises:
             UsageError: If it cannot be read.
@@ -123,14 +123,13 @@ class RunDirectory:
         if not path.is_file():
             return None
         try:
-            stored = json.loads(path.read_bytes())
-            step = int(stored.pop("step"))
-            ((metric, value),) = stored.items()
-            return {metric: float(value), "step": step}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            stored = {name: float(value) for name, value in json.loads(path.read_bytes()).items()}
+            ((metric, value),) = (item for item in stored.items() if item[0] != "step")
+            return {metric: value, "step": int(stored["step"])}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(
-                f'{path} cannot be read: expected {{"accuracy": ..., "step": ...}}. Delete {self.best}, and the '
-                "best adapter is chosen among the steps from here on."
+                f'{path} cannot be read: expected {{"accuracy": ..., "step": ...}}. Delete {self.best}, and the best '
+                "adapter is chosen among the steps from here on."
             ) from error
 
 
@@ -140,14 +139,16 @@ def run_of(directory: str | Path) -> RunDirectory:
     return RunDirectory(directory.parent.parent if directory.parent.name == "wandb" else directory)
 
 
-def find_runs(places: Iterable[Path], having: str = "settings") -> list[RunDirectory]:
+def find_runs(directories: Iterable[Path], having: str = "settings") -> list[RunDirectory]:
     """The runs below some directories, least recently written first.
 
     Args:
-        places: Directories of runs, or of offline wandb runs (:func:`run_of`).
+        directories: Directories of runs, or of offline wandb runs (:func:`run_of`).
         having: What a run must have, a key of ``FILES``.
     """
-    found = {path: name for place in places for name in FILES[having] for path in run_of(place).path.rglob(name)}
+    found = {
+        path: name for directory in directories for name in FILES[having] for path in run_of(directory).path.rglob(name)
+    }
     ordered = sorted(found, key=lambda path: path.stat().st_mtime)
     return [RunDirectory(path.parents[found[path].count("/")]) for path in ordered]
 

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import yaml
@@ -17,8 +18,8 @@ from gtpo.errors import UsageError, command_again
 from gtpo.files import remove, write_atomically
 from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.runs.checkpoints import MANIFEST, delete, latest_complete, sorted_checkpoints, steps_are_done
-from gtpo.runs.directory import FILES, RunDirectory, resume_command
-from gtpo.runs.environment import environment
+from gtpo.runs.directory import RunDirectory, resume_command
+from gtpo.runs.provenance import provenance
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +57,14 @@ def check_run(settings: Settings, rows: int) -> str | None:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
     if start.resume:
         checkpoint = latest_complete(run.path)
-        if checkpoint is None and run.has_checkpoint:
-            raise UsageError(f"{run.path} has no complete checkpoint left: --overwrite starts it again.")
         if checkpoint is None:
-            raise UsageError(f"{run.path} has no checkpoint: name the run with --resume RUN, or start it again.")
+            raise UsageError(
+                f"{run.path} has no complete checkpoint: name the run with --resume RUN, or --overwrite it."
+            )
         for path in (run.metrics, run.wandb, run.completions, *run.completion_tables()):
             if path.is_symlink():
                 raise UsageError(f"{path} is a link, and training would write to its target: replace it by that.")
-        run.read_best()
+        run.read_best()  # raises
         check_same_policy(run, vars(settings.model) | vars(settings.prompt))
         stored = _stored_settings(run)
         _check_held_out(run, stored, settings)
@@ -76,8 +77,9 @@ def check_run(settings: Settings, rows: int) -> str | None:
                 "nothing is written to it or deleted: name another directory."
             )
         if not start.overwrite:
-            resume = ": --resume continues it," if run.has_checkpoint else " and has no checkpoint:"
-            raise UsageError(f"{run.path} exists{resume} --overwrite replaces it, --run_name names another.")
+            raise UsageError(
+                f"{run.path} exists: --resume continues it, --overwrite replaces it, --run_name names another."
+            )
     return None
 
 
@@ -99,7 +101,7 @@ def start_run(settings: Settings) -> None:
     else:
         _clear(run)
     write_atomically(run.config, yaml.safe_dump(settings.to_dict(), sort_keys=True))
-    write_atomically(run.environment, json.dumps(environment(), indent=2))
+    write_atomically(run.environment, json.dumps(provenance(), indent=2))
 
 
 def _delete_unfinished(run: RunDirectory) -> None:
@@ -114,17 +116,9 @@ def _delete_unfinished(run: RunDirectory) -> None:
 
 
 def _clear(run: RunDirectory) -> None:
-    """Delete everything but the lock, results first and what they were made with last.
-
-    Killed in between, the directory has neither a checkpoint without its metrics nor final weights that lack a file.
-    """
-    for checkpoint in reversed(sorted_checkpoints(run.path)):
-        delete(checkpoint)
-    for config in (run.path / name for name in FILES["weights"]):
-        if not config.parent.is_symlink():
-            config.unlink(missing_ok=True)
+    """Delete everything but the lock, by name, so checkpoints before their metrics; last what they were made with."""
     last = (run.environment, run.config)
-    for path in sorted(run.path.iterdir(), key=lambda path: path in last):
+    for path in sorted(run.path.iterdir(), key=lambda path: (path in last, path.name)):
         if path != run.lock:
             remove(path)
 
@@ -143,16 +137,9 @@ def _has_content(run: RunDirectory) -> bool:
 
 
 def _check_writable(directory: Path) -> None:
-    """Refuse a file in its place or above it, a link to nowhere, a path that is too long, no permission."""
+    parent = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     try:
-        if directory.is_symlink() and not directory.exists():
-            raise UsageError(f"--output_dir: {directory} is a link to {os.readlink(directory)}, which does not exist.")
-        parent = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-        if not parent.is_dir():
-            where = "is" if parent == directory else f"is below {parent}, which is"
-            raise UsageError(f"--output_dir: {directory} {where} a file, expected a directory.")
-        with tempfile.TemporaryFile(dir=parent):
-            pass
+        tempfile.TemporaryFile(dir=parent).close()
     except OSError as error:
         raise UsageError(
             f"--output_dir: cannot write {directory}: {error.strerror}. Name another directory."
@@ -172,8 +159,8 @@ def check_same_policy(run: RunDirectory, values: Mapping[str, Any]) -> None:
             MODEL_ALIASES.get(str(new), new)
         ):
             raise UsageError(
-                f"{run.path} was trained with --{name} {_short(stored[name])}; a checkpoint cannot be resumed with "
-                f"{_short(new)}: remove --{name}."
+                f"{run.path} was trained with --{name} {shorten(str(stored[name]), 80)}; a checkpoint cannot be "
+                f"resumed with {shorten(str(new), 80)}: remove --{name}."
             )
     model = str(stored.get("model", "tiny"))
     if "/" not in model and model not in MODEL_ALIASES and not Path(model).is_dir():
@@ -181,24 +168,17 @@ def check_same_policy(run: RunDirectory, values: Mapping[str, Any]) -> None:
 
 
 def _stored_settings(run: RunDirectory) -> dict[str, Any]:
-    """The settings of a run; none for one of another program that uses the trainer."""
+    """Empty for the run of another program that uses the trainer."""
     return run.read_config() if run.config.is_file() else {}
-
-
-def _short(value: Any) -> str:
-    """A value of a message; a system prompt on one line, a long one cut off."""
-    text = str(value) if "\n" not in str(value) else repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _check_held_out(run: RunDirectory, stored: Mapping[str, Any], settings: Settings) -> None:
     """Refuse to resume with other held-out rows: some may have been trained on, and best/ would compare two kinds."""
     stored, new = {name_of(name): value for name, value in stored.items()}, settings.to_dict()
     rows, dataset = stored.get("eval_rows"), stored.get("eval_dataset")
-    if rows is None and dataset is None and new["eval_rows"] is not None and new["eval_dataset"] is None:
-        raise UsageError(f"{run.path} trains on all its rows: --eval_rows holds out none; name others, --eval_dataset.")
-    names = [*["eval_rows", "eval_dataset"] * bool(rows or dataset), *["seed", "dataset", "limit"] * bool(rows)]
-    for name in names:
+    if rows is None and dataset is None and new["eval_dataset"] is not None:
+        return  # rows that were not trained on
+    for name in ["eval_rows", "eval_dataset", *(["seed", "dataset", "limit"] if rows else [])]:
         if stored.get(name) != new.get(name):
             raise UsageError(
                 f"{run.path} has other held-out rows: it was started with --{name} {stored.get(name)}, not "

@@ -21,7 +21,7 @@ PACKAGES = (
 )
 
 
-def environment() -> dict[str, Any]:
+def provenance() -> dict[str, Any]:
     """Versions, git revision and hardware."""
     import torch
 

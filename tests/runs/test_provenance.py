@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gtpo.runs import environment
-from gtpo.runs.environment import git_revision
+from gtpo.runs import provenance
+from gtpo.runs.provenance import git_revision
 
 
 def test_git_revision_is_a_commit() -> None:
@@ -25,7 +25,7 @@ def test_the_git_revision_of_a_changed_checkout_is_dirty(tmp_path: Path, monkeyp
     for command in (("init",), ("add", "runs.py"), ("commit", "-m", "message"), ("tag", "-a", "v1", "-m", "message")):
         git(*command)
     commit = git("rev-parse", "HEAD").strip()
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "runs.py"))
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "runs.py"))
     assert git_revision() == commit
     (tmp_path / "runs.py").write_text("new\n")
     assert git_revision() == f"{commit}-dirty"
