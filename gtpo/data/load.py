@@ -5,7 +5,6 @@ completion, for SFT). Rows that cannot be used and prompts over the length limit
 ``datasets`` is imported when rows are read.
 """
 
-import bisect
 import contextlib
 import json
 import logging
@@ -23,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from gtpo.arguments import BENCHMARK_TITLES, DataArguments, EvaluationArguments, Settings
 from gtpo.data.arithmetic import arithmetic
 from gtpo.data.sources import ARITHMETIC_STEPS, BENCHMARKS, DATASETS, TRAIN, Row, Source
-from gtpo.data.tables import FORMATS, Table, is_on_hub, is_user_data, read_file, read_hub, read_table
+from gtpo.data.tables import FORMATS, Table, concatenate, is_on_hub, is_user_data, read_file, read_hub, read_table
 from gtpo.data.tokenizer import encode_prompt
-from gtpo.errors import UsageError, nearest
+from gtpo.errors import UsageError, first_line, nearest
 from gtpo.grading import is_correct
 from gtpo.prompts import PAPER, PromptFormat
 
@@ -165,12 +164,8 @@ def _load(
             empty = [""] * min(source.rows, data.limit or source.rows)
             return _to_dataset(dict.fromkeys(("prompt", "answer", "solution"), empty))
         rows = _read(name, source, data.data_dir)
-    return _with_prompts(rows[: data.limit], prompt_format)
-
-
-def _with_prompts(rows: Sequence[Row], prompt_format: PromptFormat) -> "Dataset":
-    """Questions, gold answers and reasoning as prompts, answers and solutions (where every row has a reasoning)."""
-    columns: dict[str, list[Any]] = {
+    rows = rows[: data.limit]
+    columns = {
         "prompt": [prompt_format.to_messages(row["question"]) for row in rows],
         "answer": [row["gold"] for row in rows],
     }
@@ -180,20 +175,12 @@ def _with_prompts(rows: Sequence[Row], prompt_format: PromptFormat) -> "Dataset"
 
 
 def load_benchmark(name: str, data_dir: str | None = None) -> list[Problem]:
-    """The problems of a benchmark, in the order of the source.
+    """The problems of a benchmark of ``BENCHMARK_TITLES``, in the order of the source.
 
     Raises:
-        UsageError: As :func:`load_train`.
+        UsageError: If they cannot be read.
     """
-    if name in ARITHMETIC_STEPS:
-        rows = _arithmetic_test(name)
-    elif name in BENCHMARKS:
-        rows = _read(name, BENCHMARKS[name], data_dir)
-    else:
-        raise UsageError(
-            f"benchmark {name!r} is unknown{nearest(name, BENCHMARK_TITLES)}: pick from {', '.join(BENCHMARK_TITLES)}, "
-            "or name a file, a folder or a Hub id (owner/name)."
-        )
+    rows = _arithmetic_test(name) if name in ARITHMETIC_STEPS else _read(name, BENCHMARKS[name], data_dir)
     return [Problem(f"{name}/{i}", row["question"], row["gold"]) for i, row in enumerate(rows)]
 
 
@@ -213,20 +200,20 @@ def load_user_benchmark(name: str, source: str, flags: EvaluationArguments) -> t
         UsageError: If it cannot be read or lacks a column, or no row is left.
     """
     table = read_table(source, flags.split, "test", flags.dataset_config)
-    by_user = flags.grader is not None
-    columns = _columns_of(table, flags, ("prompt", "answer"), required=("prompt",) if by_user else ("prompt", "answer"))
-    kept, dropped = _usable(table, {"prompt": columns["prompt"]} if by_user else columns)
+    required = ("prompt",) if flags.grader else ("prompt", "answer")
+    columns = _columns_of(table, flags, ("prompt", "answer"), required)
+    kept, dropped = _usable(table, {role: columns[role] for role in required})
     roles = {column: role for role, column in columns.items()}
     problems: list[Problem] = []
     for row, place in kept:
         question, others = _question(row[columns["prompt"]], place), {}
-        if by_user:
+        if flags.grader:
             others = {roles.get(column, column): value for column, value in row.items() if column != columns["prompt"]}
             answer = others.get("answer")
             gold = answer if isinstance(answer, str) else repr(answer)
         else:
             gold = _answer(row[columns["answer"]], f"{place}: column {columns['answer']!r}")
-        if by_user or is_correct(gold, gold):
+        if flags.grader or is_correct(gold, gold):
             problems.append(Problem(f"{name}/{len(problems)}", question, gold, others))
         else:
             dropped["without a readable gold answer"].append(place)
@@ -293,17 +280,12 @@ def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: s
             columns[role] = [
                 None if _is_empty(row[name]) else read(row[name], f"{place}: column {name!r}") for row, place in kept
             ]
-    for name in table.columns:
-        if name in columns and name not in roles.values():
-            logger.warning(
-                "%s: column %r is not used: --%s_column %s has its name", table.name, name, name, roles[name]
-            )
-        elif name not in roles.values():
-            columns[name] = [row[name] for row, _ in kept]
+    others = [name for name in table.columns if name not in columns and name not in roles.values()]
+    columns |= {name: [row[name] for row, _ in kept] for name in others}
     try:
         return _to_dataset(columns)
-    except _NOT_STORED as error:
-        raise UsageError(_why_not_stored(columns, [place for _, place in kept])) from error
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:  # of Arrow
+        raise UsageError(f"the columns of {table.name} cannot be stored: {first_line(error)}.") from error
 
 
 def _columns_of(
@@ -312,13 +294,11 @@ def _columns_of(
     """Role -> column of your data; a role that is neither required nor named and has no column is left out.
 
     Raises:
-        UsageError: If a column is missing, or has two roles.
+        UsageError: If a column is missing.
     """
     columns: dict[str, str] = {}
     for role in roles:
         name = getattr(flags, f"{role}_column")
-        if name in columns.values():
-            raise UsageError(f"--{role}_column {name} is already the {next(iter(columns))} column: name another.")
         if name in table.columns:
             columns[role] = name
         elif role in required or name != role:
@@ -332,7 +312,7 @@ def _columns_of(
 def _usable(table: Table, columns: Mapping[str, str]) -> tuple[list[tuple[Row, str]], dict[str, list[str]]]:
     """The rows with a value in each column, with their places; and reason -> places of the others."""
     kept, dropped = [], defaultdict(list)
-    for row, place in zip(table.rows, table.places, strict=True):
+    for row, place in zip(table.rows, table.locations, strict=True):
         if empty := next((role for role, name in columns.items() if _is_empty(row[name])), None):
             dropped[f"with an empty {empty}"].append(place)
         else:
@@ -370,17 +350,12 @@ def _question(value: Any, where: str) -> Any:
             return value
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(value)
-    if not isinstance(value, list) or any(not isinstance(turn, dict) or "role" not in turn for turn in value):
+    turns = value if isinstance(value, list) and all(isinstance(turn, dict) for turn in value) else [{}]
+    if not all("role" in turn and (isinstance(turn.get("content"), str) or turn.get("tool_calls")) for turn in turns):
         raise UsageError(
             f"{where}: prompt {reprlib.repr(value)} is neither a string nor a conversation, in JSON "
-            '[{"role": ..., "content": ...}].'
+            '[{"role": "user", "content": "..."}].'
         )
-    for turn in value:
-        if not isinstance(turn.get("content"), str) and not turn.get("tool_calls"):
-            raise UsageError(
-                f"{where}: the {turn['role']} turn of the prompt has the content {reprlib.repr(turn.get('content'))}: "
-                "expected a string."
-            )
     return value
 
 
@@ -401,29 +376,6 @@ def _answer(value: Any, where: str) -> str:
     return _text(value, where)
 
 
-_NOT_STORED = (ValueError, TypeError, OverflowError, RecursionError)  # of Arrow, without the row
-
-
-def _why_not_stored(columns: dict[str, list[Any]], places: Sequence[str]) -> str:
-    """The first row that Arrow cannot store in one column, alone or with the rows before it."""
-
-    def fails(name: str, values: list[Any]) -> bool:
-        try:
-            _to_dataset({name: values})
-        except _NOT_STORED:
-            return True
-        return False
-
-    name = next(name for name in columns if fails(name, columns[name]))
-    counts = range(1, len(places) + 1)
-    first = bisect.bisect_left(counts, True, key=lambda count: fails(name, columns[name][:count]))
-    value = columns[name][first]
-    why = " with the rows before it: expected values of one type in a column."
-    if fails(name, [value]):
-        why = ": expected Unicode text, a number of 64 bits, or a few levels of lists or objects of them."
-    return f"{places[first]}: column {name!r} is {reprlib.repr(value)}, which cannot be stored{why}"
-
-
 def _to_dataset(columns: dict[str, list[Any]]) -> "Dataset":
     from datasets import Dataset
 
@@ -439,11 +391,13 @@ def _arithmetic_test(name: str) -> list[Row]:
 
 def _read(name: str, source: Source, data_dir: str | None) -> list[Row]:
     if data_dir is None:
-        table = _read_parts(source)
+        try:
+            parts = [read_hub(source.hub_id, config, source.hub_split) for config in source.configs]
+        except UsageError as error:
+            raise UsageError(f"{error} Or set --data_dir to a directory that contains {source.file}.") from error
+        table = concatenate(source.hub_id, parts)
     else:
-        path = Path(data_dir) / source.file
-        missing_file = f"{path} does not exist: for {name}, --data_dir must contain {source.file}, not compressed."
-        table = read_file(path, missing_file)
+        table = read_file(Path(data_dir) / source.file, f"for {name}, --data_dir must contain {source.file}.")
     if missing := [column for column in source.columns if column not in table.columns]:
         raise UsageError(
             f"{table.name} has no column {missing[0]!r}: expected {source.columns}, found {table.columns}."
@@ -459,12 +413,3 @@ def _read(name: str, source: Source, data_dir: str | None) -> list[Row]:
             rows.append({"question": question, "gold": gold, "reasoning": reasoning})
     _report_dropped(table, dropped)
     return rows
-
-
-def _read_parts(source: Source) -> Table:
-    try:
-        parts = [read_hub(source.hub_id, config, source.hub_split) for config in source.configs]
-    except UsageError as error:
-        raise UsageError(f"{error} Or set --data_dir to a directory that contains {source.file}.") from error
-    rows, places = [row for part in parts for row in part.rows], [place for part in parts for place in part.places]
-    return Table(source.hub_id, parts[0].columns, rows, places)

@@ -5,7 +5,6 @@ What cannot be read is an error that names file and line. ``datasets`` and ``pya
 """
 
 import csv
-import io
 import json
 import os
 import re
@@ -18,12 +17,8 @@ from typing import Any
 from gtpo.errors import UsageError, first_line
 
 Row = dict[str, Any]
-FORMATS = {".jsonl": "one JSON object per line", ".csv": "a header and one row per line", ".parquet": "rows"}
-NOT_READ = {
-    ".gz": "compressed files are not read: gunzip it",
-    ".json": "JSON is read as .jsonl, one object per line: `jq -c '.[]'` writes the elements of an array so",
-    ".arrow": "Arrow files are not read: write the rows with to_parquet",
-}
+FORMATS = (".jsonl", ".csv", ".parquet")
+NOT_READ = (".json", ".gz", ".arrow")  # data of other formats, which is refused rather than skipped
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _SPLITS = {"train", "test", "validation", "valid", "val", "dev", "eval"}
 
@@ -36,13 +31,13 @@ class Table:
         name: The file, folder or Hub id.
         columns: Their names; each row has all of them.
         rows: Column -> value; None where a JSON object lacks it.
-        places: Of each row, such as ``line 3 of my.csv``: the first of its lines.
+        locations: Of each row, such as ``line 3 of my.csv``: the last of its lines.
     """
 
     name: str
     columns: list[str]
     rows: list[Row]
-    places: list[str]
+    locations: list[str]
 
 
 def is_user_data(source: str) -> bool:
@@ -56,7 +51,7 @@ def is_on_hub(source: str) -> bool:
 
 
 def _is_path(source: str) -> bool:
-    return _ending(Path(source)) in {*FORMATS, *NOT_READ} or os.path.lexists(source)
+    return _ending(Path(source)) in FORMATS + NOT_READ or os.path.lexists(source)
 
 
 def short_name_of(source: str, taken: Collection[str]) -> str:
@@ -83,7 +78,7 @@ def read_table(source: str, split: str | None, default_split: str, config: str |
         config: Configuration of a Hub dataset.
 
     Raises:
-        UsageError: If it does not exist or cannot be read, a line is damaged, or a column has no name of its own.
+        UsageError: If it does not exist or cannot be read, or a line is damaged.
     """
     if is_on_hub(source):
         return read_hub(source, config, split or default_split)
@@ -91,157 +86,112 @@ def read_table(source: str, split: str | None, default_split: str, config: str |
         if value is not None:
             raise UsageError(f"--{flag} {value} is for a dataset of the Hub, and {source} is a path: remove it.")
     path = Path(source)
-    return _read_folder(path) if path.is_dir() else read_file(path)
+    if not path.is_dir():
+        return read_file(path)
+    return concatenate(source, [read_file(shard) for shard in _shards(path)])
 
 
-def read_file(path: Path, if_missing: str = "") -> Table:
-    """All rows of one file.
-
-    Args:
-        path: The file; its ending names the format.
-        if_missing: What the error for a file that does not exist says.
+def read_file(path: Path, if_missing: str = "expected a file, a folder or a Hub id (owner/name).") -> Table:
+    """All rows of one file, whose ending names the format; ``if_missing`` is advice for a file that does not exist.
 
     Raises:
         UsageError: As :func:`read_table`.
     """
+    readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
     if not path.is_file():
-        why = if_missing or f"{path} does not exist: expected a file, a folder or a Hub id (owner/name)."
-        if path.is_symlink() or path.exists():
-            why = f"{path} is a broken link or not a regular file: write its content to a file first."
-        raise UsageError(why)
-    ending = _ending(path)
-    if ending not in FORMATS:
-        unknown = f"unknown format, expected a name that ends in {', '.join(FORMATS)}"
-        raise UsageError(f"{path}: {NOT_READ.get(ending, unknown)}.")
-    names, rows = {".jsonl": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}[ending](path)
-    for number, name in enumerate(names, 1):
-        if not name.strip():
-            raise UsageError(
-                f"column {number} of {path} has no name: name it, or remove it (pandas writes its index without "
-                "index=False)."
-            )
-        if names.count(name) > 1:
-            raise UsageError(f"{path} has two columns {name!r}: rename one of them.")
+        raise UsageError(f"{path} does not exist or is not a regular file: {if_missing}")
+    if (ending := _ending(path)) not in readers:
+        raise UsageError(
+            f"{path}: unknown format, expected .jsonl (one JSON object per line), .csv or .parquet, not compressed."
+        )
+    try:
+        rows = readers[ending](path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
     if not rows:
-        raise UsageError(f"{path} is empty: expected {FORMATS[ending]}.")
+        raise UsageError(f"{path} has no rows.")
     unit = "row" if ending == ".parquet" else "line"
-    return _table(path, list(rows.values()), [f"{unit} {number} of {path}" for number in rows])
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    table = Table(str(path), columns, list(rows.values()), [f"{unit} {number} of {path}" for number in rows])
+    return concatenate(str(path), [table])
 
 
-def _table(path: Path, rows: Sequence[Row], places: list[str]) -> Table:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    return Table(str(path), columns, [{name: row.get(name) for name in columns} for row in rows], places)
+def concatenate(name: str, tables: Sequence[Table]) -> Table:
+    """The rows of several tables, each with the columns of all of them."""
+    columns = list(dict.fromkeys(column for table in tables for column in table.columns))
+    rows = [{column: row.get(column) for column in columns} for table in tables for row in table.rows]
+    return Table(name, columns, rows, [location for table in tables for location in table.locations])
 
 
-# One format each: names of the columns, and number -> row
+# One format each: number -> row
 
 
-def _read_json(path: Path) -> tuple[list[str], dict[int, Row]]:
+def _read_jsonl(path: Path) -> dict[int, Row]:
     rows = {}
-    for number, line in enumerate(_text_of(path).split("\n"), 1):
+    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), 1):
         if line.strip():
             try:
-                rows[number] = row = json.loads(line, object_pairs_hook=_object)
-            except (ValueError, RecursionError) as error:
-                where = f" at column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-                what = f"{getattr(error, 'msg', first_line(error))}{where}"
-                raise UsageError(
-                    f"line {number} of {path} is not valid JSON: {what}. Expected one JSON object per line."
-                ) from error
-            if not isinstance(row, dict):
-                raise UsageError(f"line {number} of {path} is {reprlib.repr(row)}: expected a JSON object.")
-    return list(dict.fromkeys(name for row in rows.values() for name in row)), rows
+                rows[number] = json.loads(line, object_pairs_hook=_object)
+            except ValueError as error:
+                raise ValueError(f"line {number} is not valid JSON: {error}") from error
+            if not isinstance(rows[number], dict):
+                raise ValueError(f"line {number} is {reprlib.repr(rows[number])}, expected a JSON object")
+    return rows
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Row:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} occurs twice")
+    if len(row := dict(pairs)) < len(pairs):
+        raise ValueError(f"a key of {[key for key, _ in pairs]} occurs twice")
     return row
 
 
-def _read_csv(path: Path) -> tuple[list[str], dict[int, Row]]:
-    """The rows by the line where they begin; empty lines are skipped."""
-    reader = csv.reader(io.StringIO(_text_of(path), newline=""), strict=True)
-    names: list[str] = []
-    rows = {}
-    number = 1
-    try:
-        for fields in reader:
-            if not names:
-                names = fields
-            elif fields and len(fields) != len(names):
-                raise UsageError(
-                    f"line {number} of {path} has {len(fields)} field(s) and the header {len(names)} "
-                    f"({', '.join(names)}): put a field that contains a comma into double quotes."
-                )
-            elif fields:
-                rows[number] = dict(zip(names, fields, strict=True))
-            number = reader.line_num + 1
-    except csv.Error as error:
-        what = "a quoted field has no closing quote" if "end of data" in str(error) else first_line(error)
-        raise UsageError(
-            f"line {number} of {path} is not valid CSV: {what}; a quote inside a quoted field is written twice."
-        ) from error
-    if len(names) == 1 and (separator := re.search("[;\t]", names[0])):
-        raise UsageError(
-            f"{path} has one column, {names[0]!r}: expected commas between columns, found {separator.group()!r}."
-        )
-    return names, rows
+def _read_csv(path: Path) -> dict[int, Row]:
+    """The rows by the line where they end; empty lines are skipped."""
+    rows: dict[int, Row] = {}
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            if len({*(reader.fieldnames or ()), ""}) <= len(reader.fieldnames or ()):
+                raise ValueError(f"the header {reader.fieldnames} has a column twice or without a name")
+            for row in reader:
+                if None in row or None in row.values():
+                    names = ", ".join(reader.fieldnames or ())
+                    raise ValueError(
+                        f"line {reader.line_num} has more or fewer fields than the header ({names}): put a field that "
+                        "contains a comma into double quotes"
+                    )
+                rows[reader.line_num] = row
+        except csv.Error as error:
+            raise ValueError(f"the row after line {reader.line_num} is not valid CSV: {error}") from error
+    return rows
 
 
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise UsageError(
-            f"line {line} of {path} is not valid UTF-8: {error.reason} at byte {error.start} of the file: save it as "
-            "UTF-8 (a spreadsheet calls it `CSV UTF-8`)."
-        ) from error
-
-
-def _read_parquet(path: Path) -> tuple[list[str], dict[int, Row]]:
-    from pyarrow import ArrowException
+def _read_parquet(path: Path) -> dict[int, Row]:
     from pyarrow.parquet import ParquetFile
 
-    try:
-        with ParquetFile(path) as file:
-            return file.schema_arrow.names, dict(enumerate(file.read().to_pylist(), 1))
-    except (OSError, ArrowException) as error:
-        raise UsageError(f"{path} cannot be read: {first_line(error)}. Expected a Parquet file.") from error
+    with ParquetFile(path) as file:
+        return dict(enumerate(file.read().to_pylist(), 1))
 
 
 # Several files, and the Hub
 
 
-def _read_folder(folder: Path) -> Table:
-    """The shards in a folder, by name; folders in it are not read."""
+def _shards(folder: Path) -> list[Path]:
+    """The data files in a folder, by name; folders in it are not read."""
     files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    shards = [path for path in files if _ending(path) in FORMATS]
-    others = [f"{path}: {NOT_READ[_ending(path)]}." for path in files if _ending(path) in NOT_READ]
+    shards = [path for path in files if _ending(path) in FORMATS + NOT_READ]
     if not shards:
-        expected = f"expected files whose names end in {', '.join(FORMATS)}."
-        raise UsageError(" ".join([f"{folder} has no data files: {expected}", *others[:1]]))
-    if others:
-        raise UsageError(others[0])
-    kinds = {(_ending(path), _split_of(path)): path.name for path in shards}
+        raise UsageError(f"{folder} has no data files: expected names that end in {', '.join(FORMATS)}.")
+    kinds = {}
+    for path in shards:
+        split = frozenset(_SPLITS.intersection(re.split("[^a-z]+", path.name.lower())))  # train-00000-of-00002.parquet
+        kinds[_ending(path), split] = path.name
     if len(kinds) > 1:
         raise UsageError(
             f"{folder} has {' and '.join(kinds.values())}: expected shards of one format and one split; put "
             "others into a folder of their own."
         )
-    tables = [read_file(path) for path in shards]
-    rows = [row for table in tables for row in table.rows]
-    return _table(folder, rows, [place for table in tables for place in table.places])
-
-
-def _split_of(shard: Path) -> str | None:
-    """The split in the name of a shard: train of ``train-00000-of-00002.parquet``."""
-    return next((word for word in re.split("[^a-z]+", shard.name.lower()) if word in _SPLITS), None)
+    return shards
 
 
 def read_hub(hub_id: str, config: str | None, split: str) -> Table:
@@ -258,8 +208,8 @@ def read_hub(hub_id: str, config: str | None, split: str) -> Table:
         ) from error
     if not len(data):
         raise UsageError(f"{hub_id} has no rows in its split {split!r}.")
-    places = [f"row {number} of {hub_id}" for number in range(1, len(data) + 1)]
-    return Table(hub_id, data.column_names, data.to_list(), places)
+    locations = [f"row {number} of {hub_id}" for number in range(1, len(data) + 1)]
+    return Table(hub_id, data.column_names, data.to_list(), locations)
 
 
 def _ending(path: Path) -> str:

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from gtpo.arguments import PromptArguments
@@ -47,7 +48,7 @@ def prepare_tokenizer(
     logged, and saved with the tokenizer.
 
     Args:
-        tokenizer: Of Transformers.
+        tokenizer: The tokenizer.
         path: Where it comes from, for messages.
         vocab_size: Rows of the model's embedding; a tokenizer can have more tokens.
         prompt: Chat template, which replaces the tokenizer's own, and its arguments.
@@ -69,7 +70,10 @@ def prepare_tokenizer(
         logger.warning(
             "%s has no chat template: its prompts are plain text, `Question: ... Answer:` (--chat_template)", path
         )
-    if not _takes_system(tokenizer, arguments):
+    text = ""
+    with suppress(Exception):  # of any type, as in encode_prompt
+        text = tokenizer.apply_chat_template(_PROBE, add_generation_prompt=True, tokenize=False, **arguments)
+    if _SYSTEM not in text:
         encode_prompt(tokenizer, _PROBE[1:], **arguments)  # a template that fails on this too is told as it is
         tokenizer.chat_template = FOLD_SYSTEM + tokenizer.get_chat_template()
         encode_prompt(tokenizer, _PROBE, **arguments)
@@ -85,9 +89,7 @@ def prepare_tokenizer(
 def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
     """A token for padding that occurs in no prompt and no completion; None if every token may.
 
-    Args:
-        tokenizer: Of Transformers, with a chat template.
-        vocab_size: Rows of the model's embedding; None: all tokens have one.
+    Tokens from ``vocab_size`` on have no row in the model's embedding; None: all have one.
     """
     turns = [*_PROBE, {"role": "assistant", "content": "2"}]
     rendered = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
@@ -107,12 +109,7 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
 
 
 def encode_prompt(tokenizer: Any, messages: Messages, /, **template_kwargs: Any) -> list[int]:
-    """The token ids of a conversation up to the answer, by the tokenizer's chat template.
-
-    Args:
-        tokenizer: Of Transformers.
-        messages: The conversation.
-        template_kwargs: Arguments of the template, such as Qwen3's ``enable_thinking``.
+    """The token ids of a conversation up to the answer, by the tokenizer's chat template and its arguments.
 
     Raises:
         UsageError: If the template raises, or renders nothing.
@@ -121,16 +118,14 @@ def encode_prompt(tokenizer: Any, messages: Messages, /, **template_kwargs: Any)
         ids: list[int] = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False, **template_kwargs
         )
+        if not ids:
+            raise ValueError("it renders nothing")
     except Exception as error:  # a template is a program: its errors are of any type
         roles = " and ".join(message["role"] for message in messages)
         raise UsageError(
             f"the chat template of {tokenizer.name_or_path} fails on a {roles} message ({type(error).__name__}: "
-            f"{error}): correct its chat_template.jinja or --chat_template_kwargs, or use another model."
+            f"{error}): correct its chat_template.jinja or --chat_template_kwargs, or name another --chat_template."
         ) from error
-    if not ids:
-        raise UsageError(
-            f"the chat template of {tokenizer.name_or_path} renders nothing: name another --chat_template."
-        )
     return ids
 
 
@@ -139,10 +134,6 @@ def assistant_prefill(tokenizer: Any, prompt: PromptArguments) -> str:
 
     Templates of reasoning models end the prompt with ``<think>`` and a newline: the completion lacks the opening tag,
     and is scored with it.
-
-    Args:
-        tokenizer: Of Transformers.
-        prompt: Tags of a completion, and arguments of the chat template.
     """
     begun, asked = (
         tokenizer.apply_chat_template(_PROBE, add_generation_prompt=added, tokenize=False, **prompt.template_kwargs)
@@ -157,13 +148,8 @@ def check_answer_is_kept(tokenizer: Any, messages: Messages, prompt: PromptArgum
 
     Templates of reasoning models drop what stands between ``<think>`` and ``</think>`` in earlier turns, or in all.
 
-    Args:
-        tokenizer: Of Transformers.
-        messages: A conversation that ends with the answer.
-        prompt: Tags of a completion, and arguments of the chat template.
-
     Raises:
-        UsageError: Names the first tag that is missing.
+        UsageError: Names the first tag of the last message that is missing.
     """
     text = tokenizer.apply_chat_template(messages, tokenize=False, **prompt.template_kwargs)
     missing = [tag for tag in prompt.tags.split() if tag in messages[-1]["content"] and tag not in text]
@@ -191,12 +177,3 @@ def end_tokens(generation_config: Any, tokenizer: Any) -> list[int]:
     ends = generation_config.eos_token_id if generation_config is not None else None
     listed = ends if isinstance(ends, list) else [ends]
     return sorted({token for token in (*listed, tokenizer.eos_token_id) if token is not None})
-
-
-def _takes_system(tokenizer: Any, arguments: Mapping[str, Any]) -> bool:
-    """Whether the template accepts a system turn and shows its text."""
-    try:
-        text = tokenizer.apply_chat_template(_PROBE, add_generation_prompt=True, tokenize=False, **arguments)
-    except Exception:  # of any type, as in encode_prompt
-        return False
-    return _SYSTEM in text

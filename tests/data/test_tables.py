@@ -56,12 +56,9 @@ def test_named_columns_become_prompt_answer_and_solution_and_the_others_keep_the
     ]
 
 
-def test_a_column_whose_name_is_taken_is_left_out_with_a_warning(
-    load: Callable[..., Dataset], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_column_whose_name_is_taken_is_left_out(load: Callable[..., Dataset]) -> None:
     rows = load("own.csv", "prompt,answer,gold\na,wrong,2\n", answer_column="gold")
     assert rows["answer"][:] == ["2"] and set(rows.column_names) == {"prompt", "answer"}
-    assert "column 'answer' is not used: --answer_column gold has its name" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -71,7 +68,6 @@ def test_a_column_whose_name_is_taken_is_left_out_with_a_warning(
         ({"prompt_column": "tsk"}, r"has no column 'tsk' \(did you mean 'task'\?\): it has 'task', 'gold'; "),
         ({"prompt_column": "task", "answer_column": "answers"}, r"has no column 'answers': .*--answer_column\.$"),
         ({**NAMED, "solution_column": "steps"}, r"has no column 'steps': .*--solution_column\.$"),
-        ({"prompt_column": "task", "answer_column": "task"}, "--answer_column task is already the prompt column"),
         ({**NAMED, "split": "test"}, r"^--split test is for a dataset of the Hub, and \S+ is a path: remove it"),
         ({**NAMED, "dataset_config": "main"}, r"^--dataset_config main is for a dataset of the Hub"),
     ],
@@ -141,30 +137,29 @@ def test_a_csv_line_is_that_of_the_file_also_after_a_field_with_line_breaks(
     load: Callable[..., Dataset], tmp_path: Path
 ) -> None:
     load("own.csv", 'prompt\n"a\n\nb"\n\nc\r\nd\n')
-    places = read_table(str(tmp_path / "own.csv"), None, "train").places
-    assert [place.split()[1] for place in places] == ["2", "6", "7"]
-    with pytest.raises(UsageError, match=r"^line 7 of \S+own\.csv has 3 field\(s\) and the header 2 \(task, gold\)"):
+    places = read_table(str(tmp_path / "own.csv"), None, "train").locations
+    assert [place.split()[1] for place in places] == ["4", "6", "7"]  # where they end
+    with pytest.raises(
+        UsageError, match=r"line 7 has more or fewer fields than the header \(task, gold\): put a field"
+    ):
         load("own.csv", 'task,gold\n"a\n\nb",1\n\nc,2\nd, e,3\n', **NAMED)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", r"^\S+own\.csv is empty: expected a header and one row per line\.$"),
-        ("task,gold\n", r"^\S+own\.csv is empty"),
-        ("task,task\na,b\n", r"^\S+own\.csv has two columns 'task': rename one of them\.$"),
-        (",task,gold\n0,a,b\n", r"^column 1 of \S+own\.csv has no name: name it, or remove it \(pandas writes its"),
-        ("task,gold, \na,b,\n", r"^column 3 of \S+own\.csv has no name"),
-        ("task;gold\na;b\n", r"^\S+own\.csv has one column, 'task;gold': expected commas between columns, found ';'"),
-        ("task\tgold\na\tb\n", r"expected commas between columns, found '\\t'"),
-        ("task,gold\na\n", r"^line 2 of \S+ has 1 field\(s\) and the header 2"),
-        ('task,gold\na,1\nb,"2\n\n', r"^line 3 of \S+ is not valid CSV: a quoted field has no closing quote"),
-        ('task,gold\na,"1"2\n', r"^line 2 of \S+ is not valid CSV: ',' expected after '\"'; a quote inside"),
+        ("", r"^\S+own\.csv has no rows\.$"),
+        ("task,gold\n", r"^\S+own\.csv has no rows"),
+        ("task;gold\na;b\n", r"^\S+own\.csv has no column 'task': it has 'task;gold'; name the one"),
+        ("task\tgold\na\tb\n", r"it has 'task\\tgold'"),
+        ("task,gold\na\n", r"^\S+own\.csv cannot be read: line 2 has more or fewer fields than the header"),
+        ('task,gold\na,1\nb,"2\n\n', r"the row after line 2 is not valid CSV: unexpected end of data"),
+        ('task,gold\na,"1"2\n', r"the row after line 1 is not valid CSV: ',' expected after '\"'"),
         (
             "task,gold\na,1\nb,é\n".encode("latin-1"),
-            r"^line 3 of \S+ is not valid UTF-8: \D+ at byte 16 of the file: save it as UTF-8 \(a spreadsheet calls",
+            r"own\.csv cannot be read: 'utf-8' codec can't decode byte 0xe9 in position 16",
         ),
-        ("task,gold\na,1\n".encode("utf-16"), r"^line 1 of \S+own\.csv is not valid UTF-8: .* save it as UTF-8"),
+        ("task,gold\na,1\n".encode("utf-16"), r"own\.csv cannot be read: 'utf-8' codec can't decode"),
     ],
 )
 def test_an_unusable_csv_file_is_refused(content: str | bytes, message: str, load: Callable[..., Dataset]) -> None:
@@ -182,7 +177,7 @@ def test_a_conversation_in_a_cell_is_json(load: Callable[..., Dataset]) -> None:
     )
     with pytest.raises(UsageError, match=r"^line 2 of \S+: prompt .* is neither a string nor a conversation, in JSON"):
         load("own.csv", "prompt\n\"[{'role': 'user', 'content': 'Hi'}]\"\n")
-    with pytest.raises(UsageError, match=r"^line 2 of \S+: the user turn of the prompt has the content 5: expected"):
+    with pytest.raises(UsageError, match=r"^line 2 of \S+: prompt .*'content': 5.* is neither"):
         load("own.csv", 'prompt\n"[{""role"": ""user"", ""content"": 5}]"\n')
 
 
@@ -192,23 +187,25 @@ def test_a_conversation_in_a_cell_is_json(load: Callable[..., Dataset]) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("own.jsonl", '{"prompt": "a"}\n{"prompt" "b"}\n', r"^line 2 of \S+ is not valid JSON: .* at column 11\."),
-        ("own.jsonl", '[{"prompt": "a"}]', r"^line 1 of \S+own\.jsonl is \[{'prompt': 'a'}\]: expected a JSON object"),
+        (
+            "own.jsonl",
+            '{"prompt": "a"}\n{"prompt" "b"}\n',
+            r"own\.jsonl cannot be read: line 2 is not valid JSON: .* column 11 ",
+        ),
+        ("own.jsonl", '[{"prompt": "a"}]', r"line 1 is \[{'prompt': 'a'}\], expected a JSON object"),
         (
             "own.jsonl",
             '[\n{"prompt": "a"}\n]',
-            r"^line 1 of \S+ is not valid JSON: .*Expected one JSON object per line",
+            r"own\.jsonl cannot be read: line 1 is not valid JSON: ",
         ),
-        ("own.json", '[{"prompt": "a"}]', r"own\.json: JSON is read as \.jsonl, one object per line: `jq -c '\.\[\]'`"),
-        ("own.json.gz", "", r"own\.json\.gz: compressed files are not read: gunzip it\.$"),
-        ("own.csv.GZ", "", r"own\.csv\.GZ: compressed files are not read: gunzip it\.$"),
-        ("own.arrow", "", r"own\.arrow: Arrow files are not read: write the rows with to_parquet\.$"),
         (
-            "own.jsonl",
-            '{"id": 1, "prompt": "a", "prompt": "b"}\n',
-            r"^line 1 of \S+ is .*: the key 'prompt' occurs twice\. Expected",
+            "own.json",
+            '[{"prompt": "a"}]',
+            r"own\.json: unknown format, expected \.jsonl \(one JSON object per line\), \.csv or",
         ),
-        ("own.jsonl", '{"prompt": "a", "": "b"}\n', r"^column 2 of \S+own\.jsonl has no name"),
+        ("own.json.gz", "", r"own\.json\.gz: unknown format, .*, not compressed\.$"),
+        ("own.csv.GZ", "", r"own\.csv\.GZ: unknown format, .*, not compressed\.$"),
+        ("own.arrow", "", r"own\.arrow: unknown format"),
         ("own.jsonl", '{"prompt": "a", "answer": NaN}\n', "no usable row: 1 with an empty answer"),
         ("own.jsonl", '{"prompt": "a", "answer": Infinity}\n', r"^line 1 of \S+: column 'answer' is inf: expected"),
     ],
@@ -242,17 +239,13 @@ def test_a_parquet_file_as_pandas_writes_it_keeps_integers_with_gaps(
 def test_an_unusable_parquet_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.parquet"
     path.write_bytes(b"task,gold\na,b\n")
-    with pytest.raises(UsageError, match=r"own\.parquet cannot be read: .*magic bytes.*\. Expected a Parquet file\.$"):
-        load_train(DataArguments(str(path)))
-    columns = [pyarrow.array(["a"]), pyarrow.array(["b"])]
-    parquet.write_table(pyarrow.Table.from_arrays(columns, names=["prompt", "prompt"]), path)
-    with pytest.raises(UsageError, match="has two columns 'prompt'"):
+    with pytest.raises(UsageError, match=r"own\.parquet cannot be read: .*magic bytes.*\.$"):
         load_train(DataArguments(str(path)))
     parquet.write_table(pyarrow.table({"prompt": ["a", "b"], "answer": [{"is": "1"}, {"is": "2"}]}), path)
     with pytest.raises(UsageError, match=r"^row 1 of \S+own\.parquet: column 'answer' is {'is': '1'}: expected"):
         load_train(DataArguments(str(path)))
     parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], "string")}), path)
-    with pytest.raises(UsageError, match=r"own\.parquet is empty: expected rows"):
+    with pytest.raises(UsageError, match=r"own\.parquet has no rows"):
         load_train(DataArguments(str(path)))
 
 
@@ -273,9 +266,9 @@ def test_the_files_of_a_folder_are_read_in_order_and_a_row_is_named_by_its_file(
     (folder / ".hidden.csv").write_text("x\n1\n")
     assert load_train(DataArguments(str(folder), **NAMED))["answer"][:] == ["1", "2"]
     table = read_table(str(folder), None, "train")
-    assert table.places == [f"line 2 of {folder}/a.csv", f"line 2 of {folder}/b.csv"]
+    assert table.locations == [f"line 2 of {folder}/a.csv", f"line 2 of {folder}/b.csv"]
     write(folder, b_csv="gold,task\n2,b,c\n")
-    with pytest.raises(UsageError, match=r"^line 2 of \S+own/b\.csv has 3 field\(s\)"):
+    with pytest.raises(UsageError, match=r"^\S+own/b\.csv cannot be read: line 2 has more or fewer fields"):
         load_train(DataArguments(str(folder), **NAMED))
 
 
@@ -290,11 +283,11 @@ def test_a_column_that_a_shard_lacks_is_empty_there_and_folders_in_the_folder_ar
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, r"own has no data files: expected files whose names end in .jsonl, .csv, .parquet\.$"),
+        ({}, r"own has no data files: expected names that end in .jsonl, .csv, .parquet\.$"),
         ({"a.txt": "a"}, "has no data files"),
-        ({"a.json.gz": "a"}, r"has no data files: .* \S+own/a\.json\.gz: compressed files are not read: gunzip it\.$"),
-        ({"a.arrow": "", "state.json": ""}, r"has no data files: .* Arrow files are not read: write the rows with"),
-        ({"a.jsonl": "{}", "b.jsonl.gz": ""}, r"^\S+own/b\.jsonl\.gz: compressed files are not read: gunzip it\.$"),
+        ({"a.json.gz": "a"}, r"own/a\.json\.gz: unknown format, .*, not compressed\.$"),
+        ({"a.arrow": "", "state.json": ""}, r"own has a\.arrow and state\.json: expected shards of one format"),
+        ({"a.jsonl": "{}", "b.jsonl.gz": ""}, r"own has a\.jsonl and b\.jsonl\.gz: expected shards of one format"),
         (
             {"a.csv": "prompt\na\n", "b.jsonl": '{"prompt": "b"}\n'},
             r"own has a\.csv and b\.jsonl: expected shards of one format and one split; put others into a folder of",
@@ -363,20 +356,23 @@ def test_a_dry_run_does_not_ask_the_hub_and_knows_no_columns(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no_such.csv", r"^no_such\.csv does not exist: expected a file, a folder or a Hub id"),
+        (
+            "no_such.csv",
+            r"^no_such\.csv does not exist or is not a regular file: expected a file, a folder or a Hub id",
+        ),
         ("data/no_such.parquet", r"^data/no_such\.parquet does not exist"),
         (
             "gsm8",
             r"^--dataset 'gsm8' is unknown \(did you mean 'gsm8k'\?\): pick one of gsm8k, math, arithmetic, or name",
         ),
-        ("own.txt", r"own\.txt: unknown format, expected a name that ends in \.jsonl, "),
-        ("data/no_such.json.gz", r"^data/no_such\.json\.gz does not exist: expected a file"),
+        ("own.txt", r"own\.txt: unknown format, expected \.jsonl"),
+        ("data/no_such.json.gz", r"^data/no_such\.json\.gz does not exist or"),
         ("", r"^--dataset '' is unknown: pick one of gsm8k, math, arithmetic, or name a file"),
-        ("..", r"^\.\. has no data files: expected files whose names end in \.jsonl, \.csv, \.parquet\.$"),
-        ("pipe.jsonl", r"^pipe\.jsonl is a broken link or not a regular file: write its content to a file first\.$"),
-        ("/dev/zero", r"^/dev/zero is a broken link or not a regular file: write its content to a file first\.$"),
-        ("loop", r"^loop is a broken link or not a regular file: "),
-        ("gone.csv", r"^gone\.csv is a broken link or not a regular file: "),
+        ("..", r"^\.\. has no data files: expected names that end in \.jsonl, \.csv, \.parquet\.$"),
+        ("pipe.jsonl", r"^pipe\.jsonl does not exist or is not a regular file"),
+        ("/dev/zero", r"^/dev/zero does not exist or is not a regular file"),
+        ("loop", r"^loop does not exist or is not a regular file: "),
+        ("gone.csv", r"^gone\.csv does not exist or is not a regular file: "),
     ],
 )
 def test_a_name_that_is_nothing_is_refused(
