@@ -10,7 +10,6 @@
 Completions are stored while they are sampled: the same command resumes an interrupted evaluation.
 """
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,12 +34,8 @@ def main() -> None:
         benchmarks = select_benchmarks(flags) if flags.benchmarks else ()
         print(format_comparisons(compare_sides(find_sides(flags.compare, flags.output_dir, benchmarks))))
         return
-    try:
-        jobs = sample(flags) if flags.runs or flags.model or not flags.regrade else find_stored_jobs(flags, given)
-        entries = [grade(job.path, job.problems) for job in jobs]
-    except KeyboardInterrupt:
-        print("\nevaluate.py: interrupted; run the same command again to resume.", file=sys.stderr)
-        sys.exit(130)
+    jobs = find_stored_jobs(flags, given) if flags.regrade and not (flags.runs or flags.model) else sample(flags)
+    entries = [grade(job.path, job.problems) for job in jobs]
     results = write_results(Path(flags.output_dir), entries)
     print(f"\n{format_table(entries)}\n")
     if len({entry.label for entry in entries}) > 1 and not flags.regrade:
@@ -50,21 +45,14 @@ def main() -> None:
 
 def sample(flags: EvaluationArguments) -> "list[Job]":
     """Sample the completions of every target on every benchmark that are not stored yet; with --regrade, none."""
-    from gtpo.evaluation.jobs import run_job, select_benchmarks
+    from gtpo.evaluation.jobs import run_job
     from gtpo.evaluation.plan import plan_evaluation
-    from gtpo.evaluation.targets import newest_run, trained_on
 
-    select_benchmarks(flags)  # raises
-    runs = flags.runs
-    if not runs and not flags.model:
-        run = newest_run()
-        runs = [str(run.path)]
-        print(f"Evaluating {run.path}{trained_on(run)}, the newest finished run; --runs selects others.", flush=True)
-    plan = plan_evaluation(flags, runs)
+    jobs, sampling, load = plan_evaluation(flags)
     if not flags.regrade:
-        for job in plan.jobs:
-            run_job(job, plan.sampling, plan.load, flags.overwrite)
-    return plan.jobs
+        for job in jobs:
+            run_job(job, sampling, load, flags.overwrite)
+    return jobs
 
 
 if __name__ == "__main__":

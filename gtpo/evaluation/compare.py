@@ -9,7 +9,7 @@ import json
 import logging
 import math
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entry, ProblemScores
 from gtpo.evaluation.scores import read_entries
 from gtpo.evaluation.table import lay_out
+from gtpo.reports.curves import COLORS, grid, plain_text
 from gtpo.runs.directory import label_of, run_label
 
 logger = logging.getLogger(__name__)
@@ -26,19 +27,7 @@ logger = logging.getLogger(__name__)
 _HOW = ("temperature", "top_p", "max_new_tokens", "load_in_4bit", "system_prompt", "tags")  # settings that may differ
 
 
-@dataclass(frozen=True)
-class Side:
-    """What is compared: the entries of one model, or of the seeds of one."""
-
-    name: str
-    entries: list[Entry]
-
-    @property
-    def benchmarks(self) -> list[str]:
-        return list(dict.fromkeys(entry.benchmark for entry in self.entries))
-
-    def of(self, benchmark: str) -> list[Entry]:
-        return [entry for entry in self.entries if entry.benchmark == benchmark]
+Sides = dict[str, list[Entry]]  # what is compared: name -> the entries of one model, or of the seeds of one
 
 
 @dataclass(frozen=True)
@@ -83,42 +72,30 @@ class Comparison:
     @property
     def errors(self) -> tuple[float | None, float | None, float | None]:
         """Standard error over seeds of each side, and of their difference; None for one seed."""
-        first, second = (standard_error(scores) for scores in self.scores)
+        first, second = (statistics.stdev(s) / math.sqrt(len(s)) if len(s) > 1 else None for s in self.scores)
         return first, second, None if first is None or second is None else math.hypot(first, second)
-
-
-def standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean of independent values; None for fewer than two."""
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 # Which evaluations
 
 
-def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collection[str] = ()) -> list[Side]:
-    """The sides in some directories: evaluations of one model, output directories with several, or evaluated runs.
+def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collection[str] = ()) -> Sides:
+    """The sides in directories such as ``outputs/evaluation/RUN``, ``outputs/evaluation`` or ``outputs/RUN``.
 
-    Args:
-        directories: ``outputs/evaluation/RUN``, ``outputs/evaluation`` or ``outputs/RUN``.
-        output_dir: Where the evaluations of a run directory are.
-        benchmarks: Their names; all by default.
+    ``output_dir`` has the evaluations of a run directory. All ``benchmarks`` by default.
 
     Raises:
         UsageError: If a directory has no scores, or there are not two sides.
     """
     found = {directory: _read_entries(Path(directory), Path(output_dir)) for directory in directories}
     labels = [label for entries in found.values() for label in {entry.label for entry in entries}]
-    is_unique = len(set(labels)) == len(labels)
-    entries = [
-        entry if is_unique else replace(entry, label=f"{directory}/{entry.label}")
-        for directory, stored in found.items()
-        for entry in stored
-        if not benchmarks or entry.benchmark in benchmarks
-    ]
-    return group_seeds(entries)
+    if len(set(labels)) < len(labels):
+        found = {name: [replace(e, label=f"{name}/{e.label}") for e in entries] for name, entries in found.items()}
+    stored = [entry for entries in found.values() for entry in entries]
+    return group_seeds([entry for entry in stored if not benchmarks or entry.benchmark in benchmarks])
 
 
-def group_seeds(entries: Sequence[Entry]) -> list[Side]:
+def group_seeds(entries: Sequence[Entry]) -> Sides:
     """The sides of some entries, in their order: labels that differ in ``-sN`` are one, unless all of them are.
 
     Raises:
@@ -132,19 +109,14 @@ def group_seeds(entries: Sequence[Entry]) -> list[Side]:
         raise UsageError(
             f"a comparison needs the scores of two models, found {', '.join(labels) or 'none'}: name two evaluations."
         )
-    return [
-        Side(name, [entry for entry in entries if names[entry.label] == name]) for name in dict.fromkeys(names.values())
-    ]
+    return {name: [e for e in entries if names[e.label] == name] for name in dict.fromkeys(names.values())}
 
 
 def _read_entries(directory: Path, output_dir: Path) -> list[Entry]:
     """The scores in a directory, or those of the run in it."""
-    if (directory / "results.json").is_file():
-        paths = [directory / "results.json"]
-    else:
-        paths = [path for path in sorted(directory.glob("*.json")) if path.with_suffix(".jsonl").is_file()]
-        evaluated = output_dir / label_of(directory)
-        paths = paths or sorted(evaluated.glob("*.json"))
+    own = [path for path in sorted(directory.glob("*.json")) if path.with_suffix(".jsonl").is_file()]
+    paths = [directory / "results.json"] if (directory / "results.json").is_file() else own
+    paths = paths or sorted((output_dir / label_of(directory)).glob("*.json"))
     if not paths:
         raise UsageError(
             f"--compare {directory} has no scores, and {output_dir} has none of it: expected a directory such as "
@@ -156,7 +128,7 @@ def _read_entries(directory: Path, output_dir: Path) -> list[Entry]:
 # The comparison
 
 
-def compare_sides(sides: Sequence[Side]) -> list[Comparison]:
+def compare_sides(sides: Sides) -> list[Comparison]:
     """The first side with each of the others, on all benchmarks that both have: pass@1, lenient and not, pass@k, maj@k.
 
     Settings that differ are logged.
@@ -165,22 +137,24 @@ def compare_sides(sides: Sequence[Side]) -> list[Comparison]:
         UsageError: If they have no benchmark in common, or other problems of one.
     """
     first, *others = sides
-    comparisons = []
+    comparisons: list[Comparison] = []
     for other in others:
-        common = [name for name in first.benchmarks if name in other.benchmarks]
+        names = [list(dict.fromkeys(entry.benchmark for entry in sides[side])) for side in (first, other)]
+        common = [name for name in names[0] if name in names[1]]
         if not common:
             raise UsageError(
-                f"{first.name} and {other.name} have no benchmark in common ({', '.join(first.benchmarks)} and "
-                f"{', '.join(other.benchmarks)}): evaluate both on one."
+                f"{first} and {other} have no benchmark in common ({', '.join(names[0])} and {', '.join(names[1])}): "
+                "evaluate both on one."
             )
-        comparisons += [comparison for name in common for comparison in _compare(name, first, other)]
+        for benchmark in common:
+            entries = [[entry for entry in sides[side] if entry.benchmark == benchmark] for side in (first, other)]
+            comparisons += _compare(benchmark, (first, other), entries)
     return comparisons
 
 
-def _compare(benchmark: str, first: Side, second: Side) -> list[Comparison]:
-    entries = (first.of(benchmark), second.of(benchmark))
+def _compare(benchmark: str, names: tuple[str, str], entries: list[list[Entry]]) -> Iterator[Comparison]:
     everything = [entry for seeds in entries for entry in seeds]
-    problems = {tuple((p.id, p.gold) for p in entry.per_problem): entry for entry in everything}
+    problems = {tuple((p.id, p.gold) for p in entry.per_problem) for entry in everything}
     asked = {entry.settings.get("problems_hash") for entry in everything}
     if len(problems) > 1 or len(asked) > 1:
         counts = ", ".join(f"{entry.label} {len(entry.per_problem)}" for entry in everything)
@@ -190,16 +164,12 @@ def _compare(benchmark: str, first: Side, second: Side) -> list[Comparison]:
         )
     for name in _HOW:
         if len({json.dumps(entry.settings.get(name)) for entry in everything}) > 1:
-            logger.warning("%s and %s were evaluated with another --%s", first.name, second.name, name)
-    comparisons = []
+            logger.warning("%s and %s were evaluated with another --%s", *names, name)
     for metric, read in _metrics(everything).items():
         seeds = [[[read(entry, problem) for problem in entry.per_problem] for entry in side] for side in entries]
-        scores = [[100 * statistics.fmean(values) for values in side] for side in seeds]
+        first, second = ([100 * statistics.fmean(values) for values in side] for side in seeds)
         means = [[statistics.fmean(values) for values in zip(*side, strict=True)] for side in seeds]
-        comparisons.append(
-            Comparison(benchmark, metric, (first.name, second.name), (scores[0], scores[1]), (means[0], means[1]))
-        )
-    return comparisons
+        yield Comparison(benchmark, metric, names, (first, second), (means[0], means[1]))
 
 
 _Metric = Callable[[Entry, ProblemScores], float]  # the score of a problem of an entry
@@ -227,12 +197,12 @@ def format_comparisons(comparisons: Sequence[Comparison]) -> str:
 def _block(names: tuple[str, str], comparisons: Sequence[Comparison]) -> str:
     cells = [["Benchmark", "Score", *names, "Difference", "95 % interval", "Win / loss / tie"]]
     for c in comparisons:
-        means = [f"{_with_error(statistics.fmean(s), e, '.1f')}" for s, e in zip(c.scores, c.errors[:2], strict=True)]
+        means = [f"{statistics.fmean(seeds):.1f}" for seeds in c.scores]
+        numbers = zip([*means, f"{c.difference:+.1f}"], c.errors, strict=True)
         low, high = c.interval
-        title = BENCHMARK_TITLES.get(c.benchmark, c.benchmark)
-        counts = " / ".join(map(str, c.counts))
-        difference = _with_error(c.difference, c.errors[2], "+.1f")
-        cells.append([title, c.metric, *means, difference, f"{low:+.1f} to {high:+.1f}", counts])
+        title, counts = BENCHMARK_TITLES.get(c.benchmark, c.benchmark), " / ".join(map(str, c.counts))
+        with_errors = [number if error is None else f"{number} ± {error:.1f}" for number, error in numbers]
+        cells.append([title, c.metric, *with_errors, f"{low:+.1f} to {high:+.1f}", counts])
     lines, rule = lay_out(cells)
     seeds = [len(scores) for scores in comparisons[0].scores]
     first, second = map(printable, names)
@@ -242,5 +212,24 @@ def _block(names: tuple[str, str], comparisons: Sequence[Comparison]) -> str:
     return "\n".join([title, rule, lines[0], rule, *lines[1:], rule])
 
 
-def _with_error(value: float, error: float | None, form: str) -> str:
-    return f"{value:{form}}" + ("" if error is None else f" ± {error:.1f}")
+def draw_comparisons(comparisons: Sequence[Comparison], output: str) -> list[str]:
+    """Draw the differences with their intervals, one panel per pair of sides; the paths of ``output`` and of a PDF."""
+    pairs = list(dict.fromkeys(comparison.names for comparison in comparisons))
+    figure, axes = grid(1, len(pairs), width=5.0, height=1.5 + 0.25 * len(comparisons) / len(pairs))
+    for axis, names in zip(axes[0], pairs, strict=True):
+        shown = [c for c in reversed(comparisons) if c.names == names]
+        heights, differences = range(len(shown)), [c.difference for c in shown]
+        axis.plot(differences, heights, "o", color=COLORS[0])
+        axis.hlines(heights, *zip(*(c.interval for c in shown), strict=True), color=COLORS[0])
+        bars = [(c.difference - (c.errors[2] or 0), c.difference + (c.errors[2] or 0)) for c in shown]
+        axis.hlines(heights, *zip(*bars, strict=True), color=COLORS[0], linewidth=6, alpha=0.35)
+        titles = [plain_text(BENCHMARK_TITLES.get(c.benchmark, c.benchmark)) for c in shown]
+        axis.set_yticks(heights, [f"{title}, {c.metric}" for title, c in zip(titles, shown, strict=True)], fontsize=8)
+        axis.axvline(0, color="black", linewidth=1)
+        axis.set_xlabel("points; line: 95 % interval over problems\nbar: standard error over seeds", fontsize=8)
+        axis.set_title(f"{plain_text(names[1])}\nminus {plain_text(names[0])}", fontsize=9)
+    Path(output).parent.mkdir(parents=True, exist_ok=True)
+    paths = list(dict.fromkeys([output, str(Path(output).with_suffix(".pdf"))]))
+    for path in paths:
+        figure.savefig(path, dpi=150)
+    return paths

@@ -13,8 +13,8 @@ from gtpo.evaluation.records import Head, Problems
 from gtpo.evaluation.sampling import Sampler, Sampling, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.storage import (
     CompletionFile,
-    check_keys,
     find_completion_files,
+    keys_of,
     problems_hash,
     read_head,
     scores_path,
@@ -31,13 +31,7 @@ STORED_FLAGS = (  # --regrade reads them from the completion files
 
 @dataclass(frozen=True)
 class Job:
-    """One model on one benchmark.
-
-    Attributes:
-        path: The completion file, ``LABEL/BENCHMARK.jsonl``.
-        problems: The problems.
-        head: The first line of the file; a file with other settings is refused.
-    """
+    """One model on one benchmark; a completion file, ``LABEL/BENCHMARK.jsonl``, with another first line is refused."""
 
     path: Path
     problems: Problems
@@ -45,12 +39,10 @@ class Job:
 
     @property
     def adapter(self) -> Path | None:
-        """Adapter directory; None for the base model."""
         return Path(self.head.origin.adapter) if self.head.origin.adapter else None
 
     @property
     def prompt(self) -> PromptArguments:
-        """How questions are asked."""
         return PromptArguments(**stored_prompt(self.head.settings))
 
     @property
@@ -72,15 +64,13 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
         raise UsageError(
             f"--benchmarks is missing: name one or more of {', '.join(BENCHMARK_TITLES)}, or a file of your own."
         )
-    unknown = [name for name in flags.benchmarks if name not in BENCHMARK_TITLES and not is_user_data(name)]
-    if unknown:
-        listed = ", ".join(f"{name!r}{nearest(name, BENCHMARK_TITLES)}" for name in unknown)
-        raise UsageError(
-            f"unknown benchmark {listed}: pick from {', '.join(BENCHMARK_TITLES)}, or name a file, a folder or a Hub "
-            "id (owner/name)."
-        )
     selected: dict[str, str] = {}
     for source in flags.benchmarks:
+        if source not in BENCHMARK_TITLES and not is_user_data(source):
+            raise UsageError(
+                f"unknown benchmark {source!r}{nearest(source, BENCHMARK_TITLES)}: pick from "
+                f"{', '.join(BENCHMARK_TITLES)}, or name a file, a folder or a Hub id (owner/name)."
+            )
         name = source if source in BENCHMARK_TITLES else short_name_of(source, BENCHMARK_TITLES)
         if selected.setdefault(name, source) != source:
             raise UsageError(
@@ -93,31 +83,8 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
     return selected
 
 
-def load_benchmarks(flags: EvaluationArguments) -> dict[str, Problems]:
-    """The problems of every benchmark of ``--benchmarks``.
-
-    Raises:
-        UsageError: If some cannot be read; it names all of them.
-    """
-    problems, errors = {}, []
-    for name, source in select_benchmarks(flags).items():
-        try:
-            problems[name] = load_problems(name, source, flags, flags.limit)
-        except UsageError as error:
-            errors.append(error)
-    if errors:
-        raise UsageError(" ".join(map(str, errors))) from errors[0]
-    return problems
-
-
 def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int | None = None) -> Problems:
-    """The problems of a benchmark.
-
-    Args:
-        name: Its name, as :func:`select_benchmarks` gives it.
-        source: The name, path or Hub id.
-        flags: Where its data is, and how the columns of your data are called.
-        limit: Only the first ones.
+    """The first ``limit`` problems of a benchmark, by name and source as :func:`select_benchmarks` gives them.
 
     Raises:
         UsageError: If they cannot be read.
@@ -132,9 +99,7 @@ def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int
 def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) -> list[Job]:
     """The jobs whose completions are stored in the output directory: all, or those of ``--benchmarks``.
 
-    Args:
-        flags: The flags.
-        given: The names of those that the user has set.
+    ``given`` are the names of the flags that the user has set.
 
     Raises:
         UsageError: If a flag is given that is stored with the completions, there are no completions, or the problems of
@@ -172,29 +137,22 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
 def run_job(job: Job, sampling: Sampling, load: Callable[[], Sampler], overwrite: bool = False) -> None:
     """Sample the completions that are not in the file yet, and append them as they finish.
 
-    Args:
-        job: The job.
-        sampling: How completions are sampled.
-        load: Returns the sampler; not called if nothing is missing.
-        overwrite: Discard stored completions and scores first.
+    The sampler is loaded only if something is missing; ``overwrite`` discards stored completions and scores first.
 
     Raises:
-        UsageError: If the file has other settings or completions of other problems or is in use, or a prompt is too
-            long.
-        RunError: If the completions cannot be written.
+        UsageError: If the file has other settings or is in use, or a prompt is too long.
+        OSError: If the completions cannot be written.
     """
     with CompletionFile(job.path, job.head, overwrite, job.problems.rows) as file:
         if overwrite:
             scores_path(job.path).unlink(missing_ok=True)
-        check_keys(job.path, file.done, job.problems.rows, sampling.k)
-        total = len(job.problems.rows) * sampling.k
-        if len(file.done) == total:
+        keys = keys_of(job.problems.rows, sampling.k)
+        if file.done >= keys:
             return
         sampler = load()
-        prompt = job.prompt
-        tokenizer = load_prompt_tokenizer(sampler, job.adapter, prompt)
-        requests = make_requests(sampler, job.problems.rows, sampling, prompt, tokenizer)
-        with CompletionBar(job.title, total, len(file.done), sampling.max_new_tokens) as bar:
+        tokenizer = load_prompt_tokenizer(sampler, job.adapter, job.prompt)
+        requests = make_requests(sampler, job.problems.rows, sampling, job.prompt, tokenizer)
+        with CompletionBar(job.title, len(keys), len(file.done & keys), sampling.max_new_tokens) as bar:
             for rows in sampler.sample(requests, file.done.copy(), job.adapter, bar.count_tokens):
                 file.append(rows)
                 bar.count_completions(rows)

@@ -108,20 +108,17 @@ def bootstrap_interval(
     Raises:
         ValueError: If there are no scores, or one is out of bounds.
     """
-    scores = np.asarray(per_problem_scores, dtype=np.float64)
-    if scores.ndim != 1 or not len(scores):
-        raise ValueError(f"scores of shape {scores.shape}: expected one score per problem, at least one problem")
-    if not bounds[0] <= scores.min() <= scores.max() <= bounds[1]:
-        raise ValueError(f"scores from {scores.min()} to {scores.max()}: expected values within {bounds}")
-    values, counts = np.unique(scores, return_counts=True)
+    values, counts = np.unique(np.asarray(per_problem_scores, dtype=np.float64), return_counts=True)
+    n = len(per_problem_scores)
+    if not (n and bounds[0] <= values[0] <= values[-1] <= bounds[1]):
+        raise ValueError(f"scores {values}: expected one score per problem, at least one, within {bounds}")
     if len(values) == 1:
-        unseen = 1 - TAIL ** (1 / len(scores))
+        unseen = 1 - TAIL ** (1 / n)
         low, high = (values[0] + unseen * (bound - values[0]) for bound in bounds)
         return float(low), float(high)
     # A resample is how often each value is drawn; one at a time, because the 5,000 of MATH would take 400 MB at once.
     rng = np.random.default_rng(0)
-    shares = counts / len(scores)
-    means = [rng.multinomial(len(scores), shares) @ values / len(scores) for _ in range(10_000)]
+    means = [rng.multinomial(n, counts / n) @ values / n for _ in range(10_000)]
     low, high = np.quantile(means, [TAIL, 1 - TAIL])
     return float(low), float(high)
 

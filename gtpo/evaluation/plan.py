@@ -1,13 +1,14 @@
 """The plan of an evaluation: from the flags to its jobs, and how the model is loaded where one has something to do."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from gtpo.arguments import EvaluationArguments, fields_of
 from gtpo.evaluation import sampling
-from gtpo.evaluation.jobs import DATA_FLAGS, Job, load_benchmarks, select_benchmarks
+from gtpo.evaluation.jobs import DATA_FLAGS, Job, load_problems, select_benchmarks
 from gtpo.evaluation.records import Head, Origin
 from gtpo.evaluation.sampling import Sampler, Sampling
 from gtpo.evaluation.storage import check_settings, fingerprint, problems_hash
@@ -20,36 +21,26 @@ from gtpo.evaluation.targets import (
     max_lora_rank,
     short_name,
 )
-from gtpo.runs.environment import environment
+from gtpo.runs.provenance import provenance
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Every target on every benchmark.
-
-    Attributes:
-        jobs: The jobs, in the order of the flags.
-        sampling: How completions are sampled.
-        load: Loads the model, once.
-    """
+class Plan(NamedTuple):
+    """Every target on every benchmark, how completions are sampled, and what loads the model, once."""
 
     jobs: list[Job]
     sampling: Sampling
     load: Callable[[], Sampler]
 
 
-def plan_evaluation(flags: EvaluationArguments, runs: Sequence[str]) -> Plan:
+def plan_evaluation(flags: EvaluationArguments) -> Plan:
     """The plan of an evaluation; no model is loaded.
-
-    Args:
-        flags: The flags.
-        runs: ``--runs``, or the run that is evaluated without it; none for a base model.
 
     Raises:
         UsageError: If a flag, a benchmark, a run or stored completions do not fit.
     """
-    targets = find_targets(runs, flags.model, flags.checkpoint)
-    sources, problems = select_benchmarks(flags), load_benchmarks(flags)
+    sources = select_benchmarks(flags)
+    targets = find_targets(flags.runs, flags.model, flags.checkpoint)
+    problems = {name: load_problems(name, source, flags, flags.limit) for name, source in sources.items()}
     model = choose_model(targets, flags.model, slow=flags.backend != "auto")
     backend = sampling.choose_sampler(flags.backend, is_tiny(model))
     chosen = {
@@ -58,7 +49,7 @@ def plan_evaluation(flags: EvaluationArguments, runs: Sequence[str]) -> Plan:
     }
     how = Sampling(**{name: getattr(flags, name) for name in fields_of([Sampling])} | chosen)
     prompts = choose_prompts(flags.prompt, targets, model)
-    made_with = environment()
+    made_with = provenance()
     jobs = []
     for target, prompt in zip(targets, prompts, strict=True):
         for name, asked in problems.items():

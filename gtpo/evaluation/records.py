@@ -1,11 +1,10 @@
 """Typed records of an evaluation: the problems of a benchmark, where completions come from, and the scores of a model.
 
-``read`` and ``write`` convert a record from and to JSON. Reading checks names and types: annotations are classes that
-isinstance takes.
+``read`` and ``write`` convert a record from and to JSON.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from gtpo.data.load import Problem
@@ -15,12 +14,9 @@ from gtpo.evaluation.user_grader import UserGrader
 
 @dataclass(frozen=True)
 class Problems:
-    """The problems of a benchmark.
+    """The problems of a benchmark; ``dropped``: why rows of your data are none -> their number.
 
-    Attributes:
-        rows: The problems.
-        dropped: Why rows of your data are no problems -> their number.
-        grader: Decides what is correct instead of our grader (``--grader``).
+    A ``grader`` (``--grader``) decides what is correct instead of ours.
     """
 
     rows: Sequence[Problem]
@@ -59,11 +55,9 @@ class Head:
         """The head in a JSON object.
 
         Raises:
-            ValueError: Names the key that is missing or has another type.
+            KeyError, TypeError: If a key is missing.
         """
-        if not isinstance(stored.get("settings"), dict):
-            raise ValueError("it has no settings")
-        return cls(stored["settings"], _read(Origin, stored.get("about")))
+        return cls(dict(stored["settings"]), _read(Origin, stored["about"]))
 
     def write(self) -> dict[str, Any]:
         """The JSON object."""
@@ -132,18 +126,13 @@ class Entry:
         """The entry in a JSON object.
 
         Raises:
-            ValueError: Names the key that is missing or has another type, or the problem whose digits do not fit k.
+            KeyError, TypeError: If a key is missing.
+            ValueError: If the digits of a problem do not fit k.
         """
-        listed = stored.get("per_problem") if isinstance(stored, dict) else None
-        if not isinstance(listed, list) or not listed:
-            raise ValueError("it has no scores of problems")
-        entry = _read(cls, stored, origin=_read(Origin, stored), per_problem=[_read(ProblemScores, p) for p in listed])
-        sizes = len(sizes_up_to(entry.k))
-        for problem in entry.per_problem:
-            lenient = problem.correct if problem.correct_lenient is None else problem.correct_lenient
-            found = (problem.n, problem.correct.count("1"), *map(len, (problem.correct, lenient, problem.majority)))
-            if found != (entry.k, problem.c, entry.k, entry.k, sizes):
-                raise ValueError(f"the scores of {problem.id} are not those of {entry.k} samples")
+        problems = [_read(ProblemScores, problem) for problem in stored["per_problem"]]
+        entry = _read(cls, stored, origin=_read(Origin, stored), per_problem=problems)
+        if any(len(p.correct) != entry.k or len(p.majority) != len(sizes_up_to(entry.k)) for p in problems):
+            raise ValueError(f"its problems do not have {entry.k} samples")
         return entry
 
     def write(self) -> dict[str, Any]:
@@ -154,22 +143,6 @@ class Entry:
         return stored | {"per_problem": [problem.write() for problem in self.per_problem]}
 
 
-def _read(cls: Any, stored: Any, **values: Any) -> Any:
-    """A dataclass from a JSON object, of which other keys are ignored, and from values that are read already.
-
-    Raises:
-        ValueError: Names the key that is missing or has another type.
-    """
-    if not isinstance(stored, dict):
-        raise ValueError(f"it has {stored!r:.80} where an object is expected")
-    for item in fields(cls):
-        if item.name in values:
-            continue
-        if item.name not in stored:
-            if item.default is MISSING and item.default_factory is MISSING:
-                raise ValueError(f"it has no {item.name}")
-        elif isinstance(value := stored[item.name], item.type):  # type: ignore[arg-type]  # no annotation is a string
-            values[item.name] = value
-        else:
-            raise ValueError(f"{item.name} is {value!r:.80}, expected {getattr(item.type, '__name__', item.type)}")
-    return cls(**values)
+def _read(cls: Any, stored: Mapping[str, Any], **values: Any) -> Any:
+    """A dataclass from a JSON object, of which other keys are ignored, and from values that are read already."""
+    return cls(**{item.name: stored[item.name] for item in fields(cls) if item.name in stored} | values)

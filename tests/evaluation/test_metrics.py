@@ -169,7 +169,7 @@ def test_the_interval_matches_every_resample_of_few_problems() -> None:
 @pytest.mark.parametrize(
     ("scores", "options"),
     [
-        *[([], {}), ([[1.0]], {}), ([1.0, 1.1], {}), ([-0.1, 0], {}), ([-1.0, 1.5], {"bounds": (-1, 1)})],
+        *[([], {}), ([1.0, 1.1], {}), ([-0.1, 0], {}), ([-1.0, 1.5], {"bounds": (-1, 1)})],
     ],
 )
 def test_bootstrap_interval_refuses(scores: list, options: dict) -> None:

@@ -18,8 +18,14 @@ import evaluate
 import figures
 from gtpo.arguments import EvaluationArguments
 from gtpo.errors import UsageError
-from gtpo.evaluation.compare import Comparison, compare_sides, find_sides, format_comparisons, group_seeds
-from gtpo.evaluation.compare_figure import draw_comparisons
+from gtpo.evaluation.compare import (
+    Comparison,
+    compare_sides,
+    draw_comparisons,
+    find_sides,
+    format_comparisons,
+    group_seeds,
+)
 from gtpo.evaluation.metrics import pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entry, Origin, ProblemScores
 
@@ -146,11 +152,11 @@ def test_pairing_narrows_the_interval() -> None:
 
 def test_the_first_side_is_the_one_compared_with() -> None:
     entries = [entry(name, ["10"]) for name in ("base", "a-s1", "a-s2", "b")]
-    assert [side.name for side in group_seeds(entries)] == ["base", "a", "b"]
+    assert list(group_seeds(entries)) == ["base", "a", "b"]
     assert list(dict.fromkeys(c.names for c in compare_sides(group_seeds(entries)))) == [("base", "a"), ("base", "b")]
-    assert [side.name for side in group_seeds(entries[1:3])] == ["a-s1", "a-s2"]  # two seeds of one run
+    assert list(group_seeds(entries[1:3])) == ["a-s1", "a-s2"]  # two seeds of one run
     best = [entry(name, ["10"]) for name in ("a-s1", "a-s1@best", "a-s2@best")]
-    assert [side.name for side in group_seeds(best)] == ["a", "a@best"]
+    assert list(group_seeds(best)) == ["a", "a@best"]
     with pytest.raises(UsageError, match="needs the scores of two models, found a: name two evaluations"):
         group_seeds([entry("a", ["10"])])
 
@@ -217,23 +223,22 @@ def test_evaluations_output_directories_and_runs(tmp_path: Path, monkeypatch: py
     write(Path("outputs/evaluation"), a, b, entry("a", ["11"], "aime24"))
     names = [["outputs/evaluation/a", "outputs/evaluation/sweep-b"], ["outputs/a", "outputs/sweep/b"]]
     for directories in names:
-        first, second = find_sides(directories, "outputs/evaluation")
-        assert (first.name, second.name) == ("a", "sweep-b")
-        assert [e.benchmark for e in first.entries] == ["aime24", "amc23"]
-    [first, _] = find_sides(names[0], "outputs/evaluation", ["amc23"])
-    assert [e.benchmark for e in first.entries] == ["amc23"]
+        sides = find_sides(directories, "outputs/evaluation")
+        assert list(sides) == ["a", "sweep-b"]
+        assert [e.benchmark for e in sides["a"]] == ["aime24", "amc23"]
+    assert [e.benchmark for e in find_sides(names[0], "outputs/evaluation", ["amc23"])["a"]] == ["amc23"]
     Path("outputs/evaluation/results.json").write_text(json.dumps({"results": [a.write(), b.write()]}))
-    assert [side.name for side in find_sides(["outputs/evaluation"], "")] == ["a", "sweep-b"]
+    assert list(find_sides(["outputs/evaluation"], "")) == ["a", "sweep-b"]
     # the same run, evaluated twice
     write(Path("greedy"), a)
     two = find_sides(["outputs/evaluation/a", "greedy/a"], "", ["amc23"])
-    assert [side.name for side in two] == ["outputs/evaluation/a/a", "greedy/a/a"]
+    assert list(two) == ["outputs/evaluation/a/a", "greedy/a/a"]
     with pytest.raises(UsageError, match=r"^--compare nothing has no scores, and outputs/evaluation has none of it"):
         find_sides(["nothing"], "outputs/evaluation")
     Path("greedy/a/amc23.json").write_text('{"label": "a"}')
     with pytest.raises(
         UsageError,
-        match=r"greedy/a/amc23.json is damaged \(it has no scores of problems\): delete it; `evaluate.py --regrade",
+        match=r"greedy/a/amc23.json is damaged \('per_problem'\): delete it; `evaluate.py --regrade",
     ):
         find_sides(["greedy/a"], "")
 
@@ -257,24 +262,28 @@ def test_the_scripts_print_and_draw(
     assert Path("compare.png").read_bytes().startswith(b"\x89PNG") and Path("compare.pdf").is_file()
 
 
-def test_the_figure_shows_every_difference_and_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figure_shows_every_difference_its_interval_and_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from matplotlib.figure import Figure
 
     drawn: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     comparisons = compare_sides(
-        group_seeds([entry(f"{name}$-s{seed}", marks) for name, marks in SEEDS.items() for seed in (1, 2)])
+        group_seeds(
+            [entry(f"{name}$-s{seed}", [*marks, f"0{seed}"]) for name, marks in SEEDS.items() for seed in (0, 1)]
+        )
     )
     draw_comparisons(comparisons, str(tmp_path / "c.png"))
-    forest, problems = drawn[0].axes
-    assert [text.get_text() for text in forest.get_yticklabels()] == [
-        f"AMC 2023, {c.metric}" for c in reversed(comparisons)
-    ]
-    points = [line.get_xdata()[0] for line in forest.lines if line.get_marker() == "o"]
-    assert points == pytest.approx([c.difference for c in reversed(comparisons)])
-    assert [text.get_text() for text in problems.get_legend().get_texts()] == ["better: 1", "worse: 1", "equal: 2"]
-    sizes = [list(collection.get_sizes()) for collection in problems.collections]
-    assert sizes == [[14], [14], [28]]  # two problems at (0, 0)
+    [axis] = drawn[0].axes
+    shown = comparisons[::-1]
+    assert [text.get_text() for text in axis.get_yticklabels()] == [f"AMC 2023, {c.metric}" for c in shown]
+    assert axis.lines[0].get_xdata() == pytest.approx([c.difference for c in shown])
+    intervals, errors = (np.array(lines.get_segments())[:, :, 0] for lines in axis.collections)
+    assert intervals == pytest.approx(np.array([c.interval for c in shown]))
+    widths = [c.errors[2] for c in shown]
+    assert errors[:, 1] - errors[:, 0] == pytest.approx(2 * np.array(widths, dtype=float)) and any(widths)
+    assert axis.get_title() == r"b\$" + "\n" + r"minus a\$"
 
 
 SEEDS = {"a": ["10", "11", "00", "00"], "b": ["11", "10", "00", "00"]}

@@ -52,50 +52,19 @@ def test_the_first_line_of_a_completion_file_is_written_as_it_was_read() -> None
     about = {name: STORED[name] for name in ("model", "adapter", "checkpoint", "environment", "data")}
     line = {"settings": STORED["settings"], "about": about}
     assert json.dumps(Head.read(line).write()) == json.dumps(line)
-    for name, value, message in (
-        ("settings", None, r"^it has no settings$"),
-        ("about", [], r"^it has \[\] where an object is expected$"),
-        ("about", {}, r"^it has no model$"),
-        ("about", {"model": "m", "adapter": 3}, r"^adapter is 3, expected str | None$"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Head.read(line | {name: value})
+    for damaged in ({"about": about}, {"settings": {}}, {"settings": {}, "about": {}}):
+        with pytest.raises((KeyError, TypeError)):
+            Head.read(damaged)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"label": 3}, r"^label is 3, expected str$"),
-        ({"k": "2"}, r"^k is '2', expected int$"),
-        ({"scores": None}, r"^scores is None, expected dict$"),
-        ({"per_problem": []}, r"^it has no scores of problems$"),
-        ({"per_problem": {}}, r"^it has no scores of problems$"),
-        ({"per_problem": [7]}, r"^it has 7 where an object is expected$"),
-        ({"per_problem": [{"id": "arithmetic/0"}]}, r"^it has no gold$"),
-        ({"k": 4}, r"^the scores of arithmetic/0 are not those of 4 samples$"),
-        ({"c": 2}, r"^the scores of arithmetic/0 are not those of 2 samples$"),
-        ({"n": 3}, r"^the scores of arithmetic/0 are not those of 2 samples$"),
-        ({"correct": "010"}, r"^the scores of arithmetic/0 are not those of 2 samples$"),
-        ({"correct_lenient": ""}, r"^the scores of arithmetic/0 are not those of 2 samples$"),
-        ({"majority": "0"}, r"^the scores of arithmetic/0 are not those of 2 samples$"),
-    ],
-)
-def test_a_damaged_entry_is_refused(changes: dict[str, Any], message: str) -> None:
-    [problem] = STORED["per_problem"]
-    of_problem = {name: value for name, value in changes.items() if name in problem}
-    stored = STORED | {"per_problem": [problem | of_problem]}
-    stored |= {name: value for name, value in changes.items() if name not in problem}
-    with pytest.raises(ValueError, match=message):
-        Entry.read(stored)
+@pytest.mark.parametrize("changes", [{"correct": "010"}, {"majority": "0"}, {"id": None}])
+def test_a_problem_with_other_digits_or_without_a_key_is_refused(changes: dict[str, Any]) -> None:
+    problem = {name: value for name, value in (STORED["per_problem"][0] | changes).items() if value is not None}
+    with pytest.raises((TypeError, ValueError), match=r"its problems do not have 2 samples|missing .* 'id'"):
+        Entry.read(STORED | {"per_problem": [problem]})
 
 
 @pytest.mark.parametrize("name", ["label", "benchmark", "problems", "k", "scores", "intervals", "settings", "model"])
 def test_an_entry_without_a_key_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"^it has no {name}$"):
+    with pytest.raises(TypeError, match=f"missing .*'{name}'"):
         Entry.read({key: value for key, value in STORED.items() if key != name})
-
-
-@pytest.mark.parametrize("stored", [None, [], "entry", 3])
-def test_an_entry_is_an_object(stored: object) -> None:
-    with pytest.raises(ValueError, match=r"^it has no scores of problems$"):
-        Entry.read(stored)

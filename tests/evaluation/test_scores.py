@@ -134,7 +134,7 @@ def test_damaged_scores_of_another_evaluation_are_named(
 def test_a_foreign_completion_is_not_graded(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:
     path = store(texts_by_hand)
     path.write_text(path.read_text().replace('"arithmetic/1"', '"arithmetic/5"'))
-    with pytest.raises(UsageError, match=r"has a completion of 'arithmetic/5', sample \d; expected one of 3 problems"):
+    with pytest.raises(UsageError, match=r"has 8 of 12 completions"):
         grade(path, Problems(load_benchmark("arithmetic")[:3]))
 
 

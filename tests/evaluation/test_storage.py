@@ -15,7 +15,7 @@ from helpers.scripts import ROOT, user_environment
 
 from gtpo.arguments import PromptArguments
 from gtpo.data.load import load_benchmark
-from gtpo.errors import RunError, UsageError
+from gtpo.errors import UsageError
 from gtpo.evaluation.jobs import Job, run_job
 from gtpo.evaluation.records import Head, Origin, Problems
 from gtpo.evaluation.sampling import Request, Sampling
@@ -188,7 +188,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))  # in the middle of a line
     try:
-        with pytest.raises(RunError, match=r"cannot write .*b\.jsonl: File too large.*run the same command again"):
+        with pytest.raises(OSError, match="File too large"):
             fill(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -208,11 +208,10 @@ def test_a_short_write_is_continued(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda lines: [lines[0], b'{"id": "arith', *lines[2:]], "line 2 is broken"),
-        (lambda lines: [lines[0], b"[]", *lines[2:]], "line 2 is broken"),
-        (lambda lines: [*lines[:3], lines[2], *lines[3:]], "1 duplicate completions"),
-        (lambda lines: lines[1:], r"is not a completion file \(line 1: it has no settings\): move it elsewhere"),
-        (lambda lines: [b"id,completion", *lines[1:]], "line 1 is broken"),
+        (lambda lines: [lines[0], b'{"id": "arith', *lines[2:]], "line 2 is not a completion"),
+        (lambda lines: [lines[0], b"[]", *lines[2:]], "line 2 is not a completion"),
+        (lambda lines: lines[1:], r"is not a completion file \(line 1: KeyError\('settings'\)\): move it elsewhere"),
+        (lambda lines: [b"id,completion", *lines[1:]], r"is not a completion file \(line 1: JSONDecodeError"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, damage, message: str) -> None:  # type: ignore[no-untyped-def]
@@ -312,26 +311,28 @@ def test_a_file_that_was_deleted_while_it_was_opened_is_not_written(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"id": "gsm8k/0"},
-            "has a completion of 'gsm8k/0', sample 0; expected one of 7 problems such as 'arithmetic/0'",
-        ),
-        ({"sample": 3}, "has a completion of 'arithmetic/0', sample 3; expected one of .*, sample 0 to 2: delete its"),
-        ({"sample": -1}, "has a completion of 'arithmetic/0', sample -1"),
         ({"sample": True}, "line 2 is not a completion with exactly the keys"),
         ({"extra": 1}, r"line 2 is not a completion with exactly the keys id \(str\), sample \(int\)"),
         ({"tokens": "9"}, "line 2 is not a completion with exactly the keys"),
         ({"completion": None}, "line 2 is not a completion with exactly the keys"),
     ],
 )
-def test_completions_that_do_not_belong_to_the_file_are_refused(
-    tmp_path: Path, change: dict[str, object], message: str
-) -> None:
+def test_lines_that_are_no_completions_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
     path = tmp_path / "a.jsonl"
     head, first, *lines = fill(path).decode().splitlines(keepends=True)
     path.write_text("".join([head, json.dumps(json.loads(first) | change) + "\n", *lines]))
     with pytest.raises(UsageError, match=message):
         fill(path, load=never)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("change", [{"id": "gsm8k/0"}, {"sample": 3}, {"sample": -1}])
+def test_a_completion_of_another_problem_is_ignored_and_the_missing_one_sampled(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    head, first, *lines = fill(path).decode().splitlines(keepends=True)
+    path.write_text("".join([head, json.dumps(json.loads(first) | change) + "\n", *lines]))
+    assert fill(path).decode().splitlines(keepends=True)[-1] == first
 
 
 def test_a_completion_without_a_key_is_refused(tmp_path: Path) -> None:

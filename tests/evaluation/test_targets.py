@@ -23,7 +23,7 @@ from gtpo.evaluation.targets import (
     refuse_large_model_without_gpu,
     same_model,
 )
-from gtpo.models.tiny import ensure_tiny
+from gtpo.models.tiny import TINY_BASE
 from gtpo.runs.directory import RunDirectory
 
 
@@ -59,14 +59,22 @@ def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path) -> Non
 @pytest.mark.parametrize(
     ("names", "checkpoint", "message"),
     [
-        (["outputs/oldest"], "last", r"--runs outputs/oldest is not a directory \(did you mean 'outputs/older'\?\)"),
-        (["outputs/unfinished"], "last", r"unfinished has no adapter/adapter_config.json: --checkpoint can be 50 here"),
-        (["outputs/older"], "9", r"older has no checkpoint-9/.*: --checkpoint can be best, last here"),
-        (["outputs"], "last", r"outputs is a directory of runs, .* one of outputs/demo/newer, outputs/older\.$"),
-        (["outputs/demo"], "9", r"outputs/demo is a directory of runs, .* name one of outputs/demo/newer\.$"),
+        (
+            ["outputs/oldest"],
+            "last",
+            r"--runs outputs/oldest has no adapter/.*finished runs are outputs/older, outputs/demo/newer\.$",
+        ),
+        (
+            ["outputs/unfinished"],
+            "last",
+            "unfinished has no adapter/adapter_config.json: adapters in it are .*checkpoint-50;",
+        ),
+        (["outputs/older"], "9", "older has no checkpoint-9/.*: adapters in it are adapter, best; finished"),
+        (["outputs"], "last", r"outputs has no .* none; finished runs are outputs/older, outputs/demo/newer\.$"),
+        (["outputs/demo"], "9", r"outputs/demo has no .*; finished runs are outputs/demo/newer\.$"),
         (["outputs/older/best"], "best", "--checkpoint best selects an adapter of a run, and outputs/older/best is an"),
         (["base"], "last", "--runs base alone does not name a base model"),
-        (["outputs/older", "outputs/older/"], "last", "two of --runs have the label 'older'"),
+        (["outputs/older", "outputs/older/"], "last", r"two of --runs have one label \(older, older\)"),
     ],
 )
 def test_what_is_not_an_adapter_is_refused(outputs: Path, names: list[str], checkpoint: str, message: str) -> None:
@@ -78,12 +86,11 @@ def test_of_several_runs_the_unfinished_one_is_skipped(outputs: Path, caplog: py
     with caplog.at_level(logging.WARNING):
         found = find_targets(["base", "outputs/older", "outputs/unfinished"], None)
     assert [target.label for target in found] == ["", "older"]
-    assert "skipped: outputs/unfinished has no adapter" in caplog.text
+    assert "skipped: --runs outputs/unfinished has no adapter" in caplog.text
     (Path("outputs") / "failed").mkdir()
-    with pytest.raises(UsageError, match="none of --runs outputs/unfinished outputs/failed is finished"):
-        find_targets(["outputs/unfinished", "outputs/failed"], None)
-    with pytest.raises(UsageError, match=r"outputs/failed has no adapter/.*: its training has not finished"):
-        find_targets(["base", "outputs/failed"], None)
+    for names in (["outputs/failed", "outputs/unfinished"], ["base", "outputs/failed"]):
+        with pytest.raises(UsageError, match=r"outputs/failed has no adapter/.*: adapters in it are none;"):
+            find_targets(names, None)
 
 
 def edit_config(adapter: Path | None, **changes: object) -> None:
@@ -103,8 +110,8 @@ def test_the_adapter_names_its_base_model(outputs: Path, tiny: Path) -> None:
     ):
         base_model([older, newer], None)
     edit_config(newer.adapter, base_model_name_or_path="elsewhere/outputs/tiny/base-1")
-    with pytest.raises(UsageError, match=r"elsewhere/outputs/tiny/base-1, which does not exist: name the base model"):
-        base_model([newer], None)
+    with pytest.raises(UsageError, match=r"--model 'elsewhere/outputs/tiny/base-1' is not a directory: pick tiny"):
+        choose_model([newer], None)
     edit_config(newer.adapter, base_model_name_or_path=None)
     with pytest.raises(UsageError, match="has no base_model_name_or_path"):
         base_model([newer], None)
@@ -113,9 +120,6 @@ def test_the_adapter_names_its_base_model(outputs: Path, tiny: Path) -> None:
         base_model([older], None)
     with pytest.raises(UsageError, match=r"older/adapter has its weights in adapter_model.bin, a pickle"):
         find_targets(["outputs/older"], None)
-    (newer.adapter / "adapter_config.json").write_text("{")
-    with pytest.raises(UsageError, match=r"cannot read .*adapter_config.json"):
-        base_model([newer], None)
 
 
 def test_a_relative_base_model_is_found_above_the_adapter(
@@ -134,12 +138,12 @@ def test_a_relative_base_model_is_found_above_the_adapter(
 
 def test_the_shipped_base_takes_the_place_of_a_tiny_base_that_is_gone(outputs: Path) -> None:
     [older] = find_targets(["outputs/older"], None)
-    edit_config(older.adapter, base_model_name_or_path=f"/gone/outputs/tiny/{ensure_tiny().name}")
+    edit_config(older.adapter, base_model_name_or_path=f"/gone/outputs/tiny/{TINY_BASE.name}")
     for model in (None, "tiny"):
-        assert choose_model([older], model) == str(ensure_tiny())
+        assert choose_model([older], model) == str(TINY_BASE)
     edit_config(older.adapter, base_model_name_or_path="/gone/outputs/tiny/base-1")  # of other settings
-    with pytest.raises(UsageError, match="/gone/outputs/tiny/base-1, which does not exist"):
-        base_model([older], None)
+    with pytest.raises(UsageError, match="'/gone/outputs/tiny/base-1' is not a directory"):
+        choose_model([older], None)
 
 
 CATASTROPHIC = "([a-z]+)+$"
@@ -157,11 +161,8 @@ CATASTROPHIC = "([a-z]+)+$"
         ({"layers_pattern": CATASTROPHIC}, "layers_pattern contains"),
         ({"rank_pattern": {CATASTROPHIC: 2}}, "rank_pattern contains"),
         ({"alpha_pattern": {CATASTROPHIC: 2}}, "alpha_pattern contains"),
-        ({"alpha_pattern": [3]}, r"alpha_pattern is \[3\], expected module names with a number each"),
-        ({"target_modules": 3}, "target_modules is 3, expected a list of module names"),
+        ({"target_modules": 3}, "target_modules contains 3, expected the name of a module"),
         ({"target_modules": [3]}, "target_modules contains 3, expected the name of a module"),
-        ({"r": "4"}, r"r and rank_pattern are \['4'\], expected positive integers"),
-        ({"rank_pattern": {"q_proj": 0}}, r"r and rank_pattern are \[4, 0\], expected positive integers"),
         ({"peft_type": "PROMPT_TUNING"}, "peft_type is 'PROMPT_TUNING', only LORA adapters can be evaluated"),
         ({"base_model_name_or_path": 3}, "has no base_model_name_or_path"),
     ],
@@ -282,16 +283,12 @@ def test_without_a_gpu_an_adapter_of_a_4bit_run_is_evaluated_with_a_warning(
     assert caplog.messages == [
         "outputs/older/adapter was trained on 4-bit weights, which need a GPU: it is evaluated on 16- or 32-bit weights"
     ]
-    with pytest.raises(UsageError, match=r"--load_in_4bit needs a GPU, which this machine lacks: set --load_in_4bit f"):
-        choose_4bit(True, trained[:1])
 
 
-def test_without_bitsandbytes_4_bits_are_refused_by_name(
+def test_without_bitsandbytes_an_adapter_of_a_4bit_run_is_evaluated_with_a_warning(
     trained: list[Target], gpu: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(targets, "is_installed", lambda package: False)
-    with pytest.raises(UsageError, match="--load_in_4bit needs bitsandbytes, which this machine lacks"):
-        choose_4bit(True, trained[:1])
     assert choose_4bit(None, trained[:1]) is False and "which need bitsandbytes" in caplog.text
 
 
