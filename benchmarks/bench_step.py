@@ -50,7 +50,7 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from gtpo.arguments import GTPOArguments
-from gtpo.models.tiny import build_tiny
+from gtpo.models.tiny import save_untrained_tiny
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 from gtpo_loss import conflict_mask
 
@@ -338,7 +338,7 @@ def main() -> None:
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
-        build_tiny(directory / "tokenizer")
+        save_untrained_tiny(directory / "tokenizer")
         if args.peak:
             print(peak(args.peak, args.models[0], directory, args))
             return

@@ -56,7 +56,7 @@ def relative_pushes(
         each = token_weights(mask, loss_type, max_completion_length)
         pushes = conflict_push(ids, mask, runs, each * advantages, weights, len(ids))
         size, _ = conflict_push(ids, mask, runs, each * advantages.abs(), weights, len(ids))
-        values[name] = (pushes[corrected] / size).item()
+        values[name] = (pushes[corrected] / size)[0].item()
     return values
 
 

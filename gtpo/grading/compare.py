@@ -4,7 +4,6 @@ import re
 import time
 from functools import lru_cache
 
-from gtpo.grading.estimate import is_far_apart
 from gtpo.grading.exact import parse_number, same_number
 from gtpo.grading.latex import FUNCTIONS, TEXT, split_top_level
 from gtpo.grading.normalise import normalise
@@ -175,7 +174,7 @@ def _same_scalar(a: str, b: str, budget: TimeBudget) -> bool:
             return verdict
     if (parse_number(x) or parse_number(y)) and _variables(x + y) and "\\" not in x + y:
         return False  # an expression with a variable is not a number, unless functions cancel: those go to sympy
-    return not is_far_apart(x, y) and budget.sympy_equal(x, y)
+    return budget.sympy_equal(x, y)
 
 
 def _strip_words(text: str) -> str:
