@@ -47,64 +47,60 @@ def name_of(setting: str) -> str:
     return (SHORT_NAMES | EARLIER_NAMES).get(setting, setting)
 
 
+def option(default: Any, text: str, **metadata: Any) -> Any:
+    """A field with its text in --help; each instance has its own copy of a list."""
+    given = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    return field(metadata={"help": text, **metadata}, **given)
+
+
+Check = tuple[Callable[[Any], Any], str]  # whether a value is valid, and what is expected
+AT_LEAST_1: Check = (lambda x: x >= 1, "at least 1")
+NOT_NEGATIVE: Check = (lambda x: math.isfinite(x) and x >= 0, "a finite number >= 0")
+SHARE: Check = (lambda x: 0 < x <= 1, "a number above 0, at most 1")
+
+
+def check_fields(values: Any, checks: Mapping[str, Check]) -> None:
+    """Raise a UsageError for the first field that is given and not valid."""
+    for name, (is_valid, expected) in checks.items():
+        if (value := getattr(values, name, None)) is not None and not is_valid(value):
+            raise UsageError(f"--{name} is {value!r}: expected {expected}.")
+
+
 @dataclass
 class DataArguments:
     """The training data."""
 
     _argument_group_name = "data"
 
-    dataset: str = field(
-        default="gsm8k",
-        metadata={
-            "help": "gsm8k, math, arithmetic (generated), or your data: a JSONL, CSV or Parquet file, a folder of "
-            "them, or a Hub id (owner/name)."
-        },
+    dataset: str = option(
+        "gsm8k",
+        "gsm8k, math, arithmetic (generated), or your data: a JSONL, CSV or Parquet file, a folder of "
+        "them, or a Hub id (owner/name).",
     )
-    data_dir: str | None = field(
-        default=None, metadata={"help": "Directory of JSONL files to read instead of the Hub (gsm8k_train.jsonl, ...)."}
+    data_dir: str | None = option(None, "Directory of JSONL files to read instead of the Hub (gsm8k_train.jsonl, ...).")
+    dataset_config: str | None = option(None, "Configuration of a Hub dataset that has several, as in load_dataset.")
+    split: str | None = option(None, "Split of a Hub dataset, or of gsm8k, math, arithmetic; else train.")
+    prompt_column: str = option("prompt", "Column of your data with the question, or with a conversation.")
+    answer_column: str = option("answer", "Column of your data with the gold answer; rewards get it as `answer`.")
+    solution_column: str = option("solution", "Column of your data with the reference completion, for SFT.")
+    limit: int | None = option(None, "Only the first N usable rows.")
+    eval_dataset: str | None = option(
+        None,
+        "Held-out rows that are evaluated while training: your data, as --dataset, or the test split of "
+        f"{', '.join(BENCHMARK_TITLES)}. best/ follows them.",
     )
-    dataset_config: str | None = field(
-        default=None, metadata={"help": "Configuration of a Hub dataset that has several, as in load_dataset."}
+    eval_rows: int | None = option(
+        None,
+        "Hold out N training rows, chosen by the seed, and evaluate them while training; with "
+        "--eval_dataset, N of its rows.",
     )
-    split: str | None = field(
-        default=None,
-        metadata={"help": "Split of a Hub dataset, or of gsm8k, math, arithmetic; else train."},
-    )
-    prompt_column: str = field(
-        default="prompt", metadata={"help": "Column of your data with the question, or with a conversation."}
-    )
-    answer_column: str = field(
-        default="answer", metadata={"help": "Column of your data with the gold answer; rewards get it as `answer`."}
-    )
-    solution_column: str = field(
-        default="solution", metadata={"help": "Column of your data with the reference completion, for SFT."}
-    )
-    limit: int | None = field(default=None, metadata={"help": "Only the first N usable rows."})
-    eval_dataset: str | None = field(
-        default=None,
-        metadata={
-            "help": "Held-out rows that are evaluated while training: your data, as --dataset, or the test split of "
-            f"{', '.join(BENCHMARK_TITLES)}. best/ follows them."
-        },
-    )
-    eval_rows: int | None = field(
-        default=None,
-        metadata={
-            "help": "Hold out N training rows, chosen by the seed, and evaluate them while training; with "
-            "--eval_dataset, N of its rows."
-        },
-    )
-    eval_split: str | None = field(
-        default=None, metadata={"help": "Split of --eval_dataset, a Hub dataset; else test."}
-    )
-    max_prompt_length: int = field(
-        default=4000,
-        metadata={"help": "Maximum prompt length in tokens; longer prompts are dropped and counted [Listing 1]."},
+    eval_split: str | None = option(None, "Split of --eval_dataset, a Hub dataset; else test.")
+    max_prompt_length: int = option(
+        4000, "Maximum prompt length in tokens; longer prompts are dropped and counted [Listing 1]."
     )
 
     def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise UsageError(f"--limit is {self.limit}: expected at least 1.")
+        check_fields(self, {"limit": AT_LEAST_1, "max_prompt_length": AT_LEAST_1})
 
 
 NO_PROMPT = "none"  # --system_prompt
@@ -116,23 +112,19 @@ class PromptArguments:
 
     _argument_group_name = "prompt"
 
-    tags: str = field(
-        default=" ".join(TAGS),
-        metadata={"help": "Tags around the reasoning and the answer of a completion, four words [Section 8.2]."},
+    tags: str = option(
+        " ".join(TAGS), "Tags around the reasoning and the answer of a completion, four words [Section 8.2]."
     )
-    system_prompt: str | None = field(
-        default=None,
-        metadata={
-            "help": "Text, a file, or none (only what the chat template adds). Default: the paper's, with the --tags "
-            "[Section 8.2]."
-        },
+    system_prompt: str | None = option(
+        None,
+        "Text, a file, or none (only what the chat template adds). Default: the paper's, with the --tags "
+        "[Section 8.2].",
     )
-    chat_template: str | None = field(
-        default=None, metadata={"help": "Jinja file that turns a conversation into text. Default: the tokenizer's own."}
+    chat_template: str | None = option(
+        None, "Jinja file that turns a conversation into text. Default: the tokenizer's own."
     )
-    chat_template_kwargs: dict | str | None = field(  # as TRL's field of this name
-        default=None,
-        metadata={"help": "Arguments of the chat template as JSON, such as '{\"enable_thinking\": false}' for Qwen3."},
+    chat_template_kwargs: dict | str | None = option(  # as TRL's field of this name
+        None, "Arguments of the chat template as JSON, such as '{\"enable_thinking\": false}' for Qwen3."
     )
 
     def __post_init__(self) -> None:
@@ -221,36 +213,21 @@ class RewardArguments:
 
     _argument_group_name = "reward"
 
-    reward: list[str] = field(
-        default_factory=lambda: ["format", "accuracy"],
-        metadata={
-            "help": "Reward functions, summed: format and accuracy [Section 8.2], or your own as file.py:function or "
-            "module:function, with TRL's signature."
-        },
+    reward: list[str] = option(
+        ["format", "accuracy"],
+        "Reward functions, summed: format and accuracy [Section 8.2], or your own as file.py:function or "
+        "module:function, with TRL's signature.",
     )
-    positive_advantage_weight: float = field(
-        default=1.0,
-        metadata={"help": "Factor of advantages above 0 [arXiv 2506.01347: W-REINFORCE 0.1, NSR 0]."},
+    positive_advantage_weight: float = option(
+        1.0, "Factor of advantages above 0 [arXiv 2506.01347: W-REINFORCE 0.1, NSR 0]."
     )
-    negative_advantage_weight: float = field(
-        default=1.0, metadata={"help": "Factor of advantages below 0 [arXiv 2506.01347: PSR 0]."}
-    )
+    negative_advantage_weight: float = option(1.0, "Factor of advantages below 0 [arXiv 2506.01347: PSR 0].")
 
     def __post_init__(self) -> None:
-        check_advantage_weights(self.positive_advantage_weight, self.negative_advantage_weight)
-
-
-def check_advantage_weights(positive: float, negative: float) -> None:
-    """Refuse weights that are not finite or below 0, and two zeros.
-
-    Raises:
-        UsageError: If they are.
-    """
-    for name, value in (("positive", positive), ("negative", negative)):
-        if not (math.isfinite(value) and value >= 0):
-            raise UsageError(f"{name}_advantage_weight is {value}: expected a finite number >= 0.")
-    if positive == negative == 0:
-        raise UsageError("positive_advantage_weight and negative_advantage_weight are 0: no reward is learned from.")
+        names = ("positive_advantage_weight", "negative_advantage_weight")
+        check_fields(self, dict.fromkeys(names, NOT_NEGATIVE))
+        if self.positive_advantage_weight == self.negative_advantage_weight == 0:
+            raise UsageError(f"{' and '.join(names)} are 0: no reward is learned from.")
 
 
 @dataclass
@@ -259,56 +236,40 @@ class ModelArguments:
 
     _argument_group_name = "model"
 
-    model: str = field(
-        default="tiny",
-        metadata={
-            "help": "tiny (a million parameters, CPU), smol (SmolLM2-135M-Instruct, CPU), llama "
-            "(Llama-3.1-8B-Instruct), qwen (Qwen2.5-3B-Instruct), a Hub id or a local path."
-        },
+    model: str = option(
+        "tiny",
+        "tiny (a million parameters, CPU), smol (SmolLM2-135M-Instruct, CPU), llama "
+        "(Llama-3.1-8B-Instruct), qwen (Qwen2.5-3B-Instruct), a Hub id or a local path.",
     )
-    backend: str = field(
-        default="auto",
-        metadata={"help": "auto: unsloth on a GPU, transformers without one. Or choose unsloth or transformers."},
+    backend: str = option(
+        "auto", "auto: unsloth on a GPU, transformers without one. Or choose unsloth or transformers."
     )
-    lora_rank: int = field(
-        default=64,
-        metadata={
-            "help": "Rank of the LoRA adapter; alpha = rank [Listing 1]. 0 trains all weights (--backend transformers)."
-        },
+    lora_rank: int = option(
+        64, "Rank of the LoRA adapter; alpha = rank [Listing 1]. 0 trains all weights (--backend transformers)."
     )
-    lora_target_modules: list[str] = field(
-        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        metadata={"help": "Modules that get an adapter [Listing 1], or all-linear."},
+    lora_target_modules: list[str] = option(
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        "Modules that get an adapter [Listing 1], or all-linear.",
     )
-    load_in_4bit: bool = field(default=False, metadata={"help": "4-bit base weights, on a GPU [Listing 1: true]."})
-    max_seq_length: int = field(
-        default=5500, metadata={"help": "Maximum length of prompt and completion in tokens [Listing 1]."}
-    )
-    gpu_memory_utilization: float = field(
-        default=0.4, metadata={"help": "Share of GPU memory for vLLM, 0 to 1 [Listing 1]."}
-    )
+    load_in_4bit: bool = option(False, "4-bit base weights, on a GPU [Listing 1: true].")
+    max_seq_length: int = option(5500, "Maximum length of prompt and completion in tokens [Listing 1].")
+    gpu_memory_utilization: float = option(0.4, "Share of GPU memory for vLLM, 0 to 1 [Listing 1].")
 
     @property
     def target_modules(self) -> list[str] | str:
-        """``lora_target_modules`` as PEFT expects them: all-linear is a string, names are a list."""
         return "all-linear" if self.lora_target_modules == ["all-linear"] else self.lora_target_modules
 
     def __post_init__(self) -> None:
-        if self.lora_rank < 0:
-            raise UsageError(f"lora_rank is {self.lora_rank}: expected at least 1, or 0 to train all weights.")
-        if not self.lora_target_modules:
-            raise UsageError("lora_target_modules is empty: name the modules that get an adapter, such as q_proj.")
-        if "all-linear" in self.lora_target_modules and len(self.lora_target_modules) > 1:
-            raise UsageError("--lora_target_modules all-linear stands alone: remove the other names, or all-linear.")
-        if "lm_head" in self.lora_target_modules:
-            raise UsageError("LoRA on lm_head is not supported: remove it from --lora_target_modules.")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise UsageError(
-                f"gpu_memory_utilization is {self.gpu_memory_utilization}: expected a share of GPU memory above 0, at "
-                "most 1."
-            )
-        if self.max_seq_length < 1:
-            raise UsageError(f"max_seq_length is {self.max_seq_length}: expected at least 1.")
+        checks: dict[str, Check] = {
+            "lora_rank": (lambda x: x >= 0, "at least 1, or 0 to train all weights"),
+            "lora_target_modules": (
+                lambda names: names == ["all-linear"] or (names and not {"all-linear", "lm_head"} & set(names)),
+                "modules such as q_proj, without lm_head, or all-linear alone",
+            ),
+            "gpu_memory_utilization": SHARE,
+            "max_seq_length": AT_LEAST_1,
+        }
+        check_fields(self, checks)
 
 
 @dataclass
@@ -317,40 +278,32 @@ class GTPOArguments:
 
     _argument_group_name = "GTPO"
 
-    gamma: float = field(default=0.1, metadata={"help": "Weight of the entropy penalty, >= 0 [Eq. 11, Section 6]."})
-    entropy_threshold: float = field(
-        default=math.log(2.0),
-        metadata={"help": "Completions with a higher mean entropy (nats) are filtered [Eq. 10: ln 2]."},
+    gamma: float = option(0.1, "Weight of the entropy penalty, >= 0 [Eq. 11, Section 6].")
+    entropy_threshold: float = option(
+        math.log(2.0), "Completions with a higher mean entropy (nats) are filtered [Eq. 10: ln 2]."
     )
-    entropy_filter: Literal["auto", "on", "off", "negative_only"] = field(
-        default="auto",
-        metadata={
-            "help": "auto: on if the untrained policy's entropy is below ln 2 [Eq. 10]; negative_only [Fig. 4c]."
-        },
+    entropy_filter: Literal["auto", "on", "off", "negative_only"] = option(
+        "auto", "auto: on if the untrained policy's entropy is below ln 2 [Eq. 10]; negative_only [Fig. 4c]."
     )
-    conflict_correction: bool = field(default=True, metadata={"help": "false: weight 1 on every token [Eq. 9]."})
-    conflict_span: Literal["anchored", "first_run", "common"] = field(
-        default="anchored",
-        metadata={
-            "help": "Which conflict tokens count: the runs anchored at both ends [Section 5.1], the first run "
-            "anywhere, or the prefix and suffix common to the group."
-        },
+    conflict_correction: bool = option(True, "false: weight 1 on every token [Eq. 9].")
+    conflict_positive_weight: float = option(
+        2.0,
+        "Weight of conflict tokens where A > 0 [Eq. 9: 2]; 1 leaves out the negative ones without doubling.",
     )
-    initial_entropy: float | None = field(
-        default=None,
-        metadata={
-            "help": "Mean entropy of the untrained policy in nats, which an earlier run of the same base has printed; "
-            "measured on 100 prompts if not given [Section 6]."
-        },
+    conflict_span: Literal["anchored", "first_run", "common"] = option(
+        "anchored",
+        "Which conflict tokens count: the runs anchored at both ends [Section 5.1], the first run "
+        "anywhere, or the prefix and suffix common to the group.",
+    )
+    initial_entropy: float | None = option(
+        None,
+        "Mean entropy of the untrained policy in nats, which an earlier run of the same base has printed; "
+        "measured on 100 prompts if not given [Section 6].",
     )
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "entropy_threshold"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise UsageError(f"{name} is {value}: expected a finite number >= 0.")
-        if self.initial_entropy is not None and not (math.isfinite(self.initial_entropy) and self.initial_entropy >= 0):
-            raise UsageError(f"initial_entropy is {self.initial_entropy}: expected a value >= 0 (nats).")
+        names = ("gamma", "entropy_threshold", "conflict_positive_weight", "initial_entropy")
+        check_fields(self, dict.fromkeys(names, NOT_NEGATIVE))
 
 
 @dataclass
@@ -359,26 +312,22 @@ class RunArguments:
 
     _argument_group_name = "run"
 
-    prompts_per_step: int | None = field(
-        default=None,
-        metadata={
-            "help": "Prompts per optimizer step, with G completions each [Listing 1: 1]. Batch size and gradient "
-            "accumulation are derived from it unless given."
-        },
+    prompts_per_step: int | None = option(
+        None,
+        "Prompts per optimizer step, with G completions each [Listing 1: 1]. Batch size and gradient "
+        "accumulation are derived from it unless given.",
     )
-    resume: str | None = field(
-        default=None,
-        metadata={"help": "Resume the run in --output_dir, or in the directory named.", "nargs": "?", "const": "auto"},
+    resume: str | None = option(
+        None, "Resume the run in --output_dir, or in the directory named.", nargs="?", const="auto"
     )
-    overwrite: bool = field(default=False, metadata={"help": "Replace the run directory if it exists."})
-    early_stopping_patience: int | None = field(
-        default=None,
-        metadata={"help": "Stop after N evaluations of the held-out rows in a row without a better one."},
+    overwrite: bool = option(False, "Replace the run directory if it exists.")
+    early_stopping_patience: int | None = option(
+        None, "Stop after N evaluations of the held-out rows in a row without a better one."
     )
-    merge: Literal["none", "16bit"] = field(
-        default="none", metadata={"help": "16bit: also write merged/, base and adapter as one standalone model."}
+    merge: Literal["none", "16bit"] = option(
+        "none", "16bit: also write merged/, base and adapter as one standalone model."
     )
-    dry_run: bool = field(default=False, metadata={"help": "Print settings, steps and expected memory, and exit."})
+    dry_run: bool = option(False, "Print settings, steps and expected memory, and exit.")
     push_to_hub: bool = field(default=False, init=False)  # TRL's flag; its trainer would upload every checkpoint
 
 
@@ -391,90 +340,62 @@ class EvaluationArguments:
 
     _argument_group_name = "evaluation"
 
-    benchmarks: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": f"{', '.join(BENCHMARK_TITLES)}, or your own: a JSONL, CSV or Parquet file, a folder of them, or a "
-            "Hub id (owner/name)."
-        },
+    benchmarks: list[str] = option(
+        [],
+        f"{', '.join(BENCHMARK_TITLES)}, or your own: a JSONL, CSV or Parquet file, a folder of them, or a "
+        "Hub id (owner/name).",
     )
-    runs: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Run directories or adapter directories, side by side in one table; `base` is the model they were "
-            "trained from. Default: the newest finished run under outputs/."
-        },
+    runs: list[str] = option(
+        [],
+        "Run directories or adapter directories, side by side in one table; `base` is the model they were "
+        "trained from. Default: the newest finished run under outputs/.",
     )
-    model: str | None = field(
-        default=None,
-        metadata={"help": "Base model to evaluate, without --runs: tiny, smol, llama, qwen, a Hub id or a path."},
+    model: str | None = option(
+        None, "Base model to evaluate, without --runs: tiny, smol, llama, qwen, a Hub id or a path."
     )
-    checkpoint: str = field(
-        default="last", metadata={"help": "Adapter of a run: last (the final one), best, or the number of a step."}
+    checkpoint: str = option("last", "Adapter of a run: last (the final one), best, or the number of a step.")
+    limit: int | None = option(None, "Only the first N problems of each benchmark.")
+    data_dir: str | None = option(None, "Directory of JSONL files to read instead of the Hub.")
+    dataset_config: str | None = option(None, "Configuration of a Hub dataset that has several, as in load_dataset.")
+    split: str | None = option(None, "Split of a Hub dataset; else test.")
+    prompt_column: str = option("prompt", "Column of your benchmark with the question, or with a conversation.")
+    answer_column: str = option("answer", "Column of your benchmark with the gold answer.")
+    grader: str | None = option(
+        None,
+        "Function that grades your benchmark, as file.py:function or module:function: a reward function; a "
+        "completion is correct above 0.",
     )
-    limit: int | None = field(default=None, metadata={"help": "Only the first N problems of each benchmark."})
-    data_dir: str | None = field(
-        default=None, metadata={"help": "Directory of JSONL files to read instead of the Hub."}
+    k: int = option(64, "Completions per problem.")
+    temperature: float = option(1.0, "Sampling temperature; 0 is greedy.")
+    top_p: float = option(1.0, "Nucleus sampling; 1 switches it off.")
+    seed: int = option(0, "The same seed gives the same completions.")
+    max_new_tokens: int = option(1500, "Maximum tokens of a completion.")
+    backend: Literal["auto", "vllm", "transformers"] = option(
+        "auto", "auto: vLLM on a GPU; Transformers without one, and for the tiny model."
     )
-    dataset_config: str | None = field(
-        default=None, metadata={"help": "Configuration of a Hub dataset that has several, as in load_dataset."}
+    load_in_4bit: bool | None = option(
+        None,
+        "NF4 weights of the base model, on a GPU. Default: as the run was trained, where that is possible "
+        "here; 16 bits without a run.",
     )
-    split: str | None = field(default=None, metadata={"help": "Split of a Hub dataset; else test."})
-    prompt_column: str = field(
-        default="prompt", metadata={"help": "Column of your benchmark with the question, or with a conversation."}
+    system_prompt: str | None = option(
+        None, "Text, a file, or none. Default: as the run was trained; the paper's without a run."
     )
-    answer_column: str = field(default="answer", metadata={"help": "Column of your benchmark with the gold answer."})
-    grader: str | None = field(
-        default=None,
-        metadata={
-            "help": "Function that grades your benchmark, as file.py:function or module:function: a reward function; a "
-            "completion is correct above 0."
-        },
+    tags: str | None = option(None, "Four tags of a completion. Default: as the run was trained; the paper's.")
+    chat_template: str | None = option(None, "Jinja file. Default: as the run was trained; the tokenizer's own.")
+    chat_template_kwargs: dict | str | None = option(
+        None, "Arguments of the chat template as JSON. Default: as the run was trained."
     )
-    k: int = field(default=64, metadata={"help": "Completions per problem."})
-    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature; 0 is greedy."})
-    top_p: float = field(default=1.0, metadata={"help": "Nucleus sampling; 1 switches it off."})
-    seed: int = field(default=0, metadata={"help": "The same seed gives the same completions."})
-    max_new_tokens: int = field(default=1500, metadata={"help": "Maximum tokens of a completion."})
-    backend: Literal["auto", "vllm", "transformers"] = field(
-        default="auto",
-        metadata={"help": "auto: vLLM on a GPU; Transformers without one, and for the tiny model."},
+    batch_size: int = option(64, "Completions per batch, Transformers.")
+    gpu_memory_utilization: float = option(0.9, "Share of GPU memory for vLLM, 0 to 1.")
+    output_dir: str = option("outputs/evaluation", "Directory of completions and scores.")
+    compare: list[str] = option(
+        [],
+        "Print the paired difference of stored scores, without a model: directories of evaluations "
+        "(outputs/evaluation/RUN) or evaluated runs. Names that differ in -sN are seeds of one side.",
     )
-    load_in_4bit: bool | None = field(
-        default=None,
-        metadata={
-            "help": "NF4 weights of the base model, on a GPU. Default: as the run was trained, where that is possible "
-            "here; 16 bits without a run."
-        },
-    )
-    system_prompt: str | None = field(
-        default=None,
-        metadata={"help": "Text, a file, or none. Default: as the run was trained; the paper's without a run."},
-    )
-    tags: str | None = field(
-        default=None, metadata={"help": "Four tags of a completion. Default: as the run was trained; the paper's."}
-    )
-    chat_template: str | None = field(
-        default=None, metadata={"help": "Jinja file. Default: as the run was trained; the tokenizer's own."}
-    )
-    chat_template_kwargs: dict | str | None = field(
-        default=None, metadata={"help": "Arguments of the chat template as JSON. Default: as the run was trained."}
-    )
-    batch_size: int = field(default=64, metadata={"help": "Completions per batch, Transformers."})
-    gpu_memory_utilization: float = field(default=0.9, metadata={"help": "Share of GPU memory for vLLM, 0 to 1."})
-    output_dir: str = field(default="outputs/evaluation", metadata={"help": "Directory of completions and scores."})
-    compare: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Print the paired difference of stored scores, without a model: directories of evaluations "
-            "(outputs/evaluation/RUN) or evaluated runs. Names that differ in -sN are seeds of one side."
-        },
-    )
-    regrade: bool = field(
-        default=False,
-        metadata={"help": "Grade stored completions again without a model: all, or those of --benchmarks."},
-    )
-    overwrite: bool = field(default=False, metadata={"help": "Discard stored completions and sample them again."})
+    regrade: bool = option(False, "Grade stored completions again without a model: all, or those of --benchmarks.")
+    overwrite: bool = option(False, "Discard stored completions and sample them again.")
 
     @property
     def prompt(self) -> dict[str, Any]:
@@ -484,21 +405,19 @@ class EvaluationArguments:
 
     def __post_init__(self) -> None:
         PromptArguments(**self.prompt)  # raises
-        checks: dict[str, tuple[Callable[[Any], bool], str]] = {
-            "limit": (lambda x: x is None or x >= 1, "at least 1"),
+        checks: dict[str, Check] = {
+            "limit": AT_LEAST_1,
             "k": (lambda x: 1 <= x <= MAX_K, f"1 to {MAX_K}"),
-            "temperature": (lambda x: math.isfinite(x) and x >= 0, "a number >= 0 (0 is greedy)"),
-            "top_p": (lambda x: 0 < x <= 1, "a number above 0, at most 1"),
-            "seed": (lambda x: x >= 0, "an integer >= 0"),
-            "max_new_tokens": (lambda x: x >= 1, "at least 1"),
-            "batch_size": (lambda x: x >= 1, "at least 1"),
-            "gpu_memory_utilization": (lambda x: 0 < x <= 1, "a share above 0, at most 1"),
+            "temperature": NOT_NEGATIVE,
+            "top_p": SHARE,
+            "seed": NOT_NEGATIVE,
+            "max_new_tokens": AT_LEAST_1,
+            "batch_size": AT_LEAST_1,
+            "gpu_memory_utilization": SHARE,
             "output_dir": (lambda x: bool(x.strip()), "the path of a directory"),
             "checkpoint": (lambda x: x in ("last", "best") or x.isdecimal(), "last, best or the number of a step"),
         }
-        for name, (holds, expected) in checks.items():
-            if not holds(value := getattr(self, name)):
-                raise UsageError(f"--{name} is {value if str(value).strip() else repr(value)}: expected {expected}.")
+        check_fields(self, checks)
         if self.temperature == 0 and self.k > 1:
             raise UsageError(
                 f"--temperature 0 samples the same completion {self.k} times: add --k 1, or set a temperature above 0."
@@ -521,11 +440,9 @@ def check_eval_batch(batch_size: int, group_size: int, processes: int) -> None:
     Raises:
         UsageError: If a number is below 1, or the groups do not divide the batch.
     """
-    if min(batch_size, group_size) < 1:
-        name, value = (
-            ("per_device_eval_batch_size", batch_size) if batch_size < 1 else ("num_generations_eval", group_size)
-        )
-        raise UsageError(f"--{name} is {value}: expected at least 1.")
+    for name, value in (("per_device_eval_batch_size", batch_size), ("num_generations_eval", group_size)):
+        if value < 1:
+            raise UsageError(f"--{name} is {value}: expected at least 1.")
     if batch_size * processes % group_size:
         raise UsageError(
             f"an evaluation has batches of whole groups: --per_device_eval_batch_size {batch_size} x {processes} "
@@ -571,12 +488,8 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Every value as ``config.yaml`` stores it: flat, as given, no secrets, nothing that only starts a run."""
-        groups = [
-            group
-            for group in (self.data, self.prompt, self.reward, self.model, self.run, self.gtpo)
-            if group is not None
-        ]
-        values = {name: getattr(group, name) for group in groups for name in fields_of([type(group)])}
+        groups = (self.data, self.prompt, self.reward, self.model, self.run, self.gtpo)
+        values = {name: getattr(group, name) for group in groups if group for name in fields_of([type(group)])}
         return {name: value for name, value in (self.given | values).items() if name not in _NOT_STORED}
 
 

@@ -53,17 +53,10 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     """A SafeLoader that refuses a duplicate key, of which YAML would take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            line = key.start_mark.line + 1
-            if key.value in lines:
-                raise UsageError(
-                    f"{self.name}, line {line}: {key.value!r} is also set in line {lines[key.value]}: remove one of "
-                    "them."
-                )
-            lines[key.value] = line
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise UsageError(f"{self.name}: {key!r} is set twice: remove one of them.")
         return super().construct_mapping(node, deep)
 
 
@@ -83,6 +76,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except Exception as error:  # PyYAML also raises ValueError, KeyError, RecursionError and others
         raise UsageError(f"{path} is not valid YAML: {str(error) or type(error).__name__}.") from error
     if not isinstance(settings, dict):
-        kind = {list: "a list", type(None): "no settings"}.get(type(settings), "a single value")
-        raise UsageError(f"{path} contains {kind}: expected `key: value` lines, each key a flag without its dashes.")
+        raise UsageError(
+            f"{path} contains no settings: expected `key: value` lines, each key a flag without its dashes."
+        )
     return settings

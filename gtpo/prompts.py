@@ -53,6 +53,11 @@ class PromptFormat:
         once = all(text.count(tag) == 1 for tag in self.tags)
         return once and positions == sorted(positions) and text.rstrip().endswith(self.tags[-1])
 
+    def has_empty_block(self, text: str) -> bool:
+        """Whether a text in this format has no reasoning or no answer between its tags, white space aside."""
+        blocks = [text.partition(start)[2].partition(end)[0] for start, end in zip(*[iter(self.tags)] * 2, strict=True)]
+        return self.follows_format(text) and not all(block.strip() for block in blocks)
+
 
 PAPER = PromptFormat()
 to_messages, to_completion, follows_format = PAPER.to_messages, PAPER.to_completion, PAPER.follows_format

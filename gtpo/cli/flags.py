@@ -1,48 +1,29 @@
-"""The command line before TRL is imported: names and types of all flags, read from the source of the dataclasses.
+"""The command line before TRL is imported: the names of all flags, read from the source of the dataclasses.
 
-Importing TRL's trainer config takes seconds, and a misspelled flag should not. What needs the values of all settings is
-checked by ``gtpo.cli.parse.parse``.
+Importing TRL's trainer config takes seconds, and a misspelled flag should not. Values are checked by
+``gtpo.cli.parse.parse``.
 """
 
 import argparse
 import ast
 import re
-import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
 
 from gtpo.arguments import SHORT_NAMES, fields_of, name_of
 from gtpo.errors import UsageError, nearest
+from gtpo.files import read_yaml
 
-ELSEWHERE = {  # usual names in other projects -> ours
-    "lr": ("learning_rate",),
-    "batch_size": ("prompts_per_step", "per_device_train_batch_size"),
-    "epochs": ("num_train_epochs",),
-    "steps": ("max_steps",),
-    "group_size": ("num_generations",),
-    "kl_coef": ("beta",),
-    "reward_funcs": ("reward",),
-    "max_new_tokens": ("max_completion_length",),
-    "rank": ("lora_rank",),
-    "lora_alpha": ("lora_rank",),  # alpha = rank [Listing 1]
-    "train_file": ("dataset",),
-    "dataset_path": ("dataset",),
-    "output": ("output_dir",),
-    "bs": ("prompts_per_step", "per_device_train_batch_size"),
-    "grad_accum": ("gradient_accumulation_steps",),
-    "wandb": ("report_to",),
-}
 REMOVED = {  # settings of earlier revisions: values that a stored run may have, and that changed nothing
     "generation_bf16": (False,),
     "initial_entropy_dir": (None, "outputs/initial_entropy"),
 }
-TRUE, FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")  # as HfArgumentParser
+TRUE = ("yes", "true", "t", "y", "1")  # as HfArgumentParser
 
 
 def check_flags(argv: Sequence[str], config: str, classes: Sequence[type]) -> None:
-    """Refuse unknown flags, values of another type, and values out of the range that a dataclass of ours checks.
+    """Refuse unknown flags.
 
     Args:
         argv: Command line without the program.
@@ -52,25 +33,15 @@ def check_flags(argv: Sequence[str], config: str, classes: Sequence[type]) -> No
     Raises:
         UsageError: For the first of them.
     """
-    ours = fields_of(classes)
-    annotations = annotations_of(config) | {name: item.type for name, item in ours.items()}
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name, annotation in annotations.items():
-        _add(parser, name, annotation)
-    parser.add_argument("--config")
-    try:
-        given, unknown = parser.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise UsageError(one_spelling(error)) from error
-    if not any(word.startswith("--unsloth_") for word in unknown):  # fields that Unsloth adds to TRL's configs
-        refuse_unknown(unknown, [*annotations, "config"])
-    for cls in classes:
-        values = {name: getattr(given, name) for name in fields_of([cls]) if getattr(given, name) is not None}
-        cls(**values)
+    names = [*names_of(config), *fields_of(classes), "config"]
+    known = {*names, *(f"no_{name}" for name in names)}  # HfArgumentParser's for --log_completions false
+    unknown = [f"--{name}" for name in given_on(argv) if name not in known]
+    if not any(flag.startswith("--unsloth_") for flag in unknown):  # fields that Unsloth adds to TRL's configs
+        refuse_unknown(unknown, names)
 
 
-def annotations_of(config: str) -> dict[str, str]:
-    """Name -> annotation of each field of TRL's trainer config, those of Transformers included; nothing is imported.
+def names_of(config: str) -> set[str]:
+    """The fields of TRL's trainer config, those of Transformers included; nothing is imported.
 
     Args:
         config: grpo_config or sft_config.
@@ -79,36 +50,13 @@ def annotations_of(config: str) -> dict[str, str]:
     files = [roots["transformers"] / "training_args.py"]
     files += [roots["trl"] / "trainer" / f"{name}.py" for name in ("base_config", config)]
     return {
-        item.target.id: ast.unparse(item.annotation)
+        item.target.id
         for file in files
         for node in ast.parse(file.read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef) and node.name.endswith(("TrainingArguments", "Config"))
         for item in node.body
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and not item.target.id.startswith("_")
     }
-
-
-def _add(parser: argparse.ArgumentParser, name: str, annotation: Any) -> None:
-    """A flag as HfArgumentParser adds it, where the annotation says how; other values are left to it."""
-    types: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _bool}
-    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    words = set(re.findall(r"\w+", text)) - {"None", "Optional"}
-    options: dict[str, Any] = {"type": types.get(words.pop()) if len(words) == 1 else None}
-    if typing.get_origin(annotation) is Literal:
-        options = {"choices": typing.get_args(annotation)}
-    elif "list" in text.lower():
-        options = {"nargs": "*"}
-    elif name == "resume" or options["type"] is _bool:
-        options |= {"nargs": "?", "const": True}
-    parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", **options)
-    if options.get("type") is _bool:
-        parser.add_argument(f"--no_{name}", f"--no-{name.replace('_', '-')}", action="store_true")
-
-
-def _bool(text: str) -> bool:
-    if text.lower() not in TRUE + FALSE:
-        raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}")
-    return text.lower() in TRUE
 
 
 def refuse_unknown(unknown: Sequence[str], names: Iterable[str], page: str = "--help_all") -> None:
@@ -133,7 +81,8 @@ def refuse_unknown(unknown: Sequence[str], names: Iterable[str], page: str = "--
 def similar(name: str, names: Iterable[str], dashes: str = "") -> str:
     """`` (did you mean 'x'?)``: our name for a setting of other projects, or the nearest name; empty without one."""
     known = [*names, *SHORT_NAMES]
-    if ours := [other for other in ELSEWHERE.get(name, ()) if other in known]:
+    elsewhere = read_yaml(Path(__file__).parent / "help.yaml")["elsewhere"]
+    if ours := [other for other in elsewhere.get(name, ()) if other in known]:
         return f" (did you mean {' or '.join(repr(dashes + other) for other in ours)}?)"
     return nearest(name, known).replace("'", f"'{dashes}", 1)
 
@@ -152,7 +101,7 @@ def without_alias(word: str) -> str:
     return f"--{name_of(name)}{equals}{value}" if flag.startswith("--") and name_of(name) != name else word
 
 
-def given_on(argv: Sequence[str]) -> set[str]:
+def given_on(argv: Sequence[str]) -> list[str]:
     """The names of the settings on a command line."""
     flags = (without_alias(word).partition("=")[0] for word in argv if word.startswith("--"))
-    return {flag.removeprefix("--").replace("-", "_") for flag in flags}
+    return [flag.removeprefix("--").replace("-", "_") for flag in flags]

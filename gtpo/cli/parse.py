@@ -23,10 +23,7 @@ from gtpo.arguments import (
     MODEL_ALIASES,
     DataArguments,
     EvaluationArguments,
-    GTPOArguments,
     ModelArguments,
-    PromptArguments,
-    RewardArguments,
     RunArguments,
     Settings,
     fields_of,
@@ -72,20 +69,12 @@ DERIVED = (  # from other settings, unless given
     "vllm_gpu_memory_utilization",
     "vllm_max_model_length",
 )
-GROUPS: dict[type, str] = {  # attribute of Settings
-    DataArguments: "data",
-    PromptArguments: "prompt",
-    RewardArguments: "reward",
-    ModelArguments: "model",
-    RunArguments: "run",
-    GTPOArguments: "gtpo",
-}
 
 
 def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence[str] | None = None) -> str:
     """:func:`gtpo.machine.backend.load_backend` for a command line; the first call of a train script.
 
-    The flags themselves are checked first, because all that follows takes seconds.
+    The names of the flags are checked first, because all that follows takes seconds.
 
     Args:
         method: gtpo, grpo or sft.
@@ -130,13 +119,16 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     preset = preset_for(method, early.model, early.backend, early.dry_run)
     values = _read(classes, [preset, *([early.config] if early.config else [])], argv, _machine_flags(early, preset))
     check_values(values)
-    given = given_on(argv)
+    given = set(given_on(argv))
     if early.of_run:
         values |= {name: value for name, value in stored_prompt(values).items() if name not in given}
     if early.resume not in (None, "auto"):
         _check_rewards_of(RunDirectory(early.resume), values.get("reward", []), "reward" in given or not early.of_run)
-    if preset.stem in ("cpu", "smol") and values["per_device_train_batch_size"] is None:
-        values["per_device_train_batch_size"] = _rows_that_fit(values)
+    is_free = not (values["per_device_train_batch_size"] or values["gradient_accumulation_steps"])
+    if preset.stem in ("cpu", "smol") and is_free and int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        from gtpo.machine.memory import rows_that_fit  # imports torch
+
+        values["per_device_train_batch_size"] = rows_that_fit(values)
     values |= _batch_sizes(values, given)
     values |= evaluation_settings(values, given, int(os.environ.get("WORLD_SIZE", 1)))
     if "run_name" in given and "output_dir" not in given:
@@ -167,7 +159,7 @@ def parse_evaluation(argv: Sequence[str] | None = None) -> tuple[EvaluationArgum
         raise SystemExit(0)
     config = _known_flags(argv, "config").config
     arguments = EvaluationArguments(**_read([EvaluationArguments], [config] if config else [], argv))
-    return arguments, given_on(argv) | set(map(name_of, read_yaml(config) if config else ()))
+    return arguments, {*given_on(argv), *map(name_of, read_yaml(config) if config else ())}
 
 
 # Presets and the machine
@@ -282,19 +274,6 @@ def _batch_sizes(values: Mapping[str, Any], given: set[str]) -> dict[str, int]:
     return dict(zip(names, sizes, strict=True))
 
 
-def _rows_that_fit(values: Mapping[str, Any]) -> int | None:
-    """Completions per micro-batch of one process, by the memory of this machine; None for several processes."""
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        return None
-    from gtpo.machine.memory import rows_that_fit
-    from gtpo.machine.workload import Workload
-
-    completions = values["num_generations"] * (values["prompts_per_step"] or 1)
-    if steps := values["gradient_accumulation_steps"]:
-        return max(1, completions // steps)
-    return rows_that_fit(Workload.of(values), completions)
-
-
 def _early_flags(method: str, argv: Sequence[str]) -> argparse.Namespace:
     """Model, backend, config, resume and dry_run: what decides how everything else is read, before TRL is imported.
 
@@ -405,10 +384,7 @@ def _as_flags(path: str | Path, fields: Mapping[str, dataclasses.Field[Any]]) ->
             is_choice = typing.get_origin(fields[name].type) is Literal
             words.append(f"--{name}={('off', 'on')[value] if is_choice else str(value).lower()}")
         elif isinstance(value, dict):
-            try:
-                words.append(f"--{name}={json.dumps(value)}")
-            except (TypeError, ValueError) as error:
-                raise UsageError(f"{path}: {key} cannot be written as JSON: {error}.") from error
+            words.append(f"--{name}={json.dumps(value, default=str)}")  # YAML has dates
         elif value is not None:
             words.append(f"--{name}={value}")
     return words
@@ -435,7 +411,7 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
         names = [given["output_dir"], given["run_name"]]
         distributed.broadcast_object_list(names)
         given["output_dir"], given["run_name"] = trainer.output_dir, trainer.run_name = names
-    groups = {GROUPS[cls]: group for cls, group in built.items()}
+    groups = {cls.__name__.removesuffix("Arguments").lower(): group for cls, group in built.items()}
     settings = Settings(method, trainer=trainer, given=given, **groups)
     settings.run.push_to_hub = given["push_to_hub"]
     _warn_of_tags(settings)

@@ -3,46 +3,48 @@
 Derived are the batch sizes, from whole groups, and the evaluation of held-out rows.
 """
 
+import argparse
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import ModelArguments, check_eval_batch
-from gtpo.errors import UsageError, nearest
+from gtpo.arguments import AT_LEAST_1, NOT_NEGATIVE, Check, check_eval_batch, check_fields
+from gtpo.errors import UsageError
 from gtpo.machine.backend import is_installed
 
-MOST_STEPS = 10**9
-RANGES: dict[str, tuple[float, float]] = {  # inclusive
-    "learning_rate": (0, math.inf),
-    "weight_decay": (0, math.inf),
-    "max_grad_norm": (0, math.inf),
-    "warmup_steps": (0, math.inf),
-    "seed": (0, 2**32 - 1),
-    "data_seed": (0, 2**32 - 1),
-    "top_k": (0, math.inf),
-    "top_p": (0, 1),
-    "min_p": (0, 1),
-    "lora_rank": (0, 4096),
-    "num_generations": (2, 4096),
-    "steps_per_generation": (1, math.inf),
-    "logging_steps": (0, math.inf),
-    "save_total_limit": (1, math.inf),
-    "dataloader_num_workers": (0, 1024),
-}
 EVALUATIONS = 10  # of a run, unless --eval_steps is given
-_ONLY_WITH_ROWS = {  # setting -> its value without held-out rows
-    "eval_strategy": "no",
-    "eval_steps": None,
-    "eval_delay": 0,
-    "eval_on_start": False,
-    "num_generations_eval": None,
-    "per_device_eval_batch_size": 8,  # TRL's default
-    "metric_for_best_model": None,
-    "greater_is_better": None,
-    "early_stopping_patience": None,
+_SEED: Check = (lambda x: 0 <= x < 2**32, "0 to 4,294,967,295")
+_SHARE: Check = (lambda x: 0 <= x <= 1, "0 to 1")
+_BELOW_1: Check = (lambda x: 0 <= x < 1, "at least 0 and less than 1")
+_ABOVE_0: Check = (lambda x: x > 0, "more than 0")
+CHECKS: dict[str, Check] = {
+    **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "top_k"), NOT_NEGATIVE),
+    **dict.fromkeys(("seed", "data_seed"), _SEED),
+    **dict.fromkeys(("top_p", "min_p"), _SHARE),
+    **dict.fromkeys(("adam_beta1", "adam_beta2"), _BELOW_1),
+    **dict.fromkeys(("adam_epsilon", "repetition_penalty"), _ABOVE_0),
+    **dict.fromkeys(("steps_per_generation", "save_total_limit", "early_stopping_patience"), AT_LEAST_1),
+    "save_steps": _ABOVE_0,
+    "logging_steps": NOT_NEGATIVE,
+    "output_dir": (lambda x: x.strip(), "a directory"),
+    "vllm_mode": (lambda x: x in ("colocate", "server"), "colocate or server"),
+    "num_generations": (lambda x: 2 <= x <= 4096, "2 to 4,096"),
+    "lora_rank": (lambda x: 0 <= x <= 4096, "0 to 4,096"),
+    "dataloader_num_workers": (lambda x: 0 <= x <= 1024, "0 to 1,024"),
+    "max_steps": (lambda x: x == -1 or 1 <= x <= 10**9, "1 to 1,000,000,000, or -1 for --num_train_epochs"),
+    "eval_steps": (lambda x: x > 0, "at least 1, or a share of the run between 0 and 1"),
+    "run_name": (lambda x: x.isprintable() and Path(x).name == x, "a name without slashes and control characters"),
+    "resume_from_checkpoint": (lambda x: not x, "--resume RUN, which continues from the last checkpoint"),
+    "save_only_model": (lambda x: not x, "false, because --resume needs what it leaves out of a checkpoint"),
+    "load_best_model_at_end": (lambda x: not x, "false, because best/ has the best adapter of every run"),
+    "save_strategy": (lambda x: x != "best", "steps or epoch, because best/ has the best adapter of every run"),
 }
+_ONLY_WITH_ROWS = (  # settings that have no effect without held-out rows
+    *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "num_generations_eval"),
+    *("metric_for_best_model", "greater_is_better", "early_stopping_patience"),
+)
 
 
 def batch_geometry(
@@ -68,36 +70,23 @@ def batch_geometry(
     for name, value in given.items():
         if value is not None and value < 1:
             raise UsageError(f"--{name} is {value}: expected at least 1.")
+    completions = num_generations * (prompts_per_step or 1)
     if batch_size and accumulation_steps and not prompts_per_step:
         completions = batch_size * accumulation_steps * processes
-    else:
-        completions = num_generations * (prompts_per_step or 1)
     batch = batch_size or max(1, completions // (processes * (accumulation_steps or 1)))
     steps = accumulation_steps or max(1, completions // (processes * batch))
-    if completions % num_generations:
-        raise UsageError(
-            f"the batch does not divide into groups: a step has {completions} completions (batch size {batch} x "
-            f"accumulation {steps} x {processes} process(es)) and needs a multiple of G = {num_generations}: change "
-            "--per_device_train_batch_size or --gradient_accumulation_steps, or remove both."
+    found = batch * steps * processes
+    if found != completions or found % num_generations:
+        is_chosen = batch_size and accumulation_steps and not prompts_per_step
+        expected = (
+            "a multiple of G" if is_chosen else f"the {completions} completions of a step, G x --prompts_per_step"
         )
-    if batch * steps * processes != completions:
-        sizes = [size for size in range(1, completions + 1) if completions % (size * processes) == 0]
-        if not sizes:
-            raise UsageError(
-                f"the batch does not divide into groups: {processes} processes cannot share the {completions} "
-                "completions of a step: change --prompts_per_step."
-            )
         raise UsageError(
-            f"the batch does not divide into groups: a step has {completions} completions (G = {num_generations}) in "
-            f"{processes} process(es), so --per_device_train_batch_size is one of {', '.join(map(str, sizes))}"
-            + (f", not {batch}." if accumulation_steps is None else f", not {batch} x accumulation {steps}.")
+            f"the batch does not divide into groups of G = {num_generations}: --per_device_train_batch_size {batch} x "
+            f"--gradient_accumulation_steps {steps} x {processes} process(es) = {found}, expected {expected}: change "
+            "one of them, or remove the first two."
         )
     return batch, steps
-
-
-def typed(value: Any) -> str:
-    """A value as it is typed on the command line."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def check_values(values: Mapping[str, Any]) -> None:
@@ -105,32 +94,13 @@ def check_values(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"--{name} is {value}: expected a finite number.")
-    for name, (least, most) in RANGES.items():
-        given = values.get(name)
-        if given is not None and not least <= given <= most:
-            expected = f"at least {least:,}" if most == math.inf else f"{least:,} to {most:,}"
-            raise UsageError(f"--{'G' if name == 'num_generations' else name} is {given}: expected {expected}.")
-    for name in ("adam_beta1", "adam_beta2"):
-        if not 0 <= values[name] < 1:
-            raise UsageError(f"--{name} is {values[name]}: expected at least 0 and less than 1.")
-    for name in ("adam_epsilon", "repetition_penalty"):
-        if values.get(name) is not None and values[name] <= 0:
-            raise UsageError(f"--{name} is {values[name]}: expected more than 0.")
-    if values["resume_from_checkpoint"]:
-        raise UsageError("--resume_from_checkpoint is not supported: --resume RUN continues from the last checkpoint.")
-    if values["save_only_model"]:
-        raise UsageError("--save_only_model leaves out of a checkpoint what --resume needs: remove it.")
+    check_fields(argparse.Namespace(**values), CHECKS)
     if values["fsdp"] and int(os.environ.get("WORLD_SIZE", 1)) == 1:
         raise UsageError(
             "--fsdp needs several processes: accelerate launch --config_file configs/accelerate/fsdp2.yaml."
         )
     if values.get("sync_ref_model") and not (values["beta"] and values["lora_rank"] == 0):
         raise UsageError("--sync_ref_model needs a reference model of its own: --beta above 0 and --lora_rank 0.")
-    if values["max_steps"] != -1 and not 1 <= values["max_steps"] <= MOST_STEPS:
-        raise UsageError(
-            f"--max_steps is {values['max_steps']}: expected 1 to {MOST_STEPS:,}, or -1 for the steps of "
-            "--num_train_epochs."
-        )
     if values["max_steps"] == -1 and values["num_train_epochs"] <= 0:
         raise UsageError(f"--num_train_epochs is {values['num_train_epochs']}: expected more than 0.")
     optim = str(values["optim"])
@@ -142,29 +112,22 @@ def check_values(values: Mapping[str, Any]) -> None:
     for (flag, package, other), is_needed in needed.items():
         if is_needed and not values["dry_run"] and not is_installed(package):
             raise UsageError(
-                f"--{flag} {typed(values[flag])} needs {package}, which is not installed: `pip install -r "
+                f"--{flag} {str(values[flag]).lower()} needs {package}, which is not installed: `pip install -r "
                 f"requirements.txt`, or --{flag} {other}."
             )
     if values["backend"] == "transformers" and values.get("use_vllm") and values["load_in_4bit"]:
         raise UsageError(  # https://github.com/huggingface/trl/issues/4973
             "TRL cannot sync 4-bit weights to vLLM: use --backend unsloth, --load_in_4bit false or --use_vllm false."
         )
-    if values["lora_rank"] == 0:
-        for name, conflicts, other in (
-            ("backend", "unsloth", "transformers"),
-            ("load_in_4bit", True, "false"),
-            ("merge", "16bit", "none"),
-        ):
-            if values[name] == conflicts:
-                raise UsageError(f"--lora_rank 0 trains all weights, without an adapter: set --{name} {other}.")
-        if values["lora_target_modules"] != ModelArguments().lora_target_modules:
-            raise UsageError("--lora_rank 0 trains all weights, without an adapter: remove --lora_target_modules.")
+    needs_adapter = values["backend"] == "unsloth" or values["load_in_4bit"] or values["merge"] != "none"
+    if values["lora_rank"] == 0 and needs_adapter:
+        raise UsageError(
+            "--lora_rank 0 trains all weights, without an adapter: set --backend transformers, --load_in_4bit false, "
+            "--merge none."
+        )
     rewards, weights = values.get("reward"), values.get("reward_weights")
     if rewards is not None and weights is not None and len(weights) != len(rewards):
         raise UsageError(f"--reward_weights has {len(weights)} values for {len(rewards)} rewards: name one for each.")
-    name = values["run_name"]
-    if name and not (name.isprintable() and Path(name).name == name):
-        raise UsageError(f"--run_name is {name!r}: expected a name without slashes and control characters.")
     deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"  # set by accelerate launch
     if (deepspeed or values["deepspeed"]) and not is_installed("deepspeed"):
         raise UsageError("DeepSpeed is not installed: pip install deepspeed, or use configs/accelerate/fsdp2.yaml.")
@@ -186,16 +149,12 @@ def check_values(values: Mapping[str, Any]) -> None:
 
 
 def _check_reporters(reporters: Sequence[str] | str) -> None:
-    from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+    from transformers.integrations import get_available_reporting_integrations
 
-    known = {*INTEGRATION_TO_CALLBACK, "all", "none"}
+    known = [*get_available_reporting_integrations(), "all", "none"]
     for name in [reporters] if isinstance(reporters, str) else reporters or []:
         if name not in known:
-            raise UsageError(f"--report_to {name!r} is unknown{nearest(name, known)}: wandb, tensorboard, none, ...")
-        if name not in {*get_available_reporting_integrations(), "all", "none"}:
-            raise UsageError(
-                f"--report_to {name} needs a package that is not installed: `pip install {name}`, or none."
-            )
+            raise UsageError(f"--report_to {name!r} is unknown or not installed: expected one of {', '.join(known)}.")
 
 
 def evaluation_settings(values: Mapping[str, Any], given: Collection[str], processes: int) -> dict[str, Any]:
@@ -209,15 +168,20 @@ def evaluation_settings(values: Mapping[str, Any], given: Collection[str], proce
     Raises:
         UsageError: If a setting has no effect, or groups do not divide.
     """
-    if values["load_best_model_at_end"] or values["save_strategy"] == "best":
-        name = "load_best_model_at_end" if values["load_best_model_at_end"] else "save_strategy best"
-        raise UsageError(f"--{name} is not supported: best/ has the best adapter of every run; remove it.")
     if values["eval_dataset"] is None and values["eval_rows"] is None:
-        for name, default in _ONLY_WITH_ROWS.items():
-            if values.get(name) not in (None, default):
+        for name in _ONLY_WITH_ROWS:
+            if values.get(name) not in (None, False, "no"):
                 raise UsageError(f"--{name} has no effect without held-out rows: add --eval_dataset or --eval_rows.")
-        return {"per_device_eval_batch_size": _ONLY_WITH_ROWS["per_device_eval_batch_size"]}
-    derived = _evaluation_schedule(values, given)
+        return {"per_device_eval_batch_size": values["per_device_eval_batch_size"] or 8}  # TRL's default
+    if values["eval_strategy"] == "no" and "eval_strategy" in given:
+        raise UsageError("--eval_strategy no never evaluates the held-out rows: remove it, or the held-out rows.")
+    strategy, steps = "steps" if values["eval_strategy"] == "no" else str(values["eval_strategy"]), values["eval_steps"]
+    if strategy == "epoch" and steps is not None:
+        raise UsageError("--eval_steps has no effect with --eval_strategy epoch: remove one of them.")
+    derived = {
+        "eval_strategy": strategy,
+        "eval_steps": steps if strategy == "epoch" or steps is not None else 1 / EVALUATIONS,
+    }
     batch = values["per_device_eval_batch_size"]
     if "num_generations" in values:
         group = 1 if values["num_generations_eval"] is None else values["num_generations_eval"]
@@ -231,26 +195,4 @@ def evaluation_settings(values: Mapping[str, Any], given: Collection[str], proce
     return derived | {
         "per_device_eval_batch_size": batch or values["per_device_train_batch_size"],
         "metric_for_best_model": values["metric_for_best_model"] or metric,
-    }
-
-
-def _evaluation_schedule(values: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """``eval_strategy`` and ``eval_steps``, derived where not given.
-
-    Raises:
-        UsageError: For values that contradict each other or are out of range.
-    """
-    if values["eval_strategy"] == "no" and "eval_strategy" in given:
-        raise UsageError("--eval_strategy no never evaluates the held-out rows: remove it, or the held-out rows.")
-    strategy = "steps" if values["eval_strategy"] == "no" else str(values["eval_strategy"])
-    steps, patience = values["eval_steps"], values["early_stopping_patience"]
-    if strategy == "epoch" and steps is not None:
-        raise UsageError("--eval_steps has no effect with --eval_strategy epoch: remove one of them.")
-    if steps is not None and steps <= 0:
-        raise UsageError(f"--eval_steps is {steps:g}: expected at least 1, or a share of the run between 0 and 1.")
-    if patience is not None and patience < 1:
-        raise UsageError(f"--early_stopping_patience is {patience}: expected at least 1 evaluation.")
-    return {
-        "eval_strategy": strategy,
-        "eval_steps": steps if strategy == "epoch" or steps is not None else 1 / EVALUATIONS,
     }

@@ -7,7 +7,6 @@ Prefix Grouper (arXiv 2506.05433) splits the attention in the same way.
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +21,7 @@ from gtpo.processes import any_process
 
 logger = logging.getLogger(__name__)
 
+UNSLOTH_SKIPS_HEAD = "UNSLOTH_RETURN_HIDDEN_STATES"  # at 1 its CausalLM returns hidden states as logits
 Inputs = dict[str, Any]  # prompt_ids, prompt_mask (B, P) and completion_ids, completion_mask (B, T)
 
 
@@ -190,30 +190,15 @@ def _last_hidden_states_of(decoder: Any) -> Iterator[list[Tensor]]:
             seen.append(states)
 
     hook = decoder.register_forward_hook(keep)
+    before = os.environ.get(UNSLOTH_SKIPS_HEAD, "0")
+    os.environ[UNSLOTH_SKIPS_HEAD] = "1"
     try:
-        with _unsloth_returns_hidden_states():
-            yield seen
+        yield seen
     finally:
+        os.environ[UNSLOTH_SKIPS_HEAD] = before
         hook.remove()
     if not seen:
         raise UsageError(
             f"the forward of this model does not return hidden states of its {type(decoder).__name__}, from which the "
             "loss is computed: train it with TRL's GRPOTrainer, or pick another model."
         )
-
-
-@contextmanager
-def _unsloth_returns_hidden_states() -> Iterator[None]:
-    """Inside, Unsloth's CausalLM skips its head and returns hidden states as logits."""
-    if "unsloth" not in sys.modules:
-        yield
-        return
-    before = os.environ.get("UNSLOTH_RETURN_HIDDEN_STATES")
-    os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["UNSLOTH_RETURN_HIDDEN_STATES"]
-        else:
-            os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = before

@@ -71,16 +71,6 @@ def _runs_cuda_13() -> bool:
     return (torch.version.cuda or "").startswith("13.") and gpu_is_available()
 
 
-def refuse_old_gpu() -> None:
-    """Refuse a GPU that the pinned packages contain no kernels for.
-
-    Raises:
-        UsageError: If this process's GPU is older than Turing (T4); without a GPU there is nothing to refuse.
-    """
-    if fault := check_compute_capability():
-        raise UsageError(fault)
-
-
 def check_compute_capability() -> str | None:
     """One sentence if this process's GPU is older than Turing (T4); None without a GPU."""
     if not gpu_is_available() or _capability() >= LEAST_CAPABILITY:
@@ -142,7 +132,8 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
             late.
     """
     backend = choose_training_backend(backend, model)
-    refuse_old_gpu()
+    if fault := check_compute_capability():
+        raise UsageError(fault)
     disable_flashinfer_sampler()
     if backend == "transformers":
         return backend

@@ -4,7 +4,6 @@ import json
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import UsageError, nearest
@@ -63,47 +62,17 @@ def check_access(model: str, copy: bool = False) -> str | None:
     return None
 
 
-def weights_size(model: str, shape: Any, copy: bool, reachable: bool) -> float | None:
-    """Bytes of the weights that are downloaded: as the Hub lists them, else by the model's shape; None if unknown.
-
-    Args:
-        model: Hub id.
-        shape: Its ``gtpo.machine.memory.Shape``, or None.
-        copy: The weights are a 4-bit copy of Unsloth, whose name only Unsloth knows: its size is estimated.
-        reachable: Whether the Hub can be reached.
-    """
-    if reachable and not copy:
-        from huggingface_hub import model_info
-        from huggingface_hub.errors import HfHubHTTPError
-
-        try:
-            files = model_info(model, files_metadata=True, timeout=10).siblings or []
-        except HfHubHTTPError as error:
-            logger.debug("the size of %s is estimated: %s", model, error)
-            files = []
-        weights = [file for file in files if file.rfilename.endswith(".safetensors") and "/" not in file.rfilename]
-        if size := sum(file.size or 0 for file in weights):
-            return float(size)
-    if shape is None:
-        return None
-    from gtpo.machine.memory import NF4_BYTES
-
-    projections = shape.layers * sum(inputs * outputs for inputs, outputs in shape.linear().values())
-    embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
-    return float(projections * (NF4_BYTES if copy else 2) + embeddings * 2)
-
-
-def check_disk(model: str, size: float | None) -> str | None:
+def check_disk(model: str, size: float) -> str | None:
     """Whether the weights fit on the disk of the Hub's cache.
 
     Args:
         model: Hub id.
-        size: Bytes of its weights; None passes.
+        size: Bytes of its weights.
     """
     cache = _cache()
     disk = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
     free = shutil.disk_usage(disk).free
-    if size is None or size <= free:
+    if size <= free:
         return None
     return (
         f"the weights of {model} take {size / GB:.1f} GB and {cache} has {free / GB:.1f} GB left: free some space, or "

@@ -7,9 +7,8 @@ without the few hundred MiB of the CUDA context and what the allocators reserve 
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -17,6 +16,7 @@ import yaml
 from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.errors import UsageError
 from gtpo.forward.head import TILES
+from gtpo.machine.hub import hub_is_reachable, is_hub_id, not_reachable
 from gtpo.machine.workload import Workload
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,16 @@ class Shape:
     kv_heads: int
     head_dim: int
     tied: bool
+
+    @property
+    def projections(self) -> int:
+        """Parameters of all layers."""
+        return self.layers * sum(inputs * outputs for inputs, outputs in self.linear().values())
+
+    @property
+    def embeddings(self) -> int:
+        """Parameters of embedding and head."""
+        return self.vocab_size * self.hidden_size * (1 if self.tied else 2)
 
     def linear(self) -> dict[str, tuple[int, int]]:
         """(inputs, outputs) of the seven projections of a layer."""
@@ -74,9 +84,15 @@ def shape_of(model: str) -> Shape:
     alias = next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), None)
     if alias is not None:
         return KNOWN[alias]
+    from huggingface_hub import try_to_load_from_cache
     from transformers import AutoConfig
 
-    _check_connection(model)
+    if (
+        is_hub_id(model)
+        and not isinstance(try_to_load_from_cache(model, "config.json"), str)
+        and not hub_is_reachable()
+    ):
+        raise UsageError(not_reachable(model))
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
     except (OSError, ValueError) as error:
@@ -98,21 +114,9 @@ def shape_of(model: str) -> Shape:
     )
 
 
-def _check_connection(model: str) -> None:
-    """Refuse a model that is on the Hub only, where the Hub cannot be reached: Transformers retries for a minute."""
-    import httpx
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-
-    try:
-        if not (Path(model).exists() or isinstance(try_to_load_from_cache(model, "config.json"), str)):
-            get_hf_file_metadata(hf_hub_url(model, "config.json"))
-    except httpx.TransportError as error:
-        raise UsageError(
-            f"cannot read the config.json of {model!r}: the Hub cannot be reached ({error}); check the network, or "
-            "name a local directory with --model."
-        ) from error
-    except (OSError, ValueError):  # a wrong name, or a gated model
-        logger.debug("Transformers tells what is wrong with %s", model)
+def download_size(shape: Shape, is_4bit: bool) -> float:
+    """Bytes of the weights of a Hub model, or of Unsloth's 4-bit copy."""
+    return shape.projections * (NF4_BYTES if is_4bit else 2) + shape.embeddings * 2
 
 
 def estimate(shape: Shape, work: Workload) -> dict[str, float]:
@@ -133,9 +137,7 @@ def estimate(shape: Shape, work: Workload) -> dict[str, float]:
     """
     half = work.bf16 or work.fp16
     width = 2 if half else 4  # bytes of an activation
-    modules = shape.linear()
-    projections = shape.layers * sum(i * o for i, o in modules.values())
-    embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
+    modules, projections, embeddings = shape.linear(), shape.projections, shape.embeddings
     targets = set(work.lora_target_modules)
     ranks = {name: shape.layers * work.lora_rank * sum(sizes) for name, sizes in modules.items()}
     lora = sum(size for name, size in ranks.items() if targets & {name, "all-linear"})
@@ -180,15 +182,15 @@ def estimate(shape: Shape, work: Workload) -> dict[str, float]:
     return {name: size / GIB for name, size in parts.items()}
 
 
-def rows_that_fit(work: Workload, completions: int) -> int:
+def rows_that_fit(values: Mapping[str, Any]) -> int:
     """Completions per micro-batch on a CPU: the largest part of a step that fits a third of the memory.
 
     The measured peak is about twice the estimate, without the memory of the libraries (docs/log.md).
 
     Args:
-        work: The settings; 1 where the shape of the model cannot be read.
-        completions: Completions of a step.
+        values: Every setting, by name; 1 where the shape of the model cannot be read.
     """
+    work, completions = Workload.of(values), values["num_generations"] * (values["prompts_per_step"] or 1)
     try:
         shape = shape_of(work.model)
     except UsageError as error:
@@ -281,14 +283,9 @@ def _evaluations(trainer: Any, rows: int, steps: int, trained: int, epoch: float
     every = epoch if trainer.eval_strategy == "epoch" else trainer.eval_steps
     every = math.ceil(every * steps) if every < 1 else every
     times = math.ceil(steps / every) + bool(trainer.eval_on_start)
-    text = f"{rows:,} held-out rows, evaluated {times:,} time(s)"
-    if not hasattr(trainer, "num_generations_eval"):
-        return text
-    more = rows * trainer.num_generations_eval * times
-    return (
-        f"{text} with {trainer.num_generations_eval} completion(s) each: {more:,} more completions, "
-        f"{100 * more / trained:.0f} % of those of training"
-    )
+    more = rows * getattr(trainer, "num_generations_eval", 0) * times
+    cost = f": {more:,} more completions, {100 * more / trained:.0f} % of those of training" if more else ""
+    return f"{rows:,} held-out rows, evaluated {times:,} time(s){cost}"
 
 
 def _gpus() -> list[tuple[str, float]]:

@@ -30,7 +30,6 @@ from gtpo.machine.hub import (
     is_cached,
     is_hub_id,
     not_reachable,
-    weights_size,
 )
 from gtpo.machine.workload import Workload
 from gtpo.processes import IS_MAIN_PROCESS, refuse_data_parallel
@@ -125,11 +124,8 @@ def checks(work: Workload, backend: str) -> Iterator[Check]:
     if sees_gpu and shape is not None:
         from gtpo.machine.memory import estimate
 
-        parts = estimate(shape, work)
-        yield Check("GPU memory for the weights", fault := check_memory_for_weights(parts))
-        if not fault:
-            share = work.gpu_memory_utilization if work.shares_gpu_with_vllm else 0.0
-            yield Check("GPU memory", check_memory(parts, share), fatal=False)
+        share = work.gpu_memory_utilization if work.shares_gpu_with_vllm else 0.0
+        yield check_memory(estimate(shape, work), share)
     if not is_hub_id(model) or not is_installed("huggingface_hub"):
         return
     copy = backend == "unsloth" and work.load_in_4bit  # Unsloth has 4-bit copies of known models
@@ -139,7 +135,10 @@ def checks(work: Workload, backend: str) -> Iterator[Check]:
     yield Check("Hub", None if reachable else not_reachable(model))
     if reachable:
         yield Check("access to the model", check_access(model, copy), fatal=not copy)
-    yield Check("disk", check_disk(model, weights_size(model, shape, copy, reachable)))
+    if shape is not None:
+        from gtpo.machine.memory import download_size
+
+        yield Check("disk", check_disk(model, download_size(shape, copy)))
 
 
 # The machine
@@ -159,12 +158,12 @@ def check_pytorch() -> str | None:
 
 def check_compiler() -> str | None:
     """Triton and TorchInductor compile their launchers with a C compiler: ``CC``, gcc or clang."""
-    given = os.environ.get("CC", "").split()[:1]
-    if any(shutil.which(name) for name in given or ("gcc", "clang")):
+    if any(shutil.which(name) for name in os.environ.get("CC", "gcc clang").split()):
         return None
-    if given:
-        return f"CC names {given[0]}, which is not there, and Triton and torch.compile need a C compiler: `unset CC`."
-    return "there is no C compiler, and Triton and torch.compile need one: `sudo apt-get install build-essential`."
+    return (
+        "there is no C compiler (CC, gcc or clang), and Triton and torch.compile need one: `unset CC`, or "
+        "`sudo apt-get install build-essential`."
+    )
 
 
 def check_python_headers() -> str | None:
@@ -177,49 +176,29 @@ def check_python_headers() -> str | None:
     return f"{header} is missing, and Triton and torch.compile need it: `sudo apt-get install python{version}-dev`."
 
 
-def check_memory_for_weights(parts: Mapping[str, float]) -> str | None:
-    """Whether the weights alone fit into the free GPU memory.
-
-    Args:
-        parts: Peak memory by part (GiB), of :func:`gtpo.machine.memory.estimate`.
-    """
-    free, total = _gpu_memory()
-    need = parts["weights"] + parts.get("vLLM's weights", 0.0)
-    if need <= free:
-        return None
-    return (
-        f"the weights take {need:.1f} GiB and {free:.1f} of {total:.1f} GiB of GPU memory are free: stop the processes "
-        "that `nvidia-smi` lists, or choose another GPU or a smaller --model."
-    )
-
-
-def check_memory(parts: Mapping[str, float], share: float) -> str | None:
-    """Whether the plan fits into the free GPU memory.
+def check_memory(parts: Mapping[str, float], share: float) -> Check:
+    """Whether the weights, which is fatal, and the whole plan fit into the free GPU memory.
 
     Args:
         parts: Peak memory by part (GiB), of :func:`gtpo.machine.memory.estimate`.
         share: The part of all GPU memory that vLLM reserves, 0 to 1.
     """
-    free, total = _gpu_memory()
-    if (need := sum(parts.values())) > free:
-        return (
-            f"the run is estimated to need {need:.1f} GiB and {free:.1f} of {total:.1f} GiB of GPU memory are free: "
-            "stop the processes that `nvidia-smi` lists, or lower --max_seq_length (`--dry_run` shows the parts)."
-        )
-    if share * total > free:
-        return (
-            f"vLLM reserves {100 * share:g} % of the GPU ({share * total:.1f} GiB) and {free:.1f} GiB are free: stop "
-            f"the processes that `nvidia-smi` lists, or add `--gpu_memory_utilization {int(100 * free / total) / 100}`."
-        )
-    return None
-
-
-def _gpu_memory() -> tuple[float, float]:
-    """Free and total memory of this process's GPU, GiB."""
     import torch
 
-    free, total = torch.cuda.mem_get_info()
-    return free / 2**30, total / 2**30
+    free, total = (size / 2**30 for size in torch.cuda.mem_get_info())  # of this process's GPU
+    weights, need = parts["weights"] + parts.get("vLLM's weights", 0.0), sum(parts.values())
+    fault = None
+    if weights > free:
+        fault = f"the weights take {weights:.1f} GiB: choose another GPU or a smaller --model"
+    elif need > free:
+        fault = f"the run is estimated to need {need:.1f} GiB: lower --max_seq_length (`--dry_run` shows the parts)"
+    elif share * total > free:
+        fault = f"vLLM reserves {share * total:.1f} GiB: add `--gpu_memory_utilization {int(100 * free / total) / 100}`"
+    if fault:
+        fault += (
+            f", or stop the processes that `nvidia-smi` lists; {free:.1f} of {total:.1f} GiB of GPU memory are free."
+        )
+    return Check("GPU memory", fault, fatal=weights > free)
 
 
 def _shape(model: str) -> Any:

@@ -15,7 +15,7 @@ from gtpo.errors import UsageError, command_again, first_line, nearest
 from gtpo.machine.backend import gpu_is_available, is_installed
 from gtpo.machine.hub import check_model_name, hub_is_reachable
 from gtpo.models.files import check_model_files
-from gtpo.models.tiny import ensure_tiny, is_tiny_path
+from gtpo.models.tiny import TINY_BASE, is_tiny_path
 from gtpo.processes import IS_MAIN_PROCESS
 
 logger = logging.getLogger(__name__)
@@ -218,12 +218,10 @@ def resolve_model(name: str) -> str:
         UsageError: If it is neither a directory nor a possible Hub id.
     """
     target = MODEL_ALIASES.get(name, name)
-    if target == "tiny":
-        return str(ensure_tiny())
     if is_tiny_path(target):
-        base = str(ensure_tiny())
-        logger.warning("%s does not exist: using %s, whose weights may differ", target, base)
-        return base
+        logger.warning("%s does not exist: using %s, whose weights may differ", target, TINY_BASE)
+    if target == "tiny" or is_tiny_path(target):
+        return str(TINY_BASE)
     if Path(target).is_dir():
         return str(Path(target).absolute())  # an adapter names its base by this path, from any working directory
     check_model_name(name)

@@ -1,277 +1,32 @@
 """The tiny base: a Llama of about a million parameters that takes the place of the paper's instruct model.
 
-It is built from a seed and trained, all weights, on arithmetic with deliberately imperfect targets. The trained weights
-are part of the package, so that every machine starts from the same ones. They were made by
-
-    python -m gtpo.models.tiny --train gtpo/models/tiny_base
+It is part of the package, so that every machine starts from the same weights; examples/tiny_base.py made them.
 """
 
-import argparse
-import hashlib
-import json
-import logging
-import os
-import random
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
-from gtpo.data.arithmetic import arithmetic
-from gtpo.errors import UsageError
-from gtpo.files import replace_directory
-from gtpo.machine.backend import limit_openmp_spinning
-from gtpo.processes import IS_MAIN_PROCESS
-from gtpo.prompts import SYSTEM_PROMPT, TAGS, to_completion, to_messages
-
-logger = logging.getLogger(__name__)
-
-SHIPPED = Path(__file__).parent / "tiny_base"
-TINY_ROOT = Path("outputs") / "tiny"  # where the base of an edited recipe is cached
-THREADS = 2  # of its training: another number rounds to other weights
-TINY: dict[str, Any] = {  # the recipe of the tiny base; its hash names the directory
-    "seed": 0,
-    "vocab_size": 512,
-    "hidden_size": 160,
-    "intermediate_size": 480,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "steps": 800,
-    "batch_size": 32,
-    "learning_rate": 2e-3,
-    "guessed": 0.25,  # share of short guesses; the others are worked solutions
-    "remarks": 0.5,  # share of steps with a remark before them
-    "spoiled_format": 0.5,  # share of targets without one of the tags: leaves formatting to learn
-    "spoiled_answer": 0.05,  # share of worked solutions with a wrong result
-    # Words of the targets; the choice between them is most of the entropy of the base.
-    "openings": [
-        *("first", "then", "now", "next", "so", "and", "thus"),
-        *("here", "well", "also", "maybe", "say", "hence", "again"),
-    ],
-    "equals": ["=", "is", "gives", "makes"],
-    "remark": [
-        ["we", "I", "you", "they", "please", "let"],
-        ["see", "count", "find", "note", "write", "check", "keep"],
-        ["this", "that", "it"],
-    ],
-}
-
-
-def build_tiny(directory: str | Path, seed: int = 0) -> Path:
-    """Save an untrained tiny Llama with tokenizer and chat template to ``directory``; deterministic in the seed."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    tokenizer = _tiny_tokenizer()
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=TINY["hidden_size"],
-            intermediate_size=TINY["intermediate_size"],
-            num_hidden_layers=TINY["num_hidden_layers"],
-            num_attention_heads=TINY["num_attention_heads"],
-            num_key_value_heads=TINY["num_attention_heads"],
-            max_position_embeddings=4096,
-            tie_word_embeddings=False,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
-    )
-    directory = Path(directory)
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
-
-
-def ensure_tiny(root: Path = TINY_ROOT) -> Path:
-    """The absolute path of the tiny base: the shipped one, or that of an edited recipe, trained and cached first.
-
-    A base below ``root``, where earlier revisions trained it, comes before the shipped one: runs there started from it.
-
-    Args:
-        root: Where the base of an edited recipe is cached.
-
-    Raises:
-        UsageError: If a process of torchrun would train it.
-    """
-    shipped, cached = SHIPPED / _directory_name(), root.absolute() / _directory_name()
-    if (cached / "tiny.json").is_file():
-        if shipped.is_dir() and IS_MAIN_PROCESS:
-            logger.warning("%s is the tiny base: delete it to use the shipped one", cached)
-        return cached
-    if shipped.is_dir():
-        return shipped
-    if "WORLD_SIZE" in os.environ:
-        raise UsageError(
-            f"the tiny base of an edited recipe is trained by one process: run `python -m gtpo.models.tiny --train "
-            f"{root}`."
-        )
-    logger.warning("the recipe of the tiny base is not the shipped one: training it once, in %s", cached)
-    return train_tiny(root)
-
-
-def train_tiny(root: Path) -> Path:
-    """Train the tiny base below ``root``, completely or not at all, unless it is there; the absolute path.
-
-    ``tiny.json`` has the recipe, ``losses.json`` the loss of each step.
-    """
-    import torch
-
-    directory = root.absolute() / _directory_name()
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{directory}.lock"):  # the first process trains it, the others wait
-        if (directory / "tiny.json").is_file():
-            return directory
-        unfinished = Path(f"{directory}.tmp")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        build_tiny(unfinished, seed=TINY["seed"])
-        threads = torch.get_num_threads()
-        torch.set_num_threads(THREADS)
-        try:
-            trainer = warm_start(unfinished)
-            trainer.train()
-        finally:
-            torch.set_num_threads(threads)
-        trainer.model.save_pretrained(unfinished)
-        shutil.rmtree(unfinished / "trainer", ignore_errors=True)
-        losses = [round(entry["loss"], 4) for entry in trainer.state.log_history if "loss" in entry]
-        (unfinished / "losses.json").write_text(json.dumps(losses))
-        (unfinished / "tiny.json").write_text(json.dumps(TINY, indent=2))
-        replace_directory(unfinished, directory)
-    return directory
+TINY_BASE = Path(__file__).parent / "tiny_base" / "base-16f86973"  # named by the hash of its recipe
 
 
 def is_tiny_path(path: str | Path) -> bool:
-    """Whether a path that does not exist here is that of the tiny base, which :func:`ensure_tiny` finds or makes."""
+    """Whether a path that does not exist here is that of the tiny base, as another machine names it."""
     path = Path(path)
-    return path.name == _directory_name() and not path.exists()
+    return path.name == TINY_BASE.name and not path.exists()
 
 
-def _directory_name() -> str:
-    return f"base-{hashlib.sha256(json.dumps(TINY, sort_keys=True).encode()).hexdigest()[:8]}"
+def save_untrained_tiny(directory: str | Path, seed: int = 0, **shape: Any) -> Path:
+    """Save the tiny base with untrained weights to ``directory``; deterministic in the seed.
 
-
-def warm_start(directory: Path) -> Any:
-    """The trainer of the tiny base, a :class:`transformers.Trainer`, for the untrained model in ``directory``."""
+    Args:
+        directory: Where the model and its tokenizer are saved.
+        seed: Of the weights.
+        shape: Fields of the LlamaConfig that differ from those of the tiny base.
+    """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    from gtpo.terminal.progress import ProgressBar
-
-    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    model = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=False, dtype=torch.float32)
-    targets = _imperfect_targets(TINY["steps"] * TINY["batch_size"])
-    trainer = Trainer(
-        model=model,
-        args=TrainingArguments(
-            output_dir=str(directory / "trainer"),
-            max_steps=TINY["steps"],
-            per_device_train_batch_size=TINY["batch_size"],
-            learning_rate=TINY["learning_rate"],
-            lr_scheduler_type="cosine",
-            warmup_steps=0.05,
-            adam_beta2=0.99,
-            weight_decay=0.1,
-            seed=TINY["seed"],
-            use_cpu=True,
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
-            dataloader_pin_memory=False,
-        ),
-        train_dataset=[_tokenize(tokenizer, question, target) for question, target in targets],
-        data_collator=DataCollatorForSeq2Seq(tokenizer),
-    )
-    ProgressBar.attach(trainer, "tiny base (trained once)")
-    return trainer
-
-
-def _imperfect_targets(size: int) -> Iterator[tuple[str, str]]:
-    """Questions and the solutions that the base imitates: in many phrasings, some guessed, some spoiled."""
-    generator = random.Random(f"tiny-{TINY['seed']}")
-    for row in arithmetic("train", size, seed=1 + TINY["seed"]):
-        reasoning, answer = _guess(row, generator) if generator.random() < TINY["guessed"] else _work(row, generator)
-        target = to_completion(reasoning, answer)
-        if generator.random() < TINY["spoiled_format"]:
-            target = target.replace(generator.choice(TAGS), "", 1).strip()
-        yield row["question"], target
-
-
-def _guess(row: dict[str, str], generator: random.Random) -> tuple[str, str]:
-    """A short guess near the result."""
-    answer = max(0, int(row["gold"]) + generator.choice((-3, -2, -1, 0, 0, 1, 2, 3)))
-    return " ".join((generator.choice(TINY["openings"]), "guess")), str(answer)
-
-
-def _work(row: dict[str, str], generator: random.Random) -> tuple[str, str]:
-    """The steps in words of choice, with remarks in between; the last result is sometimes wrong."""
-    *steps, last = row["reasoning"].split("\n")
-    answer = row["gold"]
-    if generator.random() < TINY["spoiled_answer"]:
-        answer = str(max(0, int(answer) + generator.choice((-10, -2, -1, 1, 2, 10))))
-        last = f"{last.rpartition('=')[0]}= {answer}"
-    lines = []
-    for step in (*steps, last):
-        if generator.random() < TINY["remarks"]:
-            lines.append(" ".join(generator.choice(words) for words in TINY["remark"]))
-        lines.append(f"{generator.choice(TINY['openings'])} {step.replace('=', generator.choice(TINY['equals']))}")
-    return "\n".join(lines), answer
-
-
-def _tokenize(tokenizer: Any, question: str, target: str) -> dict[str, list[int]]:
-    prompt = tokenizer.apply_chat_template(to_messages(question), add_generation_prompt=True, return_dict=False)
-    completion = [*tokenizer.encode(target, add_special_tokens=False), tokenizer.eos_token_id]
-    ids = [*prompt, *completion]
-    return {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": [-100] * len(prompt) + completion}
-
-
-def _tiny_tokenizer() -> Any:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ["<pad>", "<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=TINY["vocab_size"],
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    texts = [f"{question}\n{target}" for question, target in _imperfect_targets(2000)]
-    tokenizer.train_from_iterator(texts, trainer)
-    # Every row has the same system prompt: one token per line keeps prompts short.
-    tokenizer.add_tokens([AddedToken(line, normalized=False) for line in SYSTEM_PROMPT.split("\n")])
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        additional_special_tokens=special[3:],
-        padding_side="left",
-        model_max_length=4096,
-    )
-    fast.chat_template = (
-        "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
-        "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    )
-    return fast
-
-
-def main() -> None:
-    """The command that made the shipped base."""
-    parser = argparse.ArgumentParser(allow_abbrev=False, description="Train the tiny base: see gtpo/models/tiny.py.")
-    parser.add_argument("--train", type=Path, required=True, metavar="DIR", help="writes DIR/base-<hash of the recipe>")
-    root = parser.parse_args().train
-    limit_openmp_spinning(os.environ)
-    print(train_tiny(root))
-
-
-if __name__ == "__main__":
-    main()
+    torch.manual_seed(seed)
+    LlamaForCausalLM(LlamaConfig.from_pretrained(TINY_BASE, use_cache=True, **shape)).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(TINY_BASE, trust_remote_code=False).save_pretrained(directory)
+    return Path(directory)

@@ -3,7 +3,6 @@
 import errno
 import logging
 import os
-import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,9 +33,10 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         if debug:
             raise
         _exit(str(error), 2 if isinstance(error, UsageError) else 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python fails at its exit
+        _exit("nothing reads the output any more", 141)
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _lost_its_reader():
-            _exit("nothing reads the output any more", 141)
         if debug or not (fault := _fault_of_the_disk(error)):
             raise
         _exit(fault, 1)
@@ -61,16 +61,6 @@ def _exit(message: str, code: int) -> NoReturn:
         bar.close()  # otherwise it is drawn again over the message
     print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     sys.exit(code)
-
-
-def _lost_its_reader() -> bool:
-    """Whether stdout is a closed pipe; what is left in its buffer is dropped then, or Python would fail at its exit."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    if not any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
-        return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return True
 
 
 def _fault_of_the_disk(error: Exception) -> str | None:

@@ -1,4 +1,4 @@
-"""Flags are checked before TRL is imported, against names and types read from its source."""
+"""Flags are checked before TRL is imported, against the names in its source."""
 
 import dataclasses
 import json
@@ -9,14 +9,14 @@ import pytest
 from helpers.scripts import ROOT
 from trl import GRPOConfig, SFTConfig
 
-from gtpo.cli.flags import annotations_of, check_flags, without_alias
+from gtpo.cli.flags import check_flags, names_of, without_alias
 from gtpo.errors import UsageError
 from train_gtpo import SETTINGS
 
 
 @pytest.mark.parametrize(("config", "cls"), [("grpo_config", GRPOConfig), ("sft_config", SFTConfig)])
 def test_the_names_in_the_source_are_those_of_the_dataclass(config: str, cls: type) -> None:
-    assert set(annotations_of(config)) == {field.name for field in dataclasses.fields(cls) if field.init}
+    assert set(names_of(config)) == {field.name for field in dataclasses.fields(cls) if field.init}
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,6 @@ def test_the_names_in_the_source_are_those_of_the_dataclass(config: str, cls: ty
         ),
         (["--help_me", "4"], "unknown option --help_me; --help_all lists all options."),
         (["--frobnicate", "4"], "unknown option --frobnicate; --help_all lists all options."),
-        (["--max_steps", "x"], "--max_steps: invalid int value: 'x'."),
-        (["--learning-rate", "x"], "--learning_rate: invalid float value: 'x'."),
-        (["--bf16", "maybe"], "--bf16: expected true or false, got 'maybe'."),
-        (["--gamma", "-1"], "gamma is -1.0: expected a finite number >= 0."),
-        (["--G"], "--num_generations: expected one argument."),
-        (["stray"], "unexpected argument 'stray': every setting is an option, --key value."),
     ],
 )
 def test_an_invalid_flag_is_refused(argv: list[str], message: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, TrainerCallback
 
+from examples import tiny_base as recipe
 from gtpo.arguments import ModelArguments
 from gtpo.data.arithmetic import arithmetic
-from gtpo.errors import UsageError
 from gtpo.grading import extract_answer, is_correct
-from gtpo.models import tiny as tiny_module
 from gtpo.models.load import build_policy, load_base, resolve_model
-from gtpo.models.tiny import build_tiny, ensure_tiny, is_tiny_path, train_tiny, warm_start
+from gtpo.models.tiny import TINY_BASE, is_tiny_path, save_untrained_tiny
 from gtpo.prompts import TAGS, to_completion, to_messages
 from rewards import score_format
 
@@ -42,7 +40,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def test_tiny_depends_only_on_the_seed(tiny: Path, tmp_path: Path) -> None:
     torch.manual_seed(99)  # must have no effect
-    again, other = build_tiny(tmp_path / "again"), build_tiny(tmp_path / "other", seed=1)
+    again, other = save_untrained_tiny(tmp_path / "again"), save_untrained_tiny(tmp_path / "other", seed=1)
     assert same(weights(tiny), weights(again))
     assert not same(weights(tiny), weights(other))
     for file in ("tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja"):
@@ -98,9 +96,9 @@ def test_tiny_prompts_are_short(tokenizer: Any) -> None:
 
 
 def test_imperfect_targets_have_the_configured_shares() -> None:
-    settings = tiny_module.TINY
-    targets = list(tiny_module._imperfect_targets(5000))
-    assert targets[:100] == list(tiny_module._imperfect_targets(100))  # deterministic
+    settings = recipe.TINY
+    targets = list(recipe.imperfect_targets(5000))
+    assert targets[:100] == list(recipe.imperfect_targets(100))  # deterministic
     rows = list(arithmetic("train", len(targets), seed=1 + settings["seed"]))
     assert [question for question, _ in targets] == [row["question"] for row in rows]
     formatted = [score_format(target) for _, target in targets]
@@ -124,10 +122,10 @@ def test_imperfect_targets_have_the_configured_shares() -> None:
 
 
 def test_worked_targets_are_the_steps_in_other_words() -> None:
-    settings = tiny_module.TINY
+    settings = recipe.TINY
     rows = arithmetic("train", 1000, seed=1 + settings["seed"])
     seen = set()
-    for (_, target), row in zip(tiny_module._imperfect_targets(1000), rows, strict=True):
+    for (_, target), row in zip(recipe.imperfect_targets(1000), rows, strict=True):
         if "guess" in target or score_format(target) != 10:
             continue
         steps = []
@@ -156,21 +154,20 @@ def reasoning_of(target: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def shipped() -> Path:
-    (directory,) = tiny_module.SHIPPED.glob("base-*/")
-    return directory
+    return TINY_BASE
 
 
 def test_the_shipped_base_is_of_this_recipe_and_used_from_any_directory(
     shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an edit of TINY: `python -m gtpo.models.tiny --train gtpo/models/tiny_base`, and delete the other one."""
-    assert shipped.name == tiny_module._directory_name()
-    assert json.loads((shipped / "tiny.json").read_text()) == tiny_module.TINY
+    """After an edit of TINY: `python examples/tiny_base.py gtpo/models/tiny_base`, and delete the other one."""
+    assert shipped.name == recipe.directory_name()
+    assert json.loads((shipped / "tiny.json").read_text()) == recipe.TINY
     monkeypatch.chdir(tmp_path)
-    assert ensure_tiny() == shipped and shipped.is_absolute() and list(tmp_path.iterdir()) == []
+    assert resolve_model("tiny") == str(shipped) and shipped.is_absolute() and list(tmp_path.iterdir()) == []
     model, tokenizer = load_base(str(shipped))
     assert tokenizer.pad_token_id != tokenizer.eos_token_id and model.dtype == torch.float32
-    assert len(json.loads((shipped / "losses.json").read_text())) == tiny_module.TINY["steps"]
+    assert len(json.loads((shipped / "losses.json").read_text())) == recipe.TINY["steps"]
 
 
 @pytest.mark.slow
@@ -181,84 +178,30 @@ def test_the_shipped_base_is_what_its_recipe_trains(shipped: Path, tmp_path: Pat
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             control.should_training_stop = state.global_step == 4
 
-    build_tiny(tmp_path, seed=tiny_module.TINY["seed"])
+    recipe.save_untrained(tmp_path)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / file).read_bytes() == (shipped / file).read_bytes(), file
-    trainer = warm_start(tmp_path)
+    trainer = recipe.warm_start(tmp_path)
     trainer.add_callback(Stop())
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses == pytest.approx(json.loads((shipped / "losses.json").read_text())[:4], abs=1e-3)
 
 
-@pytest.fixture
-def edited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another recipe than the shipped one."""
-    monkeypatch.setattr(tiny_module, "TINY", tiny_module.TINY | {"steps": 2, "batch_size": 4})
-    monkeypatch.setattr(tiny_module, "THREADS", 1)  # two wait for each other beside other tests
-
-
-def test_the_base_of_an_edited_recipe_is_trained_once_and_cached(
-    edited: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = ensure_tiny(tmp_path / "a")
-    assert caplog.messages == [f"the recipe of the tiny base is not the shipped one: training it once, in {first}"]
-    assert json.loads((first / "tiny.json").read_text()) == tiny_module.TINY
-    assert len(json.loads((first / "losses.json").read_text())) == 2
-    assert {path.name for path in first.parent.iterdir()} == {first.name, f"{first.name}.lock"}  # no temporary files
-    assert not same(weights(first), weights(build_tiny(tmp_path / "untrained")))
-    assert same(weights(first), weights(ensure_tiny(tmp_path / "b")))  # trained again: the same weights
-
-    def trained_again(directory: Path) -> None:
-        raise AssertionError("the cache was not used")
-
-    monkeypatch.setattr(tiny_module, "warm_start", trained_again)
-    assert ensure_tiny(tmp_path / "a") == train_tiny(tmp_path / "a") == first
-    monkeypatch.setattr(tiny_module, "TINY", tiny_module.TINY | {"seed": 1})
-    with pytest.raises(AssertionError, match="cache"):  # different settings: a different base
-        ensure_tiny(tmp_path / "a")
-
-
-def test_the_base_of_an_edited_recipe_is_trained_by_one_process(
-    edited: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match=f"run `python -m gtpo.models.tiny --train {tmp_path}`"):
-        ensure_tiny(tmp_path)
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_the_base_is_trained_with_two_threads_whatever_the_process_has(
-    threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Trained(Exception):
-        pass
-
-    def stop(directory: Path) -> None:
-        used.append(torch.get_num_threads())
-        raise Trained
-
-    used: list[int] = []
-    monkeypatch.setattr(tiny_module, "warm_start", stop)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+def test_the_recipe_trains_a_whole_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe, "TINY", recipe.TINY | {"steps": 2, "batch_size": 4})
+    threads = torch.get_num_threads()
     try:
-        with pytest.raises(Trained):
-            train_tiny(tmp_path)
-        assert used == [2] and torch.get_num_threads() == threads
+        first = recipe.train_tiny(tmp_path)
+        assert torch.get_num_threads() == recipe.THREADS == 2
+        again = recipe.train_tiny(tmp_path / "again")
     finally:
-        torch.set_num_threads(before)
-
-
-def test_a_base_of_an_earlier_revision_comes_before_the_shipped_one(
-    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Earlier revisions trained it below outputs/: their runs resume from it."""
-    monkeypatch.chdir(tmp_path)
-    cached = tmp_path / "outputs" / "tiny" / shipped.name
-    shutil.copytree(shipped, cached)
-    assert ensure_tiny() == cached
-    assert caplog.messages == [f"{cached} is the tiny base: delete it to use the shipped one"]
+        torch.set_num_threads(threads)
+    assert json.loads((first / "tiny.json").read_text()) == recipe.TINY
+    assert len(json.loads((first / "losses.json").read_text())) == 2
+    assert {path.name for path in TINY_BASE.iterdir()} == {path.name for path in first.iterdir()}
+    assert not same(weights(first), weights(save_untrained_tiny(tmp_path / "untrained")))
+    assert same(weights(first), weights(again))
 
 
 def test_a_base_that_is_gone_is_known_by_its_name(shipped: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -40,13 +40,6 @@ def test_a_reader_of_the_output_that_has_gone_is_one_line(size: int) -> None:
     assert process.returncode == 141
 
 
-def test_another_broken_pipe_is_an_error() -> None:
-    code = "from gtpo.terminal.script import run_script as run\n"
-    code += "def main():\n    raise BrokenPipeError('of a worker')\nrun(main)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=user_environment(), capture_output=True)
-    assert done.returncode == 1 and b"BrokenPipeError: of a worker" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("imports", "how"), [("os.kill(os.getpid(), signal.SIGILL)", "SIGILL"), ("sys.exit(3)", "exit code 3")]
 )

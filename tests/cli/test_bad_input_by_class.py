@@ -1,0 +1,125 @@
+"""Bad input by class: each ends in one sentence and exit code 2, before a model is loaded, and leaves no file."""
+
+import contextlib
+import importlib
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.scripts import ROOT
+
+from gtpo.terminal.script import run_script
+
+TRAIN = ["--model", "tiny", "--G", "4", "--dry_run", "--dataset"]
+FLAGS = """
+--learning_rate fast|--learning_rate -1e-3|--learning_rate nan|--temperature 0|--temperature -1
+--temperature inf|--gamma -0.1|--gamma nan|--entropy_threshold -1|--entropy_filter maybe|--conflict_span whole
+--conflict_positive_weight -1|--conflict_positive_weight inf|--conflict_correction perhaps|--initial_entropy -2
+--G 1|--G 2.5|--beta 0.1|--prompts_per_step 0|--max_steps -5|--max_completion_length 0
+--max_completion_length -3|--max_prompt_length -1|--seed -1|--seed 99999999999|--lora_rank -1
+--lora_rank 9999999|--backend jax|--merge 8bit|--optim adamx|--lr_scheduler_type zigzag|--warmup_steps -4
+--save_steps 0|--save_steps -2|--report_to wandbb|--num_iterations 0|--num_iterations -1|--top_p 1.5|--top_k -2
+--min_p 2|--adam_beta1 1.0|--adam_epsilon 0|--weight_decay -1|--max_grad_norm -1|--logging_steps -1
+--per_device_train_batch_size 0|--gradient_accumulation_steps 0|--steps_per_generation 0|--loss_type magic
+--scale_rewards sometimes|--epsilon -1|--nonsense 1|--learnin_rate 1|extra|--config nowhere.yaml|--run_name a/b
+--early_stopping_patience 3|--eval_rows 0|--eval_rows 5000|--eval_steps 3|--limit 0|--split dev
+--dataset_config main|--reward speed|--reward format format|--reward nowhere.py:f|--reward os:getcwd
+--reward_weights 1|--reward_weights 1 2 3|--system_prompt missing.txt|--chat_template missing.jinja
+--chat_template_kwargs {|--chat_template_kwargs [1]|--fsdp full_shard|--resume nowhere
+--dataloader_num_workers -1|--gpu_memory_utilization 2|--vllm_mode cloud|--push_to_hub|--num_generations_eval 2
+--positive_advantage_weight -1|--positive_advantage_weight 0 --negative_advantage_weight 0|--bf16 --fp16
+--model nowhere/at/all|--model /etc|--lora_target_modules|--lora_target_modules lm_head
+--lora_target_modules all-linear q_proj
+"""
+QUOTED = [["--G", ""], ["--output_dir", ""], ["--model", ""], ["--system_prompt", ""], ["--tags", "<a> <b>"]]
+QUOTED += [["--tags", "<a> <a> <b> <c>"], ["--run_name", "x\ny"]]
+ASKED = '"prompt": "a", "answer": "1"'
+DATA: dict[str, str | bytes] = {
+    "empty.jsonl": "",
+    "blank.jsonl": "\n\n",
+    "torn.jsonl": "{",
+    "list.jsonl": "[1, 2]\n",
+    "no_column.jsonl": '{"q": "a", "answer": "1"}',
+    "key_twice.jsonl": '{"prompt": "a", "prompt": "b", "answer": "1"}',
+    "null.jsonl": '{"prompt": null, "answer": "1"}',
+    "number.jsonl": '{"prompt": 3, "answer": "1"}',
+    "empty_prompt.jsonl": '{"prompt": "", "answer": "1"}',
+    "no_answer.jsonl": '{"prompt": "a"}',
+    "binary.jsonl": b"\xff\xfe\x00a",
+    "latin.csv": "prompt,answer\né,1\n".encode("latin-1"),
+    "header_only.csv": "prompt,answer\n",
+    "column_twice.csv": "prompt,prompt\na,b\n",
+    "short.csv": "prompt,answer\na\n",
+    "long.csv": "prompt,answer\na,b,c\n",
+    "quote.csv": 'prompt,answer\n"a,b\n',
+    "no_name.csv": "prompt,\na,b\n",
+    "no.parquet": "PAR1nope",
+    "x.txt": "hello",
+    "x.json": "[]",
+    "x.jsonl.gz": b"\x1f\x8b",
+    "no_content.jsonl": '{"prompt": [{"role": "user"}], "answer": "1"}',
+    "no_turn.jsonl": '{"prompt": [], "answer": "1"}',
+    "strings.jsonl": '{"prompt": ["hi"], "answer": "1"}',
+    "number_turn.jsonl": '{"prompt": [{"role": "user", "content": 3}], "answer": "1"}',
+    "types.jsonl": f'{{{ASKED}, "m": 1}}\n{{{ASKED}, "m": "x"}}',
+    "taken.jsonl": f'{{{ASKED}, "completions": "x"}}',
+    "deep.jsonl": f'{{{ASKED}, "x": {"[" * 600}{"]" * 600}}}',
+    "surrogate.jsonl": '{"prompt": "a \\ud800", "answer": "1"}',
+    "integer.jsonl": f'{{{ASKED}, "n": {"9" * 400}}}',
+}
+EVALUATION = """
+nothing|arithmetic --k 0|arithmetic --k -1|arithmetic --k 1000000000|arithmetic --limit 0|arithmetic --max_new_tokens 0
+arithmetic --temperature -1|arithmetic --top_p 0|arithmetic --top_p 2|arithmetic --grader nowhere.py:f
+arithmetic --checkpoint x|gsm8k --data_dir /nowhere|arithmetic --runs /nowhere|arithmetic --backend cuda
+"""
+OTHERS = """
+evaluate --compare a|evaluate --compare /nowhere /nowhere2|evaluate --regrade --output_dir /nowhere|figures fig99
+figures --runs /nowhere|figures --compare /nowhere|figures --search /nowhere|figures --window 0 --runs /nowhere
+figures --output x --runs /nowhere|reproduce fig99|reproduce|reproduce claim x|reproduce fig3 --seeds -1 --list
+reproduce fig3 --only zzz --list|reproduce mechanism --policy zzz|reproduce fig3 --jobs 0|reproduce fig3 --gpus 0 0
+reproduce smol --scale tiny --list|reproduce claim smol_gtpo_formatting_at_first|reproduce fig3 --slurm x
+"""
+
+
+def words(text: str) -> list[list[str]]:
+    return [line.split() for line in text.strip().replace("\n", "|").split("|")]
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    yield from (("train_gtpo", [*TRAIN, "arithmetic", *flags]) for flags in (*words(FLAGS), *QUOTED))
+    yield from (("train_gtpo", [*TRAIN, name]) for name in (*DATA, ".", "/nowhere.jsonl", ""))
+    yield from (("evaluate", ["--model", "tiny", "--benchmarks", *argv]) for argv in words(EVALUATION))
+    yield from ((script, argv) for script, *argv in words(OTHERS))
+
+
+def outcome(script: str, argv: list[str]) -> tuple[object, list[str]]:
+    """Exit code, and the lines on stderr, of a script in this process."""
+    errors = io.StringIO()
+    main = importlib.import_module(script).main
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
+        patch.setattr(sys, "argv", [f"{script}.py", *argv])
+        with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as exit_:
+            run_script(main)
+    return exit_.value.code, errors.getvalue().strip().splitlines()
+
+
+@pytest.mark.slow
+def test_bad_input_ends_in_one_sentence_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT))
+    for name, content in DATA.items():
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = sorted(tmp_path.rglob("*"))
+    wrong = {}
+    tried = list(commands())
+    for script, argv in tried:
+        code, lines = outcome(script, argv)
+        last = lines[-1] if lines else ""
+        if code != 2 or not last.startswith(f"{script}.py: ") or any("Traceback" in line for line in lines):
+            wrong[json.dumps([script, *argv])] = code, last
+    assert wrong == {}
+    assert sorted(tmp_path.rglob("*")) == before
+    assert len(tried) > 160
