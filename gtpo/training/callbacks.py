@@ -29,22 +29,21 @@ class MetricsWriter(TrainerCallback):
     """Append each logged step and each evaluation to ``metrics.jsonl`` and to wandb, under the same names."""
 
     def __init__(self, run: RunDirectory, wandb_run: Any = None) -> None:
-        self.path = run.metrics
-        self.wandb_run = wandb_run
+        self.run, self.wandb_run = run, wandb_run
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         # A resumed run restarts at its checkpoint: later steps are logged again.
-        if state.is_world_process_zero and self.path.exists():
-            lines = self.path.read_text(errors="replace").splitlines()
+        if state.global_step:
+            args.eval_on_start = False  # its line is there
+        if state.is_world_process_zero and self.run.metrics.exists():
+            lines = self.run.metrics.read_text(errors="replace").splitlines()
             kept = {  # a step that was logged twice: its last line
                 (_step(line), '"eval_runtime"' in line): line for line in lines if _step(line) <= state.global_step
             }
             for number, line in enumerate(lines[:-1], start=1):  # a kill truncates the last one
-                if _step(line) == float("inf"):
-                    logger.warning("%s: line %d is not a JSON object with a step and is removed", self.path, number)
-            write_atomically(self.path, "".join(line + "\n" for line in kept.values()))
-        if state.global_step:
-            args.eval_on_start = False  # its line is there
+                if _step(line) == math.inf:
+                    logger.warning("%s: line %d is no JSON object with a step and is removed", self.run.metrics, number)
+            write_atomically(self.run.metrics, "".join(line + "\n" for line in kept.values()))
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
         is_summary = "train_loss" in (logs or ())  # the last call
@@ -56,7 +55,7 @@ class MetricsWriter(TrainerCallback):
             completions = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
             metrics["tokens_per_second"] = metrics["completion_length"] * completions / metrics["step_time"]
         line = {"step": state.global_step} | metrics
-        with self.path.open("a") as file:
+        with self.run.metrics.open("a") as file:
             file.write(json.dumps(line) + "\n")
         if self.wandb_run is not None:
             try:  # steps that a resumed run repeats are behind wandb's step and ignored by it
@@ -96,22 +95,14 @@ class BestAdapter(TrainerCallback):
         self.weights: dict[str, torch.Tensor] | None = None  # of a best adapter that is not on disk yet
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        metrics, had_best = self.run.metrics, False
-        if state.global_step and metrics.exists():  # resumed; MetricsWriter has removed the later steps
-            rows = [json.loads(line) for line in metrics.read_text().splitlines()]
-            self.recent.extend(_score(row) for row in rows if _score(row) is not None)
-            had_best = len(self.recent) >= min(BEST_WINDOW, max(1, state.max_steps // 8))
-            if self.held_out_metric:
-                had_best = any(self.held_out_metric in row for row in rows)
-        stored = self.run.read_best() if state.global_step else None
-        if (
-            stored is not None
-            and stored["step"] <= state.global_step
-            and (self.held_out_metric or "accuracy") in stored
-        ):
+        if not state.global_step:
+            return
+        if self.run.metrics.exists():  # MetricsWriter has removed the later steps
+            scores = [_score(json.loads(line)) for line in self.run.metrics.read_text().splitlines()]
+            self.recent.extend(score for score in scores if score is not None)
+        stored = self.run.read_best()
+        if stored and stored["step"] <= state.global_step and (self.held_out_metric or "accuracy") in stored:
             self.best = stored
-        elif stored is None and had_best and state.is_world_process_zero:
-            logger.warning("%s is missing: it is chosen again, among the steps from here on", self.directory)
 
     def on_evaluate(self, args, state, control, metrics=None, model=None, **kwargs):  # type: ignore[no-untyped-def]
         name = self.held_out_metric
@@ -119,10 +110,7 @@ class BestAdapter(TrainerCallback):
             return
         if metrics.get(name) is None:
             known = ", ".join(key for key, value in metrics.items() if value is not None)
-            raise RunError(
-                f"the held-out rows have no {name} in step {state.global_step}: set --metric_for_best_model to one of "
-                f"{known}."
-            )
+            raise RunError(f"the held-out rows have no {name}: set --metric_for_best_model to one of {known}.")
         best = self.best.get(name)
         if best is None or (metrics[name] > best if args.greater_is_better else metrics[name] < best):
             self._keep({name: metrics[name], "step": state.global_step}, state, model)
@@ -180,10 +168,7 @@ class EarlyStopping(EarlyStoppingCallback):
             control.should_save = True
             if state.is_world_process_zero:
                 logger.warning(
-                    "stopped early after step %d: %s has not improved in %d evaluation(s)",
-                    state.global_step,
-                    args.metric_for_best_model,
-                    self.early_stopping_patience,
+                    "stopped early after step %d: no better %s", state.global_step, args.metric_for_best_model
                 )
 
 
@@ -193,8 +178,8 @@ def _score(metrics: dict[str, Any]) -> Any:
 
 
 def _step(line: str) -> float:
-    """The step of a metrics line; infinity for a line truncated by a kill."""
+    """The step of a metrics line; infinity for one that is damaged."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        return float("inf")
+        return math.inf

@@ -12,35 +12,9 @@ import yaml
 from gtpo.arguments import BENCHMARK_TITLES, MODEL_ALIASES, EvaluationArguments, PromptArguments, Settings
 from gtpo.data.sources import TRAIN
 from gtpo.errors import UsageError
+from gtpo.files import read_yaml
 from gtpo.reports.summary import held_out_text, initial_entropy_text, scores, window_text
 from gtpo.runs.directory import RunDirectory
-
-METHODS = {  # name, reference, what it does, BibTeX
-    "gtpo": (
-        "GTPO",
-        "https://arxiv.org/abs/2508.03772",
-        "Group-relative policy optimization that leaves tokens shared with rewarded completions out of the penalty and "
-        "filters completions of high entropy; no KL term and no reference model.",
-        """@article{simoni2025gtpo,
-    title   = {{GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control}},
-    author  = {Marco Simoni and Aleksandar Fontana and Giulio Rossolini and Andrea Saracino and Paolo Mori},
-    year    = 2025,
-    eprint  = {arXiv:2508.03772},
-}""",
-    ),
-    "grpo": (
-        "GRPO",
-        "https://arxiv.org/abs/2402.03300",
-        "Group Relative Policy Optimization: the advantage of a completion is its reward relative to its group.",
-        """@article{shao2024deepseekmath,
-    title   = {{DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models}},
-    author  = {Zhihong Shao and Peiyi Wang and Qihao Zhu and Runxin Xu and Junxiao Song and Xiao Bi and others},
-    year    = 2024,
-    eprint  = {arXiv:2402.03300},
-}""",
-    ),
-    "sft": ("SFT", None, "Supervised fine-tuning on reference solutions; the loss covers the completion only.", None),
-}
 
 
 def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
@@ -55,7 +29,8 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
     config = weights / "adapter_config.json"
     merged = not config.is_file()
     run = RunDirectory(settings.output_dir)
-    name, link, method, citation = METHODS[settings.method]
+    method = read_yaml(Path(__file__).parent / "methods.yaml")[settings.method]
+    name, link = method["name"], method.get("link")
     base = MODEL_ALIASES.get(settings.model.model, settings.model.model)
     hub_id = None if base == "tiny" or Path(base).is_dir() else base
     system, data = _system_prompt(rows), settings.data.dataset
@@ -80,7 +55,7 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         "\n".join(
             [
                 f"- **Base model**: {f'[{hub_id}](https://huggingface.co/{hub_id})' if hub_id else f'`{base}`'}",
-                f"- **Method**: {f'[{name}]({link})' if link else name}. {method}",
+                f"- **Method**: {f'[{name}]({link})' if link else name}. {method['text']}",
                 *([f"- **Initial entropy**: {entropy}"] if entropy else []),
                 "- **License**: that of the base model",
             ]
@@ -92,7 +67,7 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         *_prompt(system, settings.prompt),
         "## Settings",
         f"<details><summary>Every setting</summary>\n\n{_fenced('yaml', _yaml(settings.to_dict()))}\n\n</details>",
-        *(["## Citation", _fenced("bibtex", citation)] if citation else []),
+        *(["## Citation", _fenced("bibtex", method["citation"])] if "citation" in method else []),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -6,15 +6,13 @@ run see a fault at different times, so they agree before they act on it.
 
 import json
 import logging
-import math
 import signal
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
@@ -22,7 +20,7 @@ from transformers import TrainerCallback
 from gtpo.errors import RunError
 from gtpo.files import apply_umask
 from gtpo.processes import any_process
-from gtpo.runs.checkpoints import delete, rotate, sorted_checkpoints, step_of, write_manifest
+from gtpo.runs.checkpoints import rotate, write_manifest
 from gtpo.runs.directory import RunDirectory, resume_command
 
 logger = logging.getLogger(__name__)
@@ -124,10 +122,11 @@ def non_finite_error(
         directory.mkdir(parents=True, exist_ok=True)
         saved = f"; what is known of it is in {directory}"
     if rows:
-        written = [{key: _json_value(value) for key, value in row.items()} for row in rows]
-        (directory / f"rows-{rank}.json").write_text(json.dumps(written, indent=1, ensure_ascii=False))
+        (directory / f"rows-{rank}.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False))
     if batches:
-        _save_batches(batches, directory / f"batch-{rank}.safetensors")
+        tensors = {f"{i}.{k}": v for i, batch in enumerate(batches) for k, v in batch.items() if isinstance(v, Tensor)}
+        copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        save_file(copies, directory / f"batch-{rank}.safetensors")  # <index of the micro-batch>.<name>
         texts = [trainer.processing_class.batch_decode(batch["completion_ids"]) for batch in batches]
         (directory / f"completions-{rank}.json").write_text(json.dumps(texts, indent=1, ensure_ascii=False))
         apply_umask(directory)
@@ -137,25 +136,12 @@ def non_finite_error(
     return RunError(f"{what} is not finite in step {step}: the run stops, no checkpoint contains it{saved}. {again}")
 
 
-def _json_value(value: Any) -> Any:
-    """Numbers that JSON does not have, as text."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _save_batches(batches: Sequence[dict[str, Any]], file: Path) -> None:
-    """Save the tensors of micro-batches as ``<index of the batch>.<name>``."""
-    tensors = {f"{i}.{k}": v for i, batch in enumerate(batches) for k, v in batch.items() if isinstance(v, Tensor)}
-    save_file({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}, file)
-
-
 class CompleteCheckpoints(TrainerCallback):
     """Write the manifest of a checkpoint when all its files are written; a checkpoint without one is not resumed.
 
     Only then ``save_total_limit`` deletes older ones: Transformers' trainer does so earlier, and by file times.
 
-    Also saves what TRL's trainer does not: completions that several optimizer steps train on (``num_iterations`` or
-    ``steps_per_generation``), where a checkpoint falls between two of these steps. Add it after the callbacks that
-    write into a checkpoint.
+    Add it after the callbacks that write into a checkpoint.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -167,34 +153,13 @@ class CompleteCheckpoints(TrainerCallback):
         if not state.global_step:
             return
         state.compute_steps(args, state.max_steps)  # Transformers keeps logging, eval and save steps of the checkpoint
-        if state.is_world_process_zero:  # incomplete ones that are saved again: without a file of the old one
-            for path in sorted_checkpoints(Path(args.output_dir)):
-                if step_of(path) > state.global_step:
-                    delete(path)
         # TRL's SFTTrainer restarts the count at zero.
         counts = [row["num_tokens"] for row in state.log_history if "num_tokens" in row]
         self.trainer._total_train_tokens = int(counts[-1]) if counts else 0
-        if not hasattr(self.trainer, "_buffered_inputs"):
-            return
-        self.trainer._step = state.global_step * args.gradient_accumulation_steps
-        file = self._file(args, state)
-        if file.is_file():
-            for name, column in json.loads(file.with_suffix(".json").read_text()).items():  # TRL's table of completions
-                kept = self.trainer._logs[name]
-                for key, values in column.items() if isinstance(column, dict) else [(None, column)]:
-                    (kept if key is None else kept[key]).extend(values)
-            batches: list[dict[str, Tensor]] = [{} for _ in range(args.steps_per_generation)]
-            for name, tensor in load_file(file, device=str(args.device)).items():
-                index, _, key = name.partition(".")
-                batches[int(index)][key] = tensor
-            self.trainer._buffered_inputs = batches
+        if hasattr(self.trainer, "_buffered_inputs"):  # TRL generates again where several steps share completions
+            self.trainer._step = state.global_step * args.gradient_accumulation_steps
 
     def on_save(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        buffer = getattr(self.trainer, "_buffered_inputs", None)
-        if buffer and self.trainer._step % (args.steps_per_generation * args.num_iterations):
-            file = self._file(args, state)
-            _save_batches(buffer, file)
-            file.with_suffix(".json").write_text(json.dumps(self.trainer._logs, default=list))  # of deques
         if torch.distributed.is_initialized():
             torch.distributed.barrier()  # each process writes its random state
         if state.is_world_process_zero:
@@ -206,7 +171,3 @@ class CompleteCheckpoints(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         args.save_total_limit = self.limit
-
-    def _file(self, args: Any, state: Any) -> Path:
-        checkpoint = RunDirectory(args.output_dir).checkpoint(state.global_step)
-        return checkpoint / f"generated-{args.process_index}.safetensors"

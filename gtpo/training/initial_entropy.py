@@ -18,7 +18,7 @@ from gtpo.files import write_atomically
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.fault_tolerance import non_finite_error
 from gtpo.training.held_out import isolated_rng
-from gtpo_loss import LN2, filter_is_on
+from gtpo_loss import filter_is_on
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class InitialEntropy(TrainerCallback):
         if settings.initial_entropy is not None:
             record = {"initial_entropy": settings.initial_entropy, "given": True}
         elif trainer.state.global_step > 0:  # resumed
-            record = read_record(path, trainer.state.global_step)
+            record = _read_record(path, trainer.state.global_step)
         else:
             record = self._measure()
         value = float(record["initial_entropy"])
@@ -72,11 +72,9 @@ class InitialEntropy(TrainerCallback):
         if trainer.accelerator.is_main_process:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(record, indent=2))
-            mode = settings.entropy_filter
-            side = f"{'below' if value < LN2 else 'not below'} ln 2" if mode == "auto" else f"--entropy_filter {mode}"
-            source = f" over {record['prompts']} prompts" if "prompts" in record else ", given"
+            source = f"{record['prompts']} prompts" if "prompts" in record else "given"
             state = "on" if record["filter_on"] else "off"
-            logger.warning("<H>_ini %.2f nats%s: %s, entropy filter %s", value, source, side, state)
+            logger.warning("<H>_ini %.2f nats (%s), entropy filter %s", value, source, state)
         trainer.accelerator.wait_for_everyone()
         return value
 
@@ -130,26 +128,14 @@ def padded_batch(
     return batch
 
 
-def read_record(path: Path, step: int) -> dict[str, Any]:
-    """The record of the initial entropy that a run has stored.
-
-    Args:
-        path: Its file.
-        step: The step from which the run is resumed.
-
-    Raises:
-        UsageError: If the file is missing, damaged, or has no finite number in it.
-    """
+def _read_record(path: Path, step: int) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text())
-        if math.isfinite(record["initial_entropy"]):
-            return dict(record)
-        what = f"contains {record['initial_entropy']}, expected a number"
-    except FileNotFoundError:
-        what = "is missing"
-    except (OSError, ValueError, KeyError, TypeError):
-        what = "cannot be read"
-    raise UsageError(
-        f"{path} {what}: the initial entropy can only be measured before training, and the policy is at step {step}. "
-        "Set --initial_entropy."
-    )
+        if not math.isfinite(record["initial_entropy"]):
+            raise ValueError("not finite")
+        return dict(record)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path} cannot be read: the initial entropy can only be measured before training, and the policy is at "
+            f"step {step}. Set --initial_entropy."
+        ) from error

@@ -11,7 +11,7 @@ from transformers.trainer_pt_utils import safe_globals
 from gtpo.arguments import Settings
 from gtpo.errors import UsageError
 from gtpo.processes import IS_MAIN_PROCESS
-from gtpo.reports.html import write_report_or_warn
+from gtpo.reports.html import write_report
 from gtpo.reports.summary import RunMessages, log_summary
 from gtpo.reports.wandb import start_wandb
 from gtpo.runs.checkpoints import steps_are_done
@@ -29,13 +29,19 @@ def run(trainer: Any, settings: Settings, checkpoint: str | None) -> None:
     attach_callbacks(trainer, settings)
     train(trainer, checkpoint)
     save_adapter(trainer, settings)
-    write_report_or_warn(settings.output_dir)
-    log_summary(trainer, settings)
+    if not IS_MAIN_PROCESS:
+        return
+    for finish in (lambda: write_report(settings.output_dir), lambda: log_summary(trainer, settings)):
+        try:
+            finish()
+        except Exception as error:
+            logger.warning("%s: %s; the run is complete", type(error).__name__, error)
 
 
 def attach_callbacks(trainer: Any, settings: Settings) -> None:
     """Add our callbacks to a trainer: messages, bar, metrics.jsonl and wandb, best adapter, fault tolerance."""
     run = RunDirectory(settings.output_dir)
+    trainer.tags = settings.prompt.format_tags
     trainer.add_callback(RunMessages(settings, len(trainer.train_dataset)))
     ProgressBar.attach(trainer, settings.method.upper())
     trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl

@@ -25,10 +25,11 @@ import trl
 from accelerate.utils import gather_object
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
+from transformers import ProcessorMixin
 from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import pad
 
-from gtpo.arguments import GTPOArguments, check_advantage_weights
+from gtpo.arguments import GTPOArguments, RewardArguments
 from gtpo.errors import UsageError
 from gtpo.forward.generation import generate
 from gtpo.forward.head import linear_logps_and_entropy
@@ -42,6 +43,7 @@ from gtpo.forward.hidden_states import (
 from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32, read_config
 from gtpo.processes import any_process, gather_full_parameter, refuse_data_parallel
+from gtpo.prompts import TAGS
 from gtpo.reports.groups import Group
 from gtpo.terminal.bars import PHASE, CompletionBar, TokenCounter, phase_bar
 from gtpo.training.completions_table import cut_off, gold_answer, messages, spans_in_text
@@ -57,6 +59,7 @@ from gtpo.training.refusals import (
     logit_options,
 )
 from gtpo.training.rollout_check import INTERVAL, check_rollouts, sampler_gap
+from gtpo.training.tag_logps import TAG_METRICS, tag_logps
 from gtpo_loss import (
     completion_entropy,
     conflict_push,
@@ -94,25 +97,26 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
     _next_rollout_check = 0
     _by_prompt: bool | None = None  # prompts are encoded once; None until the model's first batch has shown it
     _bar: CompletionBar | None = None  # of the phase that generates, if it has one
-    conflict_span = "anchored"  # of the conflict metrics; a GTPOTrainer takes it from its settings
+    conflict_span = "anchored"  # of the conflict metrics; a GTPOTrainer takes both from its settings
+    conflict_positive_weight = 2.0  # Eq. 9
+    tags = TAGS  # of the metrics tag_logps
 
     check_settings = staticmethod(check_grpo_settings)
 
     @classmethod
-    def check_model(cls, model: Any, args: trl.GRPOConfig, has_tokenizer: bool = True) -> None:
+    def check_model(cls, model: Any, args: trl.GRPOConfig) -> None:
         """Refuse a model whose loss or logits are not implemented, by its config: weights are not loaded.
 
         Args:
             model: The model, a Hub id or a directory. One whose config cannot be read passes: loading it says why.
             args: The trainer's.
-            has_tokenizer: As for :func:`gtpo.training.refusals.check_config`.
 
         Raises:
             UsageError: If the model adds a loss of its own, or scales its logits in another way.
         """
         config = read_config(model, args) if isinstance(model, str) else model.config
         if config is not None:
-            check_config(config, args.router_aux_loss_coef, has_tokenizer)
+            check_config(config, args.router_aux_loss_coef)
 
     def __init__(
         self,
@@ -125,13 +129,18 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         **kwargs: Any,
     ) -> None:
         self.check_settings(args)
-        check_advantage_weights(positive_advantage_weight, negative_advantage_weight)
         self.advantage_weights = positive_advantage_weight, negative_advantage_weight
+        RewardArguments([], *self.advantage_weights)  # raises
         check_inputs({"model": model, **kwargs})
         if not trl.GRPOTrainer.__name__.startswith("Unsloth"):  # it uses one GPU
             refuse_data_parallel(args)
-        self.check_model(model, args, has_tokenizer=kwargs.get("processing_class") is not None)
+        self.check_model(model, args)
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
+        if isinstance(self.processing_class, ProcessorMixin):
+            raise UsageError(
+                f"{type(self.processing_class).__name__} also takes images or audio, which are not supported: pass "
+                "processing_class=AutoTokenizer.from_pretrained(...)."
+            )
         self.reward_funcs = [
             function if isinstance(function, CheckedReward | torch.nn.Module) else checked_reward(function)
             for function in self.reward_funcs
@@ -191,10 +200,12 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
             strength = self._loss_advantages(advantages) * token_weights(
                 valid, self.loss_type, self.max_completion_length
             )
-            weights = conflict_weights(mask, advantages.float())
-            push, corrected = conflict_push(ids, valid, spans, strength.float(), weights, group_size)
-            metrics["conflict_push"].append(push.item())
-            metrics["conflict_push_corrected"].append(corrected.item())
+            weights = conflict_weights(mask, advantages.float(), self.conflict_positive_weight)
+            pushes = torch.stack(conflict_push(ids, valid, spans, strength.float(), weights, group_size))  # (2, 3)
+            for span, (push, corrected) in zip(("", "_opening", "_closing"), pushes.T.tolist(), strict=True):
+                if not math.isnan(push):
+                    metrics[f"conflict_push{span}"].append(push)
+                    metrics[f"conflict_push_corrected{span}"].append(corrected)
         if self.use_vllm and self.vllm_importance_sampling_correction:
             # TRL's has this already; Unsloth takes it out of TRL's method
             batch["importance_sampling_ratio"] = importance_ratio(
@@ -306,11 +317,6 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         finally:
             self.log_completions = shown
 
-    def _log_completion_extra(self, column: str, values: list[Any]) -> None:
-        if column in self._pending_extra_logs:
-            raise ValueError(f"log_extra({column!r}, ...): the column already has its values of this step")
-        super()._log_completion_extra(column, values)
-
     def _fill_in(self, rows: Tensor, **columns: Tensor) -> None:
         """Write values that compute_loss knows, shape (B,) each, into the rows of the table."""
         rows = self.accelerator.gather(rows)
@@ -349,6 +355,13 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
             metrics["kl"] = metrics["kl"] * share * self.accelerator.num_processes * micro_batches
         for name, value in metrics.items():
             self._metrics[mode][name].append(self.accelerator.gather(value).mean().item())
+        of_tags = tag_logps(
+            self._tokenizer, inputs["completion_ids"], inputs["completion_mask"], logps.detach(), self.tags
+        )
+        of_tags = self.accelerator.gather(of_tags).view(-1, len(TAG_METRICS)).nanmean(0)
+        for name, logp in zip(TAG_METRICS, of_tags.tolist(), strict=True):
+            if not math.isnan(logp):
+                self._metrics[mode][name].append(logp)
         return loss / (self.current_gradient_accumulation_steps if mode == "train" else 1)
 
     def _get_per_token_logps_and_entropies(
@@ -512,6 +525,7 @@ class GTPOTrainer(GRPOTrainer):
     ) -> None:
         self.gtpo = gtpo or GTPOArguments()
         self.conflict_span = self.gtpo.conflict_span
+        self.conflict_positive_weight = self.gtpo.conflict_positive_weight
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
         self.initial_entropy = InitialEntropy(self)
         self.add_callback(self.initial_entropy)
@@ -519,7 +533,7 @@ class GTPOTrainer(GRPOTrainer):
     def _lambda(self, inputs: dict[str, Any]) -> Tensor:
         if not self.gtpo.conflict_correction:
             return super()._lambda(inputs)
-        return conflict_weights(inputs["conflict_mask"], inputs["advantages"].float())
+        return conflict_weights(inputs["conflict_mask"], inputs["advantages"].float(), self.conflict_positive_weight)
 
     def _delta(self, entropy: Tensor, inputs: dict[str, Any]) -> Tensor:
         return entropy_filter(

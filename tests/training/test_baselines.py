@@ -239,8 +239,12 @@ def push_of(
     group_size: int,
     each: list[float],
     factors: tuple[float, float],
+    span: int = 0,
 ) -> tuple[float, float]:
-    """``conflict_push`` of these completions, with weights w_i and the advantage weights of the two signs."""
+    """``conflict_push`` of these completions, with weights w_i and the advantage weights of the two signs.
+
+    Of both spans, of the forward spans (1), or of the backward spans (2).
+    """
     width = max(map(len, completions))
     ids, mask = pad(completions, width, 0, torch.int64), length_mask([len(row) for row in completions], width)
     signed = torch.tensor(advantages, dtype=torch.float64)
@@ -248,7 +252,7 @@ def push_of(
     weights = conflict_weights(runs[0] | runs[1], signed)
     strength = torch.tensor(each, dtype=torch.float64) * weighted_advantages(signed, *factors)
     push, corrected = conflict_push(ids, mask, runs, strength, weights, group_size)
-    return push.item(), corrected.item()
+    return push[span].item(), corrected[span].item()
 
 
 def test_conflict_push_computed_by_hand() -> None:
@@ -259,6 +263,10 @@ def test_conflict_push_computed_by_hand() -> None:
     # token 1: 1/2 + 1/4 - 1/2 = 1/4 before, 2 (1/2 + 1/4) = 3/2 after lambda; token 9: -1/4 before, 1/2 after
     push, corrected = push_of([[1, 2], [1, 3, 9], [1, 4, 9]], [1.0, 1.0, -2.0], 3, [0.5, 0.25, 0.25], (1.0, 1.0))
     assert (push, corrected) == (0.0, 1.0)
+    opening, closing = (
+        push_of([[1, 2], [1, 3, 9], [1, 4, 9]], [1, 1, -2], 3, [0.5, 0.25, 0.25], (1, 1), s) for s in (1, 2)
+    )
+    assert opening == (0.25, 1.5) and closing == (-0.25, 0.5)
     # positive samples at a tenth: (0.075 - 0.5 + 0.025 - 0.5) / 2 and (0.15 + 0.05) / 2
     push, corrected = push_of([[1, 2], [1, 3, 9], [1, 4, 9]], [1.0, 1.0, -2.0], 3, [0.5, 0.25, 0.25], (0.1, 1.0))
     assert (push, corrected) == (pytest.approx(-0.45), pytest.approx(0.1))
@@ -298,6 +306,11 @@ def test_conflict_push_equals_the_naive_reference(loss_type: str, factors: tuple
     signs = [factors[0] if a > 0 else factors[1] for a in advantages.tolist()]
     expected = naive_conflict_push(completions, advantages.tolist(), GROUP, each, signs)
     assert push_of(completions, advantages.tolist(), GROUP, each, factors) == pytest.approx(expected, abs=1e-12)
+    for span, backward in ((1, False), (2, True)):
+        expected = naive_conflict_push(completions, advantages.tolist(), GROUP, each, signs, (backward,))
+        assert push_of(completions, advantages.tolist(), GROUP, each, factors, span) == pytest.approx(
+            expected, abs=1e-12
+        )
     assert abs(expected[0]) > 1e-5 or factors[0] == 0
 
 

@@ -90,22 +90,6 @@ def test_a_resumed_run_restores_its_window_and_best_step(
     assert run.callback.best == {"accuracy": 32.5, "step": 4}
 
 
-@pytest.mark.parametrize("metric", [None, "eval_accuracy"])
-def test_a_best_adapter_that_is_gone_is_told(
-    metric: str | None, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(callbacks, "BEST_WINDOW", 2)
-    rows = ['{"step": 1, "accuracy": 10.0}\n', '{"step": 2, "accuracy": 50.0, "eval_accuracy": 1.0}\n']
-    run = FakeTraining(tmp_path, tiny, max_steps=100, metric=metric)
-    for step in (1, 2):
-        (tmp_path / "metrics.jsonl").write_text("".join(rows[:step]))
-        run.state.global_step = step
-        run.call("on_train_begin")
-        told = [f"{tmp_path}/best is missing: it is chosen again, among the steps from here on"] * (step == 2)
-        assert caplog.messages == told
-        run.callback.recent.clear()
-
-
 def test_the_best_adapter_is_not_written_through_a_link(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "best.tmp").symlink_to(tmp_path / "mine")
@@ -208,5 +192,5 @@ def test_a_resumed_run_keeps_its_best_evaluation(
 def test_a_metric_that_is_not_evaluated_stops_the_run(metrics: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
     run = FakeTraining(tmp_path, tiny, max_steps=10, metric="eval_accuracy")
     run.state.global_step = 3
-    with pytest.raises(RunError, match=r"no eval_accuracy in step 3: set --metric_for_best_model to one of eval_rew"):
+    with pytest.raises(RunError, match=r"no eval_accuracy: set --metric_for_best_model to one of eval_rew"):
         run.call("on_evaluate", metrics=metrics)

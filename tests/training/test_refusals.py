@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
-from peft import LoraConfig, PromptTuningConfig
-from transformers import ProcessorMixin
+from peft import PromptTuningConfig
 from trl import GRPOConfig
 
 from gtpo.errors import UsageError
@@ -21,21 +20,17 @@ ROWS = Dataset.from_dict({"prompt": ["a"]})
     [
         (
             {"train_dataset": ROWS.to_iterable_dataset()},
-            "^train_dataset is a streaming dataset, which is not supported",
+            "^IterableDataset is not supported: expected a datasets.Dataset, not streamed",
         ),
-        ({"train_dataset": [{"prompt": "a"}]}, "^train_dataset is list: expected a datasets.Dataset with a column"),
-        ({"train_dataset": None}, "^train_dataset is NoneType: expected a datasets.Dataset"),
-        ({"eval_dataset": ROWS.to_iterable_dataset()}, "^eval_dataset is a streaming dataset"),
-        ({"eval_dataset": {"easy": ROWS, "hard": ROWS.to_iterable_dataset()}}, "^eval_dataset 'hard' is a streaming"),
-        ({"eval_dataset": ROWS.add_column("images", [["a.png"]])}, "^eval_dataset has a column 'images': images are"),
+        ({"train_dataset": [{"prompt": "a"}]}, "^list is not supported: expected a datasets.Dataset"),
+        ({"eval_dataset": ROWS.to_iterable_dataset()}, "^IterableDataset is not supported"),
+        ({"eval_dataset": {"easy": ROWS, "hard": ROWS.to_iterable_dataset()}}, "^IterableDataset is not supported"),
+        ({"eval_dataset": ROWS.add_column("images", [["a.png"]])}, "^a dataset has images, which are not supported"),
         (
             {"train_dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}])},
-            "^the prompts of train_dataset contain more than text: images are not supported",
+            "^a dataset has images, which are not supported",
         ),
         ({"peft_config": PromptTuningConfig()}, "^PromptTuningConfig puts virtual tokens before the prompt"),
-        ({"peft_config": LoraConfig(target_modules=["q_proj", "lm_head"])}, "^LoRA on lm_head is not supported"),
-        ({"peft_config": LoraConfig(target_modules=["model.lm_head"])}, "^LoRA on lm_head is not supported"),
-        ({"processing_class": object.__new__(ProcessorMixin)}, "^processing_class is ProcessorMixin, which also takes"),
     ],
 )
 def test_what_the_loss_would_ignore_is_refused_before_a_model_is_loaded(
@@ -52,7 +47,6 @@ def test_what_the_loss_would_ignore_is_refused_before_a_model_is_loaded(
     [
         ({"model_type": "qwen3_moe", "router_aux_loss_coef": 0.001}, "^qwen3_moe models add a router loss"),
         ({"model_type": "falcon_h1", "lm_head_multiplier": 0.5}, "^falcon_h1 models have lm_head_multiplier = 0.5"),
-        ({"model_type": "gemma3"}, "^gemma3 models have a vision_config and are trained on text only: pass processing"),
     ],
 )
 def test_a_model_is_refused_by_its_config_alone(config: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -62,7 +56,7 @@ def test_a_model_is_refused_by_its_config_alone(config: dict[str, Any], message:
     with pytest.raises(UsageError, match=message):
         GRPOTrainer(model=str(tmp_path), reward_funcs=[], args=args, train_dataset=ROWS)
     with pytest.raises(UsageError, match=message):
-        GRPOTrainer.check_model(str(tmp_path), args, has_tokenizer=False)
+        GRPOTrainer.check_model(str(tmp_path), args)
     if "router_aux_loss_coef" in config:
         args.router_aux_loss_coef = 0.0
         GRPOTrainer.check_model(str(tmp_path), args)

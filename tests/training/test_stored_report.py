@@ -18,7 +18,7 @@ from test_trainer import plain_logps_and_entropy
 
 from gtpo.prompts import to_messages
 from gtpo.reports.groups import read_group
-from gtpo.reports.html import write_report, write_report_or_warn
+from gtpo.reports.html import write_report
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.callbacks import MetricsWriter
 from gtpo.training.initial_entropy import padded_batch
@@ -208,7 +208,7 @@ def test_the_page_has_settings_problems_scores_and_the_initial_entropy(run: Path
     )
     page = write_report(copy).read_text()
     assert "0.500 nats before training, entropy filter off" in page
-    assert "<p>all completions of steps 1 to 2 were cut off" in page
+    assert "<p>100 % of the completions of steps 1 to 2 were cut off" in page
 
 
 def test_a_table_of_other_types_is_skipped_with_a_warning(
@@ -235,8 +235,3 @@ def test_a_run_name_with_a_dollar_sign_is_text(run: Path, tmp_path: Path) -> Non
     config = yaml.safe_load((copy / "config.yaml").read_text())
     (copy / "config.yaml").write_text(yaml.safe_dump(config | {"run_name": "$x^{$"}))
     assert write_report(copy).read_text().count("<svg") == 1
-
-
-def test_a_report_that_fails_does_not_fail_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_report_or_warn(tmp_path)
-    assert "report.html was not written (UsageError: " in caplog.text and "the run is complete" in caplog.text

@@ -1,0 +1,140 @@
+"""One-step effects: the coefficients of each objective, first order against a step that is taken, resumption."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from helpers.reference import length_mask
+from trl import GRPOConfig
+
+from gtpo import GTPOArguments, GTPOTrainer
+from gtpo.arguments import ModelArguments
+from gtpo.data.arithmetic import arithmetic
+from gtpo.models.load import build_policy
+from gtpo.prompts import to_completion, to_messages
+from gtpo.training import one_step
+from gtpo.training.one_step import OneStep, coefficients, write_effects
+from rewards import accuracy_reward, format_reward
+
+LENGTHS, WIDTH = (2, 4, 5), 5
+
+
+def test_the_coefficients_of_each_objective_computed_by_hand() -> None:
+    mask = length_mask(LENGTHS, WIDTH)
+    conflict = torch.zeros(3, WIDTH, dtype=torch.bool)
+    conflict[:, 0] = True
+    advantages, entropy = torch.tensor([1.0, 0.5, -1.5]), torch.tensor([0.2, 0.9, 0.4])  # the second is above ln 2
+    logps = -torch.rand(3, WIDTH, generator=torch.Generator().manual_seed(0))
+    found = coefficients(logps, entropy, mask, conflict, advantages, gamma=0.1)
+    rows = mask / (3 * torch.tensor(LENGTHS)[:, None])  # 1 / (G |o_i|) on the tokens
+    signed = rows * advantages[:, None]
+    corrected, skipped = signed.clone(), signed.clone()
+    corrected[:, 0] *= torch.tensor([2.0, 2.0, 0.0])
+    skipped[:, 0] *= torch.tensor([1.0, 1.0, 0.0])
+    strength = torch.tensor([1.0 - 0.02, 0.0, -1.5 - 0.04])  # delta_i (A_i - gamma <H>_i)
+    whole = rows * strength[:, None]
+    gtpo = whole.clone()
+    gtpo[:, 0] *= torch.tensor([2.0, 2.0, 0.0])
+    expected = {
+        "GRPO": signed,
+        "Dr. GRPO": mask * advantages[:, None],
+        "GTPO": gtpo,
+        "correction": corrected,
+        "λ = 1 / 0": skipped,
+        "entropy control": whole,
+        "entropy term": -0.1 * rows * entropy[:, None],
+        "GRPO, A > 0": signed.clamp(min=0),
+        "GRPO, A < 0": signed.clamp(max=0),
+    }
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values, msg=name)
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The shipped tiny base with a LoRA adapter whose B is not 0, and groups of four."""
+    policy, tokenizer = build_policy(ModelArguments(model="tiny", lora_rank=4), "transformers", seed=0)
+    torch.manual_seed(0)
+    for name, weight in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.02)
+    problems = list(arithmetic("train", 80, 0))
+    rows = {
+        "prompt": [to_messages(row["question"]) for row in problems],
+        "answer": [row["gold"] for row in problems],
+        "solution": [to_completion(row["reasoning"], row["gold"]) for row in problems],
+    }
+    config = GRPOConfig(
+        output_dir=str(tmp_path_factory.mktemp("run")),
+        num_generations=4,
+        per_device_train_batch_size=4,
+        max_completion_length=48,
+        loss_type="grpo",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+    )
+    return GTPOTrainer(
+        model=policy,
+        processing_class=tokenizer,
+        reward_funcs=[format_reward, accuracy_reward],
+        args=config,
+        gtpo=GTPOArguments(entropy_filter="on", initial_entropy=0.0),
+        train_dataset=Dataset.from_dict(rows),
+    )
+
+
+def group_with_variance(effects: OneStep) -> dict[str, Any]:
+    return next(found for number in range(0, 100, 10) if (found := effects.of_group(number))["effects"])
+
+
+def test_the_first_order_is_that_of_a_step_that_is_taken(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_step, "STEP", 0.05)
+    weights = [weight.detach().clone() for weight in trainer.model.parameters()]
+    found = group_with_variance(OneStep(trainer))
+    for name, effect in found["effects"].items():
+        for target in one_step.TARGETS:
+            assert found["taken"][name][target] == pytest.approx(effect[target], rel=0.1, abs=5e-4), (name, target)
+    largest = max(abs(effect["tags"]) for effect in found["effects"].values())
+    assert largest > 0.01  # or the tolerance would accept everything
+    for weight, before in zip(trainer.model.parameters(), weights, strict=True):
+        assert torch.equal(weight, before)
+
+
+def test_the_targets_are_tags_answer_and_all_tokens(trainer: Any) -> None:
+    effects = OneStep(trainer)
+    tokens = trainer._tokenizer.convert_ids_to_tokens
+    for part in effects.parts:
+        for row in range(len(part["completion_ids"])):
+            texts = {
+                target: "".join(tokens(part["completion_ids"][row][part[target][row]].tolist()))
+                for target in one_step.TARGETS
+                if target in part
+            }
+            assert "own tags" in texts or set(texts) == {"tags", "answer", "solution"}
+            for tag in trainer.tags:
+                assert tag in texts.get("own tags", texts.get("tags", ""))
+            if "tags" in texts:
+                assert "=" in texts["solution"] and "=" not in texts["tags"]
+                assert texts["answer"].strip("Ċ").isdigit()
+    for target in one_step.TARGETS:  # the mean over all tokens of the target, however the rows are split
+        logps = [
+            trainer._logps_and_entropy(trainer.model, part)[0][part[target]] for part in effects.parts if target in part
+        ]
+        assert effects.start[target] == pytest.approx(torch.cat(logps).mean().item(), abs=1e-5)
+    assert 8 < sum(len(part["own tags"]) for part in effects.parts if "own tags" in part) < 64
+
+
+def test_an_interrupted_measurement_continues_with_the_same_groups(trainer: Any, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    assert list(write_effects(trainer, whole, 3)) == [0, 1, 2]
+    lines = whole.read_text().splitlines(keepends=True)
+    cut.write_text(lines[0] + lines[1][:40])  # killed while it wrote the second line
+    assert list(write_effects(trainer, cut, 3)) == [1, 2]
+    assert [json.loads(line) for line in cut.read_text().splitlines()] == [json.loads(line) for line in lines]
+    assert list(write_effects(trainer, cut, 3)) == []

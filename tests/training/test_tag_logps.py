@@ -1,0 +1,45 @@
+"""ln pi of the tags in sampled completions."""
+
+import math
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer
+
+from gtpo.prompts import TAGS
+from gtpo.training.tag_logps import tag_logps, tag_span
+
+
+def test_a_tag_touches_every_token_that_has_a_part_of_it() -> None:
+    assert tag_span(["x <", "ans", "wer>Y"], "<answer>") == (0, 3)
+    assert tag_span(["<answer>"], "<answer>") == (0, 1)
+    assert tag_span(["a", "<answer>", "b", "<answer>"], "<answer>") == (1, 2)  # the first one
+    assert tag_span(["<ans", "wer"], "<answer>") is None
+    assert tag_span([None, "<answer", None, ">"], "<answer>") == (1, 4)  # ids above the tokenizer's vocabulary
+
+
+def test_ln_pi_of_a_tag_is_summed_over_its_tokens_and_averaged_over_the_completions_that_have_it(tiny: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    texts = ["<reasoning>\n2 + 3 = 5\n</reasoning>\n<answer>\n5\n</answer>", "<reasoning>\n5\n<answer>"]
+    rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    width = max(map(len, rows)) + 2
+    ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows])
+    valid = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    logps = -torch.arange(1.0, 2 * width + 1).view(2, width)
+    spans = [[_span(tokenizer, row, tag) for tag in TAGS] for row in rows]
+    assert spans[1][1] is None and spans[1][3] is None
+    expected = []
+    for column in range(4):
+        sums = [sum(logps[i, a].item() for a in span[column]) for i, span in enumerate(spans) if span[column]]
+        expected.append(sum(sums) / len(sums))
+    assert tag_logps(tokenizer, ids, valid, logps, TAGS).tolist() == expected
+    assert all(math.isnan(value) for value in tag_logps(tokenizer, ids[:, :1], valid[:, :1], logps, ["<x>"]).tolist())
+
+
+def _span(tokenizer, row: list[int], tag: str) -> list[int] | None:  # type: ignore[no-untyped-def]
+    """The tokens of a tag, by decoding every prefix."""
+    lengths = [len(tokenizer.decode(row[:i])) for i in range(len(row) + 1)]
+    start = tokenizer.decode(row).find(tag)
+    if start < 0:
+        return None
+    return [i for i in range(len(row)) if lengths[i] < start + len(tag) and lengths[i + 1] > start]
