@@ -46,8 +46,7 @@ def main() -> None:
         print(draw_runs(flags.runs, flags.labels, flags.output or "curves.png", flags.window))
         return
     if flags.compare:
-        from gtpo.evaluation.compare import compare_sides, find_sides
-        from gtpo.evaluation.compare_figure import draw_comparisons
+        from gtpo.evaluation.compare import compare_sides, draw_comparisons, find_sides
 
         sides = find_sides(flags.compare, EvaluationArguments.output_dir)
         print(*draw_comparisons(compare_sides(sides), flags.output or "compare.png"), sep="\n")

@@ -6,6 +6,8 @@
     python reproduce.py all --scale paper --slurm partition=gpu time=24:00:00 parallel=16
     python reproduce.py all --scale paper --commands      # a shell command per run, for any scheduler
     python reproduce.py --page                            # results/tiny/ and docs/reproduction.md from the tiny runs
+    python reproduce.py smol                              # SmolLM2 on a CPU, hours; `make smol` gets model and data
+    python reproduce.py mechanism                         # what one update of each objective does (docs/mechanism.md)
     python reproduce.py claim fig2_late_accuracy --seeds 21 22 23      # one claim of the page; claim alone: all names
 
 configs/experiments.yaml lists the runs of each figure. Finished runs are skipped and interrupted ones resume: the same
@@ -20,13 +22,15 @@ from gtpo.errors import UsageError
 from gtpo.files import CONFIGS
 from gtpo.paper.figures import draw_all
 from gtpo.paper.matrix import RUNS, SCALES, load_matrix
+from gtpo.paper.mechanism import measure, policies_of
 from gtpo.paper.one_claim import claim_list, report, select_work
 from gtpo.paper.page import write_page
 from gtpo.paper.results import read_results
-from gtpo.paper.runner import places_of, run_all
+from gtpo.paper.runner import run_all, run_policies, slots_of
 from gtpo.paper.slurm import read_cluster, run_jobs
 from gtpo.paper.states import commands, table
 from gtpo.terminal.script import run_script
+from rewards import rewards_in
 
 
 def main() -> None:
@@ -34,9 +38,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
     add = parser.add_argument
     add("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ..., or all; or: claim NAME ...")
-    add("--scale", choices=SCALES, default="tiny", help="tiny: on a CPU (default); paper: on a GPU")
+    add("--scale", choices=SCALES, help="tiny: on a CPU (default); smol: SmolLM2, on a CPU; paper: on a GPU")
     add("--seeds", nargs="+", type=int, metavar="N", help="default: those in configs/experiments.yaml")
     add("--only", nargs="+", default=[""], metavar="PART", help="only runs with one of these parts in their name")
+    add("--policy", metavar="NAME", help="with mechanism: measure this policy alone, in this process")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--jobs", type=int, metavar="N", help="runs at the same time (default: tiny: cores; paper: 1)")
     where.add_argument("--gpus", nargs="+", metavar="ID", help="one run at a time on each of these GPUs, as in 0 1 2 3")
@@ -47,22 +52,29 @@ def main() -> None:
     instead.add_argument("--page", action="store_true", help="write results/tiny/ and docs/reproduction.md, and exit")
     flags = parser.parse_args()
     matrix = load_matrix()
+    flags.scale = flags.scale or ("smol" if flags.figures == ["smol"] else "tiny")
     if flags.page or flags.figures == ["claim"]:
-        print(*(write_page(matrix) if flags.page else [claim_list()]), sep="\n")
-        return
+        return print(*(write_page(matrix) if flags.page else [claim_list()]), sep="\n")
+    if flags.policy:
+        return measure(matrix, flags.policy, rewards_in)
+    if flags.figures == ["mechanism"]:
+        if flags.list:
+            return print(*policies_of(matrix, flags.only), sep="\n")
+        policies, failures = run_policies(matrix, flags.only, flags.jobs)
+        print(*(policy.path for policy in policies if policy.is_finished), *failures, sep="\n")
+        sys.exit(1 if failures else 0)
     selected = select_work(matrix, flags.figures, flags.scale, flags.seeds, flags.only)
     figures, claims, seeds, experiments, evaluations = selected
     if flags.list or flags.commands:
         works = (flags.scale, experiments, evaluations)
-        print(table(matrix, figures, *works) if flags.list else commands(*works))
-        return
+        return print(table(matrix, figures, *works) if flags.list else commands(*works))
     if not Path("evaluate.py").is_file():
         raise UsageError(f"the working directory has no evaluate.py: first `cd {str(CONFIGS.parent)!r}`.")
     root = RUNS / flags.scale
     if flags.slurm:
         failures = run_jobs(experiments, evaluations, read_cluster(flags.slurm, flags.scale, root / "jobs"))
     else:
-        failures = run_all(experiments, evaluations, places_of(flags.scale, flags.gpus, flags.jobs))
+        failures = run_all(experiments, evaluations, slots_of(flags.scale, flags.gpus, flags.jobs))
     results = read_results([root])
     written, missing = draw_all(matrix, figures, flags.scale, results, root / "figures")
     missing = [text for text in missing if any(part in text for part in flags.only)]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gtpo.paper.matrix import Matrix, experiments_of, find_figure, groups_of, runs_of
+from gtpo.paper.matrix import Matrix, experiments_of, find_figure, groups_of, runs_of, scored_name
 from gtpo.paper.results import Results
 from gtpo.reports.curves import PANELS, add_legend, grid, line_style, plot_ln2, plot_mean, plot_seeds
 from gtpo.reports.intervals import interval
@@ -29,12 +29,9 @@ METHODS = {"sft": "SFT", "grpo": "GRPO", "gtpo": "GTPO"}  # rows of Table 1
 
 
 def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
-    """A figure of the paper; runs without results are omitted.
+    """A figure of the paper, a matplotlib figure; runs without results are omitted.
 
     Lines are the mean over seeds of the smoothed curves, bands its 95 % interval.
-
-    Returns:
-        The matplotlib figure. The first panel of each group carries the group's title.
     """
     spec, groups = find_figure(matrix, name), groups_of(matrix, name, scale)
     figure, rows = _panels(len(spec["panels"]), len(groups), spec.get("groups") == "columns")
@@ -43,14 +40,12 @@ def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
         benchmark = spec.get("benchmarks", {}).get(title, [None])[0]
         for axis, metric in zip(row, spec["panels"], strict=True):
             for legend, run in curves.items():
-                number = legends.index(legend)
+                style = line_style(legends.index(legend))
                 if metric in SCORES:
-                    entries = results.scores.get(run, {}).get(benchmark, {})
-                    _plot_scores(axis, legend, entries, metric, number)
+                    entries = results.scores.get(scored_name(matrix, scale, run), {}).get(benchmark, {})
+                    _plot_scores(axis, legend, entries, metric, style)
                 else:
-                    plot_seeds(
-                        axis, legend, results.metrics.get(run, {}), metric, matrix[scale]["window"], line_style(number)
-                    )
+                    plot_seeds(axis, legend, results.metrics.get(run, {}), metric, matrix[scale]["window"], style)
             if metric == "entropy":
                 plot_ln2(axis)
             axis.set_xlabel("k" if metric in SCORES else "training step")
@@ -71,30 +66,29 @@ def _panels(count: int, groups: int, in_columns: bool) -> tuple[Any, Any]:
     return figure, axes.T if in_columns else axes
 
 
-def _plot_scores(axis: Any, legend: str, entries: dict[int, dict[str, Any]], score: str, number: int) -> None:
+def _plot_scores(axis: Any, legend: str, entries: dict[int, dict[str, Any]], score: str, style: dict[str, Any]) -> None:
     """pass@k or maj@k over k on a logarithmic axis; ``entries``: seed -> entry of an evaluation."""
     tables = [{int(k): value for k, value in entry["scores"][score].items()} for entry in entries.values()]
     ks = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
-    if not ks:
-        return
-    style = line_style(number) | {"marker": "o", "markersize": 3}
-    plot_mean(axis, legend, ks, [[table[k] for k in ks] for table in tables], style)
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(ks, [str(k) for k in ks])
+    if ks:
+        dots = style | {"marker": "o", "markersize": 3}
+        plot_mean(axis, legend, ks, [[table[k] for k in ks] for table in tables], dots)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ks, [str(k) for k in ks])
 
 
-VERDICT_COLORS = {"holds": "#009E73", "does not hold": "#D55E00", "no difference": "#0072B2", "undecided": "#999999"}
+VERDICT_COLORS = {
+    "holds": "#009E73",
+    "does not hold": "#D55E00",
+    "no large difference": "#0072B2",
+    "undecided": "#999999",
+}
 
 
 def draw_effects(effects: Sequence[dict[str, Any]], size: float) -> Any:
-    """Differences with their 95 % intervals, one a line, in groups; within ± ``size`` a difference is none.
+    """Differences with their 95 % intervals, one a line, in groups; within ± ``size`` points, shaded, it is none.
 
-    Args:
-        effects: group, label, mean, half_width, verdict; those without a mean are omitted.
-        size: In points, shaded.
-
-    Returns:
-        The matplotlib figure.
+    ``effects``: group, label, mean, half_width, verdict; those without a mean are omitted.
     """
     shown = [effect for effect in effects if effect["mean"] is not None]
     figure, axes = grid(1, 1, width=WIDTH, height=0.26 * max(4, len(shown)))
@@ -102,16 +96,36 @@ def draw_effects(effects: Sequence[dict[str, Any]], size: float) -> Any:
     axis.axvspan(-size, size, color="black", alpha=0.07, linewidth=0)
     axis.axvline(0, color="black", linewidth=1)
     for place, effect in enumerate(shown):
-        verdict = effect["verdict"]
-        axis.errorbar(
-            effect["mean"], place, xerr=effect["half_width"], fmt="o", color=VERDICT_COLORS[verdict], label=verdict
-        )
+        look = {"fmt": "o", "color": VERDICT_COLORS[effect["verdict"]], "label": effect["verdict"]}
+        axis.errorbar(effect["mean"], place, xerr=effect["half_width"], **look)
         if place and effect["group"] != shown[place - 1]["group"]:
             axis.axhline(place - 0.5, color="black", alpha=0.3, linewidth=0.8)
     axis.set_yticks(range(len(shown)), [f"{effect['group']}: {effect['label']}" for effect in shown])
     axis.invert_yaxis()
     axis.set_xlabel("difference (points), mean over seeds and 95 % interval")
     add_legend(figure)
+    return figure
+
+
+def draw_mechanism(summaries: dict[str, dict[str, Any]]) -> Any:
+    """A row per policy, a panel per target: the mean change of each objective with its interval."""
+    targets = list(dict.fromkeys(row["target"] for summary in summaries.values() for row in summary["rows"]))
+    figure, axes = grid(len(summaries), len(targets), width=3.2, height=2.4)
+    for (policy, summary), panels in zip(summaries.items(), axes, strict=True):
+        for target, axis in zip(targets, panels, strict=True):
+            rows = [row for row in summary["rows"] if row["target"] == target and row["split"] == "all groups"]
+            for place, row in enumerate(rows):
+                color = "#009E73" if row["mean"] - row["half_width"] > 0 else "#D55E00"
+                color = color if abs(row["mean"]) > row["half_width"] else "#999999"
+                axis.errorbar(
+                    1000 * row["mean"], place, xerr=1000 * row["half_width"], fmt="o", markersize=4, color=color
+                )
+            axis.axvline(0, color="black", linewidth=1)
+            axis.locator_params(axis="x", nbins=4)
+            axis.set_yticks(range(len(rows)), [row["objective"] for row in rows] if axis is panels[0] else [])
+            axis.invert_yaxis()
+            axis.set_title(f"{policy}: {target}", loc="left", fontsize=9)
+    figure.supxlabel("change of ln π by an update of unit norm (10⁻³ nats), 95 % interval over groups", fontsize=9)
     return figure
 
 
@@ -130,7 +144,7 @@ def table1(matrix: Matrix, scale: str, results: Results) -> list[dict[str, Any]]
     for group, curves in groups_of(matrix, "table1", scale).items():
         paper = spec["values"].get(group, {})
         for method, title in METHODS.items():
-            runs = [run for run in curves.values() if run.startswith(method)]
+            runs = [scored_name(matrix, scale, run) for run in curves.values() if run.startswith(method)]
             run = best_variant(results, runs, matrix["figures"]["fig2"]["benchmarks"][group][0])
             published = iter(paper.get(title, []))
             for benchmark, score, ks in spec["columns"]:
@@ -183,10 +197,8 @@ def method_table(head: Sequence[str], rows: Sequence[dict[str, Any]], beside: bo
     lines = ["".join(f"| {name} " if name else "| " for name in head) + "|", "|---" * len(head) + "|"]
     for group, method in dict.fromkeys((row["group"], row["method"]) for row in rows):
         cells = [row for row in rows if (row["group"], row["method"]) == (group, method)]
-        numbers = [
-            mean_cell(row["ours"], row["half_width"]) + (f" / {mean_cell(row['paper'])}" if beside else "")
-            for row in cells
-        ]
+        papers = [f" / {mean_cell(row['paper'])}" if beside else "" for row in cells]
+        numbers = [mean_cell(row["ours"], row["half_width"]) + p for row, p in zip(cells, papers, strict=True)]
         lines.append(f"| {group} | {method} | {' | '.join(numbers)} |")
     return "\n".join(lines)
 
@@ -219,7 +231,7 @@ def draw_all(
     for name in names:
         messages += missing(matrix, name, scale, results)
         runs = runs_of(matrix, [name], scale)
-        if not any(run in results.metrics or run in results.scores for run in runs):
+        if not any(run in results.metrics or scored_name(matrix, scale, run) in results.scores for run in runs):
             continue
         directory.mkdir(parents=True, exist_ok=True)
         text = caption(matrix, name, scale, results)
@@ -252,7 +264,7 @@ def missing(matrix: Matrix, name: str, scale: str, results: Results) -> list[str
     for group, benchmarks in find_figure(matrix, name).get("benchmarks", {}).items():
         for run in groups_of(matrix, name, scale).get(group, {}).values():
             for benchmark in benchmarks:
-                if benchmark not in results.scores.get(run, {}):
+                if benchmark not in results.scores.get(scored_name(matrix, scale, run), {}):
                     messages.append(f"{name}: run {run} is not evaluated on {benchmark}: `{command}`")
     return messages
 
@@ -281,7 +293,7 @@ def caption(matrix: Matrix, name: str, scale: str, results: Results) -> str:
     lines += ["", "| | curve | run | seeds |", "|---|---|---|---|"]
     for group, curves in groups_of(matrix, name, scale).items():
         for legend, run in curves.items():
-            scored = results.scores.get(run, {}).values()
+            scored = results.scores.get(scored_name(matrix, scale, run), {}).values()
             seeds = sorted({*results.metrics.get(run, {}), *(seed for entries in scored for seed in entries)})
             lines.append(f"| {group} | {legend} | {run} | {', '.join(map(str, seeds)) or 'missing'} |")
     lines += ["", f"`python reproduce.py {name} --scale {scale}` makes the runs and draws them."]

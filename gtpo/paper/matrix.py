@@ -6,7 +6,7 @@ A run is identified by its name and seed; its directory is ``<name>-s<seed>``. N
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from gtpo.files import CONFIGS, read_yaml
 from gtpo.runs.checkpoints import latest_complete
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of
 
-SCALES = ("tiny", "paper")
+SCALES = ("tiny", "smol", "paper")
 RUNS = OUTPUTS / "reproduce"
-UNITS = {"tiny": "CPU minutes", "paper": "GPU hours"}  # of the costs
+UNITS = {"tiny": "CPU minutes", "smol": "CPU minutes", "paper": "GPU hours"}  # of the costs
 Matrix = dict[str, Any]
 
 
@@ -27,20 +27,20 @@ class Experiment:
     """A training run of the matrix.
 
     Attributes:
-        model: ``--model``.
         argv: The train script and its flags.
-        run: The run directory.
         log: Terminal output of the script; locked while it runs.
         cost: Estimated duration in ``UNITS``.
+        experiments: The runs that have to be finished: what it starts from.
     """
 
     name: str
     seed: int
     model: str
     argv: tuple[str, ...]
-    run: RunDirectory
+    run: RunDirectory = field(compare=False)  # argv names it
     log: Path
     cost: float
+    experiments: tuple["Experiment", ...] = ()
 
     @property
     def label(self) -> str:
@@ -71,8 +71,7 @@ class Evaluation:
         experiments: The runs that have to be finished.
         flags: The flags of evaluate.py other than ``--runs``.
         directory: ``--output_dir``.
-        log: Terminal output of the script; locked while it runs.
-        cost: Estimated duration in ``UNITS``.
+        log, cost: As of an experiment.
     """
 
     model: str
@@ -111,7 +110,8 @@ class Evaluation:
         return self._argv(left) if left else ()
 
     def _argv(self, experiments: Sequence[Experiment]) -> tuple[str, ...]:
-        return ("evaluate.py", *self.flags, "--runs", *(str(run.run.path) for run in experiments))
+        base = ["base"] if self.checkpoint == "last" else []  # two evaluations would share its files
+        return ("evaluate.py", *self.flags, "--runs", *base, *(str(run.run.path) for run in experiments))
 
 
 # The YAML file
@@ -121,8 +121,8 @@ def load_matrix(path: Path = CONFIGS / "experiments.yaml") -> Matrix:
     """The content of the YAML file.
 
     Raises:
-        UsageError: Outside a clone of the repository: the installed package has no configs/. Or if the name of a run,
-            which is part of paths and shell commands, has other characters than letters, digits, ``.``, ``_``, ``-``.
+        UsageError: Outside a clone: the installed package has no configs/. Or if a run, whose name is part of paths and
+            shell commands, is not called by letters, digits, ``.``, ``_``, ``-``.
     """
     if not path.is_file():
         raise UsageError(f"{path} does not exist: run this from a clone of the repository.")
@@ -150,10 +150,7 @@ def find_figure(matrix: Matrix, name: str) -> dict[str, Any]:
 
 
 def select_figures(matrix: Matrix, names: Sequence[str], scale: str | None = None) -> list[str]:
-    """The figures that a command line names, without duplicates; ``all`` stands for every figure that has runs.
-
-    Args:
-        scale: Only figures that have runs at this scale; at any scale by default.
+    """The figures that a command line names, without duplicates; ``all``: every figure with runs at this or any scale.
 
     Raises:
         UsageError: If there is no name, a name is unknown, or a figure named has no runs at this scale.
@@ -192,14 +189,20 @@ def _as_argv(settings: Mapping[str, Any]) -> list[str]:
 
 
 def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
-    """One run of the matrix with its command."""
+    """One run of the matrix with its command.
+
+    Raises:
+        UsageError: If the seed is below 0.
+    """
+    if seed < 0:
+        raise UsageError(f"--seeds has {seed}: expected 0 or more.")
     run = RunDirectory(RUNS / scale / f"{name}-s{seed}")
     method = name.partition("-")[0]
-    if scale == "tiny":
-        settings = matrix["tiny"]["base"][method] | matrix["tiny"]["runs"][name]
-        model = "tiny"
+    if scale != "paper":
+        settings = matrix[scale]["base"][method] | matrix[scale]["runs"][name]
+        model = settings.get("model", "tiny")
         flags = _as_argv(settings)
-        cost = matrix["tiny"]["minutes"][method]
+        cost = matrix[scale]["minutes"][method]
     else:
         path = Path("configs") / "paper" / f"{name}.yaml"
         settings = read_yaml(CONFIGS / "paper" / path.name)
@@ -208,7 +211,9 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
         steps, size = matrix["paper"]["steps"][settings["dataset"]], settings.get("num_generations", 1)
         cost = steps * size * matrix["paper"][f"seconds_per_{kind}"][model] / 3600
     argv = (f"train_{method}.py", *flags, "--seed", str(seed), "--output_dir", str(run.path))
-    return Experiment(name, seed, model, argv, run, RUNS / scale / "logs" / f"{run.path.name}.log", cost)
+    first = matrix[scale].get("first", name)
+    after = () if first == name else (experiment(matrix, scale, first, 1),)
+    return Experiment(name, seed, model, argv, run, RUNS / scale / "logs" / f"{run.path.name}.log", cost, after)
 
 
 def seeds_of_all(matrix: Matrix, scale: str) -> list[int]:
@@ -223,7 +228,7 @@ def experiments_of(
     seeds: Sequence[int] | None = None,
     only: Sequence[str] = ("",),
 ) -> list[Experiment]:
-    """The runs of some figures without duplicates, the first seed of all runs before the second.
+    """The runs of some figures without duplicates, after what they start from; the first seed of all before the second.
 
     Args:
         seeds: By default those of the figure, of ``all`` if the figures are all, or of the scale.
@@ -245,7 +250,13 @@ def experiments_of(
             f"{', '.join(known)}, or a part of these names."
         )
     runs = dict.fromkeys((name, seed) for _, name, seed in sorted(order, key=lambda key: key[0]))
-    return [experiment(matrix, scale, name, seed) for name, seed in runs]
+    return with_earlier([experiment(matrix, scale, name, seed) for name, seed in runs])
+
+
+def with_earlier(experiments: Iterable[Experiment]) -> list[Experiment]:
+    """The runs, without duplicates, and before them the runs that they start from."""
+    runs = list(experiments)
+    return list(dict.fromkeys([*(earlier for run in runs for earlier in run.experiments), *runs]))
 
 
 def evaluations_of(
@@ -263,19 +274,26 @@ def evaluations_of(
     return plan_evaluations(matrix, scale, needed)
 
 
+def scored_name(matrix: Matrix, scale: str, run: str) -> str:
+    """The name under which the scores that figures and tables show are stored: at the end, or at the best step."""
+    return f"{run}@best" if run.startswith(tuple(matrix[scale]["best"])) else run
+
+
 def plan_evaluations(matrix: Matrix, scale: str, needed: Iterable[tuple[Experiment, str]]) -> list[Evaluation]:
     """The evaluations of some runs on some benchmarks: one per base model, benchmark and checkpoint."""
     together: dict[tuple[str, str, str], dict[Experiment, None]] = {}
     for run, benchmark in needed:
-        checkpoint = "best" if run.name.startswith(tuple(matrix[scale]["best"])) else "last"
-        together.setdefault((run.model, benchmark, checkpoint), {})[run] = None
+        drawn, both = ("best" if scored_name(matrix, scale, run.name) != run.name else "last"), matrix[scale]["both"]
+        for checkpoint in ("last", "best") if run.name.startswith(tuple(both)) else (drawn,):
+            together.setdefault((run.model, benchmark, checkpoint), {})[run] = None
     directory, spec = RUNS / scale / "evaluation", matrix[scale]
     evaluations = []
     for (model, benchmark, checkpoint), runs in together.items():
         sampling = spec["evaluation"][benchmark]
         flags = _as_argv({"benchmarks": benchmark, "checkpoint": checkpoint, **sampling, "output_dir": directory})
-        samples = sampling["k"] * (sampling.get("limit") or BENCHMARKS[benchmark].rows) * len(runs)
-        cost = samples * spec["seconds_per_sample"][model] / (60 if scale == "tiny" else 3600)
-        log = RUNS / scale / "logs" / f"evaluate-{model}-{benchmark}-{checkpoint}.log"
+        samples = sampling["k"] * (sampling.get("limit") or BENCHMARKS[benchmark].rows)
+        samples *= len(runs) + (checkpoint == "last")  # and the base
+        cost = samples * spec["seconds_per_sample"][Path(model).name] / (60 if UNITS[scale] == "CPU minutes" else 3600)
+        log = RUNS / scale / "logs" / f"evaluate-{Path(model).name}-{Path(benchmark).stem}-{checkpoint}.log"
         evaluations.append(Evaluation(model, benchmark, checkpoint, tuple(runs), tuple(flags), directory, log, cost))
     return evaluations

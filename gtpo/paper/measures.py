@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 
 from gtpo.paper.results import Results
 from gtpo.reports.metrics import smooth
+
+LOW = 0.25  # nats; the entropy of a policy that repeats itself
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,21 @@ class Curve:
         """Mean over the first quarter of the training."""
         return quarters(self.values)[0]
 
+    def first_third(self) -> float:
+        """Mean over the first third of the training."""
+        return sum(self.values[: len(self.values) // 3]) / (len(self.values) // 3)
+
+    def last_third(self) -> float:
+        """Mean over the last third of the training."""
+        return sum(self.values[-(len(self.values) // 3) :]) / (len(self.values) // 3)
+
     def late(self) -> float:
         """Mean over the last quarter of the training."""
         return quarters(self.values)[-1]
+
+    def ends_low(self) -> float:
+        """100 if the mean over the last quarter is below ``LOW``, else 0."""
+        return 100.0 * (self.late() < LOW)
 
     def mean(self) -> float:
         """Mean over the training."""
@@ -119,16 +133,13 @@ class Measure:
         """
         return sum(self.of_run(runs, name) for name in self.runs) / len(self.runs)
 
+    @classmethod
+    def statistic(cls, name: str, metric: str, runs: tuple[str, ...]) -> "Measure":
+        """A statistic of a metric, a method of :class:`Curve` such as ``late``."""
+        of_curve = getattr(Curve, name)
+        return cls(metric, None, runs, lambda seed, run: float(of_curve(seed.curve(run, metric))))
 
-def score(benchmark: str, name: str, *runs: str) -> Measure:
-    """``pass@32``, ``maj@32``, or in any format ``pass_lenient@32``, in percent."""
-    return Measure(name, benchmark, runs, lambda seed, run: seed.score(run, benchmark, name))
-
-
-def _of_curve(statistic: Callable[[Curve], float], metric: str, *runs: str) -> Measure:
-    return Measure(metric, None, runs, lambda seed, run: statistic(seed.curve(run, metric)))
-
-
-early, late, mean = (partial(_of_curve, statistic) for statistic in (Curve.early, Curve.late, Curve.mean))
-highest, fall = (partial(_of_curve, statistic) for statistic in (Curve.highest, Curve.fall))
-rise_step, fall_step = (partial(_of_curve, statistic) for statistic in (Curve.rise_step, Curve.fall_step))
+    @classmethod
+    def score(cls, benchmark: str, name: str, runs: tuple[str, ...]) -> "Measure":
+        """``pass@32``, ``maj@32``, or in any format ``pass_lenient@32``, in percent."""
+        return cls(name, benchmark, runs, lambda seed, run: seed.score(run, benchmark, name))

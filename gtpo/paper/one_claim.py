@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gtpo.errors import UsageError, nearest
-from gtpo.paper.claims import CLAIMS, Claim
+from gtpo.paper.claims import Claim, read_claims, run_of
 from gtpo.paper.matrix import (
     Evaluation,
     Experiment,
@@ -25,7 +25,7 @@ def find_claims(names: Sequence[str]) -> list[Claim]:
     Raises:
         UsageError: If a name is unknown.
     """
-    known = {claim.name: claim for claims in CLAIMS.values() for claim in claims}
+    known = {claim.name: claim for claim in _tiny_claims()}
     for name in names:
         if name not in known:
             raise UsageError(
@@ -36,7 +36,11 @@ def find_claims(names: Sequence[str]) -> list[Claim]:
 
 def claim_list() -> str:
     """The name of every claim, and its sentence below."""
-    return "\n".join(f"{claim.name}\n    {claim.sentence}" for claims in CLAIMS.values() for claim in claims)
+    return "\n".join(f"{claim.name}\n    {claim.sentence}" for claim in _tiny_claims())
+
+
+def _tiny_claims() -> list[Claim]:
+    return [claim for figure, claims in read_claims().items() if figure != "smol" for claim in claims]
 
 
 def select_work(
@@ -61,7 +65,7 @@ def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Sequence[int]) -> tu
     """The runs and evaluations that some claims read, at tiny scale; the first seed of all runs before the second."""
     benchmarks: dict[str, set[str]] = {}
     for measure in [measure for claim in claims for measure in claim.measures]:
-        for name in measure.runs:
+        for name in map(run_of, measure.runs):
             benchmarks.setdefault(name, set()).update([measure.benchmark] if measure.benchmark else [])
     experiments = [experiment(matrix, "tiny", name, seed) for seed in dict.fromkeys(seeds) for name in benchmarks]
     needed = [(run, benchmark) for run in experiments for benchmark in sorted(benchmarks[run.name])]

@@ -1,17 +1,18 @@
-"""results/tiny/, docs/reproduction.md and the README's tables, from the runs of the tiny scale.
+"""results/, docs/reproduction.md and what the README says was found, from the stored runs.
 
     python reproduce.py --page
 
-Every number comes from results/tiny/, the condensed runs; docs/reproduction.template.md holds the text around them.
+Every number comes from results/, the condensed runs; reproduction.template.md, beside this file, is the text around it.
 """
 
 import json
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gtpo.paper.claims import CLAIMS, GRPO, GTPO
+from gtpo.paper.claims import read_claims
 from gtpo.paper.figures import (
     LABELS,
     SCORES,
@@ -27,63 +28,66 @@ from gtpo.paper.matrix import (
     RUNS,
     Matrix,
     experiments_of,
-    figure_names,
     find_figure,
     runs_of,
     seeds_of_all,
     select_figures,
 )
-from gtpo.paper.measures import Curve, SeedRuns, score
+from gtpo.paper.measures import Curve, Measure, SeedRuns
+from gtpo.paper.mechanism import write_mechanism
+from gtpo.paper.one_claim import work_of
 from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results, rounded
-from gtpo.paper.verdicts import SIZES, check, verdict
+from gtpo.paper.verdicts import NOT_COUNTED, SIZES, SMALL, check, verdict
 from gtpo.reports.intervals import LEAST_SEEDS
 
-DIRECTORY = Path("results") / "tiny"
-TEMPLATE, PAGE = Path("docs") / "reproduction.template.md", Path("docs") / "reproduction.md"
+DIRECTORY, TESTED = Path("results") / "tiny", Path("results") / "high_rate"
+OWN_SEEDS = ("post_hoc", "same_rule")  # claims of ours, which the runs of TESTED decide
+SMOL, SMOL_SEEDS = Path("results") / "smol_comparison", range(1, 9)
+TESTED_SEEDS = range(41, 81)
+NOTHING = Results({}, {})
+GTPO = {"stable": ("gtpo-g8", "gtpo-g12"), "late": ("gtpo-late-g8", "gtpo-late-g12")}  # G = 8, 12
+GRPO = {  # β = 0 and 10⁻⁶
+    "stable": (("grpo-g8-beta0", "grpo-g8-beta1e-6"), ("grpo-g12-beta0", "grpo-g12-beta1e-6")),
+    "late": (("grpo-late-g8-beta0", "grpo-late-g8-beta1e-6"), ("grpo-late-g12-beta0",)),
+}
+TEMPLATE, PAGE = Path(__file__).parent / "reproduction.template.md", Path("docs") / "reproduction.md"
 README = Path("README.md")
 METRICS = tuple(name for name in LABELS if name not in SCORES)
 MEASURES = (Curve.early, Curve.late, Curve.highest, Curve.mean)
-VERDICTS = ("holds", "does not hold", "no difference", "undecided", "too few seeds", "not run")
+VERDICTS = ("holds", "does not hold", SMALL, "undecided", NOT_COUNTED, "too few seeds", "not run")
 EFFECTS = {  # the figure of the first page: group -> label -> claim
-    f"{regime}, GTPO minus GRPO": {
-        "accuracy": f"fig2_{regime}_accuracy",
-        "formatting": f"fig2_{regime}_formatting",
-        "pass@1": f"fig2_{regime}_pass_1",
-        "pass@1 in any format": f"fig2_{regime}_lenient_pass_1",
-        "maj@32": f"fig2_{regime}_maj_32",
-        "harder, pass@64": f"table1_{regime}_pass_64",
-        "harder, maj@64": f"table1_{regime}_maj_64",
-    }
-    for regime in ("stable", "late")
-} | {
-    "late, correction": {
-        "minus GRPO, accuracy at first": "fig3_correction_alone_is_ahead_at_first",
-        "added to entropy control, accuracy": "fig4d_correction_adds_accuracy",
-        "added to entropy control, formatting": "fig4d_correction_adds_formatting",
+    "GTPO minus GRPO": {
+        "accuracy at the end": "fig2_stable_accuracy",
+        "formatting at the end": "fig2_stable_formatting",
+        "pass@1, held out": "fig2_stable_pass_1",
+        "maj@32, held out": "fig2_stable_maj_32",
+        "pass@64, harder": "table1_stable_pass_64",
     },
-    "late, entropy control": {
-        "added to GRPO, accuracy": "fig4d_entropy_control_helps_grpo",
-        "added to GRPO, formatting": "fig4d_entropy_control_repairs_formatting",
-        "added to correction, accuracy": "fig3_entropy_control_repairs_accuracy",
-        "added to correction, formatting": "fig3_entropy_control_repairs_formatting",
-    },
-    "late, formatting": {
-        "GTPO minus Dr. GRPO": "baselines_gtpo_ends_above_dr_grpo_in_formatting",
-        "GTPO minus DAPO": "baselines_gtpo_ends_above_dapo_in_formatting",
-        "GTPO x Dr. GRPO minus Dr. GRPO": "baselines_gtpo_improves_dr_grpo_in_formatting",
-        "GTPO x DAPO minus DAPO": "baselines_gtpo_improves_dapo_in_formatting",
-    },
+    "high rate, GTPO minus GRPO": {"formatting at the end": "fig2_late_formatting"},
+    "high rate, GTPO minus GRPO with KL": {"formatting at the end": "fig3_gtpo_ends_above_kl_in_formatting"},
+    "high rate, correction minus GRPO": {"accuracy at first": "fig3_correction_alone_is_ahead_at_first"},
 }
 
 
-def summarize(matrix: Matrix, results: Results) -> dict[str, Any]:
-    """The content of summary.json: settings, claims with verdicts, the main differences, each run, Table 1."""
+def summarize(
+    matrix: Matrix,
+    results: Results,
+    tested: Results = NOTHING,
+    smol: Results = NOTHING,
+    mechanism: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The content of summary.json: settings, claims with verdicts, the main differences, each run, Table 1.
+
+    ``results`` are those of results/tiny/, ``tested`` of results/high_rate/, ``smol`` of results/smol_comparison/.
+    """
     spec, seeds = matrix["tiny"], seeds_of_all(matrix, "tiny")
     claims = [
         {"figure": figure} | check(claim, results, seeds, spec["window"])
-        for figure, of_figure in CLAIMS.items()
+        for figure, of_figure in read_claims().items()
+        if figure not in ("same_rule", "smol")
         for claim in of_figure
     ]
+    of_paper = [claim for claim in claims if claim["figure"] not in OWN_SEEDS]
     names = select_figures(matrix, ["all"], "tiny")
     return {
         "settings": {"seeds": seeds} | {key: spec[key] for key in ("window", "base", "late", "evaluation")},
@@ -91,19 +95,45 @@ def summarize(matrix: Matrix, results: Results) -> dict[str, Any]:
         "least_seeds": LEAST_SEEDS,
         "claims": claims,
         "effects": effects_of(claims),
-        "verdicts": {name: sum(claim["verdict"] == name for claim in claims) for name in VERDICTS},
-        "by_chance": round(0.025 * sum(claim["size"] is not None for claim in claims), 1),
+        "tested": [
+            {"figure": figure} | check(claim, tested, TESTED_SEEDS, spec["window"])
+            for figure in OWN_SEEDS
+            for claim in read_claims().get(figure, ())
+        ],
+        "mechanism": dict(mechanism or {}),
+        "smol": {
+            "claims": [
+                check(claim, smol, SMOL_SEEDS, matrix["smol"]["window"]) for claim in read_claims().get("smol", ())
+            ],
+            "runs": {
+                name: {"seeds": sorted(seeds)}
+                | {
+                    metric: [
+                        _pair([statistic(SeedRuns(smol, seed, 1).curve(name, metric)) for seed in seeds])
+                        for statistic in (Curve.first_third, Curve.last_third)
+                    ]
+                    for metric in ("formatting", "accuracy", "entropy")
+                }
+                for name, seeds in smol.metrics.items()
+            },
+        },
+        "verdicts": {name: sum(claim["verdict"] == name for claim in of_paper) for name in VERDICTS},
+        "by_chance": round(0.025 * sum(claim["size"] is not None and not claim["why"] for claim in of_paper), 1),
         "titles": {name: find_figure(matrix, name)["title"] for name in names},
         "drawn": [name for name in names if {*runs_of(matrix, [name], "tiny")} & {*results.metrics, *results.scores}],
-        "runs": {name: _summary_of(results, name, spec["window"]) for name in sorted(results.metrics)},
+        "runs": {
+            name: _summary_of(results, name, spec["window"]) for name in sorted({*results.metrics, *results.scores})
+        },
         "table1": table_markdown(table1(matrix, "tiny", results)),
+        "all_scores": tiny_table(matrix, results),
+        "paper_table": paper_table(matrix, results),
     }
 
 
 def effects_of(claims: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The differences of ``EFFECTS``, in points, also of a claim that allows some."""
     by_name = {claim["name"]: claim for claim in claims}
-    allowed = {claim.name: claim.allowed for of_figure in CLAIMS.values() for claim in of_figure}
+    allowed = {claim.name: claim.allowed for of_figure in read_claims().values() for claim in of_figure}
     effects = []
     for group, names in EFFECTS.items():
         for label, name in names.items():
@@ -116,16 +146,16 @@ def effects_of(claims: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _summary_of(results: Results, name: str, window: int) -> dict[str, Any]:
     """Seeds, minutes, and for each measure its mean over seeds and the half width of the 95 % interval."""
-    seeds = sorted(results.metrics[name])
+    seeds = sorted(results.metrics.get(name, {}))
     row: dict[str, Any] = {"seeds": seeds}
     for metric in (*METRICS, "step_time"):
         try:
             curves = [SeedRuns(results, seed, window).curve(name, metric) for seed in seeds]
         except KeyError:
             continue
-        if metric == "step_time":
+        if metric == "step_time" and curves:
             row["minutes"] = round(sum(sum(curve.values) / 60 for curve in curves) / len(curves), 2)
-        else:
+        elif curves:
             row[metric] = {measure.__name__: _pair([*map(measure, curves)]) for measure in MEASURES}
     for benchmark, entries in results.scores.get(name, {}).items():
         tables = [entry["scores"] for entry in entries.values()]
@@ -145,35 +175,42 @@ def render(summary: dict[str, Any], template: str) -> str:
     """The page, from the Jinja template and the values of summary.json."""
     from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    return environment.from_string(template).render(**summary)
+    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    return Environment(undefined=StrictUndefined, **options).from_string(template).render(**summary)
 
 
-# The README's tables
+# The README
 
 
-def readme_tables(matrix: Matrix, results: Results) -> dict[str, str]:
-    """The README's tables in Markdown, by the comment that precedes each (:func:`fill`)."""
-    return {"paper scale": _paper_table(matrix, results), "tiny scale": _tiny_table(matrix, results)}
+def what_was_found(page: str) -> str:
+    """What was found: the first section of docs/reproduction.md, with the links of the README."""
+    text = page.partition("## In five sentences\n")[2].partition("\n## ")[0].strip()
+    text = text.replace("](#", "](docs/reproduction.md#").replace("](../", "](")
+    return re.sub(r"\]\((mechanism|log)\.md", r"](docs/\1.md", text)
 
 
-def _paper_table(matrix: Matrix, results: Results) -> str:
+# Tables
+
+
+def paper_table(matrix: Matrix, results: Results) -> str:
+    """pass@64 and maj@64 at paper scale: ours, where there are any, and the paper's."""
     rows = [row for row in table1(matrix, "paper", results) if row["k"] == 64]
     columns = dict.fromkeys(f"{row['benchmark']}, {row['score']}@64" for row in rows)
     return method_table(["trained on", "method", *columns], rows, beside=True)
 
 
-def _tiny_table(matrix: Matrix, results: Results) -> str:
+def tiny_table(matrix: Matrix, results: Results) -> str:
     """Strict / lenient; a method is the mean over its variants, as in the claims."""
     columns = [("arithmetic", score) for score in ("pass@1", "pass@32", "maj@32")]
     columns += [("arithmetic_hard", score) for score in ("pass@1", "pass@64", "maj@64")]
     titles = {"arithmetic": "held out", "arithmetic_hard": "harder"}
-    variants = {"SFT": (("sft",),)} | {
-        f"{method}, {regime}": runs
-        for regime in GRPO
-        for method, runs in (("GRPO", GRPO[regime]), ("GTPO", tuple((run,) for run in GTPO[regime])))
+    variants = {
+        "untrained base": (("base",),),
+        "SFT": (("sft",),),
+        "GRPO, stable": GRPO["stable"],
+        "GTPO, stable": tuple((run,) for run in GTPO["stable"]),
+        "GRPO, high rate, at its best": tuple(tuple(f"{run}@best" for run in runs) for runs in GRPO["late"]),
+        "GTPO, high rate, at its end": tuple((run,) for run in GTPO["late"]),
     }
     head = " | ".join(f"{titles[benchmark]}, {score}" for benchmark, score in columns)
     lines = [f"| | {head} |", "|---" * (len(columns) + 1) + "|"]
@@ -189,10 +226,10 @@ def _tiny_table(matrix: Matrix, results: Results) -> str:
 def _seed_mean(matrix: Matrix, results: Results, variants: Sequence[Sequence[str]], benchmark: str, name: str) -> str:
     """A cell: the mean over variants of each seed that has them all, then over seeds, with the 95 % interval."""
     values = []
-    for seed in seeds_of_all(matrix, "tiny"):
+    for seed in [0] if variants == (("base",),) else seeds_of_all(matrix, "tiny"):
         seed_runs = SeedRuns(results, seed, matrix["tiny"]["window"])
         try:
-            means = [score(benchmark, name, *runs).value(seed_runs) for runs in variants]
+            means = [Measure.score(benchmark, name, tuple(runs)).value(seed_runs) for runs in variants]
         except KeyError:
             continue
         values.append(sum(means) / len(means))
@@ -218,31 +255,35 @@ def write_page(matrix: Matrix) -> list[Path]:
     Returns:
         The files written.
     """
-    experiments = experiments_of(matrix, figure_names(matrix), "tiny")
-    finished = [(run.name, run.seed) for run in experiments if run.run.is_finished]
-    if finished:
-        found = read_results([RUNS / "tiny"])
-        shutil.rmtree(DIRECTORY, ignore_errors=True)
-        condense(only(found, finished), DIRECTORY, [*METRICS, "step_time"])
+    experiments = experiments_of(matrix, select_figures(matrix, ["all"], "tiny"), "tiny")
+    of_smol = experiments_of(matrix, ["smol"], "smol", SMOL_SEEDS)
+    of_claims = [claim for figure in OWN_SEEDS for claim in read_claims().get(figure, ())]
+    of_tested = work_of(matrix, of_claims, TESTED_SEEDS)[0]
+    sources = ((DIRECTORY, "tiny", experiments), (TESTED, "tiny", of_tested), (SMOL, "smol", of_smol))
+    for directory, scale, runs in sources:
+        if finished := [(run.name, run.seed) for run in runs if run.run.is_finished]:
+            found = read_results([RUNS / scale])
+            shutil.rmtree(directory, ignore_errors=True)
+            condense(only(found, finished), directory, [*METRICS, "step_time"])
     DIRECTORY.mkdir(parents=True, exist_ok=True)
-    results = read_results([DIRECTORY])
-    written, _ = draw_all(matrix, figure_names(matrix), "tiny", results, DIRECTORY, ["png"])
-    summary = summarize(matrix, results)
+    results, tested, smol = read_results([DIRECTORY]), read_results([TESTED]), read_results([SMOL])
+    written, _ = draw_all(matrix, select_figures(matrix, ["all"], "tiny"), "tiny", results, DIRECTORY, ["png"])
+    summary = summarize(matrix, results, tested, smol, write_mechanism())
     draw_effects(summary["effects"], SIZES["points"]).savefig(DIRECTORY / "effects.png", dpi=100)
     (DIRECTORY / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     PAGE.write_text(render(summary, TEMPLATE.read_text()))
-    for name, table in readme_tables(matrix, results).items():
-        README.write_text(fill(README.read_text(), name, table))
+    README.write_text(fill(README.read_text(), "found", what_was_found(PAGE.read_text())))
     files = [DIRECTORY / name for name in (METRICS_FILE, SCORES_FILE, "effects.png", "summary.json")]
     return [path for path in (*files, *written, PAGE, README) if path.is_file()]
 
 
 def only(results: Results, runs: Sequence[tuple[str, int]]) -> Results:
-    """The metrics and scores of some runs, each a name and a seed."""
-    kept = Results({}, {})
+    """The metrics and scores of some runs, each a name and a seed, and the scores of the base."""
+    kept = Results({}, {"base": results.scores["base"]} if "base" in results.scores else {})
     for name, seed in runs:
         kept.metrics.setdefault(name, {})[seed] = results.metrics[name][seed]
-        for benchmark, entries in results.scores.get(name, {}).items():
-            if seed in entries:
-                kept.scores.setdefault(name, {}).setdefault(benchmark, {})[seed] = entries[seed]
+        for scored in (name, f"{name}@best"):
+            for benchmark, entries in results.scores.get(scored, {}).items():
+                if seed in entries:
+                    kept.scores.setdefault(scored, {}).setdefault(benchmark, {})[seed] = entries[seed]
     return kept

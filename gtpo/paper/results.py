@@ -9,7 +9,7 @@ from typing import Any
 
 from gtpo.errors import UsageError
 from gtpo.reports.metrics import is_held_out
-from gtpo.runs.directory import find_runs, run_label
+from gtpo.runs.directory import RunDirectory, find_runs, run_label
 
 METRICS_FILE, SCORES_FILE = "metrics.parquet", "evaluation.json"  # condensed results
 
@@ -20,7 +20,8 @@ class Results:
 
     Attributes:
         metrics: Run name -> seed -> the rows of :meth:`gtpo.runs.directory.RunDirectory.read_metrics`.
-        scores: Run name -> benchmark -> seed -> an entry of ``results.json`` (docs/evaluation.md).
+        scores: Run name (``NAME@best`` at its best step, ``base``) -> benchmark -> seed -> an entry of ``results.json``
+            (docs/evaluation.md).
     """
 
     metrics: dict[str, dict[int, list[dict[str, Any]]]]
@@ -35,16 +36,16 @@ def split_name(directory: Path) -> tuple[str, int | None]:
     return name.removesuffix("-paper"), seed
 
 
-def read_results(places: list[Path]) -> Results:
+def read_results(directories: list[Path]) -> Results:
     """Every run and evaluation below some directories; of two with the same name and seed, the newer one.
 
     A directory of condensed results (:func:`condense`) is read too, and an offline wandb run counts as its run.
     """
     results = Results({}, {})
-    for place in places:
-        if (place / METRICS_FILE).is_file():
-            _read_condensed(place, results)
-    for run in find_runs(places, having="metrics"):
+    for directory in directories:
+        if (directory / METRICS_FILE).is_file():
+            _read_condensed(directory, results)
+    for run in find_runs(directories, having="metrics"):
         name, seed = split_name(run.path)
         if seed is None:
             seed = int(run.read_config().get("seed", 0)) if run.config.is_file() else 0
@@ -53,17 +54,18 @@ def read_results(places: list[Path]) -> Results:
         except UsageError:  # no step is logged yet
             continue
         results.metrics.setdefault(name, {})[seed] = rows
-    evaluations = {path for place in places for path in place.rglob("results.json")}
+    evaluations = {path for directory in directories for path in directory.rglob("results.json")}
     for path in sorted(evaluations, key=lambda path: path.stat().st_mtime):
         for entry in json.loads(path.read_text())["results"]:
-            if entry["adapter"]:
-                add_score(results, entry)
+            add_score(results, entry)
     return results
 
 
 def add_score(results: Results, entry: dict[str, Any]) -> None:
-    """Add an entry of ``results.json`` under the name and seed of its run."""
-    name, seed = split_name(Path(entry["adapter"]).parent)
+    """Add an entry of ``results.json`` under the name and seed of its run: ``NAME@best`` at its best step, ``base``."""
+    adapter = Path(entry["adapter"] or "base/adapter")
+    name, seed = split_name(adapter.parent)
+    name += "@best" if adapter == RunDirectory(adapter.parent).best else ""
     results.scores.setdefault(name, {}).setdefault(entry["benchmark"], {})[seed or 0] = entry
 
 

@@ -21,9 +21,10 @@ from typing import TextIO
 
 from gtpo.errors import UsageError
 from gtpo.machine.backend import gpu_is_available, limit_openmp_spinning
-from gtpo.paper.matrix import Evaluation, Experiment
+from gtpo.paper.matrix import Evaluation, Experiment, Matrix, with_earlier
+from gtpo.paper.mechanism import Policy, policies_of
 
-Work = Experiment | Evaluation
+Work = Experiment | Evaluation | Policy
 Process = subprocess.Popen[bytes]
 
 LIBRARIES = [  # imported before the forks; none starts a thread
@@ -39,10 +40,7 @@ _polling = threading.Lock()
 def run_one(work: Work, environment: Mapping[str, str], started: Callable[[Process], None] | None = None) -> int:
     """Do what is left of a run or evaluation; waits while another process of this machine does it.
 
-    Args:
-        work: The run or evaluation.
-        environment: Added to the environment of the script.
-        started: Is given the process of the script.
+    ``started`` is given the process of the script.
 
     Returns:
         The exit code of the script; 0 if nothing is left.
@@ -51,9 +49,8 @@ def run_one(work: Work, environment: Mapping[str, str], started: Callable[[Proce
         words = work.remaining()
         if not words:
             return 0
-        with subprocess.Popen(
-            [sys.executable, *words], stdout=log, stderr=log, env=os.environ | environment
-        ) as process:
+        argv = [sys.executable, *words]
+        with subprocess.Popen(argv, stdout=log, stderr=log, env=os.environ | environment) as process:
             if started:
                 started(process)
             return process.wait()
@@ -89,54 +86,49 @@ def _locked_log(work: Work) -> TextIO:
     return log
 
 
-def _can_fork() -> bool:
-    """A fork cannot use CUDA if the imports have, and macOS allows few calls after one."""
-    return sys.platform == "linux" and not gpu_is_available()
-
-
 def run_all(
-    experiments: Sequence[Experiment], evaluations: Sequence[Evaluation], places: Sequence[Mapping[str, str]]
+    experiments: Sequence[Experiment], evaluations: Sequence[Evaluation | Policy], slots: Sequence[Mapping[str, str]]
 ) -> list[str]:
     """Do what is missing; an evaluation waits for its runs, and one that fails does not stop the others.
 
     Args:
         experiments: The runs.
-        evaluations: The evaluations.
-        places: The environment of each of those that run at the same time, which names its GPU if it has one.
+        evaluations: The evaluations, or the policies of docs/mechanism.md.
+        slots: The environment of each process at the same time, which names its GPU if it has one.
 
     Returns:
         A message for each run or evaluation that failed.
     """
     from tqdm import tqdm
 
-    run = run_forked if "CUDA_VISIBLE_DEVICES" not in places[0] and _can_fork() else run_one
-    os.environ |= threads_of(len(places))  # read by OpenMP when the libraries are imported
+    # A fork cannot use CUDA if the imports have, and macOS allows few calls after one.
+    can_fork = sys.platform == "linux" and "CUDA_VISIBLE_DEVICES" not in slots[0] and not gpu_is_available()
+    run = run_forked if can_fork else run_one
+    os.environ |= threads_of(len(slots))  # read by OpenMP when the libraries are imported
     limit_openmp_spinning(os.environ)
     _forks.set_forkserver_preload(LIBRARIES)
     free: SimpleQueue[Mapping[str, str]] = SimpleQueue()
-    for place in places:
-        free.put(place)
+    for slot in slots:
+        free.put(slot)
 
-    def at_a_place(work: Work) -> int:
+    def in_a_slot(work: Work) -> int:
         if work.is_finished:
             return 0
-        place = free.get()
+        slot = free.get()
         try:
-            return run(work, place)
+            return run(work, slot)
         finally:
-            free.put(place)
+            free.put(slot)
 
-    order: TopologicalSorter[Work] = TopologicalSorter()
     works: list[Work] = [*experiments, *evaluations]
-    for work in works:
-        order.add(work, *getattr(work, "experiments", ()))
+    order: TopologicalSorter[Work] = TopologicalSorter({work: getattr(work, "experiments", ()) for work in works})
     order.prepare()
     failed: list[str] = []
     futures: dict[Future[int], Work] = {}
-    bar = tqdm(total=len(experiments) + len(evaluations), unit=" runs and evaluations")
-    with bar, ThreadPoolExecutor(len(places)) as pool:
+    bar = tqdm(total=len(works), unit=" runs and evaluations")
+    with bar, ThreadPoolExecutor(len(slots)) as pool:
         while order.is_active():
-            futures |= {pool.submit(at_a_place, work): work for work in order.get_ready()}
+            futures |= {pool.submit(in_a_slot, work): work for work in order.get_ready()}
             try:
                 done, _ = wait(futures, return_when=FIRST_COMPLETED)
             except KeyboardInterrupt:
@@ -152,13 +144,14 @@ def run_all(
     return failed
 
 
-def places_of(scale: str, gpus: Sequence[str] | None, jobs: int | None) -> list[dict[str, str]]:
-    """The environment of each of the runs at the same time.
+def run_policies(matrix: Matrix, only: Sequence[str], jobs: int | None) -> tuple[list[Policy], list[str]]:
+    """Measure policies of docs/mechanism.md, after their runs; they, and a message for each failure."""
+    policies = policies_of(matrix, only)
+    return policies, run_all(with_earlier(policy.run for policy in policies), policies, slots_of("tiny", None, jobs))
 
-    Args:
-        scale: At paper scale a run needs a GPU of its own.
-        gpus: ``--gpus``: one run on each.
-        jobs: ``--jobs``: by default one per core at tiny scale, 1 at paper scale.
+
+def slots_of(scale: str, gpus: Sequence[str] | None, jobs: int | None) -> list[dict[str, str]]:
+    """The environment of each run at the same time: ``--gpus``, ``--jobs``, or one per core; at paper scale 1.
 
     Raises:
         UsageError: If a GPU would have two runs, or there is no run.

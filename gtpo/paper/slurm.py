@@ -76,12 +76,7 @@ class Cluster:
 
 @dataclass
 class Job:
-    """What a job does: it is pickled by submitit, and called where Slurm starts it.
-
-    Attributes:
-        share: Jobs that share the cores which the process sees.
-        process: The script, once it is started.
-    """
+    """What a job does, pickled by submitit; ``share``: jobs that share the cores which the process sees."""
 
     work: Work
     share: int
@@ -105,11 +100,7 @@ class Job:
 
 
 def run_jobs(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation], cluster: Cluster) -> list[str]:
-    """Submit what is missing, and wait for it.
-
-    Returns:
-        A message for each run or evaluation that failed or was killed.
-    """
+    """Submit what is missing, and wait for it; a message for each run or evaluation that failed or was killed."""
     from tqdm import tqdm
 
     jobs: dict[Work, Any] = {}
@@ -121,10 +112,10 @@ def run_jobs(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation
     with tqdm(total=sum(map(len, arrays.values())), unit=" runs and evaluations") as bar:
 
         def wait(most: int) -> None:
-            """Until at most so many jobs have not ended."""
             while (left := sum(not job.done() for job in jobs.values())) > most:
                 bar.update(len(jobs) - left - bar.n)
                 time.sleep(POLL_SECONDS[cluster.name])
+            bar.update(len(jobs) - left - bar.n)
 
         for needed, array in arrays.items():
             if cluster.name == "slurm":
@@ -135,7 +126,6 @@ def run_jobs(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation
                 wait((cluster.parallel or 1) - 1)
                 jobs |= cluster.submit([work])
         wait(0)
-        bar.update(len(jobs) - bar.n)
     return [message for work, job in jobs.items() if (message := _message(work, job))]
 
 
@@ -153,12 +143,9 @@ def _message(work: Work, job: Any) -> str | None:
 
 
 def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
-    """The cluster that ``--slurm`` describes.
+    """The cluster that ``--slurm`` describes: cluster, parallel, time, and the parameters of submitit's SlurmExecutor.
 
-    Args:
-        words: ``key=value``: cluster, parallel, time, and the parameters of submitit's SlurmExecutor.
-        scale: At paper scale a job has a GPU.
-        folder: Directory of submitit's files.
+    At paper ``scale`` a job has a GPU.
 
     Raises:
         UsageError: If submitit or Slurm is missing, a key or value is not one, or jobs of the same name are queued.
@@ -174,13 +161,11 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
         key, _, value = word.partition("=")
         if not value:
             raise UsageError(f"--slurm {word!r} is not key=value, as in partition=gpu.")
-        if key in NOT_KEYS:
-            raise UsageError(
-                f"--slurm {key} is not available: each run is one task on one GPU, gres=gpu:NAME:1 selects its "
-                "type, parallel=N limits the jobs of an array, and examples/slurm/train.sbatch starts one large run."
-            )
         if key not in known:
-            raise UsageError(f"--slurm {key} is unknown{nearest(key, known)}: pick from {', '.join(known)}.")
+            raise UsageError(
+                f"--slurm {key} is unknown{nearest(key, known)}: pick from {', '.join(known)}; each run is one task on "
+                "one GPU (gres=gpu:NAME:1 selects its type), examples/slurm/train.sbatch starts one large run."
+            )
         given[key] = [value] if key == "setup" else int(value) if re.fullmatch("0|[1-9][0-9]*", value) else value
     name, parallel, limit = given.pop("cluster", "slurm"), given.pop("parallel", None), given.pop("time", "24:00:00")
     if name not in ("slurm", "local"):
@@ -214,11 +199,7 @@ def _check_queue(name: str) -> None:
 
 
 def minutes(limit: str) -> int:
-    """A time limit in Slurm's format, minutes or [days-]hours:minutes:seconds, in minutes.
-
-    Raises:
-        UsageError: If it is neither, or no time at all.
-    """
+    """A time limit in minutes; Slurm's format is minutes or [days-]hours:minutes:seconds, else UsageError."""
     match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):(\d\d):(\d\d)|(\d+))", limit)
     days, hours, mins, seconds, alone = (int(part or 0) for part in match.groups()) if match else (0,) * 5
     total = alone or ((days * 24 + hours) * 60 + mins + (seconds > 0))

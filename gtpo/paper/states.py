@@ -39,8 +39,7 @@ def table(
         lines.append(f"{work.label:{width}}  {f'{scored} of {len(work.experiments)}':11}  {work.cost:6.1f} {unit}")
     lines += ["", "Training by figure; runs that several figures share are in each:"] if figures else []
     for figure in figures:
-        names = set(runs_of(matrix, [figure], scale))
-        shown = [run for run in experiments if run.name in names]
+        shown = [run for run in experiments if run.name in runs_of(matrix, [figure], scale)]
         left = sum(run.cost for run in shown if states[run] != "finished")
         total = sum(run.cost for run in shown)
         lines.append(f"{figure:{width}}  {len(shown):4} runs   {total:6.1f} {unit}, {left:.1f} remaining")

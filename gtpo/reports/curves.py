@@ -30,26 +30,22 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10) -> An
     Args:
         runs: Legend label -> the rows of :meth:`gtpo.runs.directory.RunDirectory.read_metrics`.
         window: Steps of the trailing mean.
-
-    Returns:
-        The matplotlib figure.
     """
     panels = {metric: plain_text(label) for metric, label in panels_of(runs.values()).items()}
     runs = {plain_text(name): rows for name, rows in runs.items()}
+    dotted = {"linestyle": ":", "linewidth": 1.2, "marker": "o", "markersize": 3}  # a marker per evaluation
     figure, axes = grid(1, len(panels))
     for axis, (metric, label) in zip(axes[0], panels.items(), strict=True):
         for number, (name, rows) in enumerate(runs.items()):
-            steps, raw = seed_curves({0: rows}, metric, 1)
+            style, seeds = line_style(number), {0: rows}
+            steps, raw = seed_curves(seeds, metric, 1)
             if steps:
-                axis.plot(steps, raw[0], color=line_style(number)["color"], alpha=0.25, linewidth=0.8)
-            plot_seeds(axis, name, {0: rows}, metric, window, line_style(number))
-            style = {"linestyle": ":", "linewidth": 1.2, "marker": "o", "markersize": 3}  # a marker per evaluation
-            plot_seeds(axis, f"{name}, held out", {0: rows}, f"eval_{metric}", 1, line_style(number) | style)
+                axis.plot(steps, raw[0], color=style["color"], alpha=0.25, linewidth=0.8)
+            plot_seeds(axis, name, seeds, metric, window, style)
+            plot_seeds(axis, f"{name}, held out", seeds, f"eval_{metric}", 1, style | dotted)
             if metric == "accuracy":
-                style = {"linestyle": "-.", "linewidth": 1.0}
-                plot_seeds(
-                    axis, f"{name}, any format", {0: rows}, "accuracy_lenient", window, line_style(number) | style
-                )
+                thin = style | {"linestyle": "-.", "linewidth": 1.0}
+                plot_seeds(axis, f"{name}, any format", seeds, "accuracy_lenient", window, thin)
         if metric == "entropy":
             plot_ln2(axis)
         axis.set_xlabel("training step")
@@ -76,20 +72,12 @@ def panels_of(runs: Collection[list[dict[str, Any]]]) -> dict[str, str]:
 def draw_runs(runs: Sequence[str], labels: Sequence[str] | None, output: str, window: int) -> str:
     """Write one figure that compares some run directories, labelled by their names by default; return its path.
 
-    Args:
-        runs: Run directories.
-        labels: Legend labels.
-        output: Path of the figure; its suffix sets the format.
-        window: Steps of the trailing mean.
-
     Raises:
         UsageError: If labels are missing or duplicate, or a run has no metrics.
     """
     labels = labels or [Path(run).name for run in runs]
-    if len(labels) != len(runs):
-        raise UsageError(f"--labels has {len(labels)} labels for {len(runs)} runs: give one per run.")
-    if duplicate := next((label for label in labels if list(labels).count(label) > 1), None):
-        raise UsageError(f"two runs have the label {duplicate!r}: give each its own with --labels.")
+    if not len(runs) == len(labels) == len(set(labels)):
+        raise UsageError(f"{len(runs)} runs have the labels {', '.join(labels)}: give each its own with --labels.")
     if window < 1:
         raise UsageError(f"--window is {window}: expected at least 1 step.")
     rows = {label: run_of(run).read_metrics() for label, run in zip(labels, runs, strict=True)}

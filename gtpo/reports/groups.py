@@ -43,10 +43,7 @@ class Group:
 def read_group(table: str | Path, group_size: int, rewards: Sequence[str]) -> tuple[int, Group]:
     """The step and the first group of a stored table of completions (``completions/*.parquet`` of a run).
 
-    Args:
-        table: The parquet file.
-        group_size: G.
-        rewards: The columns that are rewards, where the table has them; a reward function may log other columns.
+    ``rewards`` are the columns that are rewards, where the table has them; a reward function may log other columns.
     """
     from pyarrow.parquet import read_table
 

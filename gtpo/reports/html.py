@@ -21,7 +21,6 @@ from typing import Any
 from transformers import TrainerCallback
 
 from gtpo.files import write_atomically
-from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.reports.curves import plot_training
 from gtpo.reports.groups import Group, read_group
 from gtpo.reports.metrics import reward_names
@@ -62,30 +61,16 @@ def group_html(group: Group) -> str:
     turns = [(turn["role"], turn["content"]) for turn in group.messages or [{"role": "", "content": group.prompt}]]
     if group.gold_answer is not None:
         turns.append(("gold answer", group.gold_answer))
-    legend = _legend(group)
     return (
         f'<div style="overflow-x: auto">{"".join(_turn(*turn) for turn in turns)}'
         f'<table style="{_TABLE}"><thead><tr>{header}<th style="{_TEXT}">completion</th></tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>{f'<p>{legend}</p>' if legend else ''}</div>"
+        f"<tbody>{''.join(rows)}</tbody></table><p>{_LEGEND}</p></div>"
     )
 
 
 def _turn(role: str, content: str) -> str:
     label = f"<b>{html.escape(role)}</b><br>" if role else ""
     return f'<p style="{_TURN}">{label}<code style="{_CODE}">{html.escape(content)}</code></p>'
-
-
-def _legend(group: Group) -> str:
-    """What the colors and marks of a group mean; only those that it has."""
-    weights = {weight for row in group.weights for weight in row}
-    entries = {
-        f"{_colored('green, λ = 2', 2.0)}: shared with a penalized completion, counts twice": 2.0 in weights,
-        f"{_colored('grey, λ = 0', 0.0)}: shared with a rewarded completion, no update": 0.0 in weights,
-        "<s>struck out</s>, δ = 0: ⟨H⟩ (nats) is above the threshold, no update": 0 in group.keep,
-        f"{_CUT.strip()}: cut off at the length limit": any(group.cut_off),
-        "↵: line break": any("\n" in token for row in group.tokens for token in row),
-    }
-    return " · ".join(text for text, shown in entries.items() if shown)
 
 
 def _reward(value: float | None) -> str:
@@ -104,6 +89,14 @@ def _spans(tokens: Sequence[str], weights: Sequence[float]) -> str:
 
 def _colored(text: str, weight: float) -> str:
     return f'<span style="background: {_COLORS[weight]}">{text}</span>' if weight in _COLORS else text
+
+
+_LEGEND = (
+    f"{_colored('green, λ = 2', 2.0)}: shared with a penalized completion, counts twice · "
+    f"{_colored('grey, λ = 0', 0.0)}: shared with a rewarded completion, no update · "
+    "<s>struck out</s>, δ = 0: ⟨H⟩ (nats) is above the threshold, no update · "
+    "✂: reached the length limit · ↵: line break"
+)
 
 
 class LiveCurves(TrainerCallback):
@@ -128,18 +121,12 @@ class LiveCurves(TrainerCallback):
 
 
 def write_report(run_directory: str | Path, groups: int = 3) -> Path:
-    """Write ``report.html``, on the main process: the curves of a run and a few of its groups, from first to last step.
-
-    Args:
-        run_directory: A run of ``train_gtpo.py``, ``train_grpo.py`` or ``train_sft.py``.
-        groups: Number of steps shown, with one group each; a run without completions (SFT) has curves only.
+    """Write ``report.html``: the curves of a run and a few of its groups, from first to last step; of SFT curves only.
 
     Raises:
         UsageError: If the run has no metrics.
     """
     run = RunDirectory(run_directory)
-    if not IS_MAIN_PROCESS:
-        return run.report
     rows, settings = run.read_metrics(), run.read_config()
     svg = io.StringIO()
     plot_training({settings["run_name"]: rows}).savefig(svg, format="svg")
@@ -181,14 +168,6 @@ def _facts(run: RunDirectory, settings: dict[str, Any], rows: list[dict[str, Any
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
-def write_report_or_warn(run_directory: str | Path) -> None:
-    """:func:`write_report` at the end of a training run, which a failed report must not fail."""
-    try:
-        write_report(run_directory)
-    except Exception as error:
-        logger.warning("report.html was not written (%s: %s); the run is complete", type(error).__name__, error)
-
-
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
 <style>
@@ -211,12 +190,9 @@ tr + tr td {{ border-top: 1px solid rgba(128, 128, 128, .3) }}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m gtpo.reports.html",
-        allow_abbrev=False,
-        description="Write the report.html of a run: its curves and a few of its groups.",
-    )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="Run directories.")
+    what = "Write the report.html of runs: curves and a few groups."
+    parser = argparse.ArgumentParser(prog="python -m gtpo.reports.html", allow_abbrev=False, description=what)
+    parser.add_argument("runs", nargs="+", metavar="RUN")
     for run in parser.parse_args().runs:
         print(write_report(run))
 

@@ -1,8 +1,8 @@
 """The mean of one value per seed with its 95 % interval."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import fsum, sqrt
+from typing import NamedTuple
 
 LEAST_SEEDS = 3  # with two the interval is nine times as wide as the values lie apart
 # 97.5 % quantiles of Student's t distribution with 2 to 30 degrees of freedom; with more, that of 30, which is wider
@@ -12,20 +12,13 @@ T = (
 )
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """A mean over seeds with its 95 % t-interval."""
 
     mean: float
     half_width: float
-
-    @property
-    def low(self) -> float:
-        return self.mean - self.half_width
-
-    @property
-    def high(self) -> float:
-        return self.mean + self.half_width
+    low: float
+    high: float
 
 
 def interval(values: Sequence[float]) -> Interval | None:
@@ -35,4 +28,5 @@ def interval(values: Sequence[float]) -> Interval | None:
     freedom = len(values) - 1
     mean = fsum(values) / len(values)
     deviation = sqrt(fsum((value - mean) ** 2 for value in values) / freedom)
-    return Interval(mean, T[min(freedom, 30) - 2] * deviation / sqrt(len(values)))
+    half_width = T[min(freedom, 30) - 2] * deviation / sqrt(len(values))
+    return Interval(mean, half_width, mean - half_width, mean + half_width)

@@ -6,14 +6,13 @@ import shlex
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from statistics import fmean
 from typing import Any
 
 from transformers import TrainerCallback
 
 from gtpo.arguments import BENCHMARK_TITLES, Settings
-from gtpo.errors import UsageError
-from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.reports.metrics import Rows, finite_values, is_held_out, of_training, reward_names
 from gtpo.runs.directory import RunDirectory
 
@@ -53,15 +52,13 @@ def _window_of(rows: Rows) -> int:
 
 def window_text(rows: Rows) -> str:
     """The steps of :func:`scores` in words."""
-    window = _window_of(rows)
-    return f"Means of the first and last {window} logged steps" if window > 1 else "First and last logged step"
+    return f"Means of the first and last {_window_of(rows)} logged step(s)"
 
 
 def scores(rows: Rows) -> list[Score]:
-    """What a run learned: accuracy, formatting, other rewards and the share of completions cut off at the length limit.
+    """What a run learned: accuracy, formatting, other rewards, the share cut off; SFT: token accuracy and loss.
 
-    For supervised fine-tuning token accuracy and loss. Values that are missing or not finite do not count, nor do
-    held-out rows.
+    Values that are missing or not finite do not count, nor do held-out rows.
     """
     return _compared(of_training(rows), _window_of(rows))
 
@@ -74,12 +71,7 @@ def score_lines(run: RunDirectory, rows: Rows) -> list[str]:
 
 
 def held_out_text(rows: Rows, best: Mapping[str, float] | None = None) -> str | None:
-    """The scores of the first and last evaluation on held-out rows; None where there is none.
-
-    Args:
-        rows: The metrics of a run.
-        best: What :meth:`gtpo.runs.directory.RunDirectory.read_best` returns.
-    """
+    """The scores of the first and last evaluation on held-out rows, and that of best/; None where there is none."""
     evaluations = [row for row in rows if is_held_out(row)]
     found = _compared([{name.removeprefix("eval_"): v for name, v in row.items()} for row in evaluations], 1)
     if not found:
@@ -120,21 +112,19 @@ def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, st
     rows = of_training(rows)[-PROBLEM_STEPS:]
     if not rows:
         return {}
-    first, last = rows[0].get("step"), rows[-1].get("step")
-    steps = f"steps {first} to {last}" if len(rows) > 1 else f"step {last}"
-    problems = {}
+    steps, problems = f"steps {rows[0].get('step')} to {rows[-1].get('step')}", {}
     cut = finite_values(rows, "completions/clipped_ratio")
     if cut and fmean(cut) >= CUT_OFF:
-        which = f"{100 * fmean(cut):.0f} % of the completions" if min(cut) < 1 else "all completions"
         problems["cut off"] = (
-            f"{which} of {steps} were cut off at {max_completion_length} tokens: raise --max_completion_length"
+            f"{100 * fmean(cut):.0f} % of the completions of {steps} were cut off at {max_completion_length} tokens: "
+            "raise --max_completion_length"
         )
     logged = [name for name in reward_names(rows) if finite_values(rows, f"rewards/{name}/mean")]
     if logged and not any(
         any(finite_values(rows, f"rewards/{name}/{what}")) for name in logged for what in ("mean", "std")
     ):
         problems["zero"] = (
-            f"{' and '.join(logged)} {'were' if len(logged) > 1 else 'was'} 0 for every completion of {steps}, so all "
+            f"every reward ({', '.join(logged)}) of {steps} was 0, so all "
             "advantages are 0: read the completions in report.html (`python -m gtpo.reports.html RUN` writes it)"
         )
     return problems
@@ -161,26 +151,17 @@ class RunMessages(TrainerCallback):
             return
         for name, problem in find_problems(list(self.recent), _length_limit(self.settings)).items():
             if name not in self.told:
-                logger.warning("Warning: %s.", problem.replace(" RUN`", f" {shlex.quote(args.output_dir)}`"))
+                logger.warning("Warning: %s.", problem)
                 self.told.add(name)
 
 
 def start_lines(settings: Settings, prompts: int, steps: int, done: int = 0, processes: int = 1) -> list[str]:
-    """Model, data, folder and steps of a run.
-
-    Args:
-        settings: All settings.
-        prompts: Training prompts.
-        steps: Optimizer steps of the whole run.
-        done: Steps of the checkpoint that it continues from.
-        processes: Processes, with ``settings.completions_per_step`` each.
-    """
+    """Model, data, folder and steps of a run, which has done some steps before it was resumed."""
     count = settings.completions_per_step * processes
     each = f"{count:,} rows"
     if settings.method != "sft":
-        groups = count // settings.group_size
-        each = f"{groups:,} prompt{'s' * (groups > 1)} x {settings.group_size} completions"
-        each += f" of at most {_length_limit(settings):,} tokens"
+        each = f"{count // settings.group_size:,} prompt(s) x {settings.group_size} completions of at most "
+        each += f"{_length_limit(settings):,} tokens"
     return [
         f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}: {settings.output_dir}",
         f"{steps:,} steps of {each}; {prompts:,} prompts" + (f"; continues after step {done:,}" if done else ""),
@@ -188,29 +169,16 @@ def start_lines(settings: Settings, prompts: int, steps: int, done: int = 0, pro
 
 
 def log_summary(trainer: Any, settings: Settings) -> None:
-    """Log how the run ended, on the main process; a failure here must not fail the run."""
-    if not IS_MAIN_PROCESS:
-        return
-    try:
-        seconds = [row["train_runtime"] for row in trainer.state.log_history if "train_loss" in row]
-        try:
-            rows = RunDirectory(settings.output_dir).read_metrics()
-        except UsageError as error:
-            logger.warning("%s", error)
-            rows = []
-        for line in end_lines(settings, rows, seconds[-1] if seconds else None):
-            logger.warning(line)
-    except Exception as error:
-        logger.warning("no summary (%s: %s); the run is complete", type(error).__name__, error)
+    """Log how the run ended."""
+    seconds = [row["train_runtime"] for row in trainer.state.log_history if "train_loss" in row]
+    for line in end_lines(settings, RunDirectory(settings.output_dir).read_metrics(), seconds[-1] if seconds else None):
+        logger.warning(line)
 
 
 def end_lines(settings: Settings, rows: Rows, seconds: float | None) -> list[str]:
     """How a run ended: problems first, then the scores, where its files are, and the next command.
 
-    Args:
-        settings: All settings.
-        rows: The metrics of the run.
-        seconds: Time of the training loop in this process; None if nothing was left to train.
+    ``seconds``: time of the training loop in this process; None if nothing was left to train.
     """
     run = RunDirectory(settings.output_dir)
     problems = find_problems(rows, _length_limit(settings))
@@ -219,7 +187,7 @@ def end_lines(settings: Settings, rows: Rows, seconds: float | None) -> list[str
     files = {"model": trained, "merged model": run.merged, "curves and completions": run.report}
     parts = [f"{what}: {path.name}{'/' * path.is_dir()}" for what, path in files.items() if path.exists()]
     since = " since --resume" if settings.run.resume else ""
-    time = f" ({duration(seconds)}{since})" if seconds is not None else ""
+    time = f" ({timedelta(seconds=round(seconds))}{since})" if seconds is not None else ""
     start = "Files" if problems else f"Run finished{time}"
     lines.append(f"{start}: {run.path}" + (f" ({', '.join(parts)})" if parts else ""))
     lines += score_lines(run, rows)
@@ -228,14 +196,7 @@ def end_lines(settings: Settings, rows: Rows, seconds: float | None) -> list[str
         lines.append(f"Evaluate: python evaluate.py --benchmarks {settings.data.dataset} {shlex.join(what)}")
     else:
         lines.append(f"Use it: {trained / 'README.md'} has a quick start")
-    return [line.replace(" RUN`", f" {shlex.quote(str(run.path))}`") for line in lines]
-
-
-def duration(seconds: float) -> str:
-    """Seconds as text: ``48 s``, ``1 min 32 s`` or ``2 h 5 min``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return lines
 
 
 def _length_limit(settings: Settings) -> int | None:

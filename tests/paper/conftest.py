@@ -44,27 +44,29 @@ for name in ("benchmarks", "checkpoint", "k", "limit", "max_new_tokens", "output
     parser.add_argument("--" + name)
 parser.add_argument("--runs", nargs="+")
 flags = parser.parse_args()
+runs = [run for run in flags.runs if run != "base"]
 with open("calls.jsonl", "a") as file:
-    file.write(json.dumps(["evaluate", flags.benchmarks, flags.checkpoint, len(flags.runs)]) + "\\n")
+    file.write(json.dumps(["evaluate", flags.benchmarks, flags.checkpoint, len(runs)]) + "\\n")
 if pathlib.Path("fail").exists() and "evaluate" in pathlib.Path("fail").read_text():
     sys.exit("CUDA error")
 with open("started", "a") as file:
-    file.write("evaluate " + " ".join(part for part in ("qwen", "llama") if part in flags.runs[0]))
+    file.write("evaluate " + " ".join(part for part in ("qwen", "llama") if part in runs[0]))
 output = pathlib.Path(flags.output_dir)
 output.mkdir(parents=True, exist_ok=True)
 lock = open(output / "lock", "w")
 fcntl.flock(lock, fcntl.LOCK_EX)
 for run in map(pathlib.Path, flags.runs):
-    label = "-".join(run.parts[1:]) + ("" if flags.checkpoint == "last" else "@" + flags.checkpoint)
+    label = ("-".join(run.parts[1:]) or "base-tiny") + ("" if flags.checkpoint == "last" else "@" + flags.checkpoint)
     scores = {score: {str(2**i): 50.0 for i in range(7)} for score in ("pass", "maj")}
-    entry = {"adapter": str(run / "adapter"), "benchmark": flags.benchmarks, "scores": scores, "label": label}
+    adapter = None if str(run) == "base" else str(run / ("best" if flags.checkpoint == "best" else "adapter"))
+    entry = {"adapter": adapter, "benchmark": flags.benchmarks, "scores": scores, "label": label}
     entry |= {"k": 64, "problems": 1, "intervals": {}}
     (output / label).mkdir(parents=True, exist_ok=True)
     (output / label / (flags.benchmarks + ".json")).write_text(json.dumps(entry))
 stored = [json.loads(path.read_text()) for path in output.glob("*/*.json")]
 (output / "results.json").write_text(json.dumps({"results": stored}))
 with open("spans.jsonl", "a") as file:
-    label = " ".join(["evaluate", *(pathlib.Path(run).name for run in flags.runs)])
+    label = " ".join(["evaluate", *(pathlib.Path(run).name for run in runs)])
     file.write(json.dumps([label, os.environ.get("CUDA_VISIBLE_DEVICES"), start, time.monotonic()]) + "\\n")
 """
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.paper.figures import LABELS
-from gtpo.paper.matrix import figure_names, load_matrix, runs_of
+from gtpo.paper.matrix import figure_names, load_matrix, runs_of, scored_name
 from gtpo.runs.checkpoints import write_manifest
 from gtpo.runs.directory import RunDirectory
 
@@ -60,7 +60,8 @@ def make_run(directory: Path, name: str, seed: int) -> None:
 def entry(directory: Path, name: str, seed: int, benchmark: str) -> dict[str, Any]:
     scores = {score: {str(k): value(name, seed, score, k) for k in KS} for score in ("pass", "maj", *LENIENT)}
     run = RunDirectory(directory / f"{name}-s{seed}")
-    adapter = run.best if name.startswith("grpo") else run.adapter
+    at_best = any(scored_name(MATRIX, scale, name) != name for scale in SEEDS)
+    adapter = run.best if at_best else run.adapter
     return {"adapter": str(adapter), "benchmark": benchmark, "label": run.path.name, "scores": scores}
 
 

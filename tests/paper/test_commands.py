@@ -55,7 +55,7 @@ def test_every_line_calls_its_script_after_what_it_depends_on(tmp_path: Path) ->
         earlier.add(what[0])
         if line.startswith("python evaluate.py"):
             words = shlex.split(line, comments=True)
-            adapters = [Path(word).name for word in words[words.index("--runs") + 1 :]]
+            adapters = [Path(word).name for word in words[words.index("--runs") + 1 :] if word != "base"]
             assert what[2] == f"after: {' '.join(adapters)}" and {*adapters} <= earlier
 
 
@@ -106,7 +106,8 @@ def test_every_line_passes_a_dry_run(
         on_cpu = ["--backend", "transformers", "--data_dir", str(data_dir)]
         evaluate.sample(parse_evaluation([*flags, *on_cpu])[0])
     expected = [str(work.result(run).with_suffix(".jsonl")) for work in EVALUATIONS for run in work.experiments]
-    assert [str(job.path) for job in planned] == expected
+    assert [str(job.path) for job in planned if job.head.origin.adapter] == expected
+    assert sum(job.head.origin.adapter is None for job in planned) == sum(w.checkpoint == "last" for w in EVALUATIONS)
     mixed = [*EVALUATIONS[0].argv[1:], str(EVALUATIONS[-1].experiments[-1].run.path)]  # LLaMA, and one of Qwen
     with pytest.raises(UsageError, match="evaluate them in two commands"):
         evaluate.sample(parse_evaluation([*mixed, "--backend", "transformers", "--data_dir", str(data_dir)])[0])

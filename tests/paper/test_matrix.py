@@ -1,6 +1,5 @@
 """The experiment matrix: the runs of each figure, their settings, commands, costs and states."""
 
-import math
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from gtpo.errors import UsageError
 from gtpo.evaluation.targets import adapter_target
 from gtpo.files import CONFIGS
 from gtpo.paper.matrix import (
+    SCALES,
     evaluations_of,
     experiment,
     experiments_of,
@@ -32,7 +32,7 @@ from gtpo.paper.matrix import (
 )
 
 MATRIX = load_matrix()
-ALL = figure_names(MATRIX)
+ALL = select_figures(MATRIX, ["all"], "tiny")
 TINY_RUNS = runs_of(MATRIX, ALL, "tiny")
 
 
@@ -47,8 +47,9 @@ def test_names_are_unique_and_every_run_is_shown() -> None:
 
     Loader.add_constructor("tag:yaml.org,2002:map", mapping)
     yaml.load((CONFIGS / "experiments.yaml").read_text(), Loader)
-    assert set(TINY_RUNS) == set(MATRIX["tiny"]["runs"])
-    for scale in ("tiny", "paper"):
+    of_policies = {spec["run"] for spec in MATRIX["mechanism"].values() if spec["scale"] == "tiny"}
+    assert {*TINY_RUNS, *of_policies} == set(MATRIX["tiny"]["runs"])
+    for scale in SCALES:
         for name in ALL:
             for curves in groups_of(MATRIX, name, scale).values():
                 assert len(set(curves.values())) == len(curves), f"{name} shows a run twice"
@@ -134,7 +135,7 @@ def test_unknown_figure_is_refused() -> None:
 
 
 def test_all_selects_the_figures_that_have_runs() -> None:
-    assert select_figures(MATRIX, ["all"]) == ALL
+    assert select_figures(MATRIX, ["all"]) == figure_names(MATRIX)
     assert select_figures(MATRIX, ["all"], "paper") == [name for name in ALL if name[:3] in ("fig", "tab")]
     assert select_figures(MATRIX, ["fig3", "fig1", "fig3"], "tiny") == ["fig3", "fig1"]
 
@@ -151,7 +152,8 @@ def test_evaluations_match_evaluate_py(sandbox: Any) -> None:
         assert flags.benchmarks == [evaluation.benchmark] and flags.checkpoint == evaluation.checkpoint
         sampling = {"k": flags.k, "limit": flags.limit, "max_new_tokens": flags.max_new_tokens}
         assert sampling == MATRIX["tiny"]["evaluation"][evaluation.benchmark]
-        labels = [adapter_target(run, flags.checkpoint).label for run in flags.runs]
+        assert ("base" in flags.runs) == (flags.checkpoint == "last")
+        labels = [adapter_target(run, flags.checkpoint).label for run in flags.runs if run != "base"]
         assert [evaluation.result(run) for run in evaluation.experiments] == [
             Path(flags.output_dir) / label / f"{evaluation.benchmark}.json" for label in labels
         ]
@@ -219,8 +221,10 @@ def test_a_part_of_the_matrix(sandbox: Any, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_hours_in_the_documentation() -> None:
-    """The table of docs/reproduction.md, and the README's totals, which are rounded up to hundreds."""
-    page, readme = ((CONFIGS.parent / name).read_text() for name in ("docs/reproduction.template.md", "README.md"))
+    """The table of docs/reproduction.md, and the README's totals, which are rounded to hundreds."""
+    page, readme = (
+        (CONFIGS.parent / name).read_text() for name in ("gtpo/paper/reproduction.template.md", "README.md")
+    )
     rows = re.findall(r"^\| `([^`]+)`: .*\| (\d+) \| (\d+), (\d+) \|$", page, re.MULTILINE)
     assert len(rows) == 4
     rounded = []
@@ -231,7 +235,7 @@ def test_hours_in_the_documentation() -> None:
         runs = experiments_of(MATRIX, figures, "paper", [int(seed)] if seed else None, only.split() or [""])
         hours = [sum(work.cost for work in works) for works in (runs, evaluations_of(MATRIX, figures, "paper", runs))]
         assert [*map(int, numbers)] == [len(runs), *(int(f"{hour:.0f}") for hour in hours)]
-        rounded.append(f"{len(runs)} runs, {100 * math.ceil(sum(hours) / 100):,} GPU hours")
+        rounded.append(f"{len(runs)} runs, {100 * round(sum(hours) / 100):,} GPU hours")
     assert rounded[0] in readme and rounded[-1] in readme
 
 
@@ -270,4 +274,4 @@ def test_an_evaluation_is_of_the_finished_runs_without_scores(sandbox: Any) -> N
     scores = work.result(work.experiments[0])
     scores.parent.mkdir(parents=True)
     scores.write_text("{}")
-    assert work.remaining()[-2:] == ("--runs", str(work.experiments[1].run.path)) and not work.is_finished
+    assert work.remaining()[-3:] == ("--runs", "base", str(work.experiments[1].run.path)) and not work.is_finished

@@ -8,22 +8,29 @@ import pytest
 from paper_world import world
 
 from gtpo.files import CONFIGS
-from gtpo.paper.claims import CLAIMS
+from gtpo.paper.claims import read_claims
 from gtpo.paper.figures import draw_effects
 from gtpo.paper.matrix import load_matrix
+from gtpo.paper.mechanism import DIRECTORY as mechanism_directory
+from gtpo.paper.mechanism import PAGE as MECHANISM_PAGE
+from gtpo.paper.mechanism import page as mechanism_page
+from gtpo.paper.mechanism import summaries_in
 from gtpo.paper.page import (
     DIRECTORY,
     EFFECTS,
     METRICS,
     PAGE,
     README,
+    SMOL,
     TEMPLATE,
+    TESTED,
     effects_of,
     fill,
     only,
-    readme_tables,
     render,
     summarize,
+    tiny_table,
+    what_was_found,
     write_page,
 )
 from gtpo.paper.results import Results, read_results
@@ -33,15 +40,14 @@ MATRIX = load_matrix()
 
 
 def test_condensed_results_have_every_metric_of_a_claim() -> None:
-    measures = [measure for claims in CLAIMS.values() for claim in claims for measure in claim.measures]
+    measures = [measure for claims in read_claims().values() for claim in claims for measure in claim.measures]
     assert {measure.name for measure in measures if measure.benchmark is None} <= {*METRICS}
 
 
 def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Condensed, checked and rendered from a few runs; a second time from the condensed results alone."""
     (sandbox / "docs").mkdir()
-    (sandbox / TEMPLATE).write_text((ROOT / TEMPLATE).read_text())
-    README.write_text("<!-- paper scale -->\n<!-- end -->\nbetween\n<!-- tiny scale -->\nold\n<!-- end -->\n")
+    README.write_text("before\n<!-- found -->\nold\n<!-- end -->\nafter\n")
     assert sandbox.reproduce("fig2", "--seeds", "1", "2") == 0
     capsys.readouterr()
     assert sandbox.reproduce("--page") == 0
@@ -55,10 +61,11 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
     (sandbox / "outputs").rename(sandbox / "gone")
     write_page(MATRIX)
     assert PAGE.read_text() == first
-    assert "Late: GTPO ends with higher accuracy than GRPO." in first and "not run" in first
+    assert "At the high rate: GTPO ends with higher accuracy than GRPO." in first and "not run" in first
+    assert "| LLaMA, GSM8K | GTPO | - / 30.0 | - / 13.3 | - / 80.0 | - / 42.5 |" in first  # Table 1, k = 64
     readme = README.read_text()
-    assert "| LLaMA, GSM8K | GTPO | - / 30.0 | - / 13.3 | - / 80.0 | - / 42.5 |" in readme  # Table 1, k = 64
-    assert "between" in readme and "old" not in readme and readme.count("<!-- end -->") == 2
+    assert readme.startswith("before\n") and readme.endswith("after\n") and "\nold\n" not in readme
+    assert "1. **One update**: not measured." in readme and "](results/tiny/effects.png)" in readme
 
 
 def scored(**values: list[float]) -> Results:
@@ -82,34 +89,35 @@ def scored(**values: list[float]) -> Results:
 def test_readme_table_has_mean_and_interval_over_seeds_strict_and_lenient() -> None:
     """A method is the mean over its variants, seed by seed; 1, 2, 3 are 2 ± 4.303 / sqrt(3)."""
     runs = {"gtpo-g8": [0.0, 1.0, 2.0], "gtpo-g12": [2.0, 3.0, 4.0], "sft": [5.0, 7.0], "gtpo-late-g8": [1.0, 2.0, 3.0]}
-    table = readme_tables(MATRIX, scored(**runs))["tiny scale"].splitlines()
+    table = tiny_table(MATRIX, scored(**runs)).splitlines()
     assert table[0].startswith("| | held out, pass@1 | held out, pass@32 |")
     assert table[2:] == [
+        "| untrained base |" + " - / - |" * 6,
         "| SFT |" + " 6.0 / 16.0 |" * 6,
         "| GRPO, stable |" + " - / - |" * 6,
         "| GTPO, stable |" + " 2.0 ± 2.5 / 12.0 ± 2.5 |" * 6,
-        "| GRPO, late |" + " - / - |" * 6,
-        "| GTPO, late |" + " - / - |" * 6,  # G = 12 is missing
+        "| GRPO, high rate, at its best |" + " - / - |" * 6,
+        "| GTPO, high rate, at its end |" + " - / - |" * 6,  # G = 12 is missing
     ]
 
 
 def test_the_first_page_shows_differences_in_points() -> None:
     """Two claims are not to be 5 points below: their margins are the difference and 5, those of the others 0."""
-    claims = {claim.name: claim for of_figure in CLAIMS.values() for claim in of_figure}
+    claims = {claim.name: claim for of_figure in read_claims().values() for claim in of_figure}
     shown = [claims[name] for group in EFFECTS.values() for name in group.values()]
     assert all(claim.unit == "points" and (claim.compares_runs or claim.allowed) for claim in shown)
     checked = [{"name": name, "margins": {"1": 6.0, "2": 7.0, "3": 8.0}} for name in claims]
     effects = {effect["claim"]: effect for effect in effects_of(checked)}
-    assert len(effects) == 25 and sum(claim.allowed > 0 for claim in shown) == 2
+    assert len(effects) == 8 and sum(claim.allowed > 0 for claim in shown) == 2
     assert effects["fig2_stable_accuracy"] == {
-        "group": "stable, GTPO minus GRPO",
-        "label": "accuracy",
+        "group": "GTPO minus GRPO",
+        "label": "accuracy at the end",
         "claim": "fig2_stable_accuracy",
         "mean": 2.0,
         "half_width": 2.4843,
-        "verdict": "no difference",
+        "verdict": "no large difference",
     }
-    assert effects["fig2_late_accuracy"]["mean"] == 7.0 and effects["fig2_late_accuracy"]["verdict"] == "holds"
+    assert effects["fig2_late_formatting"]["mean"] == 7.0 and effects["fig2_late_formatting"]["verdict"] == "holds"
     few = effects_of([claim | {"margins": {"1": 6.0}} for claim in checked])
     assert {(effect["mean"], effect["verdict"]) for effect in few} == {(None, "too few seeds")}
 
@@ -128,30 +136,48 @@ def test_the_figure_of_the_first_page() -> None:
 
 
 def test_page_and_summary_have_the_same_numbers() -> None:
-    summary = summarize(MATRIX, world())
-    page = render(summary, (ROOT / TEMPLATE).read_text())
+    summary = summarize(MATRIX, world(), Results({}, {}), Results({}, {}), {})
+    page = render(summary, TEMPLATE.read_text())
     for claim in summary["claims"]:
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {claim['claim']} |")]
         digits = {"nats": 3, "steps": 0, "10⁻³": 2}.get(claim["unit"], 1)
-        shown = f"{claim['mean']:+.{digits}f} ± {claim['half_width']:.{digits}f} {claim['unit']}"
-        assert line == f"| {claim['claim']} | {shown} | {claim['verdict']} |"
+        shown = f"{claim['difference']:+.{digits}f} ± {claim['half_width']:.{digits}f} {claim['unit']}"
+        assert line.startswith(f"| {claim['claim']} | {shown} | {claim['verdict']}") and line.endswith(
+            f"{claim['why']} |"
+        )
         assert page.count(line) == 1
+    of_paper = [claim for claim in summary["claims"] if claim["figure"] != "post_hoc"]
     for verdict, count in summary["verdicts"].items():
         assert (f" {count}: **{verdict}**" in page) == (count > 0)
-        assert count == sum(claim["verdict"] == verdict for claim in summary["claims"])
+        assert count == sum(claim["verdict"] == verdict for claim in of_paper)
     assert sum(summary["verdicts"].values()) == 78
-    assert "up\nto 1.6 hold and as many not hold" in page  # 0.025 of the 65 that compare runs
-    late = next(effect for effect in summary["effects"] if effect["claim"] == "fig2_late_accuracy")
-    assert f"formatting and {late['mean']:+.1f} ± {late['half_width']:.1f} points in accuracy" in page
-    assert "to 60.0 ± 0.0 %), **that of GTPO" in page  # formatting of GRPO, late
-    assert "from SFT\n   by +27.5 ± 0.0 points." in page  # 90, 95, 90, 95 and 5 more, minus 70
+    counted = sum(claim["size"] is not None and not claim["why"] for claim in of_paper)
+    assert f"let up to {round(0.025 * counted, 1)} of them hold" in page
+    stable = next(effect for effect in summary["effects"] if effect["claim"] == "fig2_stable_formatting")
+    assert f", {stable['mean']:+.1f} ± {stable['half_width']:.1f} points in formatting" in page
+    assert "| GTPO, G = 12 | 100.0 ± 0.0 |" in page  # 95 and 5 more
     assert "| DAPO | -2.05 ± 0.00 | - |" in page and "| GTPO | -5.00 ± 0.00 | - |" in page  # no push after λ is logged
-    assert all(f"results/tiny/{name}.png" in page for name in (*MATRIX["figures"], "effects"))
+    drawn = [name for name in MATRIX["figures"] if MATRIX["figures"][name].get("tiny")]
+    assert all(f"results/tiny/{name}.png" in page for name in (*drawn, "effects"))
+
+
+def test_claims_of_other_seeds_stand_in_the_appendix() -> None:
+    tested = world()
+    tested = Results(
+        {name: {40 + seed: rows for seed, rows in seeds.items()} for name, seeds in tested.metrics.items()},
+        {
+            name: {on: {40 + seed: entry for seed, entry in seeds.items()} for on, seeds in of_run.items()}
+            for name, of_run in tested.scores.items()
+        },
+    )
+    page = render(summarize(MATRIX, Results({}, {}), tested, Results({}, {}), {}), TEMPLATE.read_text())
+    end = "both at their end: GTPO is ahead of GRPO (β = 0) in pass@1 on held-out problems. (3 seeds) |"
+    assert f"| At the high rate, {end}" in page
 
 
 def test_page_without_any_run() -> None:
-    summary = summarize(MATRIX, Results({}, {}))
-    page = render(summary, (ROOT / TEMPLATE).read_text())
+    summary = summarize(MATRIX, Results({}, {}), Results({}, {}), Results({}, {}), {})
+    page = render(summary, TEMPLATE.read_text())
     assert "Of 78 claims 78: **not run**." in page and "fig3.png" not in page
     assert summary["drawn"] == [] and {effect["mean"] for effect in summary["effects"]} == {None}
 
@@ -180,11 +206,14 @@ def test_other_seeds_do_not_enter_the_stored_results() -> None:
 def test_page_has_the_numbers_of_the_stored_results() -> None:
     results = read_results([ROOT / DIRECTORY])
     summary = json.loads((ROOT / DIRECTORY / "summary.json").read_text())
-    assert summarize(MATRIX, results) == summary
-    assert render(summary, (ROOT / TEMPLATE).read_text()) == (ROOT / PAGE).read_text()
+    tested, smol = read_results([ROOT / TESTED]), read_results([ROOT / SMOL])
+    mechanism = summaries_in(ROOT / mechanism_directory)
+    assert json.loads(json.dumps(summarize(MATRIX, results, tested, smol, mechanism))) == summary
+    assert render(summary, TEMPLATE.read_text()) == (ROOT / PAGE).read_text()
+    if mechanism:
+        assert mechanism_page(mechanism) == (ROOT / MECHANISM_PAGE).read_text()
     readme = (ROOT / README).read_text()
-    for name, table in readme_tables(MATRIX, results).items():
-        assert fill(readme, name, table) == readme
+    assert fill(readme, "found", what_was_found((ROOT / PAGE).read_text())) == readme
 
 
 def test_stored_results_are_small() -> None:

@@ -132,7 +132,7 @@ class Script:
         self.simulation.completed[run.path.name] += 1
 
     def evaluate(self, flags: list[str]) -> None:
-        runs = [Path(word) for word in flags[flags.index("--runs") + 1 :]]
+        runs = [Path(word) for word in flags[flags.index("--runs") + 1 :] if word != "base"]
         assert len({"qwen" in run.name for run in runs}) == 1
         for run in runs:
             self.simulation.hazard()

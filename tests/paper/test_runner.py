@@ -86,11 +86,11 @@ def test_failed_evaluation_is_reported(sandbox: Any, capsys: pytest.CaptureFixtu
 def test_evaluation_follows_where_the_figure_needs_it(sandbox: Any) -> None:
     assert sandbox.reproduce("fig2", "table1", "--seeds", "1", "2") == 0
     evaluated = [call for call in sandbox.calls() if call[0] == "evaluate"]
-    assert sorted(evaluated) == [  # GRPO of the late regime at its highest accuracy reward, the others at the end
-        ["evaluate", "arithmetic", "best", 2 * 3],
-        ["evaluate", "arithmetic", "last", 2 * (5 + 4)],
-        ["evaluate", "arithmetic_hard", "best", 2 * 3],
-        ["evaluate", "arithmetic_hard", "last", 2 * (5 + 4)],
+    assert sorted(evaluated) == [  # at the end, those of the high rate at their best step too
+        ["evaluate", "arithmetic", "best", 2 * 5],
+        ["evaluate", "arithmetic", "last", 2 * (7 + 5)],
+        ["evaluate", "arithmetic_hard", "best", 2 * 5],
+        ["evaluate", "arithmetic_hard", "last", 2 * (7 + 5)],
     ]
     assert (sandbox / "outputs/reproduce/tiny/figures/table1.md").is_file()
     assert sandbox.reproduce("fig2", "table1", "--seeds", "1", "2") == 0

@@ -99,21 +99,6 @@ def test_legend_is_one_line_and_shows_the_colours() -> None:
     assert "\n" not in legend and "<br" not in legend
 
 
-def test_the_legend_has_only_what_the_group_shows() -> None:
-    plain = dataclasses.replace(
-        VIEW, tokens=[["a"], ["b"], ["c"]], weights=[[1.0]] * 3, keep=[1.0] * 3, cut_off=[False] * 3
-    )
-    assert legend_of(plain) == "</div>"
-    for part, view in {
-        "λ = 2": dataclasses.replace(plain, weights=[[2.0], [1.0], [1.0]]),
-        "λ = 0": dataclasses.replace(plain, weights=[[1.0], [0.0], [1.0]]),
-        "δ = 0": dataclasses.replace(plain, keep=[1.0, 1.0, 0.0]),
-        "✂": dataclasses.replace(plain, cut_off=[False, True, False]),
-        "↵": dataclasses.replace(plain, tokens=[["a"], ["b\n"], ["c"]]),
-    }.items():
-        assert part in legend_of(view) and " · " not in legend_of(view)
-
-
 def test_a_completion_that_was_cut_off_has_a_mark() -> None:
     _, *rows = Table(group_html(dataclasses.replace(VIEW, cut_off=[False, False, True]))).rows
     assert [row[-1] for row in rows] == ["<answer>2</s>", "3 ✂", "<answer>↵1</s>"]

@@ -1,0 +1,45 @@
+"""Write the data of `reproduce.py smol`: short word problems, and imperfect solutions for the warm start of SmolLM2.
+
+python examples/smol_data.py outputs/reproduce/smol/data
+"""
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tiny_base import imperfect_targets
+
+from gtpo.data.arithmetic import arithmetic
+from gtpo.prompts import to_completion
+
+STEPS = (1, 2)  # operations of a problem
+SIZES = {"warm_start": 2000, "train": 2000, "test": 128}
+
+
+def write_data(directory: Path) -> None:
+    """Write warm_start.jsonl, train.jsonl and test.jsonl with the columns prompt, answer, solution.
+
+    Half of the solutions in warm_start.jsonl lack one of the tags, as those of the tiny base do.
+    """
+    rows: dict[str, Iterable[dict[str, Any]]] = {
+        "warm_start": (
+            {"prompt": question, "solution": target}
+            for question, target in imperfect_targets(SIZES["warm_start"], 0, STEPS)
+        )
+    }
+    for split, seed in (("train", 2), ("test", 0)):
+        rows[split] = (
+            {"prompt": row["question"], "answer": row["gold"], "solution": to_completion(row["reasoning"], row["gold"])}
+            for row in arithmetic(split, SIZES[split], seed, STEPS)
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, of_name in rows.items():
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of_name))
+
+
+if __name__ == "__main__":
+    write_data(Path(sys.argv[1]))
