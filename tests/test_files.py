@@ -54,10 +54,10 @@ def settings(tmp_path: Path, text: str) -> dict:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gamma: 1\nseed: 2\n\ngamma: 3\n", "settings.yaml, line 4: 'gamma' is also set in line 1: remove one of them"),
-        ("rope: {a: 1, a: 2}", "line 1: 'a' is also set in line 1"),
-        ("a: &a {k: 1}\nb:\n  <<: *a\n  <<: *a\n", "line 4: '<<' is also set in line 3"),
-        ("- gamma", "contains a list: expected `key: value` lines"),
+        ("gamma: 1\nseed: 2\n\ngamma: 3\n", "settings.yaml: 'gamma' is set twice: remove one of them"),
+        ("rope: {a: 1, a: 2}", "'a' is set twice"),
+        ("a: &a {k: 1}\nb:\n  <<: *a\n  <<: *a\n", "'<<' is set twice"),
+        ("- gamma", "contains no settings: expected `key: value` lines"),
         ("", "contains no settings: expected `key: value` lines"),
         ("a: [", "is not valid YAML"),
         ("[" * 5000, "is not valid YAML"),

@@ -111,7 +111,7 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
     "training": LOADING,
     "evaluation": LOADING,
     "cli": {"machine", "runs"},
-    "paper": LOADING | {"evaluation"},
+    "paper": LOADING | {"evaluation", "training"},
 }
 MOST_ARROWS = 90
 

@@ -180,4 +180,17 @@ def test_rewards_are_logged_as_a_mean_in_percent_of_the_maximum() -> None:
     good = "<reasoning>9 + 9 = 18</reasoning>\n<answer>18</answer>"
     format_reward([good, "<answer>18</answer>", "18", ""], log_metric=logged.__setitem__)  # 10, 1, 0, 0
     accuracy_reward([good, "<answer>18</answer>", "18", good], answer=["18"] * 4, log_metric=logged.__setitem__)
+    assert logged.pop("empty_blocks") == 0.0
     assert logged == {"formatting": 27.5, "accuracy": 75.0, "accuracy_lenient": 100.0, "grader_timeouts": 0.0}
+
+
+def test_empty_blocks_are_those_of_completions_in_the_format() -> None:
+    logged: dict[str, float] = {}
+    texts = [
+        "<reasoning>\n</reasoning>\n<answer>\n18\n</answer>",  # no reasoning
+        "<reasoning>9</reasoning>\n<answer> </answer>",  # no answer
+        "<reasoning>9</reasoning>\n<answer>18</answer>",
+        "<reasoning></reasoning>",  # not in the format
+    ]
+    format_reward(texts, log_metric=logged.__setitem__)
+    assert logged["empty_blocks"] == 50.0

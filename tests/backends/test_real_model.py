@@ -83,7 +83,7 @@ def test_a_run_with_the_initial_entropy_of_another_is_the_same_run(
 ) -> None:
     measured = json.loads((gtpo[0] / "initial_entropy.json").read_text())["initial_entropy"]
     directory, ended = train("gtpo", "again", "--lora_rank", "16", "--initial_entropy", str(measured))
-    assert ", given" in ended.stderr and "initial entropy:" not in ended.stderr
+    assert "nats (given)" in ended.stderr and "initial entropy:" not in ended.stderr
     first, second = (load_file(path / "adapter" / "adapter_model.safetensors") for path in (gtpo[0], directory))
     assert all(torch.equal(first[name], second[name]) for name in first)
 

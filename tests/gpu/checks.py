@@ -137,9 +137,9 @@ def save_tokenizer(directory: Path, vocab_size: int) -> None:
     """Save the tiny model's tokenizer, padded to ``vocab_size`` with tokens that occur in no text."""
     from transformers import AutoTokenizer
 
-    from gtpo.models.tiny import build_tiny
+    from gtpo.models.tiny import save_untrained_tiny
 
-    AutoTokenizer.from_pretrained(build_tiny(directory / "tiny")).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(save_untrained_tiny(directory / "tiny")).save_pretrained(directory)
     path = directory / "tokenizer.json"
     content = json.loads(path.read_text())
     vocabulary = content["model"]["vocab"]

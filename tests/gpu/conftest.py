@@ -58,9 +58,9 @@ def gpu_name() -> str:
 
 def describe(device: str) -> dict[str, Any]:
     """Versions, git revision and machine; driver, memory and compute capability of the GPU."""
-    from gtpo.runs.environment import environment
+    from gtpo.runs.provenance import provenance
 
-    about = environment() | {"device": device}
+    about = provenance() | {"device": device}
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         about |= {

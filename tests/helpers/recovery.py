@@ -15,14 +15,13 @@ import signal
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import pyarrow.parquet
 import yaml
 from helpers.file_operations import Operation, read_log
 from helpers.scripts import Ended, Fault, ScriptServer
 
-from gtpo.models.tiny import TINY, build_tiny
+from gtpo.models.tiny import save_untrained_tiny
 from gtpo.runs.checkpoints import MANIFEST, damage
 
 METHODS = {
@@ -79,8 +78,8 @@ def _without_times(value: Any) -> Any:
 
 def build_small_model(directory: Path) -> Path:
     """An untrained base with one narrow layer and, beside it, ``rows.jsonl``: what a run of two seconds needs."""
-    with mock.patch.dict(TINY, num_hidden_layers=1, hidden_size=32, intermediate_size=64, num_attention_heads=2):
-        build_tiny(directory)
+    shape = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
+    save_untrained_tiny(directory, **shape, num_attention_heads=2, num_key_value_heads=2, head_dim=16)
     rows = [{"prompt": f"What is {i} + {i}?", "answer": str(2 * i), "solution": f"{2 * i}"} for i in range(16)]
     (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return directory

@@ -139,10 +139,11 @@ def naive_conflict_push(
     group_size: int,
     token_weights: list[float],
     factors: list[float] | None = None,
+    directions: tuple[bool, ...] = (False, True),
 ) -> tuple[float, float]:
     """Mean over the conflict tokens (direction, position, token) of sum_i w_i A_i and of sum_i w_i lambda_ip A_i.
 
-    The spans are those of the advantages; ``factors`` multiply A_i in the sums only.
+    The spans are those of the advantages; ``factors`` multiply A_i in the sums only; a direction is backward or not.
     """
     weights = naive_conflict_weights(naive_conflict_mask(completions, advantages, group_size), advantages)
     strength = [
@@ -151,7 +152,7 @@ def naive_conflict_push(
     plain, corrected = [], []
     for start in range(0, len(completions), group_size):
         group = range(start, start + group_size)
-        for backward in (False, True):
+        for backward in directions:
             rows = {i: completions[i][::-1] if backward else completions[i] for i in group}
             lambdas = {i: weights[i][::-1] if backward else weights[i] for i in group}
             spans = set()

@@ -74,11 +74,10 @@ def test_the_reference_of_grpo_is_the_base_model(train: Train) -> None:
 
 @pytest.mark.parametrize(
     "argv",
-    [("--backend", "unsloth"), ("--load_in_4bit", "true"), ("--merge", "16bit"), ("--lora_target_modules", "q_proj")],
+    [("--backend", "unsloth"), ("--load_in_4bit", "true"), ("--merge", "16bit")],
 )
 def test_what_needs_an_adapter_is_refused(argv: tuple[str, str], train: Train) -> None:
     ended, run = train("refused", *argv)
     assert ended.code == 2 and not run.exists()
     if argv[0] != "--backend":  # which needs a GPU first
-        what = "remove" if argv[0] == "--lora_target_modules" else "set"
-        assert f"--lora_rank 0 trains all weights, without an adapter: {what} {argv[0]}" in ended.stderr
+        assert "--lora_rank 0 trains all weights, without an adapter: set" in ended.stderr and argv[0] in ended.stderr

@@ -25,7 +25,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gtpo.models.tiny import build_tiny
+from gtpo.models.tiny import save_untrained_tiny
 from rewards import format_reward
 
 ROOT = Path(__file__).parents[2]
@@ -288,7 +288,7 @@ INVALID_USAGE: dict[str, tuple[Sequence[str], str]] = {
     "missing-config": ((*ARITHMETIC, "--config", "nowhere.yaml"), "nowhere.yaml"),
     "config-without-value": ((*ARITHMETIC, "--config"), "--config"),
     "model-without-value": (("--dataset", "arithmetic", "--model"), "--model"),
-    "group-of-one": ((*ARITHMETIC, "--G", "1"), "--G is 1"),
+    "group-of-one": ((*ARITHMETIC, "--G", "1"), "--num_generations is 1"),
     "indivisible-batch": ((*ARITHMETIC, "--per_device_train_batch_size", "3"), "divide"),
     "beta-with-gtpo": ((*ARITHMETIC, "--beta", "0.04"), "beta"),
     "negative-gamma": ((*ARITHMETIC, "--gamma", "-1"), "gamma"),
@@ -314,7 +314,7 @@ def refused(run: Run, tiny: Path, work_dir: Path) -> Callable[[str], tuple[Ended
     paths["empty"] = str(work_dir / "empty")
     (work_dir / "empty").mkdir()
     (work_dir / "bad.yaml").write_text("gama: 0.1\n")
-    build_tiny(work_dir / "no_eos")
+    save_untrained_tiny(work_dir / "no_eos")
     tokenizer = work_dir / "no_eos" / "tokenizer_config.json"
     tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"eos_token": None}))
     seen: dict[str, tuple[Ended, Path]] = {}
@@ -395,4 +395,4 @@ def test_train_scripts_differ_only_in_the_method() -> None:
 def test_the_adapter_is_saved_before_the_report() -> None:
     """A kill while the report is drawn leaves a finished run."""
     text = (ROOT / "gtpo" / "training" / "loop.py").read_text()
-    assert 0 < text.index("    save_adapter(trainer, settings)") < text.index("    write_report_or_warn(settings.")
+    assert 0 < text.index("    save_adapter(trainer, settings)") < text.index("write_report(settings.")
