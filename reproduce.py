@@ -7,7 +7,7 @@
     python reproduce.py all --scale paper --commands      # a shell command per run, for any scheduler
     python reproduce.py --page                            # results/tiny/ and docs/reproduction.md from the tiny runs
     python reproduce.py smol                              # SmolLM2 on a CPU, hours; `make smol` gets model and data
-    python reproduce.py mechanism                         # what one update of each objective does (docs/mechanism.md)
+    python reproduce.py mechanism --only tiny             # what one update of each objective does (docs/mechanism.md)
     python reproduce.py claim fig2_late_accuracy --seeds 21 22 23      # one claim of the page; claim alone: all names
 
 configs/experiments.yaml lists the runs of each figure. Finished runs are skipped and interrupted ones resume: the same

@@ -53,6 +53,8 @@ GRPO = {  # β = 0 and 10⁻⁶
 TEMPLATE, PAGE = Path(__file__).parent / "reproduction.template.md", Path("docs") / "reproduction.md"
 README = Path("README.md")
 METRICS = tuple(name for name in LABELS if name not in SCORES)
+STORED = (*METRICS, "step_time", "grad_norm")
+MAX_GRAD_NORM = 0.1  # of every preset [Listing 1]
 MEASURES = (Curve.early, Curve.late, Curve.highest, Curve.mean)
 VERDICTS = ("holds", "does not hold", SMALL, "undecided", NOT_COUNTED, "too few seeds", "not run")
 EFFECTS = {  # the figure of the first page: group -> label -> claim
@@ -116,6 +118,8 @@ def summarize(
                 }
                 for name, seeds in smol.metrics.items()
             },
+            "scores": {name: _scores_of(smol, name) for name in smol.scores},
+            "clipped": _clipped(smol),
         },
         "verdicts": {name: sum(claim["verdict"] == name for claim in of_paper) for name in VERDICTS},
         "by_chance": round(0.025 * sum(claim["size"] is not None and not claim["why"] for claim in of_paper), 1),
@@ -126,6 +130,7 @@ def summarize(
         },
         "table1": table_markdown(table1(matrix, "tiny", results)),
         "all_scores": tiny_table(matrix, results),
+        "highest_end_late": _highest_end(results, "late"),
         "paper_table": paper_table(matrix, results),
     }
 
@@ -157,13 +162,35 @@ def _summary_of(results: Results, name: str, window: int) -> dict[str, Any]:
             row["minutes"] = round(sum(sum(curve.values) / 60 for curve in curves) / len(curves), 2)
         elif curves:
             row[metric] = {measure.__name__: _pair([*map(measure, curves)]) for measure in MEASURES}
+    return row | _scores_of(results, name)
+
+
+def _scores_of(results: Results, name: str) -> dict[str, dict[str, list[float | None]]]:
+    """Benchmark -> score (``pass@1``, ``format``) -> mean and half width, in percent."""
+    rows = {}
     for benchmark, entries in results.scores.get(name, {}).items():
         tables = [entry["scores"] for entry in entries.values()]
         kinds = [kind for kind in tables[0] if kind.startswith(SCORES) and isinstance(tables[0][kind], dict)]
-        row[benchmark] = {
+        rows[benchmark] = {
             f"{kind}@{k}": _pair([table[kind][k] for table in tables]) for kind in kinds for k in tables[0][kind]
-        }
-    return row
+        } | {"format": _pair([table["format"] for table in tables])}
+    return rows
+
+
+def _clipped(results: Results) -> float | None:
+    """The share of steps, of those with a gradient, in which its norm is above ``MAX_GRAD_NORM``, in percent."""
+    rows = [row for seeds in results.metrics.values() for rows in seeds.values() for row in rows]
+    norms = [row["grad_norm"] for row in rows if row.get("grad_norm")]
+    return 100 * sum(norm > MAX_GRAD_NORM for norm in norms) / len(norms) if norms else None
+
+
+def _highest_end(results: Results, regime: str) -> float | None:
+    """The highest accuracy over the last quarter of the training, of all runs of a regime, in percent."""
+    names = [name for name in results.metrics if f"-{regime}-" in name]
+    ends = [
+        SeedRuns(results, seed, 1).curve(name, "accuracy").late() for name in names for seed in results.metrics[name]
+    ]
+    return rounded(max(ends)) if ends else None
 
 
 def _pair(values: Sequence[float]) -> list[float | None]:
@@ -264,7 +291,7 @@ def write_page(matrix: Matrix) -> list[Path]:
         if finished := [(run.name, run.seed) for run in runs if run.run.is_finished]:
             found = read_results([RUNS / scale])
             shutil.rmtree(directory, ignore_errors=True)
-            condense(only(found, finished), directory, [*METRICS, "step_time"])
+            condense(only(found, finished), directory, STORED)
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     results, tested, smol = read_results([DIRECTORY]), read_results([TESTED]), read_results([SMOL])
     written, _ = draw_all(matrix, select_figures(matrix, ["all"], "tiny"), "tiny", results, DIRECTORY, ["png"])

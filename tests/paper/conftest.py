@@ -57,7 +57,7 @@ lock = open(output / "lock", "w")
 fcntl.flock(lock, fcntl.LOCK_EX)
 for run in map(pathlib.Path, flags.runs):
     label = ("-".join(run.parts[1:]) or "base-tiny") + ("" if flags.checkpoint == "last" else "@" + flags.checkpoint)
-    scores = {score: {str(2**i): 50.0 for i in range(7)} for score in ("pass", "maj")}
+    scores = {score: {str(2**i): 50.0 for i in range(7)} for score in ("pass", "maj")} | {"format": 50.0}
     adapter = None if str(run) == "base" else str(run / ("best" if flags.checkpoint == "best" else "adapter"))
     entry = {"adapter": adapter, "benchmark": flags.benchmarks, "scores": scores, "label": label}
     entry |= {"k": 64, "problems": 1, "intervals": {}}

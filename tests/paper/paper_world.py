@@ -54,5 +54,5 @@ def world() -> Results:
             scores = {kind: dict.fromkeys(("1", "32", "64"), score) for kind in ("pass", "maj", "pass_lenient")}
             for benchmark in ("arithmetic", "arithmetic_hard"):
                 for scored in (name, f"{name}@best"):
-                    found.scores.setdefault(scored, {}).setdefault(benchmark, {})[seed] = {"scores": scores}
+                    found.scores.setdefault(scored, {}).setdefault(benchmark, {})[seed] = {"scores": scores | {"format": 90.0}}
     return found

@@ -1,0 +1,78 @@
+"""One-step effects: which policies there are, what is stored and shown of their groups."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gtpo.errors import UsageError
+from gtpo.paper import mechanism
+from gtpo.paper.matrix import load_matrix
+from gtpo.paper.mechanism import effect_of, measure, policies_of, summaries_in, summarize, write_mechanism
+
+MATRIX = load_matrix()
+
+
+def group(number: int, grpo: float, gtpo: float, longer: float = 1.0) -> dict[str, Any]:
+    effects = {
+        name: {"tags": value, "answer": 2 * value, "norm": 1.0} for name, value in (("GRPO", grpo), ("GTPO", gtpo))
+    }
+    line = {"group": number, "format_reward": 1.0, "accuracy_reward": number / 4, "longer": longer}
+    return line | {"decided_by": ["accuracy_reward"], "effects": effects}
+
+
+def store(path: Path, lines: list[dict[str, Any]], end: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + end)
+
+
+NOTHING = {"group": 9, "format_reward": 1.0, "accuracy_reward": 0.0, "effects": {}}
+GROUPS = [group(0, -1.0, 2.0), group(1, -2.0, 3.0), group(2, -3.0, 1.0, longer=-2.0), group(3, 2.0, 2.0)]
+
+
+def test_effects_by_hand() -> None:
+    """Of -1, -2, -3, 2 the mean is -1; the differences 3, 5, 4, 0 have mean 3 and t(3) = 3.182 times 2.160 / 2."""
+    summary = summarize([*GROUPS, NOTHING])
+    assert (summary["groups"], summary["informative"], summary["taken"]) == (5, 4, None)
+    assert summary["rewards"] == {"format_reward": 1.0, "accuracy_reward": pytest.approx(0.3)}
+    row = effect_of(summary, "GTPO", "tags")
+    assert (row["number"], row["mean"], row["below_0"]) == (4, 2.0, 0.0)
+    assert row["minus_grpo"] == [3.0, pytest.approx(3.1824 * 2.1602 / 2, abs=1e-3)]
+    row = effect_of(summary, "GRPO", "answer")
+    assert (row["mean"], row["below_0"], row["half_width"]) == (-2.0, 0.75, pytest.approx(3.1824 * 2.1602, abs=1e-3))
+    assert effect_of(summary, "GRPO", "tags", "right shorter")["mean"] == -3.0
+    assert effect_of(summary, "GRPO", "tags", "format decides")["number"] == 0
+
+
+def test_what_is_being_measured_is_stored_as_far_as_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store(mechanism.MEASURED / "tiny-base.jsonl", [*GROUPS, NOTHING], '{"group": 5, "effe')
+    store(mechanism.MEASURED / "smol-base.jsonl", [GROUPS[0], NOTHING, GROUPS[1]])  # too few with a variance
+    store(mechanism.MEASURED / "smol-step-20.jsonl", [])
+    monkeypatch.setattr(mechanism, "draw_mechanism", lambda summaries: Drawn())
+    monkeypatch.setattr(mechanism, "page", lambda summaries: " ".join(summaries))
+    (tmp_path / "docs").mkdir()
+    assert list(write_mechanism()) == ["tiny-base"] and mechanism.PAGE.read_text() == "tiny-base"
+    assert summaries_in(mechanism.DIRECTORY)["tiny-base"]["groups"] == 5
+    assert json.loads((mechanism.DIRECTORY / "summary.json").read_text())["tiny-base"]["informative"] == 4
+
+
+class Drawn:
+    def savefig(self, path: Path, dpi: int) -> None:
+        path.write_text("figure")
+
+
+def test_a_policy_is_named_exactly_and_its_run_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [policy.name for policy in policies_of(MATRIX, ["tiny step"])] == ["tiny step 40", "tiny step 120"]
+    with pytest.raises(UsageError, match=r"no policy is called nothing: expected a part of tiny base, tiny step 40"):
+        policies_of(MATRIX, ["nothing"])
+    with pytest.raises(UsageError, match="no policy is called 'tiny step': pick from tiny base, tiny step 40"):
+        measure(MATRIX, "tiny step", None)  # type: ignore[arg-type]
+    with pytest.raises(
+        UsageError, match="checkpoint-40 does not exist: `python reproduce.py mechanism --only 'tiny step 40'` makes"
+    ):
+        measure(MATRIX, "tiny step 40", None)  # type: ignore[arg-type]
