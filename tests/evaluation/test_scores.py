@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,19 @@ def test_incomplete_completions_are_not_graded(store: Callable[..., Path], texts
     path = store(texts_by_hand)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(UsageError, match=r"has 11 of 12 completions: run the same evaluation without --regrade"):
+        grade(path, Problems(load_benchmark("arithmetic")[:3]))
+
+
+@pytest.mark.parametrize("k", [None, 0, "4"])
+def test_completions_without_a_k_are_not_graded(
+    k: Any, store: Callable[..., Path], texts_by_hand: dict[str, list[str]]
+) -> None:
+    path = store(texts_by_hand)
+    head, *rows = path.read_text().splitlines(keepends=True)
+    settings = json.loads(head)
+    settings["settings"]["k"] = k
+    path.write_text("".join([json.dumps(settings) + "\n", *rows]))
+    with pytest.raises(UsageError, match=f"line 1 has k={k!r} in its settings, expected an integer >= 1: restore"):
         grade(path, Problems(load_benchmark("arithmetic")[:3]))
 
 

@@ -140,12 +140,14 @@ def naive_conflict_push(
     token_weights: list[float],
     factors: list[float] | None = None,
     directions: tuple[bool, ...] = (False, True),
+    positive_weight: float = 2.0,
 ) -> tuple[float, float]:
     """Mean over the conflict tokens (direction, position, token) of sum_i w_i A_i and of sum_i w_i lambda_ip A_i.
 
     The spans are those of the advantages; ``factors`` multiply A_i in the sums only; a direction is backward or not.
     """
-    weights = naive_conflict_weights(naive_conflict_mask(completions, advantages, group_size), advantages)
+    mask = naive_conflict_mask(completions, advantages, group_size)
+    weights = naive_conflict_weights(mask, advantages, positive_weight)
     strength = [
         w * a * f for w, a, f in zip(token_weights, advantages, factors or [1.0] * len(advantages), strict=True)
     ]

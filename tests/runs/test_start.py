@@ -274,6 +274,16 @@ def test_a_directory_without_permission_is_refused(tmp_path: Path) -> None:
 # ---- damaged files of a run ----
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"step": 3}', '{"accuracy": "high", "step": 3}'])
+def test_a_damaged_best_json_is_refused_before_a_model_is_loaded(text: str, tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    checkpoint(tmp_path / "run", 5)
+    (tmp_path / "run" / "best").mkdir()
+    (tmp_path / "run" / "best" / "best.json").write_text(text)
+    with pytest.raises(UsageError, match=r"best/best\.json cannot be read: expected .* Delete .*run/best, and"):
+        start(tmp_path / "run", "--resume")
+
+
 def test_a_link_through_which_training_would_write_is_refused(tmp_path: Path) -> None:
     start(tmp_path / "run")
     checkpoint(tmp_path / "run", 5)

@@ -451,15 +451,15 @@ def plain_logps_and_entropy(trainer: Any, batch: dict[str, Tensor]) -> tuple[lis
 
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+@pytest.mark.parametrize(("method", "positive_weight"), [("gtpo", 2.0), ("gtpo", 1.0), ("grpo", 2.0)])
 def test_a_step_is_the_naive_objective_of_weighted_advantages(
-    method: str, loss_type: str, tiny: Path, tmp_path: Path
+    method: str, positive_weight: float, loss_type: str, tiny: Path, tmp_path: Path
 ) -> None:
     """Loss and logged pushes, in float64 from the plain logits; the signs of the masks are those before weighting."""
     settings: dict[str, Any] = {"loss_type": loss_type, "num_generations": ROWS, "max_completion_length": 40}
     weights = {"positive_advantage_weight": 0.0, "negative_advantage_weight": 0.7}
-    filtered = {"entropy_filter": "negative_only"}
-    trainer = make_trainer(method, tiny, tmp_path, gtpo=filtered, trainer_settings=weights, **settings)
+    correction = {"entropy_filter": "negative_only", "conflict_positive_weight": positive_weight}
+    trainer = make_trainer(method, tiny, tmp_path, gtpo=correction, trainer_settings=weights, **settings)
     batch = scored_batch(trainer)
     completions, advantages = canned_group(0), batch["advantages"].tolist()
     assert min(advantages) < 0 < max(advantages)
@@ -481,14 +481,19 @@ def test_a_step_is_the_naive_objective_of_weighted_advantages(
         delta = [0.0 if h > 5.05 and a < 0 else 1.0 for h, a in zip(means, advantages, strict=True)]
         assert 0 < sum(delta) < GROUP
         mask = naive_conflict_mask(completions, advantages, ROWS)
-        lambdas = naive_conflict_weights(mask, advantages)
+        lambdas = naive_conflict_weights(mask, advantages, positive_weight)
         options: dict[str, Any] = {"token_entropy": entropies, "gamma": 0.1, "delta": delta, "token_weights": each}
         expected = naive_gtpo_loss(logps, weighted, weights=lambdas, **options)[0]
     assert loss.item() == pytest.approx(expected, abs=1e-5)
-    pushes = naive_conflict_push(completions, advantages, ROWS, each, factors)
     logged = trainer._metrics["train"]
-    assert logged["conflict_push"] == [pytest.approx(pushes[0], abs=1e-6)] and pushes[0] < -1e-4
-    assert logged["conflict_push_corrected"] == [pytest.approx(pushes[1], abs=1e-6)]
+    both, opening, closing = (
+        naive_conflict_push(completions, advantages, ROWS, each, factors, directions, positive_weight)
+        for directions in ((False, True), (False,), (True,))
+    )
+    assert both[0] < -1e-4 and opening != closing
+    for span, pushes in (("", both), ("_opening", opening), ("_closing", closing)):
+        assert logged[f"conflict_push{span}"] == [pytest.approx(pushes[0], abs=1e-6)]
+        assert logged[f"conflict_push_corrected{span}"] == [pytest.approx(pushes[1], abs=1e-6)]
 
 
 def test_evaluation_divides_dapo_by_the_tokens_of_its_batch(tiny: Path, tmp_path: Path) -> None:

@@ -92,6 +92,15 @@ def test_resume_drops_steps_after_the_checkpoint_and_a_partial_line(tmp_path: Pa
     assert [line["step"] for line in lines(writer)] == [1, 2, 3, 4]
 
 
+def test_a_damaged_line_is_removed_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"st\xff\n{"step": 2}\n{"step": 3, "lo')
+    writer = MetricsWriter(RunDirectory(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        writer.on_train_begin(ARGS, TrainerState(global_step=2), TrainerControl())
+    assert [line["step"] for line in lines(writer)] == [1, 2]
+    assert caplog.messages == [f"{writer.run.metrics}: line 2 is no JSON object with a step and is removed"]
+
+
 def test_a_partial_line_of_the_checkpoint_step_is_dropped(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
     writer = MetricsWriter(RunDirectory(tmp_path))

@@ -119,6 +119,8 @@ def test_the_targets_are_tags_answer_and_all_tokens(trainer: Any) -> None:
             assert "own tags" in texts or set(texts) == {"tags", "answer", "solution"}
             for tag in trainer.tags:
                 assert tag in texts.get("own tags", texts.get("tags", ""))
+            if "own tags" in texts:
+                assert not any(letter.isdigit() or letter == "=" for letter in texts["own tags"])
             if "tags" in texts:
                 assert "=" in texts["solution"] and "=" not in texts["tags"]
                 assert texts["answer"].strip("Ċ").isdigit()
@@ -128,6 +130,17 @@ def test_the_targets_are_tags_answer_and_all_tokens(trainer: Any) -> None:
         ]
         assert effects.start[target] == pytest.approx(torch.cat(logps).mean().item(), abs=1e-5)
     assert 8 < sum(len(part["own tags"]) for part in effects.parts if "own tags" in part) < 64
+
+
+def test_a_policy_without_tags_of_its_own_has_no_such_target(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = trainer._tokenizer("5")["input_ids"]
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "_generate_single_turn", lambda prompts, *args, **kwargs: ([one] * len(prompts), None))
+        effects = OneStep(trainer, taken=["GRPO"])
+    assert set(effects.counts) == set(effects.start) == {"tags", "answer", "solution"}
+    found = group_with_variance(effects)
+    assert set(found["effects"]["GRPO"]) == {"tags", "answer", "solution", "norm"}
+    assert set(found["taken"]["GRPO"]) == {"tags", "answer", "solution"}
 
 
 def test_an_interrupted_measurement_continues_with_the_same_groups(trainer: Any, tmp_path: Path) -> None:
