@@ -73,6 +73,6 @@ def test_a_policy_is_named_exactly_and_its_run_is_there(tmp_path: Path, monkeypa
     with pytest.raises(UsageError, match="no policy is called 'tiny step': pick from tiny base, tiny step 40"):
         measure(MATRIX, "tiny step", None)  # type: ignore[arg-type]
     with pytest.raises(
-        UsageError, match="checkpoint-40 does not exist: `python reproduce.py mechanism --only 'tiny step 40'` makes"
+        UsageError, match=r"checkpoint-40 does not exist: `python reproduce.py mechanism --only 'tiny step 40'` makes"
     ):
         measure(MATRIX, "tiny step 40", None)  # type: ignore[arg-type]
