@@ -2,7 +2,22 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo smol test test-slow test-all test-avx2 test-real test-unsloth-vllm test-unsloth test-vllm test-kill gpu-check lock lint bench bench-loss harness soak clean
+.DEFAULT_GOAL := help
+
+.PHONY: help install demo smol test test-slow test-all test-avx2 test-real test-unsloth-vllm test-unsloth test-vllm test-kill gpu-check lock lint bench bench-loss harness soak clean
+
+help:
+	@echo "make demo               train the tiny model with GTPO and evaluate it: minutes on a CPU"
+	@echo "make install            .venv with everything for a CPU (PYTHON=python3.12 selects the interpreter)"
+	@echo "make test               units, properties, a run of each script; test-slow: the rest; test-all: both"
+	@echo "make test-real          a real model, SmolLM2-135M-Instruct, on a CPU"
+	@echo "make test-unsloth-vllm  Unsloth and vLLM without a GPU, in an environment of their own"
+	@echo "make gpu-check          the GPU paths on this machine, into results/gpu/"
+	@echo "make smol               the comparison of methods on SmolLM2: hours on a CPU, resumable"
+	@echo "make lint, lock         ruff and mypy; the lock files of requirements/"
+	@echo "make bench, bench-loss  speed next to TRL, Liger and the authors' code"
+	@echo "make test-kill, soak    kills and full disks at every file operation; 2,000 steps"
+	@echo "make clean              remove environments and caches; outputs/ is kept"
 
 install: .venv/installed
 
