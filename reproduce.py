@@ -7,6 +7,7 @@
     python reproduce.py all --scale paper --commands      # a shell command per run, for any scheduler
     python reproduce.py --page                            # results/tiny/ and docs/reproduction.md from the tiny runs
     python reproduce.py smol                              # SmolLM2 on a CPU, hours; `make smol` gets model and data
+    python reproduce.py gentle                            # the tiny model, 1,200 steps at rates that learn
     python reproduce.py mechanism --only tiny             # what one update of each objective does (docs/mechanism.md)
     python reproduce.py claim fig2_late_accuracy --seeds 21 22 23      # one claim of the page; claim alone: all names
 
@@ -38,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
     add = parser.add_argument
     add("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ..., or all; or: claim NAME ...")
-    add("--scale", choices=SCALES, help="tiny: on a CPU (default); smol: SmolLM2, on a CPU; paper: on a GPU")
+    add("--scale", choices=SCALES, help="tiny (default), smol: SmolLM2, gentle: tiny and long, all on a CPU; paper: on a GPU")
     add("--seeds", nargs="+", type=int, metavar="N", help="default: those in configs/experiments.yaml")
     add("--only", nargs="+", default=[""], metavar="PART", help="only runs with one of these parts in their name")
     add("--policy", metavar="NAME", help="with mechanism: measure this policy alone, in this process")
@@ -52,7 +53,7 @@ def main() -> None:
     instead.add_argument("--page", action="store_true", help="write results/tiny/ and docs/reproduction.md, and exit")
     flags = parser.parse_args()
     matrix = load_matrix()
-    flags.scale = flags.scale or ("smol" if flags.figures == ["smol"] else "tiny")
+    flags.scale = flags.scale or next((name for name in flags.figures if name in SCALES), "tiny")
     if flags.page or flags.figures == ["claim"]:
         return print(*(write_page(matrix) if flags.page else [claim_list()]), sep="\n")
     if flags.policy:

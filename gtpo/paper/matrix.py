@@ -16,9 +16,9 @@ from gtpo.files import CONFIGS, read_yaml
 from gtpo.runs.checkpoints import latest_complete
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of
 
-SCALES = ("tiny", "smol", "paper")
+SCALES = ("tiny", "smol", "gentle", "paper")
 RUNS = OUTPUTS / "reproduce"
-UNITS = {"tiny": "CPU minutes", "smol": "CPU minutes", "paper": "GPU hours"}  # of the costs
+UNITS = dict.fromkeys(SCALES, "CPU minutes") | {"paper": "GPU hours"}  # of the costs
 Matrix = dict[str, Any]
 
 
