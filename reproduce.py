@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
     add = parser.add_argument
     add("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ..., or all; or: claim NAME ...")
-    add("--scale", choices=SCALES, help="tiny (default), smol: SmolLM2, gentle: tiny and long, all on a CPU; paper: on a GPU")
+    add("--scale", choices=SCALES, help="tiny (default), smol (SmolLM2), gentle (long): on a CPU; paper: on a GPU")
     add("--seeds", nargs="+", type=int, metavar="N", help="default: those in configs/experiments.yaml")
     add("--only", nargs="+", default=[""], metavar="PART", help="only runs with one of these parts in their name")
     add("--policy", metavar="NAME", help="with mechanism: measure this policy alone, in this process")
