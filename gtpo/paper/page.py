@@ -104,6 +104,8 @@ def summarize(
         ],
         "mechanism": dict(mechanism or {}),
         "smol": {
+            "rates": {"works": matrix["smol"]["base"]["grpo"]["learning_rate"]}
+            | {"stress": matrix["smol"]["stress"]["learning_rate"]},
             "claims": [
                 check(claim, smol, SMOL_SEEDS, matrix["smol"]["window"]) for claim in read_claims().get("smol", ())
             ],
@@ -283,7 +285,7 @@ def write_page(matrix: Matrix) -> list[Path]:
         The files written.
     """
     experiments = experiments_of(matrix, select_figures(matrix, ["all"], "tiny"), "tiny")
-    of_smol = experiments_of(matrix, ["smol"], "smol", SMOL_SEEDS)
+    of_smol = [run for run in experiments_of(matrix, ["smol"], "smol", SMOL_SEEDS) if run.experiments]  # not the start
     of_claims = [claim for figure in OWN_SEEDS for claim in read_claims().get(figure, ())]
     of_tested = work_of(matrix, of_claims, TESTED_SEEDS)[0]
     sources = ((DIRECTORY, "tiny", experiments), (TESTED, "tiny", of_tested), (SMOL, "smol", of_smol))
