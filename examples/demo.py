@@ -30,6 +30,22 @@ def run(*argv: str) -> None:
         sys.exit(code)
 
 
+def print_samples(evaluation: Path, count: int = 3) -> None:
+    """The first problems with the sample of the base model and that of the trained one."""
+    sys.path.insert(0, str(REPOSITORY))
+    from gtpo.data.load import load_benchmark
+
+    samples = {}
+    for path in evaluation.glob("*/arithmetic.jsonl"):  # the first line has the settings
+        rows = map(json.loads, path.read_text().splitlines()[1:])
+        samples[path.parent.name] = {row["id"]: " ".join(row["completion"].split()) for row in rows}
+    base = next(name for name in samples if name.startswith("base"))
+    after = next(name for name in samples if name != base)
+    for problem in load_benchmark("arithmetic")[:count]:
+        print(f"\n{problem.question}  (right answer: {problem.gold})")
+        print(f"  before  {samples[base][problem.id]}\n  after   {samples[after][problem.id]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -66,6 +82,7 @@ def main() -> None:
         "seconds": round(time.time() - start, 1),
     }
     (directory / "summary.json").write_text(json.dumps(summary, indent=2))
+    print_samples(directory / "evaluation")
     print(f"""
 {problems} held-out problems, one sample each at temperature 1:
 

@@ -1,6 +1,5 @@
 """examples/: the demo's commands and printed numbers, and the task with a reward of its own."""
 
-import ast
 import json
 import subprocess
 import sys
@@ -24,6 +23,10 @@ output.mkdir(parents=True)
 scores = {"pass": {"1": 12.5}, "format": 25.0}, {"pass": {"1": 50.0}, "format": 100.0}
 entries = [{"adapter": adapter, "scores": s} for adapter, s in zip((None, "outputs/demo/gtpo/adapter"), scores)]
 (output / "results.json").write_text(json.dumps({"results": entries}))
+for label in ("base-tiny", "demo-gtpo"):
+    (output / label).mkdir()
+    rows = [{"id": f"arithmetic/{i}", "completion": f"{label}\\n{i}"} for i in range(4)]
+    (output / label / "arithmetic.jsonl").write_text("\\n".join(map(json.dumps, [{"settings": {}}, *rows])))
 """
 
 
@@ -32,6 +35,7 @@ def repository(tmp_path: Path) -> Path:
     """A copy of the demo beside scripts that record their command line."""
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "demo.py").write_text(DEMO.read_text())
+    (tmp_path / "gtpo").symlink_to(ROOT / "gtpo")
     for name in ("train_gtpo.py", "evaluate.py", "figures.py"):
         (tmp_path / name).write_text(RECORD.replace("{name}", name) + EVALUATE * (name == "evaluate.py"))
     return tmp_path
@@ -41,13 +45,6 @@ def demo(repository: Path, *argv: str, cwd: Path | None = None) -> subprocess.Co
     script = str(repository / "examples" / "demo.py")
     command = [sys.executable, script, *argv]
     return subprocess.run(command, cwd=cwd or repository, capture_output=True, text=True, timeout=60)
-
-
-def test_demo_needs_the_standard_library_only() -> None:
-    tree = ast.parse(DEMO.read_text())
-    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.partition(".")[0] for name in modules} <= sys.stdlib_module_names
 
 
 @pytest.mark.slow
@@ -68,6 +65,10 @@ def test_demo_trains_evaluates_and_draws(cwd: str, repository: Path) -> None:
         "formatting_after": 100.0,
     }
     assert "accuracy   (%)        12.5          50.0" in done.stdout
+    assert (
+        "How many apples does Tom have?  (right answer: 8)\n  before  base-tiny 0\n  after   demo-gtpo 0" in done.stdout
+    )
+    assert "demo-gtpo 2" in done.stdout and "demo-gtpo 3" not in done.stdout
     assert f"python train_grpo.py {training} --output_dir outputs/demo-s5/grpo" in done.stdout
     assert (f"Working directory: {repository}" in done.stdout) == (cwd != ".")
 

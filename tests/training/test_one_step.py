@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
-from helpers.reference import length_mask
+from helpers.reference import length_mask, naive_conflict_mask, unpad
 from trl import GRPOConfig
 
 from gtpo import GTPOArguments, GTPOTrainer
@@ -104,6 +105,37 @@ def test_the_first_order_is_that_of_a_step_that_is_taken(trainer: Any, monkeypat
     assert largest > 0.01  # or the tolerance would accept everything
     for weight, before in zip(trainer.model.parameters(), weights, strict=True):
         assert torch.equal(weight, before)
+
+
+def test_the_facts_of_a_group_are_those_of_its_completions(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[dict[str, Any]] = []
+    score = trainer._generate_and_score_completions
+    monkeypatch.setattr(
+        trainer, "_generate_and_score_completions", lambda rows: batches.append(score(rows)) or batches[-1]
+    )
+    effects = OneStep(trainer, taken=[])
+    found = [effects.of_group(number) for number in range(6)]
+    assert {name for group in found for name in group.get("decided_by", ())} == {"format_reward", "accuracy_reward"}
+    for group, batch in zip(found, batches, strict=True):
+        ids = unpad(batch["completion_ids"], batch["completion_mask"])
+        texts = trainer._tokenizer.batch_decode(ids, skip_special_tokens=True)
+        completions = [[{"role": "assistant", "content": text}] for text in texts]
+        row = trainer.train_dataset[effects.prompts[group["group"]]]
+        rewards = {
+            "format_reward": format_reward(completions),
+            "accuracy_reward": accuracy_reward(completions, answer=[row["answer"]] * 4),
+        }
+        assert {name: group[name] for name in rewards} == {name: fmean(values) for name, values in rewards.items()}
+        advantages = batch["advantages"].tolist()
+        if not any(advantages):
+            assert group["effects"] == {}
+            continue
+        assert group["decided_by"] == [name for name, values in rewards.items() if max(values) > min(values)]
+        lengths = {sign: [len(row) for row, a in zip(ids, advantages, strict=True) if a * sign > 0] for sign in (1, -1)}
+        assert group["longer"] == pytest.approx(fmean(lengths[1]) - fmean(lengths[-1]))
+        assert group["conflict_tokens"] == sum(map(sum, naive_conflict_mask(ids, advantages, 4))) / 4
+    repeated = OneStep(trainer, taken=[]).of_group(3)
+    assert repeated == found[3]  # whatever came before
 
 
 def test_the_targets_are_tags_answer_and_all_tokens(trainer: Any) -> None:
