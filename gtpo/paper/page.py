@@ -26,6 +26,7 @@ from gtpo.paper.figures import (
 )
 from gtpo.paper.matrix import (
     RUNS,
+    Experiment,
     Matrix,
     experiments_of,
     find_figure,
@@ -285,10 +286,9 @@ def write_page(matrix: Matrix) -> list[Path]:
         The files written.
     """
     experiments = experiments_of(matrix, select_figures(matrix, ["all"], "tiny"), "tiny")
-    of_smol = [run for run in experiments_of(matrix, ["smol"], "smol", SMOL_SEEDS) if run.experiments]  # not the start
     of_claims = [claim for figure in OWN_SEEDS for claim in read_claims().get(figure, ())]
     of_tested = work_of(matrix, of_claims, TESTED_SEEDS)[0]
-    sources = ((DIRECTORY, "tiny", experiments), (TESTED, "tiny", of_tested), (SMOL, "smol", of_smol))
+    sources = ((DIRECTORY, "tiny", experiments), (TESTED, "tiny", of_tested), (SMOL, "smol", arms_of_smol(matrix)))
     for directory, scale, runs in sources:
         if finished := [(run.name, run.seed) for run in runs if run.run.is_finished]:
             found = read_results([RUNS / scale])
@@ -304,6 +304,11 @@ def write_page(matrix: Matrix) -> list[Path]:
     README.write_text(fill(README.read_text(), "found", what_was_found(PAGE.read_text())))
     files = [DIRECTORY / name for name in (METRICS_FILE, SCORES_FILE, "effects.png", "summary.json")]
     return [path for path in (*files, *written, PAGE, README) if path.is_file()]
+
+
+def arms_of_smol(matrix: Matrix) -> list[Experiment]:
+    """The runs of SmolLM2 without the warm start, from which they start."""
+    return [run for run in experiments_of(matrix, ["smol"], "smol", SMOL_SEEDS) if run.experiments]
 
 
 def only(results: Results, runs: Sequence[tuple[str, int]]) -> Results:

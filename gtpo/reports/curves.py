@@ -22,7 +22,7 @@ LN2 = math.log(2)
 
 
 def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10) -> Any:
-    """One row of panels over the training steps: the logged values of each run thin, their trailing mean bold.
+    """Panels over the training steps, four of them two by two: each run's logged values thin, their trailing mean bold.
 
     Held-out rows that were evaluated while training are a second, dotted line of the run. The accuracy in any format
     is a dash-dotted line beside the accuracy.
@@ -34,8 +34,9 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10) -> An
     panels = {metric: plain_text(label) for metric, label in panels_of(runs.values()).items()}
     runs = {plain_text(name): rows for name, rows in runs.items()}
     dotted = {"linestyle": ":", "linewidth": 1.2, "marker": "o", "markersize": 3}  # a marker per evaluation
-    figure, axes = grid(1, len(panels))
-    for axis, (metric, label) in zip(axes[0], panels.items(), strict=True):
+    rows_of_panels = 2 if len(panels) == 4 else 1
+    figure, axes = grid(rows_of_panels, len(panels) // rows_of_panels)
+    for axis, (metric, label) in zip(axes.flat, panels.items(), strict=True):
         for number, (name, rows) in enumerate(runs.items()):
             style, seeds = line_style(number), {0: rows}
             steps, raw = seed_curves(seeds, metric, 1)

@@ -40,17 +40,22 @@ class Group:
     cut_off: list[bool] = field(default_factory=list)
 
 
-def read_group(table: str | Path, group_size: int, rewards: Sequence[str]) -> tuple[int, Group]:
+def read_group(
+    table: str | Path, group_size: int, rewards: Sequence[str], positive_weight: float = 2.0
+) -> tuple[int, Group]:
     """The step and the first group of a stored table of completions (``completions/*.parquet`` of a run).
 
     ``rewards`` are the columns that are rewards, where the table has them; a reward function may log other columns.
+    ``positive_weight`` is the run's lambda on shared tokens with A > 0.
     """
     from pyarrow.parquet import read_table
 
     rows = read_table(table).to_pylist()[:group_size]
     tokens, weights = [], []
     for row in rows:
-        on_span = conflict_weights(torch.ones(1, 1, dtype=torch.bool), torch.tensor([row["advantage"]])).item()
+        on_span = conflict_weights(
+            torch.ones(1, 1, dtype=torch.bool), torch.tensor([row["advantage"]]), positive_weight
+        ).item()
         edges = [0, *(edge for span in row["conflicts"] for edge in span), len(row["completion"])]
         tokens.append([row["completion"][a:b] for a, b in itertools.pairwise(edges)])
         weights.append([on_span if piece % 2 else 1.0 for piece in range(len(edges) - 1)])

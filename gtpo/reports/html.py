@@ -136,7 +136,9 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
     parts: list[str] = []
     for path in chosen:
         try:
-            step, group = read_group(path, settings["num_generations"], reward_names(rows))
+            step, group = read_group(
+                path, settings["num_generations"], reward_names(rows), settings.get("conflict_positive_weight", 2.0)
+            )
             parts.append(f"<h2>A group of step {html.escape(str(step))}</h2>{group_html(group)}")
         except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:  # truncated, or foreign
             logger.warning("%s cannot be read and is not shown: %s", path, error)

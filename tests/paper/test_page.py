@@ -24,6 +24,9 @@ from gtpo.paper.page import (
     SMOL,
     TEMPLATE,
     TESTED,
+    _clipped,
+    _highest_end,
+    arms_of_smol,
     effects_of,
     fill,
     only,
@@ -99,6 +102,27 @@ def test_readme_table_has_mean_and_interval_over_seeds_strict_and_lenient() -> N
         "| GRPO, high rate, at its best |" + " - / - |" * 6,
         "| GTPO, high rate, at its end |" + " - / - |" * 6,  # G = 12 is missing
     ]
+
+
+def test_shares_and_ends_by_hand() -> None:
+    """Steps without a gradient do not count; the last quarter of 40, 60, 80, 20 is 20; only the regime's runs count."""
+    norms = [0.0, 0.05, 0.2, 0.3]
+    rows = [
+        {"step": i, "accuracy": a, "grad_norm": n} for i, (a, n) in enumerate(zip((40, 60, 80, 20), norms, strict=True))
+    ]
+    better = [row | {"accuracy": 90.0} for row in rows]
+    found = Results(
+        {"gtpo-late-g8": {1: rows}, "grpo-late-g8-beta0": {1: rows, 2: rows[:3]}, "gtpo-g8": {1: better}}, {}
+    )
+    assert _highest_end(found, "late") == 80.0  # of three steps the last one
+    assert _highest_end(Results({"gtpo-late-g8": {1: rows}}, {}), "late") == 20.0
+    assert _clipped(Results({"gtpo-g8": {1: rows}}, {})) == pytest.approx(200 / 3)
+    assert _clipped(Results({}, {})) is None and _highest_end(Results({}, {}), "late") is None
+
+
+def test_the_warm_start_is_no_arm_of_the_comparison() -> None:
+    names = {run.name for run in arms_of_smol(MATRIX)}
+    assert {"grpo", "gtpo", "gtpo-correction", "gtpo-skip"} <= names and "sft-warm-start" not in names
 
 
 def test_the_first_page_shows_differences_in_points() -> None:

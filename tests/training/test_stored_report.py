@@ -125,6 +125,8 @@ def test_a_stored_table_with_two_groups_shows_the_first(tmp_path: Path) -> None:
     assert group.tokens == [["a", "bc", "d"]] * 2
     assert group.weights == [[1.0, 2.0, 1.0], [1.0, 0.0, 1.0]]
     assert read_group(tmp_path / "table.parquet", 4, ["format"])[1].weights[2] == [1.0, 1.0, 1.0]  # A = 0
+    skipped = read_group(tmp_path / "table.parquet", 2, ["format"], positive_weight=1.0)[1]
+    assert skipped.weights == [[1.0, 1.0, 1.0], [1.0, 0.0, 1.0]]  # --conflict_positive_weight 1
 
 
 def test_an_unreadable_table_is_skipped_with_a_warning(
