@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from gtpo.paper.results import Results
 from gtpo.reports.metrics import smooth
@@ -60,6 +60,11 @@ class Curve:
     def fall(self) -> float:
         """The highest value of the trailing mean minus the mean over the last quarter."""
         return self.highest() - self.late()
+
+    def largest_loss(self) -> float:
+        """The largest fall of the trailing mean below an earlier value, from the first full window on."""
+        full = self.smoothed[min(self.window, len(self.values)) - 1 :]
+        return max(high - value for high, value in zip(accumulate(full, max), full, strict=True))
 
     def rise_step(self) -> float:
         """The step at which the trailing mean first reaches half of its highest value."""

@@ -44,6 +44,8 @@ from gtpo.reports.intervals import LEAST_SEEDS
 DIRECTORY, TESTED = Path("results") / "tiny", Path("results") / "high_rate"
 OWN_SEEDS = ("post_hoc", "same_rule")  # claims of ours, which the runs of TESTED decide
 SMOL, SMOL_SEEDS = Path("results") / "smol_comparison", range(1, 9)
+GENTLE = Path("results") / "gentle"
+LEARNS, LOSES = 10.0, 20.0  # points above the base, points below an earlier value
 TESTED_SEEDS = range(41, 81)
 NOTHING = Results({}, {})
 GTPO = {"stable": ("gtpo-g8", "gtpo-g12"), "late": ("gtpo-late-g8", "gtpo-late-g12")}  # G = 8, 12
@@ -77,11 +79,13 @@ def summarize(
     results: Results,
     tested: Results = NOTHING,
     smol: Results = NOTHING,
+    gentle: Results = NOTHING,
     mechanism: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The content of summary.json: settings, claims with verdicts, the main differences, each run, Table 1.
 
-    ``results`` are those of results/tiny/, ``tested`` of results/high_rate/, ``smol`` of results/smol_comparison/.
+    ``results`` are those of results/tiny/, ``tested`` of results/high_rate/, ``smol`` of
+    results/smol_comparison/, ``gentle`` of results/gentle/.
     """
     spec, seeds = matrix["tiny"], seeds_of_all(matrix, "tiny")
     claims = [
@@ -124,6 +128,7 @@ def summarize(
             "scores": {name: _scores_of(smol, name) for name in smol.scores},
             "clipped": _clipped(smol),
         },
+        "gentle": admission(matrix, gentle, results),
         "verdicts": {name: sum(claim["verdict"] == name for claim in of_paper) for name in VERDICTS},
         "by_chance": round(0.025 * sum(claim["size"] is not None and not claim["why"] for claim in of_paper), 1),
         "titles": {name: find_figure(matrix, name)["title"] for name in names},
@@ -178,6 +183,29 @@ def _scores_of(results: Results, name: str) -> dict[str, dict[str, list[float | 
             f"{kind}@{k}": _pair([table[kind][k] for table in tables]) for kind in kinds for k in tables[0][kind]
         } | {"format": _pair([table["format"] for table in tables])}
     return rows
+
+
+def admission(matrix: Matrix, gentle: Results, tiny: Results) -> dict[str, Any]:
+    """Run -> how many seeds learn and what they lose, by the rule of docs/log.md; ``above``: accuracy that counts."""
+    base = tiny.scores.get("base", {}).get("arithmetic")
+    if not gentle.metrics or not base:
+        return {}
+    above = base[0]["scores"]["pass"]["1"] + LEARNS
+    rows = {}
+    for name, seeds in sorted(gentle.metrics.items()):
+        curves = [
+            [SeedRuns(gentle, seed, matrix["gentle"]["window"]).curve(name, metric) for seed in seeds]
+            for metric in ("accuracy", "formatting")
+        ]
+        rows[name] = {
+            "seeds": sorted(seeds),
+            "learns": sum(curve.highest() >= above for curve in curves[0]),
+            "loses_accuracy": sum(curve.largest_loss() >= LOSES for curve in curves[0]),
+            "loses_formatting": sum(curve.largest_loss() >= LOSES for curve in curves[1]),
+            "accuracy": [rounded(curve.late()) for curve in curves[0]],
+            "formatting": [rounded(curve.late()) for curve in curves[1]],
+        }
+    return {"above": above, "runs": rows}
 
 
 def _clipped(results: Results) -> float | None:
@@ -288,16 +316,22 @@ def write_page(matrix: Matrix) -> list[Path]:
     experiments = experiments_of(matrix, select_figures(matrix, ["all"], "tiny"), "tiny")
     of_claims = [claim for figure in OWN_SEEDS for claim in read_claims().get(figure, ())]
     of_tested = work_of(matrix, of_claims, TESTED_SEEDS)[0]
-    sources = ((DIRECTORY, "tiny", experiments), (TESTED, "tiny", of_tested), (SMOL, "smol", arms_of_smol(matrix)))
+    of_gentle = experiments_of(matrix, ["gentle"], "gentle")
+    sources = (
+        (GENTLE, "gentle", of_gentle),
+        (DIRECTORY, "tiny", experiments),
+        (TESTED, "tiny", of_tested),
+        (SMOL, "smol", arms_of_smol(matrix)),
+    )
     for directory, scale, runs in sources:
         if finished := [(run.name, run.seed) for run in runs if run.run.is_finished]:
             found = read_results([RUNS / scale])
             shutil.rmtree(directory, ignore_errors=True)
             condense(only(found, finished), directory, STORED)
     DIRECTORY.mkdir(parents=True, exist_ok=True)
-    results, tested, smol = read_results([DIRECTORY]), read_results([TESTED]), read_results([SMOL])
+    results, tested, smol, gentle = (read_results([path]) for path in (DIRECTORY, TESTED, SMOL, GENTLE))
     written, _ = draw_all(matrix, select_figures(matrix, ["all"], "tiny"), "tiny", results, DIRECTORY, ["png"])
-    summary = summarize(matrix, results, tested, smol, write_mechanism())
+    summary = summarize(matrix, results, tested, smol, gentle, write_mechanism())
     draw_effects(summary["effects"], SIZES["points"]).savefig(DIRECTORY / "effects.png", dpi=100)
     (DIRECTORY / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     PAGE.write_text(render(summary, TEMPLATE.read_text()))

@@ -18,7 +18,9 @@ from gtpo.paper.mechanism import summaries_in
 from gtpo.paper.page import (
     DIRECTORY,
     EFFECTS,
+    GENTLE,
     METRICS,
+    NOTHING,
     PAGE,
     README,
     SMOL,
@@ -26,6 +28,7 @@ from gtpo.paper.page import (
     TESTED,
     _clipped,
     _highest_end,
+    admission,
     arms_of_smol,
     effects_of,
     fill,
@@ -120,6 +123,28 @@ def test_shares_and_ends_by_hand() -> None:
     assert _clipped(Results({}, {})) is None and _highest_end(Results({}, {}), "late") is None
 
 
+def test_the_rule_of_the_gentle_rates_by_hand() -> None:
+    """Windows of 50 steps; the base has 49 %, so 59 % is learned; 20 points below an earlier mean are lost."""
+
+    def rows(accuracy: list[float], formatting: list[float]) -> list[dict[str, Any]]:
+        pairs = [pair for pair in zip(accuracy, formatting, strict=True) for _ in range(50)]
+        return [{"step": i, "accuracy": a, "formatting": f} for i, (a, f) in enumerate(pairs)]
+
+    seeds = {
+        101: rows([50, 58.9, 50, 50], [90, 95, 90, 90]),  # does not learn
+        102: rows([50, 59, 60, 40], [90, 95, 75, 90]),  # learns, loses both
+        103: rows([50, 70, 65, 60], [90, 95, 75.1, 70]),  # learns, loses formatting in two parts
+        104: rows([10, 80, 80, 80], [99, 99, 79.1, 99]),  # learns
+    }
+    base = {"base": {"arithmetic": {0: {"scores": {"pass": {"1": 49.0}}}}}}
+    found = admission(MATRIX, Results({"grpo-1e-3": seeds}, {}), Results({}, base))
+    assert found["above"] == 59.0
+    row = found["runs"]["grpo-1e-3"]
+    assert [row[name] for name in ("learns", "loses_accuracy", "loses_formatting")] == [3, 1, 2]
+    assert row["accuracy"] == [50.0, 40.0, 60.0, 80.0] and row["seeds"] == [101, 102, 103, 104]
+    assert admission(MATRIX, Results({}, {}), Results({}, base)) == {}
+
+
 def test_the_warm_start_is_no_arm_of_the_comparison() -> None:
     names = {run.name for run in arms_of_smol(MATRIX)}
     assert {"grpo", "gtpo", "gtpo-correction", "gtpo-skip"} <= names and "sft-warm-start" not in names
@@ -160,7 +185,7 @@ def test_the_figure_of_the_first_page() -> None:
 
 
 def test_page_and_summary_have_the_same_numbers() -> None:
-    summary = summarize(MATRIX, world(), Results({}, {}), Results({}, {}), {})
+    summary = summarize(MATRIX, world(), NOTHING, NOTHING, NOTHING, {})
     page = render(summary, TEMPLATE.read_text())
     for claim in summary["claims"]:
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {claim['claim']} |")]
@@ -194,13 +219,13 @@ def test_claims_of_other_seeds_stand_in_the_appendix() -> None:
             for name, of_run in tested.scores.items()
         },
     )
-    page = render(summarize(MATRIX, Results({}, {}), tested, Results({}, {}), {}), TEMPLATE.read_text())
+    page = render(summarize(MATRIX, Results({}, {}), tested, NOTHING, NOTHING, {}), TEMPLATE.read_text())
     end = "both at their end: GTPO is ahead of GRPO (β = 0) in pass@1 on held-out problems. (3 seeds) |"
     assert f"| At the high rate, {end}" in page
 
 
 def test_page_without_any_run() -> None:
-    summary = summarize(MATRIX, Results({}, {}), Results({}, {}), Results({}, {}), {})
+    summary = summarize(MATRIX, Results({}, {}), Results({}, {}), Results({}, {}), NOTHING, {})
     page = render(summary, TEMPLATE.read_text())
     assert "Of 78 claims 78: **not run**." in page and "fig3.png" not in page
     assert summary["drawn"] == [] and {effect["mean"] for effect in summary["effects"]} == {None}
@@ -230,9 +255,9 @@ def test_other_seeds_do_not_enter_the_stored_results() -> None:
 def test_page_has_the_numbers_of_the_stored_results() -> None:
     results = read_results([ROOT / DIRECTORY])
     summary = json.loads((ROOT / DIRECTORY / "summary.json").read_text())
-    tested, smol = read_results([ROOT / TESTED]), read_results([ROOT / SMOL])
+    tested, smol, gentle = (read_results([ROOT / path]) for path in (TESTED, SMOL, GENTLE))
     mechanism = summaries_in(ROOT / mechanism_directory)
-    assert json.loads(json.dumps(summarize(MATRIX, results, tested, smol, mechanism))) == summary
+    assert json.loads(json.dumps(summarize(MATRIX, results, tested, smol, gentle, mechanism))) == summary
     assert render(summary, TEMPLATE.read_text()) == (ROOT / PAGE).read_text()
     if mechanism:
         assert mechanism_page(mechanism) == (ROOT / MECHANISM_PAGE).read_text()
