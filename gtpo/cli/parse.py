@@ -109,7 +109,9 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     """
     argv = [without_alias(word) for word in (sys.argv[1:] if argv is None else argv)]
     if HELP_FLAGS & set(argv):
-        print_help(method, classes, read_yaml(CONFIGS / method / "tiny.yaml"), DERIVED, "--help_all" in argv)
+        asked = _known_flags([word for word in argv if word not in HELP_FLAGS], "model").model
+        preset = preset_for(method, asked or "tiny", dry_run=True)
+        print_help(method, classes, preset, DERIVED, "--help_all" in argv)
         raise SystemExit(0)
     early = _early_flags(method, argv)
     if early.resume not in (None, "auto"):
@@ -155,7 +157,7 @@ def parse_evaluation(argv: Sequence[str] | None = None) -> tuple[EvaluationArgum
     """
     argv = [without_alias(word) for word in (sys.argv[1:] if argv is None else argv)]
     if HELP_FLAGS & set(argv):
-        print_help("evaluate", [EvaluationArguments], preset={}, derived=())
+        print_help("evaluate", [EvaluationArguments])
         raise SystemExit(0)
     config = _known_flags(argv, "config").config
     arguments = EvaluationArguments(**_read([EvaluationArguments], [config] if config else [], argv))

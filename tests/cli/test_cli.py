@@ -546,16 +546,42 @@ def test_help_shows_the_settings_in_groups(flag: str, capsys: pytest.CaptureFixt
         settings(flag)
     shown = capsys.readouterr().out
     assert ended.value.code == 0
-    titles = ["data", "prompt", "model", "run", "GTPO", "sampling and objective", "optimization", "files and logs"]
+    titles = [
+        "most used",
+        "data",
+        "prompt",
+        "model",
+        "run",
+        "GTPO",
+        "sampling and objective",
+        "optimization",
+        "files and logs",
+    ]
     groups = re.findall(r"^([A-Za-z][\w ]*?)(?: \(.*\))?:$\n((?: .*\n)+)", shown, flags=re.MULTILINE)
     assert [title for title, _ in groups] == [*titles, "help and files of settings"]
     assert all(len(lines.splitlines()) <= 40 for _, lines in groups)  # each fits on a screen
+    names = [re.findall(r"^  --(\w+)", lines, re.MULTILINE) for _, lines in groups]
+    assert names[0][:4] == ["model", "dataset", "num_generations", "max_steps"] and len(names[0]) == 11
+    assert sum(map(len, names)) == len(set().union(*names))  # each once
+    assert shown.count("  python train_gtpo.py") == 4
     assert "None" not in shown and "--no_" not in shown
     for cls in CLASSES["gtpo"][:-1]:
         for field in dataclasses.fields(cls):
             assert f"--{field.name}" in shown or not field.init
     assert "--G" in shown and "--learning_rate" in shown
     assert "--adam_epsilon" not in shown
+
+
+def test_help_shows_the_values_of_the_named_model(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, file, rate in (
+        ((), "tiny", "0.001"),
+        (("--model", "llama"), "llama", "1e-06"),
+        (("--model=qwen",), "qwen", "1e-06"),
+    ):
+        with pytest.raises(SystemExit):
+            settings(*argv, "--help")
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"configs/gtpo/{file}.yaml" in shown and f"[Listing 1: 1e-6]. (default: {rate})" in shown
 
 
 def test_help_all_shows_more_and_grpo_help_has_no_gtpo_flags(capsys: pytest.CaptureFixture[str]) -> None:
