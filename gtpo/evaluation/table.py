@@ -36,8 +36,7 @@ def _block(benchmark: str, rows: Sequence[Entry]) -> str:
         sorted({k for row in rows for k in columns_up_to(row.k, columns)}) for columns in (PASS_COLUMNS, MAJ_COLUMNS)
     )
     groups = [
-        ("Pass@k (%), unbiased", "pass", pass_columns),
-        ("Pass@k (%), first k", "pass_first_k", pass_columns),
+        ("Pass@k (%)", "pass", pass_columns),
         ("Maj@k (%)", "maj", maj_columns),
     ]
     cells = [
@@ -52,7 +51,7 @@ def _block(benchmark: str, rows: Sequence[Entry]) -> str:
         shares = [f"{share:.1f}" for share in (scores["format"], 100 - scores["finished"], scores["unreadable"])]
         cells.append([model, method, *numbers, *shares, _interval(row.intervals["pass"])])
         if _differs_leniently(scores, pass_columns, maj_columns):
-            lenient = [_numbers(scores["pass_lenient"], pass_columns), "", _numbers(scores["maj_lenient"], maj_columns)]
+            lenient = [_numbers(scores["pass_lenient"], pass_columns), _numbers(scores["maj_lenient"], maj_columns)]
             cells.append(["", f"{method}, lenient", *lenient, *[""] * 3, _interval(row.intervals["pass_lenient"])])
     lines, rule = lay_out(cells)
     sizes = " and ".join(str(k) for k in sorted({row.k for row in rows}))

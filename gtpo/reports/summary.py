@@ -184,13 +184,17 @@ def end_lines(settings: Settings, rows: Rows, seconds: float | None) -> list[str
     problems = find_problems(rows, _length_limit(settings))
     lines = [f"Run finished, but {'; '.join(problems.values())}."] if problems else []
     trained = run.adapter if settings.model.lora_rank else run.model
-    files = {"model": trained, "merged model": run.merged, "curves and completions": run.report}
-    parts = [f"{what}: {path.name}{'/' * path.is_dir()}" for what, path in files.items() if path.exists()]
+    files = {
+        "Adapter" if trained == run.adapter else "Model": trained,
+        "Merged model": run.merged,
+        "Report": run.report,
+    }
     since = " since --resume" if settings.run.resume else ""
     time = f" ({timedelta(seconds=round(seconds))}{since})" if seconds is not None else ""
-    start = "Files" if problems else f"Run finished{time}"
-    lines.append(f"{start}: {run.path}" + (f" ({', '.join(parts)})" if parts else ""))
+    if not problems:
+        lines.append(f"Run finished{time}: {run.path}")
     lines += score_lines(run, rows)
+    lines += [f"{what}: {path}" for what, path in files.items() if path.exists()]
     if settings.data.dataset in BENCHMARK_TITLES:
         what = ["--runs", str(run.path)] if settings.model.lora_rank else ["--model", str(run.model)]
         lines.append(f"Evaluate: python evaluate.py --benchmarks {settings.data.dataset} {shlex.join(what)}")

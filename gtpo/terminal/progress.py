@@ -1,5 +1,6 @@
-"""The progress bar of a training run."""
+"""The progress bar of a training run, and a line of its metrics after each tenth."""
 
+import sys
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
@@ -7,7 +8,10 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 
 class ProgressBar(ProgressCallback):
-    """Transformers' progress bar with the latest metrics at its end; the default prints a line per step."""
+    """Transformers' progress bar with the latest metrics at its end, and ten lines that stay.
+
+    Runs of fewer than 20 steps have the bar alone.
+    """
 
     form = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
     shown = {  # metric -> how the bar shows it, the first three; a bar of 1,000 steps fits 80 columns
@@ -25,6 +29,7 @@ class ProgressBar(ProgressCallback):
         super().__init__()
         self.title = title
         self.latest: dict[str, Any] = {}
+        self.tenth = 0  # of the run, the last one with a line
 
     @classmethod
     def attach(cls, trainer: Any, title: str) -> None:
@@ -36,6 +41,7 @@ class ProgressBar(ProgressCallback):
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         super().on_train_begin(args, state, control, **kwargs)
         if self.training_bar is not None:
+            self.tenth = 10 * state.global_step // max(1, state.max_steps)
             self.training_bar.bar_format = self.form
             self.training_bar.set_description_str(self.title)
 
@@ -44,3 +50,8 @@ class ProgressBar(ProgressCallback):
         texts = [text.format(self.latest[key]) for key, text in self.shown.items() if key in self.latest]
         if self.training_bar is not None:
             self.training_bar.set_postfix_str(", ".join(texts[:3]))
+            tenth = 10 * state.global_step // max(1, state.max_steps)
+            if tenth > self.tenth and state.max_steps >= 20:
+                self.tenth = tenth
+                line = f"step {state.global_step:,} of {state.max_steps:,}: {', '.join(texts)}"
+                self.training_bar.write(line, file=sys.stderr)

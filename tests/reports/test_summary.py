@@ -168,8 +168,9 @@ def test_the_end_has_scores_files_and_a_command_that_can_be_pasted(tmp_path: Pat
     run.adapter.mkdir(parents=True)
     run.report.write_text("")
     rows = [row(step, accuracy=float(step), completions__clipped_ratio=0.5) for step in (1, 2)]
-    first, second, command = end_lines(settings, rows, 92.4)
-    assert first == f"Run finished (0:01:32): {run.path} (model: adapter/, curves and completions: report.html)"
+    first, second, adapter, report, command = end_lines(settings, rows, 92.4)
+    assert first == f"Run finished (0:01:32): {run.path}"
+    assert (adapter, report) == (f"Adapter: {run.adapter}", f"Report: {run.report}")
     assert (
         second
         == "Means of the first and last 1 logged step(s): accuracy 1.0 -> 2.0 %, cut off 50.0 -> 50.0 %, a 1 -> 1"
