@@ -9,26 +9,39 @@ In a notebook:
 """
 
 import argparse
+import dataclasses
 import html
 import io
 import itertools
 import logging
 import math
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
+from gtpo.arguments import (
+    DataArguments,
+    GTPOArguments,
+    ModelArguments,
+    PromptArguments,
+    RewardArguments,
+    RunArguments,
+    fields_of,
+)
 from gtpo.files import write_atomically
 from gtpo.reports.curves import plot_training
 from gtpo.reports.groups import Group, read_group
 from gtpo.reports.metrics import reward_names
 from gtpo.reports.summary import find_problems, initial_entropy_text, score_lines
-from gtpo.runs.directory import RunDirectory
+from gtpo.runs.directory import RunDirectory, method_of
 from gtpo.terminal.script import run_script
 
 logger = logging.getLogger(__name__)
+
+SETTINGS = (ModelArguments, DataArguments, PromptArguments, RewardArguments, GTPOArguments, RunArguments)  # ours
 
 # Translucent, with text in the page's color: readable on light and dark pages.
 _COLORS = {2.0: "rgba(46, 160, 67, 0.4)", 0.0: "rgba(128, 128, 128, 0.4)"}  # of a weight lambda: green, grey
@@ -92,7 +105,8 @@ def _colored(text: str, weight: float) -> str:
 
 
 _LEGEND = (
-    f"{_colored('green, λ = 2', 2.0)}: shared with a penalized completion, counts twice · "
+    "A: the advantage, the reward above the mean of the group in standard deviations · ⟨H⟩: mean entropy of the "
+    f"completion's tokens · {_colored('green, λ = 2', 2.0)}: shared with a penalized completion, counts twice · "
     f"{_colored('grey, λ = 0', 0.0)}: shared with a rewarded completion, no update · "
     "<s>struck out</s>, δ = 0: ⟨H⟩ (nats) is above the threshold, no update · "
     "✂: reached the length limit · ↵: line break"
@@ -146,8 +160,7 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
         parts.insert(0, "<p>This run gives every token weight 1: the colors show what the correction would do.</p>")
     stored = (
         f"<tr><td>{html.escape(str(key))}</td><td><code>{html.escape(str(value))}</code></td></tr>"
-        for key, value in sorted(settings.items())
-        if value is not None
+        for key, value in sorted(changed_settings(settings).items())
     )
     title = html.escape(f"{settings['run_name']}: {settings['model']} on {settings['dataset']}")
     page = _PAGE.format(
@@ -161,12 +174,33 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
     return run.report
 
 
+def changed_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run that differ from the defaults of TRL, Transformers and ours."""
+    from trl import GRPOConfig, SFTConfig
+
+    trainer = GRPOConfig if "num_generations" in settings else SFTConfig
+    fields = fields_of([trainer, *SETTINGS])
+    return {
+        name: value
+        for name, value in settings.items()
+        if value is not None and (name not in fields or value != _default(fields[name]))
+    }
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default_factory() if callable(field.default_factory) else field.default
+
+
 def _facts(run: RunDirectory, settings: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """Problems, scores and initial entropy as paragraphs."""
+    """Problems, scores, initial entropy, duration and the command that repeats the run, as paragraphs."""
     lines = [f"{problem}." for problem in find_problems(rows, settings.get("max_completion_length")).values()]
     lines += score_lines(run, rows)
     if entropy := initial_entropy_text(run):
-        lines.append(f"⟨H⟩_ini: {entropy}")
+        lines.append(f"⟨H⟩_ini, the mean token entropy: {entropy}")
+    if seconds := sum(row.get("step_time") or 0.0 for row in rows):
+        lines.append(f"Steps took {timedelta(seconds=round(seconds))} in all, without checkpoints and evaluations")
+    if method := method_of(run):
+        lines.append(f"The same run again: python train_{method}.py --config {run.config} --output_dir NEW")
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
@@ -186,7 +220,7 @@ tr + tr td {{ border-top: 1px solid rgba(128, 128, 128, .3) }}
 {facts}
 <figure><svg{curves}</figure>
 {groups}
-<details><summary>Settings</summary><table>{settings}</table></details>
+<details><summary>Changed settings (all: config.yaml)</summary><table>{settings}</table></details>
 </body></html>
 """
 
