@@ -230,7 +230,7 @@ def fingerprint(directory: str | Path) -> str | None:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """A file, with sorted lists if it has the settings of an adapter; one that is damaged is refused when it is loaded."""
+    """A file, with sorted lists if it has the settings of an adapter; loading refuses damaged ones."""
     try:
         items = json.loads(path.read_bytes()).items() if path.name == "adapter_config.json" else None
     except (ValueError, AttributeError, RecursionError):

@@ -179,7 +179,7 @@ def test_settings_of_an_adapter_are_checked_before_they_are_used(outputs: Path, 
 
 def test_settings_of_an_adapter_that_are_a_list_are_refused(outputs: Path) -> None:
     (outputs / "older" / "adapter" / "adapter_config.json").write_text("[]")
-    with pytest.raises(UsageError, match="adapter_config.json has no base_model_name_or_path"):
+    with pytest.raises(UsageError, match=r"adapter_config.json has no base_model_name_or_path"):
         find_targets(["outputs/older"], None)
 
 

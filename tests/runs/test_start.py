@@ -306,7 +306,7 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("years of work")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.lock").symlink_to(tmp_path / "mine.txt")
-    with pytest.raises(UsageError, match="run.lock cannot be locked: Too many levels of symbolic links. Delete it"):
+    with pytest.raises(UsageError, match=r"run.lock cannot be locked: Too many levels of symbolic links. Delete it"):
         start(tmp_path / "run")
     assert (tmp_path / "mine.txt").read_text() == "years of work"
 
