@@ -6,7 +6,8 @@
     python tests/kill.py --methods gtpo --scenarios start --faults kill --at 17
 
 Scenarios: ``start`` a run; ``overwrite`` a finished one; ``resume`` a killed one; ``rotation`` of checkpoints with
-``--save_total_limit 2``; ``evaluation`` of an adapter. It needs a C compiler. Exit code 1 if a run did not recover.
+``--save_total_limit 2``; ``evaluation`` of an adapter. Every command runs under another hash seed than the one before
+it; a failure names them. It needs a C compiler. Exit code 1 if a run did not recover.
 """
 
 import argparse
@@ -32,20 +33,23 @@ def main(options: argparse.Namespace) -> int:
         if (library := build_library(work)) is None:
             sys.exit("No C compiler: install gcc.")
         model = build_small_model(work / "model")
-        (work / "logs").mkdir()
-        server = ScriptServer(work / "logs", library)
+        servers = []
+        for hash_seed in options.hash_seeds:
+            (logs := work / f"logs-{hash_seed}").mkdir()
+            servers.append(ScriptServer(logs, library, hash_seed=hash_seed))
         for method in options.methods:
             for name in options.scenarios:
                 if name == "evaluation" and method != "gtpo":
                     continue  # the adapters of all methods are evaluated alike
-                scenario = Scenario(name, method, server, model, work)
+                scenario = Scenario(name, method, servers, model, work)
                 for fault in options.faults:
                     points = sweep(scenario, fault, options)
                     problems = [point for point in points if point.problem]
                     failed += len(problems)
                     counts = (len(scenario.operations), len(points), len(points) - len(problems), len(problems))
                     rows.append((scenario.title, fault, *counts))
-        server.close()
+        for server in servers:
+            server.close()
     print(f"\n{'scenario':20}{'fault':>6}{'operations':>12}{'points':>8}{'recovered':>11}{'failed':>8}")
     for title, fault, *numbers in rows:
         print(f"{title:20}{fault:>6}" + "{:12}{:8}{:11}{:8}".format(*numbers))
@@ -73,5 +77,6 @@ if __name__ == "__main__":
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--points", type=int, help="At most so many operations of each scenario, at random.")
     parser.add_argument("--seed", type=int, default=0, help="Of --points.")
+    parser.add_argument("--hash_seeds", type=int, nargs="+", default=[1, 2, 3], help="Of the commands, in turn.")
     parser.add_argument("--at", type=int, nargs="+", help="These operations.")
     sys.exit(main(parser.parse_args()))

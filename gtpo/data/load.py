@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ARITHMETIC_TRAIN_ROWS, ARITHMETIC_TEST_ROWS = 4000, 500
+MOST_COLUMNS = 500  # the time that datasets takes is quadratic in them
 
 
 @dataclass(frozen=True)
@@ -267,6 +268,11 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None
 
 def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: str) -> "Dataset":
     table = read_table(data.dataset, data.split, default_split, data.dataset_config)
+    if len(table.columns) > MOST_COLUMNS:
+        raise UsageError(
+            f"{table.name} has {len(table.columns):,} columns, expected at most {MOST_COLUMNS}: leave out those that "
+            "no reward takes."
+        )
     roles = _columns_of(table, data, ("prompt", "answer", "solution"), required=("prompt",))
     kept, dropped = _usable(table, {role: name for role, name in roles.items() if role != "solution"})
     _report_dropped(table, dropped)

@@ -230,9 +230,12 @@ def fingerprint(directory: str | Path) -> str | None:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """A file, with sorted lists if it has the settings of an adapter."""
-    if path.name != "adapter_config.json":
+    """A file, with sorted lists if it has the settings of an adapter; loading refuses damaged ones."""
+    try:
+        items = json.loads(path.read_bytes()).items() if path.name == "adapter_config.json" else None
+    except (ValueError, AttributeError, RecursionError):
+        items = None
+    if items is None:
         return path.open("rb")
-    items = json.loads(path.read_bytes()).items()
     values = {name: sorted(value, key=json.dumps) if isinstance(value, list) else value for name, value in items}
     return io.BytesIO(json.dumps(values, indent=2, sort_keys=True).encode())  # as PEFT writes it

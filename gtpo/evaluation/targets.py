@@ -128,7 +128,7 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
     """
     path = adapter / "adapter_config.json"
     config: dict[str, Any] = json.loads(path.read_bytes())
-    if not isinstance(config.get("base_model_name_or_path"), str):
+    if not isinstance(config, dict) or not isinstance(config.get("base_model_name_or_path"), str):
         raise UsageError(f"{path} has no base_model_name_or_path: add the Hub id or path of the base model.")
     if config.get("peft_type") != "LORA":
         raise UsageError(f"{path}: peft_type is {config.get('peft_type')!r}, only LORA adapters can be evaluated.")
@@ -140,6 +140,10 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
                     f"{path}: {field} contains {name!r}, expected the name of a module: replace a regular expression "
                     '(matching it may take forever) by a list such as ["q_proj", "v_proj"].'
                 )
+    pattern = config.get("rank_pattern") or {}
+    ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, dict) else [pattern])]
+    if any(type(rank) is not int for rank in ranks):
+        raise UsageError(f"{path}: the ranks are {', '.join(map(repr, ranks))}, expected whole numbers.")
     if not (adapter / "adapter_model.safetensors").is_file():
         raise UsageError(f"{adapter} has no adapter_model.safetensors: save it again with PEFT's save_pretrained.")
     return config

@@ -36,6 +36,7 @@ def start_wandb(settings: Settings) -> Any:
         "dir": str(run_directory.path),
         "settings": wandb.Settings(
             silent=True,
+            use_dot_wandb=False,  # not .wandb/, which a stranger's run may have as a link
             finish_timeout=60,
             finish_timeout_raises=False,
             x_disable_meta=True,  # it contains the command line, possibly with a token; environment.json has the rest

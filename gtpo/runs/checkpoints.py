@@ -5,6 +5,7 @@ import json
 import logging
 from pathlib import Path
 
+from gtpo.errors import UsageError
 from gtpo.files import apply_umask, remove, write_atomically
 
 logger = logging.getLogger(__name__)
@@ -66,13 +67,22 @@ def steps_are_done(checkpoint: Path, max_steps: int, patience: int | None = None
         max_steps: Of the settings, below 1 for whole epochs.
         patience: ``early_stopping_patience`` of the settings: after as many evaluations without a better one, the run
             has stopped early.
+
+    Raises:
+        UsageError: If the state cannot be read.
     """
-    state = json.loads((checkpoint / "trainer_state.json").read_text())
-    stopping = state.get("stateful_callbacks", {}).get("EarlyStopping")
-    worse = stopping["attributes"]["early_stopping_patience_counter"] if stopping else 0  # evaluations in a row
-    return (patience is not None and worse >= patience) or bool(
-        state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"])
-    )
+    path = checkpoint / "trainer_state.json"
+    try:
+        state = json.loads(path.read_bytes())
+        stopping = state.get("stateful_callbacks", {}).get("EarlyStopping")
+        worse = stopping["attributes"]["early_stopping_patience_counter"] if stopping else 0  # evaluations in a row
+        return (patience is not None and worse >= patience) or bool(
+            state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"])
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is damaged or not from a trainer: delete {checkpoint} to continue from an earlier one."
+        ) from error
 
 
 def rotate(run: Path, limit: int) -> None:

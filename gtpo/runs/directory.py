@@ -63,7 +63,7 @@ class RunDirectory:
     def checkpoint(self, step: int | str) -> Path:
         return self.path / f"checkpoint-{step}"
 
-    def non_finite_dump(self, step: int) -> Path:
+    def non_finite_dump(self, step: int | str) -> Path:
         """Where the batch of a step with a non-finite loss or gradient is saved."""
         return self.path / f"not-finite-step-{step}"
 

@@ -17,7 +17,7 @@ from gtpo.arguments import MODEL_ALIASES, PromptArguments, Settings, name_of
 from gtpo.errors import UsageError, command_again
 from gtpo.files import remove, write_atomically
 from gtpo.processes import IS_MAIN_PROCESS
-from gtpo.runs.checkpoints import MANIFEST, delete, latest_complete, sorted_checkpoints, steps_are_done
+from gtpo.runs.checkpoints import MANIFEST, delete, latest_complete, sorted_checkpoints, step_of, steps_are_done
 from gtpo.runs.directory import RunDirectory, resume_command
 from gtpo.runs.provenance import provenance
 
@@ -61,9 +61,7 @@ def check_run(settings: Settings, rows: int) -> str | None:
             raise UsageError(
                 f"{run.path} has no complete checkpoint: name the run with --resume RUN, or --overwrite it."
             )
-        for path in (run.metrics, run.wandb, run.completions, *run.completion_tables()):
-            if path.is_symlink():
-                raise UsageError(f"{path} is a link, and training would write to its target: replace it by that.")
+        _check_links(run, checkpoint)
         run.read_best()  # raises
         check_same_policy(run, vars(settings.model) | vars(settings.prompt))
         stored = _stored_settings(run)
@@ -126,6 +124,16 @@ def _clear(run: RunDirectory) -> None:
 def _is_run(run: RunDirectory) -> bool:
     """Whether a directory was made by :func:`start_run`; a copy may lack the lock."""
     return run.lock.exists() or (run.config.is_file() and run.environment.is_file())
+
+
+def _check_links(run: RunDirectory, checkpoint: Path) -> None:
+    """Refuse links through which training would write; those that are read, deleted or replaced may stay."""
+    of_wandb = ("wandb/latest-run", "wandb/debug.log", "wandb/debug-internal.log", "wandb/*/logs/debug-core.log")
+    for path in run.path.rglob("*"):
+        is_new = step_of(path) > step_of(checkpoint) or path.match(run.non_finite_dump("*").name)
+        is_written = is_new or path in (run.metrics, run.wandb, run.completions) or path.parent != run.path
+        if path.is_symlink() and is_written and not any(map(path.match, of_wandb)):
+            raise UsageError(f"{path} is a link, and training would write to its target: replace it by that.")
 
 
 def _has_content(run: RunDirectory) -> bool:
@@ -209,6 +217,8 @@ def _lock(run: RunDirectory) -> None:
         lock.acquire(timeout=0)
     except Timeout as error:
         raise UsageError(f"{run.path} is in use by another process: wait for it, or name another run.") from error
+    except OSError as error:  # a link, or a directory
+        raise UsageError(f"{run.lock} cannot be locked: {error.strerror}. Delete it.") from error
 
 
 def how_to_continue() -> str:

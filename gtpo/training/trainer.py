@@ -76,6 +76,7 @@ from gtpo_loss import (
 logger = logging.getLogger(__name__)
 
 NAN_PROBABILITIES = ("probability tensor contains", "device-side assert")  # torch.multinomial on a CPU, on a GPU
+WANDB_TABLES = 100  # of a run: wandb stores each as a file
 _OF_THE_PAPER = {"loss_type": "grpo", "scale_rewards": "group", "vllm_importance_sampling_correction": False}
 
 
@@ -308,14 +309,19 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
     # The table of completions
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        shown = self.log_completions
+        shown, reporters = self.log_completions, self.args.report_to
         # The summary comes after the last checkpoint, and TRL would write the last step's table again: a kill would
         # truncate a table that no resumed run repeats.
         self.log_completions = shown and "train_runtime" not in logs
+        every = max(1, math.ceil(self.state.max_steps / WANDB_TABLES))
+        has_table = (self.state.max_steps - self.state.global_step) % every == 0
+        self.args.report_to = of_this_step = [name for name in reporters if has_table or name != "wandb"]
         try:
             super().log(logs, start_time)
         finally:
             self.log_completions = shown
+            if self.args.report_to is of_this_step:  # or wandb has died, and MetricsWriter has taken it out
+                self.args.report_to = reporters
 
     def _fill_in(self, rows: Tensor, **columns: Tensor) -> None:
         """Write values that compute_loss knows, shape (B,) each, into the rows of the table."""

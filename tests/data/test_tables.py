@@ -388,3 +388,10 @@ def test_a_name_that_is_nothing_is_refused(
     Path("gone.csv").symlink_to("no_such.csv")
     with pytest.raises(UsageError, match=message):
         load_train(DataArguments(name))
+
+
+def test_a_file_of_more_columns_than_datasets_can_take_is_refused(tmp_path: Path) -> None:
+    names = ["prompt", "answer", *(f"c{i}" for i in range(499))]
+    (path := tmp_path / "wide.csv").write_text(f"{','.join(names)}\n{','.join('1' for _ in names)}\n")
+    with pytest.raises(UsageError, match=r"wide\.csv has 501 columns, expected at most 500: leave out"):
+        load_train(DataArguments(dataset=str(path)))

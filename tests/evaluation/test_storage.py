@@ -408,6 +408,14 @@ def test_the_order_of_the_modules_of_an_adapter_does_not_matter(tmp_path: Path) 
     assert seen[0] == seen[1] != seen[2]
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000], ids=["cut off", "list", "deep"])
+def test_damaged_settings_of_an_adapter_in_the_base_have_a_fingerprint(text: str, tmp_path: Path) -> None:
+    assert fingerprint(tmp_path) is not None
+    before = fingerprint(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(text)
+    assert fingerprint(tmp_path) not in (None, before)
+
+
 @pytest.mark.slow
 def test_an_adapter_saved_by_another_process_is_the_same(tiny: Path, tmp_path: Path) -> None:
     """PEFT writes the names of modules in the order of the hash seed; the adapters of a run have them sorted."""

@@ -165,11 +165,21 @@ CATASTROPHIC = "([a-z]+)+$"
         ({"target_modules": [3]}, "target_modules contains 3, expected the name of a module"),
         ({"peft_type": "PROMPT_TUNING"}, "peft_type is 'PROMPT_TUNING', only LORA adapters can be evaluated"),
         ({"base_model_name_or_path": 3}, "has no base_model_name_or_path"),
+        ({"r": "4"}, "the ranks are '4', expected whole numbers"),
+        ({"r": None}, "the ranks are None, expected whole numbers"),
+        ({"rank_pattern": {"q_proj": 2.5}}, r"the ranks are 4, 2.5, expected whole numbers"),
+        ({"rank_pattern": ["q_proj"]}, r"the ranks are 4, \['q_proj'\], expected whole numbers"),
     ],
 )
 def test_settings_of_an_adapter_are_checked_before_they_are_used(outputs: Path, settings: dict, message: str) -> None:
     edit_config(outputs / "older" / "adapter", **settings)
     with pytest.raises(UsageError, match=f"adapter_config.json:? {message}"):
+        find_targets(["outputs/older"], None)
+
+
+def test_settings_of_an_adapter_that_are_a_list_are_refused(outputs: Path) -> None:
+    (outputs / "older" / "adapter" / "adapter_config.json").write_text("[]")
+    with pytest.raises(UsageError, match=r"adapter_config.json has no base_model_name_or_path"):
         find_targets(["outputs/older"], None)
 
 

@@ -3,7 +3,7 @@
 A scenario is a command and the state of its directory before it. After the fault the user runs the command that the
 message names, or the same one again, then with the flags that its message names. Every file of the directory must end
 as in the undisturbed run, which includes that nothing is left over: adapter, optimizer, scheduler, random state, best/,
-metrics, completions.
+metrics, completions. Each command runs under another hash seed than the one before it, as on a user's machine.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import signal
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,10 +92,12 @@ class Scenario:
     Attributes:
         title: For tables and test ids.
         command: Script and flags.
+        servers: Run the commands in turn; which one comes first is chosen by the number of the operation.
     """
 
-    def __init__(self, name: str, method: str, server: ScriptServer, model: Path, work: Path) -> None:
-        self.name, self.method, self.server, self.model = name, method, server, model
+    def __init__(self, name: str, method: str, servers: Sequence[ScriptServer], model: Path, work: Path) -> None:
+        self.name, self.method, self.servers, self.model = name, method, servers, model
+        self.turn = 0
         self.title = f"{method} {name}"
         self.work = work / self.title.replace(" ", "-")
         self.directory = self.work / "watched"  # the same path for all runs, because config.yaml contains it
@@ -148,6 +151,7 @@ class Scenario:
     def try_point(self, fault: str, number: int) -> Point:
         """Run the command with a fault (``kill`` or ``full``) at an operation, recover, and compare."""
         expected = self.expected
+        self.turn = number
         self._reset()
         ended = self._run(self.command, FAULTS[fault], number)
         log = read_log(self.work / "operations.log")
@@ -157,6 +161,9 @@ class Scenario:
         if fault == "kill" and ended.code != -signal.SIGKILL:
             problem = f"not killed, exit code {ended.code}"
         problem = problem or self._recover(ended) or _difference(expected, contents(self.directory))
+        if problem:
+            seeds = [str(self.servers[turn % len(self.servers)].hash_seed) for turn in range(number, self.turn)]
+            problem += f" (PYTHONHASHSEED {', then '.join(seeds)})"
         return Point(log[number - 1], problem)
 
     def _disk_full_problem(self, ended: Ended) -> str:
@@ -198,7 +205,9 @@ class Scenario:
     def _run(self, command: list[str], kind: str = "", number: int = 0) -> Ended:
         log = str(self.work / "operations.log")
         fault = Fault(str(self.directory), kind, number, log) if kind else None
-        return self.server.run(self.work, *command, fault=fault)
+        server = self.servers[self.turn % len(self.servers)]
+        self.turn += 1
+        return server.run(self.work, *command, fault=fault)
 
     def _log(self, command: list[str]) -> list[Operation]:
         ended = self._run(command, "-")

@@ -88,13 +88,21 @@ class ScriptServer:
         preload: Shared library of the process.
         imports: Python source that the process executes first.
         seconds: Timeout of a script.
+        hash_seed: PYTHONHASHSEED of the process, which orders the sets of every script.
     """
 
     def __init__(
-        self, logs: Path, preload: Path | None = None, imports: str = IMPORTS, seconds: int = SCRIPT_SECONDS
+        self,
+        logs: Path,
+        preload: Path | None = None,
+        imports: str = IMPORTS,
+        seconds: int = SCRIPT_SECONDS,
+        hash_seed: int | None = None,
     ) -> None:
-        self.logs, self.runs, self.seconds = logs, 0, seconds
+        self.logs, self.runs, self.seconds, self.hash_seed = logs, 0, seconds, hash_seed
         environment = user_environment() | ({"LD_PRELOAD": str(preload)} if preload else {})
+        if hash_seed is not None:
+            environment["PYTHONHASHSEED"] = str(hash_seed)
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVER, imports],
             stdin=subprocess.PIPE,

@@ -288,12 +288,37 @@ def test_a_link_through_which_training_would_write_is_refused(tmp_path: Path) ->
     start(tmp_path / "run")
     checkpoint(tmp_path / "run", 5)
     (tmp_path / "mine").mkdir()
-    for name in ("completions", "wandb", "metrics.jsonl", "completions/completions_00006.parquet"):
-        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "run" / "checkpoint-6").mkdir()
+    (tmp_path / "run" / "checkpoint-6" / "files.json").write_text("{}")  # not deleted as unfinished
+    for name in (
+        *("completions", "wandb", "metrics.jsonl", "completions/completions_00006.parquet"),
+        *("checkpoint-7", "checkpoint-6/trainer_state.json", "not-finite-step-6", "wandb/offline-run-1-a"),
+        *("wandb/run-2-b/files", "wandb/run-2-b/logs/debug.log"),
+    ):
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "run" / name).symlink_to(tmp_path / "mine" / "gone")
         with pytest.raises(UsageError, match=rf"run/{name} is a link, and training would write to its target"):
             start(tmp_path / "run", "--resume")
         (tmp_path / "run" / name).unlink()
+
+
+def test_links_that_are_read_or_replaced_are_accepted(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    checkpoint(tmp_path / "mine", 5)
+    (tmp_path / "run" / "checkpoint-5").symlink_to(tmp_path / "mine" / "checkpoint-5")  # moved to a larger disk
+    for name in ("best", "adapter", "wandb/latest-run", "wandb/debug.log", "wandb/run-1-a/logs/debug-core.log"):
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).symlink_to(tmp_path / "mine" / "gone")
+    assert start(tmp_path / "run", "--resume") == str(tmp_path / "run" / "checkpoint-5")
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("years of work")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.lock").symlink_to(tmp_path / "mine.txt")
+    with pytest.raises(UsageError, match=r"run.lock cannot be locked: Too many levels of symbolic links. Delete it"):
+        start(tmp_path / "run")
+    assert (tmp_path / "mine.txt").read_text() == "years of work"
 
 
 def test_overwrite_touches_no_target_of_a_link(tmp_path: Path) -> None:

@@ -29,10 +29,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptServer]:
-    server = ScriptServer(tmp_path_factory.mktemp("logs"), library)
-    yield server
-    server.close()
+def servers(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ScriptServer]]:
+    servers = [ScriptServer(tmp_path_factory.mktemp("logs"), library, hash_seed=seed) for seed in (1, 2)]
+    yield servers
+    for server in servers:
+        server.close()
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +48,9 @@ def final_path(path: str) -> str:
 
 @pytest.mark.parametrize(("name", "method", "kills", "full"), SAMPLE, ids=[f"{row[1]}-{row[0]}" for row in SAMPLE])
 def test_recovery(
-    name: str, method: str, kills: int, full: int, server: ScriptServer, model: Path, tmp_path: Path
+    name: str, method: str, kills: int, full: int, servers: list[ScriptServer], model: Path, tmp_path: Path
 ) -> None:
-    scenario = Scenario(name, method, server, model, tmp_path)
+    scenario = Scenario(name, method, servers, model, tmp_path)
     assert scenario.operations
     if name == "start":  # every file was written by operations that were counted
         paths = {final_path(operation.path) for operation in scenario.operations}
@@ -151,3 +152,10 @@ def test_choose_keeps_the_ends_and_the_middle_of_a_series_of_writes() -> None:
     assert choose(operations, "full") == [1, 2, 5, 8, 10]
     assert len(set(choose(operations, "kill", 3))) == 3
     assert choose(operations, "kill", 3, seed=1) == choose(operations, "kill", 3, seed=1)
+
+
+def test_commands_run_under_the_hash_seeds_in_turn(servers: list[ScriptServer], tmp_path: Path) -> None:
+    (script := tmp_path / "order.py").write_text("print(list({'q_proj', 'k_proj', 'v_proj', 'o_proj', 'up_proj'}))")
+    scenario = Scenario("start", "gtpo", servers, tmp_path, tmp_path)
+    first, second, third = (scenario._run([str(script)]).stdout for _ in range(3))
+    assert first == third != second

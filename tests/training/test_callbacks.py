@@ -191,6 +191,7 @@ def test_offline_wandb_has_the_values_of_metrics_jsonl(
     monkeypatch.chdir(tmp_path)
     directory = tmp_path / "a-run-s1"
     directory.mkdir()
+    (directory / ".wandb").symlink_to(tmp_path)  # a stranger's run: wandb would write there
     with caplog.at_level(logging.WARNING):
         run = wandb_run(directory)
     assert f"wandb sync {directory / 'wandb'}" in caplog.text

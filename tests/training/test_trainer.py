@@ -5,6 +5,7 @@ import json
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas
@@ -32,6 +33,7 @@ from transformers import (
     LlamaForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    TrainerCallback,
 )
 from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
@@ -191,6 +193,34 @@ def test_no_table_of_completions_is_written_after_the_last_checkpoint(
     trainer.train()
     assert events == ["completions_00001.parquet", "checkpoint", "completions_00002.parquet", "checkpoint"]
     assert trainer.log_completions and "train_runtime" in trainer.state.log_history[-1]
+
+
+@pytest.mark.slow
+def test_wandb_gets_a_bounded_number_of_tables(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """wandb writes a file per table; the run directory has the table of every step."""
+    logged: list[dict[str, int]] = []
+    wandb = SimpleNamespace(run=True, Table=lambda dataframe: dataframe["step"][0], log=lambda row: logged.append(row))
+    monkeypatch.setattr("trl.trainer.grpo_trainer.wandb", wandb, raising=False)
+    monkeypatch.setattr("gtpo.training.trainer.WANDB_TABLES", 2)
+    trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=5, log_completions=True, num_completions_to_print=0)
+    trainer.args.report_to = ["wandb"]
+    trainer.train()
+    assert [row["completions"] for row in logged if "completions" in row] == [2, 5]
+    assert len(list((tmp_path / "completions").iterdir())) == 5
+    assert trainer.args.report_to == ["wandb"]
+
+
+@pytest.mark.slow
+def test_wandb_that_died_gets_no_more_tables(tiny: Path, tmp_path: Path) -> None:
+    class Dies(TrainerCallback):
+        def on_log(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+            args.report_to = []  # as MetricsWriter
+
+    trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=1)
+    trainer.add_callback(Dies())
+    trainer.args.report_to, trainer.state.max_steps, trainer.state.global_step = ["wandb"], 1000, 1
+    trainer.log({"loss": 0.0})
+    assert trainer.args.report_to == []
 
 
 def test_the_initial_entropy_is_measured_before_training_and_stored(tiny: Path, tmp_path: Path) -> None:
