@@ -2,13 +2,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo smol test test-slow test-all test-avx2 test-real test-unsloth-vllm test-unsloth test-vllm test-kill gpu-check lock lint bench bench-loss harness soak clean
+.PHONY: install demo smol test test-slow test-all test-avx2 test-real test-unsloth-vllm test-unsloth test-vllm test-kill first-light gpu-check preflight lock lint bench bench-loss harness soak clean
 
 install: .venv/installed
 
+CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || { echo "Python 3.11 \
+	or 3.12 is needed, $(PYTHON) is $$($(PYTHON) --version): make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+
 .venv/installed: requirements/cpu.txt requirements/dev.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || { echo "Python 3.11 or 3.12 \
-	is needed, $(PYTHON) is $$($(PYTHON) --version): make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(CHECK_PYTHON)
 	@echo "Installing into .venv: a minute or more."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/cpu.txt -r requirements/dev.txt
@@ -63,10 +65,20 @@ test-unsloth-vllm test-unsloth test-vllm: .venv-unsloth-vllm/installed
 	.venv-unsloth-vllm/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -r requirements/unsloth-cpu.txt
 	touch $@
 
-# Checks that need a GPU, into results/gpu/<GPU>.json, without the Hub. GPU_PYTHON names another interpreter than .venv's,
-# one with pytest; tests of missing packages are skipped and named.
-gpu-check: $(if $(GPU_PYTHON),,.venv/installed-gpu)
+# What only a GPU can show, into results/gpu/<GPU>.json, without the Hub: about an hour, resumable. The machine is checked
+# before 12 GB are installed. GPU_PYTHON names another interpreter than .venv's, one with pytest and the packages.
+first-light: preflight
+	$(if $(GPU_PYTHON),,$(MAKE) .venv/installed-gpu)
+	$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/first_light.py $(FIRST_LIGHT_FLAGS)
+
+# More of the same, for hours: every backend, model and method, greedy tokens of vLLM and PEFT, resumed runs.
+gpu-check: preflight
+	$(if $(GPU_PYTHON),,$(MAKE) .venv/installed-gpu)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/gpu $(PYTEST_FLAGS)
+
+preflight:
+	@$(CHECK_PYTHON)
+	$(PYTHON) -m gtpo.machine.preflight --model qwen
 
 .venv/installed-gpu: .venv/installed requirements.txt requirements/gpu.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
