@@ -1,4 +1,4 @@
-# The GPU environment: training, evaluation and `make gpu-check`. The host needs an NVIDIA driver, R580 or newer, and the
+# The GPU environment: training, evaluation and `make first-light`. The host needs an NVIDIA driver, R580 or newer, and the
 # NVIDIA Container Toolkit.
 #   docker build -t gtpo .
 #   docker run --gpus all --shm-size 8g -e HF_TOKEN -v "$PWD/outputs:/gtpo/outputs" \
@@ -12,5 +12,5 @@ RUN python -m venv .venv && .venv/bin/python -m pip install --no-cache-dir -r re
     && .venv/bin/python -m pip install --no-cache-dir -r requirements/slurm.txt pytest==9.2.0
 ENV PATH=/gtpo/.venv/bin:$PATH
 COPY . .
-RUN python train_gtpo.py --model llama --dataset gsm8k --G 12 --dry_run && make --dry-run gpu-check
-CMD ["make", "gpu-check", "GPU_PYTHON=python"]
+RUN python train_gtpo.py --model llama --dataset gsm8k --G 12 --dry_run && make --dry-run first-light
+CMD ["make", "first-light", "GPU_PYTHON=python"]

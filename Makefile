@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 
-.PHONY: help install demo smol test test-slow test-all test-avx2 test-real test-unsloth-vllm test-unsloth test-vllm test-kill gpu-check lock lint bench bench-loss harness soak clean
+.PHONY: help install demo smol test test-slow test-all test-avx2 test-real test-unsloth-vllm test-unsloth test-vllm test-kill first-light gpu-check preflight lock lint bench bench-loss harness soak clean
 
 help:
 	@echo "make demo               train the tiny model with GTPO and evaluate it: minutes on a CPU"
@@ -12,7 +12,8 @@ help:
 	@echo "make test               units, properties, a run of each script; test-slow: the rest; test-all: both"
 	@echo "make test-real          a real model, SmolLM2-135M-Instruct, on a CPU"
 	@echo "make test-unsloth-vllm  Unsloth and vLLM without a GPU, in an environment of their own"
-	@echo "make gpu-check          the GPU paths on this machine, into results/gpu/"
+	@echo "make first-light        all that only a GPU can show, in an hour, into results/gpu/"
+	@echo "make gpu-check          the tests of the GPU paths alone"
 	@echo "make smol               the comparison of methods on SmolLM2: hours on a CPU, resumable"
 	@echo "make lint, lock         ruff and mypy; the lock files of requirements/"
 	@echo "make bench, bench-loss  speed next to TRL, Liger and the authors' code"
@@ -21,9 +22,11 @@ help:
 
 install: .venv/installed
 
+CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || { echo "Python 3.11 \
+	or 3.12 is needed, $(PYTHON) is $$($(PYTHON) --version): make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+
 .venv/installed: requirements/cpu.txt requirements/dev.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || { echo "Python 3.11 or 3.12 \
-	is needed, $(PYTHON) is $$($(PYTHON) --version): make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(CHECK_PYTHON)
 	@echo "Installing into .venv: a minute or more."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/cpu.txt -r requirements/dev.txt
@@ -78,10 +81,20 @@ test-unsloth-vllm test-unsloth test-vllm: .venv-unsloth-vllm/installed
 	.venv-unsloth-vllm/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -r requirements/unsloth-cpu.txt
 	touch $@
 
-# Checks that need a GPU, into results/gpu/<GPU>.json, without the Hub. GPU_PYTHON names another interpreter than .venv's,
-# one with pytest; tests of missing packages are skipped and named.
-gpu-check: $(if $(GPU_PYTHON),,.venv/installed-gpu)
+# What only a GPU can show, into results/gpu/<GPU>.json, without the Hub: about an hour, resumable. The machine is checked
+# before 12 GB are installed. GPU_PYTHON names another interpreter than .venv's, one with pytest and the packages.
+first-light: preflight
+	$(if $(GPU_PYTHON),,$(MAKE) .venv/installed-gpu)
+	$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/first_light.py $(FIRST_LIGHT_FLAGS)
+
+# More of the same, for hours: every backend, model and method, greedy tokens of vLLM and PEFT, resumed runs.
+gpu-check: preflight
+	$(if $(GPU_PYTHON),,$(MAKE) .venv/installed-gpu)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/gpu $(PYTEST_FLAGS)
+
+preflight:
+	@$(CHECK_PYTHON)
+	$(PYTHON) -m gtpo.machine.preflight --model qwen
 
 .venv/installed-gpu: .venv/installed requirements.txt requirements/gpu.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt

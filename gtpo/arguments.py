@@ -388,6 +388,7 @@ class EvaluationArguments:
     )
     batch_size: int = option(64, "Completions per batch, Transformers.")
     gpu_memory_utilization: float = option(0.9, "Share of GPU memory for vLLM, 0 to 1.")
+    tensor_parallel_size: int = option(1, "GPUs that hold one copy of the model together, vLLM.")
     output_dir: str = option("outputs/evaluation", "Directory of completions and scores.")
     compare: list[str] = option(
         [],
@@ -414,10 +415,13 @@ class EvaluationArguments:
             "max_new_tokens": AT_LEAST_1,
             "batch_size": AT_LEAST_1,
             "gpu_memory_utilization": SHARE,
+            "tensor_parallel_size": AT_LEAST_1,
             "output_dir": (lambda x: bool(x.strip()), "the path of a directory"),
             "checkpoint": (lambda x: x in ("last", "best") or x.isdecimal(), "last, best or the number of a step"),
         }
         check_fields(self, checks)
+        if self.tensor_parallel_size > 1 and self.backend == "transformers":
+            raise UsageError("--tensor_parallel_size is a setting of vLLM: remove it, or set --backend vllm.")
         if self.temperature == 0 and self.k > 1:
             raise UsageError(
                 f"--temperature 0 samples the same completion {self.k} times: add --k 1, or set a temperature above 0."

@@ -70,6 +70,12 @@ DERIVED = (  # from other settings, unless given
     "vllm_max_model_length",
 )
 
+_UNSLOTH_RESOLVES = {  # changes that its trainer needs, none of which changes what is computed
+    "top_k",  # 0 and -1: every token
+    "gradient_checkpointing_kwargs",  # {"use_reentrant": True}
+    "dataset_num_proc",  # the number of cores
+}
+
 
 def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence[str] | None = None) -> str:
     """:func:`gtpo.machine.backend.load_backend` for a command line; the first call of a train script.
@@ -403,6 +409,7 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
     try:
         built = {cls: cls(**{name: values[name] for name in fields_of([cls])}) for cls in ours}
         trainer = trainer_class(**copy.deepcopy(given | overridden))
+        _undo_changes_of_unsloth(trainer, given | overridden)
     except UsageError:
         raise
     except Exception as error:  # TRL and Transformers raise various errors on first use of a setting
@@ -418,6 +425,22 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
     settings.run.push_to_hub = given["push_to_hub"]
     _warn_of_tags(settings)
     return settings
+
+
+def _undo_changes_of_unsloth(trainer: Any, asked: Mapping[str, Any]) -> None:
+    """Set back what Unsloth's config class makes of the settings where TRL's own makes something else.
+
+    For loss_type dr_grpo it changes scale_rewards, for dapo epsilon_high; nothing has read them yet.
+    """
+    plain_class = type(trainer).__bases__[0]
+    if plain_class.__name__ != type(trainer).__name__:  # Unsloth's is a subclass of TRL's with the same name
+        return
+    plain = plain_class(**copy.deepcopy({name: asked[name] for name in fields_of([plain_class]) if name in asked}))
+    for name in fields_of([plain_class]).keys() - _UNSLOTH_RESOLVES:
+        wanted, found = getattr(plain, name), getattr(trainer, name)
+        if found != wanted:
+            logger.warning("Unsloth changed %s from %s to %s: set back to %s", name, wanted, found, wanted)
+            setattr(trainer, name, wanted)
 
 
 def _warn_of_tags(settings: Settings) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from gtpo.arguments import AT_LEAST_1, NOT_NEGATIVE, Check, check_eval_batch, check_fields
 from gtpo.errors import UsageError
-from gtpo.machine.backend import is_installed
+from gtpo.machine.backend import gpu_is_available, is_installed
+from gtpo.machine.workload import Workload
 
 EVALUATIONS = 10  # of a run, unless --eval_steps is given
 _SEED: Check = (lambda x: 0 <= x < 2**32, "0 to 4,294,967,295")
@@ -119,6 +120,11 @@ def check_values(values: Mapping[str, Any]) -> None:
         raise UsageError(  # https://github.com/huggingface/trl/issues/4973
             "TRL cannot sync 4-bit weights to vLLM: use --backend unsloth, --load_in_4bit false or --use_vllm false."
         )
+    if values.get("use_vllm") and values["vllm_mode"] == "server" and _trains_with_unsloth(values):
+        raise UsageError(
+            "--vllm_mode server does not work with the backend unsloth, whose engine is in the training process: use "
+            "--vllm_mode colocate, or --backend transformers --load_in_4bit false."
+        )
     needs_adapter = values["backend"] == "unsloth" or values["load_in_4bit"] or values["merge"] != "none"
     if values["lora_rank"] == 0 and needs_adapter:
         raise UsageError(
@@ -146,6 +152,11 @@ def check_values(values: Mapping[str, Any]) -> None:
 
         if get_token() is None:
             raise UsageError("--push_to_hub needs a token of the Hugging Face Hub: `hf auth login` or set HF_TOKEN.")
+
+
+def _trains_with_unsloth(values: Mapping[str, Any]) -> bool:
+    """Also for a plan made where there is no GPU."""
+    return Workload.of(values).is_unsloth and (values["dry_run"] or gpu_is_available())
 
 
 def _check_reporters(reporters: Sequence[str] | str) -> None:

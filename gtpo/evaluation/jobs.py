@@ -24,7 +24,7 @@ from gtpo.terminal.bars import CompletionBar
 
 DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column")  # --regrade reads them
 STORED_FLAGS = (  # --regrade reads them from the completion files
-    *("checkpoint", "backend", "gpu_memory_utilization", "limit"),
+    *("checkpoint", "backend", "gpu_memory_utilization", "tensor_parallel_size", "limit"),
     *fields_of([Sampling, PromptArguments]),
 )
 

@@ -78,6 +78,7 @@ def plan_evaluation(flags: EvaluationArguments) -> Plan:
     def load() -> Sampler:
         if backend == "transformers":
             return sampling.TransformersSampler(model, how, prompts[0])
-        return sampling.VLLMSampler(model, how, max_lora_rank(targets), flags.gpu_memory_utilization, prompts[0])
+        memory, gpus = flags.gpu_memory_utilization, flags.tensor_parallel_size
+        return sampling.VLLMSampler(model, how, max_lora_rank(targets), memory, prompts[0], gpus)
 
     return Plan(jobs, how, load)

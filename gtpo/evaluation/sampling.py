@@ -305,6 +305,7 @@ class VLLMSampler:
         lora_rank: int | None,
         gpu_memory_utilization: float = 0.9,
         prompt: PromptArguments | None = None,
+        tensor_parallel_size: int = 1,
     ) -> None:
         """Start the engine; ``lora_rank`` is the largest of the adapters, None without adapters."""
         disable_flashinfer_sampler()
@@ -337,6 +338,7 @@ class VLLMSampler:
                 generation_config="vllm",  # not the model's default sampling parameters
                 max_model_len=self.context_length,
                 gpu_memory_utilization=gpu_memory_utilization,
+                tensor_parallel_size=tensor_parallel_size,
                 seed=sampling.seed,
                 **lora,
             )

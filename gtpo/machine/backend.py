@@ -88,7 +88,8 @@ def disable_flashinfer_sampler() -> None:
     FlashInfer's kernels are compiled while the engine starts, which fails without nvcc and ninja. Below compute
     capability 8.0 vLLM has none, and refuses the choice that Unsloth makes, also one inherited from its process.
     """
-    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    if os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0") == "0":
+        os.environ.setdefault("UNSLOTH_VLLM_NO_FLASHINFER", "1")  # Unsloth sets the former to 1 where it finds nvcc
     if gpu_is_available() and _capability() < (8, 0):
         os.environ |= {"VLLM_USE_FLASHINFER_SAMPLER": "0", "UNSLOTH_VLLM_NO_FLASHINFER": "1"}
 

@@ -15,9 +15,10 @@ import yaml
 
 from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.errors import UsageError
+from gtpo.files import CONFIGS, read_yaml
 from gtpo.forward.head import TILES
 from gtpo.machine.hub import hub_is_reachable, is_hub_id, not_reachable
-from gtpo.machine.workload import Workload
+from gtpo.machine.workload import Workload, step_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -244,6 +245,8 @@ def describe_plan(
         lines.append(_evaluations(settings.trainer, held_out, steps, steps * completions, rows / prompts))
     elif settings.data.eval_dataset:
         lines.append("the number of held-out rows is known after the download")
+    if not work.use_cpu and (hours := _hours(settings, steps)):
+        lines.append(hours)
     listed = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
     on_cpu, total = work.use_cpu, sum(parts.values())
     gpus = _gpus() if gpus is None else gpus
@@ -274,6 +277,20 @@ def describe_plan(
                 f"of {generated} completions; training adds {rest:.1f} GiB: {'fits' if fits else 'does not fit'}"
             )
     return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(settings.to_dict(), sort_keys=True)
+
+
+def _hours(settings: Settings, steps: int) -> str | None:
+    """The GPU hours of a run of the paper's models and datasets on an A100; None for others, and below an hour."""
+    rates = read_yaml(CONFIGS / "experiments.yaml")["paper"]
+    model = next((alias for alias, target in MODEL_ALIASES.items() if settings.model.model in (alias, target)), "")
+    seconds = step_seconds(rates, model, settings.data.dataset, settings.group_size)
+    if seconds is None or settings.completions_per_step != settings.group_size:
+        return None
+    most = (steps or rates["steps"][settings.data.dataset]) * seconds / 3600
+    if most < 1:
+        return None
+    least = most / rates["speedup"][model]
+    return f"{least:.0f} to {most:.0f} hours on an A100, an estimate (configs/experiments.yaml)"
 
 
 def _evaluations(trainer: Any, rows: int, steps: int, trained: int, epoch: float) -> str:

@@ -5,7 +5,7 @@ model, ``--dry_run`` prints them, and so does
 
     python -m gtpo.machine.preflight --model llama
 
-with the model's preset, also before the packages are installed: what needs a missing package is left out then.
+with the model's preset, also before any package is installed: what needs a missing package is left out then.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.errors import UsageError
-from gtpo.files import CONFIGS, read_yaml
 from gtpo.machine.backend import check_compute_capability, check_driver, gpu_is_available, is_installed
 from gtpo.machine.hub import (
     check_access,
@@ -111,17 +110,9 @@ def checks(work: Workload, backend: str) -> Iterator[Check]:
         backend: unsloth or transformers.
     """
     model = MODEL_ALIASES.get(work.model, work.model)
-    yield Check("driver", check_driver())
-    sees_gpu = is_installed("torch") and gpu_is_available()
-    if sees_gpu:
-        yield Check("compute capability", check_compute_capability())
-    elif is_installed("torch"):
-        yield Check("PyTorch", check_pytorch(), fatal=False)  # the installation may replace it
-    compiles = backend == "unsloth" or work.shares_gpu_with_vllm
-    yield Check("C compiler", check_compiler(), fatal=compiles)
-    yield Check("Python headers", check_python_headers(), fatal=compiles)
+    yield from check_before_installation(compiles=backend == "unsloth" or work.shares_gpu_with_vllm)
     shape = _shape(model)
-    if sees_gpu and shape is not None:
+    if shape is not None and gpu_is_available():
         from gtpo.machine.memory import estimate
 
         share = work.gpu_memory_utilization if work.shares_gpu_with_vllm else 0.0
@@ -142,6 +133,21 @@ def checks(work: Workload, backend: str) -> Iterator[Check]:
 
 
 # The machine
+
+
+def check_before_installation(compiles: bool) -> Iterator[Check]:
+    """The checks that need neither a package nor the settings of a run, and those of PyTorch where it is installed.
+
+    Args:
+        compiles: Whether the run uses Triton or torch.compile.
+    """
+    yield Check("driver", check_driver())
+    if is_installed("torch") and gpu_is_available():
+        yield Check("compute capability", check_compute_capability())
+    elif is_installed("torch"):
+        yield Check("PyTorch", check_pytorch(), fatal=False)  # the installation may replace it
+    yield Check("C compiler", check_compiler(), fatal=compiles)
+    yield Check("Python headers", check_python_headers(), fatal=compiles)
 
 
 def check_pytorch() -> str | None:
@@ -226,15 +232,23 @@ def main() -> None:
     model = parser.parse_args().model
     if not (shutil.which("nvidia-smi") or (is_installed("torch") and gpu_is_available())):
         raise UsageError("this machine has no NVIDIA GPU: run the checks on the machine that trains.")
+    if is_installed("yaml"):
+        found = list(checks(_workload_of_preset(model), "unsloth"))
+    else:
+        found = list(check_before_installation(compiles=True))
+    print("\n".join(_lines(found)))
+    if any(check.fault and check.fatal for check in found):
+        sys.exit(2)
+
+
+def _workload_of_preset(model: str) -> Workload:
+    from gtpo.files import CONFIGS, read_yaml  # needs PyYAML
+
     presets = ("llama", "qwen", "tiny")  # other models take Qwen's on a GPU
     alias = next((alias for alias in presets if model in (alias, MODEL_ALIASES[alias])), "qwen")
     preset = read_yaml(CONFIGS / "gtpo" / f"{alias}.yaml")
     derived = {"fp16": False, "use_cpu": False, "gradient_accumulation_steps": preset["num_generations"]}
-    work = Workload.of(derived | preset | {"model": model, "backend": "unsloth"})
-    found = list(checks(work, "unsloth"))
-    print("\n".join(_lines(found)))
-    if any(check.fault and check.fatal for check in found):
-        sys.exit(2)
+    return Workload.of(derived | preset | {"model": model, "backend": "unsloth"})
 
 
 def _lines(found: Iterator[Check] | list[Check]) -> list[str]:

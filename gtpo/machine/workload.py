@@ -48,3 +48,20 @@ class Workload:
     def shares_gpu_with_vllm(self) -> bool:
         """Whether vLLM generates on the GPU that trains."""
         return self.use_vllm and self.vllm_mode == "colocate"
+
+
+def step_seconds(rates: Mapping[str, Any], model: str, dataset: str, group_size: int) -> float | None:
+    """Seconds of a step of one prompt on an A100: its longest completion, then loss and backward of each.
+
+    Args:
+        rates: The section ``paper`` of configs/experiments.yaml.
+        model: llama or qwen.
+        dataset, group_size: Of the run.
+
+    Returns:
+        None for a run that the section has no number for.
+    """
+    tokens = rates["longest_completion"].get(dataset, {}).get(group_size)
+    if tokens is None or model not in rates["seconds_per_token"]:
+        return None
+    return float(tokens * rates["seconds_per_token"][model] + group_size * rates["seconds_per_micro_batch"][model])

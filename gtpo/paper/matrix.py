@@ -13,6 +13,7 @@ from typing import Any
 from gtpo.data.sources import BENCHMARKS
 from gtpo.errors import UsageError, nearest
 from gtpo.files import CONFIGS, read_yaml
+from gtpo.machine.workload import step_seconds
 from gtpo.runs.checkpoints import latest_complete
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of
 
@@ -29,7 +30,7 @@ class Experiment:
     Attributes:
         argv: The train script and its flags.
         log: Terminal output of the script; locked while it runs.
-        cost: Estimated duration in ``UNITS``.
+        cost: Estimated duration in ``UNITS``; at paper scale the upper end.
         experiments: The runs that have to be finished: what it starts from.
     """
 
@@ -207,9 +208,9 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
         path = Path("configs") / "paper" / f"{name}.yaml"
         settings = read_yaml(CONFIGS / "paper" / path.name)
         flags = ["--config", str(path)]
-        model, kind = settings["model"], "solution" if method == "sft" else "completion"
-        steps, size = matrix["paper"]["steps"][settings["dataset"]], settings.get("num_generations", 1)
-        cost = steps * size * matrix["paper"][f"seconds_per_{kind}"][model] / 3600
+        model, dataset, rates = settings["model"], settings["dataset"], matrix["paper"]
+        seconds = step_seconds(rates, model, dataset, settings.get("num_generations", 1))
+        cost = rates["steps"][dataset] * (seconds or rates["seconds_per_solution"][model]) / 3600
     argv = (f"train_{method}.py", *flags, "--seed", str(seed), "--output_dir", str(run.path))
     first = matrix[scale].get("first", name)
     after = () if first == name else (experiment(matrix, scale, first, 1),)

@@ -1,7 +1,7 @@
 """What reproduce.py prints without running anything: states and costs, and a shell command per run and evaluation."""
 
 import fcntl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gtpo.paper.matrix import UNITS, Evaluation, Experiment, Matrix, runs_of
 from gtpo.runs.checkpoints import MANIFEST
@@ -44,10 +44,17 @@ def table(
         total = sum(run.cost for run in shown)
         lines.append(f"{figure:{width}}  {len(shown):4} runs   {total:6.1f} {unit}, {left:.1f} remaining")
     counts = ", ".join(f"{list(states.values()).count(state)} {state}" for state in STATES)
-    training = sum(run.cost for run in experiments if states[run] != "finished")
+    training = hours_of([run for run in experiments if states[run] != "finished"], matrix[scale].get("speedup", {}))
     scoring = sum(work.cost for work in evaluations if not work.is_finished)
-    lines += ["", f"{len(experiments)} runs: {counts}; about {training:.0f} {unit} of training and {scoring:.0f} of"]
+    lines += ["", f"{len(experiments)} runs: {counts}; about {training} {unit} of training and {scoring:.0f} of"]
     return "\n".join(lines) + " evaluation remaining (estimates, configs/experiments.yaml)."
+
+
+def hours_of(experiments: Sequence[Experiment], speedup: Mapping[str, float]) -> str:
+    """The sum of the costs: at the speed of the logs that they are from, and before that with ``speedup`` by model."""
+    least = sum(run.cost / speedup.get(run.model, 1) for run in experiments)
+    most = f"{sum(run.cost for run in experiments):.0f}"
+    return f"{least:.0f} to {most}" if speedup else most
 
 
 def commands(scale: str, experiments: Sequence[Experiment], evaluations: Sequence[Evaluation]) -> str:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from tqdm import tqdm
-
 from gtpo.errors import RunError, UsageError
 
 _CANNOT_OPEN = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
@@ -53,12 +51,16 @@ class _AboveTheBar(logging.Handler):
     """Print warnings to stderr; a progress bar is cleared first and drawn again below them."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
+        if "tqdm" in sys.modules:
+            sys.modules["tqdm"].tqdm.write(self.format(record), file=sys.stderr)
+        else:
+            print(self.format(record), file=sys.stderr)
 
 
 def _exit(message: str, code: int) -> NoReturn:
-    for bar in list(tqdm._instances):
-        bar.close()  # otherwise it is drawn again over the message
+    if "tqdm" in sys.modules:
+        for bar in list(sys.modules["tqdm"].tqdm._instances):
+            bar.close()  # otherwise it is drawn again over the message
     print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     sys.exit(code)
 

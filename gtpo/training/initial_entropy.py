@@ -100,6 +100,8 @@ class InitialEntropy(TrainerCallback):
         mine = [prompts[min(i, len(prompts) - 1)] for i in range(first, first + share)]  # the same number on each
         least = CPU_SAMPLING_BATCH if accelerator.device.type == "cpu" else 1
         chunk = max(least, trainer.args.generation_batch_size // ranks)
+        if trainer.args.use_vllm:
+            chunk = share  # it makes its own batches: a call of its own for each would wait for its longest completion
         entropies: list[float] = []
         with (
             isolated_rng(trainer.args.seed + rank, accelerator.device),

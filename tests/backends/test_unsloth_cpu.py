@@ -7,6 +7,7 @@ tests/helpers/gpu_replacements.py.
 
 import argparse
 import dataclasses
+import importlib
 import importlib.util
 import json
 import os
@@ -42,6 +43,23 @@ ATOL = 1e-6  # of a weight after updates at learning rate 0.03
 REENTRANT = {"gradient_checkpointing_kwargs": ("None", "{'use_reentrant': True}")}
 RL_DIFFERS = REENTRANT | {"top_k": ("0", "-1")}  # both: every token
 SFT_DIFFERS = REENTRANT | {"loss_type": ("chunked_nll", "nll")}
+FOLDERS = ("baselines", "gtpo", "grpo", "paper", "sft")
+CONFIGS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("configs/*/*.yaml") if path.parts[-2] in FOLDERS)
+CONFIGS.append("configs/gtpo/qwen.yaml --loss_type=dapo")  # with epsilon_high it would be refused
+OBJECTIVE = {  # settings of TRL that enter the loss or the sampling
+    *("loss_type", "scale_rewards", "beta", "epsilon", "epsilon_high", "delta", "importance_sampling_level"),
+    *("num_iterations", "num_generations", "mask_truncated_completions", "reward_weights"),
+    *("temperature", "top_p", "min_p", "repetition_penalty", "max_completion_length", "entropy_coef", "vllm_mode"),
+    *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm", "seed", "max_steps"),
+}
+
+
+def method_of(config: str) -> str:
+    """gtpo, grpo or sft, of a config file."""
+    folder, name = Path(config.partition(" ")[0]).parts[-2:]
+    if folder == "baselines":
+        return "gtpo" if name.startswith("gtpo") else "grpo"
+    return name.partition("-")[0] if folder == "paper" else folder
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +115,34 @@ def test_unsloth_returns_hidden_states_and_the_variable_is_restored(seen: dict[s
 
 
 @installed
-@pytest.mark.parametrize("preset", ["gtpo/llama", "gtpo/qwen", "grpo/llama", "grpo/qwen", "sft/llama", "sft/qwen"])
-def test_presets_do_not_depend_on_defaults_that_unsloth_changes(preset: str, seen: dict[str, Any]) -> None:
-    plain, unsloth = seen["plain"]["settings"][preset], seen["unsloth"]["settings"][preset]
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_setting_is_what_trl_makes_of_the_config(config: str, seen: dict[str, Any]) -> None:
+    plain, unsloth = seen["plain"]["settings"][config], seen["unsloth"]["settings"][config]
     differ = {key: (plain[key], unsloth.get(key)) for key in plain if unsloth.get(key) != plain[key]}
     differ.pop("dataset_num_proc", None)  # the number of cores
-    assert differ == (SFT_DIFFERS if preset.startswith("sft") else RL_DIFFERS)
-    assert preset.startswith("sft") == ("max_seq_length" in unsloth)
-    assert unsloth.get("max_seq_length", "5500") == "5500"  # ours, and a field of the SFTConfig that Unsloth generates
+    expected = SFT_DIFFERS if method_of(config) == "sft" else RL_DIFFERS
+    assert differ.items() <= expected.items()
+    assert (method_of(config) == "sft") == ("max_seq_length" in unsloth)
+    if "max_seq_length" in unsloth:  # ours, and a field of the SFTConfig that Unsloth generates
+        assert unsloth["max_seq_length"] == seen["plain"]["stored"][config]["max_seq_length"]
+
+
+@installed
+@pytest.mark.parametrize("config", CONFIGS)
+def test_the_run_directory_stores_what_the_trainer_uses(config: str, seen: dict[str, Any]) -> None:
+    of_trainer, stored = (seen["unsloth"][name][config] for name in ("settings", "stored"))
+    assert {name: stored[name] for name in OBJECTIVE & stored.keys()} == {
+        name: of_trainer[name] for name in OBJECTIVE & stored.keys()
+    }
+
+
+@installed
+def test_a_setting_that_is_set_back_is_logged(seen: dict[str, Any]) -> None:
+    assert seen["plain"]["warnings"] == []
+    assert set(seen["unsloth"]["warnings"]) == {
+        "Unsloth changed scale_rewards from group to none: set back to group",
+        "Unsloth changed epsilon_high from None to 0.28: set back to None",
+    }
 
 
 # Run as a script: one backend
@@ -196,28 +234,37 @@ def _score(tiny: str) -> dict[str, Any]:
     }
 
 
-def _settings() -> dict[str, dict[str, Any]]:
-    """Every field of TRL's config for each preset of a GPU."""
+def _settings() -> dict[str, Any]:
+    """Of each config: every field of TRL's config that it becomes, and what the run directory stores of them."""
+    import logging
+
     import trl
 
-    from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments
     from gtpo.cli import parse as cli
     from gtpo.cli import validation
+    from gtpo.training.refusals import check_gtpo_settings
 
     cli.gpu_is_available = lambda: True
     validation.is_installed = lambda package: True
-    settings = {}
-    for method in ("gtpo", "grpo", "sft"):
-        for model in ("llama", "qwen"):
-            trainer_config = trl.SFTConfig if method == "sft" else trl.GRPOConfig
-            ours = (DataArguments, PromptArguments, ModelArguments, RunArguments)
-            ours += (GTPOArguments,) if method == "gtpo" else ()
-            # Without use_cpu, bf16 of the presets is refused on a machine without a GPU.
-            argv = ["--model", model, "--run_name", "x", "--use_cpu", "true"]
-            args = cli.parse(method, (*ours, trainer_config), argv).trainer
-            fields = {field.name for field in dataclasses.fields(args)}
-            settings[f"{method}/{model}"] = {name: str(getattr(args, name)) for name in sorted(fields)}
-    return settings
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(cli.__name__).addHandler(handler)
+    seen: dict[str, Any] = {"settings": {}, "stored": {}}
+    for config in CONFIGS:
+        file, *flags = config.split()
+        method = method_of(config)
+        classes = importlib.import_module(f"train_{method}").SETTINGS
+        # Without use_cpu, bf16 of the presets is refused on a machine without a GPU.
+        argv = ["--config", str(ROOT / file), *flags, "--run_name", "x", "--use_cpu", "true"]
+        argv += ["--model", "qwen"] if "/baselines/" in file else []
+        settings = cli.parse(method, (*classes, trl.SFTConfig if method == "sft" else trl.GRPOConfig), argv)
+        if method == "gtpo":
+            check_gtpo_settings(settings.trainer)
+        fields = {field.name for field in dataclasses.fields(settings.trainer)}
+        seen["settings"][config] = {name: str(getattr(settings.trainer, name)) for name in sorted(fields)}
+        seen["stored"][config] = {name: str(value) for name, value in settings.to_dict().items()}
+    return seen | {"warnings": [line for line in logged if line.startswith("Unsloth")]}
 
 
 def main() -> None:
@@ -233,7 +280,7 @@ def main() -> None:
     import trl
 
     seen = {"base": trl.GRPOTrainer.__name__} | _train_each(arguments.tiny) | _score(arguments.tiny)
-    seen["settings"] = _settings()
+    seen |= _settings()
     Path("seen.json").write_text(json.dumps(seen))
 
 

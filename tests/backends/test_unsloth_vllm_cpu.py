@@ -477,3 +477,74 @@ def test_vllm_understands_the_arguments_of_load_vllm(
     assert {name: understood[name] for name in expected} == expected
     assert 0.35 < understood["gpu_memory_utilization"] <= 0.4
     assert set(re.findall(r"`(\w+)` is not supported", done.stdout)) == DROPPED
+
+
+# First light: benchmarks/first_light.py in miniature
+
+
+@pytest.fixture
+def light(script: Script, run_script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """``light(*stages, before="")`` runs stages, with a fault in every process that trains: {stage: entry}."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import first_light
+
+    def launch(directory: Path, path: Path, *argv: str, before: str, needs_packages: bool, **_: Any) -> tuple[int, str]:
+        done = (script if needs_packages else run_script)(directory, str(path), *argv, before=before)
+        return done.code, done.stdout + done.stderr
+
+    def run(*stages: str, before: str = "") -> Any:
+        bench = first_light.Bench("cpu", tmp_path, launch, before)
+        return first_light.first_light(bench, tmp_path / "report" / "cpu.json", stages, say=said.append)["stages"]
+
+    said: list[str] = []
+    run.said = said  # type: ignore[attr-defined]
+    return run
+
+
+def test_every_stage_runs_in_miniature_and_is_not_run_again(light: Any, tmp_path: Path) -> None:
+    stages = light()
+    assert {name: entry["outcome"] for name, entry in stages.items()} == dict.fromkeys(stages, "passed"), stages
+    assert json.loads((tmp_path / "report" / "cpu.json").read_text())["stages"] == stages
+    cosines = {name: found["cosine"] for name, found in stages["gradient"]["numbers"].items()}
+    assert cosines.keys() == {f"{one} {two}" for one in ("unsloth", "transformers") for two in ("bf16", "float32")}
+    assert min(cosines["unsloth float32"], cosines["transformers float32"]) > 1 - 1e-6
+    assert all(gap < MAX_GAP["float32"] for gap in stages["rollouts"]["numbers"]["unsloth"]["sampler_logp_gap"])
+    ours, library = stages["paper_step"]["numbers"]["runs"].values()
+    assert ours["longest"] == library["longest"] == 12 and "failed" not in library
+    assert stages["evaluation"]["numbers"]["with seeds"]["targets"] == 2
+    light.said.clear()
+    assert light() == stages
+    assert [line.split(":")[1] for line in light.said] == [" passed before"] * len(stages)
+
+
+@pytest.mark.parametrize(
+    ("stage", "before", "verdict"),
+    [
+        (
+            "gradient",
+            "from gtpo.forward.head import _FrozenHead as head\nbackward = head.backward\n"
+            "head.backward = staticmethod(lambda ctx, upstream, _: backward(ctx, -upstream, _))\n",
+            "unsloth bf16: cosine -",
+        ),
+        (
+            "gradient",
+            "from gtpo.forward import hidden_states as module\nshifted = module.hidden_states_per_completion\n"
+            "module.hidden_states_per_completion = lambda *args: shifted(*args).roll(1, 0)\n",
+            "unsloth float32: cosine 0.",
+        ),
+        (
+            "rollouts",
+            "from unsloth_zoo import vllm_utils\nvllm_utils.load_lora = lambda *args, **kwargs: None\n",
+            "unsloth: the sampler has another adapter",
+        ),
+    ],
+    ids=["the sign of the gradient in the fused head", "a mask shifted by one", "an adapter that is never handed over"],
+)
+def test_a_fault_is_named_by_the_stage_that_should_see_it(
+    stage: str, before: str, verdict: str, light: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import first_light
+
+    monkeypatch.setattr(first_light, "VARIANTS_16_BIT", ("unsloth",))
+    entry = light(stage, before=before)[stage]
+    assert entry["outcome"] == "FAILED" and verdict in entry["verdict"], entry["verdict"]

@@ -626,6 +626,17 @@ def test_weights_synced_to_vllm_by_trl_are_not_4bit(monkeypatch: pytest.MonkeyPa
         settings("--backend", "unsloth")
 
 
+@pytest.mark.parametrize("backend", ["unsloth", "auto"])
+def test_unsloth_and_the_server_of_vllm_are_refused(backend: str) -> None:
+    """Unsloth's trainer sets vllm_mode to colocate without a word."""
+    argv = ("--model", "llama", "--backend", backend, "--dry_run", "--vllm_mode", "server")
+    with pytest.raises(UsageError, match=r"^--vllm_mode server does not work with the backend unsloth, whose engine"):
+        settings(*argv)
+    assert settings(*argv[:4], "--dry_run")["vllm_mode"] == "colocate"
+    plain = settings("--model", "llama", "--backend", "transformers", *argv[4:], "--load_in_4bit", "false")
+    assert plain["vllm_mode"] == "server"
+
+
 @pytest.mark.parametrize(
     ("settings_of_run", "script"), [("gamma: 0.1", "gtpo"), ("num_generations: 4", "grpo"), ("packing: false", "sft")]
 )

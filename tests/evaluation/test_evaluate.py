@@ -81,6 +81,11 @@ def test_without_a_run_and_without_a_gpu_the_error_says_what_to_do(tmp_path: Pat
         ("--benchmarks gsm8k --limit 0", "--limit is 0: expected at least 1"),
         ("--benchmarks gsm8k --temperature -1", "--temperature is -1.0: expected a finite number >= 0"),
         ("--benchmarks gsm8k --temperature nan", "--temperature is nan: expected a finite number >= 0"),
+        ("--benchmarks gsm8k --tensor_parallel_size 0", "--tensor_parallel_size is 0: expected at least 1"),
+        (
+            "--benchmarks gsm8k --tensor_parallel_size 2 --backend transformers",
+            "--tensor_parallel_size is a setting of",
+        ),
         ("--benchmarks gsm8k --temperature 0", "--temperature 0 samples the same completion 64 times: add --k 1"),
         ("--benchmarks gsm8k --top_p 0", "--top_p is 0.0: expected a number above 0"),
         ("--benchmarks gsm8k --seed -1", "--seed is -1: expected a finite number >= 0"),

@@ -304,8 +304,10 @@ def test_vllm_gets_one_batch_of_requests_with_a_seed_each(tiny: Path, monkeypatc
     assert started[0]["max_model_len"] == 4096
     assert started[0]["generation_config"] == "vllm"
     assert started[0]["quantization"] is None
-    sampling.VLLMSampler(str(tiny), dataclasses.replace(settings, load_in_4bit=True), lora_rank=12)
-    assert started.pop()["quantization"] == "bitsandbytes"
+    assert started[0]["tensor_parallel_size"] == 1
+    four_bit = dataclasses.replace(settings, load_in_4bit=True)
+    sampling.VLLMSampler(str(tiny), four_bit, lora_rank=12, tensor_parallel_size=2)
+    assert started[-1]["quantization"] == "bitsandbytes" and started.pop()["tensor_parallel_size"] == 2
     assert started[0]["flashinfer"] == "0"  # its kernels are compiled at the start, which needs nvcc and ninja
     requests = make_requests(sampler, ROWS, settings)
     done = {("arithmetic/0", 0), ("arithmetic/3", 1)}

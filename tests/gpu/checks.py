@@ -1,4 +1,4 @@
-"""Shared by the parts of the GPU check: sizes for a GPU and for a CPU, model building, subprocesses.
+"""Shared by benchmarks/first_light.py and the GPU check: sizes for a GPU and for a CPU, model building, subprocesses.
 
 Nothing is downloaded: the models have random weights in the shapes of Llama and Qwen, the tokenizer is that of the
 tiny model, padded to their vocabularies, and the dataset is the generated one.
@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 import torch
 
-from gtpo.machine.memory import KNOWN, Shape
+from gtpo.machine.memory import GIB, KNOWN, Shape
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 SPARE = 8  # rows of Qwen's embedding without a token, as in its released models: Qwen2Tokenizer adds <|endoftext|>
 STEPS = 4  # of a small run, with a checkpoint after half of them
 SMALL = Shape(128256, 1024, 3072, 4, 8, 2, 128, tied=False)
-TOY = Shape(1024, 64, 128, 2, 4, 2, 16, tied=False)
+TOY = Shape(1024, 128, 256, 2, 4, 2, 32, tied=False)  # heads of a size that vLLM has on a CPU
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ SIZES = {
             "llama": SMALL,
             "qwen": replace(SMALL, vocab_size=151936, tied=True),
             "llama-8b": KNOWN["llama"],
+            "qwen-3b": KNOWN["qwen"],
         },
         head=((384, 4096, 128256), (257, 2048, 151936), (129, 1000, 50257), (1, 4096, 128256)),
         completion=64,
@@ -91,6 +92,32 @@ VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
 }
 GPU_ONLY = {"unsloth", "vllm", "bitsandbytes"}
+
+
+def describe(device: str) -> dict[str, Any]:
+    """Versions, git revision and machine; driver, memory and compute capability of the GPU."""
+    from gtpo.runs.provenance import provenance
+
+    about = provenance() | {"device": device}
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        about |= {
+            "gpu": properties.name,
+            "driver": driver_version(),
+            "cuda": torch.version.cuda,
+            "capability": f"{properties.major}.{properties.minor}",
+            "memory_gib": properties.total_memory / GIB,
+            "bfloat16": torch.cuda.is_bf16_supported(including_emulation=False),
+        }
+    return about
+
+
+def driver_version() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None
 
 
 def need(packages: Sequence[str], device: str) -> None:
@@ -159,7 +186,7 @@ def environment_of_runs(device: str) -> dict[str, str]:
     if device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
     else:
-        del variables["OMP_NUM_THREADS"]  # tests/conftest.py sets it for tests on a CPU
+        variables.pop("OMP_NUM_THREADS", None)  # tests/conftest.py sets it for tests on a CPU
     return variables
 
 
@@ -196,6 +223,31 @@ def flags(model: Path, variant: str, sizes: Sizes, device: str) -> list[str]:
         *VARIANTS[variant][1],
         *(("--use_cpu", "true") if device == "cpu" else ()),
     ]
+
+
+def long_prompts(directory: Path, model: Path, tokens: int) -> Path:
+    """A JSONL file of prompts of just under ``tokens`` tokens, with chat template and system prompt."""
+    from transformers import AutoTokenizer
+
+    from gtpo.data.arithmetic import arithmetic
+    from gtpo.prompts import to_messages
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    questions = [row["question"] for row in arithmetic("train", 400, seed=0)]
+    rows = []
+    for first in range(8):
+        text = questions[first]
+        for question in questions[first + 8 :: 8] * 20:
+            longer = f"{text} {question}"
+            ids = tokenizer.apply_chat_template(to_messages(longer), add_generation_prompt=True, return_dict=False)
+            if len(ids) > tokens:
+                break
+            text = longer
+        rows.append({"prompt": text})
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """The GPU check (`make gpu-check`): its device, its report, and its fixtures.
 
-Each part stores its measurements in the fixture ``numbers``. The report, ``results/gpu/<gpu>.json``, is written after
-every part, so that it is complete even if a later part or the machine fails. A part that is not selected keeps its
-entry of an earlier call, which has its own git revision.
+Each part stores its measurements in the fixture ``numbers``. The report, ``outputs/gpu-check/<gpu>.json``, is written
+after every part, so that it is complete even if a later part or the machine fails. A part that is not selected keeps
+its entry of an earlier call, which has its own git revision.
 
     python -m pytest tests/gpu                                # all parts, on a GPU
     python -m pytest tests/gpu -k head                        # one part
@@ -20,15 +20,14 @@ from typing import Any
 
 import pytest
 import torch
-from checks import ROOT, SIZES, VARIANTS, Sizes, build_model, call, flags, need
+from checks import ROOT, SIZES, VARIANTS, Sizes, build_model, call, describe, flags, need
 
 REPORT = pytest.StashKey[dict[str, Any]]()
-GIB = 2**30
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu-check-device", choices=("cuda", "cpu"), default="cuda")
-    parser.addoption("--gpu-check-output", help="Directory of the report: results/gpu, or outputs/gpu-check for a CPU.")
+    parser.addoption("--gpu-check-output", help="Directory of the report: outputs/gpu-check.")
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
@@ -40,7 +39,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     device = config.getoption("gpu_check_device")
     name = "cpu" if device == "cpu" else gpu_name()
-    default = ROOT / ("results/gpu" if device == "cuda" else "outputs/gpu-check")
+    default = ROOT / "outputs" / "gpu-check"
     directory = Path(config.getoption("gpu_check_output") or default)
     path = directory / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
     earlier = json.loads(path.read_text())["parts"] if path.is_file() else {}
@@ -54,32 +53,6 @@ def gpu_name() -> str:
             "--gpu-check-device cpu runs the parts that need none."
         )
     return torch.cuda.get_device_name(0)
-
-
-def describe(device: str) -> dict[str, Any]:
-    """Versions, git revision and machine; driver, memory and compute capability of the GPU."""
-    from gtpo.runs.provenance import provenance
-
-    about = provenance() | {"device": device}
-    if device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        about |= {
-            "gpu": properties.name,
-            "driver": driver_version(),
-            "cuda": torch.version.cuda,
-            "capability": f"{properties.major}.{properties.minor}",
-            "memory_gib": properties.total_memory / GIB,
-            "bfloat16": torch.cuda.is_bf16_supported(including_emulation=False),
-        }
-    return about
-
-
-def driver_version() -> str | None:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return None
 
 
 @pytest.hookimpl(hookwrapper=True)

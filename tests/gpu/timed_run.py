@@ -1,5 +1,6 @@
 """Run a train script and measure time and memory of its phases: ``python timed_run.py train_gtpo.py ...``.
 
+With ``--library`` after ``train_grpo.py``, the trainer is that of TRL, or Unsloth's version of it, in place of ours.
 Writes ``phases.json`` into the run directory. Time and memory are assigned to the innermost phase, so the phases of a
 step add up to its time. The device is synchronized at every change of phase.
 """
@@ -20,9 +21,12 @@ sys.path[0] = str(ROOT)
 from gtpo.cli.parse import load_backend_from_flags  # noqa: E402
 from train_gtpo import SETTINGS  # noqa: E402
 
+if library := "--library" in sys.argv:
+    sys.argv.remove("--library")
 load_backend_from_flags("gtpo", SETTINGS, sys.argv[2:])  # before transformers is imported, as in the script
 
 import torch  # noqa: E402
+import trl  # noqa: E402
 from transformers import TrainerCallback  # noqa: E402
 
 from gtpo.training import trainer  # noqa: E402
@@ -39,6 +43,7 @@ class Phases:
         self.start: dict[str, float] = {}
         self.peak: dict[str, float] = {}
         self.open: list[str] = []
+        self.longest: list[int] = []  # tokens of the longest completion of each step
         self.since = 0.0
 
     @contextmanager
@@ -96,7 +101,8 @@ class StepPhases(TrainerCallback):
         self.phases.seconds.clear()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        report: dict[str, Any] = {"steps": self.phases.steps, "start": self.phases.start, "peak": self.phases.peak}
+        names = ("steps", "longest", "start", "peak")
+        report: dict[str, Any] = {name: getattr(self.phases, name) for name in names}
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()
             report["used_gib"] = (total - free) / GIB  # of all processes, with CUDA contexts and vLLM
@@ -118,7 +124,10 @@ def timed(base: type) -> type:
 
         def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
             with self.phases("generation"):
-                return super()._generate_single_turn(*args, **kwargs)
+                result = super()._generate_single_turn(*args, **kwargs)
+            if self.model.training:  # not the measurement of the initial entropy
+                self.phases.longest.append(max(map(len, result[0])))
+            return result
 
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             with self.phases("loss"):  # forward of the policy, and the head with its gradient
@@ -131,8 +140,18 @@ def timed(base: type) -> type:
     return Timed
 
 
+class Library(trl.GRPOTrainer):
+    """The library's own trainer with the two checks that the script calls."""
+
+    check_settings = staticmethod(lambda args: None)
+    check_model = staticmethod(lambda model, args: None)
+
+    def __init__(self, positive_advantage_weight: float, negative_advantage_weight: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+
+
 if __name__ == "__main__":
     trainer.GTPOTrainer = timed(trainer.GTPOTrainer)  # type: ignore[misc]
-    trainer.GRPOTrainer = timed(trainer.GRPOTrainer)  # type: ignore[misc]
+    trainer.GRPOTrainer = timed(Library if library else trainer.GRPOTrainer)  # type: ignore[misc]
     sys.argv = [str(ROOT / sys.argv[1]), *sys.argv[2:]]
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -184,12 +184,14 @@ def test_lines_of_the_plan() -> None:
     lines = comments(text)
     assert lines[0] == "# 7,473 training rows, 7,473 steps of 1 prompt(s) x 12 completion(s) per process"
     assert lines[1] == "# at most 135 million generated tokens per process"  # 7473 x 12 x 1500
-    assert "weights 5.31, LoRA 1.25, gradients 1.25, optimizer 0.62, KV cache 8.06" in lines[2]
+    # 460 tokens at 47 ms and 12 micro-batches of 0.8 s are 31.2 s
+    assert lines[2] == "# 32 to 65 hours on an A100, an estimate (configs/experiments.yaml)"
+    assert "weights 5.31, LoRA 1.25, gradients 1.25, optimizer 0.62, KV cache 8.06" in lines[3]
     # (15.76 - 5.31 - 1.25 - 1.28) / 0.67 = 11.8
-    assert lines[4].startswith("# A100: vLLM reserves 40 % (16 GiB): weights and KV cache for 11 of 12 completions")
-    assert lines[4].endswith(": fits")
-    assert lines[5].startswith("# T4: vLLM reserves 40 % (6 GiB): weights and KV cache for 0 of 12 ")
-    assert lines[5].endswith("does not fit")
+    assert lines[5].startswith("# A100: vLLM reserves 40 % (16 GiB): weights and KV cache for 11 of 12 completions")
+    assert lines[5].endswith(": fits")
+    assert lines[6].startswith("# T4: vLLM reserves 40 % (6 GiB): weights and KV cache for 0 of 12 ")
+    assert lines[6].endswith("does not fit")
     assert comments(describe_plan(settings, 1, [("A", 24.0)]))[-1].endswith(
         "(10 GiB): weights and KV cache for 2 of 12 completions; training adds 4.6 GiB: fits"
     )  # (9.6 - 5.31 - 1.25 - 1.28) / 0.67 = 2.6

@@ -410,7 +410,7 @@ def test_several_gpus_in_one_process_stop_a_script_before_its_model(
 
 def test_the_server_of_vllm_needs_a_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU TRL would wait for the server, and then raise that NCCL needs a CUDA device."""
-    settings = settings_of(*TRL_VLLM, "--vllm_mode", "server")
+    settings = settings_of(*TRL_VLLM, "--vllm_mode", "server", "--backend", "transformers")
     check_machine(settings, "transformers")
     monkeypatch.setattr(preflight, "gpu_is_available", lambda: False)
     with pytest.raises(
@@ -522,13 +522,15 @@ def test_the_command_needs_no_installed_packages(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The notebook calls it before 12 GB are installed, because the driver decides whether they run."""
-    monkeypatch.setattr(preflight, "is_installed", lambda package: False)
-    monkeypatch.setattr(backend, "is_installed", lambda package: False)
-    assert command(machine, monkeypatch) == 0
-    assert capsys.readouterr().out == "ok: driver, C compiler, Python headers\n"
-    machine.driver = "550.54.15"
-    assert command(machine, monkeypatch) == 2
-    assert capsys.readouterr().out == f"ok: C compiler, Python headers\nerror: {OLD_DRIVER}\n"
+    for installed in ((), ("yaml",)):  # of the packages it asks for
+        for module in (preflight, backend):
+            monkeypatch.setattr(module, "is_installed", lambda package, installed=installed: package in installed)
+        machine.driver = "580.65.06"
+        assert command(machine, monkeypatch) == 0
+        assert capsys.readouterr().out == "ok: driver, C compiler, Python headers\n"
+        machine.driver = "550.54.15"
+        assert command(machine, monkeypatch) == 2
+        assert capsys.readouterr().out == f"ok: C compiler, Python headers\nerror: {OLD_DRIVER}\n"
 
 
 def test_the_command_on_a_machine_without_a_gpu() -> None:
@@ -542,10 +544,26 @@ def test_the_command_on_a_machine_without_a_gpu() -> None:
     )
 
 
-def test_the_command_imports_nothing_that_has_to_be_installed_first() -> None:
-    blocked = "torch transformers trl peft datasets accelerate unsloth vllm huggingface_hub httpx"
-    code = f"import sys\nfor name in {blocked.split()}: sys.modules[name] = None\nimport gtpo.machine.preflight"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+def test_the_command_runs_on_a_python_without_packages(tmp_path: Path) -> None:
+    """``-S`` leaves out site-packages; an old driver is the one fault that does not depend on this machine."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 550.54.15\n")
+    smi.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    command = [sys.executable, "-S", "-m", "gtpo.machine.preflight", "--model", "qwen"]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (2, "")
+    assert f"error: {OLD_DRIVER}" in ended.stdout.splitlines()
+    nothing = [sys.executable, "-S", "-c", "import yaml"]
+    assert "ModuleNotFoundError" in subprocess.run(nothing, env=environment, capture_output=True, text=True).stderr
+
+
+@pytest.mark.parametrize("target", ["first-light", "gpu-check"])
+def test_a_gpu_command_checks_the_machine_before_it_installs(target: str) -> None:
+    command = ["make", "--dry-run", "--always-make", f"PYTHON={sys.executable}", target]
+    lines = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    preflight, install = ([i for i, line in enumerate(lines) if text in line] for text in ("preflight", "pip install"))
+    assert preflight and install and preflight[0] < install[0]
 
 
 # ---- the loaded policy ----

@@ -46,5 +46,9 @@ FIGURES = {
         *("grpo-llama-math-g8-beta1e-6", "grpo-llama-math-g8-beta1e-6-adam0.999999"),
         *("grpo-qwen-math-g8-beta1e-6", "grpo-qwen-math-g8-beta1e-6-adam0.999999"),
     },
+    "Logs": {  # what the authors' wandb files of August 2025 have other than Listing 1
+        *("gtpo-llama-gsm8k-g8", "gtpo-llama-gsm8k-temperature0.9"),
+        *("gtpo-llama-gsm8k-lr2e-6", "gtpo-llama-gsm8k-h1.02"),
+    },
     "Table 1": _MAIN,  # "using the best of GTPO, GRPO, and SFT": every run of Fig. 2 is a candidate
 }

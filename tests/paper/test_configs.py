@@ -48,7 +48,7 @@ def test_headers_name_the_figures_and_each_figure_has_its_runs() -> None:
     named: dict[str, set[str]] = {figure: set() for figure in FIGURES}
     for path in FILES:
         title = path.read_text().splitlines()[0]
-        figures = re.fullmatch(r"# (?:GTPO|GRPO|SFT), [^:]+: ((?:(?:Fig\. \d[a-d]?|Table 1)(?:, |\.$))+)", title)
+        figures = re.fullmatch(r"# (?:GTPO|GRPO|SFT), [^:]+: ((?:(?:Fig\. \d[a-d]?|Table 1|Logs)(?:, |\.$))+)", title)
         assert figures, f"{path.name} begins with {title!r}: expected it to end with its figures"
         for figure in figures[1].rstrip(".").split(", "):
             assert figure in named, f"{path.name}: {figure!r} does not show training runs"
@@ -73,6 +73,8 @@ PARTS: dict[str, Callable[[str], dict[str, Any]]] = {  # part of a file name -> 
     rf"gamma{_NUMBER}": lambda n: {"gamma": float(n)},
     rf"h{_NUMBER}": lambda n: {"entropy_threshold": float(n)},
     rf"onlyneg{_NUMBER}": lambda n: {"entropy_filter": "negative_only", "entropy_threshold": float(n)},
+    rf"temperature{_NUMBER}": lambda n: {"temperature": float(n)},
+    rf"lr{_NUMBER}": lambda n: {"learning_rate": float(n)},
     rf"adam{_NUMBER}": lambda n: {"adam_beta1": float(n), "adam_beta2": float(n)},
     "(no-filter)": lambda _: {"entropy_filter": "off", "gamma": 0.1},
     "(correction-only)": lambda _: {"entropy_filter": "off", "gamma": 0.0},
@@ -141,7 +143,7 @@ def test_every_line_is_a_key_with_the_source_of_its_value(path: Path) -> None:
     assert f"\n#   python train_{method_of(path)}.py --config configs/paper/{path.name}\n" in header
     lines = [re.fullmatch(r"(\w+): (\S+) +# (.*)", line) for line in body.splitlines()]
     assert all(lines), f"expected `key: value  # [source]`: {body}"
-    source = r"\[(?:S\d(?:\.\d)?|Fig\. \d[a-d]?|ours)\]"
+    source = r"\[(?:S\d(?:\.\d)?|Fig\. \d[a-d]?|ours|log)\]"
     without = [line[0] for line in lines if line and not re.match(source, line[3])]
     assert not without, f"values without a source in [brackets]: {without}"
     keys = [line[1] for line in lines if line]

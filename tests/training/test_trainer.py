@@ -264,6 +264,24 @@ def test_the_initial_entropy_is_scored_in_micro_batches(
     assert largest[3][2] == largest[GROUP][2]  # the random state
 
 
+@pytest.mark.parametrize(("use_vllm", "calls"), [(False, [25, 5]), (True, [30])])
+def test_vllm_samples_the_initial_entropy_in_one_call(
+    use_vllm: bool, calls: list[int], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path, gtpo={"initial_entropy": None})
+    trainer.args.use_vllm = use_vllm
+    seen: list[int] = []
+    generate = trainer._generate_single_turn
+
+    def generated(prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(len(prompt_ids))
+        return generate(prompt_ids, *args, **kwargs)
+
+    monkeypatch.setattr(trainer, "_generate_single_turn", generated)
+    entropies = trainer.initial_entropy.sampled_entropies(list(trainer.train_dataset["prompt"]) * 3 + ["Why?"] * 6)
+    assert seen == calls and len(entropies) == 30
+
+
 def test_a_resumed_run_reads_the_initial_entropy_and_never_measures_a_trained_policy(
     tiny: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,591 @@
+"""What only a GPU can show, in about an hour, without the Hub: `make first-light`.
+
+    python benchmarks/first_light.py                           # every stage that results/gpu/<GPU>.json does not have
+    python benchmarks/first_light.py --stages head gradient    # these, again
+    python benchmarks/first_light.py --minutes 20              # as many as fit
+    python benchmarks/first_light.py --page                    # the tables of docs/gpu.md, from results/gpu/
+    python benchmarks/first_light.py --miniature               # on a CPU, with the packages of `make test-unsloth-vllm`
+
+The stages run in the order of information per minute. Each has a time limit, prints one line, and is stored at once:
+an interrupted command continues with the stage that was running. A stage whose result is wrong says FAILED and why; the
+next one runs all the same. Models have random weights; the one that learns is the shipped tiny base.
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ROOT / "tests" / "gpu"
+sys.path[:0] = [str(ROOT), str(PARTS)]
+
+import yaml  # noqa: E402
+from checks import (  # noqa: E402
+    SIZES,
+    STEPS,
+    VARIANTS,
+    Sizes,
+    build_model,
+    describe,
+    environment_of_runs,
+    flags,
+    long_prompts,
+    metrics_of,
+)
+
+from gtpo.files import CONFIGS, read_yaml, write_atomically  # noqa: E402
+from gtpo.machine.memory import GIB, estimate, shape_of  # noqa: E402
+from gtpo.machine.workload import Workload, step_seconds  # noqa: E402
+
+LEAST_COSINE = 0.98  # of the gradient of a LoRA matrix in 16 bits with that in float64
+MAX_GAP = 0.2  # nats per token between trainer and sampler; bfloat16 engines differ by a few hundredths
+LEAST_GPU, LEAST_DISK = 38.0, 20.0  # GiB for the 8B shape in 16 bits
+LEARNING_STEPS = {"cuda": 30, "cpu": 2}
+PACKAGES = "unsloth", "vllm", "bitsandbytes"
+REPLACEMENTS = f"""
+import sys
+sys.path += {[str(ROOT), str(ROOT / "tests")]}
+from helpers import gpu_replacements
+gpu_replacements.replace()
+"""
+FREEZE = "import unsloth\nfrom unsloth_zoo import vllm_utils\nvllm_utils.load_lora = lambda *args, **kwargs: None\n"
+HALF = """
+import torch, unsloth
+load = unsloth.FastLanguageModel.from_pretrained
+unsloth.FastLanguageModel.from_pretrained = staticmethod(lambda **options: load(**options | {"dtype": torch.float16}))
+"""  # Unsloth loads bfloat16 where the GPU has it, and then refuses --fp16
+NO_SEEDS = "from gtpo.evaluation import sampling\nsampling.derived_seed = lambda *names: None\n"
+
+Launch = Callable[..., tuple[int, str]]
+
+
+class Fault(Exception):
+    """A stage whose result is wrong: the message is its verdict."""
+
+
+@dataclass
+class Bench:
+    """Where the stages run.
+
+    Attributes:
+        device: cuda, or cpu for the miniature.
+        work: Directory of models and runs.
+        launch: Runs a script; see :func:`launch_process`.
+        before: Python source that every process executes before its script: a fault, in a test.
+        numbers: What the running stage has measured; stored even if it fails.
+        results: The numbers of the stages that are done.
+    """
+
+    device: str
+    work: Path
+    launch: Launch
+    before: str = ""
+    deadline: float = math.inf
+    numbers: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> Sizes:
+        return SIZES[self.device]
+
+    def model(self, name: str) -> Path:
+        """The directory of a model of ``sizes.shapes``."""
+        directory = self.work / "models" / name
+        if not (directory / "model.safetensors").is_file() and not list(directory.glob("*.index.json")):
+            build_model(directory, name, self.sizes.shapes[name], self.device)
+        return directory
+
+    def run(
+        self, script: Path, *argv: object, name: str, before: str = "", device: str | None = None
+    ) -> tuple[int, str]:
+        """Run a script in its own process: (exit code, output), which is kept in ``work/name.txt``."""
+        needs_packages = "--backend=unsloth" in argv or "--use_vllm=true" in argv or "--backend=vllm" in argv
+        if (seconds := self.deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        code, output = self.launch(
+            self.work, script, *map(str, argv), before=self.before + before, device=device or self.device,
+            needs_packages=needs_packages, seconds=seconds,
+        )  # fmt: skip
+        (self.work / f"{name}.txt").write_text(output)
+        return code, output
+
+    def succeed(self, script: Path, *argv: object, name: str, before: str = "", device: str | None = None) -> str:
+        """As :meth:`run`; a script that fails is a fault of the stage."""
+        code, output = self.run(script, *argv, name=name, before=before, device=device)
+        if code:
+            last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
+            raise Fault(f"{name}: exit code {code}: {last[:300]}")
+        return output
+
+    def trained(self, method: str, variant: str) -> Path:
+        """A run of four steps on a backend, made on first use."""
+        run = self.work / f"{method}-{variant}"
+        if not (run / "adapter").is_dir():
+            argv = [*flags(self.model("llama"), variant, self.sizes, self.device), "--overwrite=true"]
+            self.succeed(ROOT / f"train_{method}.py", *argv, "--output_dir", run, name=run.name)
+        return run
+
+
+def launch_process(
+    directory: Path, script: Path, *argv: str, before: str, device: str, needs_packages: bool, seconds: float
+) -> tuple[int, str]:
+    """Run a script in a process of its own; without a GPU, Unsloth and vLLM with the replacements of tests/helpers.
+
+    Raises:
+        subprocess.TimeoutExpired: After ``seconds``.
+    """
+    replaced = REPLACEMENTS if device == "cpu" and needs_packages else ""
+    source = f"import runpy, sys\ndel sys.argv[0]\nsys.path[:1] = {[str(script.parent), str(ROOT)]}\n"
+    source += f"{replaced}{before}\nrunpy.run_path(sys.argv[0], run_name='__main__')"
+    ended = subprocess.run(
+        [sys.executable, "-c", source, str(script), *argv],
+        cwd=directory,
+        env=environment_of_runs(device),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=seconds,
+    )
+    return ended.returncode, ended.stdout
+
+
+# The stages: each returns its verdict
+
+
+def machine(bench: Bench) -> str:
+    """The checks of `python -m gtpo.machine.preflight`, which need no package."""
+    command = [sys.executable, "-S", "-m", "gtpo.machine.preflight", "--model", "qwen"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    found = (ended.stdout + ended.stderr).strip()
+    if ended.returncode and bench.device == "cuda":
+        raise Fault(found)
+    return found.replace("\n", "; ")
+
+
+def head(bench: Bench) -> str:
+    """Time, memory and accuracy of the head beside the limit of two matmuls and the heads of TRL and Liger."""
+    file = bench.work / "head.json"
+    argv = ["--device", bench.device, *bench.sizes.benchmark, "--output", file]
+    bench.succeed(ROOT / "benchmarks" / "bench_loss.py", *argv, name="head")
+    bench.numbers |= json.loads(file.read_text())
+    [(shape, measured)] = bench.numbers["shapes"].items()
+    errors, seconds = measured["accuracy"]["ours"], measured["seconds"]
+    bound = 1e-4 if shape.startswith("float32") else 0.03
+    if not (errors["gradient"] <= bound and errors["entropy"] <= bound):
+        raise Fault(f"the gradient is off by {errors['gradient']:.1%}, the entropy by {errors['entropy']:.1e} nats")
+    peers = ", ".join(
+        f"{name} {1e3 * seconds[name]:.0f}" for name in ("trl logits", "trl fused", "liger") if name in seconds
+    )
+    return (
+        f"{1e3 * seconds['ours']:.0f} ms, {seconds['ours'] / seconds['limit']:.2f} x two matmuls ({peers}), "
+        f"{measured['peak_mib']['ours']:.0f} MiB, gradient off by {errors['gradient']:.1%}"
+    )
+
+
+def gradient(bench: Bench) -> str:
+    """The gradient of a whole step, by backend and precision, with that of a CPU in float64."""
+    import torch
+    from gradient import GROUP, reference_gradient
+    from safetensors.torch import load_file
+
+    model = bench.model("llama")
+    reference: dict[str, torch.Tensor] = {}
+    low = []
+    for variant in VARIANTS_16_BIT:
+        for precision in ("bf16", "fp16") if bench.device == "cuda" else ("bf16", "float32"):
+            if precision == "bf16" and bench.device == "cuda" and not has_bfloat16():
+                continue
+            name = f"{variant} {precision}"
+            file = bench.work / f"gradient-{variant}-{precision}.safetensors"
+            argv = [
+                *flags(model, variant, bench.sizes, bench.device),
+                *("--load_in_4bit=false", "--use_vllm=false", "--optim=adamw_torch", "--overwrite=true"),
+                *(f"--bf16={str(precision == 'bf16').lower()}", f"--fp16={str(precision == 'fp16').lower()}"),
+                *("--G", GROUP, "--max_steps", 1, "--max_grad_norm", 1e9, "--initial_entropy", 1),
+                *("--entropy_filter", "off", "--output_dir", bench.work / file.stem),
+            ]
+            before = HALF if (variant, precision) == ("unsloth", "fp16") else ""
+            bench.succeed(PARTS / "gradient.py", file, "train_gtpo.py", *argv, name=file.stem, before=before)
+            about = json.loads(file.with_suffix(".json").read_text())
+            reference = reference or reference_gradient(str(model), about["prompt_ids"], gamma=0.1)
+            found = {key: load_file(file)[key].double() for key in reference}
+            cosines = {
+                key: float(torch.cosine_similarity(found[key].flatten(), g.flatten(), dim=0))
+                for key, g in reference.items()
+            }
+            worst = min(cosines, key=cosines.__getitem__)
+            norms = [math.sqrt(sum(float(g.square().sum()) for g in each.values())) for each in (found, reference)]
+            bench.numbers[name] = {
+                "cosine": cosines[worst],
+                "matrix": worst,
+                "norm": norms[0] / norms[1],
+                "attention": about["attention"],
+            }
+            if not (cosines[worst] >= LEAST_COSINE and 0.9 < norms[0] / norms[1] < 1.1):
+                low.append(f"{name}: cosine {cosines[worst]:.3f}, norm x {norms[0] / norms[1]:.2f} in {short(worst)}")
+    if low:
+        raise Fault("; ".join(low))
+    return ", ".join(f"{name} {found['cosine']:.4f}" for name, found in bench.numbers.items()) + " (least cosine)"
+
+
+VARIANTS_16_BIT = ("unsloth", "transformers")
+
+
+def has_bfloat16() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def short(name: str) -> str:
+    """``layers.0.self_attn.q_proj.lora_A`` of the name of a LoRA matrix."""
+    return re.sub(r"^.*?(layers\.)|\.default\.weight$", r"\1", name)
+
+
+def rollouts(bench: Bench) -> str:
+    """Four steps on every backend: the sampler generates with the adapter, and a frozen one stops the run."""
+    for variant in VARIANTS:
+        if bench.device == "cpu" and variant != "unsloth":
+            continue
+        rows = metrics_of(bench.trained("gtpo", variant))
+        numbers = {key: [row.get(key) for row in rows] for key in ("loss", "grad_norm", "entropy", "sampler_logp_gap")}
+        chosen = re.findall(r"Using (\w+) (?:attention )?backend", (bench.work / f"gtpo-{variant}.txt").read_text())
+        bench.numbers[variant] = numbers | {"attention of vLLM": sorted(set(chosen))}
+        if len(rows) != STEPS or not all(map(math.isfinite, numbers["loss"] + numbers["entropy"])):
+            raise Fault(f"{variant}: loss {numbers['loss']}, entropy {numbers['entropy']}")
+        gaps = numbers["sampler_logp_gap"]
+        if "vllm" in VARIANTS[variant][0] and not all(gap is not None and gap < MAX_GAP for gap in gaps):
+            raise Fault(f"{variant}: the sampler has another adapter: it differs by {gaps} nats per token")
+    code, output = frozen_run(bench)
+    if not (code == 1 and "rollouts do not come from the adapter" in output):
+        raise Fault(f"an adapter that is never handed over to the sampler was not noticed (exit code {code})")
+    of_vllm = {name: found["sampler_logp_gap"] for name, found in bench.numbers.items()}
+    largest = ", ".join(f"{name} {max(gaps):.1e}" for name, gaps in of_vllm.items() if gaps[0] is not None)
+    return f"trainer and sampler differ by {largest} nats per token; a frozen adapter stops the run"
+
+
+def frozen_run(bench: Bench) -> tuple[int, str]:
+    """One step more of the run on Unsloth, without handing over its adapter; a fresh one equals the base model."""
+    run = bench.work / "frozen"
+    shutil.copytree(bench.trained("gtpo", "unsloth"), run, dirs_exist_ok=True)
+    settings = yaml.safe_load((run / "config.yaml").read_text()) | {"output_dir": str(run)}
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    argv = [
+        "--backend=unsloth",
+        "--resume",
+        run,
+        "--max_steps",
+        STEPS + 1,
+        "--reward",
+        f"{PARTS / 'reward.py'}:text_sum",
+    ]
+    return bench.run(ROOT / "train_gtpo.py", *argv, name="frozen", before=FREEZE)
+
+
+def learning(bench: Bench) -> str:
+    """Thirty steps of the tiny base with GTPO and GRPO on this device and on the CPU, with the same seed."""
+    base = next((ROOT / "gtpo" / "models" / "tiny_base").glob("base-*"))
+    steps = LEARNING_STEPS[bench.device]
+    verdicts = []
+    for method in ("gtpo", "grpo"):
+        gained = {}
+        for device in dict.fromkeys((bench.device, "cpu")):
+            run = bench.work / f"learning-{method}-{device}"
+            argv = ["--config", ROOT / "configs" / method / "tiny.yaml", "--model", base, "--output_dir", run]
+            argv += ["--G", 8, "--prompts_per_step", 1, "--lr_scheduler_type", "constant", "--max_steps", steps]
+            argv += ["--logging_steps", 1, "--seed", 1, "--report_to", "none", "--overwrite=true"]
+            if device == "cuda":
+                precision = "bf16" if has_bfloat16() else "fp16"
+                argv += ["--backend=unsloth", "--use_cpu=false", "--bf16=false", f"--{precision}=true"]
+            bench.succeed(ROOT / f"train_{method}.py", *argv, name=run.name, device=device)
+            rows = metrics_of(run)
+            bench.numbers[f"{method} {device}"] = {
+                key: [row[key] for row in rows] for key in ("formatting", "accuracy", "entropy")
+            }
+            scores = [row["formatting"] + row["accuracy"] for row in rows]
+            third = max(1, steps // 3)
+            gained[device] = statistics.mean(scores[-third:]) - statistics.mean(scores[:third])
+        verdicts.append(f"{method} " + ", ".join(f"{gain:+.0f} points ({device})" for device, gain in gained.items()))
+        if steps >= 30 and gained[bench.device] < gained["cpu"] / 2:
+            raise Fault(f"{verdicts[-1]}: formatting and accuracy, last third minus first")
+    return "; ".join(verdicts) + ": formatting and accuracy, last third minus first"
+
+
+def paper_step(bench: Bench) -> str:
+    """Phases, tokens per second and memory of the paper's step, ours and the library's own trainer, by micro-batch."""
+    name, sizes = "llama", bench.sizes
+    if "llama-8b" in sizes.shapes:
+        import torch
+
+        memory = torch.cuda.get_device_properties(0).total_memory / GIB
+        disk = shutil.disk_usage(bench.work).free / GIB
+        name = "llama-8b" if memory >= LEAST_GPU and disk >= LEAST_DISK else "qwen-3b"
+    prompts = long_prompts(bench.work, bench.model(name), sizes.long_prompt)
+    lengths = sizes.long_prompt, sizes.long_completion
+    bench.numbers |= {"model": name, "G": sizes.group, "prompt": lengths[0], "completion": lengths[1], "runs": {}}
+    cases = [("ours", "unsloth", 1), ("Unsloth's own", "unsloth", sizes.group), ("ours", "unsloth", sizes.group)]
+    cases += [("ours", "unsloth", 4), ("ours", "transformers", 1), ("TRL's own", "transformers", 1)]
+    for trainer, variant, batch in cases[: None if bench.device == "cuda" else 2]:
+        run = bench.work / f"paper-{trainer.split()[0]}-{variant}-{batch}"
+        argv = [
+            *("--model", bench.model(name), "--dataset", prompts, "--reward", f"{PARTS / 'reward.py'}:text_sum"),
+            *("--G", sizes.group, "--prompts_per_step", 1, "--per_device_train_batch_size", batch),
+            *("--gradient_checkpointing", "true", "--max_prompt_length", lengths[0]),
+            *("--max_completion_length", lengths[1], "--max_seq_length", sum(lengths)),
+            *("--lora_rank", sizes.measured_rank, "--max_steps", 3, "--save_steps", 100, "--logging_steps", 1),
+            *("--report_to", "none", "--log_completions", "false", "--output_dir", run, "--overwrite=true"),
+            *VARIANTS[variant][1],
+            *(("--use_cpu=true",) if bench.device == "cpu" else ()),
+        ]
+        own = trainer == "ours"
+        argv = [*argv, "--initial_entropy", 1] if own else ["--library", *argv]
+        try:
+            bench.succeed(PARTS / "timed_run.py", f"train_{'gtpo' if own else 'grpo'}.py", *argv, name=run.name)
+        except Fault as fault:
+            if own and batch == 1:
+                raise
+            bench.numbers["runs"][f"{trainer}, {variant}, {batch}"] = {"failed": str(fault)}  # a batch may not fit
+            continue
+        bench.numbers["runs"][f"{trainer}, {variant}, {batch}"] = timed(run)
+    ours, library, *_ = (found for found in bench.numbers["runs"].values())
+    if "failed" in library:
+        return f"{name}: {ours['seconds_of_a_step']:.1f} s; {library['failed']}"
+    return (
+        f"{name}: {ours['seconds_of_a_step']:.1f} s a step, {ours['tokens_per_second']:.0f} tokens/s, "
+        f"{ours['peak_gib'] or 0:.1f} GiB (plan {sum(ours['plan_gib'].values()):.1f}); "
+        f"Unsloth's own trainer {library['seconds_of_a_step']:.1f} s"
+    )
+
+
+def timed(run: Path) -> dict[str, Any]:
+    """Medians over the steps after the first, and the peak of the GPU's memory with the plan of ``--dry_run``."""
+    phases, rows = json.loads((run / "phases.json").read_text()), metrics_of(run)
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    steps = phases["steps"][1:]
+    names = sorted({name for step in steps for name in step})
+    seconds = statistics.median(sum(step.values()) for step in steps)
+    row = rows[-1]
+    longest = statistics.median(phases["longest"][1:])
+    return {
+        "seconds": {name: statistics.median(step.get(name, 0.0) for step in steps) for name in names},
+        "seconds_of_a_step": seconds,
+        "longest": longest,
+        "tokens_per_second": settings["num_generations"] * row.get("completion_length", longest) / seconds,
+        "micro_batches": settings["gradient_accumulation_steps"],
+        "plan_gib": estimate(shape_of(settings["model"]), Workload.of(settings)),
+        "peak_gib": phases.get("used_gib"),
+        "peak_gib_by_phase": phases["peak"],
+    }
+
+
+def evaluation(bench: Bench) -> str:
+    """Samples per second of vLLM at k = 64, base and adapter, with and without a seed per request."""
+    run = bench.trained("gtpo", "unsloth")
+    problems, k = (30, 64) if bench.device == "cuda" else (2, 2)
+    for name, before in (("with seeds", ""), ("without seeds", NO_SEEDS)):
+        output = bench.work / f"evaluation-{name.split()[0]}"
+        argv = ["--runs", "base", run, "--benchmarks", "arithmetic", "--limit", problems, "--k", k, "--backend=vllm"]
+        argv += ["--max_new_tokens", bench.sizes.completion, "--output_dir", output, "--overwrite"]
+        started = time.monotonic()
+        bench.succeed(ROOT / "evaluate.py", *argv, name=output.name, before=before)
+        seconds = time.monotonic() - started
+        written = sorted(path.stat().st_mtime for path in output.glob("*/arithmetic.jsonl"))
+        bench.numbers[name] = {"samples": 2 * problems * k, "seconds": seconds, "targets": len(written)}
+        if len(written) != 2:
+            raise Fault(f"{name}: {len(written)} of 2 targets have completions")
+    with_seeds, without = (bench.numbers[name]["seconds"] for name in ("with seeds", "without seeds"))
+    return (
+        f"{with_seeds:.0f} s for {2 * problems * k} samples, {without:.0f} s without seeds per request, start included"
+    )
+
+
+def hours(bench: Bench) -> str:
+    """The rates of the measured step, which replace those of the authors' logs in configs/experiments.yaml."""
+    if "paper_step" not in bench.results:
+        raise Fault("no measured step: --stages paper_step hours")
+    step = bench.results["paper_step"]
+    ours = next(iter(step["runs"].values()))
+    seconds = ours["seconds"]
+    bench.numbers |= {
+        "seconds_per_token": seconds["generation"] / ours["longest"],
+        "seconds_per_micro_batch": (seconds["loss"] + seconds["backward"]) / ours["micro_batches"],
+    }
+    text = ", ".join(f"{name} {value:.3g}" for name, value in bench.numbers.items())
+    if step["model"] not in MEASURED_MODELS:
+        return f"{text}; not stored: the model is small"
+    file = CONFIGS / "experiments.yaml"
+    write_atomically(file, with_rates(file.read_text(), MEASURED_MODELS[step["model"]], bench.numbers | {"speedup": 1}))
+    return f"{text}; stored in configs/experiments.yaml, which `python reproduce.py all --scale paper --list` reads"
+
+
+MEASURED_MODELS = {"llama-8b": "llama", "qwen-3b": "qwen"}
+
+
+def with_rates(text: str, model: str, rates: Mapping[str, float]) -> str:
+    """The text of configs/experiments.yaml with other rates of a model."""
+    for name, value in rates.items():
+        text, count = re.subn(rf"(?m)^(  {name}: {{.*?\b{model}: )[\d.]+", rf"\g<1>{value:.3g}", text)
+        if count != 1:
+            raise ValueError(f"{name} of {model} is {count} times in configs/experiments.yaml")
+    return text
+
+
+STAGES: dict[str, tuple[Callable[[Bench], str], int]] = {  # in the order of information per minute; minutes
+    "machine": (machine, 1),
+    "gradient": (gradient, 8),
+    "head": (head, 5),
+    "rollouts": (rollouts, 12),
+    "learning": (learning, 8),
+    "paper_step": (paper_step, 25),
+    "evaluation": (evaluation, 10),
+    "hours": (hours, 1),
+}
+
+
+def run_stage(name: str, bench: Bench, minutes: float) -> dict[str, Any]:
+    """The entry of a stage: outcome, verdict, seconds, numbers, revision."""
+    stage, limit = STAGES[name]
+    started, bench.numbers = time.monotonic(), {}
+    bench.deadline = started + 60 * min(limit, minutes)
+    try:
+        outcome, verdict = "passed", stage(bench)
+    except Fault as fault:
+        outcome, verdict = "FAILED", str(fault)
+    except (TimeoutError, subprocess.TimeoutExpired):
+        outcome, verdict = "timeout", f"stopped after {min(limit, minutes):.0f} minutes: --stages {name} runs it again"
+    except Exception as error:
+        outcome, verdict = "FAILED", f"{type(error).__name__}: {str(error)[:300]}"
+    return {"outcome": outcome, "verdict": verdict, "seconds": time.monotonic() - started, "numbers": bench.numbers}
+
+
+def first_light(
+    bench: Bench,
+    report: Path,
+    chosen: Sequence[str] = (),
+    minutes: float = math.inf,
+    say: Callable[[str], None] = print,
+) -> Mapping[str, Any]:
+    """Run the stages that are chosen, or those that the report lacks; the report is written after each."""
+    content = json.loads(report.read_text()) if report.is_file() else {"stages": {}}
+    content["environment"] = environment = describe(bench.device)
+    bench.results |= {name: entry["numbers"] for name, entry in content["stages"].items()}
+    end = time.monotonic() + 60 * minutes
+    for name in STAGES:
+        done = content["stages"].get(name, {}).get("outcome") == "passed"
+        if name not in chosen if chosen else done:
+            if done and not chosen:
+                say(f"{name}: passed before: {content['stages'][name]['verdict']}")
+            continue
+        if (left := (end - time.monotonic()) / 60) <= 0:
+            say(f"{name}: not run, {minutes:.0f} minutes are over")
+            continue
+        entry = run_stage(name, bench, left)
+        entry |= {"git_revision": environment["git_revision"], "date": time.strftime("%Y-%m-%d")}
+        content["stages"][name] = entry
+        bench.results[name] = entry["numbers"]
+        report.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(report, json.dumps(content, indent=1, sort_keys=True) + os.linesep)
+        say(f"{name}: {entry['outcome']} in {entry['seconds'] / 60:.1f} minutes: {entry['verdict']}")
+    return content
+
+
+# docs/gpu.md
+
+
+def measured_table(reports: Sequence[Mapping[str, Any]]) -> str:
+    """The verdicts by stage and GPU, and the paper's step by trainer; "not run" where there is none."""
+    names = [report["environment"]["gpu"] for report in reports]
+    lines = [] if reports else ["Nothing has been run on a GPU yet.", ""]
+    lines += [f"| stage | {' | '.join(names or ['any GPU'])} |", "|---" * (1 + max(1, len(names))) + "|"]
+    for name, (stage, _) in STAGES.items():
+        entries = [report["stages"].get(name) for report in reports] or [None]
+        cells = [f"{entry['outcome']}: {entry['verdict']}" if entry else "not run" for entry in entries]
+        lines.append(f"| `{name}`: {stage.__doc__} | {' | '.join(cells)} |")
+    steps = [
+        (gpu, step["model"], name, run)
+        for gpu, report in zip(names, reports, strict=True)
+        for step in [report["stages"].get("paper_step", {}).get("numbers", {"runs": {}})]
+        for name, run in step["runs"].items()
+    ]
+    if steps:
+        lines += [
+            "",
+            "| GPU | model | trainer, backend, micro-batch | seconds of a step | tokens/s | GiB used | planned |",
+        ]
+        lines.append("|---" * 7 + "|")
+    for gpu, model, name, run in steps:
+        cells = ["", run["failed"], "", ""] if "failed" in run else _cells(run)
+        lines.append(f"| {gpu} | {model} | {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cells(run: Mapping[str, Any]) -> list[str]:
+    phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in run["seconds"].items())
+    numbers = f"{run['tokens_per_second']:.0f}", f"{run['peak_gib']:.1f}", f"{sum(run['plan_gib'].values()):.1f}"
+    return [f"{run['seconds_of_a_step']:.1f} ({phases})", *numbers]
+
+
+def hours_table(rates: Mapping[str, Any]) -> str:
+    """The hours of one epoch by model, dataset and G, from the section ``paper`` of configs/experiments.yaml."""
+    lines = ["| one epoch | G = 8 | G = 12 |", "|---|---|---|"]
+    for model in rates["seconds_per_token"]:
+        for dataset, steps in rates["steps"].items():
+            most = [steps * (step_seconds(rates, model, dataset, group) or 0) / 3600 for group in (8, 12)]
+            cells = [f"{hours / rates['speedup'][model]:.0f} to {hours:.0f} h" for hours in most]
+            lines.append(f"| {model}, {dataset} | {' | '.join(cells)} |")
+    least, most_t4 = (rates["steps"]["gsm8k"] * seconds / 3600 for seconds in rates["seconds_per_step_t4"])
+    lines.append(f"| qwen, gsm8k on a T4 | {least:.0f} to {most_t4:.0f} h | |")
+    return "\n".join(lines)
+
+
+def gpu_page(text: str, reports: Sequence[Mapping[str, Any]]) -> str:
+    """docs/gpu.md with its two tables."""
+    from gtpo.paper.page import fill
+
+    text = fill(text, "measured", measured_table(reports))
+    return fill(text, "hours", hours_table(read_yaml(CONFIGS / "experiments.yaml")["paper"]))
+
+
+def stored_reports() -> list[dict[str, Any]]:
+    """Those of results/gpu/."""
+    return [json.loads(path.read_text()) for path in sorted((ROOT / "results" / "gpu").glob("*.json"))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=[], help="run these, also if they have passed")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no stage after this time")
+    parser.add_argument("--page", action="store_true", help="write the tables of docs/gpu.md, and exit")
+    parser.add_argument("--miniature", action="store_true", help="small shapes on a CPU")
+    parser.add_argument("--output", type=Path, help="directory of the report [results/gpu, or outputs/first-light]")
+    args = parser.parse_args()
+    if args.page:
+        page = ROOT / "docs" / "gpu.md"
+        return write_atomically(page, gpu_page(page.read_text(), stored_reports()))
+    import torch
+
+    device = "cpu" if args.miniature or not torch.cuda.is_available() else "cuda"
+    name = torch.cuda.get_device_name(0) if device == "cuda" else "cpu"
+    directory = args.output or ROOT / ("results/gpu" if device == "cuda" else "outputs/first-light")
+    report = directory / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
+    with tempfile.TemporaryDirectory() as work:
+        content = first_light(Bench(device, Path(work), launch_process), report, args.stages, args.minutes)
+    print(f"report: {report}")
+    sys.exit(any(entry["outcome"] != "passed" for entry in content["stages"].values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""The gradient of a train script's first step on given completions: ``python gradient.py FILE train_gtpo.py ...``.
+
+The completions, the reward and the adapter's weights do not depend on the model, so that backends and precisions can be
+compared with each other and with the formulas of tests/helpers/reference.py in float64.
+"""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path[:1] = [str(ROOT), str(ROOT / "tests")]
+
+GROUP = 4
+COMPLETIONS = [  # a prefix shared by both signs, a suffix, and middles of several lengths
+    [300, 301, 302, 305, 311, 308, 2],
+    [300, 301, 304, 310, 2],
+    [300, 301, 302, 303, 303, 309, 318, 311, 308, 2],
+    [300, 312, 308, 2],
+]
+REWARDS = [1.0, 0.0, 0.0, 2.0]
+
+
+def set_adapter(model: Any) -> dict[str, torch.Tensor]:
+    """Set the weights of a LoRA adapter by name, and return them: an adapter that has just been made has B = 0."""
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: weight for name, weight in sorted(model.named_parameters()) if "lora_" in name}
+    with torch.no_grad():
+        for weight in weights.values():
+            weight.copy_(0.05 * torch.randn(weight.shape, generator=generator))
+    return weights
+
+
+def reference_gradient(model: str, prompt_ids: list[int], gamma: float) -> dict[str, torch.Tensor]:
+    """d(-J of Eq. 11)/d(adapter) on the CPU in float64, with the textbook formulas."""
+    from helpers.reference import naive_conflict_mask, naive_conflict_weights, pad, plain_gtpo_loss
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    from gtpo.arguments import ModelArguments
+
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
+    lora = LoraConfig(r=8, lora_alpha=8, target_modules=ModelArguments().lora_target_modules)
+    policy = get_peft_model(base, lora, autocast_adapter_dtype=False).double()
+    weights = set_adapter(policy)
+    logps, entropies = [], []
+    for completion in COMPLETIONS:
+        logits = policy(input_ids=torch.tensor([prompt_ids + completion])).logits[0, len(prompt_ids) - 1 : -1]
+        log_pi = logits.log_softmax(-1)
+        logps.append(log_pi.gather(1, torch.tensor(completion)[:, None]).squeeze(1))
+        entropies.append(-(log_pi.exp() * log_pi).sum(-1))
+    rewards = torch.tensor(REWARDS, dtype=torch.float64)
+    advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+    spans = naive_conflict_mask(COMPLETIONS, advantages.tolist(), GROUP)
+    width = max(map(len, COMPLETIONS))
+    lambdas = pad(naive_conflict_weights(spans, advantages.tolist()), width, 1.0, torch.float64)
+    mask = pad([[1] * len(completion) for completion in COMPLETIONS], width, 0, torch.int64)
+    padded = [torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) for rows in (logps, entropies)]
+    loss = plain_gtpo_loss(*padded, mask, advantages, lambdas, torch.ones_like(rewards), gamma)
+    loss.backward()
+    return {name: weight.grad for name, weight in weights.items()}
+
+
+def given(base: type, file: Path) -> type:
+    """The trainer class with the completions above, which stores the gradient of its first step."""
+    from safetensors.torch import save_file
+    from transformers import TrainerCallback
+
+    class Store(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.weights = set_adapter(kwargs["model"])
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            save_file({name: weight.grad.float().cpu() for name, weight in self.weights.items()}, file)
+
+    class Given(base):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.add_callback(Store())
+
+        def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+            about = {"prompt_ids": prompt_ids[0], "attention": attention_of_unsloth()}
+            file.with_suffix(".json").write_text(json.dumps(about))
+            return COMPLETIONS, None
+
+        def _calculate_rewards(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            return torch.tensor(REWARDS, device=self.accelerator.device)[:, None]
+
+    return Given
+
+
+def attention_of_unsloth() -> dict[str, bool] | None:
+    """The attention kernels that Unsloth has found, in the order of its choice; None without Unsloth."""
+    if "unsloth" not in sys.modules:
+        return None
+    from unsloth.utils import attention_dispatch
+
+    return {name: bool(getattr(attention_dispatch, f"HAS_{name}")) for name in ("FLASH_ATTENTION", "XFORMERS")}
+
+
+if __name__ == "__main__":
+    from gtpo.cli.parse import load_backend_from_flags
+    from train_gtpo import SETTINGS
+
+    file, script, *argv = sys.argv[1:]
+    load_backend_from_flags("gtpo", SETTINGS, argv)  # before transformers is imported, as in the script
+    from gtpo.training import trainer
+
+    trainer.GTPOTrainer = given(trainer.GTPOTrainer, Path(file))  # type: ignore[misc]
+    sys.argv = [str(ROOT / script), *argv]
+    runpy.run_path(sys.argv[0], run_name="__main__")
