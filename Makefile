@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo smol test test-slow test-all test-avx2 test-real test-unsloth-vllm test-unsloth test-vllm test-kill gpu-check lock lint bench bench-loss harness soak clean
+.PHONY: install demo smol test test-slow test-all test-avx2 test-real test-unsloth-vllm test-unsloth test-vllm test-trl test-kill gpu-check lock lint bench bench-loss harness soak clean
 
 install: .venv/installed
 
@@ -63,6 +63,20 @@ test-unsloth-vllm test-unsloth test-vllm: .venv-unsloth-vllm/installed
 	.venv-unsloth-vllm/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -r requirements/unsloth-cpu.txt
 	touch $@
 
+# examples/gtpo_trl.py with the TRL of .venv and with later ones, each installed over .venv. The head of 1.15 is a Triton
+# kernel, which is interpreted on a CPU.
+LATER_TRL := 1.15.0 1.16.0
+
+test-trl: export TRITON_INTERPRET := 1
+test-trl: install $(LATER_TRL:%=.venv-trl-%/installed)
+	for path in "" $(LATER_TRL:%=.venv-trl-%); do \
+	  PYTHONPATH=$$path $(BIN)/python -m pytest tests/training/test_gtpo_trl.py $(PYTEST_FLAGS) || exit 1; done
+
+.venv-trl-1.15.0/installed: KERNELS := triton==3.9.0
+.venv-trl-%/installed: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) trl==$* $(KERNELS)
+	touch $@
+
 # Checks that need a GPU, into results/gpu/<GPU>.json, without the Hub. GPU_PYTHON names another interpreter than .venv's,
 # one with pytest; tests of missing packages are skipped and named.
 gpu-check: $(if $(GPU_PYTHON),,.venv/installed-gpu)
@@ -119,4 +133,4 @@ test-kill: install
 
 # Environments and caches; outputs/ is kept.
 clean:
-	rm -rf .venv .venv-unsloth-vllm .venv-bench .venv-harness .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-trl-* .venv-unsloth-vllm .venv-bench .venv-harness .pytest_cache .ruff_cache .mypy_cache .hypothesis

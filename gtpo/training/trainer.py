@@ -13,6 +13,7 @@ Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
 GTPO adds its objective, and the weights and the filter that enter it.
 """
 
+import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -148,6 +149,8 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         self.check_model(self.model, args)  # again, for a name whose config could not be read
         keep_adapter_in_float32(self.model)
         causal_lm = self._causal_lm(self.model)
+        if not hasattr(self, "model_kwarg_keys"):  # removed in TRL 1.15
+            self.model_kwarg_keys = inspect.signature(type(causal_lm).forward).parameters
         if isinstance(causal_lm.get_output_embeddings(), BaseTunerLayer):
             raise UsageError("LoRA on lm_head is not supported: remove 'lm_head' from target_modules.")
         self._logit_options = logit_options(causal_lm.config.get_text_config())
