@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 
-.PHONY: help install demo smol test test-slow test-all test-avx2 test-real test-unsloth-vllm test-unsloth test-vllm test-kill first-light gpu-check preflight lock lint bench bench-loss harness soak clean
+.PHONY: help install demo smol test test-slow test-all test-avx2 test-real test-unsloth-vllm test-unsloth test-vllm test-trl test-kill first-light gpu-check preflight lock lint bench bench-loss harness soak clean
 
 help:
 	@echo "make demo               train the tiny model with GTPO and evaluate it: minutes on a CPU"
@@ -12,6 +12,7 @@ help:
 	@echo "make test               units, properties, a run of each script; test-slow: the rest; test-all: both"
 	@echo "make test-real          a real model, SmolLM2-135M-Instruct, on a CPU"
 	@echo "make test-unsloth-vllm  Unsloth and vLLM without a GPU, in an environment of their own"
+	@echo "make test-trl           examples/gtpo_trl.py with several versions of TRL"
 	@echo "make first-light        all that only a GPU can show, in an hour, into results/gpu/"
 	@echo "make gpu-check          the tests of the GPU paths alone"
 	@echo "make smol               the comparison of methods on SmolLM2: hours on a CPU, resumable"
@@ -147,4 +148,4 @@ test-kill: install
 
 # Environments and caches; outputs/ is kept.
 clean:
-	rm -rf .venv .venv-unsloth-vllm .venv-bench .venv-harness .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-trl-* .venv-unsloth-vllm .venv-bench .venv-harness .pytest_cache .ruff_cache .mypy_cache .hypothesis

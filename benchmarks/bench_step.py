@@ -49,8 +49,11 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
+from gtpo import ConflictMetrics, RolloutCheck
 from gtpo.arguments import GTPOArguments
 from gtpo.models.tiny import save_untrained_tiny
+from gtpo.training.initial_entropy import padded_batch
+from gtpo.training.rollout_check import INTERVAL
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 from gtpo_loss import conflict_mask
 
@@ -84,6 +87,10 @@ NAMES = {
     "trl": "TRL's GRPOTrainer",
     "trl kl": f"TRL's GRPOTrainer, beta = {BETA}",
 }
+CALLBACKS = {  # what they add to a step of TRL's GRPOTrainer
+    "trl metrics": "ConflictMetrics",
+    "trl check": f"RolloutCheck, one step in {INTERVAL}",
+}
 
 
 def canned_group(step: int, length: int) -> list[list[int]]:
@@ -99,8 +106,23 @@ class Canned:
 
     length: int
 
+    sampled: dict[int, Any] | None = (
+        None  # by step, ln pi of the completions; the learning rate of 1e-6 hardly moves it
+    )
+
     def _generate_single_turn(self: Any, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        return canned_group(self.state.global_step, self.length)[: len(prompt_ids)], None
+        group = canned_group(self.state.global_step, self.length)[: len(prompt_ids)]
+        if self.sampled is None:
+            return group, None
+        if self.state.global_step not in self.sampled:
+            batch = padded_batch(prompt_ids, group, 0, self.accelerator.device)
+            ids, mask = (torch.cat([batch[f"prompt_{x}"], batch[f"completion_{x}"]], dim=1) for x in ("ids", "mask"))
+            with torch.no_grad():
+                width = batch["completion_ids"].shape[1]
+                logps, *_ = self._get_per_token_logps_and_entropies(self.model, ids, mask, width)
+            rows = [row[: len(own)].tolist() for row, own in zip(logps, group, strict=True)]
+            self.sampled[self.state.global_step] = rows
+        return group, self.sampled[self.state.global_step]
 
 
 class Stopwatch(TrainerCallback):
@@ -114,6 +136,13 @@ class Stopwatch(TrainerCallback):
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self.seconds.append(time.process_time() - self._begin)
+
+
+class EveryStep(RolloutCheck):
+    """Also in a second training, which begins at step 0 again."""
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.next = 0
 
 
 def reward_parity(completions: Any, completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
@@ -152,6 +181,13 @@ def make_trainer(name: str, model: Any, directory: Path, group: int, length: int
         **extra,
     )
     trainer.remove_callback(PrinterCallback)
+    if name == "trl metrics":
+        trainer.add_callback(ConflictMetrics(trainer))
+    if name == "trl check":
+        trainer.sampled = {}
+        for weight in (weight for key, weight in trainer.model.named_parameters() if "lora_B" in key):
+            torch.nn.init.normal_(weight)  # far from the base model
+        trainer.add_callback(EveryStep(trainer))
     return trainer
 
 
@@ -171,8 +207,9 @@ def parameters_of(trainer: Any) -> int:
 
 def time_steps(shape: str, directory: Path, length: int, rounds: int, steps: int) -> dict[str, Any]:
     """Median seconds of a step by trainer; the first step of each turn is not counted."""
-    trainers = {name: make_trainer(name, random_model(shape), directory, GROUP, length, 1 + steps) for name in NAMES}
-    seconds: dict[str, list[float]] = {name: [] for name in NAMES}
+    names = [*NAMES, *CALLBACKS]
+    trainers = {name: make_trainer(name, random_model(shape), directory, GROUP, length, 1 + steps) for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(1 + rounds):  # the first is a warm-up: libraries are loaded, caches filled
         for name, trainer in trainers.items():
             watch = next(x for x in trainer.callback_handler.callbacks if isinstance(x, Stopwatch))
@@ -286,6 +323,15 @@ def markdown(result: dict[str, Any]) -> str:
             seconds = entry["seconds"]
             cells += [f"{seconds[name] * 1e3:,.0f}", f"{seconds[name] / seconds['gtpo']:.2f}"]
         lines.append(f"| {label} | {' | '.join(cells)} |")
+    for name, label in CALLBACKS.items():
+        if not all(name in entry["seconds"] for entry in models.values()):
+            continue  # results of earlier revisions
+        cells = []
+        for entry in models.values():
+            seconds, every = entry["seconds"], INTERVAL if name == "trl check" else 1
+            added = (seconds[name] - seconds["trl"]) / every
+            cells += [f"{added * 1e3:+,.1f}", f"{100 * added / seconds['trl']:+.1f} % of TRL's"]
+        lines.append(f"| TRL's GRPOTrainer with {label} | {' | '.join(cells)} |")
     lines += ["", f"{GROUP} completions of {result['length'] // 2} to {result['length']} tokens. {origin(result)}"]
     return "\n".join(lines)
 

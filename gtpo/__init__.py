@@ -1,6 +1,7 @@
 """GTPO (arXiv 2508.03772) on TRL. Names are imported on first use: ``import gtpo`` loads neither torch nor trl.
 
     from gtpo import GRPOTrainer, GTPOArguments, GTPOTrainer, load_backend
+    from gtpo import ConflictMetrics, RolloutCheck  # callbacks for TRL's own GRPOTrainer
 
 With Unsloth, ``load_backend()`` comes first: it imports Unsloth before trl, transformers and peft.
 """
@@ -11,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gtpo.arguments import GTPOArguments
     from gtpo.machine.backend import load_backend
+    from gtpo.training.diagnosis import ConflictMetrics, RolloutCheck
     from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
-__all__ = ["GRPOTrainer", "GTPOArguments", "GTPOTrainer", "load_backend"]
+__all__ = ["ConflictMetrics", "GRPOTrainer", "GTPOArguments", "GTPOTrainer", "RolloutCheck", "load_backend"]
 
 _MODULES = {
+    "ConflictMetrics": "gtpo.training.diagnosis",
     "GRPOTrainer": "gtpo.training.trainer",
     "GTPOArguments": "gtpo.arguments",
     "GTPOTrainer": "gtpo.training.trainer",
+    "RolloutCheck": "gtpo.training.diagnosis",
     "load_backend": "gtpo.machine.backend",
 }
 

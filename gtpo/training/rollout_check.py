@@ -18,10 +18,11 @@ def sampler_gap(logps: Tensor, batch: dict[str, Any]) -> Tensor:
 
     Args:
         logps: ln pi of the completion tokens. Shape (B, T).
-        batch: TRL's, with ``sampling_per_token_logps`` and ``completion_mask`` (B, T).
+        batch: TRL's, with ``sampling_per_token_logps``, ``completion_mask`` and perhaps ``tool_mask`` (B, T).
     """
     gap = (logps - batch["sampling_per_token_logps"]).abs()
-    return gap[batch["completion_mask"].bool() & gap.isfinite()].mean()
+    sampled = batch["completion_mask"] * batch.get("tool_mask", 1)
+    return gap[sampled.bool() & gap.isfinite()].mean()
 
 
 @torch.no_grad()
@@ -33,7 +34,7 @@ def check_rollouts(trainer: Any, batch: dict[str, Any]) -> None:
     count as sampled without the adapter.
 
     Args:
-        trainer: A GRPOTrainer whose model has an adapter; others pass.
+        trainer: A GRPOTrainer, TRL's or ours, whose model has an adapter; others pass.
         batch: Its completions with the log-probabilities of the sampler.
 
     Raises:
@@ -42,12 +43,18 @@ def check_rollouts(trainer: Any, batch: dict[str, Any]) -> None:
     policy = trainer.accelerator.unwrap_model(trainer.model)
     if not hasattr(policy, "disable_adapter"):
         return
-    rows = trainer.args.per_device_train_batch_size
-    logps, _ = trainer.scores(trainer.model, batch, rows)
+
+    def score() -> Tensor:
+        ids, mask = (torch.cat([batch[f"prompt_{part}"], batch[f"completion_{part}"]], 1) for part in ("ids", "mask"))
+        width, rows = batch["completion_ids"].shape[1], trainer.args.per_device_train_batch_size
+        logps: Tensor = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, batch_size=rows)[0]
+        return logps
+
+    logps = score()
     if any_process(not bool(logps.isfinite().all()), trainer.accelerator.device):
         raise non_finite_error("a log-probability of the policy", trainer, [batch | {"logps": logps}])
     with policy.disable_adapter():
-        of_base, _ = trainer.scores(trainer.model, batch, rows)
+        of_base = score()
     policy_gap, base_gap = (
         trainer.accelerator.gather(sampler_gap(each, batch)).mean().item() for each in (logps, of_base)
     )

@@ -13,6 +13,7 @@ Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
 GTPO adds its objective, and the weights and the filter that enter it.
 """
 
+import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -47,6 +48,7 @@ from gtpo.prompts import TAGS
 from gtpo.reports.groups import Group
 from gtpo.terminal.bars import PHASE, CompletionBar, TokenCounter, phase_bar
 from gtpo.training.completions_table import cut_off, gold_answer, messages, spans_in_text
+from gtpo.training.diagnosis import conflict_metrics
 from gtpo.training.fault_tolerance import non_finite_error
 from gtpo.training.group_inspection import inspect_group
 from gtpo.training.held_out import HeldOutEvaluation
@@ -62,14 +64,12 @@ from gtpo.training.rollout_check import INTERVAL, check_rollouts, sampler_gap
 from gtpo.training.tag_logps import TAG_METRICS, tag_logps
 from gtpo_loss import (
     completion_entropy,
-    conflict_push,
     conflict_spans,
     conflict_weights,
     entropy_filter,
     grpo_loss,
     gtpo_loss,
     importance_ratio,
-    token_weights,
     weighted_advantages,
 )
 
@@ -149,6 +149,8 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         self.check_model(self.model, args)  # again, for a name whose config could not be read
         keep_adapter_in_float32(self.model)
         causal_lm = self._causal_lm(self.model)
+        if not hasattr(self, "model_kwarg_keys"):  # removed in TRL 1.15
+            self.model_kwarg_keys = inspect.signature(type(causal_lm).forward).parameters
         if isinstance(causal_lm.get_output_embeddings(), BaseTunerLayer):
             raise UsageError("LoRA on lm_head is not supported: remove 'lm_head' from target_modules.")
         self._logit_options = logit_options(causal_lm.config.get_text_config())
@@ -176,7 +178,6 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         advantages = self.accelerator.gather(batch["advantages"])
         spans = conflict_spans(ids, valid, advantages, group_size, self.conflict_span)
         mask = spans[0] | spans[1]
-        tokens = valid.sum()
         first = self.accelerator.process_index * rows
         batch["conflict_mask"] = mask[first : first + rows, :width]
         if mode == "train" and self.log_completions:
@@ -193,20 +194,18 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
             for column, values in columns.items():
                 self._logs["extra"][column].extend(values)
 
-        metrics = self._metrics[mode]
-        metrics["conflict_tokens"].append((mask.sum() / len(mask)).item())
-        metrics["conflict_fraction"].append((mask.sum() / tokens.clamp(min=1)).item())
-        metrics["completion_length"].append((tokens / len(mask)).item())
-        if mask.any():
-            strength = self._loss_advantages(advantages) * token_weights(
-                valid, self.loss_type, self.max_completion_length
-            )
-            weights = conflict_weights(mask, advantages.float(), self.conflict_positive_weight)
-            pushes = torch.stack(conflict_push(ids, valid, spans, strength.float(), weights, group_size))  # (2, 3)
-            for span, (push, corrected) in zip(("", "_opening", "_closing"), pushes.T.tolist(), strict=True):
-                if not math.isnan(push):
-                    metrics[f"conflict_push{span}"].append(push)
-                    metrics[f"conflict_push_corrected{span}"].append(corrected)
+        found = conflict_metrics(
+            self,
+            ids,
+            valid,
+            spans,
+            advantages,
+            self._loss_advantages(advantages),
+            group_size,
+            self.conflict_positive_weight,
+        )
+        for name, value in (found | {"completion_length": (valid.sum() / len(mask)).item()}).items():
+            self._metrics[mode][name].append(value)
         if self.use_vllm and self.vllm_importance_sampling_correction:
             # TRL's has this already; Unsloth takes it out of TRL's method
             batch["importance_sampling_ratio"] = importance_ratio(

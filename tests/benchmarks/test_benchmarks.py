@@ -97,7 +97,20 @@ def test_step_benchmark_times_every_trainer_on_the_same_completions(tmp_path: Pa
     result = results_of("bench_step", tmp_path, "--models", "tiny", "--rounds", "1", "--steps", "1", "--length", "16")
     assert result["length"] == 16 and list(result["models"]) == ["tiny"]
     entry = result["models"]["tiny"]
-    assert entry["seconds"].keys() == bench_step.NAMES.keys() and min(entry["seconds"].values()) > 0
+    assert list(entry["seconds"]) == [*bench_step.NAMES, *bench_step.CALLBACKS]
+    assert min(entry["seconds"].values()) > 0
+    seconds = {
+        "gtpo": 2.0,
+        "grpo": 2.0,
+        "grpo kl": 2.0,
+        "trl": 2.0,
+        "trl kl": 2.0,
+        "trl metrics": 2.1,
+        "trl check": 3.0,
+    }
+    table = bench_step.markdown(result | {"models": {"tiny": entry | {"seconds": seconds}}})
+    assert "| TRL's GRPOTrainer with ConflictMetrics | +100.0 | +5.0 % of TRL's |" in table
+    assert "| TRL's GRPOTrainer with RolloutCheck, one step in 20 | +50.0 | +2.5 % of TRL's |" in table
     assert entry["parameters"] == 2 * 512 * 128 + 3 * (4 * 128**2 + 3 * 128 * 384 + 2 * 128) + 128
 
 

@@ -95,6 +95,32 @@ def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: P
     assert (tmp_path / "group.html").read_text().count("<tr>") == 1 + 4
 
 
+def test_the_single_file_next_to_a_script(tiny: Path, tmp_path: Path) -> None:
+    (script,) = section("One file for a TRL script", "python")
+    for name in ("examples/gtpo_trl.py", "gtpo_loss.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    cpu = 'GTPOConfig(bf16=False, use_cpu=True, report_to="none", save_steps=2, per_device_train_batch_size=4, '
+    (tmp_path / "mine.py").write_text(script.replace(HUB_MODEL, str(tiny)).replace("GTPOConfig(", cpu))
+    run(tmp_path, "mine.py")
+    state = json.loads((tmp_path / "outputs" / "mine" / "checkpoint-2" / "trainer_state.json").read_text())
+    assert [row["step"] for row in state["log_history"] if row.get("initial_entropy", 0) > 0] == [0]
+
+
+def test_callbacks_of_any_grpo_run(tiny: Path, tmp_path: Path, installed: Path) -> None:
+    (script, *_) = section("A TRL script", "python")
+    (callbacks,) = section("Diagnose any GRPO run", "python")
+    script = script.replace("from trl import GRPOConfig", "from trl import GRPOConfig, GRPOTrainer")
+    script = script.replace("from gtpo import GTPOArguments, GTPOTrainer\n", "").replace(
+        "    gtpo=GTPOArguments(gamma=0.1),\n", ""
+    )
+    cpu = 'GRPOConfig(bf16=False, use_cpu=True, report_to="none", logging_steps=1, per_device_train_batch_size=4, '
+    script = script.replace(HUB_MODEL, str(tiny)).replace("GRPOConfig(", cpu).replace("GTPOTrainer(", "GRPOTrainer(")
+    script = script.replace("trainer.train()", callbacks + "trainer.train()")
+    (tmp_path / "mine.py").write_text(script + "print(sorted(trainer.state.log_history[0]))\n")
+    shown = run(tmp_path, "mine.py", installed=installed)
+    assert "'completion_entropy'" in shown and "'conflict_tokens'" in shown and "'groups_without_variance'" in shown
+
+
 def test_the_loss_alone(tmp_path: Path, installed: Path) -> None:
     (script,) = section("The loss alone", "python")
     checks = "\nassert (weights[:2, :2] == 2).all() and (weights[2:, :2] == 0).all() and hidden.grad.norm() > 0\n"

@@ -17,6 +17,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from examples import gtpo_trl
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments, Settings
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
@@ -66,7 +67,11 @@ class CannedTRL(_Canned, trl.GRPOTrainer):
     pass
 
 
-TRAINERS = {"gtpo": CannedGTPO, "grpo": CannedGRPO, "trl": CannedTRL}
+class CannedExample(_Canned, gtpo_trl.GTPOTrainer):
+    pass
+
+
+TRAINERS = {"gtpo": CannedGTPO, "grpo": CannedGRPO, "trl": CannedTRL, "gtpo_trl": CannedExample}
 
 
 def make_trainer(
@@ -82,7 +87,7 @@ def make_trainer(
     """A trainer with one prompt per step and plain SGD: a weight's update is the learning rate times its gradient.
 
     Args:
-        method: gtpo, grpo or trl.
+        method: gtpo, grpo, trl or gtpo_trl.
         model_dir, output_dir: The tiny model, and the run directory.
         gtpo: Fields of GTPOArguments; other methods ignore it.
         target_modules: Modules that get a LoRA adapter; None trains the full model.
@@ -125,10 +130,13 @@ def make_trainer(
     extra = dict(trainer_settings or {})
     if method == "gtpo":
         extra["gtpo"] = GTPOArguments(**method_settings)
+    if method == "gtpo_trl":
+        defaults |= method_settings
+    config = gtpo_trl.GTPOConfig if method == "gtpo_trl" else trl.GRPOConfig
     return TRAINERS[method](
         model=model,
         reward_funcs=[reward_parity],
-        args=trl.GRPOConfig(output_dir=str(output_dir), **(defaults | settings)),
+        args=config(output_dir=str(output_dir), **(defaults | settings)),
         processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"prompt": [f"Question {i}?" + " Why?" * (i % 3) for i in range(8)]}),
         eval_dataset=Dataset.from_dict({"prompt": [f"Held out {i}?" for i in range(held_out)]}) if held_out else None,

@@ -1,0 +1,196 @@
+"""GTPO (arXiv 2508.03772v5) on TRL's GRPOTrainer, in one file: copy it with gtpo_loss.py, which needs PyTorch alone.
+
+    from gtpo_trl import GTPOConfig, GTPOTrainer
+
+    trainer = GTPOTrainer(model, reward_funcs, args=GTPOConfig(output_dir="outputs/mine"), train_dataset=data)
+    trainer.train()
+
+Differs from GRPOTrainer by two methods of it: ``_generate_and_score_completions`` marks the conflict tokens of whole
+groups, ``_compute_loss`` has the objective of Eq. 11. Tested with TRL 1.14, 1.15 and 1.16 (``make test-trl``).
+"""
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import pad
+
+from gtpo_loss import (
+    CONFLICT_SPANS,
+    FILTER_MODES,
+    LN2,
+    completion_entropy,
+    conflict_mask,
+    conflict_weights,
+    entropy_filter,
+    gtpo_loss,
+)
+
+PROMPTS = 100  # Section 6: <H>_ini is measured on "the first 100 samples of the training set"
+
+# Settings of GRPOConfig that change TRL's loss and have no part in Eq. 11, with the only value that is accepted.
+_FIXED = {
+    "loss_type": "grpo",
+    "beta": 0.0,
+    "epsilon": GRPOConfig.epsilon,
+    "epsilon_high": None,
+    "delta": None,
+    "importance_sampling_level": "token",
+    "top_entropy_quantile": 1.0,
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+    "off_policy_mask_threshold": None,
+    "mask_truncated_completions": False,
+}
+
+
+@dataclass
+class GTPOConfig(GRPOConfig):
+    """GRPOConfig with the settings of GTPO; the defaults are the paper's.
+
+    Args:
+        loss_type: "grpo", the 1/|o_i| of Eq. 11.
+        conflict_correction: Whether lambda of Eq. 9 weights the conflict tokens.
+        conflict_positive_weight: lambda of a conflict token where A_i > 0.
+        conflict_span: Which run of conflict tokens counts: anchored, first_run or common.
+        gamma: Weight of the entropy penalty.
+        entropy_threshold: Completions with <H>_i above it are filtered, in nats.
+        entropy_filter: auto (on if <H>_ini < ln 2), on, off or negative_only.
+        initial_entropy: <H>_ini in nats; None measures it before the first step.
+
+    Raises:
+        ValueError: For a setting of GRPOConfig that would change the objective, or a value out of range.
+    """
+
+    loss_type: str = field(default="grpo", metadata={"help": "The 1/|o_i| of Eq. 11."})
+    conflict_correction: bool = field(default=True, metadata={"help": "Weight conflict tokens by lambda of Eq. 9."})
+    conflict_positive_weight: float = field(default=2.0, metadata={"help": "lambda of a conflict token with A_i > 0."})
+    conflict_span: str = field(default="anchored", metadata={"help": "anchored, first_run or common."})
+    gamma: float = field(default=0.1, metadata={"help": "Weight of the entropy penalty."})
+    entropy_threshold: float = field(default=LN2, metadata={"help": "Completions above it are filtered, in nats."})
+    entropy_filter: str = field(default="auto", metadata={"help": "auto, on, off or negative_only."})
+    initial_entropy: float | None = field(default=None, metadata={"help": "<H>_ini in nats; None measures it."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in _FIXED.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"GTPO has no {name} = {getattr(self, name)!r}: expected {value!r}.")
+        for name, values in (("conflict_span", CONFLICT_SPANS), ("entropy_filter", FILTER_MODES)):
+            if getattr(self, name) not in values:
+                raise ValueError(f"{name} {getattr(self, name)!r} is unknown: pick one of {', '.join(values)}.")
+
+
+class GTPOTrainer(GRPOTrainer):
+    """Group-relative Trajectory-based Policy Optimization.
+
+    GTPO (https://huggingface.co/papers/2508.03772) protects the tokens that rewarded and penalized completions share
+    at their beginning and end: they are not penalized, and count twice where they are rewarded. It filters completions
+    of high entropy and penalizes entropy; it has no KL term, no reference model and no clipping.
+
+    Text only, completions of a single turn: tools and images raise an error.
+
+    Args:
+        model, reward_funcs, kwargs: As for GRPOTrainer.
+        args: A GTPOConfig.
+
+    Raises:
+        ValueError: For a model with a router loss, which the loss would leave out.
+    """
+
+    _tag_names = ["trl", "gtpo"]
+
+    def __init__(self, model: Any, reward_funcs: Any, args: GTPOConfig, **kwargs: Any) -> None:
+        super().__init__(model, reward_funcs, args=args, **kwargs)
+        if self.aux_loss_enabled:
+            raise ValueError("GTPOTrainer leaves out the router loss: set router_aux_loss_coef to 0.")
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self._initial_entropy() is None:
+            # part of trainer_state.json, which a resumed run reads
+            self.state.log_history.append({"initial_entropy": self._measure_initial_entropy(), "step": 0})
+        batch = super()._generate_and_score_completions(inputs)
+        if unsupported := batch.keys() & {"tool_mask", "pixel_values"}:
+            raise ValueError(f"GTPOTrainer does not support {', '.join(sorted(unsupported))}: use text and no tools.")
+        mode = "train" if self.model.training else "eval"
+        ids, mask = self._gather(batch["completion_ids"]), self._gather(batch["completion_mask"])  # whole groups
+        group_size = self.num_generations if mode == "train" else self.num_generations_eval
+        advantages = self.accelerator.gather(batch["advantages"])
+        conflicts = conflict_mask(ids, mask, advantages, group_size, self.args.conflict_span)  # (B, T)
+        rows, width = batch["completion_ids"].shape
+        first = self.accelerator.process_index * rows
+        batch["conflict_mask"] = conflicts[first : first + rows, :width]  # TRL shuffles and splits it with the rows
+        self._metrics[mode]["conflict_tokens"].append(conflicts.sum().item() / len(conflicts))
+        self._metrics[mode]["conflict_fraction"].append((conflicts.sum() / mask.sum().clamp(min=1)).item())
+        return batch
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        args, mask, advantages = self.args, inputs["completion_mask"], inputs["advantages"]
+        logps, token_entropy = self._logps_and_entropy(model, inputs)  # (B, T) each
+        entropy = completion_entropy(token_entropy, mask)  # <H>_i, (B,)
+        keep = entropy_filter(  # delta, (B,)
+            entropy, advantages, self._initial_entropy(), args.entropy_threshold, args.entropy_filter
+        )
+        conflicts = inputs["conflict_mask"] & args.conflict_correction
+        loss, metrics = gtpo_loss(
+            logps,
+            entropy,
+            mask,
+            advantages,
+            conflict_weights(conflicts, advantages, args.conflict_positive_weight),  # lambda, (B, T)
+            keep,
+            gamma=args.gamma,
+            old_per_token_logps=inputs.get("old_per_token_logps"),
+            importance_weights=inputs.get("importance_sampling_ratio"),
+        )
+        mode = "train" if self.model.training else "eval"
+        for name, value in metrics.items():
+            self._metrics[mode][name].append(self.accelerator.gather(value).mean().item())
+        return loss / (self.current_gradient_accumulation_steps if mode == "train" else 1)
+
+    def _logps_and_entropy(
+        self, model: Any, batch: dict[str, Tensor], rows: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """ln pi and H of the completion tokens. Shape (B, T) each."""
+        logps, entropy, _ = self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
+            torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
+            batch["completion_ids"].shape[1],
+            compute_entropy=True,
+        )
+        return logps, entropy
+
+    def _initial_entropy(self) -> float | None:
+        """<H>_ini, given or measured; None before it is measured."""
+        measured = [row["initial_entropy"] for row in self.state.log_history if "initial_entropy" in row]
+        return next(iter([*measured, self.args.initial_entropy]))
+
+    def _measure_initial_entropy(self) -> float:
+        """Mean <H>_i of one completion for each of the first prompts, under the untrained policy, in nats."""
+        if self.state.global_step > 0:
+            raise ValueError("the checkpoint has no initial entropy, and the policy is trained: set initial_entropy.")
+        prompts = [row["prompt"] for row in itertools.islice(self.train_dataset, PROMPTS)]
+        ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
+        share = -(-len(prompts) // ranks)  # the same number for each process, the last prompt repeated
+        mine = [prompts[min(i, len(prompts) - 1)] for i in range(rank * share, (rank + 1) * share)]
+        rows, means = self.args.per_device_train_batch_size, []
+        with torch.no_grad(), torch.random.fork_rng():
+            for start in range(0, share, rows):
+                prompt_ids, images, fields = self._tokenize_prompts(mine[start : start + rows])
+                completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, num_generations=1)
+                batch = {}
+                for name, lists, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
+                    ids = [torch.tensor(row, device=self.accelerator.device) for row in lists]
+                    batch[f"{name}_ids"] = pad(ids, self._tokenizer.pad_token_id, side)
+                    batch[f"{name}_mask"] = pad([torch.ones_like(row) for row in ids], 0, side)
+                _, token_entropy = self._logps_and_entropy(self.model, batch)
+                means.append(completion_entropy(token_entropy, batch["completion_mask"]))
+        return self.accelerator.gather(torch.cat(means))[: len(prompts)].mean().item()
+
+    def _gather(self, tensor: Tensor) -> Tensor:
+        """The rows of all processes, zero-padded to the longest. Shape (b, t) -> (B, T)."""
+        return self.accelerator.gather(self.accelerator.pad_across_processes(tensor, dim=1))

@@ -1,0 +1,180 @@
+"""What is wrong with a GRPO run, for any trainer on TRL's GRPOTrainer: callbacks that measure and change no weight.
+
+    trainer = trl.GRPOTrainer(...)
+    trainer.add_callback(ConflictMetrics(trainer))
+    trainer.add_callback(RolloutCheck(trainer))
+
+TRL hands its callbacks neither the batch nor the log-probabilities. Each callback therefore wraps a method of the
+trainer object when training begins; the class and other trainers are unchanged.
+"""
+
+import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+
+from gtpo.training.rollout_check import INTERVAL, check_rollouts
+from gtpo_loss import (
+    LOSS_TYPES,
+    completion_entropy,
+    conflict_push,
+    conflict_spans,
+    conflict_weights,
+    token_weights,
+)
+
+
+class _Observer(TrainerCallback):
+    """Calls ``on_batch`` with each batch that the trainer has generated and scored."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.observes = False
+
+    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if not self.observes:  # a second call of train()
+            self.observes = True
+            self.observe()
+
+    def observe(self) -> None:
+        after(self.trainer, "_generate_and_score_completions", lambda batch, inputs: self.on_batch(batch))
+
+    def on_batch(self, batch: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def after(trainer: Any, name: str, observe: Callable[..., None]) -> None:
+    """Call ``observe(result, *args, **kwargs)`` after each call of a method of this trainer."""
+    method = getattr(trainer, name)
+
+    @wraps(method)
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        with torch.no_grad():
+            observe(result, *args, **kwargs)
+        return result
+
+    setattr(trainer, name, observed)
+
+
+class RolloutCheck(_Observer):
+    """Stop a run whose rollouts do not come from the adapter: a sampler that is out of sync with the policy.
+
+    It compares the sampler's log-probabilities (vLLM's) with the policy's and with the base model's. Without a sampler
+    that returns them, and without an adapter, there is nothing to compare, and it does nothing.
+
+    Args:
+        trainer: A GRPOTrainer.
+        interval: Optimizer steps between two checks, each of which scores the rollouts twice; the first steps, 0 and
+            1, are checked too. An untrained adapter is the base model: step 1 is the first one that can fail.
+
+    Raises:
+        RunError: From ``train()``, with the step and both distances in nats per token.
+    """
+
+    def __init__(self, trainer: Any, interval: int = INTERVAL) -> None:
+        super().__init__(trainer)
+        self.interval = interval
+        self.next = 0
+
+    def on_batch(self, batch: dict[str, Any]) -> None:
+        step = self.trainer.state.global_step
+        if batch.get("sampling_per_token_logps") is not None and step >= self.next:
+            self.next = step + (self.interval if step else 1)
+            model = self.trainer.model
+            training = model.training
+            model.eval()  # dropout draws random numbers, and the sampler has none
+            check_rollouts(self.trainer, batch)
+            model.train(training)
+
+
+class ConflictMetrics(_Observer):
+    """Log what GTPO corrects, for a run of GRPO, among TRL's metrics; the trainers of gtpo log most of it themselves.
+
+    * ``conflict_tokens``, ``conflict_fraction``: conflict tokens per completion, and their share of all tokens.
+    * ``conflict_push``, ``conflict_push_corrected`` (and by span, ``_opening`` and ``_closing``): the weight with which
+      the objective pushes a conflict token, and what lambda of Eq. 9 would make of it; for grpo, dr_grpo, dapo, bnpo.
+    * ``groups_without_variance``: share of groups whose advantages are all 0, which teach nothing.
+    * ``completion_entropy``: <H>, the mean over completions of their mean token entropy, in nats.
+
+    Tokens of tools are left out: spans and lengths are those of the policy's tokens. ``docs/metrics.md`` explains each.
+
+    Args:
+        trainer: A GRPOTrainer.
+    """
+
+    def observe(self) -> None:
+        super().observe()
+        after(self.trainer, "_get_per_token_logps_and_entropies", self.on_entropies)
+
+    def on_batch(self, batch: dict[str, Any]) -> None:
+        trainer, accelerator = self.trainer, self.trainer.accelerator
+        valid = batch["completion_mask"] * batch.get("tool_mask", 1)
+        order = valid.bool().logical_not().int().argsort(dim=1, stable=True)  # the policy's tokens first
+        ids, valid = (
+            accelerator.gather(accelerator.pad_across_processes(part.gather(1, order), dim=1))
+            for part in (batch["completion_ids"], valid)
+        )
+        advantages = accelerator.gather(batch["advantages"])
+        training = trainer.model.training
+        group_size = trainer.num_generations if training else trainer.num_generations_eval
+        spans = conflict_spans(ids, valid, advantages, group_size)
+        found = conflict_metrics(trainer, ids, valid, spans, advantages, advantages, group_size)
+        found["groups_without_variance"] = (advantages.view(-1, group_size) == 0).all(1).float().mean().item()
+        self.log(found)
+
+    def on_entropies(
+        self, result: Any, model: Any, ids: Tensor, mask: Tensor, width: int, compute_entropy: bool = False, **_: Any
+    ) -> None:
+        if compute_entropy:  # the forward pass of the loss
+            entropy = completion_entropy(result[1], mask[:, -width:])
+            self.log({"completion_entropy": self.trainer.accelerator.gather(entropy).mean().item()})
+
+    def log(self, metrics: dict[str, float]) -> None:
+        mode = "train" if self.trainer.model.training else "eval"
+        for name, value in metrics.items():
+            self.trainer._metrics[mode][name].append(value)
+
+
+def conflict_metrics(
+    trainer: Any,
+    ids: Tensor,
+    valid: Tensor,
+    spans: tuple[Tensor, Tensor],
+    advantages: Tensor,
+    loss_advantages: Tensor,
+    group_size: int,
+    positive_weight: float = 2.0,
+) -> dict[str, float]:
+    """Conflict tokens and the push on them, over the rows of all processes.
+
+    Args:
+        trainer: Its ``loss_type`` and ``max_completion_length`` weight a token.
+        ids: Completions. Shape (B, T).
+        valid: 1 on their tokens. Shape (B, T).
+        spans: As :func:`gtpo_loss.conflict_spans` returns them. Shape (B, T) each.
+        advantages: A_i. Shape (B,).
+        loss_advantages: A_i as in the loss. Shape (B,).
+        group_size: G.
+        positive_weight: lambda of a conflict token with A_i > 0.
+
+    Returns:
+        Metrics by name; those of the push only where there are conflict tokens.
+    """
+    mask = spans[0] | spans[1]
+    found = {
+        "conflict_tokens": (mask.sum() / len(mask)).item(),
+        "conflict_fraction": (mask.sum() / valid.sum().clamp(min=1)).item(),
+    }
+    if mask.any() and trainer.loss_type in LOSS_TYPES:
+        strength = loss_advantages * token_weights(valid, trainer.loss_type, trainer.max_completion_length)
+        weights = conflict_weights(mask, advantages.float(), positive_weight)
+        pushes = torch.stack(conflict_push(ids, valid, spans, strength.float(), weights, group_size))  # (2, 3)
+        for span, (push, corrected) in zip(("", "_opening", "_closing"), pushes.T.tolist(), strict=True):
+            if not math.isnan(push):
+                found |= {f"conflict_push{span}": push, f"conflict_push_corrected{span}": corrected}
+    return found

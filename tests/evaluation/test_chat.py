@@ -1,0 +1,92 @@
+"""python -m gtpo.evaluation.chat: greedy completions of base and adapter, the run's prompt, the loop, bad input."""
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gtpo.errors import UsageError
+from gtpo.evaluation import chat
+from gtpo.prompts import to_messages
+
+QUESTION = "How much is 3 + 4?"
+
+
+def shown(argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What is printed below each title, in order."""
+    monkeypatch.setattr(sys, "argv", ["chat", *argv, "--max_new_tokens", "12"])
+    chat.main()
+    return capsys.readouterr().out.split("\n--- ")[1:]
+
+
+def greedy(tiny: Path, adapter: Path | None, messages: Any) -> str:
+    """Twelve tokens by argmax, one forward pass each."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    model = PeftModel.from_pretrained(model, str(adapter)) if adapter else model
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    ids, new = ids["input_ids"], []
+    while len(new) < 12 and tokenizer.eos_token_id not in new:
+        with torch.no_grad():
+            new.append(
+                int(model(input_ids=torch.cat([ids, torch.tensor([new], dtype=torch.long)], 1)).logits[0, -1].argmax())
+            )
+    return tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
+
+
+def test_base_and_adapter_answer_greedily(
+    adapters: list[Path], tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, trained = shown([str(adapters[0]), QUESTION], monkeypatch, capsys)
+    assert base.startswith("base model (") and trained.startswith(adapters[0].name)
+    expected = [greedy(tiny, adapter, to_messages(QUESTION)) for adapter in (None, adapters[0])]
+    assert [text.partition("\n")[2].strip() for text in (base, trained)] == expected
+    assert expected[0] != expected[1]
+
+
+def test_the_prompt_of_the_run_is_used(
+    outputs: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (outputs / "older" / "config.yaml").write_text("system_prompt: Be brief.\n")
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
+    for checkpoint, adapter in (("last", "adapter"), ("best", "best")):
+        texts = shown([str(outputs / "older"), QUESTION, "--checkpoint", checkpoint], monkeypatch, capsys)
+        expected = [greedy(tiny, path, messages) for path in (None, outputs / "older" / adapter)]
+        assert [text.partition("\n")[2].strip() for text in texts] == expected
+
+
+def test_questions_are_read_until_an_empty_line(
+    adapters: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(chat, "ask", lambda sampler, targets, prompts, question: asked.append(question) or [])
+    for text in ("one\ntwo\n\nthree\n", "four\n"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        shown([str(adapters[0])], monkeypatch, capsys)
+    assert asked == ["one", "two", "four"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["nowhere"], "--runs nowhere has no adapter/adapter_config.json"),
+        (["RUN", "--temperature", "-1"], "--temperature -1.0: expected a number >= 0; 0 is greedy"),
+        (["RUN", "--temperature", "nan"], "--temperature nan: expected a number >= 0"),
+        (["RUN", QUESTION, "--max_new_tokens", "0"], "--max_new_tokens 0: expected at least 1"),
+        (
+            ["RUN", QUESTION, "--max_new_tokens", "100000"],
+            "exceeds the model's context length .*: lower --max",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    argv: list[str], message: str, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["chat", *(str(adapters[0]) if word == "RUN" else word for word in argv)])
+    with pytest.raises(UsageError, match=message):
+        chat.main()

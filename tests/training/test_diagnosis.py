@@ -1,0 +1,176 @@
+"""ConflictMetrics and RolloutCheck on TRL's own GRPOTrainer: values against naive references, and no changed weight."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
+from helpers.reference import naive_completion_entropy, naive_conflict_mask, naive_conflict_push
+
+from gtpo import ConflictMetrics, RolloutCheck
+from gtpo.errors import RunError
+from gtpo.training.initial_entropy import padded_batch
+
+STEPS = {"max_steps": 3}
+
+
+def with_sampler(trainer: Any, in_sync: bool = True) -> Any:
+    """Canned completions with their log-probabilities under the policy, or under the base model: a stale sampler."""
+
+    def sample(prompt_ids: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        group, model = canned_group(trainer.state.global_step), trainer.model
+        batch = padded_batch(prompt_ids, group, 0, torch.device("cpu"))
+        ids, mask = (torch.cat([batch[f"prompt_{part}"], batch[f"completion_{part}"]], 1) for part in ("ids", "mask"))
+        model.eval()
+        with torch.no_grad():
+            if in_sync:
+                logits = model(input_ids=ids, attention_mask=mask).logits
+            else:
+                with model.disable_adapter():
+                    logits = model(input_ids=ids, attention_mask=mask).logits
+        model.train()
+        logps = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+        width = batch["completion_ids"].shape[1]
+        return group, [row[-width:][: len(own)].tolist() for row, own in zip(logps, group, strict=True)]
+
+    trainer._generate_single_turn = sample
+    return trainer
+
+
+def train(tiny: Path, folder: Path, callbacks: bool, dropout: float = 0.0, **settings: Any) -> tuple[Any, Any]:
+    trainer = with_sampler(make_trainer("trl", tiny, folder, **(STEPS | settings)))
+    for module in trainer.model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = dropout
+    if callbacks:
+        trainer.add_callback(ConflictMetrics(trainer))
+        trainer.add_callback(RolloutCheck(trainer, interval=1))
+    torch.manual_seed(1)
+    weights = trained_weights(trainer)
+    return weights, [row for row in trainer.state.log_history if "loss" in row]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("settings", [{}, {"beta": 0.04, "num_iterations": 2}], ids=["on-policy", "kl"])
+def test_the_callbacks_change_no_weight(settings: Any, dropout: float, tiny: Path, tmp_path: Path) -> None:
+    plain, log = train(tiny, tmp_path / "plain", False, dropout, **settings)
+    watched, watched_log = train(tiny, tmp_path / "watched", True, dropout, **settings)
+    assert all(torch.equal(plain[name], watched[name]) for name in plain)
+    assert [row["loss"] for row in log] == [row["loss"] for row in watched_log]
+    assert "conflict_tokens" in watched_log[0] and "conflict_tokens" not in log[0]
+
+
+def test_the_metrics_equal_the_naive_references(tiny: Path, tmp_path: Path) -> None:
+    _, (row, *_) = train(tiny, tmp_path, True)
+    completions = canned_group(0)
+    rewards = torch.tensor([float(sum(ids) % 3) for ids in completions], dtype=torch.float64)
+    advantages = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).tolist()
+    mask = naive_conflict_mask(completions, advantages, GROUP)
+    conflicts, lengths = sum(map(sum, mask)), [len(ids) for ids in completions]
+    assert row["conflict_tokens"] == pytest.approx(conflicts / GROUP)
+    assert row["conflict_fraction"] == pytest.approx(conflicts / sum(lengths))
+    each = [1 / GROUP / length for length in lengths]
+    for name, spans in (("", (False, True)), ("_opening", (False,)), ("_closing", (True,))):
+        expected = naive_conflict_push(completions, advantages, GROUP, each, [1.0] * GROUP, spans)
+        found = row[f"conflict_push{name}"], row[f"conflict_push_corrected{name}"]
+        assert found == pytest.approx(expected, abs=1e-6)
+    assert row["groups_without_variance"] == 0
+
+
+def test_the_entropy_is_a_mean_over_completions(tiny: Path, tmp_path: Path) -> None:
+    _, (row, *_) = train(tiny, tmp_path / "trained", True)
+    trainer = make_trainer("trl", tiny, tmp_path / "untrained")
+    prompt = trainer.processing_class(trainer.train_dataset[0]["prompt"])["input_ids"]
+    entropies = []
+    for completion in canned_group(0):
+        with torch.no_grad():
+            logits = trainer.model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        log_pi = logits.double().log_softmax(-1)
+        entropies.append((-(log_pi.exp() * log_pi).sum(-1)).tolist())
+    means = naive_completion_entropy(entropies)
+    assert row["completion_entropy"] == pytest.approx(sum(means) / GROUP, abs=1e-4)
+    tokens = [value for each in entropies for value in each]
+    assert row["entropy"] == pytest.approx(sum(tokens) / len(tokens), abs=1e-4)  # TRL's: a mean over tokens
+    assert abs(row["entropy"] - row["completion_entropy"]) > 1e-3
+
+
+def test_groups_without_variance_are_counted(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("trl", tiny, tmp_path, num_generations=3)
+    trainer.add_callback(ConflictMetrics(trainer))
+    trainer.reward_funcs = [lambda completions, **columns: [1.0] * 6 + [0.0, 1.0, 2.0] * 2]
+    trainer.train()
+    row = trainer.state.log_history[0]
+    assert row["groups_without_variance"] == row["frac_reward_zero_std"] == 0.5  # two of four groups
+
+
+def test_tokens_of_tools_are_left_out(tiny: Path, tmp_path: Path) -> None:
+    """A tool answers with two tokens after the first token of every other completion."""
+    trainer = make_trainer("trl", tiny, tmp_path)
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+    callback = ConflictMetrics(trainer)
+    callback.on_batch(batch)
+    ids, mask = batch["completion_ids"], batch["completion_mask"]
+    blank = torch.zeros_like(ids[:, :2])
+    wide = {"completion_ids": torch.cat([ids, blank], 1), "completion_mask": torch.cat([mask, blank], 1)}
+    wide["tool_mask"] = torch.ones_like(wide["completion_mask"])
+    for row in range(1, GROUP, 2):
+        wide["completion_ids"][row] = torch.cat([ids[row, :1], blank[row] + 7, ids[row, 1:]])
+        wide["completion_mask"][row] = torch.cat([mask[row, :1], blank[row] + 1, mask[row, 1:]])
+        wide["tool_mask"][row, 1:3] = 0
+    callback.on_batch(batch | wide)
+    names = [name for name in trainer._metrics["train"] if name.startswith("conflict")]
+    assert len(names) == 8
+    for name in names:
+        first, second = trainer._metrics["train"][name]
+        assert first == pytest.approx(second, abs=1e-7), name
+
+
+def test_a_second_training_measures_once_per_batch(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("trl", tiny, tmp_path)
+    callback = ConflictMetrics(trainer)
+    seen: list[int] = []
+    callback.on_batch = lambda batch: seen.append(len(batch["advantages"]))  # type: ignore[method-assign]
+    trainer.add_callback(callback)
+    trainer.train()
+    trainer.train()
+    assert seen == [GROUP, GROUP]
+
+
+def untrained_adapter(trainer: Any) -> Any:
+    with torch.no_grad():
+        for name, weight in trainer.model.named_parameters():
+            if "lora_B" in name:
+                weight.zero_()
+    return trainer
+
+
+def test_a_stale_sampler_is_named_at_step_1(tiny: Path, tmp_path: Path) -> None:
+    """The adapter starts as the base model; the sampler never gets it."""
+    trainer = untrained_adapter(make_trainer("trl", tiny, tmp_path, max_steps=4))
+    trainer.add_callback(RolloutCheck(with_sampler(trainer, in_sync=False)))
+    with pytest.raises(RunError, match="rollouts do not come from the adapter at step 1: "):
+        trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_a_sampler_in_sync_passes(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = with_sampler(untrained_adapter(make_trainer("trl", tiny, tmp_path, max_steps=8)))
+    steps: list[int] = []
+    monkeypatch.setattr(
+        "gtpo.training.diagnosis.check_rollouts", lambda trainer, batch: steps.append(trainer.state.global_step)
+    )
+    trainer.add_callback(RolloutCheck(trainer, interval=3))
+    trainer.train()
+    assert steps == [0, 1, 4, 7]
+
+
+@pytest.mark.parametrize(("target_modules", "in_sync"), [(None, True), (("q_proj",), None)])
+def test_without_adapter_or_sampler_nothing_is_checked(
+    target_modules: Any, in_sync: bool | None, tiny: Path, tmp_path: Path
+) -> None:
+    trainer = make_trainer("trl", tiny, tmp_path, target_modules=target_modules, max_steps=2, learning_rate=1e-4)
+    trainer.add_callback(RolloutCheck(trainer if in_sync is None else with_sampler(trainer)))
+    trainer.train()
+    assert trainer.state.global_step == 2

@@ -1,0 +1,168 @@
+"""examples/gtpo_trl.py against our trainer: weights, metrics, initial entropy, refusals.
+
+``make test-trl`` runs this file with each version of TRL that the example names.
+"""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
+from helpers.scripts import ROOT
+
+from examples.gtpo_trl import GTPOConfig
+
+ATOL = 1e-6  # on weights after three steps at learning rate 0.03; observed 3e-8
+STEPS = {"max_steps": 3}
+METRICS = ("loss", "entropy", "filtered_fraction", "conflict_tokens", "conflict_fraction")
+
+
+def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], differs: bool = False) -> None:
+    assert left.keys() == right.keys()
+    gap = max((left[name] - right[name]).abs().max().item() for name in left)
+    assert (gap > 100 * ATOL) if differs else (gap <= ATOL), gap
+
+
+def train(method: str, tiny: Path, folder: Path, **settings: Any) -> tuple[dict[str, torch.Tensor], list[dict]]:
+    trainer = make_trainer(method, tiny, folder / method, **(STEPS | settings))
+    weights = trained_weights(trainer)
+    return weights, [row for row in trainer.state.log_history if "loss" in row]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "the paper": {},
+    "micro-batches": {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 4},
+    "old policy": {"num_iterations": 2},
+    "temperature": {"temperature": 0.7},
+    "correction off": {"gtpo": {"conflict_correction": False}},
+    "filter off": {"gtpo": {"entropy_filter": "off"}},
+    "negative_only": {"gtpo": {"entropy_filter": "negative_only"}},
+    "initially spread": {"gtpo": {"initial_entropy": 0.8}},
+    "other values": {"gtpo": {"gamma": 0.3, "conflict_positive_weight": 1.0, "conflict_span": "common"}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_three_steps_equal_those_of_our_trainer(case: str, tiny: Path, tmp_path: Path) -> None:
+    mine, log = train("gtpo_trl", tiny, tmp_path, **CASES[case])
+    ours, our_log = train("gtpo", tiny, tmp_path, **CASES[case])
+    assert_same(mine, ours)
+    assert len(log) == len(our_log) == 3
+    for row, other in zip(log, our_log, strict=True):
+        names = [name for name in METRICS if name in other]  # conflicts: of the steps that generate
+        assert [row[name] for name in names] == pytest.approx([other[name] for name in names], abs=2e-5)
+
+
+@pytest.mark.slow
+def test_every_case_differs_from_the_paper(tiny: Path, tmp_path: Path) -> None:
+    """Cases that equal each other would test one of the two only."""
+    papers, _ = train("gtpo_trl", tiny, tmp_path)
+    for case, settings in CASES.items():
+        if case not in ("the paper", "micro-batches"):
+            assert_same(train("gtpo_trl", tiny, tmp_path, **settings)[0], papers, differs=True)
+
+
+def test_the_importance_weights_of_the_sampler_enter_the_loss(tiny: Path, tmp_path: Path) -> None:
+    """vLLM's log-probabilities, which are those of a uniform policy here: ratios of 0.05 to 20."""
+    trained = []
+    for method in ("gtpo_trl", "gtpo"):
+        settings = {"vllm_importance_sampling_mode": "token_truncate", "max_steps": 2}
+        trainer = make_trainer(method, tiny, tmp_path / method, **settings)
+
+        def sample(prompt_ids: Any, *args: Any, trainer: Any = trainer, **kwargs: Any) -> tuple[Any, Any]:
+            group, noise = canned_group(trainer.state.global_step), itertools.cycle([-4.0, -5.0, -5.5, -7.0])
+            return group, [[next(noise) for _ in row] for row in group]
+
+        trainer._generate_single_turn, trainer.use_vllm, trainer._next_rollout_check = sample, True, 9
+        trained.append(trained_weights(trainer))
+    assert_same(*trained)
+    assert_same(trained[0], train("gtpo_trl", tiny, tmp_path, max_steps=2)[0], differs=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [GROUP, 3])
+def test_the_initial_entropy_is_measured_once_before_training(rows: int, tiny: Path, tmp_path: Path) -> None:
+    settings = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": GROUP // rows, "max_steps": 2}
+    trainer = make_trainer("gtpo_trl", tiny, tmp_path / "mine", gtpo={"initial_entropy": None}, **settings)
+    untrained = make_trainer("gtpo", tiny, tmp_path / "ours", gtpo={"initial_entropy": None})
+    chunks = [range(start, min(start + rows, 8)) for start in range(0, 8, rows)]  # 8 prompts, canned by their place
+    prompts = untrained._tokenize_prompts(list(untrained.train_dataset["prompt"]))[0]
+    completions = [canned_group(1000, size=len(chunk))[place] for chunk in chunks for place in range(len(chunk))]
+    entropies = untrained.mean_entropies(batch_of(prompts, completions)).tolist()
+    canned = trainer._generate_single_turn
+    trainer._generate_single_turn = lambda *args, **kwargs: (torch.rand(1), canned(*args, **kwargs))[1]  # as a sampler
+    before = torch.random.get_rng_state()
+    trainer._measure_initial_entropy()
+    assert torch.equal(before, torch.random.get_rng_state())
+    trainer.train()
+    (stored,) = [row for row in trainer.state.log_history if "initial_entropy" in row]
+    assert stored == {"initial_entropy": pytest.approx(sum(entropies) / 8, abs=1e-5), "step": 0}
+
+
+def batch_of(prompts: list[list[int]], completions: list[list[int]]) -> dict[str, torch.Tensor]:
+    from gtpo.training.initial_entropy import padded_batch
+
+    return padded_batch(prompts, completions, 0, torch.device("cpu"))
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_the_initial_entropy_and_the_weights(tiny: Path, tmp_path: Path) -> None:
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "logging_steps": 4}
+    settings |= {"gtpo": {"initial_entropy": None, "entropy_filter": "auto", "entropy_threshold": 5.05}}
+    trainer = make_trainer("gtpo_trl", tiny, tmp_path / "run", **settings)
+    expected = trained_weights(trainer)
+    resumed = make_trainer("gtpo_trl", tiny, tmp_path / "run", **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    rows = [[row for row in each.state.log_history if "initial_entropy" in row] for each in (trainer, resumed)]
+    assert rows[0] == rows[1] and len(rows[0]) == 1
+    found = {name: weight for name, weight in resumed.model.named_parameters() if weight.requires_grad}
+    assert_same(found, expected)
+
+
+def test_a_trained_policy_is_not_measured(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("gtpo_trl", tiny, tmp_path, gtpo={"initial_entropy": None})
+    trainer.state.global_step = 7
+    with pytest.raises(ValueError, match="the policy is trained: set initial_entropy"):
+        trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beta": 0.04}, r"GTPO has no beta = 0.04: expected 0.0"),
+        ({"loss_type": "dapo"}, "GTPO has no loss_type = 'dapo': expected 'grpo'"),
+        ({"epsilon_high": 0.28}, "GTPO has no epsilon_high = 0.28: expected None"),
+        ({"epsilon": 0.1}, "GTPO has no epsilon = 0.1: expected 0.2"),
+        ({"mask_truncated_completions": True}, "GTPO has no mask_truncated_completions = True: expected False"),
+        ({"top_entropy_quantile": 0.2}, "GTPO has no top_entropy_quantile = 0.2: expected 1.0"),
+        ({"entropy_coef": 0.01}, "GTPO has no entropy_coef = 0.01: expected 0.0"),
+        ({"importance_sampling_level": "sequence"}, "GTPO has no importance_sampling_level = 'sequence'"),
+        ({"conflict_span": "last"}, "conflict_span 'last' is unknown: pick one of anchored, first_run, common"),
+        ({"entropy_filter": "yes"}, "entropy_filter 'yes' is unknown: pick one of auto, on, off, negative_only"),
+    ],
+)
+def test_settings_that_change_the_objective_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        GTPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **settings)
+
+
+def test_tools_and_images_are_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer("gtpo_trl", tiny, tmp_path)
+    scored = trl.GRPOTrainer._generate_and_score_completions
+    monkeypatch.setattr(
+        trl.GRPOTrainer,
+        "_generate_and_score_completions",
+        lambda self, inputs: (batch := scored(self, inputs)) | {"tool_mask": batch["completion_mask"]},
+    )
+    with pytest.raises(ValueError, match="does not support tool_mask: use text and no tools"):
+        trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+
+
+def test_the_example_imports_nothing_else_of_ours() -> None:
+    text = (ROOT / "examples" / "gtpo_trl.py").read_text()
+    assert len(text.splitlines()) <= 200
+    ours = [line for line in text.splitlines() if line.startswith(("from gtpo", "import gtpo"))]
+    assert ours == ["from gtpo_loss import ("]
