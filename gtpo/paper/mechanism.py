@@ -222,10 +222,11 @@ def _informative(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def effect_of(summary: dict[str, Any], objective: str, target: str, split: str = "all groups") -> dict[str, Any]:
-    """A row of a summary."""
-    return next(
+    """A row of a summary; of a policy without tags of its own an empty one."""
+    rows = (
         row for row in summary["rows"] if (row["objective"], row["target"], row["split"]) == (objective, target, split)
     )
+    return next(rows, {"number": 0, "mean": None, "half_width": None, "minus_grpo": None})
 
 
 def page(summaries: dict[str, dict[str, Any]]) -> str:

@@ -1,5 +1,6 @@
 """Every command of the README, in order, in one directory: small on the tiny model, as a dry run if it needs a GPU."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -16,14 +17,30 @@ BASH = [
     for line in block.replace("\\\n", " ").splitlines()
     if line.strip() and not line.startswith("#")
 ]
-MAX_LINES = 180
+MAX_LINES = 160
 TRAIN_SMALL = ["--max_steps", "2", "--lora_rank", "4"]
 RL_SMALL = ["--num_generations", "4", "--max_completion_length", "12"]
 NEEDS_GPU = ("llama", "qwen", "configs/paper/")
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= MAX_LINES
+    lines = README.splitlines()
+    assert len(lines) <= MAX_LINES
+    prose = [line for line in lines if not line.startswith(("|", "!", "["))]  # tables, figures and links
+    assert max(map(len, prose)) <= 200, max(prose, key=len)
+
+
+def test_the_demo_in_the_readme_is_the_stored_one() -> None:
+    stored = json.loads((ROOT / "results" / "demo" / "summary.json").read_text())
+    for name in ("accuracy", "formatting"):
+        (numbers,) = re.findall(rf"^  {name} +\(%\) +([\d.]+) +([\d.]+)$", README, re.MULTILINE)
+        assert [float(number) for number in numbers] == [stored[f"{name}_before"], stored[f"{name}_after"]]
+
+
+def test_the_trl_script_of_the_readme_is_the_one_that_is_tested() -> None:
+    """tests/docs/test_use_in_your_code.py runs the blocks of docs/use_in_your_code.md."""
+    (block,) = re.findall(r"^```python\n(from datasets.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert block in (ROOT / "docs" / "use_in_your_code.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from gtpo.errors import UsageError
 from gtpo.paper import mechanism
 from gtpo.paper.matrix import load_matrix
-from gtpo.paper.mechanism import effect_of, measure, policies_of, summaries_in, summarize, write_mechanism
+from gtpo.paper.mechanism import effect_of, measure, page, policies_of, summaries_in, summarize, write_mechanism
 
 MATRIX = load_matrix()
 
@@ -58,6 +58,13 @@ def test_what_is_being_measured_is_stored_as_far_as_it_is_whole(
     assert list(write_mechanism()) == ["tiny-base"] and mechanism.PAGE.read_text() == "tiny-base"
     assert summaries_in(mechanism.DIRECTORY)["tiny-base"]["groups"] == 5
     assert json.loads((mechanism.DIRECTORY / "summary.json").read_text())["tiny-base"]["informative"] == 4
+
+
+def test_the_page_shows_what_there_is() -> None:
+    """Groups without tags of the policy's own, and a split with a single group, have dashes."""
+    text = page({"tiny-base": summarize([*GROUPS, NOTHING])})
+    assert "| tiny-base | 5, 4 | 1.0, 0.3 | -1000.00 ± 3437.00 | +3000.00 ± 3437.00 | - | - |" in text
+    assert "| right shorter | 0 | - | - | - | - |" in text
 
 
 class Drawn:
