@@ -63,6 +63,7 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         "## Quick start",
         _quick_start(settings, where, system, merged),
         _vllm(settings, hub_id, config, where),
+        *_gguf(where, merged),
         *_scores(run),
         *_prompt(system, settings.prompt),
         "## Settings",
@@ -122,6 +123,21 @@ def _vllm(settings: Settings, hub_id: str | None, config: Path, where: str) -> s
     if kwargs := settings.prompt.template_kwargs:
         notes.append(f'Each request needs `"chat_template_kwargs": {json.dumps(kwargs)}`.')
     return "\n\n".join(["With vLLM:", _fenced("bash", shlex.join(command)), *notes])
+
+
+def _gguf(where: str, merged: bool) -> list[str]:
+    """How llama.cpp and Ollama run a merged model; nothing for an adapter, which ``--merge 16bit`` merges."""
+    if not merged:
+        return [
+            "For llama.cpp and Ollama, merge it first (`--resume RUN --merge 16bit`): the merged model's card says how."
+        ]
+    convert = shlex.join(["python", "llama.cpp/convert_hf_to_gguf.py", where, "--outfile", "model.gguf"])
+    return [
+        "With llama.cpp, from a local copy of this directory:",
+        _fenced("bash", f"{convert}\nllama-cli -m model.gguf"),
+        "With Ollama, from the same file:",
+        _fenced("bash", "echo 'FROM ./model.gguf' > Modelfile\nollama create trained -f Modelfile\nollama run trained"),
+    ]
 
 
 def _scores(run: RunDirectory) -> list[str]:

@@ -107,6 +107,10 @@ def test_a_merged_model_needs_no_base(adapter: Path) -> None:
     card = model_card(settings_of(adapter.parent), ROWS, merged, "me/merged")
     assert front_matter(card)["library_name"] == "transformers" and "lora" not in front_matter(card)["tags"]
     assert "peft" not in section(card, "Quick start").lower() and "vllm serve me/merged\n" in card
+    assert "python llama.cpp/convert_hf_to_gguf.py me/merged --outfile model.gguf\nllama-cli -m model.gguf\n" in card
+    assert "echo 'FROM ./model.gguf' > Modelfile\nollama create trained -f Modelfile\nollama run trained\n" in card
+    of_adapter = card_of(adapter)
+    assert "llama-cli" not in of_adapter and "merge it first (`--resume RUN --merge 16bit`)" in of_adapter
 
 
 def test_the_scores_of_the_training(adapter: Path) -> None:
