@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rewards
-from gtpo.errors import UsageError
-from gtpo.grading.user_functions import load_rewards
+from gtpo.errors import RunError, UsageError
+from gtpo.grading.user_functions import checked_reward, load_rewards
 from gtpo.prompts import TAGS
 from rewards import ACCURACY_MAX, FORMAT_MAX, accuracy_reward, format_reward, score_format
 
@@ -194,3 +194,10 @@ def test_empty_blocks_are_those_of_completions_in_the_format() -> None:
     ]
     format_reward(texts, log_metric=logged.__setitem__)
     assert logged["empty_blocks"] == 50.0
+
+
+def test_a_reward_that_raises_says_how_to_go_on() -> None:
+    """Before the first checkpoint there is none to resume."""
+    reward = checked_reward(lambda completions, **_: [1 / 0 for _ in completions], "mine.py:f")
+    with pytest.raises(RunError, match=r"correct it, then start again with --overwrite, or --resume a checkpoint\.$"):
+        reward(completions=["a"])

@@ -234,7 +234,9 @@ def drop_long_prompts(rows: "Dataset", tokenizer: Any, settings: Settings) -> "D
     if not kept:
         raise UsageError(f"all {len(rows)} prompts are over {most} tokens: raise --max_prompt_length.")
     if len(kept) < len(rows):
-        logger.warning("%d of %d prompts dropped: over %d tokens", len(rows) - len(kept), len(rows), most)
+        first = next(i for i, length in enumerate(lengths) if length > most)
+        which = f"first: prompt {first + 1}, {lengths[first]} tokens; --max_prompt_length"
+        logger.warning("%d of %d prompts dropped: over %d tokens (%s)", len(rows) - len(kept), len(rows), most, which)
     return rows.select(kept)
 
 

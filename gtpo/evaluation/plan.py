@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gtpo.arguments import EvaluationArguments, fields_of
+from gtpo.errors import UsageError
 from gtpo.evaluation import sampling
 from gtpo.evaluation.jobs import DATA_FLAGS, Job, load_problems, select_benchmarks
 from gtpo.evaluation.records import Head, Origin
@@ -40,7 +41,14 @@ def plan_evaluation(flags: EvaluationArguments) -> Plan:
     """
     sources = select_benchmarks(flags)
     targets = find_targets(flags.runs, flags.model, flags.checkpoint)
-    problems = {name: load_problems(name, source, flags, flags.limit) for name, source in sources.items()}
+    problems, unreadable = {}, []
+    for name, source in sources.items():
+        try:
+            problems[name] = load_problems(name, source, flags, flags.limit)
+        except UsageError as error:
+            unreadable.append(str(error))
+    if unreadable:  # all of them, so that one repair is enough
+        raise UsageError(" ".join(unreadable))
     model = choose_model(targets, flags.model, slow=flags.backend != "auto")
     backend = sampling.choose_sampler(flags.backend, is_tiny(model))
     chosen = {

@@ -35,7 +35,7 @@ class Purpose(NamedTuple):
     after_error: str
 
 
-TRAINING = Purpose("--reward", "reward", FROM_TRL, "continue from the last checkpoint with --resume or start again")
+TRAINING = Purpose("--reward", "reward", FROM_TRL, "start again with --overwrite, or --resume a checkpoint")
 GRADING = Purpose("--grader", "grader", frozenset({"prompts", "completions"}), "run the same command again")
 
 

@@ -158,7 +158,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         if not args.use_vllm:
             other.pop("vllm_importance_sampling_correction", None)
         if other and self.accelerator.is_main_process:
-            text = ", ".join(f"{name} {value} (the paper: {_OF_THE_PAPER[name]})" for name, value in other.items())
+            text = ", ".join(f"{name}={value!r} (the paper: {_OF_THE_PAPER[name]!r})" for name, value in other.items())
             logger.warning("Not the paper's objective: %s", text)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:

@@ -411,7 +411,9 @@ def test_long_prompts_are_dropped_and_counted(tiny: Path, caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         kept = drop_long_prompts(rows, tokenizer, up_to(limit))
     assert kept["prompt"][:] == expected
-    assert f"{60 - len(expected)} of 60" in caplog.text
+    first = next(i for i, length in enumerate(lengths) if length > limit)
+    dropped = f"{60 - len(expected)} of 60 prompts dropped: over {limit} tokens (first: prompt {first + 1}, "
+    assert f"{dropped}{lengths[first]} tokens; --max_prompt_length)" in caplog.text
     assert len(drop_long_prompts(rows, tokenizer, up_to(max(lengths)))) == 60
 
 

@@ -212,3 +212,9 @@ def test_earlier_names_of_options_are_accepted_and_not_shown(
     }
     assert shown == fields_of([EvaluationArguments]).keys() and "examples:\n  python evaluate.py" in page
     assert "--runs" in page and "--grader" in page and "--adapter" not in page and "--judge" not in page
+
+
+def test_every_benchmark_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    flags = EvaluationArguments(benchmarks=["aime24", "arithmetic", "amc23"], data_dir=str(tmp_path), model="tiny")
+    with pytest.raises(UsageError, match=r"aime2024\.jsonl .* amc2023\.jsonl"):
+        plan_evaluation(flags)

@@ -582,7 +582,7 @@ def test_an_objective_that_is_not_the_papers_is_named(
     make_trainer(method, tiny, tmp_path / "other", loss_type="dr_grpo", scale_rewards="none")
     (message,) = caplog.messages
     assert message == (
-        "Not the paper's objective: loss_type dr_grpo (the paper: grpo), scale_rewards none (the paper: group)"
+        "Not the paper's objective: loss_type='dr_grpo' (the paper: 'grpo'), scale_rewards='none' (the paper: 'group')"
     )
 
 
