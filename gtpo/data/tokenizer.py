@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import re
 import resource
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -93,11 +94,13 @@ def prepare_tokenizer(
 
 
 def _check_cost(tokenizer: Any, path: str, arguments: Mapping[str, Any]) -> None:
-    """Render a conversation in a process of its own: a template is a program that comes with the model.
+    """Render a conversation in a process of its own: a template is a program that comes with the model. On Linux.
 
     Raises:
         UsageError: If that takes too long or too much memory, or the text is too long.
     """
+    if sys.platform != "linux":
+        return
 
     def render() -> None:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
