@@ -179,6 +179,9 @@ def head(bench: Bench) -> str:
     """Time, memory and accuracy of the head beside the limit of two matmuls and the heads of TRL and Liger."""
     file = bench.work / "head.json"
     argv = ["--device", bench.device, *bench.sizes.benchmark, "--output", file]
+    if bench.device == "cuda":
+        argv += ["--length", 300] if gpu_gib() < LEAST_GPU else []  # for the logits path
+        argv = argv if has_bfloat16() else [str(word).replace("bfloat16", "float16") for word in argv]
     bench.succeed(ROOT / "benchmarks" / "bench_loss.py", *argv, name="head")
     bench.numbers |= json.loads(file.read_text())
     [(shape, measured)] = bench.numbers["shapes"].items()
@@ -248,6 +251,12 @@ def has_bfloat16() -> bool:
     import torch
 
     return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+def gpu_gib() -> float:
+    import torch
+
+    return float(torch.cuda.get_device_properties(0).total_memory / GIB)
 
 
 def short(name: str) -> str:
@@ -328,11 +337,8 @@ def paper_step(bench: Bench) -> str:
     """Phases, tokens per second and memory of the paper's step, ours and the library's own trainer, by micro-batch."""
     name, sizes = "llama", bench.sizes
     if "llama-8b" in sizes.shapes:
-        import torch
-
-        memory = torch.cuda.get_device_properties(0).total_memory / GIB
         disk = shutil.disk_usage(bench.work).free / GIB
-        name = "llama-8b" if memory >= LEAST_GPU and disk >= LEAST_DISK else "qwen-3b"
+        name = "llama-8b" if gpu_gib() >= LEAST_GPU and disk >= LEAST_DISK else "qwen-3b"
     prompts = long_prompts(bench.work, bench.model(name), sizes.long_prompt)
     lengths = sizes.long_prompt, sizes.long_completion
     bench.numbers |= {"model": name, "G": sizes.group, "prompt": lengths[0], "completion": lengths[1], "runs": {}}
