@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
-from gtpo.data.load import Problem
+from gtpo.data.load import Problem as Problem
 from gtpo.evaluation.metrics import sizes_up_to
 from gtpo.evaluation.user_grader import UserGrader
 

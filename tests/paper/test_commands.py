@@ -46,7 +46,7 @@ def called(lines: list[str], directory: Path) -> list[list[str]]:
 
 
 def test_every_line_calls_its_script_after_what_it_depends_on(tmp_path: Path) -> None:
-    assert len(LINES) == len(EXPERIMENTS) + len(EVALUATIONS) == 104 + 15
+    assert len(LINES) == len(EXPERIMENTS) + len(EVALUATIONS) == 107 + 15
     calls = called(LINES, tmp_path)
     assert calls == [[*run.argv, "--overwrite", "true"] for run in EXPERIMENTS] + [[*w.argv] for w in EVALUATIONS]
     earlier: set[str] = set()
