@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from gtpo.training.rollout_check import INTERVAL, check_rollouts
+from gtpo.training.rollout_check import INTERVAL, check_rollouts, next_check
 from gtpo_loss import (
     LOSS_TYPES,
     completion_entropy,
@@ -69,8 +69,8 @@ class RolloutCheck(_Observer):
 
     Args:
         trainer: A GRPOTrainer.
-        interval: Optimizer steps between two checks, each of which scores the rollouts twice; the first steps, 0 and
-            1, are checked too. An untrained adapter is the base model: step 1 is the first one that can fail.
+        interval: Most optimizer steps between two checks, each of which scores the rollouts twice; the first are at
+            steps 0, 1, 2, 4, 8. An untrained adapter is the base model: step 1 is the first one that can fail.
 
     Raises:
         RunError: From ``train()``, with the step and both distances in nats per token.
@@ -84,7 +84,7 @@ class RolloutCheck(_Observer):
     def on_batch(self, batch: dict[str, Any]) -> None:
         step = self.trainer.state.global_step
         if batch.get("sampling_per_token_logps") is not None and step >= self.next:
-            self.next = step + (self.interval if step else 1)
+            self.next = next_check(step, self.interval)
             model = self.trainer.model
             training = model.training
             model.eval()  # dropout draws random numbers, and the sampler has none

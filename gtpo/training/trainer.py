@@ -60,7 +60,7 @@ from gtpo.training.refusals import (
     check_inputs,
     logit_options,
 )
-from gtpo.training.rollout_check import INTERVAL, check_rollouts, sampler_gap
+from gtpo.training.rollout_check import check_rollouts, next_check, sampler_gap
 from gtpo.training.tag_logps import TAG_METRICS, tag_logps
 from gtpo_loss import (
     completion_entropy,
@@ -169,7 +169,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
         if batch.get("sampling_per_token_logps") is not None and self.state.global_step >= self._next_rollout_check:
-            self._next_rollout_check = self.state.global_step + INTERVAL
+            self._next_rollout_check = next_check(self.state.global_step)
             check_rollouts(self, batch)
         mode = "train" if self.model.training else "eval"
         group_size = self.num_generations if mode == "train" else self.num_generations_eval

@@ -758,7 +758,9 @@ def test_rollouts_that_do_not_come_from_the_adapter_stop_the_run(
     assert not list(gaps)
 
 
-def test_rollouts_are_checked_every_20_steps(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollouts_are_checked_often_at_first_and_then_every_20_steps(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = make_trainer("grpo", tiny, tmp_path)
     trainer.model.train()
     score = trl.GRPOTrainer._generate_and_score_completions
@@ -775,6 +777,12 @@ def test_rollouts_are_checked_every_20_steps(tiny: Path, tmp_path: Path, monkeyp
         trainer.state.global_step = step
         trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
     assert checked == [40, 60]
+    checked.clear()
+    trainer._next_rollout_check = 0
+    for step in range(60):
+        trainer.state.global_step = step
+        trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+    assert checked == [0, 1, 2, 4, 8, 16, 32, 52]
 
 
 def test_rollouts_of_the_base_model_stop_the_run_and_those_of_the_policy_do_not(tiny: Path, tmp_path: Path) -> None:
