@@ -120,7 +120,7 @@ def non_finite_error(
     if batches or rows:  # SFT has neither
         directory, rank = run.non_finite_dump(step), trainer.accelerator.process_index
         directory.mkdir(parents=True, exist_ok=True)
-        saved = f"; what is known of it is in {directory}"
+        saved = f"; its batch is saved in {directory}"
     if rows:
         (directory / f"rows-{rank}.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False))
     if batches:

@@ -85,7 +85,10 @@ def train(trainer: Any, checkpoint: str | None) -> None:
     patience = stopping[0].early_stopping_patience if stopping else None
     if checkpoint is not None and steps_are_done(Path(checkpoint), trainer.args.max_steps, patience):
         if IS_MAIN_PROCESS:
-            logger.warning("%s has all its steps; its adapter is saved again", trainer.args.output_dir)
+            logger.warning(
+                "%s is finished: its adapter and report are written again; a larger --max_steps trains further",
+                trainer.args.output_dir,
+            )
         trainer._load_from_checkpoint(checkpoint)
         return
     if checkpoint is not None:

@@ -866,9 +866,10 @@ def test_a_run_name_beside_the_config_of_a_run_names_another_directory(tmp_path:
     assert (got["output_dir"], got["run_name"]) == ("here", "new")
 
 
-@pytest.mark.parametrize("key", ["lr", "batch_size"])
+@pytest.mark.parametrize("key", ["lr", "batch_size", "use_lora"])
 def test_the_name_of_a_setting_elsewhere_suggests_ours_in_yaml_too(key: str, tmp_path: Path) -> None:
-    ours = {"lr": "'learning_rate'", "batch_size": "'prompts_per_step' or 'per_device_train_batch_size'"}[key]
+    ours: Any = {"lr": "'learning_rate'", "batch_size": "'prompts_per_step' or 'per_device_train_batch_size'"}
+    ours = ours.get(key, "'lora_rank'")
     with pytest.raises(UsageError, match=rf"unknown setting '{key}' \(did you mean {ours}\?\)"):
         settings("--config", config_file(tmp_path, f"{key}: 1\n"))
 
