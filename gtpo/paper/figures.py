@@ -29,11 +29,14 @@ METHODS = {"sft": "SFT", "grpo": "GRPO", "gtpo": "GTPO"}  # rows of Table 1
 
 
 def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
-    """A figure of the paper, a matplotlib figure; runs without results are omitted.
+    """A figure of the paper, a matplotlib figure; runs and groups of curves without results are omitted.
 
     Lines are the mean over seeds of the smoothed curves, bands its 95 % interval.
     """
-    spec, groups = find_figure(matrix, name), groups_of(matrix, name, scale)
+    spec = find_figure(matrix, name)
+    found = {*results.metrics, *results.scores}
+    every = groups_of(matrix, name, scale)
+    groups = {title: curves for title, curves in every.items() if found & {*curves.values()}} or every
     figure, rows = _panels(len(spec["panels"]), len(groups), spec.get("groups") == "columns")
     legends = list(dict.fromkeys(legend for curves in groups.values() for legend in curves))  # one style in all groups
     for (title, curves), row in zip(groups.items(), rows, strict=True):

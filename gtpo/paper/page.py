@@ -16,6 +16,7 @@ from gtpo.paper.claims import read_claims
 from gtpo.paper.figures import (
     LABELS,
     SCORES,
+    draw,
     draw_all,
     draw_effects,
     mean_cell,
@@ -331,6 +332,10 @@ def write_page(matrix: Matrix) -> list[Path]:
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     results, tested, smol, gentle = (read_results([path]) for path in (DIRECTORY, TESTED, SMOL, GENTLE))
     written, _ = draw_all(matrix, select_figures(matrix, ["all"], "tiny"), "tiny", results, DIRECTORY, ["png"])
+    for name, directory, found in (("smol", SMOL, smol), ("gentle", GENTLE, gentle)):
+        if found.metrics:
+            draw(matrix, name, name, found).savefig(directory / f"{name}.png", dpi=100)
+            written.append(directory / f"{name}.png")
     summary = summarize(matrix, results, tested, smol, gentle, write_mechanism())
     draw_effects(summary["effects"], SIZES["points"]).savefig(DIRECTORY / "effects.png", dpi=100)
     (DIRECTORY / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")

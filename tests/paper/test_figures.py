@@ -254,6 +254,12 @@ def test_a_label_has_one_style_in_all_groups(tmp_path: Path) -> None:
     assert len(set.union(*styles.values())) == 7
 
 
+def test_a_group_of_curves_without_runs_is_left_out() -> None:
+    rows = [{"step": step, "accuracy": 50.0, "formatting": 90.0, "entropy": 0.3} for step in (1, 2)]
+    figure = draw(MATRIX, "smol", "smol", Results({"grpo": {1: rows}}, {}))
+    assert [axis.get_title(loc="left") for axis in figure.axes if axis.get_title(loc="left")] == ["rate that works"]
+
+
 @pytest.mark.parametrize("name", [name for name, spec in MATRIX["figures"].items() if "tiny" in spec])
 def test_figures_of_the_tiny_scale_are_as_wide_as_a_readme(name: str) -> None:
     figure = draw(MATRIX, name, "tiny", Results({}, {}))
