@@ -82,6 +82,20 @@ test-unsloth-vllm test-unsloth test-vllm: .venv-unsloth-vllm/installed
 	.venv-unsloth-vllm/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --no-deps -r requirements/unsloth-cpu.txt
 	touch $@
 
+# examples/gtpo_trl.py with the TRL of .venv and with later ones, each installed over .venv. The head of 1.15 is a Triton
+# kernel, which is interpreted on a CPU.
+LATER_TRL := 1.15.0 1.16.0
+
+test-trl: export TRITON_INTERPRET := 1
+test-trl: install $(LATER_TRL:%=.venv-trl-%/installed)
+	for path in "" $(LATER_TRL:%=.venv-trl-%); do \
+	  PYTHONPATH=$$path $(BIN)/python -m pytest tests/training/test_gtpo_trl.py $(PYTEST_FLAGS) || exit 1; done
+
+.venv-trl-1.15.0/installed: KERNELS := triton==3.9.0
+.venv-trl-%/installed: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) trl==$* $(KERNELS)
+	touch $@
+
 # What only a GPU can show, into results/gpu/<GPU>.json, without the Hub: about an hour, resumable. The machine is checked
 # before 12 GB are installed. GPU_PYTHON names another interpreter than .venv's, one with pytest and the packages.
 first-light: preflight
