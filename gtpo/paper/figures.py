@@ -105,7 +105,7 @@ def draw_effects(effects: Sequence[dict[str, Any]], size: float) -> Any:
             axis.axhline(place - 0.5, color="black", alpha=0.3, linewidth=0.8)
     axis.set_yticks(range(len(shown)), [f"{effect['group']}: {effect['label']}" for effect in shown])
     axis.invert_yaxis()
-    axis.set_xlabel("← GTPO worse      difference in points, mean over seeds and 95 % interval      GTPO better →")
+    axis.set_xlabel("← GTPO worse   difference in points, 95 % interval   GTPO better →")
     add_legend(figure)
     return figure
 

@@ -8,6 +8,7 @@ Every number comes from results/, the condensed runs; reproduction.template.md, 
 import json
 import re
 import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ DIRECTORY, TESTED = Path("results") / "tiny", Path("results") / "high_rate"
 OWN_SEEDS = ("post_hoc", "same_rule")  # claims of ours, which the runs of TESTED decide
 SMOL, SMOL_SEEDS = Path("results") / "smol_comparison", range(1, 9)
 GENTLE = Path("results") / "gentle"
+CLEARLY = 0.0001  # nats by an update of unit norm: what is less is not called higher
 LEARNS, LOSES = 10.0, 20.0  # points above the base, points below an earlier value
 TESTED_SEEDS = range(41, 81)
 NOTHING = Results({}, {})
@@ -109,6 +111,8 @@ def summarize(
             for claim in read_claims().get(figure, ())
         ],
         "mechanism": dict(mechanism or {}),
+        "planned_policies": len(matrix["mechanism"]),
+        "clearly": CLEARLY,
         "smol": {
             "rates": {"works": matrix["smol"]["base"]["grpo"]["learning_rate"]}
             | {"stress": matrix["smol"]["stress"]["learning_rate"]},
@@ -128,6 +132,8 @@ def summarize(
             },
             "scores": {name: _scores_of(smol, name) for name in smol.scores},
             "clipped": _clipped(smol),
+            "idle": {name: _without_gradient(seeds) for name, seeds in smol.metrics.items()},
+            "filtered": _summary_of(smol, "gtpo", 1).get("filtered_fraction", {}).get("mean"),
         },
         "gentle": admission(matrix, gentle, results),
         "verdicts": {name: sum(claim["verdict"] == name for claim in of_paper) for name in VERDICTS},
@@ -140,6 +146,7 @@ def summarize(
         "table1": table_markdown(table1(matrix, "tiny", results)),
         "all_scores": tiny_table(matrix, results),
         "highest_end_late": _highest_end(results, "late"),
+        "stable": _formatting_lost(results, spec["window"]),
         "paper_table": paper_table(matrix, results),
     }
 
@@ -206,7 +213,7 @@ def admission(matrix: Matrix, gentle: Results, tiny: Results) -> dict[str, Any]:
             "accuracy": [rounded(curve.late()) for curve in curves[0]],
             "formatting": [rounded(curve.late()) for curve in curves[1]],
         }
-    return {"above": above, "runs": rows}
+    return {"above": above, "seeds": len(matrix["gentle"]["seeds"]), "runs": rows}
 
 
 def _clipped(results: Results) -> float | None:
@@ -214,6 +221,27 @@ def _clipped(results: Results) -> float | None:
     rows = [row for seeds in results.metrics.values() for rows in seeds.values() for row in rows]
     norms = [row["grad_norm"] for row in rows if row.get("grad_norm")]
     return 100 * sum(norm > MAX_GRAD_NORM for norm in norms) / len(norms) if norms else None
+
+
+def _without_gradient(seeds: Mapping[int, Sequence[dict[str, Any]]]) -> float | None:
+    """The share of steps without a gradient in the last third of some runs, in percent."""
+    norms = [row["grad_norm"] for rows in seeds.values() for row in rows[-(len(rows) // 3) :] if "grad_norm" in row]
+    return rounded(100 * sum(norm == 0 for norm in norms) / len(norms)) if norms else None
+
+
+def _formatting_lost(results: Results, window: int) -> dict[str, Any]:
+    """How many runs of reinforcement learning at the stable rate there are, and which lose ``LOSES`` of formatting."""
+    runs = [
+        (name, seed)
+        for name, seeds in results.metrics.items()
+        if "-late-" not in name and name != "sft"
+        for seed in seeds
+    ]
+    falls = {run: SeedRuns(results, run[1], window).curve(run[0], "formatting").largest_loss() for run in runs}
+    return {
+        "runs": len(runs),
+        "lost": [f"{name}, seed {seed}" for (name, seed), fall in falls.items() if fall >= LOSES],
+    }
 
 
 def _highest_end(results: Results, regime: str) -> float | None:
@@ -245,7 +273,14 @@ def what_was_found(page: str) -> str:
     """What was found: the first section of docs/reproduction.md, with the links of the README."""
     text = page.partition("## In five sentences\n")[2].partition("\n## ")[0].strip()
     text = text.replace("](#", "](docs/reproduction.md#").replace("](../", "](")
-    return re.sub(r"\]\((mechanism|log)\.md", r"](docs/\1.md", text)
+    text = re.sub(r"\]\((mechanism|log)\.md", r"](docs/\1.md", text)
+    return re.sub(r"^\d\. .*(?:\n   .*)*", lambda item: _wrapped(item[0]), text, flags=re.MULTILINE)
+
+
+def _wrapped(item: str) -> str:
+    """An item of a list in lines of at most 140 characters."""
+    options: dict[str, Any] = {"subsequent_indent": "   ", "break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(" ".join(item.split()), 140, **options)
 
 
 # Tables

@@ -98,7 +98,7 @@ def test_every_line_passes_a_dry_run(
         for directory in (run.run.adapter, run.run.best):
             leave_adapter(directory, BASES[run.model])
         run.run.config.write_text(stored[config])
-    assert len(stored) == 44
+    assert len(stored) == 47
     monkeypatch.setattr("gtpo.evaluation.jobs.run_job", lambda job, *_: planned.append(job))
     import evaluate
 

@@ -27,7 +27,9 @@ from gtpo.paper.page import (
     TEMPLATE,
     TESTED,
     _clipped,
+    _formatting_lost,
     _highest_end,
+    _without_gradient,
     admission,
     arms_of_smol,
     effects_of,
@@ -107,6 +109,10 @@ def test_readme_table_has_mean_and_interval_over_seeds_strict_and_lenient() -> N
     ]
 
 
+def steps(formatting: list[float]) -> list[dict[str, Any]]:
+    return [{"step": i, "formatting": value} for i, value in enumerate(formatting)]
+
+
 def test_shares_and_ends_by_hand() -> None:
     """Steps without a gradient do not count; the last quarter of 40, 60, 80, 20 is 20; only the regime's runs count."""
     norms = [0.0, 0.05, 0.2, 0.3]
@@ -120,6 +126,20 @@ def test_shares_and_ends_by_hand() -> None:
     assert _highest_end(found, "late") == 80.0  # of three steps the last one
     assert _highest_end(Results({"gtpo-late-g8": {1: rows}}, {}), "late") == 20.0
     assert _clipped(Results({"gtpo-g8": {1: rows}}, {})) == pytest.approx(200 / 3)
+    lost = _formatting_lost(
+        Results(
+            {
+                "sft": {1: rows},
+                "gtpo-g8": {1: steps([90, 95, 80, 74]), 2: steps([90, 95, 80, 76])},
+                "gtpo-late-g8": {1: steps([90, 0])},
+            },
+            {},
+        ),
+        1,
+    )
+    assert lost == {"runs": 2, "lost": ["gtpo-g8, seed 1"]}
+    assert _without_gradient({1: rows, 2: [row | {"grad_norm": 0.0} for row in rows]}) == 50.0  # of the last one each
+    assert _without_gradient({1: [{"step": 1}] * 3}) is None
     assert _clipped(Results({}, {})) is None and _highest_end(Results({}, {}), "late") is None
 
 
@@ -191,9 +211,9 @@ def test_page_and_summary_have_the_same_numbers() -> None:
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {claim['claim']} |")]
         digits = {"nats": 3, "steps": 0, "10⁻³": 2}.get(claim["unit"], 1)
         shown = f"{claim['difference']:+.{digits}f} ± {claim['half_width']:.{digits}f} {claim['unit']}"
-        assert line.startswith(f"| {claim['claim']} | {shown} | {claim['verdict']}") and line.endswith(
-            f"{claim['why']} |"
-        )
+        verdict = "found in these runs" if claim["figure"] == "post_hoc" else claim["verdict"]
+        assert line.startswith(f"| {claim['claim']} | {shown} | {verdict}") and line.endswith(f"{claim['why']} |")
+        assert (" (margin 5)" in line) == (claim["mean"] - claim["difference"] > 1 and verdict != "not counted")
         assert page.count(line) == 1
     of_paper = [claim for claim in summary["claims"] if claim["figure"] != "post_hoc"]
     for verdict, count in summary["verdicts"].items():
@@ -203,7 +223,7 @@ def test_page_and_summary_have_the_same_numbers() -> None:
     counted = sum(claim["size"] is not None and not claim["why"] for claim in of_paper)
     assert f"let up to {round(0.025 * counted, 1)} of them hold" in page
     stable = next(effect for effect in summary["effects"] if effect["claim"] == "fig2_stable_formatting")
-    assert f", {stable['mean']:+.1f} ± {stable['half_width']:.1f} points in formatting" in page
+    assert f"{stable['mean']:+.1f} ± {stable['half_width']:.1f} points in formatting" in page
     assert "| GTPO, G = 12 | 100.0 ± 0.0 |" in page  # 95 and 5 more
     assert "| DAPO | -2.05 ± 0.00 | - |" in page and "| GTPO | -5.00 ± 0.00 | - |" in page  # no push after λ is logged
     drawn = [name for name in MATRIX["figures"] if MATRIX["figures"][name].get("tiny")]

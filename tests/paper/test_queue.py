@@ -190,7 +190,7 @@ def test_every_run_and_evaluation_is_complete_once(simulation: Simulation) -> No
         assert all("was killed in job" in message for message in messages)
     expected = {run.label for run in experiments}
     expected |= {str(work.result(run)) for work in evaluations for run in work.experiments}
-    assert len(expected) == 104 + 84 * 4
+    assert len(expected) == 107 + 84 * 4
     assert simulation.completed == dict.fromkeys(expected, 1)
     assert all(work.is_finished for work in [*experiments, *evaluations])
     assert commands > 1 and simulation.events["preempted"] > 50 and simulation.events["killed"] > 20
@@ -202,9 +202,9 @@ def test_every_run_and_evaluation_is_complete_once(simulation: Simulation) -> No
 def test_an_undisturbed_queue_needs_one_job_each_and_evaluations_wait_for_their_runs(simulation: Simulation) -> None:
     experiments, evaluations = matrix()
     assert run_jobs(experiments, evaluations, Cluster("slurm", None, {}, Path("jobs"))) == []
-    assert len(simulation.jobs) == 104 + 15
+    assert len(simulation.jobs) == 107 + 15
     arrays = Counter(job_id.partition("_")[0] for job_id in simulation.jobs)
-    assert arrays["1"] == 104 and sum(arrays.values()) - 104 == 15
+    assert arrays["1"] == 107 and sum(arrays.values()) - 107 == 15
     for job in simulation.jobs.values():
         needed = getattr(job.function.work, "experiments", ())
         assert {simulation.jobs[other].function.work for other in job.after} == set(needed)
@@ -220,7 +220,7 @@ def test_a_run_that_fails_is_reported_and_the_others_are_evaluated(simulation: S
     assert message.startswith(
         f"gtpo-qwen-math-g8-s1 failed with exit code 3, see {log}; the command was `python train_"
     )
-    assert len(simulation.completed) == 103 + 83 * 4
+    assert len(simulation.completed) == 106 + 83 * 4
     simulation.fails = ""
     assert run_jobs(experiments, evaluations, cluster) == []
-    assert simulation.completed == dict.fromkeys(simulation.completed, 1) and len(simulation.completed) == 104 + 84 * 4
+    assert simulation.completed == dict.fromkeys(simulation.completed, 1) and len(simulation.completed) == 107 + 84 * 4

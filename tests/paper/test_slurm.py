@@ -233,6 +233,10 @@ def test_jobs_of_slurm(slow: Any, slurm: Path, capsys: pytest.CaptureFixture[str
     for line in ("array=0-1%2", "partition=long", "time=2910", "gres=gpu:1", "signal=USR2@300", "open-mode=append"):
         assert f"#SBATCH --{line}\n" in training, line
     assert "#SBATCH --dependency=afterany:100_0:100_1\n" in evaluation and "--array" not in evaluation
+    states = (slurm / "states").iterdir
+    wait_for(
+        lambda: not {path.read_text() for path in states()} & {"RUNNING", "PENDING"}
+    )  # the job ends after its script
     assert slow.reproduce(*figure, *cluster) == 0 and len(list(slurm.glob("*.sh"))) == 2  # nothing is left
 
 
