@@ -52,7 +52,8 @@ NUMERICAL := attention baselines decoding families generation gtpo_loss head hid
 
 test-avx2: export ATEN_CPU_CAPABILITY := avx2
 test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
-test-avx2: export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/.pytest_cache/inductor-avx2  # a kernel for AVX-512 gives other values
+# a compiled kernel for AVX-512 gives other values
+test-avx2: export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/.pytest_cache/inductor-avx2
 test-avx2: install
 	$(PYTEST) $(wildcard $(NUMERICAL:%=tests/*/test_%.py)) $(PYTEST_FLAGS)
 
