@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -356,6 +357,14 @@ def test_one_kept_checkpoint_is_deleted_after_the_next_one_is_whole(tiny: Path, 
     trainer.callback_handler.callbacks.insert(0, BeforeTheManifest())
     trainer.train()
     assert seen == [[], ["checkpoint-1"]] and complete(run) == ["checkpoint-2"]
+
+
+def test_a_finished_run_deletes_what_a_kill_left_over_the_limit(tiny: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    tracked("gtpo", tiny, run, max_steps=2, save_total_limit=1).train()
+    shutil.copytree(run / "checkpoint-2", run / "checkpoint-1")  # complete: the kill came before its deletion
+    train(tracked("gtpo", tiny, run, max_steps=2, save_total_limit=1), str(run / "checkpoint-2"))
+    assert complete(run) == ["checkpoint-2"]
 
 
 @pytest.mark.slow
