@@ -2,8 +2,8 @@
 
     python benchmarks/conflict_push_figure.py outputs/RUN --output push.png
 
-Every group of the run's completion tables is evaluated under each objective, whatever the run trained with. The tables
-have text: the run's tokenizer encodes it again, and the end token follows unless the completion was cut off.
+Every group of the run's completion tables is evaluated under each objective, the run's own among them. The tables have
+text: the run's tokenizer encodes it again, and the end token follows unless the completion was cut off.
 """
 
 import argparse

@@ -2,7 +2,7 @@ r"""Write tests/stored/harness/completions.jsonl: completions of GSM8K and MATH 
 
     python benchmarks/harness/make_completions.py --data_dir DIR --sampled outputs/evaluation/base-tiny ...
 
-Two kinds, about 500 in all. Sampled: what small models wrote, in whatever form: the tiny model (`evaluate.py --model
+Two kinds, about 500 in all. Sampled: what small models wrote, in any form: the tiny model (`evaluate.py --model
 tiny --limit 48 --k 1 --temperature 0.7 --max_new_tokens 64 --benchmarks gsm8k math500`), and a dozen of SmolLM2-135M
 (`--model smol --system_prompt none --temperature 0 --max_new_tokens 160`). Constructed: answers in the forms that every
 scorer looks for, an answer block, then ``#### 18`` for GSM8K or Minerva's last sentence for MATH. They are the gold

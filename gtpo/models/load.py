@@ -206,7 +206,7 @@ def read_config(model: str, args: Any) -> Any:
     local = Path(model).is_dir() or not hub_is_reachable()
     try:
         return AutoConfig.from_pretrained(model, trust_remote_code=False, local_files_only=local, **options)
-    except Exception as error:  # whatever is wrong, loading the model says it
+    except Exception as error:  # loading the model says what is wrong
         logger.debug("the config of %s was not checked: %s", model, first_line(error))
         return None
 

@@ -29,22 +29,15 @@ from gtpo_loss import (
 
 
 class _Observer(TrainerCallback):
-    """Calls ``on_batch`` with each batch that the trainer has generated and scored."""
+    """Observes methods of the trainer, by name, from the first call of ``train()`` on."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, **observers: Callable[..., None]) -> None:
         self.trainer = trainer
-        self.observes = False
+        self.observers = observers
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        if not self.observes:  # a second call of train()
-            self.observes = True
-            self.observe()
-
-    def observe(self) -> None:
-        after(self.trainer, "_generate_and_score_completions", lambda batch, inputs: self.on_batch(batch))
-
-    def on_batch(self, batch: dict[str, Any]) -> None:
-        raise NotImplementedError
+        while self.observers:
+            after(self.trainer, *self.observers.popitem())
 
 
 def after(trainer: Any, name: str, observe: Callable[..., None]) -> None:
@@ -77,11 +70,11 @@ class RolloutCheck(_Observer):
     """
 
     def __init__(self, trainer: Any, interval: int = INTERVAL) -> None:
-        super().__init__(trainer)
+        super().__init__(trainer, _generate_and_score_completions=self.on_batch)
         self.interval = interval
         self.next = 0
 
-    def on_batch(self, batch: dict[str, Any]) -> None:
+    def on_batch(self, batch: dict[str, Any], *_: Any) -> None:
         step = self.trainer.state.global_step
         if batch.get("sampling_per_token_logps") is not None and step >= self.next:
             self.next = next_check(step, self.interval)
@@ -107,11 +100,14 @@ class ConflictMetrics(_Observer):
         trainer: A GRPOTrainer.
     """
 
-    def observe(self) -> None:
-        super().observe()
-        after(self.trainer, "_get_per_token_logps_and_entropies", self.on_entropies)
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(
+            trainer,
+            _generate_and_score_completions=self.on_batch,
+            _get_per_token_logps_and_entropies=self.on_entropies,
+        )
 
-    def on_batch(self, batch: dict[str, Any]) -> None:
+    def on_batch(self, batch: dict[str, Any], *_: Any) -> None:
         trainer, accelerator = self.trainer, self.trainer.accelerator
         valid = batch["completion_mask"] * batch.get("tool_mask", 1)
         order = valid.bool().logical_not().int().argsort(dim=1, stable=True)  # the policy's tokens first

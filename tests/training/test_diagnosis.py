@@ -128,11 +128,14 @@ def test_tokens_of_tools_are_left_out(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_a_second_training_measures_once_per_batch(tiny: Path, tmp_path: Path) -> None:
-    trainer = make_trainer("trl", tiny, tmp_path)
-    callback = ConflictMetrics(trainer)
     seen: list[int] = []
-    callback.on_batch = lambda batch: seen.append(len(batch["advantages"]))  # type: ignore[method-assign]
-    trainer.add_callback(callback)
+
+    class Counting(ConflictMetrics):
+        def on_batch(self, batch: dict[str, Any], *_: Any) -> None:
+            seen.append(len(batch["advantages"]))
+
+    trainer = make_trainer("trl", tiny, tmp_path)
+    trainer.add_callback(Counting(trainer))
     trainer.train()
     trainer.train()
     assert seen == [GROUP, GROUP]
