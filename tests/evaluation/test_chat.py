@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gtpo.errors import UsageError
 from gtpo.evaluation import chat
+from gtpo.evaluation.sampling import Sampling
 from gtpo.prompts import to_messages
 
 QUESTION = "How much is 3 + 4?"
@@ -69,6 +70,19 @@ def test_questions_are_read_until_an_empty_line(
         monkeypatch.setattr(sys, "stdin", io.StringIO(text))
         shown([str(adapters[0])], monkeypatch, capsys)
     assert asked == ["one", "two", "four"]
+
+
+def test_flags_and_the_4_bit_base_of_the_run_reach_the_sampler(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (outputs / "older" / "config.yaml").write_text("load_in_4bit: true\n")
+    monkeypatch.setattr("gtpo.evaluation.targets.gpu_is_available", lambda: True)
+    monkeypatch.setattr("gtpo.evaluation.targets.is_installed", lambda package: True)
+    samplings: list[Sampling] = []
+    monkeypatch.setattr(chat, "TransformersSampler", lambda model, how, prompt: samplings.append(how))
+    monkeypatch.setattr(chat, "ask", lambda *arguments: [])
+    flags = ["--temperature", "0.7", "--seed", "3", "--max_new_tokens", "9"]
+    monkeypatch.setattr(sys, "argv", ["chat", str(outputs / "older"), QUESTION, *flags])
+    chat.main()
+    assert samplings == [Sampling(1, 0.7, 1.0, 3, 9, 1, load_in_4bit=True)]
 
 
 @pytest.mark.parametrize(
