@@ -271,7 +271,7 @@ def render(summary: dict[str, Any], template: str) -> str:
 
 def what_was_found(page: str) -> str:
     """What was found: the first section of docs/reproduction.md, with the links of the README."""
-    text = page.partition("## In five sentences\n")[2].partition("\n## ")[0].strip()
+    text = page.partition("## In short\n")[2].partition("\n## ")[0].strip()
     text = text.replace("](#", "](docs/reproduction.md#").replace("](../", "](")
     text = re.sub(r"\]\((mechanism|log)\.md", r"](docs/\1.md", text)
     return re.sub(r"^\d\. .*(?:\n   .*)*", lambda item: _wrapped(item[0]), text, flags=re.MULTILINE)
