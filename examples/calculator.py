@@ -93,14 +93,14 @@ RESPONSE_TEMPLATE = {  # how Transformers reads a message; TRL knows that of Qwe
 }
 
 
-def dialogue(row: dict[str, Any], generator: random.Random) -> dict[str, Any]:
-    """A problem solved by calls; three of ten are guessed, and one call of ten has another operation."""
+def dialogue(row: dict[str, Any], generator: random.Random, guessed: float = 0.3, slips: float = 0.1) -> dict[str, Any]:
+    """A problem solved by calls; a share of them is guessed, and a share of the calls has another operation."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": row["question"]}]
     result, calculator = int(row["gold"]) + generator.choice((-2, -1, 0, 1, 2)), Calculator()
     calculator.reset()
-    for step in row["reasoning"].split("\n") if generator.random() > 0.3 else ():
+    for step in row["reasoning"].split("\n") if generator.random() >= guessed else ():
         first, sign, second = step.split(" = ")[0].split()
-        sign = generator.choice("+-*") if generator.random() < 0.1 else sign
+        sign = generator.choice("+-*") if generator.random() < slips else sign
         first = first if len(messages) == 1 else str(result)
         arguments = {"expression": f"{first} {sign} {second}"}
         call = {"type": "function", "function": {"name": "calculate", "arguments": arguments}}
