@@ -2,7 +2,8 @@
 
 Shapes: B = P * G rows (P prompts, G completions each, the rows of a group adjacent), T completion tokens
 (right-padded). Log-probabilities and entropies are in nats. Results are float32 (float64 for float64 inputs), whatever
-the dtype of the policy.
+the dtype of the policy. Where tools answer between the turns of a completion, ``completion_mask`` is 0 on the tokens
+of the answers, and o_i is what the policy has written: its tokens one after the other.
 
     mask = conflict_mask(completion_ids, completion_mask, advantages, group_size)  # M, Section 5.1
     weights = conflict_weights(mask, advantages)  # lambda, Eq. 9
@@ -58,7 +59,8 @@ def conflict_spans(
 
     Args:
         completion_ids: Token ids. Shape (B, T).
-        completion_mask: 1 on tokens the policy generated, EOS included; 0 on the padding to their right. Shape (B, T).
+        completion_mask: 1 on tokens the policy generated, EOS included; 0 on padding and on the answers of tools, which
+            are left out before positions are counted. Shape (B, T).
         advantages: A_i. Shape (B,).
         group_size: G; rows k*G to (k+1)*G-1 are one group.
         span: Which run of conflict tokens counts, where the paper is ambiguous: "anchored", the run that starts at the
@@ -82,15 +84,20 @@ def conflict_spans(
     valid = completion_mask.bool()
     if not valid.numel():
         return valid, valid
-    forward = _conflict_span(completion_ids, valid, advantages, group_size, span)
-    flip = _from_the_end(valid)
-    backward = _conflict_span(completion_ids.gather(1, flip), valid, advantages, group_size, span)
-    return forward, backward.gather(1, flip) & valid
+    forward, backward = (
+        _conflict_span(completion_ids.gather(1, order), valid.gather(1, order), advantages, group_size, span).gather(
+            1, order.argsort()
+        )
+        for order in _from_each_end(valid)
+    )
+    return forward, backward
 
 
-def _from_the_end(valid: Tensor) -> Tensor:
-    """Columns that reverse each row, for ``gather``: position r becomes token |o_i| - 1 - r. Shape (B, T)."""
-    return (valid.sum(-1, keepdim=True) - 1 - torch.arange(valid.shape[1], device=valid.device)).clamp(min=0)
+def _from_each_end(valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns of each row in the order of its tokens, from the first and from the last; then the others. (B, T) each"""
+    columns = torch.arange(valid.shape[1], device=valid.device)
+    first, last = (torch.where(valid, sign * columns, len(columns)).argsort(stable=True) for sign in (1, -1))
+    return first, last
 
 
 def _grouped_tokens(ids: Tensor, valid: Tensor, group_size: int) -> Tensor:
@@ -454,16 +461,12 @@ def conflict_push(
     tensors = {"completion_ids": completion_ids, "weights": weights, "forward": spans[0], "backward": spans[1]}
     _check_rows("conflict_push", completion_mask, {"strength": strength}, **tensors)
     valid = completion_mask.bool()
-    flip = _from_the_end(valid)
     pushes = torch.stack([strength[:, None].expand_as(weights), strength[:, None] * weights])  # (2, B, T)
-    parts = (
-        (completion_ids, spans[0], pushes),
-        (completion_ids.gather(1, flip), spans[1].gather(1, flip) & valid, pushes.gather(2, flip.expand_as(pushes))),
-    )
     total, count = pushes.new_zeros(2, 3), pushes.new_zeros(3)
-    for span, (ids, run, of_row) in enumerate(parts, start=1):
-        tokens = _grouped_tokens(ids, valid, group_size)  # (P, G, T)
-        run, of_row = run.view_as(tokens), of_row.view(2, *tokens.shape)
+    for span, order in enumerate(_from_each_end(valid), start=1):
+        tokens = _grouped_tokens(completion_ids.gather(1, order), valid.gather(1, order), group_size)  # (P, G, T)
+        run = spans[span - 1].gather(1, order).view_as(tokens)
+        of_row = pushes.gather(2, order.expand_as(pushes)).view(2, *tokens.shape)
         of_token, sharing = torch.zeros_like(of_row), torch.zeros_like(of_row[0])
         for other in range(group_size):
             same = tokens == tokens[:, other, None]

@@ -33,10 +33,11 @@ def cut_off(ids: Tensor, valid: Tensor, end_ids: Sequence[int]) -> list[bool]:
 
 
 def messages(row: dict[str, Any]) -> list[dict[str, str]] | None:
-    """The turns of a row's prompt; None for a prompt that is plain text."""
-    if isinstance(row["prompt"], str):
+    """The turns of a row's prompt; None for plain text, and for one that an environment writes."""
+    turns = row.get("prompt")
+    if not isinstance(turns, list):
         return None
-    return [{"role": str(turn["role"]), "content": str(turn.get("content") or "")} for turn in row["prompt"]]
+    return [{"role": str(turn["role"]), "content": str(turn.get("content") or "")} for turn in turns]
 
 
 def gold_answer(row: dict[str, Any]) -> str | None:

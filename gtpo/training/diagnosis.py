@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from gtpo.training.rollout_check import INTERVAL, check_rollouts, next_check
+from gtpo.training.tools import policy_mask
 from gtpo_loss import (
     LOSS_TYPES,
     completion_entropy,
@@ -94,7 +95,8 @@ class ConflictMetrics(_Observer):
     * ``groups_without_variance``: share of groups whose advantages are all 0, which teach nothing.
     * ``completion_entropy``: <H>, the mean over completions of their mean token entropy, in nats.
 
-    Tokens of tools are left out: spans and lengths are those of the policy's tokens. ``docs/metrics.md`` explains each.
+    Tokens of tools are left out: spans, lengths and entropies are those of the policy's tokens. ``docs/metrics.md``
+    explains each.
 
     Args:
         trainer: A GRPOTrainer.
@@ -105,15 +107,15 @@ class ConflictMetrics(_Observer):
             trainer,
             _generate_and_score_completions=self.on_batch,
             _get_per_token_logps_and_entropies=self.on_entropies,
+            _compute_loss=self.on_loss,
         )
+        self.token_entropy: Tensor | None = None
 
     def on_batch(self, batch: dict[str, Any], *_: Any) -> None:
         trainer, accelerator = self.trainer, self.trainer.accelerator
-        valid = batch["completion_mask"] * batch.get("tool_mask", 1)
-        order = valid.bool().logical_not().int().argsort(dim=1, stable=True)  # the policy's tokens first
         ids, valid = (
-            accelerator.gather(accelerator.pad_across_processes(part.gather(1, order), dim=1))
-            for part in (batch["completion_ids"], valid)
+            accelerator.gather(accelerator.pad_across_processes(part, dim=1))
+            for part in (batch["completion_ids"], policy_mask(batch))
         )
         advantages = accelerator.gather(batch["advantages"])
         training = trainer.model.training
@@ -123,12 +125,15 @@ class ConflictMetrics(_Observer):
         found["groups_without_variance"] = (advantages.view(-1, group_size) == 0).all(1).float().mean().item()
         self.log(found)
 
-    def on_entropies(
-        self, result: Any, model: Any, ids: Tensor, mask: Tensor, width: int, compute_entropy: bool = False, **_: Any
-    ) -> None:
+    def on_entropies(self, result: Any, *args: Any, compute_entropy: bool = False, **kwargs: Any) -> None:
         if compute_entropy:  # the forward pass of the loss
-            entropy = completion_entropy(result[1], mask[:, -width:])
+            self.token_entropy = result[1]
+
+    def on_loss(self, loss: Tensor, model: Any, inputs: dict[str, Any]) -> None:
+        if self.token_entropy is not None:
+            entropy = completion_entropy(self.token_entropy, policy_mask(inputs))
             self.log({"completion_entropy": self.trainer.accelerator.gather(entropy).mean().item()})
+            self.token_entropy = None
 
     def log(self, metrics: dict[str, float]) -> None:
         mode = "train" if self.trainer.model.training else "eval"

@@ -6,12 +6,14 @@ run see a fault at different times, so they agree before they act on it.
 
 import json
 import logging
+import math
 import signal
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -134,6 +136,34 @@ def non_finite_error(
     if run.has_checkpoint:
         again = f"Continue from the last checkpoint with `{resume_command(run)}` and {mend}, or start again."
     return RunError(f"{what} is not finite in step {step}: the run stops, no checkpoint contains it{saved}. {again}")
+
+
+def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], completions: Sequence[Any]) -> None:
+    """Stop the run at rewards that are not finite; every process has to call it.
+
+    Args:
+        trainer: A GRPOTrainer whose reward functions have been called.
+        rewards: What TRL has made of the rewards of all processes. Shape (B, number of functions).
+        prompts: Of this process.
+        completions: Of this process.
+
+    Raises:
+        RunError: With the first of them.
+    """
+    names = trainer.reward_func_names
+    returned = [  # TRL reads NaN as None: no reward for this completion
+        getattr(function, "returned", rewards[:, column].tolist())  # a reward model has no None
+        for column, function in enumerate(trainer.reward_funcs)
+    ]
+    flat = ((name, float(v)) for name, values in zip(names, returned, strict=True) for v in values if v is not None)
+    wrong = next((f"the reward {name} = {value}" for name, value in flat if not math.isfinite(value)), None)
+    wrong = next(filter(None, gather_object([wrong])), None)
+    if wrong is None and not (rewards * trainer.reward_weights.to(rewards.device)).nansum(1).square().sum().isfinite():
+        wrong = f"the advantage for a reward of {rewards.nan_to_num().abs().max():.3g}"  # the group's std overflows
+    if wrong is not None:
+        columns = ["prompt", "completion", *names]
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(prompts, completions, *returned, strict=False)]
+        raise non_finite_error(wrong, trainer, rows=rows, mend="a reward function that returns numbers, or None")
 
 
 class CompleteCheckpoints(TrainerCallback):

@@ -1,6 +1,5 @@
 """One group of a training prompt as a training step sees it, without training on it: for notebooks."""
 
-import copy
 from typing import Any
 
 import torch
@@ -8,9 +7,7 @@ import torch
 from gtpo.errors import UsageError
 from gtpo.reports.groups import Group
 from gtpo.training.completions_table import gold_answer, messages
-
-# State that a training step changes, besides the policy.
-_LOGGED = ("_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_next_rollout_check")
+from gtpo.training.tools import unlogged
 
 
 def inspect_group(trainer: Any, row: int) -> Group:
@@ -28,22 +25,18 @@ def inspect_group(trainer: Any, row: int) -> Group:
     """
     if trainer.accelerator.num_processes > 1:
         raise UsageError(f"inspect_group needs one process, and {trainer.accelerator.num_processes} are running.")
-    logged = copy.deepcopy({name: getattr(trainer, name) for name in _LOGGED})
-    tokens_seen = trainer.state.num_input_tokens_seen
     was_training = trainer.model.training
     trainer.model.train()  # groups of training mode; there is no dropout
     example, group_size = trainer.train_dataset[row], trainer.num_generations
     devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices), torch.no_grad():
+        with unlogged(trainer), torch.random.fork_rng(devices), torch.no_grad():
             batch = trainer._generate_and_score_completions([example] * group_size)
             table = trainer._logs["rewards"]
             rewards = {name: list(table[name])[-group_size:] for name in trainer.reward_func_names}
             entropy = trainer.mean_entropies(batch)
     finally:
         trainer.model.train(was_training)
-        trainer.__dict__.update(logged)
-        trainer.state.num_input_tokens_seen = tokens_seen
     valid, weights = batch["completion_mask"].bool(), trainer._lambda(batch)
     tokenizer = trainer.processing_class
     rows = range(group_size)

@@ -18,6 +18,7 @@ from gtpo.files import write_atomically
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.fault_tolerance import non_finite_error
 from gtpo.training.held_out import isolated_rng
+from gtpo.training.tools import policy_mask, rollouts, takes_turns
 from gtpo_loss import filter_is_on
 
 logger = logging.getLogger(__name__)
@@ -82,8 +83,10 @@ class InitialEntropy(TrainerCallback):
         trainer = self.trainer
         # the order of training: TRL's sampler, with the run's seed
         order = RepeatSampler(trainer.train_dataset, 1, shuffle=trainer.shuffle_dataset, seed=trainer.args.seed)
-        first = trainer.train_dataset.select(list(itertools.islice(order, PROMPTS)))
-        entropies = self.sampled_entropies(list(first["prompt"]))
+        # a row is another problem each time where the environment writes the prompt
+        numbers = itertools.cycle(order) if trainer.environment_factories else order
+        first = trainer.train_dataset.select(list(itertools.islice(numbers, PROMPTS)))
+        entropies = self.sampled_entropies(list(first))
         return {
             "initial_entropy": sum(entropies) / len(entropies),
             "prompts": len(entropies),
@@ -91,13 +94,13 @@ class InitialEntropy(TrainerCallback):
             "per_prompt": entropies,
         }
 
-    def sampled_entropies(self, prompts: list[Any]) -> list[float]:
-        """<H>_i of one completion per prompt, in the order of the prompts, which are split over the processes."""
+    def sampled_entropies(self, rows: list[dict[str, Any]]) -> list[float]:
+        """<H>_i of one completion per row, in the order of the rows, which are split over the processes."""
         trainer, accelerator = self.trainer, self.trainer.accelerator
         ranks, rank = accelerator.num_processes, accelerator.process_index
-        share = -(-len(prompts) // ranks)
+        share = -(-len(rows) // ranks)
         first = rank * share
-        mine = [prompts[min(i, len(prompts) - 1)] for i in range(first, first + share)]  # the same number on each
+        mine = [rows[min(i, len(rows) - 1)] for i in range(first, first + share)]  # the same number on each
         least = CPU_SAMPLING_BATCH if accelerator.device.type == "cpu" else 1
         chunk = max(least, trainer.args.generation_batch_size // ranks)
         if trainer.args.use_vllm:
@@ -109,12 +112,17 @@ class InitialEntropy(TrainerCallback):
             trainer.open_bar("initial entropy", len(mine)) as bar,
         ):
             for start in range(0, len(mine), chunk):
-                prompt_ids, images, fields = trainer._tokenize_prompts(mine[start : start + chunk])
-                completion_ids, _ = trainer._generate_single_turn(prompt_ids, images, fields, num_generations=1)
-                batch = padded_batch(prompt_ids, completion_ids, trainer._tokenizer.pad_token_id, accelerator.device)
+                part = mine[start : start + chunk]
+                batch = rollouts(trainer, part) if takes_turns(trainer) else self._single_turn(part)
                 entropies += trainer.mean_entropies(batch).tolist()
-                bar.count_completions([{"tokens": len(ids)} for ids in completion_ids])
-        return gather_object(entropies)[: len(prompts)]
+                bar.count_completions([{"tokens": count} for count in policy_mask(batch).sum(1).tolist()])
+        return gather_object(entropies)[: len(rows)]
+
+    def _single_turn(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        trainer = self.trainer
+        prompt_ids, images, fields = trainer._tokenize_prompts([row["prompt"] for row in rows])
+        completion_ids, _ = trainer._generate_single_turn(prompt_ids, images, fields, num_generations=1)
+        return padded_batch(prompt_ids, completion_ids, trainer._tokenizer.pad_token_id, trainer.accelerator.device)
 
 
 def padded_batch(

@@ -24,6 +24,7 @@ from gtpo.models.load import build_policy
 from gtpo.prompts import PromptFormat
 from gtpo.training.initial_entropy import padded_batch
 from gtpo.training.tag_logps import tag_span
+from gtpo.training.tools import policy_mask
 from gtpo.training.trainer import GTPOTrainer
 from gtpo_loss import completion_entropy, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
 
@@ -80,6 +81,8 @@ class OneStep:
         seed: Of the prompts that are scored, and of the order of the others.
     """
 
+    targets: tuple[str, ...] = TARGETS
+
     def __init__(self, trainer: Any, taken: Collection[str] = OBJECTIVES, seed: int = 0) -> None:
         self.trainer, self.taken = trainer, taken
         self.weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
@@ -89,8 +92,8 @@ class OneStep:
         examples = [trainer.train_dataset[row] for row in order[:OTHERS]]
         prompts = trainer._tokenize_prompts([example["prompt"] for example in examples])[0]
         torch.manual_seed(seed)
-        self.parts = [*self._solutions(prompts, examples), *self._own(prompts)]
-        counts = {name: sum(int(part[name].sum()) for part in self.parts if name in part) for name in TARGETS}
+        self.parts = [*self._solutions(prompts, examples), *self._own(prompts, examples)]
+        counts = {name: sum(int(part[name].sum()) for part in self.parts if name in part) for name in self.targets}
         self.counts = {name: count for name, count in counts.items() if count}  # a policy may have no tags of its own
         self.start = dict.fromkeys(self.counts, 0.0)
         self.directions = {name: [torch.zeros_like(weight) for weight in self.weights] for name in self.counts}
@@ -113,7 +116,7 @@ class OneStep:
             batch = trainer._generate_and_score_completions([row] * size)
         table = trainer._logs["rewards"]
         rewards = {name: list(table[name])[-size:] for name in trainer.reward_func_names}
-        advantages, mask = batch["advantages"].float(), batch["completion_mask"]
+        advantages, mask = batch["advantages"].float(), policy_mask(batch)
         facts: dict[str, Any] = {"group": number} | {name: statistics.fmean(values) for name, values in rewards.items()}
         if not advantages.any():
             return facts | {"effects": {}}
@@ -170,7 +173,7 @@ class OneStep:
                 masks["answer"][row, of_row[2][1] : of_row[3][0]] = True
             yield batch | masks | {"solution": batch["completion_mask"].bool()}
 
-    def _own(self, prompts: list[list[int]]) -> Iterator[dict[str, Tensor]]:
+    def _own(self, prompts: list[list[int]], examples: list[dict[str, Any]]) -> Iterator[dict[str, Tensor]]:
         """Micro-batches of the policy's own completions of the prompts that are in the format, with their tags."""
         with torch.no_grad():
             completions, _ = self.trainer._generate_single_turn(prompts, None, {}, num_generations=1)
@@ -248,7 +251,9 @@ def _inner(a: Iterable[Tensor], b: Iterable[Tensor]) -> float:
     return sum((x * y).sum(dtype=torch.float64).item() for x, y in zip(a, b, strict=True))
 
 
-def write_effects(trainer: Any, path: Path, groups: int, taken: Collection[str] = OBJECTIVES) -> Iterator[int]:
+def write_effects(
+    trainer: Any, path: Path, groups: int, taken: Collection[str] = OBJECTIVES, kind: type[OneStep] = OneStep
+) -> Iterator[int]:
     """Append the effects of groups 0 to ``groups`` - 1 to a JSON Lines file, without those that it has; each number."""
     lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
     done = sum(line.endswith("\n") for line in lines)  # a kill may truncate the last one
@@ -256,7 +261,7 @@ def write_effects(trainer: Any, path: Path, groups: int, taken: Collection[str] 
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(lines[:done]))
-    one_step = OneStep(trainer, taken)
+    one_step = kind(trainer, taken)
     for number in range(done, groups):
         line = json.dumps(one_step.of_group(number))
         with path.open("a") as file:

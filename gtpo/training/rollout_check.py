@@ -8,6 +8,7 @@ from torch import Tensor
 from gtpo.errors import RunError
 from gtpo.processes import any_process
 from gtpo.training.fault_tolerance import non_finite_error
+from gtpo.training.tools import policy_mask
 
 INTERVAL = 20  # most optimizer steps between two checks, each of which scores the rollouts twice
 MAX_GAP = 0.3  # nats per token; bfloat16 engines differ by 0.01 to 0.06
@@ -26,8 +27,7 @@ def sampler_gap(logps: Tensor, batch: dict[str, Any]) -> Tensor:
         batch: TRL's, with ``sampling_per_token_logps``, ``completion_mask`` and perhaps ``tool_mask`` (B, T).
     """
     gap = (logps - batch["sampling_per_token_logps"]).abs()
-    sampled = batch["completion_mask"] * batch.get("tool_mask", 1)
-    return gap[sampled.bool() & gap.isfinite()].mean()
+    return gap[policy_mask(batch).bool() & gap.isfinite()].mean()
 
 
 @torch.no_grad()

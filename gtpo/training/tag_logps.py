@@ -16,7 +16,7 @@ def tag_logps(tokenizer: Any, ids: Tensor, valid: Tensor, logps: Tensor, tags: S
     Args:
         tokenizer: Of the completions.
         ids: Completion tokens. Shape (B, T).
-        valid: 1 on them, 0 on padding. Shape (B, T).
+        valid: 1 on them, 0 on padding and the answers of tools. Shape (B, T).
         logps: ln pi of each. Shape (B, T).
         tags: The four tags, of ASCII characters.
 
@@ -28,7 +28,7 @@ def tag_logps(tokenizer: Any, ids: Tensor, valid: Tensor, logps: Tensor, tags: S
         pieces = tokenizer.convert_ids_to_tokens(list(compress(tokens, mask)))
         for column, tag in enumerate(tags):
             if span := tag_span(pieces, tag):
-                found[row, column] = logps[row, span[0] : span[1]].sum()
+                found[row, column] = logps[row, valid[row].bool()][span[0] : span[1]].sum()
     return found.nanmean(0)
 
 

@@ -7,6 +7,7 @@ Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
 * ``compute_loss``: ``gtpo/forward/hidden_states.py``, ``gtpo/forward/head.py``, then ``gtpo_loss.py``.
 * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
 * ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates; stops at NaN probabilities.
+  With tools TRL calls it for each turn.
 * ``_calculate_rewards``: stops at rewards that are not finite.
 * ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
 
@@ -49,7 +50,7 @@ from gtpo.reports.groups import Group
 from gtpo.terminal.bars import PHASE, CompletionBar, TokenCounter, phase_bar
 from gtpo.training.completions_table import cut_off, gold_answer, messages, spans_in_text
 from gtpo.training.diagnosis import conflict_metrics
-from gtpo.training.fault_tolerance import non_finite_error
+from gtpo.training.fault_tolerance import check_rewards, non_finite_error
 from gtpo.training.group_inspection import inspect_group
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.initial_entropy import InitialEntropy
@@ -62,6 +63,7 @@ from gtpo.training.refusals import (
 )
 from gtpo.training.rollout_check import check_rollouts, next_check, sampler_gap
 from gtpo.training.tag_logps import TAG_METRICS, tag_logps
+from gtpo.training.tools import TextTools, policy_mask, refuse_sharded_turns
 from gtpo_loss import (
     completion_entropy,
     conflict_spans,
@@ -80,7 +82,7 @@ WANDB_TABLES = 100  # of a run: wandb stores each as a file
 _OF_THE_PAPER = {"loss_type": "grpo", "scale_rewards": "group", "vllm_importance_sampling_correction": False}
 
 
-class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
+class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
     """GRPO (Eq. 1 and 2) with the conflict and entropy metrics of the paper.
 
     Args:
@@ -132,7 +134,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         self.check_settings(args)
         self.advantage_weights = positive_advantage_weight, negative_advantage_weight
         RewardArguments([], *self.advantage_weights)  # raises
-        check_inputs({"model": model, **kwargs})
+        check_inputs({"model": model, "args": args, **kwargs})
         if not trl.GRPOTrainer.__name__.startswith("Unsloth"):  # it uses one GPU
             refuse_data_parallel(args)
         self.check_model(model, args)
@@ -142,6 +144,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
                 f"{type(self.processing_class).__name__} also takes images or audio, which are not supported: pass "
                 "processing_class=AutoTokenizer.from_pretrained(...)."
             )
+        refuse_sharded_turns(self)
         self.reward_funcs = [
             function if isinstance(function, CheckedReward | torch.nn.Module) else checked_reward(function)
             for function in self.reward_funcs
@@ -174,7 +177,9 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         mode = "train" if self.model.training else "eval"
         group_size = self.num_generations if mode == "train" else self.num_generations_eval
         rows, width = batch["completion_ids"].shape
-        ids, valid = self._gather_rows(batch["completion_ids"]), self._gather_rows(batch["completion_mask"])
+        ids, tokens, valid = map(
+            self._gather_rows, (batch["completion_ids"], batch["completion_mask"], policy_mask(batch))
+        )
         advantages = self.accelerator.gather(batch["advantages"])
         spans = conflict_spans(ids, valid, advantages, group_size, self.conflict_span)
         mask = spans[0] | spans[1]
@@ -184,8 +189,8 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
             batch["row"] = torch.arange(first, first + rows, device=mask.device)  # follows TRL's shuffle
             decode = partial(self.processing_class.decode, skip_special_tokens=True)
             columns = {
-                "conflicts": spans_in_text(ids, valid, mask, decode),
-                "cut_off": self._cut_off(ids, valid),
+                "conflicts": spans_in_text(ids, tokens, mask, decode),
+                "cut_off": self._cut_off(ids, tokens),
                 "messages": gather_object([messages(row) for row in inputs]),
                 "gold_answer": gather_object([gold_answer(row) for row in inputs]),
                 "entropy": [None] * len(mask),  # this and delta are filled in by compute_loss
@@ -211,7 +216,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
             batch["importance_sampling_ratio"] = importance_ratio(
                 batch["old_per_token_logps"],
                 batch["sampling_per_token_logps"],
-                batch["completion_mask"],
+                policy_mask(batch),
                 mode=self.vllm_importance_sampling_mode,
                 clip_min=self.vllm_importance_sampling_clip_min,
                 clip_max=self.vllm_importance_sampling_clip_max,
@@ -232,7 +237,9 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         # vLLM samples from NaN without an error; TRL then has None for the log-probability
         unscored = any(row and all(logp is None for logp in row) for row in logprobs or ())
         is_lost = failure is not None and "device-side assert" in str(failure)  # no collective works after it
-        if is_lost or any_process(failure is not None or unscored, self.accelerator.device):
+        failed = failure is not None or unscored
+        after_tools = "has_tool_images" in kwargs  # TRL's tool loop, in which processes take different numbers of turns
+        if is_lost or (failed if after_tools else any_process(failed, self.accelerator.device)):
             rows = [{"prompt": text} for text in self.processing_class.batch_decode(prompt_ids)]
             raise non_finite_error("the probability of a sampled token", self, rows=rows) from failure
         return completion_ids, logprobs
@@ -285,20 +292,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        names = self.reward_func_names
-        returned = [  # TRL reads NaN as None: no reward for this completion
-            function.returned if isinstance(function, CheckedReward) else rewards[:, column].tolist()
-            for column, function in enumerate(self.reward_funcs)  # a reward model has no None
-        ]
-        flat = ((name, float(v)) for name, values in zip(names, returned, strict=True) for v in values if v is not None)
-        wrong = next((f"the reward {name} = {value}" for name, value in flat if not math.isfinite(value)), None)
-        wrong = next(filter(None, gather_object([wrong])), None)
-        if wrong is None and not (rewards * self.reward_weights.to(rewards.device)).nansum(1).square().sum().isfinite():
-            wrong = f"the advantage for a reward of {rewards.nan_to_num().abs().max():.3g}"  # the group's std overflows
-        if wrong is not None:
-            columns = ["prompt", "completion", *names]
-            rows = [dict(zip(columns, row, strict=True)) for row in zip(prompts, completions, *returned, strict=False)]
-            raise non_finite_error(wrong, self, rows=rows, mend="a reward function that returns numbers, or None")
+        check_rewards(self, rewards, prompts, completions)
         return rewards
 
     def inspect_group(self, row: int) -> Group:
@@ -342,6 +336,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         mode = "train" if self.model.training else "eval"
         weights = self._lambda(inputs)  # (B, T)
         logps, token_entropy = self._logps_and_entropy(model, inputs, self._tokens_with_gradient(weights, inputs))
+        inputs = inputs | {"completion_mask": policy_mask(inputs)}  # o_i of the objective and the metrics
         entropy = completion_entropy(token_entropy, inputs["completion_mask"])  # <H>_i, (B,)
         keep = self._delta(entropy, inputs)  # (B,)
         loss, metrics = self._objective(logps, entropy, weights, keep, inputs)
@@ -462,18 +457,20 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
     def mean_entropies(self, batch: dict[str, Tensor]) -> Tensor:
         """<H>_i, in micro-batches of the training size. Shape (B,)."""
         _, token_entropy = self.scores(self.model_wrapped, batch, self.args.per_device_train_batch_size)
-        return completion_entropy(token_entropy, batch["completion_mask"])
+        return completion_entropy(token_entropy, policy_mask(batch))
 
     def _logps_and_entropy(
         self, model: Any, inputs: dict[str, Any], grad_rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """ln pi and H of the completion tokens at the sampling temperature, 0 on padding. Shape (B, T) each."""
-        completion_mask = inputs["completion_mask"].bool()
+        """ln pi and H of the policy's tokens at the sampling temperature, 0 on all others. Shape (B, T) each."""
+        completion_mask = policy_mask(inputs).bool()
         causal_lm = self._causal_lm(model)
         forward = partial(model, logits_to_keep=1) if "logits_to_keep" in self.model_kwarg_keys else model
         by_prompt = self._encodes_prompts_once(forward, causal_lm, inputs)
         hidden_states = hidden_states_by_prompt if by_prompt else hidden_states_per_completion
         hidden = hidden_states(forward, causal_lm.get_decoder(), inputs)  # (N, H), each predicts its token
+        if "tool_mask" in inputs:
+            hidden = hidden[completion_mask[inputs["completion_mask"].bool()]]
         head = causal_lm.get_output_embeddings()
         logps, entropy = linear_logps_and_entropy(
             hidden,

@@ -334,11 +334,11 @@ def test_an_evaluation_leaves_the_table_of_the_step(tiny: Path, tmp_path: Path) 
 def test_the_initial_entropy_has_its_own_random_numbers(tiny: Path, tmp_path: Path) -> None:
     """Measured within an evaluation it is the same as before training."""
     trainer = make_sampling("gtpo", tiny, tmp_path, None, gtpo={"initial_entropy": None})
-    prompts = list(trainer.train_dataset["prompt"])
-    measured = trainer.initial_entropy.sampled_entropies(prompts)
+    rows = list(trainer.train_dataset)
+    measured = trainer.initial_entropy.sampled_entropies(rows)
     state = torch.random.get_rng_state()
     with isolated_rng(5, torch.device("cpu")):
-        assert trainer.initial_entropy.sampled_entropies(prompts) == measured
+        assert trainer.initial_entropy.sampled_entropies(rows) == measured
     assert torch.equal(torch.random.get_rng_state(), state)
 
 

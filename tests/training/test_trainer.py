@@ -257,7 +257,7 @@ def test_the_initial_entropy_is_scored_in_micro_batches(
             lambda module, args, inputs, seen=seen: seen.append(len(inputs["input_ids"])), with_kwargs=True
         )
         torch.manual_seed(1)
-        measured[rows] = trainer.initial_entropy.sampled_entropies(list(trainer.train_dataset["prompt"]))
+        measured[rows] = trainer.initial_entropy.sampled_entropies(list(trainer.train_dataset))
         largest[rows] = max(seen), len(seen), torch.random.get_rng_state().sum().item()
     assert largest[GROUP][:2] == (8, 1) and largest[3][:2] == (3, 3)  # 8 prompts
     assert measured[3] == pytest.approx(measured[GROUP], abs=1e-6)
@@ -278,7 +278,7 @@ def test_vllm_samples_the_initial_entropy_in_one_call(
         return generate(prompt_ids, *args, **kwargs)
 
     monkeypatch.setattr(trainer, "_generate_single_turn", generated)
-    entropies = trainer.initial_entropy.sampled_entropies(list(trainer.train_dataset["prompt"]) * 3 + ["Why?"] * 6)
+    entropies = trainer.initial_entropy.sampled_entropies(list(trainer.train_dataset) * 3 + [{"prompt": "Why?"}] * 6)
     assert seen == calls and len(entropies) == 30
 
 
@@ -496,7 +496,9 @@ def test_the_initial_entropy_is_measured_on_the_first_100_prompts_of_training(
     trainer.train_dataset = Dataset.from_dict({"prompt": [f"Question {i}?" for i in range(120)]})
     asked: list[str] = []
     monkeypatch.setattr(
-        trainer.initial_entropy, "sampled_entropies", lambda prompts: asked.extend(prompts) or [0.5] * len(prompts)
+        trainer.initial_entropy,
+        "sampled_entropies",
+        lambda rows: asked.extend(row["prompt"] for row in rows) or [0.5] * len(rows),
     )
     assert trainer.initial_entropy._read_or_measure() == 0.5
     trained = [f"Question {i}?" for i in dict.fromkeys(trainer._get_train_sampler())]
