@@ -82,6 +82,7 @@ def make_trainer(
     target_modules: Sequence[str] | str | None = ("q_proj", "v_proj"),
     trainer_settings: dict[str, Any] | None = None,
     held_out: int = 0,
+    rewards: Sequence[Any] = (reward_parity,),
     **settings: Any,
 ) -> Any:
     """A trainer with one prompt per step and plain SGD: a weight's update is the learning rate times its gradient.
@@ -93,6 +94,7 @@ def make_trainer(
         target_modules: Modules that get a LoRA adapter; None trains the full model.
         trainer_settings: Further arguments of the trainer.
         held_out: Number of held-out rows, whose completions depend on the prompt only.
+        rewards: The reward functions.
         settings: Fields of GRPOConfig.
     """
     torch.manual_seed(0)
@@ -135,7 +137,7 @@ def make_trainer(
     config = gtpo_trl.GTPOConfig if method == "gtpo_trl" else trl.GRPOConfig
     return TRAINERS[method](
         model=model,
-        reward_funcs=[reward_parity],
+        reward_funcs=list(rewards),
         args=config(output_dir=str(output_dir), **(defaults | settings)),
         processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"prompt": [f"Question {i}?" + " Why?" * (i % 3) for i in range(8)]}),
@@ -154,6 +156,19 @@ def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
     trainer.train()
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def weight_changes(trainer: Any) -> torch.Tensor:
+    """What training adds to the trained weights, all of them in one vector."""
+    before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+    return torch.cat([(weight - before[name]).flatten() for name, weight in trained_weights(trainer).items()])
+
+
+def assert_same(left: torch.Tensor, right: torch.Tensor, differs: bool = False) -> None:
+    """The same changes of weights, up to the rounding of three steps; or others."""
+    gap = ((left - right).norm() / right.norm()).item()
+    tolerance = 3 * 100 * torch.finfo(torch.float32).eps  # three steps, each a float32 sum over some 100 tokens
+    assert (gap > 10 * tolerance) if differs else (gap <= tolerance), gap
 
 
 def sharded_gradients(trainer: Any) -> dict[str, torch.Tensor]:
