@@ -413,18 +413,17 @@ def token_weights(completion_mask: Tensor, loss_type: str, max_completion_length
         max_completion_length: T_max of dr_grpo, in tokens.
 
     Returns:
-        Shape (B,). Summed over all tokens it is 1, for dr_grpo the share of T_max that is used.
+        Shape (B,); 0 for a completion without tokens. Summed over all tokens it is 1, for dr_grpo the share of T_max
+        that is used.
 
     Raises:
         ValueError: If ``loss_type`` is unknown.
     """
     _check_loss_type(loss_type)
-    lengths = completion_mask.bool().sum(-1).float().clamp(min=1)  # |o_i|, (B,)
+    lengths = completion_mask.bool().sum(-1).float()  # |o_i|, (B,)
     rows = len(lengths)
-    if loss_type == "grpo":
-        return 1 / (rows * lengths)
-    count = rows * max_completion_length if loss_type == "dr_grpo" else completion_mask.bool().sum().clamp(min=1)
-    return torch.ones_like(lengths) / count
+    counts = {"grpo": rows * lengths, "dr_grpo": lengths.new_tensor(rows * max_completion_length)}
+    return (lengths > 0) / counts.get(loss_type, lengths.sum()).clamp(min=1)
 
 
 def conflict_push(

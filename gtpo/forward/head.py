@@ -34,6 +34,7 @@ def linear_logps_and_entropy(
     grad_rows: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float | None = None,
+    entropy_grad: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """ln pi(target) and the entropy of pi = softmax(z), row by row, without storing the logits z.
 
@@ -48,8 +49,9 @@ def linear_logps_and_entropy(
 
     where nothing cancels for pi_y close to 1. With a frozen head (LoRA), the forward computes d ln pi_y / dh on the
     same tile (two matmuls in total) and the backward scales it. With a trainable ``weight`` or ``bias``, the backward
-    recomputes the tiles (four matmuls in total, in float32). Autocast has no effect: the matmuls run in the dtype of
-    ``weight``, the sums in float32 (float64).
+    recomputes the tiles (four matmuls in total, in float32), and so it does for the gradient of the entropy,
+    dH / dz_k = -pi_k (ln pi_k + H). Autocast has no effect: the matmuls run in the dtype of ``weight``, the sums in
+    float32 (float64).
 
     Args:
         hidden: Last hidden states of the tokens that predict the targets. Shape (N, H).
@@ -61,9 +63,10 @@ def linear_logps_and_entropy(
             head, skip the second matmul. None means all. Shape (N,).
         logit_scale: Factor on the logits, > 0: ``logit_scale`` of Cohere, 1 / ``logits_scaling`` of Granite.
         softcap: Soft cap of the logits, > 0: ``final_logit_softcapping`` of Gemma 2. None means no cap.
+        entropy_grad: Whether the entropies have a gradient, in all rows.
 
     Returns:
-        Log-probabilities, with gradient, and entropies, without, in nats. Shape (N,) each.
+        Log-probabilities, with gradient, and entropies, by default without, in nats. Shape (N,) each.
 
     Raises:
         ValueError: If the shapes disagree, or the temperature, scale or cap is not positive.
@@ -89,9 +92,9 @@ def linear_logps_and_entropy(
     elif grad_rows.shape != targets.shape:
         raise ValueError(f"expected grad_rows of shape {tuple(targets.shape)}, got {tuple(grad_rows.shape)}.")
     trainable_head = weight.requires_grad or (bias is not None and bias.requires_grad)
-    function = _TrainableHead if trainable_head else _FrozenHead
+    function = _TrainableHead if trainable_head or entropy_grad else _FrozenHead
     logps, entropy = function.apply(hidden, weight, bias, targets, grad_rows, temperature, logit_scale, softcap)
-    return logps, entropy
+    return logps, entropy if entropy_grad else entropy.detach()
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -127,18 +130,22 @@ class _TrainableHead(torch.autograd.Function):
         head = _Head(weight, bias, _sum_dtype(hidden), *settings)
         with torch.autocast(hidden.device.type, enabled=False):
             logps, entropy, _, _ = _scan(head, hidden, targets, None)
-        ctx.save_for_backward(hidden, weight, bias, targets, grad_rows, logps)
+        ctx.save_for_backward(hidden, weight, bias, targets, grad_rows, logps, entropy)
         ctx.settings = settings
-        ctx.mark_non_differentiable(entropy)
+        ctx.set_materialize_grads(False)
         return logps, entropy
 
     @staticmethod
-    def backward(ctx, grad_logps, _):  # type: ignore[no-untyped-def]
-        hidden, weight, bias, targets, grad_rows, logps = ctx.saved_tensors
+    def backward(ctx, grad_logps, grad_entropy):  # type: ignore[no-untyped-def]
+        hidden, weight, bias, targets, grad_rows, logps, entropy = ctx.saved_tensors
         head = _Head(weight, bias, logps.dtype, *ctx.settings)
-        upstream = torch.where(grad_rows, grad_logps, 0.0) * head.gain
+        grad_logps = torch.zeros_like(logps) if grad_logps is None else torch.where(grad_rows, grad_logps, 0.0)
+        upstream = grad_logps * head.gain
+        of_entropy = None if grad_entropy is None else grad_entropy * head.gain
         grad_hidden = torch.zeros(hidden.shape, dtype=logps.dtype, device=hidden.device)
-        grad_weight = torch.zeros(weight.shape, dtype=logps.dtype, device=weight.device)
+        grad_weight = torch.zeros(
+            weight.shape if ctx.needs_input_grad[1] else (), dtype=logps.dtype, device=weight.device
+        )
         grad_bias = torch.zeros(len(weight), dtype=logps.dtype, device=weight.device)
         tile_rows, tile_columns = _tile_size(hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -147,11 +154,16 @@ class _TrainableHead(torch.autograd.Function):
                 z_y = head.finish(head.target_products(hidden[rows], targets[rows]), targets[rows])
                 for columns in _chunks(len(weight), tile_columns):
                     z = head.finish(head.products(hidden[rows], columns), columns)
-                    pi = (z - (z_y - logps[rows])[:, None]).clamp_(max=0.0).exp_()
+                    log_pi = (z - (z_y - logps[rows])[:, None]).clamp_(-MAX_DEFICIT, 0.0)
+                    pi = log_pi.exp()
                     is_target = targets[rows, None] == torch.arange(columns.start, columns.stop, device=targets.device)
-                    grad = _times(torch.where(is_target, surprise, -pi) * upstream[rows, None], head.slope(z))
+                    grad = torch.where(is_target, surprise, -pi) * upstream[rows, None]
+                    if of_entropy is not None:
+                        grad -= pi * (log_pi + entropy[rows, None]) * of_entropy[rows, None]
+                    grad = _times(grad, head.slope(z))
                     grad_hidden[rows] += grad @ weight[columns].to(logps.dtype)
-                    grad_weight[columns] += grad.T @ hidden[rows].to(logps.dtype)
+                    if ctx.needs_input_grad[1]:
+                        grad_weight[columns] += grad.T @ hidden[rows].to(logps.dtype)
                     grad_bias[columns] += grad.sum(0)
         return (
             grad_hidden.to(hidden.dtype),

@@ -121,7 +121,7 @@ class ConflictMetrics(_Observer):
         training = trainer.model.training
         group_size = trainer.num_generations if training else trainer.num_generations_eval
         spans = conflict_spans(ids, valid, advantages, group_size)
-        found = conflict_metrics(trainer, ids, valid, spans, advantages, advantages, group_size)
+        found = conflict_metrics(trainer, ids, valid, spans, advantages, advantages, valid, group_size)
         found["groups_without_variance"] = (advantages.view(-1, group_size) == 0).all(1).float().mean().item()
         self.log(found)
 
@@ -148,6 +148,7 @@ def conflict_metrics(
     spans: tuple[Tensor, Tensor],
     advantages: Tensor,
     loss_advantages: Tensor,
+    loss_mask: Tensor,
     group_size: int,
     positive_weight: float = 2.0,
 ) -> dict[str, float]:
@@ -160,6 +161,7 @@ def conflict_metrics(
         spans: As :func:`gtpo_loss.conflict_spans` returns them. Shape (B, T) each.
         advantages: A_i. Shape (B,).
         loss_advantages: A_i as in the loss. Shape (B,).
+        loss_mask: 1 on the tokens that the loss counts. Shape (B, T).
         group_size: G.
         positive_weight: lambda of a conflict token with A_i > 0.
 
@@ -172,7 +174,7 @@ def conflict_metrics(
         "conflict_fraction": (mask.sum() / valid.sum().clamp(min=1)).item(),
     }
     if mask.any() and trainer.loss_type in LOSS_TYPES:
-        strength = loss_advantages * token_weights(valid, trainer.loss_type, trainer.max_completion_length)
+        strength = loss_advantages * token_weights(loss_mask, trainer.loss_type, trainer.max_completion_length)
         weights = conflict_weights(mask, advantages.float(), positive_weight)
         pushes = torch.stack(conflict_push(ids, valid, spans, strength.float(), weights, group_size))  # (2, 3)
         for span, (push, corrected) in zip(("", "_opening", "_closing"), pushes.T.tolist(), strict=True):

@@ -13,16 +13,22 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "loss_type": LOSS_TYPES,
     "scale_rewards": ("group", "batch", "none"),  # A_i = (R_i - mean) / std: of the group, of the step, or undivided
     "importance_sampling_level": ("token",),
-    "multi_objective_aggregation": ("sum_then_normalize",),
-    "top_entropy_quantile": (1.0,),
-    "entropy_coef": (0.0,),
-    "use_adaptive_entropy": (False,),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
     "delta": (None,),
     "off_policy_mask_threshold": (None,),
     "use_bias_correction_kl": (False,),
-    "mask_truncated_completions": (False,),  # hides completions from the conflict mask
     "use_liger_kernel": (False,),
     "vllm_importance_sampling_mode": IMPORTANCE_MODES,
+}
+_OF_THE_PAPER = {
+    "loss_type": "grpo",
+    "scale_rewards": "group",
+    "multi_objective_aggregation": "sum_then_normalize",
+    "top_entropy_quantile": 1.0,
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+    "mask_truncated_completions": False,
+    "vllm_importance_sampling_correction": False,
 }
 _LEAST = {"num_iterations": 1, "max_completion_length": 1, "beta": 0, "epsilon": 0, "epsilon_high": 0}
 
@@ -43,17 +49,37 @@ def check_grpo_settings(args: Any) -> None:
     for name, least in _LEAST.items():
         if getattr(args, name) is not None and not getattr(args, name) >= least:
             raise UsageError(f"{name} is {getattr(args, name)}: expected at least {least}.")
+    if not 0 <= args.top_entropy_quantile <= 1:
+        raise UsageError(f"top_entropy_quantile is {args.top_entropy_quantile}: expected a share of tokens, 0 to 1.")
     if not args.temperature > 0:
         raise UsageError(f"temperature is {args.temperature}: expected a value above 0, groups are sampled.")
 
 
 def check_gtpo_settings(args: Any) -> None:
-    """As :func:`check_grpo_settings`, and what GTPO leaves out of GRPO: KL term and clipping."""
+    """As :func:`check_grpo_settings`, and what contradicts GTPO: KL term, clipping, and a bonus for entropy."""
     if args.beta != 0.0:
         raise UsageError(f"beta = {args.beta}: expected 0, because GTPO has no KL term and no reference model.")
     if args.epsilon != type(args).epsilon or args.epsilon_high is not None:
         raise UsageError("epsilon and epsilon_high clip the ratio, and GTPO has no clipping: remove them.")
+    if args.entropy_coef != 0.0 or args.use_adaptive_entropy:
+        raise UsageError(
+            "entropy_coef and use_adaptive_entropy reward entropy, and GTPO penalizes it: set gamma, or use GRPO."
+        )
+    if args.top_entropy_quantile != 1.0:
+        raise UsageError(
+            f"top_entropy_quantile = {args.top_entropy_quantile}: expected 1.0, because it leaves out the confident "
+            "tokens that GTPO's conflict correction weights. Use GRPO."
+        )
     check_grpo_settings(args)
+
+
+def deviations(args: Any) -> str:
+    """The settings of the objective that are not the paper's, with the paper's values; empty without any."""
+    given = {name: getattr(args, name) for name in _OF_THE_PAPER}
+    if not args.use_vllm:
+        given.pop("vllm_importance_sampling_correction")
+    other = {name: value for name, value in given.items() if value != _OF_THE_PAPER[name]}
+    return ", ".join(f"{name}={value!r} (the paper: {_OF_THE_PAPER[name]!r})" for name, value in other.items())
 
 
 def check_inputs(arguments: Mapping[str, Any]) -> None:

@@ -54,11 +54,13 @@ from gtpo.training.fault_tolerance import check_rewards, non_finite_error
 from gtpo.training.group_inspection import inspect_group
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.initial_entropy import InitialEntropy
+from gtpo.training.loss_tokens import entropy_bonus, leave_out_truncated, loss_mask, normalizer
 from gtpo.training.refusals import (
     check_config,
     check_grpo_settings,
     check_gtpo_settings,
     check_inputs,
+    deviations,
     logit_options,
 )
 from gtpo.training.rollout_check import check_rollouts, next_check, sampler_gap
@@ -79,7 +81,6 @@ logger = logging.getLogger(__name__)
 
 NAN_PROBABILITIES = ("probability tensor contains", "device-side assert")  # torch.multinomial on a CPU, on a GPU
 WANDB_TABLES = 100  # of a run: wandb stores each as a file
-_OF_THE_PAPER = {"loss_type": "grpo", "scale_rewards": "group", "vllm_importance_sampling_correction": False}
 
 
 class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
@@ -157,12 +158,9 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
         if isinstance(causal_lm.get_output_embeddings(), BaseTunerLayer):
             raise UsageError("LoRA on lm_head is not supported: remove 'lm_head' from target_modules.")
         self._logit_options = logit_options(causal_lm.config.get_text_config())
-        other = {name: getattr(args, name) for name, value in _OF_THE_PAPER.items() if getattr(args, name) != value}
-        if not args.use_vllm:
-            other.pop("vllm_importance_sampling_correction", None)
-        if other and self.accelerator.is_main_process:
-            text = ", ".join(f"{name}={value!r} (the paper: {_OF_THE_PAPER[name]!r})" for name, value in other.items())
-            logger.warning("Not the paper's objective: %s", text)
+        self.mask_truncated_completions = False  # TRL would hide them from the conflict mask
+        if (other := deviations(args)) and self.accelerator.is_main_process:
+            logger.warning("Not the paper's objective: %s", other)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """None in the run directory; gtpo/training/card.py writes that of the trained adapter."""
@@ -185,6 +183,8 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
         mask = spans[0] | spans[1]
         first = self.accelerator.process_index * rows
         batch["conflict_mask"] = mask[first : first + rows, :width]
+        if self.args.mask_truncated_completions:
+            leave_out_truncated(self, batch)
         if mode == "train" and self.log_completions:
             batch["row"] = torch.arange(first, first + rows, device=mask.device)  # follows TRL's shuffle
             decode = partial(self.processing_class.decode, skip_special_tokens=True)
@@ -206,6 +206,7 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
             spans,
             advantages,
             self._loss_advantages(advantages),
+            self._gather_rows(loss_mask(batch)),
             group_size,
             self.conflict_positive_weight,
         )
@@ -339,7 +340,14 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
         inputs = inputs | {"completion_mask": policy_mask(inputs)}  # o_i of the objective and the metrics
         entropy = completion_entropy(token_entropy, inputs["completion_mask"])  # <H>_i, (B,)
         keep = self._delta(entropy, inputs)  # (B,)
+        tokens = loss_mask(inputs)
+        if self.top_entropy_quantile < 1.0:  # it multiplies the policy's term, as importance weights do
+            tokens = self.get_high_entropy_mask(token_entropy.detach(), tokens, 1 - self.top_entropy_quantile)
+            inputs = inputs | {"importance_sampling_ratio": tokens * inputs.get("importance_sampling_ratio", 1.0)}
         loss, metrics = self._objective(logps, entropy, weights, keep, inputs)
+        if self._entropy_bonus_enabled:
+            metrics["policy_loss"] = loss.detach()
+            loss = loss - entropy_bonus(self, token_entropy, tokens)
         finite = loss.detach().isfinite() & entropy.isfinite().all()
         if not self.accelerator.gather(finite).all():  # every process raises, or the others would hang
             what = "the loss" if entropy.isfinite().all() else "the entropy"
@@ -350,7 +358,7 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
             drawn = inputs.get("old_per_token_logps", logps.detach())  # under the weights that vLLM sampled with
             metrics["sampler_logp_gap"] = sampler_gap(drawn, inputs)
         if "kl" in metrics:  # a mean over tokens: weight each process and micro-batch by its tokens
-            share = inputs["completion_mask"].sum() / inputs["num_items_in_batch"]
+            share = loss_mask(inputs).sum() / inputs["num_items_in_batch"].clamp(min=1)
             micro_batches = self.args.steps_per_generation if mode == "train" else 1
             metrics["kl"] = metrics["kl"] * share * self.accelerator.num_processes * micro_batches
         for name, value in metrics.items():
@@ -411,18 +419,6 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
         """A_i as in the loss: times the weight of its sign. Shape (B,)."""
         return weighted_advantages(advantages, *self.advantage_weights)
 
-    def _normalizer(self, inputs: dict[str, Any]) -> Tensor | int | None:
-        """The count that ``loss_type`` divides by, per micro-batch and process: their losses are averaged."""
-        completion_mask = inputs["completion_mask"]
-        if self.loss_type == "dr_grpo":
-            return len(completion_mask) * self.max_completion_length
-        if self.loss_type == "bnpo":  # of this micro-batch alone
-            return completion_mask.sum().clamp(min=1)
-        if self.loss_type == "dapo":
-            micro_batches = self.args.steps_per_generation if self.model.training else 1
-            return inputs["num_items_in_batch"].clamp(min=1) / (self.accelerator.num_processes * micro_batches)
-        return None
-
     def _delta(self, entropy: Tensor, inputs: dict[str, Any]) -> Tensor:
         """delta of the rows: 1 everywhere in GRPO. Shape (B,)."""
         return torch.ones_like(entropy)
@@ -441,13 +437,13 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         loss, metrics = grpo_loss(
             logps,
-            inputs["completion_mask"],
+            loss_mask(inputs),
             self._loss_advantages(inputs["advantages"]),
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
             beta=self.beta,
             loss_type=self.loss_type,
-            normalizer=self._normalizer(inputs),
+            normalizer=normalizer(self, inputs),
             ref_per_token_logps=inputs.get("ref_per_token_logps"),
             old_per_token_logps=inputs.get("old_per_token_logps"),
             importance_weights=inputs.get("importance_sampling_ratio"),
@@ -479,6 +475,7 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
             temperature=self.temperature,
             bias=gather_full_parameter(getattr(head, "bias", None)),
             grad_rows=None if grad_rows is None else grad_rows[completion_mask],
+            entropy_grad=self._entropy_bonus_enabled,
             **self._logit_options,
         )
         blank = torch.zeros(completion_mask.shape, dtype=logps.dtype, device=logps.device)
@@ -555,13 +552,13 @@ class GTPOTrainer(GRPOTrainer):
         return gtpo_loss(
             logps,
             entropy,
-            inputs["completion_mask"],
+            loss_mask(inputs),
             self._loss_advantages(inputs["advantages"]),
             weights,
             keep,
             gamma=self.gtpo.gamma,
             loss_type=self.loss_type,
-            normalizer=self._normalizer(inputs),
+            normalizer=normalizer(self, inputs),
             old_per_token_logps=inputs.get("old_per_token_logps"),
             importance_weights=inputs.get("importance_sampling_ratio"),
         )

@@ -290,6 +290,41 @@ def test_gradcheck_of_every_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.autograd.gradcheck(logps, (case.hidden, case.weight, bias))
 
 
+@pytest.mark.parametrize("trainable", TRAINABLE)
+@pytest.mark.parametrize(("logit_scale", "softcap"), [(1.0, None), (0.6, 3.0)])
+@pytest.mark.parametrize("wanted", ["both", "entropy", "logps"])
+def test_the_gradient_of_the_entropy_equals_the_plain_computation(
+    trainable: str, logit_scale: float, softcap: float | None, wanted: str, tiles: None
+) -> None:
+    for scale in (2.0, 300.0):  # the second has tokens of probability 0 and 1
+        case = random_case((17, 6, 29), bias=True, scale=scale)
+        kept = torch.arange(17) % 3 > 0  # rows whose ln pi has a gradient; each entropy has one
+        gradients = []
+        for is_ours in (True, False):
+            hidden = case.hidden.clone().requires_grad_()
+            weight = case.weight.clone().requires_grad_("weight" in trainable)
+            bias = case.bias.clone().requires_grad_("bias" in trainable)
+            if is_ours:
+                options = {"temperature": 0.7, "logit_scale": logit_scale, "softcap": softcap, "grad_rows": kept}
+                logps, entropy = linear_logps_and_entropy(
+                    hidden, weight, case.targets, bias=bias, entropy_grad=True, **options
+                )
+            else:
+                logits = (hidden @ weight.T + bias) * logit_scale
+                logits = logits if softcap is None else torch.tanh(logits / softcap) * softcap
+                log_pi = torch.log_softmax(logits / 0.7, dim=-1)
+                logps, entropy = log_pi.gather(-1, case.targets[:, None]).squeeze(-1), -(log_pi.exp() * log_pi).sum(-1)
+            loss = torch.zeros((), dtype=torch.float64)
+            if wanted != "entropy":
+                loss = loss + (logps * case.upstream)[kept].sum()
+            if wanted != "logps":
+                loss = loss + (entropy * case.upstream.flip(0)).sum()
+            loss.backward()
+            gradients.append([leaf.grad for leaf in (hidden, weight, bias) if leaf.requires_grad])
+        for ours, truth in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours, truth, atol=ATOL64 * max(1.0, truth.abs().max().item()), rtol=0)
+
+
 @pytest.mark.parametrize("trainable", ["nothing", "weight"])
 def test_entropy_carries_no_gradient(trainable: str) -> None:
     case = random_case((5, 4, 7))
@@ -863,11 +898,12 @@ def test_frozen_head_takes_two_matmuls(wanted: str, matmuls: float, monkeypatch:
     assert flops.get_total_flops() == matmuls * (64 * 8 * 300 * 2)
 
 
-def test_trainable_head_takes_four_matmuls() -> None:
+@pytest.mark.parametrize(("trainable", "entropy_grad", "matmuls"), [("weight", False, 4), ("nothing", True, 3)])
+def test_recomputed_tiles_take_as_many_matmuls_as_gradients(trainable: str, entropy_grad: bool, matmuls: int) -> None:
     case = random_case((64, 8, 300)).to(torch.bfloat16)
     with FlopCounterMode(display=False) as flops:
-        run(linear_logps_and_entropy, case, trainable="weight")
-    assert flops.get_total_flops() == 4 * (64 * 8 * 300 * 2)
+        run(linear_logps_and_entropy, case, trainable=trainable, entropy_grad=entropy_grad)
+    assert flops.get_total_flops() == matmuls * (64 * 8 * 300 * 2)
 
 
 def test_the_plain_head_creates_a_tensor_of_size_tokens_times_vocabulary() -> None:

@@ -132,6 +132,7 @@ def make_trainer(
     trainer_settings: dict[str, Any] | None = None,
     held_out: int = 0,
     tools: bool = False,
+    rewards: Sequence[Any] = (reward_parity,),
     **settings: Any,
 ) -> Any:
     """A trainer with one prompt per step and plain SGD: a weight's update is the learning rate times its gradient.
@@ -144,6 +145,7 @@ def make_trainer(
         trainer_settings: Further arguments of the trainer.
         held_out: Number of held-out rows, whose completions depend on the prompt only.
         tools: Whether the group is that of ``TURNS``, with an environment.
+        rewards: The reward functions.
         settings: Fields of GRPOConfig.
     """
     torch.manual_seed(0)
@@ -193,7 +195,7 @@ def make_trainer(
     config = gtpo_trl.GTPOConfig if method == "gtpo_trl" else trl.GRPOConfig
     return TRAINERS[method](
         model=model,
-        reward_funcs=[reward_parity],
+        reward_funcs=list(rewards),
         args=config(output_dir=str(output_dir), **(defaults | settings)),
         processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
@@ -212,6 +214,19 @@ def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
     trainer.train()
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+def weight_changes(trainer: Any) -> torch.Tensor:
+    """What training adds to the trained weights, all of them in one vector."""
+    before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+    return torch.cat([(weight - before[name]).flatten() for name, weight in trained_weights(trainer).items()])
+
+
+def assert_same(left: torch.Tensor, right: torch.Tensor, differs: bool = False) -> None:
+    """The same changes of weights, up to the rounding of three steps; or others."""
+    gap = ((left - right).norm() / right.norm()).item()
+    tolerance = 3 * 100 * torch.finfo(torch.float32).eps  # three steps, each a float32 sum over some 100 tokens
+    assert (gap > 10 * tolerance) if differs else (gap <= tolerance), gap
 
 
 def sharded_gradients(trainer: Any) -> dict[str, torch.Tensor]:

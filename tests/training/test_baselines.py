@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
+from helpers.canned import GROUP, assert_same, canned_group, make_trainer, weight_changes
 from helpers.reference import (
     length_mask,
     naive_completion_entropy,
@@ -332,18 +332,6 @@ def train(method: str, tiny: Path, folder: Path, micro_batch: int = ROWS, **sett
     batches = {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": ROWS // micro_batch}
     trainer = make_trainer(method, tiny, folder, **(STEP | batches | settings))
     return weight_changes(trainer), trainer.state.log_history[:3]
-
-
-def weight_changes(trainer: Any) -> Tensor:
-    """What training adds to the trained weights, all of them in one vector."""
-    before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
-    return torch.cat([(weight - before[name]).flatten() for name, weight in trained_weights(trainer).items()])
-
-
-def assert_same(left: Tensor, right: Tensor, differs: bool = False) -> None:
-    gap = ((left - right).norm() / right.norm()).item()
-    tolerance = 3 * 100 * torch.finfo(torch.float32).eps  # three steps, each a float32 sum over some 100 tokens
-    assert (gap > 10 * tolerance) if differs else (gap <= tolerance), gap
 
 
 @pytest.fixture(scope="module")
