@@ -5,11 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gtpo.training.tools import policy_mask
+
 
 def loss_mask(batch: dict[str, Any]) -> Tensor:
-    """1 on the tokens that the loss counts: those of completions, or what :func:`leave_out_truncated` left of them."""
-    mask: Tensor = batch.get("loss_mask", batch["completion_mask"])
-    return mask
+    """1 on the tokens that the loss counts: the policy's, or what :func:`leave_out_truncated` left of them."""
+    return batch["loss_mask"] if "loss_mask" in batch else policy_mask(batch)
 
 
 def leave_out_truncated(trainer: Any, batch: dict[str, Any]) -> None:
@@ -19,7 +20,7 @@ def leave_out_truncated(trainer: Any, batch: dict[str, Any]) -> None:
     """
     mask = batch["completion_mask"]
     truncated = torch.tensor(trainer._cut_off(batch["completion_ids"], mask), device=mask.device)
-    batch["loss_mask"] = mask.masked_fill(truncated[:, None], 0)
+    batch["loss_mask"] = policy_mask(batch).masked_fill(truncated[:, None], 0)
     batch["num_items_in_batch"] = trainer.accelerator.gather(batch["loss_mask"].sum()).sum()
 
 

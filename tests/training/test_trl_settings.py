@@ -230,3 +230,19 @@ def test_a_step_of_truncated_completions_changes_nothing(tiny: Path, tmp_path: P
         assert not weight_changes(trainer).any()
         row = trainer.state.log_history[0]
         assert row["loss"] == row["kl"] == row["policy_loss"] == 0 and row["entropy"] > 4
+
+
+def test_the_answers_of_tools_are_not_counted_with_truncated_completions_left_out() -> None:
+    """The first completion has a tool's answer at tokens 1 and 2; the second is truncated."""
+    batch = {
+        "completion_ids": torch.zeros(2, 5, dtype=torch.long),
+        "completion_mask": torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]),
+        "tool_mask": torch.tensor([[1, 0, 0, 1, 1], [1, 1, 1, 1, 1]]),
+    }
+    assert loss_mask(batch).tolist() == [[1, 0, 0, 1, 0], [1, 1, 1, 1, 1]]
+    trainer = SimpleNamespace(
+        _cut_off=lambda *_: [False, True], accelerator=SimpleNamespace(gather=lambda value: value)
+    )
+    leave_out_truncated(trainer, batch)
+    assert loss_mask(batch).tolist() == [[1, 0, 0, 1, 0], [0, 0, 0, 0, 0]]
+    assert batch["num_items_in_batch"] == 2
