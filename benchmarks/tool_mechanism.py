@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
+import calculator
 from datasets import Dataset
 from peft import LoraConfig
 from trl import GRPOConfig
 
-from examples import calculator
 from gtpo import GTPOArguments, GTPOTrainer
 from gtpo.data.arithmetic import arithmetic
 from gtpo.training.initial_entropy import padded_batch

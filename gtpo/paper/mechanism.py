@@ -237,4 +237,6 @@ def page(summaries: dict[str, dict[str, Any]]) -> str:
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     template = (Path(__file__).parent / "mechanism.template.md").read_text()
-    return environment.from_string(template).render(policies=summaries, effect_of=effect_of, splits=list(SPLITS)[1:])
+    tools = summaries_in(DIRECTORY / "tools")  # of benchmarks/tool_mechanism.py
+    values = {"policies": summaries, "tools": tools, "effect_of": effect_of, "splits": list(SPLITS)[1:]}
+    return environment.from_string(template).render(values)

@@ -23,6 +23,8 @@ from helpers.reference import (
 from examples import calculator
 from gtpo import ConflictMetrics
 from gtpo.errors import RunError, UsageError
+from gtpo.training.one_step import OneStep
+from gtpo.training.rollout_check import sampler_gap
 from gtpo.training.tag_logps import tag_logps
 from gtpo.training.tools import policy_mask
 
@@ -241,6 +243,40 @@ def test_a_turn_after_tools_stops_at_nan_without_asking_other_processes(
         with pytest.raises(RunError, match="the probability of a sampled token is not finite"):
             generate([[300]], None, {}, 1, **kwargs)
         assert asked == collectives
+
+
+def test_the_sampler_is_compared_and_corrected_on_policy_tokens(tiny: Path, tmp_path: Path) -> None:
+    """TRL has 0 for the log-probabilities of the answers; a ratio of the whole completion must not contain them."""
+    trainer = make_trainer("grpo", tiny, tmp_path, tools=True, vllm_importance_sampling_mode="sequence_truncate")
+    trainer.num_iterations, trainer._next_rollout_check = 2, 9  # old log-probabilities
+    turn = trainer._canned_turn
+
+    def sample(prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        turns = turn(prompt_ids, "has_tool_images" in kwargs)
+        return turns, [[-6.0] * len(ids) for ids in turns]
+
+    trainer._generate_single_turn, trainer.use_vllm, trainer.vllm_mode = sample, True, "server"
+    trainer.vllm_importance_sampling_correction, trainer.vllm_importance_sampling_clip_max = True, 1e9
+    batch = group_of(trainer)
+    log_ratio = (batch["old_per_token_logps"] + 6.0) * policy_mask(batch)
+    expected = log_ratio.sum(1, keepdim=True).exp().clamp(max=1e9)
+    torch.testing.assert_close(batch["importance_sampling_ratio"], expected, rtol=1e-4, atol=0)
+    gap = (log_ratio.abs().sum() / policy_mask(batch).sum()).item()
+    assert sampler_gap(batch["old_per_token_logps"], batch).item() == pytest.approx(gap, rel=1e-5)
+
+
+def test_one_step_effects_are_of_policy_tokens(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path, tools=True)
+    effects = object.__new__(OneStep)  # without prompts that are scored
+    effects.trainer, effects.taken, effects.prompts, effects.counts, effects.directions = trainer, [], [0], {}, {}
+    effects.weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
+    trainer.model.train()
+    found = effects.of_group(0)
+    batch = group_of(trainer)
+    signs, lengths = batch["advantages"].sign().tolist(), [len(row) for row in canned_policy_tokens(trainer)]
+    by_sign = {sign: [n for n, s in zip(lengths, signs, strict=True) if s == sign] for sign in (1.0, -1.0)}
+    assert found["longer"] == pytest.approx(sum(by_sign[1]) / len(by_sign[1]) - sum(by_sign[-1]) / len(by_sign[-1]))
+    assert found["entropy"] == pytest.approx(trainer.mean_entropies(batch).mean().item(), abs=1e-5)
 
 
 # Tools and rollout functions without an environment
