@@ -6,6 +6,7 @@ Weights against TRL's own trainer, GTPO against naive references.
 import functools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from helpers.reference import (
 )
 from torch import Tensor
 
+from gtpo.training.loss_tokens import leave_out_truncated, loss_mask
 from gtpo_loss import LOSS_TYPES
 
 ADAPTIVE = {
