@@ -4,6 +4,7 @@
     python evaluate.py --benchmarks gsm8k --k 32 --runs base outputs/RUN  # a run, and the model it was trained from
     python evaluate.py --benchmarks math500 --model qwen --k 8               # a base model
     python evaluate.py --benchmarks my_test.csv --k 8                        # your problems: columns prompt and answer
+    python evaluate.py --benchmarks math --k 64 --shard 1/4                  # a quarter of it, on one of four GPUs
     python evaluate.py --regrade                                             # grade the stored completions again
     python evaluate.py --compare outputs/RUN outputs/OTHER                   # paired difference of stored scores
 
@@ -35,6 +36,9 @@ def main() -> None:
         print(format_comparisons(compare_sides(find_sides(flags.compare, flags.output_dir, benchmarks))))
         return
     jobs = find_stored_jobs(flags, given) if flags.regrade and not (flags.runs or flags.model) else sample(flags)
+    if flags.shard:
+        print(f"Shard {flags.shard} is stored; the same command without --shard merges the shards and grades them.")
+        return
     entries = [grade(job.path, job.problems) for job in jobs]
     results = write_results(Path(flags.output_dir), entries)
     print(f"\n{format_table(entries)}\n")
@@ -51,7 +55,7 @@ def sample(flags: EvaluationArguments) -> "list[Job]":
     jobs, sampling, load = plan_evaluation(flags)
     if not flags.regrade:
         for job in jobs:
-            run_job(job, sampling, load, flags.overwrite)
+            run_job(job, sampling, load, flags.overwrite, flags.shard)
     return jobs
 
 

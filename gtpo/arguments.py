@@ -389,6 +389,9 @@ class EvaluationArguments:
     batch_size: int = option(64, "Completions per batch, Transformers.")
     gpu_memory_utilization: float = option(0.9, "Share of GPU memory for vLLM, 0 to 1.")
     tensor_parallel_size: int = option(1, "GPUs that hold one copy of the model together, vLLM.")
+    shard: str | None = option(
+        None, "Sample only this part of the completions: 2/4 is the second of four. Without it all parts are merged."
+    )
     output_dir: str = option("outputs/evaluation", "Directory of completions and scores.")
     compare: list[str] = option(
         [],
@@ -416,12 +419,11 @@ class EvaluationArguments:
             "batch_size": AT_LEAST_1,
             "gpu_memory_utilization": SHARE,
             "tensor_parallel_size": AT_LEAST_1,
+            "shard": (_is_shard, "N/M with N from 1 to M, as in 1/4"),
             "output_dir": (lambda x: bool(x.strip()), "the path of a directory"),
             "checkpoint": (lambda x: x in ("last", "best") or x.isdecimal(), "last, best or the number of a step"),
         }
         check_fields(self, checks)
-        if self.tensor_parallel_size > 1 and self.backend == "transformers":
-            raise UsageError("--tensor_parallel_size is a setting of vLLM: remove it, or set --backend vllm.")
         if self.temperature == 0 and self.k > 1:
             raise UsageError(
                 f"--temperature 0 samples the same completion {self.k} times: add --k 1, or set a temperature above 0."
@@ -429,8 +431,16 @@ class EvaluationArguments:
         for name in ("runs", "model", "regrade", "overwrite"):
             if self.compare and getattr(self, name):
                 raise UsageError(f"--compare reads stored scores and --{name} evaluates: give one of them.")
+        for name in ("compare", "regrade", "overwrite"):
+            if self.shard and getattr(self, name):
+                raise UsageError(f"--shard samples a part of the completions and --{name} needs all: remove --shard.")
         if self.regrade and self.overwrite:
             raise UsageError("--regrade keeps the stored completions and --overwrite discards them: give one of them.")
+
+
+def _is_shard(text: str) -> bool:
+    found = re.fullmatch("([0-9]{1,4})/([0-9]{1,4})", text)
+    return found is not None and 1 <= int(found[1]) <= int(found[2])
 
 
 def fields_of(classes: Sequence[type]) -> dict[str, dataclasses.Field[Any]]:

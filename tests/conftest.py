@@ -97,5 +97,5 @@ def unsloth(gpu: None, monkeypatch: pytest.MonkeyPatch) -> FakeUnsloth:
     monkeypatch.setattr("trl.GRPOTrainer", type("UnslothGRPOTrainer", (), {}))  # imports trl, which reads versions
     monkeypatch.setitem(sys.modules, "unsloth", fake)  # type: ignore[arg-type]
     monkeypatch.setattr("gtpo.machine.backend.is_installed", lambda package: True)
-    monkeypatch.setattr("importlib.metadata.version", lambda package: GPU_PACKAGES[package])
+    monkeypatch.setattr("gtpo.machine.backend.installed_version", GPU_PACKAGES.get)
     return fake

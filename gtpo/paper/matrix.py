@@ -6,7 +6,7 @@ A run is identified by its name and seed; its directory is ``<name>-s<seed>``. N
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,20 @@ class Evaluation:
     def _argv(self, experiments: Sequence[Experiment]) -> tuple[str, ...]:
         base = ["base"] if self.checkpoint == "last" else []  # two evaluations would share its files
         return ("evaluate.py", *self.flags, "--runs", *base, *(str(run.run.path) for run in experiments))
+
+
+def shards_of(evaluation: Evaluation, gpus: int) -> list[Evaluation]:
+    """An evaluation of several hours as one part per GPU, of an hour at least; the evaluation then merges them."""
+    shards, log = min(gpus, int(evaluation.cost)), evaluation.log
+    return [
+        replace(
+            evaluation,
+            flags=(*evaluation.flags, "--shard", f"{number}/{shards}"),
+            log=log.with_stem(f"{log.stem}-{number}-of-{shards}"),
+            cost=evaluation.cost / shards,
+        )
+        for number in (range(1, shards + 1) if shards > 1 else ())
+    ]
 
 
 # The YAML file

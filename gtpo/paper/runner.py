@@ -21,7 +21,7 @@ from typing import TextIO
 
 from gtpo.errors import UsageError
 from gtpo.machine.backend import gpu_is_available, limit_openmp_spinning
-from gtpo.paper.matrix import Evaluation, Experiment, Matrix, with_earlier
+from gtpo.paper.matrix import Evaluation, Experiment, Matrix, shards_of, with_earlier
 from gtpo.paper.mechanism import Policy, policies_of
 
 Work = Experiment | Evaluation | Policy
@@ -50,7 +50,8 @@ def run_one(work: Work, environment: Mapping[str, str], started: Callable[[Proce
         if not words:
             return 0
         argv = [sys.executable, *words]
-        with subprocess.Popen(argv, stdout=log, stderr=log, env=os.environ | environment) as process:
+        compiled = {"UNSLOTH_COMPILE_LOCATION": f"unsloth_compiled_cache/{work.label}"}  # no other run writes there
+        with subprocess.Popen(argv, stdout=log, stderr=log, env=compiled | os.environ | environment) as process:
             if started:
                 started(process)
             return process.wait()
@@ -91,6 +92,8 @@ def run_all(
 ) -> list[str]:
     """Do what is missing; an evaluation waits for its runs, and one that fails does not stop the others.
 
+    On several GPUs a long evaluation is split into shards, so that none of them is idle while the last one runs.
+
     Args:
         experiments: The runs.
         evaluations: The evaluations, or the policies of docs/mechanism.md.
@@ -121,11 +124,17 @@ def run_all(
             free.put(slot)
 
     works: list[Work] = [*experiments, *evaluations]
-    order: TopologicalSorter[Work] = TopologicalSorter({work: getattr(work, "experiments", ()) for work in works})
+    after: dict[Work, Sequence[Work]] = {work: getattr(work, "experiments", ()) for work in works}
+    if "CUDA_VISIBLE_DEVICES" in slots[0]:
+        for evaluation in [work for work in evaluations if isinstance(work, Evaluation)]:
+            shards = shards_of(evaluation, len(slots))
+            after |= dict.fromkeys(shards, evaluation.experiments)
+            after[evaluation] = [*evaluation.experiments, *shards]
+    order: TopologicalSorter[Work] = TopologicalSorter(after)
     order.prepare()
     failed: list[str] = []
     futures: dict[Future[int], Work] = {}
-    bar = tqdm(total=len(works), unit=" runs and evaluations")
+    bar = tqdm(total=len(after), unit=" runs and evaluations")
     with bar, ThreadPoolExecutor(len(slots)) as pool:
         while order.is_active():
             futures |= {pool.submit(in_a_slot, work): work for work in order.get_ready()}

@@ -116,6 +116,17 @@ def test_vllm_samples_what_transformers_samples(
     for path, rows in sampled.items():
         assert {(row["id"], row["sample"]): row["completion"] for row in read_completions(path)[1]} == rows
 
+    # In shards: the same completions.
+    for shard in ("1/2", "2/2"):
+        run(*options, "--output_dir", "shards", "--shard", shard)
+        parts = [read_completions(path)[1] for path in Path("shards").glob(f"*/*.jsonl.shard-{shard[0]}-of-2")]
+        assert [len(part) for part in parts] == [15] * 3
+    monkeypatch.setattr(sampling, "VLLMSampler", lambda *_: pytest.fail("an engine was started"))
+    run(*options, "--output_dir", "shards")
+    for path, rows in sampled.items():
+        merged = read_completions(Path("shards") / path.relative_to("first"))[1]
+        assert {(row["id"], row["sample"]): row["completion"] for row in merged} == rows
+
 
 @pytest.mark.skipif(
     not (REAL / "model.safetensors").is_file(), reason="SmolLM2-135M-Instruct is not there: make test-real"

@@ -83,9 +83,15 @@ def test_without_a_run_and_without_a_gpu_the_error_says_what_to_do(tmp_path: Pat
         ("--benchmarks gsm8k --temperature nan", "--temperature is nan: expected a finite number >= 0"),
         ("--benchmarks gsm8k --tensor_parallel_size 0", "--tensor_parallel_size is 0: expected at least 1"),
         (
-            "--benchmarks gsm8k --tensor_parallel_size 2 --backend transformers",
-            "--tensor_parallel_size is a setting of",
+            "--benchmarks arithmetic --model tiny --tensor_parallel_size 2",
+            "--tensor_parallel_size is a setting of vLLM, and Transformers samples here",
         ),
+        ("--benchmarks gsm8k --shard 5/4", "--shard is '5/4': expected N/M with N from 1 to M, as in 1/4"),
+        ("--benchmarks gsm8k --shard 0/4", "--shard is '0/4': expected N/M"),
+        ("--benchmarks gsm8k --shard 1", "--shard is '1': expected N/M"),
+        ("--benchmarks gsm8k --shard 1/2 --overwrite", "--shard samples a part of the completions and --overwrite"),
+        ("--shard 1/2 --regrade", "--shard samples a part of the completions and --regrade needs all: remove --shard"),
+        ("--shard 1/2 --compare a b", "--shard samples a part of the completions and --compare needs all"),
         ("--benchmarks gsm8k --temperature 0", "--temperature 0 samples the same completion 64 times: add --k 1"),
         ("--benchmarks gsm8k --top_p 0", "--top_p is 0.0: expected a number above 0"),
         ("--benchmarks gsm8k --seed -1", "--seed is -1: expected a finite number >= 0"),
@@ -319,6 +325,65 @@ def test_a_larger_limit_and_k_keep_what_is_stored(tiny: Path, tmp_path: Path, mo
     assert results(tmp_path)[0]["scores"] == entry["scores"]
     with pytest.raises(UsageError, match="k was 4, is 2"):
         run(monkeypatch, *argv, "--limit", 3, "--k", 2)
+
+
+def test_shards_sample_what_one_evaluation_samples(
+    tiny: Path,
+    adapters: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Three disjoint parts of whole batches, then the merge: no completion and no score differs."""
+
+    def rows_of(path: Path) -> dict[tuple[str, int], dict]:
+        rows = read_completions(path)[1]
+        assert len({(row["id"], row["sample"]) for row in rows}) == len(rows)
+        return {(row["id"], row["sample"]): row for row in rows}
+
+    argv = [*SMALL, "--runs", "base", adapters[0]]
+    run(monkeypatch, *argv, "--output_dir", tmp_path / "one")
+    [expected] = results(tmp_path / "one")[:1]
+    capsys.readouterr()
+    for shard in ("1/3", "2/3", "3/3"):
+        run(monkeypatch, *argv, "--output_dir", tmp_path / "shards", "--shard", shard)
+        assert capsys.readouterr().out.startswith(f"Shard {shard} is stored; the same command without --shard merges")
+    assert not [path for path in (tmp_path / "shards").rglob("*") if path.suffix in (".json", ".jsonl")]
+    wholes = sorted((tmp_path / "one").glob("*/arithmetic.jsonl"))
+    assert len(wholes) == 2
+    for whole in wholes:
+        parts = [tmp_path / "shards" / whole.parent.name / f"arithmetic.jsonl.shard-{n}-of-3" for n in (1, 2, 3)]
+        assert [len(rows_of(part)) for part in parts] == [15, 13, 12]  # 14 batches of 3, the last one of 1
+        together = [item for part in parts for item in rows_of(part).items()]
+        assert len(together) == 40 and dict(together) == rows_of(whole)
+    monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("a model was loaded"))
+    run(monkeypatch, *argv, "--output_dir", tmp_path / "shards")
+    for whole in wholes:
+        merged = tmp_path / "shards" / whole.relative_to(tmp_path / "one")
+        assert rows_of(merged) == rows_of(whole)
+        assert {path.name for path in merged.parent.iterdir()} == {"arithmetic.jsonl", "arithmetic.json"}
+    [found] = results(tmp_path / "shards")[:1]
+    assert (found["scores"], found["settings"]) == (expected["scores"], expected["settings"])
+
+
+def test_shards_complete_what_is_stored(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted evaluation is split, then split in another way; what no shard has, the merge samples."""
+    argv = [*SMALL, "--model", tiny, "--output_dir", tmp_path]
+    run(monkeypatch, *argv)
+    path = tmp_path / f"base-{tiny.name}" / "arithmetic.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:10]))  # three batches of 3 completions
+    sampled: list[int] = []
+    bar = "gtpo.terminal.bars.CompletionBar.count_completions"
+    monkeypatch.setattr(bar, lambda self, rows: sampled.append(len(rows)))
+    for shard, new in (("1/2", 15), ("1/2", 0), ("2/4", 7)):  # batches 0, 2, ... and 1, 5, 9, 13 without the first 3
+        run(monkeypatch, *argv, "--shard", shard)
+        assert sum(sampled) == new, shard
+        sampled.clear()
+    run(monkeypatch, *argv)
+    assert sum(sampled) == 40 - 9 - 15 - 7
+    assert sorted(path.read_bytes().splitlines(keepends=True)) == sorted(lines)
+    assert list(path.parent.glob("*shard*")) == []
 
 
 def test_ctrl_c_says_how_to_resume(

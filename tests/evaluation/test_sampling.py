@@ -258,8 +258,23 @@ def test_another_version_of_vllm_is_named(no_vllm: None, tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UsageError, match=r"vllm 0\.27\.1 is needed, installed is 0\.1\.2"):
         choose_sampler("vllm", tiny=False)
+    monkeypatch.setenv("GTPO_ALLOW_VERSIONS", "1")
+    assert choose_sampler("vllm", tiny=False) == "vllm"
+    monkeypatch.delenv("GTPO_ALLOW_VERSIONS")
     metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.27.1\n")
     assert choose_sampler("vllm", tiny=False) == "vllm"
+
+
+def test_one_model_on_several_gpus_needs_vllm_and_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "check_version", lambda package: None)
+    for choice in ("auto", "transformers"):  # auto: there is no GPU
+        with pytest.raises(UsageError, match=r"^--tensor_parallel_size is a setting of vLLM, and Transformers samples"):
+            choose_sampler(choice, tiny=False, gpus=2)
+    monkeypatch.setattr(sampling, "gpu_is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(UsageError, match=r"^--tensor_parallel_size 3 needs 3 GPUs and this process sees 2: lower it"):
+        choose_sampler("auto", tiny=False, gpus=3)
+    assert choose_sampler("auto", tiny=False, gpus=2) == "vllm"
 
 
 def test_vllm_gets_one_batch_of_requests_with_a_seed_each(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from helpers.scripts import ROOT, user_environment
@@ -27,7 +28,9 @@ from gtpo.evaluation.storage import (
     fingerprint,
     problems_hash,
     read_completions,
+    read_head,
     scores_path,
+    shard_path,
 )
 
 ROWS = load_benchmark("arithmetic")[:7]
@@ -57,7 +60,7 @@ class Canned:
             ]
 
 
-def fill(path: Path, settings: dict = SETTINGS, load: type = Canned, **options: bool) -> bytes:
+def fill(path: Path, settings: dict = SETTINGS, load: Any = Canned, **options: Any) -> bytes:
     run_job(Job(path, Problems(ROWS), Head(settings, ORIGIN)), Sampling(k=3, max_new_tokens=9), load, **options)
     return path.read_bytes()
 
@@ -259,6 +262,31 @@ def test_fingerprint_sees_any_changed_byte(tmp_path: Path) -> None:
     assert fingerprint(tmp_path) in seen
     assert len(seen) == 6
     assert fingerprint("Qwen/Qwen2.5-3B-Instruct") is None
+
+
+def test_a_shard_of_other_settings_or_in_use_is_not_merged(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    shard = shard_path(path, "1/2")
+    fill(shard, SETTINGS | {"temperature": 0.5})
+    for options in ({}, {"shard": "2/2"}):
+        with pytest.raises(UsageError, match=r"shard-1-of-2 was created with other settings \(temperature was"):
+            fill(path, load=never, **options)
+    shard.unlink()
+    content = fill(shard)
+    with CompletionFile(shard, HEAD), pytest.raises(UsageError, match=r"shard-1-of-2 is in use by another evaluation"):
+        fill(path, load=never)
+    assert shard.read_bytes() == content and not path.exists()
+    head = Head(SETTINGS, Origin("of the merge"))
+    run_job(Job(path, Problems(ROWS), head), Sampling(k=3, max_new_tokens=9), never)
+    assert path.read_bytes() == content and read_head(path).origin == ORIGIN  # that of what sampled them
+    assert not shard.exists()
+
+
+def test_overwrite_discards_shards(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    fill(shard_path(path, "1/2"), SETTINGS | {"temperature": 0.5})
+    assert fill(path, overwrite=True) == fill(tmp_path / "b.jsonl")
+    assert sorted(tmp_path.iterdir()) == [path, tmp_path / "b.jsonl"]
 
 
 def test_the_hash_of_problems_depends_on_what_is_asked() -> None:

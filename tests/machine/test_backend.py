@@ -100,7 +100,7 @@ def test_unknown_backend_in_the_config_file_is_refused(no_gpu: None, tmp_path: P
 
 @pytest.mark.skipif(importlib.util.find_spec("unsloth") is not None, reason="Unsloth is installed")
 def test_missing_unsloth_error_says_what_to_install(gpu: None) -> None:
-    with pytest.raises(UsageError, match=r"unsloth is not installed: `pip install -r requirements\.txt`"):
+    with pytest.raises(UsageError, match=r"unsloth .* needed, installed is none: `pip install -r requirements\.txt`"):
         load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
 
 
@@ -121,16 +121,22 @@ def test_on_a_gpu_unsloth_is_the_backend(unsloth: FakeUnsloth) -> None:
 
 @pytest.mark.parametrize("package", backend.GPU_PACKAGES)
 def test_another_version_of_a_gpu_package_is_refused(
-    package: str, unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch
+    package: str, unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """vLLM 0.28 and later need a plugin for 4-bit weights, and Unsloth does not stop if a package is missing."""
-    versions = backend.GPU_PACKAGES | {package: "9.9"}
-    monkeypatch.setattr("importlib.metadata.version", versions.__getitem__)
-    with pytest.raises(UsageError, match=rf"{package} 9.9 is installed, {backend.GPU_PACKAGES[package]} is needed"):
-        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
-    monkeypatch.setattr(backend, "is_installed", lambda name: name != package)
-    with pytest.raises(UsageError, match=f"{package} is not installed"):
-        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
+    pinned = backend.GPU_PACKAGES[package]
+    argv = ["--model", "llama"]
+    needed = rf"^{package} {pinned} is needed, installed is"
+    monkeypatch.setattr(backend, "installed_version", (backend.GPU_PACKAGES | {package: "9.9"}).get)
+    with pytest.raises(UsageError, match=rf"{needed} 9\.9 \(GTPO_ALLOW_VERSIONS=1 tries the installed one\): `pip"):
+        load_backend_from_flags("gtpo", SETTINGS, argv)
+    assert caplog.messages == []
+    monkeypatch.setenv("GTPO_ALLOW_VERSIONS", "1")
+    assert load_backend_from_flags("gtpo", SETTINGS, argv) == "unsloth"
+    assert caplog.messages == [f"{package} 9.9 is installed, {pinned} is pinned: nothing was tested with it"]
+    monkeypatch.setattr(backend, "installed_version", (backend.GPU_PACKAGES | {package: None}).get)
+    with pytest.raises(UsageError, match=rf"{needed} none: `pip"):
+        load_backend_from_flags("gtpo", SETTINGS, argv)
 
 
 def test_importing_patched_packages_before_unsloth_is_refused(

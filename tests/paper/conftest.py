@@ -29,6 +29,7 @@ if pathlib.Path("wait").exists():
         time.sleep(0.02)
 (run / "adapter").mkdir(parents=True, exist_ok=True)
 (run / "best").mkdir(exist_ok=True)
+(run / "compiled").write_text(os.environ.get("UNSLOTH_COMPILE_LOCATION", ""))
 rows = [{"step": s, "accuracy": s + 0.25, "formatting": s, "entropy": 0.1, "step_time": 6.0} for s in (1, 2, 3)]
 (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
 for name in ("adapter", "best"):
@@ -40,13 +41,18 @@ EVALUATE = """
 import argparse, fcntl, json, os, pathlib, sys, time
 start = time.monotonic()
 parser = argparse.ArgumentParser()
-for name in ("benchmarks", "checkpoint", "k", "limit", "max_new_tokens", "output_dir"):
+for name in ("benchmarks", "checkpoint", "k", "limit", "max_new_tokens", "output_dir", "shard"):
     parser.add_argument("--" + name)
 parser.add_argument("--runs", nargs="+")
 flags = parser.parse_args()
 runs = [run for run in flags.runs if run != "base"]
 with open("calls.jsonl", "a") as file:
     file.write(json.dumps(["evaluate", flags.benchmarks, flags.checkpoint, len(runs)]) + "\\n")
+if flags.shard:
+    with open("spans.jsonl", "a") as file:
+        label = " ".join([flags.shard, flags.benchmarks, flags.checkpoint, *(pathlib.Path(run).name for run in runs)])
+        file.write(json.dumps([label, os.environ.get("CUDA_VISIBLE_DEVICES"), start, time.monotonic()]) + "\\n")
+    sys.exit()
 if pathlib.Path("fail").exists() and "evaluate" in pathlib.Path("fail").read_text():
     sys.exit("CUDA error")
 with open("started", "a") as file:
