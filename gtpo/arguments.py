@@ -327,7 +327,7 @@ class RunArguments:
     merge: Literal["none", "16bit"] = option(
         "none", "16bit: also write merged/, base and adapter as one standalone model."
     )
-    dry_run: bool = option(False, "Print settings, steps and expected memory, and exit.")
+    dry_run: bool = option(False, "Print steps, hours, disk, expected memory and changed settings, and exit.")
     push_to_hub: bool = field(default=False, init=False)  # TRL's flag; its trainer would upload every checkpoint
 
 
@@ -473,6 +473,7 @@ class Settings:
         data, model, run, prompt, reward, gtpo: The groups of this module; None where the method has no such group.
         trainer: TRL's GRPOConfig or SFTConfig.
         given: Its fields before TRL and Transformers resolve them: what can be read back.
+        changed: Names of the settings that differ from the preset and the defaults, before others follow from them.
     """
 
     method: str
@@ -484,6 +485,7 @@ class Settings:
     reward: Any = None  # RewardArguments
     gtpo: Any = None  # GTPOArguments
     given: dict[str, Any] = field(default_factory=dict)
+    changed: frozenset[str] = frozenset()
 
     @property
     def output_dir(self) -> Path:
@@ -505,6 +507,11 @@ class Settings:
         groups = (self.data, self.prompt, self.reward, self.model, self.run, self.gtpo)
         values = {name: getattr(group, name) for group in groups if group for name in fields_of([type(group)])}
         return {name: value for name, value in (self.given | values).items() if name not in _NOT_STORED}
+
+    def changed_settings(self) -> dict[str, Any]:
+        """The part of :meth:`to_dict` from which, as ``--config``, all of it follows."""
+        shown = self.changed | {"model", "dataset", "output_dir"}
+        return {name: value for name, value in self.to_dict().items() if name in shown}
 
 
 _NOT_STORED = {"resume", "overwrite", "dry_run", "hub_token"}

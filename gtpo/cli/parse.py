@@ -130,6 +130,8 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     given = set(given_on(argv))
     if early.of_run:
         values |= {name: value for name, value in stored_prompt(values).items() if name not in given}
+    plain = _read(classes, [preset], [])
+    changed = frozenset(name for name, value in values.items() if value != plain[name])
     if early.resume not in (None, "auto"):
         _check_rewards_of(RunDirectory(early.resume), values.get("reward", []), "reward" in given or not early.of_run)
     is_free = not (values["per_device_train_batch_size"] or values["gradient_accumulation_steps"])
@@ -151,7 +153,7 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
             values["vllm_gpu_memory_utilization"] or values["gpu_memory_utilization"]
         )
         values["vllm_max_model_length"] = values["vllm_max_model_length"] or values["max_seq_length"]
-    return _build_settings(method, classes, values)
+    return _build_settings(method, classes, values, changed)
 
 
 def parse_evaluation(argv: Sequence[str] | None = None) -> tuple[EvaluationArguments, set[str]]:
@@ -398,7 +400,7 @@ def _as_flags(path: str | Path, fields: Mapping[str, dataclasses.Field[Any]]) ->
     return words
 
 
-def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]) -> Settings:
+def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any], changed: frozenset[str]) -> Settings:
     *ours, trainer_class = classes
     if token := values.pop("hub_token"):
         os.environ["HF_TOKEN"] = token  # where huggingface_hub looks for it; it is not stored
@@ -421,7 +423,7 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
         distributed.broadcast_object_list(names)
         given["output_dir"], given["run_name"] = trainer.output_dir, trainer.run_name = names
     groups = {cls.__name__.removesuffix("Arguments").lower(): group for cls, group in built.items()}
-    settings = Settings(method, trainer=trainer, given=given, **groups)
+    settings = Settings(method, trainer=trainer, given=given, changed=changed, **groups)
     settings.run.push_to_hub = given["push_to_hub"]
     _warn_of_tags(settings)
     return settings

@@ -17,12 +17,19 @@ from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.forward.head import TILES
-from gtpo.machine.hub import hub_is_reachable, is_hub_id, not_reachable
+from gtpo.machine.hub import GB, hub_is_reachable, is_cached, is_hub_id, not_reachable
 from gtpo.machine.workload import Workload, step_seconds
 
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
+CARDS = (  # GiB that CUDA reports of them
+    ("16 GB (T4)", 14.7),
+    ("24 GB (L4)", 22.1),
+    ("40 GB (A100)", 39.5),
+    ("48 GB (L40S)", 44.4),
+    ("80 GB (H100)", 79.1),
+)
 OFFLOADED_FROM = 512  # tokens: Unsloth keeps the hidden states of shorter sequences on the GPU (models/_utils.py)
 VLLM_BATCH = 8192  # most tokens of a forward pass of vLLM: TRL sets 4,096, Unsloth 2,048 to 8,192 by the free memory
 VLLM_GRAPHS = 0.5 * 2**30  # CUDA graphs of an 8B model, up to what vLLM logs when it has captured them
@@ -219,7 +226,9 @@ def describe_plan(
     host: float | None = None,
     held_out: int = 0,
 ) -> str:
-    """Steps, tokens and memory of the run as YAML comments, then its settings as YAML: what ``--dry_run`` prints.
+    """Steps, time, disk and memory of the run as YAML comments, then the changed settings: what ``--dry_run`` prints.
+
+    With ``--config`` the text gives the same settings again.
 
     Args:
         settings: All settings of the run.
@@ -231,66 +240,103 @@ def describe_plan(
     work = Workload.of(settings.to_dict())
     completions = settings.completions_per_step
     prompts = max(1, completions // settings.group_size)
-    steps = steps_of(settings, rows)
+    steps, shape = steps_of(settings, rows), shape_of(work.model)
+    parts = estimate(shape, work)
     known = f"{rows:,} training rows" if rows else "the number of training rows is known after the download"
-    parts = estimate(shape_of(work.model), work)
     lines = [
+        f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}: {settings.output_dir}",
         f"{known}, {f'{steps:,} ' if steps else ''}steps of {prompts} prompt(s) x {settings.group_size} completion(s) "
         "per process",
     ]
     if work.max_completion_length and steps:
-        most = steps * completions * work.max_completion_length / 1e6
-        lines.append(f"at most {most:,.3g} million generated tokens per process")
+        lines.append(f"at most {steps * completions * work.max_completion_length:,} generated tokens per process")
     if held_out := held_out or settings.data.eval_rows or 0:  # only the latter is known before a download
         lines.append(_evaluations(settings.trainer, held_out, steps, steps * completions, rows / prompts))
     elif settings.data.eval_dataset:
         lines.append("the number of held-out rows is known after the download")
     if not work.use_cpu and (hours := _hours(settings, steps)):
         lines.append(hours)
-    listed = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
-    on_cpu, total = work.use_cpu, sum(parts.values())
+    lines += _disk(settings, shape, parts, steps)
+    if "wandb" in settings.trainer.report_to:
+        lines.append("logs to wandb, offline without a login; --report_to none logs to metrics.jsonl alone")
+    total, listed = sum(parts.values()), [f"{name} {size:.1f}" for name, size in parts.items() if size >= 0.05]
+    vllm = [part for part in listed if part.startswith("vLLM")]
     gpus = _gpus() if gpus is None else gpus
-    if not (on_cpu or gpus):
-        lines.insert(
-            0, f"planned for a machine with a GPU: this one has none, and train_{settings.method}.py stops here"
-        )
+    if not (work.use_cpu or gpus):
+        lines.insert(0, "this machine has no GPU: the plan is for one that has")
     lines += [
-        f"{'host' if on_cpu else 'GPU'} memory at the maximum lengths, GiB, an estimate: {listed}",
-        f"total {total:.1f} GiB",
+        f"{'host' if work.use_cpu else 'GPU'} memory: {total:.1f} GiB at the maximum lengths, an estimate:",
+        *(f"  {', '.join(group)}" for group in (listed[: len(listed) - len(vllm)], vllm) if group),
     ]
-    if on_cpu:
+    if work.use_cpu:
         host = _host_memory() if host is None else host
         smaller = "--per_device_train_batch_size, --max_prompt_length or --max_seq_length"
         verdict = "fits" if total < host else f"may not fit: WARNING, lower {smaller}"
-        lines.append(f"this machine: {host:.1f} GiB: {verdict}")
-    if work.shares_gpu_with_vllm:
-        share = work.gpu_memory_utilization
+        lines.append(f"  this machine, {host:.1f} GiB: {verdict}")
+    else:
         generated = work.generation_batch_size or completions
-        engine = parts.get("vLLM's weights", parts["weights"])  # Unsloth shares the weights
-        engine += sum(parts.get(f"vLLM's {name}", 0) for name in ("LoRA", "activations and graphs"))
-        for name, size in gpus or [("a 40 GiB GPU", 40.0), ("an 80 GiB GPU", 80.0)]:
-            rest = total - engine - parts["KV cache"]
-            at_once = max(0, min(generated, int((share * size - engine) / (parts["KV cache"] / generated))))
-            fits = at_once > 0 and share * size + rest < size
-            lines.append(
-                f"{name}: vLLM reserves {100 * share:g} % ({share * size:.0f} GiB): weights and KV cache for {at_once} "
-                f"of {generated} completions; training adds {rest:.1f} GiB: {'fits' if fits else 'does not fit'}"
-            )
-    return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(settings.to_dict(), sort_keys=True)
+        lines += [f"  {name}: {_verdict(size, parts, work, generated)}" for name, size in [*gpus, *CARDS]]
+    script = f"train_{settings.method}.py --model {settings.model.model}"
+    lines.append(f"changed settings; all: config.yaml of a run, or python {script} --help_all")
+    return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(settings.changed_settings(), sort_keys=True)
+
+
+def _verdict(size: float, parts: Mapping[str, float], work: Workload, generated: int) -> str:
+    """Whether a run fits a GPU of this size (GiB), and if not, what it would take.
+
+    vLLM reserves its share for its weights, which Unsloth trains on too, and the KV cache of as many of the
+    ``generated`` completions as fit; the others wait.
+    """
+    total, share = sum(parts.values()), work.gpu_memory_utilization
+    largest = max(parts, key=lambda name: parts[name])
+    if not work.shares_gpu_with_vllm:
+        return "fits" if total < size else f"does not fit, {largest} alone: {parts[largest]:.1f} GiB"
+    engine = parts.get("vLLM's weights", parts["weights"])
+    engine += sum(parts.get(f"vLLM's {name}", 0) for name in ("LoRA", "activations and graphs"))
+    one, training = parts["KV cache"] / generated, total - engine - parts["KV cache"]
+    at_once = max(0, min(generated, int((share * size - engine) / one)))
+    if at_once and share * size + training < size:
+        return f"fits; vLLM reserves {100 * share:g} %, {at_once} of {generated} completions at a time"
+    needed = math.ceil(100 * (engine + one) / size)  # percent of the GPU for one completion at a time
+    if needed * size / 100 + training < size:
+        return f"fits only with --gpu_memory_utilization {needed / 100:g}"
+    least = engine + one + training
+    return f"does not fit: at least {least:.1f} GiB, vLLM {engine + one:.1f} and training {training:.1f}"
+
+
+def _disk(settings: Settings, shape: Shape, parts: Mapping[str, float], steps: int) -> list[str]:
+    """The download of the weights, if they are not here, and the size of the checkpoints; GB as disks have."""
+    model, lines = settings.model, []
+    target, copy = MODEL_ALIASES.get(model.model, model.model), Workload.of(settings.to_dict()).is_unsloth
+    copy = copy and model.load_in_4bit  # Unsloth has 4-bit copies of known models
+    if is_hub_id(target):
+        here = " (in the cache of the Hub)" if is_cached(target, copy) else ""
+        lines.append(f"download: {download_size(shape, copy) / GB:.1f} GB of weights{here}")
+    trainer, trained = settings.trainer, parts["LoRA"] or parts["weights"]
+    if steps and trainer.save_strategy == "steps":
+        every = trainer.save_steps if trainer.save_steps >= 1 else trainer.save_steps * steps
+        count = min(math.ceil(steps / every), trainer.save_total_limit or steps)
+        each = (trained + parts["optimizer"]) * GIB / GB
+        if count * each >= 0.1:
+            fewer = "" if trainer.save_total_limit else "; --save_total_limit 2 keeps two"
+            lines.append(f"disk: {count} checkpoint(s) of {each:.1f} GB, {count * each:.0f} GB in all{fewer}")
+    return lines
 
 
 def _hours(settings: Settings, steps: int) -> str | None:
-    """The GPU hours of a run of the paper's models and datasets on an A100; None for others, and below an hour."""
-    rates = read_yaml(CONFIGS / "experiments.yaml")["paper"]
+    """The GPU hours of a run of the paper's models and datasets on an A100; None for others."""
+    rates, data = read_yaml(CONFIGS / "experiments.yaml")["paper"], settings.data.dataset
     model = next((alias for alias, target in MODEL_ALIASES.items() if settings.model.model in (alias, target)), "")
-    seconds = step_seconds(rates, model, settings.data.dataset, settings.group_size)
-    if seconds is None or settings.completions_per_step != settings.group_size:
+    if data not in rates["steps"] or model not in rates["speedup"]:
         return None
-    most = (steps or rates["steps"][settings.data.dataset]) * seconds / 3600
-    if most < 1:
+    seconds, faster = step_seconds(rates, model, data, settings.group_size), rates["speedup"][model]
+    if settings.method == "sft":
+        seconds, faster = rates["seconds_per_solution"][model] * settings.completions_per_step, 1
+    elif seconds is None or settings.completions_per_step != settings.group_size:
         return None
-    least = most / rates["speedup"][model]
-    return f"{least:.0f} to {most:.0f} hours on an A100, an estimate (configs/experiments.yaml)"
+    most = (steps or rates["steps"][data]) * seconds / 3600
+    hours = f"{most / faster:.0f} to {most:.0f} hours" if faster > 1 else f"{most:.1f} hours"
+    return f"{hours if most >= 1 else 'less than an hour'} on an A100, an estimate (configs/experiments.yaml)"
 
 
 def _evaluations(trainer: Any, rows: int, steps: int, trained: int, epoch: float) -> str:

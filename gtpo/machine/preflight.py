@@ -15,6 +15,7 @@ import shlex
 import shutil
 import sys
 import sysconfig
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,8 @@ from gtpo.processes import IS_MAIN_PROCESS, refuse_data_parallel
 from gtpo.terminal.script import run_script
 
 logger = logging.getLogger(__name__)
+
+COLUMNS = 100
 
 
 class Check(NamedTuple):
@@ -75,7 +78,9 @@ def check_machine(settings: Settings, backend: str) -> None:
 
 
 def describe_dry_run(settings: Settings, backend: str, rows: int, held_out: int) -> str:
-    """What ``--dry_run`` prints: the checks, the plan of steps, tokens and memory, and all settings, as YAML.
+    """What ``--dry_run`` prints, as YAML: the checks, the plan of steps, time and memory, and the changed settings.
+
+    Comments have at most ``COLUMNS`` columns.
 
     Args:
         settings: All settings of the run.
@@ -85,7 +90,14 @@ def describe_dry_run(settings: Settings, backend: str, rows: int, held_out: int)
     """
     from gtpo.machine.memory import describe_plan
 
-    return describe_checks(settings, backend) + describe_plan(settings, rows, held_out=held_out)
+    text = describe_checks(settings, backend) + describe_plan(settings, rows, held_out=held_out)
+    lines = (
+        textwrap.fill(line, COLUMNS, subsequent_indent="#     ", break_long_words=False, break_on_hyphens=False)
+        if line.startswith("#")
+        else line
+        for line in text.splitlines()
+    )
+    return "".join(f"{line}\n" for line in lines)
 
 
 def describe_checks(settings: Settings, backend: str) -> str:
@@ -97,7 +109,7 @@ def describe_checks(settings: Settings, backend: str) -> str:
         lines = _lines(checks(work, backend))
     else:
         command = shlex.join(["python", "-m", "gtpo.machine.preflight", "--model", work.model])
-        where = f"driver, compiler, GPU memory, disk and Hub are checked on the GPU machine: {command}"
+        where = f"check the machine of the run first: {command}"
         lines = [check_driver() or where]
     return "".join(f"# {line}\n" for line in lines)
 

@@ -44,7 +44,8 @@ def build_policy(
     """
     path, prompt = resolve_model(arguments.model), prompt or PromptArguments()
     if IS_MAIN_PROCESS:
-        logger.warning("loading %s", path)
+        tiny = "tiny, a Llama of about a million parameters that is part of this package"
+        logger.warning("loading %s", tiny if path == str(TINY_BASE) else path)
     if backend == "unsloth":
         return _load_unsloth(arguments, path, seed, use_vllm, prompt)
     from peft import LoraConfig, get_peft_model

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gtpo.paper.matrix import Matrix, experiments_of, find_figure, groups_of, runs_of, scored_name
+from gtpo.arguments import MODEL_ALIASES
+from gtpo.paper.matrix import Matrix, experiment, experiments_of, find_figure, groups_of, runs_of, scored_name
 from gtpo.paper.results import Results
 from gtpo.reports.curves import PANELS, add_legend, grid, line_style, plot_ln2, plot_mean, plot_seeds
 from gtpo.reports.intervals import interval
@@ -21,6 +22,7 @@ LABELS = PANELS | {
     "maj": "maj@k (%)",
 }
 SCORES = ("pass", "maj")  # panels of an evaluation, over k
+BASE = {"color": "0.35", "linestyle": "--", "linewidth": 1.0}
 WIDTH = 9.0  # inches; 900 pixels, what a README shows
 METHODS = {"sft": "SFT", "grpo": "GRPO", "gtpo": "GTPO"}  # rows of Table 1
 
@@ -31,7 +33,7 @@ METHODS = {"sft": "SFT", "grpo": "GRPO", "gtpo": "GTPO"}  # rows of Table 1
 def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
     """A figure of the paper, a matplotlib figure; runs and groups of curves without results are omitted.
 
-    Lines are the mean over seeds of the smoothed curves, bands its 95 % interval.
+    Lines are the mean over seeds of the smoothed curves, bands its 95 % interval. A dashed line is the base model.
     """
     spec = find_figure(matrix, name)
     found = {*results.metrics, *results.scores}
@@ -40,7 +42,9 @@ def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
     figure, rows = _panels(len(spec["panels"]), len(groups), spec.get("groups") == "columns")
     legends = list(dict.fromkeys(legend for curves in groups.values() for legend in curves))  # one style in all groups
     for (title, curves), row in zip(groups.items(), rows, strict=True):
-        benchmark = spec.get("benchmarks", {}).get(title, [None])[0]
+        benchmarks = spec.get("benchmarks") or matrix["figures"].get("fig2", {}).get("benchmarks", {})
+        benchmark = benchmarks.get(title, [None])[0]  # of the task that is trained on
+        of_base = results.scores.get("base", {}).get(benchmark, {})
         for axis, metric in zip(row, spec["panels"], strict=True):
             for legend, run in curves.items():
                 style = line_style(legends.index(legend))
@@ -51,6 +55,8 @@ def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
                     plot_seeds(axis, legend, results.metrics.get(run, {}), metric, matrix[scale]["window"], style)
             if metric == "entropy":
                 plot_ln2(axis)
+            if of_base:
+                _plot_base(axis, experiment(matrix, scale, next(iter(curves.values())), 0).model, of_base, metric)
             axis.set_xlabel("k" if metric in SCORES else "training step")
             axis.set_ylabel(LABELS[metric])
         row[0].set_title(title, loc="left", fontsize=10)
@@ -78,6 +84,21 @@ def _plot_scores(axis: Any, legend: str, entries: dict[int, dict[str, Any]], sco
         plot_mean(axis, legend, ks, [[table[k] for k in ks] for table in tables], dots)
         axis.set_xscale("log", base=2)
         axis.set_xticks(ks, [str(k) for k in ks])
+
+
+def _plot_base(axis: Any, model: str, entries: dict[int, dict[str, Any]], metric: str) -> None:
+    """The scores of a model before training; ``entries``: of an evaluation of base models, whose last one is stored.
+
+    The line in a panel of the accuracy is pass@1. That of the formatting is the share of completions with all tags, of
+    which the curves count those with some as a tenth.
+    """
+    name = Path(MODEL_ALIASES.get(model, model)).name.lower()  # Unsloth's copy has it in its name too
+    of_model = {seed: entry for seed, entry in entries.items() if name in entry["label"].lower()}
+    if metric in SCORES:
+        _plot_scores(axis, "base model", of_model, metric, BASE)
+    for entry in of_model.values() if metric in ("accuracy", "formatting") else ():
+        scores = entry["scores"]
+        axis.axhline(scores["pass"]["1"] if metric == "accuracy" else scores["format"], label="base model", **BASE)
 
 
 VERDICT_COLORS = {
@@ -285,7 +306,8 @@ def caption(matrix: Matrix, name: str, scale: str, results: Results) -> str:
     else:
         lines.append(
             f"Curves over training: trailing mean over {window} steps; line: mean over seeds, band: its 95 % interval "
-            "(Student's t, from three seeds on). Accuracy and formatting in percent of the maximum reward."
+            "(Student's t, from three seeds on). Accuracy and formatting in percent of the maximum reward. Dashed: the "
+            "base model on held-out problems; its formatting is the share of completions with all tags."
         )
         if set(SCORES) & set(spec["panels"]):
             best = " and ".join(f"{name}..." for name in matrix[scale]["best"])

@@ -25,7 +25,7 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10) -> An
     """Panels over the training steps, four of them two by two: each run's logged values thin, their trailing mean bold.
 
     Held-out rows that were evaluated while training are a second, dotted line of the run. The accuracy in any format
-    is a dash-dotted line beside the accuracy.
+    is a dash-dotted line beside the accuracy. A dashed line is the base model on held-out rows (``--eval_on_start``).
 
     Args:
         runs: Legend label -> the rows of :meth:`gtpo.runs.directory.RunDirectory.read_metrics`.
@@ -44,6 +44,10 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10) -> An
                 axis.plot(steps, raw[0], color=style["color"], alpha=0.25, linewidth=0.8)
             plot_seeds(axis, name, seeds, metric, window, style)
             plot_seeds(axis, f"{name}, held out", seeds, f"eval_{metric}", 1, style | dotted)
+            for row in rows:
+                if row.get("step") == 0 and row.get(f"eval_{metric}") is not None:
+                    dashed = {"color": style["color"], "linestyle": "--", "linewidth": 1.0}
+                    axis.axhline(row[f"eval_{metric}"], label=f"{name}, base model, held out", **dashed)
             if metric == "accuracy":
                 thin = style | {"linestyle": "-.", "linewidth": 1.0}
                 plot_seeds(axis, f"{name}, any format", seeds, "accuracy_lenient", window, thin)

@@ -13,12 +13,13 @@ import dataclasses
 import html
 import io
 import itertools
+import json
 import logging
 import math
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import TrainerCallback
 
@@ -47,6 +48,7 @@ SETTINGS = (ModelArguments, DataArguments, PromptArguments, RewardArguments, GTP
 _COLORS = {2.0: "rgba(46, 160, 67, 0.4)", 0.0: "rgba(128, 128, 128, 0.4)"}  # of a weight lambda: green, grey
 _TABLE = "color: inherit; border-collapse: collapse; table-layout: auto; width: 100%"
 _CELL = "padding: 3px 8px; text-align: right; vertical-align: top; white-space: nowrap"
+_COLUMN = "padding: 0 8px; text-align: left; vertical-align: top; border: 0"
 _TEXT = "padding: 3px 8px; text-align: left; vertical-align: top; width: 100%"
 # <code>, because notebooks typeset $...$ in other elements; its background and border would cover the colors.
 _TURN = "border-left: 3px solid rgba(128, 128, 128, 0.4); margin: 6px 0; padding: 0 10px"
@@ -113,6 +115,45 @@ _LEGEND = (
 )
 
 
+UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)  # a truncated file, or foreign
+_FIXED = (
+    "This row is not trained on. Every evaluation draws the same random numbers, so only the weights differ between "
+    "the columns."
+)
+_VARYING = (
+    "The first completion of each group below. Each step trains on other prompts, so these prompts differ; a run with "
+    "<code>--eval_rows 20</code> shows the same one at each evaluation."
+)
+_TERMS = (
+    "accuracy and formatting: the mean rewards for the right answer and for the tags in order, in percent of their "
+    "maximum · any format: the right answer with or without tags · ⟨H⟩: the entropy of the next token in nats, a mean "
+    "over the completion; 0 is certain, ln 2 = 0.693 a coin toss · conflict tokens: opening and closing tokens that "
+    "rewarded and penalized completions of a prompt share"
+)
+
+
+class Sample(NamedTuple):
+    """One completion of a step with its rewards."""
+
+    step: Any
+    prompt: str
+    completion: str
+    rewards: dict[str, float | None]
+
+
+def side_by_side(samples: Sequence[Sample]) -> str:
+    """Completions of several steps as the columns of a table; a prompt that all of them have stands above it."""
+    common = samples[0].prompt if len({sample.prompt for sample in samples}) == 1 else ""
+    cells = []
+    for sample in samples:
+        rewards = " · ".join(f"{name} {_reward(value)}" for name, value in sample.rewards.items())
+        own = "" if common else _turn("prompt", sample.prompt)
+        text = f"<p><b>step {html.escape(str(sample.step))}</b><br>{html.escape(rewards)}</p>"
+        cells.append(f'<td style="{_COLUMN}">{text}{own}{_turn("completion", sample.completion)}</td>')
+    above = _turn("prompt", common) if common else ""
+    return f'{above}<table style="{_TABLE}; table-layout: fixed"><tbody><tr>{"".join(cells)}</tr></tbody></table>'
+
+
 class LiveCurves(TrainerCallback):
     """Update the curves of a run below the notebook cell that trains it, every few steps.
 
@@ -144,20 +185,25 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
     rows, settings = run.read_metrics(), run.read_config()
     svg = io.StringIO()
     plot_training({settings["run_name"]: rows}).savefig(svg, format="svg")
-    tables = run.completion_tables()
-    shown = min(groups, len(tables))
-    chosen = [tables[i * (len(tables) - 1) // max(1, shown - 1)] for i in range(shown)]  # from the first to the last
     parts: list[str] = []
-    for path in chosen:
+    samples: list[Sample] = []
+    for path in _spread(run.completion_tables(), groups):
         try:
             step, group = read_group(
                 path, settings["num_generations"], reward_names(rows), settings.get("conflict_positive_weight", 2.0)
             )
             parts.append(f"<h2>A group of step {html.escape(str(step))}</h2>{group_html(group)}")
-        except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:  # truncated, or foreign
+            asked = group.messages[-1]["content"] if group.messages else group.prompt
+            first = {name: values[0] for name, values in group.rewards.items()}
+            samples.append(Sample(step, asked, "".join(group.tokens[0]), first))
+        except UNREADABLE as error:
             logger.warning("%s cannot be read and is not shown: %s", path, error)
     if parts and not settings.get("conflict_correction"):
         parts.insert(0, "<p>This run gives every token weight 1: the colors show what the correction would do.</p>")
+    if held_out := _read_held_out(run, groups):
+        parts.insert(0, f"<h2>One held-out prompt over training</h2><p>{_FIXED}</p>{side_by_side(held_out)}")
+    elif len(samples) > 1:
+        parts.insert(0, f"<h2>One completion each of several steps</h2><p>{_VARYING}</p>{side_by_side(samples)}")
     stored = (
         f"<tr><td>{html.escape(str(key))}</td><td><code>{html.escape(str(value))}</code></td></tr>"
         for key, value in sorted(changed_settings(settings).items())
@@ -166,12 +212,32 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
     page = _PAGE.format(
         title=title,
         facts=_facts(run, settings, rows),
+        terms=_TERMS,
         curves=svg.getvalue().partition("<svg")[2],
         groups="".join(parts),
         settings="".join(stored),
     )
     write_atomically(run.report, page)
     return run.report
+
+
+def _spread(paths: Sequence[Path], count: int) -> list[Path]:
+    """So many of some files, from the first to the last."""
+    shown = min(count, len(paths))
+    return [paths[i * (len(paths) - 1) // max(1, shown - 1)] for i in range(shown)]
+
+
+def _read_held_out(run: RunDirectory, count: int) -> list[Sample]:
+    """The completions of a held-out prompt at the first, middle and last evaluation."""
+    samples = []
+    for path in _spread(run.held_out_completions(), count):
+        try:
+            stored = json.loads(path.read_bytes())
+            rewards = {str(name): None if value is None else float(value) for name, value in stored["rewards"].items()}
+            samples.append(Sample(stored["step"], str(stored["prompt"]), str(stored["completion"]), rewards))
+        except UNREADABLE as error:
+            logger.warning("%s cannot be read and is not shown: %s", path, error)
+    return samples
 
 
 def changed_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -196,7 +262,8 @@ def _facts(run: RunDirectory, settings: dict[str, Any], rows: list[dict[str, Any
     lines = [f"{problem}." for problem in find_problems(rows, settings.get("max_completion_length")).values()]
     lines += score_lines(run, rows)
     if entropy := initial_entropy_text(run):
-        lines.append(f"⟨H⟩_ini, the mean token entropy: {entropy}")
+        above = settings.get("entropy_threshold", math.log(2))
+        lines.append(f"⟨H⟩_ini, the mean token entropy: {entropy}, threshold {above:.3f} nats")
     if seconds := sum(row.get("step_time") or 0.0 for row in rows):
         lines.append(f"Steps took {timedelta(seconds=round(seconds))} in all, without checkpoints and evaluations")
     if method := method_of(run):
@@ -219,6 +286,7 @@ tr + tr td {{ border-top: 1px solid rgba(128, 128, 128, .3) }}
 <h1>{title}</h1>
 {facts}
 <figure><svg{curves}</figure>
+<p>{terms}</p>
 {groups}
 <details><summary>Changed settings (all: config.yaml)</summary><table>{settings}</table></details>
 </body></html>

@@ -3,6 +3,7 @@
 import json
 import logging
 import shlex
+import textwrap
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -193,7 +194,7 @@ def end_lines(settings: Settings, rows: Rows, seconds: float | None) -> list[str
     time = f" ({timedelta(seconds=round(seconds))}{since})" if seconds is not None else ""
     if not problems:
         lines.append(f"Run finished{time}: {run.path}")
-    lines += score_lines(run, rows)
+    lines += [textwrap.fill(line, 100, subsequent_indent="  ") for line in score_lines(run, rows)]
     lines += [f"{what}: {path}" for what, path in files.items() if path.exists()]
     if settings.data.dataset in BENCHMARK_TITLES:
         what = ["--runs", str(run.path)] if settings.model.lora_rank else ["--model", str(run.model)]

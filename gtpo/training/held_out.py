@@ -1,10 +1,12 @@
 """The evaluation of held-out rows while training: its batches, and random numbers apart from those of training."""
 
 import copy
+import json
 import math
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch.utils.data import DataLoader
 from transformers import set_seed
 
 from gtpo.arguments import check_eval_batch
+from gtpo.files import write_atomically
 
 _OF_GROUPS = ("conflict_tokens", "conflict_fraction", "frac_reward_zero_std")  # metrics that compare completions
 
@@ -56,6 +59,7 @@ class HeldOutEvaluation:
     log_completions: bool
     args: Any
     accelerator: Any
+    state: Any
     eval_dataset: Any
     num_generations_eval: int
 
@@ -63,15 +67,27 @@ class HeldOutEvaluation:
         """TRL's evaluation, after which training continues bit-identically as without it.
 
         Each evaluation draws the same random numbers, its own. TRL's table stays that of training: TRL would add the
-        rows to the step's and write them over the file.
+        rows to the step's and write them over the file. The last row's completion goes to a file of its own: the same
+        prompt each time, for report.html.
         """
         training, shown = copy.deepcopy(self._logs), self.log_completions
         self.log_completions = False
         try:
             with isolated_rng(self.args.seed + self.accelerator.process_index, self.accelerator.device):
-                return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+                metrics: dict[str, float] = super().evaluate(*args, **kwargs)  # type: ignore[misc]
+            if shown and self.accelerator.is_main_process:
+                self._store_last_completion()
+            return metrics
         finally:
             self._logs, self.log_completions = training, shown
+
+    def _store_last_completion(self) -> None:
+        last = {name: self._logs[name][-1] for name in ("prompt", "completion")}
+        last["rewards"] = {name: values[-1] for name, values in self._logs["rewards"].items()}
+        directory = Path(self.args.output_dir) / "completions"
+        directory.mkdir(parents=True, exist_ok=True)
+        step = self.state.global_step
+        write_atomically(directory / f"held_out_{step:05d}.json", json.dumps({"step": step} | last))
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Whole groups, split evenly over the processes, batch by batch; with each batch the number of its prompts.

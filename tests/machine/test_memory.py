@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import trl
-import yaml
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoConfig,
@@ -177,46 +176,108 @@ def test_the_tiny_shape_is_that_of_the_tiny_model() -> None:
     assert 0 <= tiny.vocab_size - config["vocab_size"] <= 2
 
 
-def test_lines_of_the_plan() -> None:
-    settings = settings_of()
-    text = describe_plan(settings, rows=7473, gpus=[("A100", 39.4), ("T4", 14.6)])
-    assert yaml.safe_load(text) == settings.to_dict()  # all of it is YAML: the plan is written as comments
-    lines = comments(text)
-    assert lines[0] == "# 7,473 training rows, 7,473 steps of 1 prompt(s) x 12 completion(s) per process"
-    assert lines[1] == "# at most 135 million generated tokens per process"  # 7473 x 12 x 1500
-    # 460 tokens at 47 ms and 12 micro-batches of 0.8 s are 31.2 s
-    assert lines[2] == "# 32 to 65 hours on an A100, an estimate (configs/experiments.yaml)"
-    assert "weights 5.31, LoRA 1.25, gradients 1.25, optimizer 0.62, KV cache 8.06" in lines[3]
-    # (15.76 - 5.31 - 1.25 - 1.28) / 0.67 = 11.8
-    assert lines[5].startswith("# A100: vLLM reserves 40 % (16 GiB): weights and KV cache for 11 of 12 completions")
-    assert lines[5].endswith(": fits")
-    assert lines[6].startswith("# T4: vLLM reserves 40 % (6 GiB): weights and KV cache for 0 of 12 ")
-    assert lines[6].endswith("does not fit")
-    assert comments(describe_plan(settings, 1, [("A", 24.0)]))[-1].endswith(
-        "(10 GiB): weights and KV cache for 2 of 12 completions; training adds 4.6 GiB: fits"
-    )  # (9.6 - 5.31 - 1.25 - 1.28) / 0.67 = 2.6
-    (small,) = comments(describe_plan(settings_of("--load_in_4bit", "false"), rows=1, gpus=[("T4", 14.6)]))[4:]
-    assert small.endswith("does not fit")  # 15 GiB of 16-bit weights
+PLAN = """\
+# GTPO of llama on gsm8k: outputs/gtpo-llama-gsm8k-x
+# 7,473 training rows, 7,473 steps of 1 prompt(s) x 12 completion(s) per process
+# at most 134,514,000 generated tokens per process
+# 32 to 65 hours on an A100, an estimate (configs/experiments.yaml)
+# download: 5.7 GB of weights
+# disk: 15 checkpoint(s) of 2.0 GB, 30 GB in all; --save_total_limit 2 keeps two
+# logs to wandb, offline without a login; --report_to none logs to metrics.jsonl alone
+# GPU memory: 20.5 GiB at the maximum lengths, an estimate:
+#   weights 5.3, LoRA 1.2, gradients 1.2, optimizer 0.6, KV cache 8.1, activations 1.1, head 0.3
+#   vLLM's LoRA 1.2, vLLM's activations and graphs 1.3
+#   mine: fits only with --gpu_memory_utilization 0.59
+#   16 GB (T4): fits only with --gpu_memory_utilization 0.58
+#   24 GB (L4): fits; vLLM reserves 40 %, 1 of 12 completions at a time
+#   40 GB (A100): fits; vLLM reserves 40 %, 11 of 12 completions at a time
+#   48 GB (L40S): fits; vLLM reserves 40 %, 12 of 12 completions at a time
+#   80 GB (H100): fits; vLLM reserves 40 %, 12 of 12 completions at a time
+# changed settings; all: config.yaml of a run, or python train_gtpo.py --model llama --help_all
+dataset: gsm8k
+gamma: 0.25
+model: llama
+output_dir: outputs/gtpo-llama-gsm8k-x
+run_name: x
+"""
 
 
-def test_the_lines_of_the_plan_come_first() -> None:
-    text = describe_plan(settings_of(), rows=10, gpus=[("A100", 39.4)])
-    assert text.startswith("# 10 training rows") and text.index("fits") < text.index("\nadam_beta1:")
+def test_the_plan_of_listing_1() -> None:
+    """By hand: 7473 x 12 x 1500 tokens; 460 tokens at 47 ms and 12 micro-batches of 0.8 s are 31.2 s a step.
+
+    A checkpoint has 1.25 GiB of LoRA and 0.625 of 8-bit moments. vLLM has 5.31 + 1.25 + 1.28 GiB besides a KV cache of
+    0.67 a completion, training 4.6: (0.4 x 22.1 - 7.84) / 0.67 = 1.5, (0.4 x 39.5 - 7.84) / 0.67 = 11.9, and one
+    completion takes 8.51 GiB, 58 % of 14.7 and 59 % of 14.5.
+    """
+    settings = settings_of("--gamma", "0.25", "--G", "12")
+    assert describe_plan(settings, rows=7473, gpus=[("mine", 14.5)]) == PLAN
+
+
+def test_the_plan_is_a_config_that_gives_the_same_settings(tmp_path: Path) -> None:
+    """Of a run with a preset's own values, given values, derived ones, and those of another model than the preset's."""
+    for argv in (
+        ["--G", "8", "--prompts_per_step", "2", "--eval_rows", "5", "--system_prompt", "none"],
+        ["--backend", "transformers", "--use_vllm", "false", "--reward", "format", "--save_steps", "0.25"],
+    ):
+        settings = settings_of(*argv)
+        (tmp_path / "run.yaml").write_text(describe_plan(settings, rows=10, gpus=[]))
+        again = parse("gtpo", CLASSES["gtpo"], ["--config", str(tmp_path / "run.yaml"), "--dry_run"])
+        assert again.to_dict() == settings.to_dict()
+        assert settings.changed_settings().keys() < {*settings.to_dict()} and len(settings.changed_settings()) <= 9
+
+
+def test_what_does_not_fit_and_what_it_would_take() -> None:
+    """16-bit weights of 15.0 GiB: 15.0 + 1.25 + 1.28 + 0.67 and 4.56 of training are 22.7."""
+
+    def verdicts(*argv: str) -> dict[str, str]:
+        lines = comments(describe_plan(settings_of(*argv), rows=1, gpus=[]))
+        return dict(re.findall(r"^#   (\d+) GB \(.*?\): (.+)$", "\n".join(lines), re.MULTILINE))
+
+    in_16_bits = verdicts("--load_in_4bit", "false")
+    assert in_16_bits["16"] == in_16_bits["24"] == "does not fit: at least 22.7 GiB, vLLM 18.2 and training 4.6"
+    assert in_16_bits["40"] == "fits only with --gpu_memory_utilization 0.46"  # 18.16 of 39.5
+    assert in_16_bits["80"] == "fits; vLLM reserves 40 %, 12 of 12 completions at a time"
+    # training's own forward pass holds the rest: 5.3 + 8.1 + 1.2 + 1.2 + 0.6 + 1.1 + 0.3 = 17.9
+    without_vllm = verdicts("--use_vllm", "false")
+    assert without_vllm["16"] == "does not fit, KV cache alone: 8.1 GiB" and without_vllm["24"] == "fits"
+    greedy = verdicts("--gpu_memory_utilization", "0.9")
+    assert greedy["24"] == "fits only with --gpu_memory_utilization 0.39"  # 19.9 + 4.6 > 22.1
+
+
+def test_the_hours_of_a_plan() -> None:
+    """7,473 solutions at 0.6 s; 100 steps of 31.2 s; other models, data and steps have no estimate."""
+
+    def hours(*argv: str, method: str = "gtpo", model: str = "llama") -> list[str]:
+        text = describe_plan(settings_of(*argv, method=method, model=model), rows=7473, gpus=[])
+        return [line.partition(" on an A100")[0] for line in comments(text) if "on an A100" in line]
+
+    assert hours(method="sft") == ["# 1.2 hours"]
+    assert hours("--max_steps", "100") == ["# less than an hour"]
+    assert hours("--dataset", "arithmetic") == hours("--prompts_per_step", "4") == hours(model="tiny") == []
+
+
+def test_the_disk_of_a_plan(tmp_path: Path) -> None:
+    def disk(*argv: str) -> list[str]:
+        return [line for line in comments(describe_plan(settings_of(*argv), rows=10, gpus=[])) if "disk" in line]
+
+    assert disk("--max_steps", "1001", "--save_total_limit", "2") == ["# disk: 2 checkpoint(s) of 2.0 GB, 4 GB in all"]
+    assert disk("--max_steps", "1000", "--save_steps", "0.1")[0].startswith("# disk: 10 checkpoint(s) of 2.0 GB, 20 GB")
+    assert disk("--save_strategy", "no") == []
+    assert describe_plan(settings_of(model="tiny"), rows=10, gpus=[]).count("disk") == 0  # megabytes
 
 
 def test_a_plan_for_a_cpu_compares_with_its_memory() -> None:
     settings = settings_of(model="tiny")
     small, large = (comments(describe_plan(settings, rows=10, gpus=[], host=host)) for host in (0.5, 64.0))
-    assert small[2].startswith("# host memory at the maximum lengths") and "vLLM" not in "".join(small)
-    assert small[-1].startswith("# this machine: 0.5 GiB: may not fit: WARNING, lower --per_device_train_batch_size")
-    assert large[-1] == "# this machine: 64.0 GiB: fits"
+    assert small[3].startswith("# host memory: 1.8 GiB") and "vLLM" not in "".join(small)
+    assert small[-2].startswith("#   this machine, 0.5 GiB: may not fit: WARNING, lower --per_device_train_batch_size")
+    assert large[-2] == "#   this machine, 64.0 GiB: fits"
 
 
 def test_a_plan_of_a_large_model_without_a_gpu_says_what_it_is_for() -> None:
-    settings = settings_of()
-    first = comments(describe_plan(settings, rows=10, gpus=[]))[0]
-    assert first == "# planned for a machine with a GPU: this one has none, and train_gtpo.py stops here"
-    assert "planned for" not in describe_plan(settings, rows=10, gpus=[("A100", 39.4)])
+    first = comments(describe_plan(settings_of(), rows=10, gpus=[]))[0]
+    assert first == "# this machine has no GPU: the plan is for one that has"
+    assert "has no GPU" not in describe_plan(settings_of(), rows=10, gpus=[("A100", 39.4)])
 
 
 def test_a_model_of_the_hub_is_refused_at_once_without_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,16 +324,18 @@ PRESETS = [(path.parent.name, path.stem) for method in CLASSES for path in sorte
 @pytest.mark.parametrize(("method", "model"), PRESETS)
 def test_every_preset_has_a_plan(method: str, model: str, tiny: Path) -> None:
     """SFT too, which has a maximum length in place of completions, and no KV cache."""
-    text = describe_plan(settings_of(method=method, model=str(tiny) if model == "cpu" else model), rows=1000)
-    assert "# total " in text
-    assert ("KV cache 0.00" in text) == (method == "sft")
+    model = str(tiny) if model == "cpu" else model
+    settings = settings_of(method=method, model=model)
+    text = describe_plan(settings, rows=1000)
+    assert " memory: " in text
+    assert not any(len(line) > 100 for line in comments(text) if "outputs/" not in line and str(tiny) not in line)
+    assert (estimated(shape_of(model), settings.to_dict())["KV cache"] > 0) == (method != "sft")
 
 
 def test_trls_vllm_holds_weights_of_16_bits_and_not_the_float32_base() -> None:
     """32 GiB for vLLM minus 15 GiB of weights leave room for 12 completions of 0.67 GiB; minus 30 GiB for 3."""
     settings = settings_of("--backend", "transformers")
-    last = comments(describe_plan(settings, rows=1, gpus=[("H", 80.0)]))[-1]
-    assert last.startswith("# H: vLLM") and "12 of 12 completions" in last
+    assert "#   H: fits; vLLM reserves 40 %, 12 of 12 completions" in describe_plan(settings, 1, gpus=[("H", 80.0)])
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen"])

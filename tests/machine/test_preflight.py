@@ -18,6 +18,7 @@ import torch
 import trl
 import trl.trainer.grpo_trainer
 import trl.trainer.sft_trainer  # before subprocess and shutil are replaced
+import yaml
 from helpers.scripts import ROOT
 from helpers.unsloth import FakeUnsloth
 from huggingface_hub import constants
@@ -29,7 +30,7 @@ from gtpo.cli.parse import load_backend_from_flags, parse
 from gtpo.errors import UsageError
 from gtpo.machine import backend, preflight
 from gtpo.machine.memory import GIB, KNOWN
-from gtpo.machine.preflight import check_machine, checks, describe_checks
+from gtpo.machine.preflight import check_machine, checks, describe_checks, describe_dry_run
 from gtpo.machine.workload import Workload
 from gtpo.models.load import build_policy
 from train_gtpo import SETTINGS
@@ -444,13 +445,16 @@ def test_dry_run_shows_the_checks(machine: Machine) -> None:
         f"# error: {NO_COMPILER}\n"
         f"# warning: {memory}\n"
     )
+    printed = describe_dry_run(settings_of(), "unsloth", 10, 0)
+    lines = [line for line in printed.splitlines() if "outputs/" not in line]
+    assert 80 < max(map(len, lines)) <= 100 and NO_COMPILER in printed.replace("\n#    ", "")
+    assert yaml.safe_load(printed)["model"] == "llama"
 
 
 def test_dry_run_without_a_gpu_names_the_command(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "gpu_is_available", lambda: False)
     assert describe_checks(settings_of(), "transformers") == (
-        "# driver, compiler, GPU memory, disk and Hub are checked on the GPU machine: "
-        "python -m gtpo.machine.preflight --model llama\n"
+        "# check the machine of the run first: python -m gtpo.machine.preflight --model llama\n"
     )
     machine.driver = "550.54.15"
     assert describe_checks(settings_of(), "transformers") == f"# {OLD_DRIVER}\n"

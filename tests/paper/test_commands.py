@@ -15,10 +15,11 @@ import pytest
 import torch
 import yaml
 from helpers.scripts import ROOT
+from paper_runs import CLASSES
 from safetensors.torch import save_file
 
 from gtpo.arguments import PromptArguments, fields_of
-from gtpo.cli.parse import parse_evaluation
+from gtpo.cli.parse import parse, parse_evaluation
 from gtpo.errors import UsageError
 from gtpo.paper.matrix import evaluations_of, experiments_of, figure_names, load_matrix
 from gtpo.paper.states import commands
@@ -90,8 +91,10 @@ def test_every_line_passes_a_dry_run(
         )
         if config not in stored:
             printed = main(script, [name, config, *flags, "--dry_run", "true"], monkeypatch)
-            assert f"output_dir: {path}\n" in printed and f"\nseed: {run.seed}\n" in printed and "GiB" in printed
-            settings = yaml.safe_load(printed)
+            assert f"output_dir: {path}\n" in printed and "GiB" in printed
+            method = script.removeprefix("train_").removesuffix(".py")
+            settings = parse(method, CLASSES[method], [name, config, *flags, "--dry_run", "true"]).to_dict()
+            assert settings["seed"] == run.seed
             needed = ("load_in_4bit", *fields_of([PromptArguments]))  # reading all of it takes most of the time
             stored[config] = yaml.safe_dump({key: settings[key] for key in needed})
         assert not run.run.path.exists()

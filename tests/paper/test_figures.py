@@ -62,6 +62,17 @@ def test_the_accuracy_in_any_format_stands_beside_the_accuracy() -> None:
     assert "GTPO, any format" not in shown[PANELS["entropy"]]
 
 
+def test_the_base_model_on_held_out_rows_is_a_line() -> None:
+    """--eval_on_start stores a row of step 0; of its metrics those with a panel are drawn."""
+    start = {"step": 0, "eval_runtime": 1.0, "eval_accuracy": 31.0, "eval_entropy": 0.4}
+    later = start | {"step": 2, "eval_accuracy": 60.0}
+    shown = drawn(plot_training({"GTPO": [start, *rows(2), later], "GRPO": [*rows(2), later]}, window=1))
+    assert shown[PANELS["accuracy"]]["GTPO, base model, held out"][1] == [31.0, 31.0]
+    assert shown[PANELS["entropy"]]["GTPO, base model, held out"][1] == [0.4, 0.4]
+    assert "GTPO, base model, held out" not in shown[PANELS["formatting"]]
+    assert not any("GRPO, base model" in legend for panel in shown.values() for legend in panel)
+
+
 def test_smoothing_by_hand() -> None:
     assert smooth([1.0, 2.0, 6.0, 3.0], 2) == [1.0, 1.5, 4.0, 4.5]
     assert smooth([1.0, 2.0, 6.0, 3.0], 3) == [1.0, 1.5, 3.0, pytest.approx(11 / 3)]
@@ -224,6 +235,33 @@ def test_figure_shows_its_runs(name: str, scale: str, tmp_path: Path, monkeypatc
                 assert list(lines[legend].get_ydata()) == pytest.approx(y)
             bands = [collection.get_datalim(axis.transData) for collection in axis.collections]
             assert len(bands) == (len(curves) if len(SEEDS[scale]) > 2 else 0)
+
+
+def test_the_base_model_is_a_dashed_line_in_panels_of_scores() -> None:
+    """Not in the entropy, not in a task that it was not evaluated on, and not where another base model was."""
+    steps = [{"step": step, "accuracy": 50.0, "formatting": 90.0, "entropy": 0.3} for step in (1, 2)]
+    scores = {"pass": {"1": 40.0, "2": 60.0}, "maj": {"1": 41.0, "2": 42.0}, "format": 52.5}
+    base = {"arithmetic": {0: {"label": "base-tiny", "scores": scores}}}
+    metrics = {"gtpo-g8": {1: steps}, "gtpo-late-g8": {1: steps}, "gtpo-word": {1: steps}}
+
+    def lines(name: str, entries: Any) -> dict[str, list[list[float]]]:
+        found: dict[str, list[list[float]]] = {}
+        for axis in draw(MATRIX, name, "tiny", Results(metrics, {"base": entries})).axes:
+            for line in axis.lines:
+                if line.get_label() == "base model":
+                    assert line.get_linestyle() == "--"
+                    found.setdefault(axis.get_ylabel(), []).append(list(line.get_ydata()))
+        return found
+
+    assert lines("fig2", base) == {
+        "accuracy (%)": [[40.0, 40.0]] * 2,  # a group each of the stable and the high rate
+        "formatting (%)": [[52.5, 52.5]] * 2,
+        "pass@k (%)": [[40.0, 60.0]] * 2,
+        "maj@k (%)": [[41.0, 42.0]] * 2,
+    }
+    assert lines("fig5b", base).keys() == {"accuracy (%)", "formatting (%)"}
+    assert lines("word", base) == lines("fig2", {}) == {}
+    assert lines("fig2", {"arithmetic": {0: {"label": "base-Qwen2.5-3B-Instruct", "scores": scores}}}) == {}
 
 
 def test_band_is_the_95_percent_interval_of_the_mean() -> None:

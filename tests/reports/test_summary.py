@@ -172,9 +172,12 @@ def test_the_end_has_scores_files_and_a_command_that_can_be_pasted(tmp_path: Pat
     assert first == f"Run finished (0:01:32): {run.path}"
     assert (adapter, report) == (f"Adapter: {run.adapter}", f"Report: {run.report}")
     assert (
-        second
+        second.replace("\n ", "")
         == "Means of the first and last 1 logged step(s): accuracy 1.0 -> 2.0 %, cut off 50.0 -> 50.0 %, a 1 -> 1"
     )
+    long = [row(step, accuracy=1.0, accuracy_lenient=2.0, formatting=3.0, mean_token_accuracy=0.1) for step in (1, 2)]
+    scores = end_lines(settings, long, 92.4)[1]
+    assert scores.count("\n") == 1 and max(map(len, scores.splitlines())) <= 100
     assert shlex.split(command.removeprefix("Evaluate: python ")) == [
         "evaluate.py",
         "--benchmarks",

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from datasets import Dataset
 from helpers import canned
 from helpers.canned import make_trainer, trained_weights
+from helpers.scripts import ROOT
 from transformers import TrainerState
 from trl import GRPOConfig, SFTConfig
 
@@ -329,6 +331,41 @@ def test_an_evaluation_leaves_the_table_of_the_step(tiny: Path, tmp_path: Path) 
     assert len(before["completion"]) == len(before["extra"]["cut_off"]) == 4
     trainer.evaluate()
     assert trainer._logs == before
+
+
+def test_each_evaluation_stores_the_last_rows_completion(tiny: Path, tmp_path: Path) -> None:
+    """The last row is worth 16; equal weights and random numbers give an equal completion."""
+    trainer = make_sampling("grpo", tiny, tmp_path, rows_worth(WORTH), log_completions=True)
+    for step in (0, 7):
+        trainer.state.global_step = step
+        trainer.evaluate()
+    first, second = (json.loads(path.read_text()) for path in RunDirectory(tmp_path).held_out_completions())
+    assert (first.pop("step"), second.pop("step")) == (0, 7) and first == second
+    assert first["prompt"].endswith("worth 16.0") and first["rewards"] == {"reward_of_row": 16.0}
+    assert isinstance(first["completion"], str) and first.keys() == {"prompt", "completion", "rewards"}
+    silent = make_sampling("grpo", tiny, tmp_path / "silent", rows_worth(WORTH), log_completions=False)
+    silent.evaluate()
+    assert not (tmp_path / "silent" / "completions").exists()
+
+
+@pytest.mark.parametrize(("method", "more"), [("gtpo", {}), ("grpo", {"beta": 0.04})])
+def test_every_name_that_a_run_logs_is_explained(method: str, more: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
+    """In docs/metrics.md; our script adds tokens_per_second, and rewards.py what it logs."""
+    trainer = make_sampling(method, tiny, tmp_path, rows_worth(WORTH), max_steps=1, **more)
+    trained_weights(trainer)
+    logged = {
+        name.removeprefix("eval_") for row in trainer.state.log_history for name in row if "train_loss" not in row
+    }
+    explained = set(re.findall(r"`(?:eval_)?([\w/]+)`", (ROOT / "docs" / "metrics.md").read_text()))
+    assert {name.replace("reward_of_row", "format_reward") for name in logged} - explained == set()
+    assert {"step", "samples_per_second", "rewards/reward_of_row/mean", "conflict_tokens"} <= logged
+    elsewhere = {
+        "groups_without_variance",
+        "completion_entropy",
+        "tokens_per_second",
+        "conflict_push_corrected_opening",
+    }
+    assert elsewhere <= explained
 
 
 def test_the_initial_entropy_has_its_own_random_numbers(tiny: Path, tmp_path: Path) -> None:

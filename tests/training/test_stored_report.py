@@ -114,6 +114,38 @@ def test_the_page_shows_curves_and_groups_and_escapes(run: Path) -> None:
     assert "would do" not in page  # a GTPO run: the colours show the weights it used
 
 
+def test_different_prompts_of_several_steps_are_named_as_such(run: Path) -> None:
+    """The first completion of each step's first group, with its own prompt and reward."""
+    tables = [read_table(path).to_pylist()[0] for path in sorted((run / "completions").glob("*.parquet"))]
+    page = write_report(run).read_text()
+    section = page.split("<h2>One completion each of several steps</h2>")[1].split("<h2>")[0]
+    assert "these prompts differ" in section and "held-out" not in page
+    seen = "".join(Document(section).text)
+    places = [seen.index(f"step {row['step']}reward_parity {row['reward_parity']:g}prompt") for row in tables]
+    assert places == sorted(places)
+    for row in tables:
+        assert row["prompt"] in seen and row["completion"] in seen
+
+
+def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    for step in (0, 5, 10, 15, 20):
+        text = json.dumps(
+            {"step": step, "prompt": "2 < 3?", "completion": f"yes, {step}", "rewards": {"parity": step / 10}}
+        )
+        (copy / "completions" / f"held_out_{step:05d}.json").write_text(text)
+    page = write_report(copy).read_text()
+    section = page.split("<h2>One held-out prompt over training</h2>")[1].split("<h2>")[0]
+    columns = ["".join(Document(part).text) for part in section.split("<td ")[1:]]
+    shown = [column.partition(">")[2] for column in columns]
+    assert shown == [f"step {s}parity {s / 10:g}completionyes, {s}" for s in (0, 10, 20)]
+    assert section.count("2 &lt; 3?") == 1 and "One completion each" not in page
+    (copy / "completions" / "held_out_00010.json").write_text('{"step": 10')  # a full disk
+    assert "yes, 20" in write_report(copy).read_text() and "held_out_00010.json cannot be read" in caplog.text
+
+
 def test_a_stored_table_with_two_groups_shows_the_first(tmp_path: Path) -> None:
     import pyarrow
     from pyarrow.parquet import write_table
