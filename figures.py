@@ -41,7 +41,7 @@ def main() -> None:
     refuse_unknown(unknown, vars(flags), "--help")
 
     if flags.output and not Path(flags.output).suffix and (flags.runs or flags.compare):
-        raise UsageError(f"--output {flags.output} names no file: add a name with a suffix, as in curves.png.")
+        raise UsageError(f"--output {flags.output} is not a file name: add a name with a suffix, as in curves.png.")
     if flags.runs:
         print(draw_runs(flags.runs, flags.labels, flags.output or "curves.png", flags.window))
         return

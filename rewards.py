@@ -62,7 +62,7 @@ def accuracy_reward(
     prompt_format: PromptFormat = PAPER,
     **kwargs: Any,
 ) -> list[float]:
-    """10 for each completion whose answer block contains the right answer, whatever the reasoning tags; else 0.
+    """10 for each completion whose answer block contains the correct answer, with any reasoning tags; else 0.
 
     A completion that exceeds its :class:`gtpo.grading.TimeBudget` gets 0. In the worst case all of a batch do, each
     takes up to 12 seconds, and the call as long as all of them; known answers take no time again.

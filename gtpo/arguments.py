@@ -74,7 +74,7 @@ class DataArguments:
 
     dataset: str = option(
         "gsm8k",
-        "gsm8k, math, arithmetic (generated), or your data: a JSONL, CSV or Parquet file, a folder of "
+        "gsm8k, math, arithmetic (generated), or your data: a JSONL, CSV or Parquet file, a directory of "
         "them, or a Hub id (owner/name).",
     )
     data_dir: str | None = option(None, "Directory of JSONL files to read instead of the Hub (gsm8k_train.jsonl, ...).")
@@ -227,7 +227,7 @@ class RewardArguments:
         names = ("positive_advantage_weight", "negative_advantage_weight")
         check_fields(self, dict.fromkeys(names, NOT_NEGATIVE))
         if self.positive_advantage_weight == self.negative_advantage_weight == 0:
-            raise UsageError(f"{' and '.join(names)} are 0: no reward is learned from.")
+            raise UsageError(f"{' and '.join(names)} are 0, so nothing is learned: set one above 0.")
 
 
 @dataclass
@@ -342,7 +342,7 @@ class EvaluationArguments:
 
     benchmarks: list[str] = option(
         [],
-        f"{', '.join(BENCHMARK_TITLES)}, or your own: a JSONL, CSV or Parquet file, a folder of them, or a "
+        f"{', '.join(BENCHMARK_TITLES)}, or your own: a JSONL, CSV or Parquet file, a directory of them, or a "
         "Hub id (owner/name).",
     )
     runs: list[str] = option(
@@ -450,7 +450,7 @@ def check_eval_batch(batch_size: int, group_size: int, processes: int) -> None:
     if batch_size * processes % group_size:
         raise UsageError(
             f"an evaluation has batches of whole groups: --per_device_eval_batch_size {batch_size} x {processes} "
-            f"process(es) = {batch_size * processes} is no multiple of --num_generations_eval {group_size}."
+            f"process(es) = {batch_size * processes} must be a multiple of --num_generations_eval {group_size}."
         )
 
 

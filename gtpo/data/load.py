@@ -153,7 +153,7 @@ def _load(
         if not is_user_data(name):
             raise UsageError(
                 f"{flag} {name!r} is unknown{nearest(name, known)}: pick one of {', '.join(known)}, or name a file "
-                f"({', '.join(FORMATS)}), a folder or a Hub id (owner/name)."
+                f"({', '.join(FORMATS)}), a directory or a Hub id (owner/name)."
             )
         return _to_dataset({}) if dry_run and is_on_hub(name) else _load_own(data, prompt_format, split)
     if name in ARITHMETIC_STEPS:
@@ -194,7 +194,7 @@ def load_user_benchmark(name: str, source: str, flags: EvaluationArguments) -> t
 
     Args:
         name: Its name in the ids.
-        source: A file, a folder or a Hub id.
+        source: A file, a directory or a Hub id.
         flags: How its columns are called, and its split.
 
     Raises:

@@ -159,12 +159,12 @@ def _compare(benchmark: str, names: tuple[str, str], entries: list[list[Entry]])
     if len(problems) > 1 or len(asked) > 1:
         counts = ", ".join(f"{entry.label} {len(entry.per_problem)}" for entry in everything)
         raise UsageError(
-            f"the evaluations on {benchmark} have other problems ({counts}): evaluate all of them on the same data, "
-            "with the same --limit."
+            f"the evaluations on {benchmark} have different problems ({counts}): evaluate all of them on the same "
+            "data, with the same --limit."
         )
     for name in _HOW:
         if len({json.dumps(entry.settings.get(name)) for entry in everything}) > 1:
-            logger.warning("%s and %s were evaluated with another --%s", *names, name)
+            logger.warning("%s and %s were evaluated with different --%s", *names, name)
     for metric, read in _metrics(everything).items():
         seeds = [[[read(entry, problem) for problem in entry.per_problem] for entry in side] for side in entries]
         first, second = ([100 * statistics.fmean(values) for values in side] for side in seeds)

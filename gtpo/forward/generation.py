@@ -62,11 +62,11 @@ def generate(
         Shape (B, P + T), rows padded to the right.
 
     Raises:
-        UsageError: If the model trains with gradient checkpointing: Transformers then leaves out the cache.
+        UsageError: If the model trains with gradient checkpointing: Transformers then disables the cache.
     """
     if model.training and model.is_gradient_checkpointing:
         raise UsageError(
-            "generate needs the cache, which gradient checkpointing leaves out: call model.eval() before, or "
+            "generate needs the cache, which gradient checkpointing disables: call model.eval() before, or "
             "model.gradient_checkpointing_disable()."
         )
     config, _ = model._prepare_generation_config(generation_config)

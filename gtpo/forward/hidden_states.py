@@ -94,7 +94,7 @@ def _rows_of_similar_length(mask: Tensor, others: int) -> tuple[Tensor, ...]:
 
     Args:
         mask: Of the completions, padded to the right. Shape (B, T).
-        others: Number of tokens beside them.
+        others: Number of other tokens.
     """
     lengths = mask.sum(-1)
     halves = lengths.argsort(stable=True).chunk(2)

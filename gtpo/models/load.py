@@ -212,7 +212,7 @@ def read_config(model: str, args: Any) -> Any:
 
 
 def resolve_model(name: str) -> str:
-    """The Hub id or absolute path of ``--model``; the tiny base takes the place of one of the same name that is gone.
+    """The Hub id or absolute path of ``--model``; the tiny base replaces a missing one of the same name.
 
     Raises:
         UsageError: If it is neither a directory nor a possible Hub id.
@@ -334,8 +334,8 @@ def _check_embedding_rows(model: Any, path: str) -> None:
     rows, expected = len(model.get_input_embeddings().weight), config.get_text_config().vocab_size
     if rows != expected:
         raise UsageError(
-            f"the embedding of {path} has {rows} rows after loading and its config.json says {expected}: remove the "
-            "tokens that its tokenizer has beyond the embedding, or use --backend transformers."
+            f"the embedding of {path} has {rows} rows after loading, but its config.json says {expected}: remove "
+            "the tokenizer's tokens beyond the embedding, or use --backend transformers."
         )
 
 

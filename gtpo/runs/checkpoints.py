@@ -30,7 +30,7 @@ def damage(checkpoint: Path) -> str | None:
             return f"{MANIFEST} lists no {missing[0]} file"
         for name, stored in files:
             if stored != _sha256(checkpoint / name):
-                return f"{name} is not as it was saved"
+                return f"{name} has changed since it was saved"
     except FileNotFoundError as error:
         return f"{Path(error.filename).relative_to(checkpoint)} is missing"
     except (OSError, ValueError, AttributeError, RecursionError) as error:

@@ -92,7 +92,7 @@ class RunDirectory:
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``, oldest first; a last line truncated by a kill is skipped.
 
-        Of a step that was logged twice the last line counts.
+        If a step was logged twice, the last line counts.
 
         Raises:
             UsageError: If the run has no metrics.
@@ -128,8 +128,8 @@ class RunDirectory:
             return {metric: value, "step": int(stored["step"])}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(
-                f'{path} cannot be read: expected {{"accuracy": ..., "step": ...}}. Delete {self.best}, and the best '
-                "adapter is chosen among the steps from here on."
+                f'{path} cannot be read: expected {{"accuracy": ..., "step": ...}}. Delete {self.best}: the '
+                "best adapter is then chosen among the following steps."
             ) from error
 
 

@@ -33,7 +33,7 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         _exit(str(error), 2 if isinstance(error, UsageError) else 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python fails at its exit
-        _exit("nothing reads the output any more", 141)
+        _exit("the output pipe was closed", 141)
     except Exception as error:
         if debug or not (fault := _fault_of_the_disk(error)):
             raise
@@ -77,5 +77,5 @@ def _fault_of_the_disk(error: Exception) -> str | None:
     if number == errno.EFBIG or "File too large" in text:
         return f"a file is larger than the disk or `ulimit -f` allows ({error}); raise it, then: {_how_to_continue()}"
     if isinstance(error, OSError) and error.filename and number in _CANNOT_OPEN:
-        return f"{error.filename}: {error.strerror}; was it moved, deleted or made read-only? (--debug shows its use)"
+        return f"{error.filename}: {error.strerror}; was it moved, deleted or made read-only? (--debug shows more)"
     return None

@@ -42,7 +42,7 @@ class MetricsWriter(TrainerCallback):
             }
             for number, line in enumerate(lines[:-1], start=1):  # a kill truncates the last one
                 if _step(line) == math.inf:
-                    logger.warning("%s: line %d is no JSON object with a step and is removed", self.run.metrics, number)
+                    logger.warning("%s: removed line %d, not a JSON object with a step", self.run.metrics, number)
             write_atomically(self.run.metrics, "".join(line + "\n" for line in kept.values()))
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
@@ -82,7 +82,7 @@ class BestAdapter(TrainerCallback):
 
     Args:
         run: The run directory.
-        tokenizer: Saved beside the adapter.
+        tokenizer: Saved next to the adapter.
         held_out_metric: ``metric_for_best_model`` of a run with held-out rows.
     """
 
