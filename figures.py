@@ -1,6 +1,6 @@
 """Draw the paper's figures and Table 1 from run directories, wandb or condensed results.
 
-    python figures.py                                       # every figure that the runs under outputs/ allow
+    python figures.py                                       # every figure whose runs exist under outputs/
     python figures.py fig3 table1 --scale paper             # these figures
     python figures.py --search results/tiny                 # from the results stored in this repository
     python figures.py --wandb ENTITY/PROJECT                # from wandb

@@ -2,7 +2,7 @@
 
     trainer = GTPOTrainer(..., reward_funcs=[format_reward, accuracy_reward])      # their sum is the reward
 
-A completion is a string or a conversation ``[{"role": "assistant", "content": "..."}]``. No text makes them raise. Both
+A completion is a string or a conversation ``[{"role": "assistant", "content": "..."}]``. They accept any text. Both
 log their mean in percent of the maximum through TRL's ``log_metric``: ``formatting`` and ``accuracy`` of Figs. 1 to 6.
 """
 
