@@ -1,8 +1,7 @@
 """Paired comparison of evaluations: difference per problem, its interval, wins and losses, mean and error over seeds.
 
-A side is one model, or several runs that differ in their seed only (``gtpo-g8-s1``, ``gtpo-g8-s2``). Both sides answer
-the same problems, so their difference is taken problem by problem: that removes the spread of difficulty, most of the
-interval of a single score.
+A side is one model, or several runs that differ only in their seed (``gtpo-g8-s1``, ``gtpo-g8-s2``). Differences are
+taken per problem. This removes the variance of problem difficulty, most of the interval of a single score.
 """
 
 import json

@@ -82,7 +82,7 @@ def _prepare_saving(policy: Any) -> None:
 
 
 def _check_target_modules(model: Any, arguments: ModelArguments, path: str) -> None:
-    """Refuse a name that no module has: PEFT ignores it where it finds another one."""
+    """Refuse a name that no module has: PEFT ignores it if another name matches."""
     ends = {name.rpartition(".")[2]: module for name, module in model.named_modules()}
     linear = sorted(name for name, module in ends.items() if hasattr(module, "in_features") and name != "lm_head")
     for name in arguments.lora_target_modules:

@@ -108,7 +108,7 @@ def policies_of(matrix: Matrix, only: Sequence[str] = ("",)) -> list[Policy]:
 
 
 def measure(matrix: Matrix, name: str, rewards_in: Callable[..., Any]) -> None:
-    """Measure what is missing of the groups of one policy, with a bar.
+    """Measure the missing groups of one policy, with a progress bar.
 
     Raises:
         UsageError: If the name is unknown, or its run is not there.

@@ -65,8 +65,8 @@ def steps_are_done(checkpoint: Path, max_steps: int, patience: int | None = None
     Args:
         checkpoint: A complete checkpoint.
         max_steps: Of the settings, below 1 for whole epochs.
-        patience: ``early_stopping_patience`` of the settings: after as many evaluations without a better one, the run
-            has stopped early.
+        patience: ``early_stopping_patience`` of the settings: after as many evaluations without improvement the run has
+            stopped early.
 
     Raises:
         UsageError: If the state cannot be read.

@@ -166,7 +166,7 @@ def method_of(run: RunDirectory) -> str | None:
 
 
 def resume_command(run: RunDirectory) -> str:
-    """The command that continues a run, as it can be pasted; own rewards are named again, or they are not imported."""
+    """The command that continues a run, ready to paste; it names the user's rewards, as importing them requires."""
     flags = ["--resume", str(run.path)]
     if not run.config.is_file():  # of another program that uses the trainer
         return shlex.join(flags)

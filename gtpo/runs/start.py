@@ -1,4 +1,4 @@
-"""The start of a run: checks before a model is loaded, the lock, what is written first, resume and replace."""
+"""The start of a run: checks before a model is loaded, the lock, the first files, resume and replace."""
 
 import json
 import logging

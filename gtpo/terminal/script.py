@@ -16,8 +16,8 @@ _CANNOT_OPEN = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ER
 def run_script(main: Callable[[], None]) -> NoReturn:
     """Run a script's main and exit. A UsageError is printed as one line; ``--debug`` shows the traceback instead.
 
-    Exit codes: 2 for invalid input, 1 for a run that had to stop, 130, 143, 129 or 140 after Ctrl-C, SIGTERM,
-    SIGHUP or SIGUSR2, 141 if the reader of its output has gone, as in ``| head``.
+    Exit codes: 2 for invalid input; 1 for a run that had to stop; 130, 143, 129 or 140 after Ctrl-C, SIGTERM, SIGHUP or
+    SIGUSR2; 141 if the output pipe is closed, as by ``| head``.
     """
     logging.basicConfig(format="%(message)s", handlers=[_AboveTheBar()])
     debug = "--debug" in sys.argv

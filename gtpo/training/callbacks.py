@@ -74,9 +74,9 @@ class MetricsWriter(TrainerCallback):
 class BestAdapter(TrainerCallback):
     """Save the best adapter, or model, in ``best/``.
 
-    With held-out rows it is that of the best evaluation, the first of equal ones. Without, it is the one with the
-    highest accuracy (or reward, where no accuracy is logged), where the paper evaluates GRPO (Section 6.1): a mean over
-    the last ``BEST_WINDOW`` steps (an eighth of the run, if that is shorter), from the first full window on.
+    With held-out rows: the adapter of the best evaluation, the first of equal ones. Without: the adapter with the
+    highest accuracy, as the paper evaluates GRPO (Section 6.1), or reward if no accuracy is logged. It is a mean over
+    the last ``BEST_WINDOW`` steps, or an eighth of the run if that is shorter, from the first full window on.
 
     A new best is copied to host memory and written with the next checkpoint, or at the end.
 
