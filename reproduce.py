@@ -9,10 +9,10 @@
     python reproduce.py smol                              # SmolLM2 on a CPU, hours; `make smol` gets model and data
     python reproduce.py gentle                            # the tiny model, 1,200 steps at rates that learn
     python reproduce.py mechanism --only tiny             # what one update of each objective does (docs/mechanism.md)
-    python reproduce.py claim fig2_late_accuracy --seeds 21 22 23      # one claim of the page; claim alone: all names
+    python reproduce.py claim fig2_late_accuracy --seeds 21 22 23      # one claim; without a name: lists all
 
 configs/experiments.yaml lists the runs of each figure. Finished runs are skipped and interrupted ones resume: the same
-command continues where it stopped, also next to another one. A run that fails does not stop the others.
+command continues where it stopped. Several may run at the same time. A failed run does not stop the others.
 """
 
 import argparse
@@ -42,11 +42,11 @@ def main() -> None:
     add("--scale", choices=SCALES, help="tiny (default), smol (SmolLM2), gentle (long): on a CPU; paper: on a GPU")
     add("--seeds", nargs="+", type=int, metavar="N", help="default: those in configs/experiments.yaml")
     add("--only", nargs="+", default=[""], metavar="PART", help="only runs with one of these parts in their name")
-    add("--policy", metavar="NAME", help="with mechanism: measure this policy alone, in this process")
+    add("--policy", metavar="NAME", help="with mechanism: measure only this policy, in this process")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--jobs", type=int, metavar="N", help="runs at the same time (default: tiny: cores; paper: 1)")
     where.add_argument("--gpus", nargs="+", metavar="ID", help="one run at a time on each of these GPUs, as in 0 1 2 3")
-    where.add_argument("--slurm", nargs="+", metavar="KEY=VALUE", help="as jobs of Slurm: docs/scaling.md, Many runs")
+    where.add_argument("--slurm", nargs="+", metavar="KEY=VALUE", help="as Slurm jobs: docs/scaling.md, Many runs")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--list", action="store_true", help="print states and costs of runs and figures, and exit")
     instead.add_argument("--commands", action="store_true", help="print a shell command per run, and exit")

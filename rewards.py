@@ -2,7 +2,7 @@
 
     trainer = GTPOTrainer(..., reward_funcs=[format_reward, accuracy_reward])      # their sum is the reward
 
-A completion is a string or a conversation ``[{"role": "assistant", "content": "..."}]``. No text makes them raise. Both
+A completion is a string or a conversation ``[{"role": "assistant", "content": "..."}]``. They accept any text. Both
 log their mean in percent of the maximum through TRL's ``log_metric``: ``formatting`` and ``accuracy`` of Figs. 1 to 6.
 """
 
@@ -62,7 +62,7 @@ def accuracy_reward(
     prompt_format: PromptFormat = PAPER,
     **kwargs: Any,
 ) -> list[float]:
-    """10 for each completion whose answer block contains the right answer, whatever the reasoning tags; else 0.
+    """10 for each completion whose answer block contains the correct answer, with any reasoning tags; else 0.
 
     A completion that exceeds its :class:`gtpo.grading.TimeBudget` gets 0. In the worst case all of a batch do, each
     takes up to 12 seconds, and the call as long as all of them; known answers take no time again.

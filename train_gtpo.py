@@ -4,7 +4,7 @@
     python train_gtpo.py --model llama --dataset gsm8k --G 12          # one GPU, Listing 1 of the paper
     python train_gtpo.py --help
 
-Differs from train_grpo.py by GTPOArguments and GTPOTrainer, nothing else.
+Differs from train_grpo.py only by GTPOArguments and GTPOTrainer.
 """
 
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RewardArguments, RunArguments

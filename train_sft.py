@@ -4,7 +4,7 @@
     python train_sft.py --model llama --dataset gsm8k                  # one GPU, Listing 1 of the paper
     python train_sft.py --help
 
-The prompts are those of GTPO and GRPO; the loss covers the completion only: solution and answer in the paper's tags.
+The prompts are those of GTPO and GRPO. The loss covers the completion only: solution and answer in the paper's tags.
 """
 
 from gtpo.arguments import DataArguments, ModelArguments, PromptArguments, RunArguments

@@ -1,12 +1,12 @@
-"""GTPO (arXiv 2508.03772v5) on TRL's GRPOTrainer, in one file: copy it with gtpo_loss.py, which needs PyTorch alone.
+"""GTPO (arXiv 2508.03772v5) on TRL's GRPOTrainer, in one file: copy it with gtpo_loss.py, which needs only PyTorch.
 
     from gtpo_trl import GTPOConfig, GTPOTrainer
 
     trainer = GTPOTrainer(model, reward_funcs, args=GTPOConfig(output_dir="outputs/mine"), train_dataset=data)
     trainer.train()
 
-Differs from GRPOTrainer by two methods of it: ``_generate_and_score_completions`` marks the conflict tokens of whole
-groups, ``_compute_loss`` has the objective of Eq. 11. Tested with TRL 1.14, 1.15 and 1.16 (``make test-trl``).
+Overrides two methods of GRPOTrainer: ``_generate_and_score_completions`` marks the conflict tokens of whole groups, and
+``_compute_loss`` has the objective of Eq. 11. Tested with TRL 1.14, 1.15 and 1.16 (``make test-trl``).
 """
 
 import itertools
@@ -31,7 +31,7 @@ from gtpo_loss import (
 
 PROMPTS = 100  # Section 6: <H>_ini is measured on "the first 100 samples of the training set"
 
-# Settings of GRPOConfig that change TRL's loss and have no part in Eq. 11, with the only value that is accepted.
+# Settings of GRPOConfig that change TRL's loss and are not in Eq. 11, with the only accepted value.
 _FIXED = {
     "loss_type": "grpo",
     "beta": 0.0,
@@ -87,9 +87,9 @@ class GTPOConfig(GRPOConfig):
 class GTPOTrainer(GRPOTrainer):
     """Group-relative Trajectory-based Policy Optimization.
 
-    GTPO (https://huggingface.co/papers/2508.03772) protects the tokens that rewarded and penalized completions share
-    at their beginning and end: they are not penalized, and count twice where they are rewarded. It filters completions
-    of high entropy and penalizes entropy; it has no KL term, no reference model and no clipping.
+    GTPO (https://huggingface.co/papers/2508.03772) protects the tokens that rewarded and penalized completions share at
+    their beginning and end: they are not penalized, and count double in rewarded completions. It filters completions
+    of high entropy and penalizes entropy. It has no KL term, no reference model and no clipping.
 
     Text only, completions of a single turn: tools and images raise an error.
 
@@ -98,7 +98,7 @@ class GTPOTrainer(GRPOTrainer):
         args: A GTPOConfig.
 
     Raises:
-        ValueError: For a model with a router loss, which the loss would leave out.
+        ValueError: For a model with a router loss, which would be ignored.
     """
 
     _tag_names = ["trl", "gtpo"]
@@ -106,7 +106,7 @@ class GTPOTrainer(GRPOTrainer):
     def __init__(self, model: Any, reward_funcs: Any, args: GTPOConfig, **kwargs: Any) -> None:
         super().__init__(model, reward_funcs, args=args, **kwargs)
         if self.aux_loss_enabled:
-            raise ValueError("GTPOTrainer leaves out the router loss: set router_aux_loss_coef to 0.")
+            raise ValueError("GTPOTrainer does not support the router loss: set router_aux_loss_coef to 0.")
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self._initial_entropy() is None:

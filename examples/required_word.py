@@ -4,8 +4,8 @@
     python train_gtpo.py --model tiny --dataset examples/required_word.jsonl \\
         --reward format examples/required_word.py:word_reward
 
-The tiny model only writes small sums, so the words are digits: "1" if the story is about apples, books, cards or coins,
-"2" if it is about eggs, pens, shells or stamps. The result of the sum does not matter.
+The tiny model only writes small sums, so the words are digits. "1" is required if the story is about apples, books,
+cards or coins, "2" if it is about eggs, pens, shells or stamps. The result of the sum does not matter.
 """
 
 import json

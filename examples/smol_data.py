@@ -23,7 +23,7 @@ SIZES = {"warm_start": 2000, "train": 2000, "test": 128}
 def write_data(directory: Path) -> None:
     """Write warm_start.jsonl, train.jsonl and test.jsonl with the columns prompt, answer, solution.
 
-    Half of the solutions in warm_start.jsonl lack one of the tags, as those of the tiny base do.
+    Half of the solutions in warm_start.jsonl lack one tag, as for the tiny base.
     """
     rows: dict[str, Iterable[dict[str, Any]]] = {
         "warm_start": (

@@ -1,7 +1,7 @@
 """Settings as dataclasses: what is trained on, the policy, the method, the run, and the evaluation.
 
-Every field is a command-line flag and a key of a YAML file (``gtpo/cli/parse.py``); TRL's GRPOConfig and SFTConfig
-stand beside them. Nothing heavy is imported here.
+Every field is a command-line flag and a key of a YAML file (``gtpo/cli/parse.py``), like those of TRL's GRPOConfig and
+SFTConfig. Nothing heavy is imported here.
 """
 
 import dataclasses
@@ -74,7 +74,7 @@ class DataArguments:
 
     dataset: str = option(
         "gsm8k",
-        "gsm8k, math, arithmetic (generated), or your data: a JSONL, CSV or Parquet file, a folder of "
+        "gsm8k, math, arithmetic (generated), or your data: a JSONL, CSV or Parquet file, a directory of "
         "them, or a Hub id (owner/name).",
     )
     data_dir: str | None = option(None, "Directory of JSONL files to read instead of the Hub (gsm8k_train.jsonl, ...).")
@@ -86,8 +86,8 @@ class DataArguments:
     limit: int | None = option(None, "Only the first N usable rows.")
     eval_dataset: str | None = option(
         None,
-        "Held-out rows that are evaluated while training: your data, as --dataset, or the test split of "
-        f"{', '.join(BENCHMARK_TITLES)}. best/ follows them.",
+        "Held-out set, evaluated during training: your data, as --dataset, or the test split of "
+        f"{', '.join(BENCHMARK_TITLES)}. best/ follows it.",
     )
     eval_rows: int | None = option(
         None,
@@ -121,7 +121,7 @@ class PromptArguments:
         "[Section 8.2].",
     )
     chat_template: str | None = option(
-        None, "Jinja file that turns a conversation into text. Default: the tokenizer's own."
+        None, "Jinja file that turns a conversation into text. Default: the tokenizer's."
     )
     chat_template_kwargs: dict | str | None = option(  # as TRL's field of this name
         None, "Arguments of the chat template as JSON, such as '{\"enable_thinking\": false}' for Qwen3."
@@ -227,7 +227,7 @@ class RewardArguments:
         names = ("positive_advantage_weight", "negative_advantage_weight")
         check_fields(self, dict.fromkeys(names, NOT_NEGATIVE))
         if self.positive_advantage_weight == self.negative_advantage_weight == 0:
-            raise UsageError(f"{' and '.join(names)} are 0: no reward is learned from.")
+            raise UsageError(f"{' and '.join(names)} are 0, so nothing is learned: set one above 0.")
 
 
 @dataclass
@@ -285,20 +285,20 @@ class GTPOArguments:
     entropy_filter: Literal["auto", "on", "off", "negative_only"] = option(
         "auto", "auto: on if the untrained policy's entropy is below ln 2 [Eq. 10]; negative_only [Fig. 4c]."
     )
-    conflict_correction: bool = option(True, "false: weight 1 on every token [Eq. 9].")
+    conflict_correction: bool = option(True, "Weight conflict tokens by lambda [Eq. 9]; false: weight 1.")
     conflict_positive_weight: float = option(
         2.0,
-        "Weight of conflict tokens where A > 0 [Eq. 9: 2]; 1 leaves out the negative ones without doubling.",
+        "Lambda of conflict tokens with A > 0 [Eq. 9: 2]; with 1 they are not doubled.",
     )
     conflict_span: Literal["anchored", "first_run", "common"] = option(
         "anchored",
-        "Which conflict tokens count: the runs anchored at both ends [Section 5.1], the first run "
-        "anywhere, or the prefix and suffix common to the group.",
+        "Which conflict tokens are corrected: anchored at both ends [Section 5.1], the first run anywhere, or "
+        "the common prefix and suffix of the group.",
     )
     initial_entropy: float | None = option(
         None,
-        "Mean entropy of the untrained policy in nats, which an earlier run of the same base has printed; "
-        "measured on 100 prompts if not given [Section 6].",
+        "Mean entropy of the untrained policy in nats, as printed by an earlier run with the same base. "
+        "Default: measured on 100 prompts [Section 6].",
     )
 
     def __post_init__(self) -> None:
@@ -318,11 +318,11 @@ class RunArguments:
         "accumulation are derived from it unless given.",
     )
     resume: str | None = option(
-        None, "Resume the run in --output_dir, or in the directory named.", nargs="?", const="auto"
+        None, "Resume the run in --output_dir, or in the given directory.", nargs="?", const="auto"
     )
     overwrite: bool = option(False, "Replace the run directory if it exists.")
     early_stopping_patience: int | None = option(
-        None, "Stop after N evaluations of the held-out rows in a row without a better one."
+        None, "Stop after N successive evaluations on the held-out set without improvement."
     )
     merge: Literal["none", "16bit"] = option(
         "none", "16bit: also write merged/, base and adapter as one standalone model."
@@ -342,13 +342,13 @@ class EvaluationArguments:
 
     benchmarks: list[str] = option(
         [],
-        f"{', '.join(BENCHMARK_TITLES)}, or your own: a JSONL, CSV or Parquet file, a folder of them, or a "
+        f"{', '.join(BENCHMARK_TITLES)}, or your own: a JSONL, CSV or Parquet file, a directory of them, or a "
         "Hub id (owner/name).",
     )
     runs: list[str] = option(
         [],
-        "Run directories or adapter directories, side by side in one table; `base` is the model they were "
-        "trained from. Default: the newest finished run under outputs/.",
+        "Run or adapter directories, compared in one table; `base` is the model they were trained from. "
+        "Default: the newest finished run under outputs/.",
     )
     model: str | None = option(
         None, "Base model to evaluate, without --runs: tiny, smol, llama, qwen, a Hub id or a path."
@@ -362,12 +362,12 @@ class EvaluationArguments:
     answer_column: str = option("answer", "Column of your benchmark with the gold answer.")
     grader: str | None = option(
         None,
-        "Function that grades your benchmark, as file.py:function or module:function: a reward function; a "
-        "completion is correct above 0.",
+        "Reward function that grades your benchmark, as file.py:function or module:function; a score above 0 "
+        "is correct.",
     )
     k: int = option(64, "Completions per problem.")
     temperature: float = option(1.0, "Sampling temperature; 0 is greedy.")
-    top_p: float = option(1.0, "Nucleus sampling; 1 switches it off.")
+    top_p: float = option(1.0, "Nucleus sampling; 1 disables it.")
     seed: int = option(0, "The same seed gives the same completions.")
     max_new_tokens: int = option(1500, "Maximum tokens of a completion.")
     backend: Literal["auto", "vllm", "transformers"] = option(
@@ -375,20 +375,17 @@ class EvaluationArguments:
     )
     load_in_4bit: bool | None = option(
         None,
-        "NF4 weights of the base model, on a GPU. Default: as the run was trained, where that is possible "
-        "here; 16 bits without a run.",
+        "NF4 weights of the base model, on a GPU. Default: as in training, if this machine can; 16 bits without a run.",
     )
-    system_prompt: str | None = option(
-        None, "Text, a file, or none. Default: as the run was trained; the paper's without a run."
-    )
-    tags: str | None = option(None, "Four tags of a completion. Default: as the run was trained; the paper's.")
-    chat_template: str | None = option(None, "Jinja file. Default: as the run was trained; the tokenizer's own.")
+    system_prompt: str | None = option(None, "Text, a file, or none. Default: the run's; without a run the paper's.")
+    tags: str | None = option(None, "Four tags of a completion. Default: the run's; without a run the paper's.")
+    chat_template: str | None = option(None, "Jinja file. Default: the run's; without a run the tokenizer's.")
     chat_template_kwargs: dict | str | None = option(
-        None, "Arguments of the chat template as JSON. Default: as the run was trained."
+        None, "Arguments of the chat template as JSON. Default: the run's."
     )
     batch_size: int = option(64, "Completions per batch, Transformers.")
     gpu_memory_utilization: float = option(0.9, "Share of GPU memory for vLLM, 0 to 1.")
-    tensor_parallel_size: int = option(1, "GPUs that hold one copy of the model together, vLLM.")
+    tensor_parallel_size: int = option(1, "GPUs that share one copy of the model, vLLM.")
     shard: str | None = option(
         None, "Sample only this part of the completions: 2/4 is the second of four. Without it all parts are merged."
     )
@@ -396,7 +393,7 @@ class EvaluationArguments:
     compare: list[str] = option(
         [],
         "Print the paired difference of stored scores, without a model: directories of evaluations "
-        "(outputs/evaluation/RUN) or evaluated runs. Names that differ in -sN are seeds of one side.",
+        "(outputs/evaluation/RUN) or evaluated runs. Names that differ only in -sN are seeds of one model.",
     )
     regrade: bool = option(False, "Grade stored completions again without a model: all, or those of --benchmarks.")
     overwrite: bool = option(False, "Discard stored completions and sample them again.")
@@ -460,7 +457,7 @@ def check_eval_batch(batch_size: int, group_size: int, processes: int) -> None:
     if batch_size * processes % group_size:
         raise UsageError(
             f"an evaluation has batches of whole groups: --per_device_eval_batch_size {batch_size} x {processes} "
-            f"process(es) = {batch_size * processes} is no multiple of --num_generations_eval {group_size}."
+            f"process(es) = {batch_size * processes} must be a multiple of --num_generations_eval {group_size}."
         )
 
 

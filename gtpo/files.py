@@ -56,7 +56,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         for key in keys:
             if keys.count(key) > 1:
-                raise UsageError(f"{self.name}: {key!r} is set twice: remove one of them.")
+                raise UsageError(f"{self.name}: duplicate key {key!r}: remove one of them.")
         return super().construct_mapping(node, deep)
 
 

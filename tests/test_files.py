@@ -54,9 +54,9 @@ def settings(tmp_path: Path, text: str) -> dict:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gamma: 1\nseed: 2\n\ngamma: 3\n", "settings.yaml: 'gamma' is set twice: remove one of them"),
-        ("rope: {a: 1, a: 2}", "'a' is set twice"),
-        ("a: &a {k: 1}\nb:\n  <<: *a\n  <<: *a\n", "'<<' is set twice"),
+        ("gamma: 1\nseed: 2\n\ngamma: 3\n", "settings.yaml: duplicate key 'gamma': remove one of them"),
+        ("rope: {a: 1, a: 2}", "duplicate key 'a'"),
+        ("a: &a {k: 1}\nb:\n  <<: *a\n  <<: *a\n", "duplicate key '<<'"),
         ("- gamma", "contains no settings: expected `key: value` lines"),
         ("", "contains no settings: expected `key: value` lines"),
         ("a: [", "is not valid YAML"),

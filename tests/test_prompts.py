@@ -132,7 +132,7 @@ def test_a_system_prompt_without_the_tags_of_the_rewards_is_a_warning(
     classes = (DataArguments, PromptArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig)
     parse("grpo", classes, ["--model", "tiny", "--output_dir", str(tmp_path), *flags])
     said = [text for text in caplog.messages if "system_prompt" in text]
-    expected = f"--system_prompt does not name {missing}, which the rewards look for: "
+    expected = f"--system_prompt does not contain {missing}, which the rewards need: "
     assert said == ([] if missing is None else [expected + "add them to the text, or set --tags"])
 
 

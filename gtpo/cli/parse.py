@@ -250,8 +250,8 @@ def _check_rewards_of(run: RunDirectory, names: Sequence[str], named_by_user: bo
     code = [name for name in names if ":" in name]
     if code and not named_by_user:
         raise UsageError(
-            f"{run.config} names the reward {code[0]}, which --resume does not import unasked because it is code: if "
-            f"you trust it, add --reward {shlex.join(names)}."
+            f"{run.config} names the reward {code[0]}, which --resume does not import automatically because it is "
+            f"code: if you trust it, add --reward {shlex.join(names)}."
         )
 
 
@@ -279,7 +279,7 @@ def _batch_sizes(values: Mapping[str, Any], given: set[str]) -> dict[str, int]:
             break
     if tried != attempts[0]:
         logger.warning(
-            "%s is %d and %s is %d, not %s and %s of the file", names[0], sizes[0], names[1], sizes[1], batch, steps
+            "%s is %d and %s is %d, not %s and %s as in the file", names[0], sizes[0], names[1], sizes[1], batch, steps
         )
     return dict(zip(names, sizes, strict=True))
 
@@ -451,6 +451,6 @@ def _warn_of_tags(settings: Settings) -> None:
     wanted = prompt.tags if "format" in names else prompt.tags[2:] if "accuracy" in names else ()
     if prompt.system_prompt and (missing := [tag for tag in wanted if tag not in prompt.system_prompt]):
         logger.warning(
-            "--system_prompt does not name %s, which the rewards look for: add them to the text, or set --tags",
+            "--system_prompt does not contain %s, which the rewards need: add them to the text, or set --tags",
             " ".join(missing),
         )

@@ -38,7 +38,7 @@ CHECKS: dict[str, Check] = {
     "eval_steps": (lambda x: x > 0, "at least 1, or a share of the run between 0 and 1"),
     "run_name": (lambda x: x.isprintable() and Path(x).name == x, "a name without slashes and control characters"),
     "resume_from_checkpoint": (lambda x: not x, "--resume RUN, which continues from the last checkpoint"),
-    "save_only_model": (lambda x: not x, "false, because --resume needs what it leaves out of a checkpoint"),
+    "save_only_model": (lambda x: not x, "false, because --resume needs the complete checkpoint"),
     "load_best_model_at_end": (lambda x: not x, "false, because best/ has the best adapter of every run"),
     "save_strategy": (lambda x: x != "best", "steps or epoch, because best/ has the best adapter of every run"),
 }
@@ -101,7 +101,7 @@ def check_values(values: Mapping[str, Any]) -> None:
             "--fsdp needs several processes: accelerate launch --config_file configs/accelerate/fsdp2.yaml."
         )
     if values.get("sync_ref_model") and not (values["beta"] and values["lora_rank"] == 0):
-        raise UsageError("--sync_ref_model needs a reference model of its own: --beta above 0 and --lora_rank 0.")
+        raise UsageError("--sync_ref_model needs a separate reference model: --beta above 0 and --lora_rank 0.")
     if values["max_steps"] == -1 and values["num_train_epochs"] <= 0:
         raise UsageError(f"--num_train_epochs is {values['num_train_epochs']}: expected more than 0.")
     optim = str(values["optim"])

@@ -1,7 +1,7 @@
 """Arithmetic word problems with worked solutions, generated from a seed: what the tiny model is trained on.
 
-Problems of one to three steps are for training and testing; those of four and five steps are never trained on and play
-the part of AIME and AMC for the tiny model.
+Problems of one to three steps are for training and testing. Those of four and five steps are never trained on; they
+replace AIME and AMC for the tiny model.
 """
 
 import random

@@ -59,11 +59,10 @@ def load_train(
 ) -> "Dataset":
     """The rows of ``data.dataset``: columns prompt, answer, solution, and all others of your data under their names.
 
-    A prompt that is a conversation is used as it is. The number of dropped rows is logged.
+    A prompt that is a conversation is not changed. The number of dropped rows is logged.
 
     Args:
-        data: Which rows, and how the columns of your data are called. Without a column for the answer or the solution
-            the rows have none.
+        data: Which rows, and the columns of your data; answer and solution are optional.
         seed: Seed of the generated arithmetic problems; other datasets ignore it.
         dry_run: Do not ask the Hub. The rows of gsm8k and math are empty then, and their number and columns are enough
             for a plan; of another dataset of the Hub neither is known, and the result has no columns.
@@ -153,7 +152,7 @@ def _load(
         if not is_user_data(name):
             raise UsageError(
                 f"{flag} {name!r} is unknown{nearest(name, known)}: pick one of {', '.join(known)}, or name a file "
-                f"({', '.join(FORMATS)}), a folder or a Hub id (owner/name)."
+                f"({', '.join(FORMATS)}), a directory or a Hub id (owner/name)."
             )
         return _to_dataset({}) if dry_run and is_on_hub(name) else _load_own(data, prompt_format, split)
     if name in ARITHMETIC_STEPS:
@@ -194,8 +193,8 @@ def load_user_benchmark(name: str, source: str, flags: EvaluationArguments) -> t
 
     Args:
         name: Its name in the ids.
-        source: A file, a folder or a Hub id.
-        flags: How its columns are called, and its split.
+        source: A file, a directory or a Hub id.
+        flags: The names of its columns, and its split.
 
     Raises:
         UsageError: If it cannot be read or lacks a column, or no row is left.
@@ -299,7 +298,7 @@ def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: s
 def _columns_of(
     table: Table, flags: DataArguments | EvaluationArguments, roles: Sequence[str], required: Sequence[str]
 ) -> dict[str, str]:
-    """Role -> column of your data; a role that is neither required nor named and has no column is left out.
+    """Role -> column of your data; without roles that are optional, not named and have no column.
 
     Raises:
         UsageError: If a column is missing.
@@ -343,7 +342,7 @@ def _report_dropped(table: Table, dropped: Mapping[str, list[str]]) -> None:
 
 
 def _is_empty(value: Any) -> bool:
-    """Nothing, white space, or the NaN with which pandas marks a gap."""
+    """Nothing, whitespace, or pandas' NaN for a missing value."""
     return value is None or value == [] or (isinstance(value, str) and not value.strip()) or value != value
 
 
@@ -371,7 +370,7 @@ _CONVERSATION = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
 
 
 def _text(value: Any, where: str) -> str:
-    """A value as text; a number is written out, 18.0 as 18: pandas stores integers with gaps so."""
+    """A value as text; 18.0 becomes 18: pandas stores integer columns with missing values as floats."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal) or value in (math.inf, -math.inf):
         raise UsageError(f"{where} is {reprlib.repr(value)}: expected a string or a number.")
     return f"{value:.0f}" if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else str(value)

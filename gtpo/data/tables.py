@@ -1,4 +1,4 @@
-"""Rows of your own: JSONL, CSV and Parquet files, folders of such shards, and datasets of the Hub.
+"""Your rows: JSONL, CSV and Parquet files, directories of such shards, and datasets of the Hub.
 
 Values are read as they are stored: everything in a CSV file is text ("007", "TRUE", "1,000"), and no type is inferred.
 What cannot be read is an error that names file and line. ``datasets`` and ``pyarrow`` are imported when needed.
@@ -28,7 +28,7 @@ class Table:
     """Rows and where each of them is stored.
 
     Attributes:
-        name: The file, folder or Hub id.
+        name: The file, directory or Hub id.
         columns: Their names; each row has all of them.
         rows: Column -> value; None where a JSON object lacks it.
         locations: Of each row, such as ``line 3 of my.csv``: the last of its lines.
@@ -55,7 +55,7 @@ def _is_path(source: str) -> bool:
 
 
 def short_name_of(source: str, taken: Collection[str]) -> str:
-    """A short name for your data: that of the file or folder without its ending, or the last part of the Hub id.
+    """A short name for your data: that of the file or directory without its extension, or the last part of the Hub id.
 
     Args:
         source: Path or Hub id.
@@ -69,7 +69,7 @@ def short_name_of(source: str, taken: Collection[str]) -> str:
 
 
 def read_table(source: str, split: str | None, default_split: str, config: str | None = None) -> Table:
-    """All rows of a file, of a folder of shards, or of one split of a dataset of the Hub.
+    """All rows of a file, of a directory of shards, or of one split of a dataset of the Hub.
 
     Args:
         source: Path or Hub id.
@@ -91,7 +91,7 @@ def read_table(source: str, split: str | None, default_split: str, config: str |
     return concatenate(source, [read_file(shard) for shard in _shards(path)])
 
 
-def read_file(path: Path, if_missing: str = "expected a file, a folder or a Hub id (owner/name).") -> Table:
+def read_file(path: Path, if_missing: str = "expected a file, a directory or a Hub id (owner/name).") -> Table:
     """All rows of one file, whose ending names the format; ``if_missing`` is advice for a file that does not exist.
 
     Raises:
@@ -141,7 +141,7 @@ def _read_jsonl(path: Path) -> dict[int, Row]:
 
 def _object(pairs: list[tuple[str, Any]]) -> Row:
     if len(row := dict(pairs)) < len(pairs):
-        raise ValueError(f"a key of {[key for key, _ in pairs]} occurs twice")
+        raise ValueError(f"duplicate key in {[key for key, _ in pairs]}")
     return row
 
 
@@ -152,7 +152,7 @@ def _read_csv(path: Path) -> dict[int, Row]:
         reader = csv.DictReader(file, strict=True)
         try:
             if len({*(reader.fieldnames or ()), ""}) <= len(reader.fieldnames or ()):
-                raise ValueError(f"the header {reader.fieldnames} has a column twice or without a name")
+                raise ValueError(f"duplicate or empty column name in the header {reader.fieldnames}")
             for row in reader:
                 if None in row or None in row.values():
                     names = ", ".join(reader.fieldnames or ())
@@ -177,7 +177,7 @@ def _read_parquet(path: Path) -> dict[int, Row]:
 
 
 def _shards(folder: Path) -> list[Path]:
-    """The data files in a folder, by name; folders in it are not read."""
+    """The data files in a directory, by name; subdirectories are not read."""
     files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     shards = [path for path in files if _ending(path) in FORMATS + NOT_READ]
     if not shards:
@@ -189,7 +189,7 @@ def _shards(folder: Path) -> list[Path]:
     if len(kinds) > 1:
         raise UsageError(
             f"{folder} has {' and '.join(kinds.values())}: expected shards of one format and one split; put "
-            "others into a folder of their own."
+            "others into another directory."
         )
     return shards
 

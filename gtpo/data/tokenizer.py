@@ -20,7 +20,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 PAD_TOKENS = ("<|finetune_right_pad_id|>", "<|reserved_special_token_0|>", "<|endoftext|>", "<pad>", "[PAD]", "<unk>")
 RESERVED = re.compile(r"pad|reserved|unused|placeholder|dummy|control_\d", re.IGNORECASE)
-ROLES = ("bos_token", "eos_token", "sep_token", "cls_token", "mask_token")  # their text stands in prompts
+ROLES = ("bos_token", "eos_token", "sep_token", "cls_token", "mask_token")  # their text occurs in prompts
 RARE = "\x00\u0378\U0001f9ff\ue000"  # characters that few vocabularies have
 
 FOLD_SYSTEM = (  # before the template of a model without a system role
@@ -89,12 +89,12 @@ def prepare_tokenizer(
         had = "has no padding token" if tokenizer.pad_token_id is None else "pads with its EOS token"
         token = free_token(tokenizer, vocab_size)
         tokenizer.pad_token = token or tokenizer.eos_token
-        free = "" if token else ", no other token is free; padding is told from EOS by the masks"
+        free = "" if token else "; no other token is free, and the masks distinguish padding from EOS"
         logger.warning("the tokenizer of %s %s: padding is %s%s", path, had, tokenizer.pad_token, free)
 
 
 def _check_cost(tokenizer: Any, path: str, arguments: Mapping[str, Any]) -> None:
-    """Render a conversation in a process of its own: a template is a program that comes with the model. On Linux.
+    """Render a conversation in a separate process: a template is a program that comes with the model. On Linux.
 
     Raises:
         UsageError: If that takes too long or too much memory, or the text is too long.
@@ -137,7 +137,7 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     used = {getattr(tokenizer, role) for role in ROLES}
     if tokenizer.unk_token_id in tokenizer.encode(RARE, add_special_tokens=False):
-        used.add(tokenizer.unk_token)  # no fallback to bytes: it stands for unknown characters
+        used.add(tokenizer.unk_token)  # no fallback to bytes: it replaces unknown characters
 
     def is_free(token: str) -> bool:
         has_row = vocab_size is None or vocabulary.get(token, vocab_size) < vocab_size
@@ -186,7 +186,7 @@ def assistant_prefill(tokenizer: Any, prompt: PromptArguments) -> str:
 def check_answer_is_kept(tokenizer: Any, messages: Messages, prompt: PromptArguments) -> None:
     """Refuse a chat template that leaves tags of an answer out: SFT would train on another text.
 
-    Templates of reasoning models drop what stands between ``<think>`` and ``</think>`` in earlier turns, or in all.
+    Templates of reasoning models drop the text between ``<think>`` and ``</think>`` in earlier turns, or in all.
 
     Raises:
         UsageError: Names the first tag of the last message that is missing.

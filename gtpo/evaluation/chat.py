@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def questions() -> Iterator[str]:
-    """Lines of the terminal, or of a file in its place, until an empty one or the end."""
+    """Lines of the terminal or of piped input, until an empty one or the end."""
     while True:
         try:
             line = input("\n> ").strip()

@@ -1,8 +1,7 @@
 """Paired comparison of evaluations: difference per problem, its interval, wins and losses, mean and error over seeds.
 
-A side is one model, or several runs that differ in their seed only (``gtpo-g8-s1``, ``gtpo-g8-s2``). Both sides answer
-the same problems, so their difference is taken problem by problem: that removes the spread of difficulty, most of the
-interval of a single score.
+A side is one model, or several runs that differ only in their seed (``gtpo-g8-s1``, ``gtpo-g8-s2``). Differences are
+taken per problem. This removes the variance of problem difficulty, most of the interval of a single score.
 """
 
 import json
@@ -159,12 +158,12 @@ def _compare(benchmark: str, names: tuple[str, str], entries: list[list[Entry]])
     if len(problems) > 1 or len(asked) > 1:
         counts = ", ".join(f"{entry.label} {len(entry.per_problem)}" for entry in everything)
         raise UsageError(
-            f"the evaluations on {benchmark} have other problems ({counts}): evaluate all of them on the same data, "
-            "with the same --limit."
+            f"the evaluations on {benchmark} have different problems ({counts}): evaluate all of them on the same "
+            "data, with the same --limit."
         )
     for name in _HOW:
         if len({json.dumps(entry.settings.get(name)) for entry in everything}) > 1:
-            logger.warning("%s and %s were evaluated with another --%s", *names, name)
+            logger.warning("%s and %s were evaluated with different --%s", *names, name)
     for metric, read in _metrics(everything).items():
         seeds = [[[read(entry, problem) for problem in entry.per_problem] for entry in side] for side in entries]
         first, second = ([100 * statistics.fmean(values) for values in side] for side in seeds)

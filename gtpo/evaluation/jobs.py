@@ -58,21 +58,19 @@ class Job:
 def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
     """``--benchmarks`` without duplicates: name in tables and files -> name, path or Hub id on the command line.
 
-    Your benchmark has the name of its file or folder without the ending; ``gsm8k.csv`` keeps it.
+    Your benchmark is named after its file or directory without the extension; ``gsm8k.csv`` keeps it.
 
     Raises:
         UsageError: If there are none, one is unknown, two have the same name, or there is a column for none of them.
     """
     if not flags.benchmarks:
-        raise UsageError(
-            f"--benchmarks is missing: name one or more of {', '.join(BENCHMARK_TITLES)}, or a file of your own."
-        )
+        raise UsageError(f"--benchmarks is missing: name one or more of {', '.join(BENCHMARK_TITLES)}, or your file.")
     selected: dict[str, str] = {}
     for source in flags.benchmarks:
         if source not in BENCHMARK_TITLES and not is_user_data(source):
             raise UsageError(
                 f"unknown benchmark {source!r}{nearest(source, BENCHMARK_TITLES)}: pick from "
-                f"{', '.join(BENCHMARK_TITLES)}, or name a file, a folder or a Hub id (owner/name)."
+                f"{', '.join(BENCHMARK_TITLES)}, or name a file, a directory or a Hub id (owner/name)."
             )
         name = source if source in BENCHMARK_TITLES else short_name_of(source, BENCHMARK_TITLES)
         if selected.setdefault(name, source) != source:
@@ -82,7 +80,7 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
             )
     for flag in (*DATA_FLAGS[1:], "grader"):
         if getattr(flags, flag) != getattr(EvaluationArguments, flag) and not selected.keys() - BENCHMARK_TITLES:
-            raise UsageError(f"--{flag} is for a benchmark of your own, and --benchmarks names none: remove it.")
+            raise UsageError(f"--{flag} is for your own benchmarks, and --benchmarks has none: remove it.")
     return selected
 
 
@@ -125,14 +123,14 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
         known = {flag: stored[flag] for flag in DATA_FLAGS if flag in stored and flag not in given}
         if (grader := stored.get("judge")) and not flags.grader:
             raise UsageError(
-                f"{path} was graded by {grader}, which --regrade does not import unasked because it is code: if you "
-                f"trust it, add --grader {shlex.quote(grader)}."
+                f"{path} was graded by {grader}, which --regrade does not import automatically because it is "
+                f"code: if you trust it, add --grader {shlex.quote(grader)}."
             )
         limit = head.settings.get("problems")
         problems = load_problems(path.stem, source, replace(flags, **known), limit)
         if problems_hash(problems.rows) != head.settings.get("problems_hash"):
             how = "name the directory of their data files with --data_dir" if source == path.stem else "restore them"
-            raise UsageError(f"{path} was created from other problems than {source} has now: {how}.")
+            raise UsageError(f"{path} was created from different problems than {source} has now: {how}.")
         jobs.append(Job(path, problems, head))
     return jobs
 

@@ -93,10 +93,9 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """95 % bootstrap interval of the mean score: problems are resampled with replacement, their samples are not.
 
-    Where all n scores are equal, every resample is, and the bootstrap would claim certainty: 0 to 0 for a model that
-    solves none of 30 problems. The interval is then the exact one (Clopper and Pearson) for a share observed 0 times in
-    n: at most 1 - 0.025^(1/n) of all problems have another score, and that can be any within the bounds.
-    All-zero scores of 30 problems give 0 to 0.116.
+    If all n scores are equal, every resample is the same and the bootstrap interval has zero width. The interval is
+    then the exact one (Clopper and Pearson) for a share observed 0 times in n: at most 1 - 0.025^(1/n) of all problems
+    have another score, with any value within the bounds. All-zero scores of 30 problems give 0 to 0.116.
 
     Args:
         per_problem_scores: One score per problem, such as its pass@k.

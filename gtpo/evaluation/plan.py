@@ -1,4 +1,4 @@
-"""The plan of an evaluation: from the flags to its jobs, and how the model is loaded where one has something to do."""
+"""The plan of an evaluation: from the flags to its jobs, and how a model is loaded if a job needs it."""
 
 from collections.abc import Callable
 from dataclasses import asdict

@@ -26,7 +26,7 @@ class Problems:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where completions come from, beside the settings that determine them.
+    """The origin of completions, in addition to the settings that determine them.
 
     Attributes:
         model: Hub id or path of the base model.

@@ -25,7 +25,7 @@ def grade(path: Path, problems: Problems) -> Entry:
 
     Args:
         path: The completion file.
-        problems: The problems; there are no lenient scores if they have a grader of their own.
+        problems: The problems; there are no lenient scores if they have their own grader.
 
     Returns:
         Its entry of ``results.json``.
@@ -104,7 +104,7 @@ def grade(path: Path, problems: Problems) -> Entry:
 
 
 def write_results(directory: Path, entries: Sequence[Entry]) -> Path:
-    """Write each entry beside its completions, and ``results.json`` with all entries in the directory.
+    """Write each entry next to its completions, and ``results.json`` with all entries in the directory.
 
     Evaluations that end at the same time write one after the other, each with what the others have written.
 
@@ -126,7 +126,7 @@ def write_results(directory: Path, entries: Sequence[Entry]) -> Path:
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """The entries of ``results.json``, or the one beside a completion file.
+    """The entries of ``results.json``, or the one next to a completion file.
 
     Raises:
         UsageError: If the file cannot be read, or an entry lacks a key or has an invalid value.

@@ -84,7 +84,7 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
         logger.warning("skipped: %s", reason)
     if len({target.label for target in targets}) < len(targets):
         labels = ", ".join(target.label or "base" for target in targets)
-        raise UsageError(f"two of --runs have one label ({labels}): name each once, or use different --output_dir.")
+        raise UsageError(f"--runs has duplicate labels ({labels}): name each run once, or use different --output_dir.")
     for target in targets:
         if target.adapter:
             check_model_files(target.adapter)
@@ -183,11 +183,11 @@ def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
 def choose_prompts(asked: dict[str, Any], targets: Sequence[Target], model: str = "") -> list[PromptArguments]:
     """How each target is asked: as the run of an adapter or model was trained, or as the flags say.
 
-    The base model beside adapters is asked as they are; alone, ``model`` can be the final or merged model of a run.
-    What is not the paper's is logged.
+    The base model gets the prompt of the adapters evaluated with it. Alone, ``model`` can be the final or merged model
+    of a run. Deviations from the paper's prompt are logged.
 
     Raises:
-        UsageError: If a run has invalid settings, or the base model is beside runs that differ.
+        UsageError: If a run has invalid settings, or the base model is evaluated with runs that differ.
     """
     weights = {target: target.adapter for target in targets if target.adapter}
     prompts = {t: PromptArguments(**(stored_prompt(_run_settings(path)) | asked)) for t, path in weights.items()}
@@ -196,14 +196,14 @@ def choose_prompts(asked: dict[str, Any], targets: Sequence[Target], model: str 
     if len(prompts) < len(targets) and (other := next((t for t, prompt in prompts.items() if prompt != first), None)):
         name = _differing(first, prompts[other])[0]
         raise UsageError(
-            f"{next(iter(prompts)).adapter} and {other.adapter} were trained with another --{name}, which leaves "
-            f"open how the base model is asked: set --{name}, or evaluate them in two commands."
+            f"{next(iter(prompts)).adapter} and {other.adapter} were trained with different --{name}, so the prompt "
+            f"of the base model is ambiguous: set --{name}, or evaluate them in two commands."
         )
     chosen = [prompts.get(target, first) for target in targets]
     for target, prompt in zip(targets, chosen, strict=True):
         if changed := _differing(PromptArguments(), prompt):
             flags = ", ".join(f"--{name} {getattr(prompt, name)!r}" for name in changed)
-            logger.warning("%s is asked with %s", target.label or "the base model", flags)
+            logger.warning("the prompt of %s has %s", target.label or "the base model", flags)
     return chosen
 
 

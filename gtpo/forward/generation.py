@@ -3,11 +3,10 @@
 * Each distinct prompt is encoded once; its KV cache is repeated for its completions.
 * The cache has room for all tokens from the start: a token is written in place, where ``DynamicCache`` copies all.
 * A LoRA adapter is merged while generating, into copies of the weights. On a CPU large weights are packed.
-* Finished completions leave the batch. The draws of a completion do not depend on the others.
+* Finished completions leave the batch. The random numbers of a completion do not depend on the others.
 
-Anything else goes to ``model.generate``: beam search, settings that are not in ``_SETTINGS``, caches of another kind
-(sliding windows, states), positions that depend on the longest row, models with their own inputs for generation,
-weights that are spread over processes.
+``model.generate`` handles everything else: beam search, settings that are not in ``_SETTINGS``, other caches (sliding
+windows, states), positions that depend on the longest row, models with their own generation inputs, sharded weights.
 """
 
 import inspect
@@ -62,11 +61,11 @@ def generate(
         Shape (B, P + T), rows padded to the right.
 
     Raises:
-        UsageError: If the model trains with gradient checkpointing: Transformers then leaves out the cache.
+        UsageError: If the model trains with gradient checkpointing: Transformers then disables the cache.
     """
     if model.training and model.is_gradient_checkpointing:
         raise UsageError(
-            "generate needs the cache, which gradient checkpointing leaves out: call model.eval() before, or "
+            "generate needs the cache, which gradient checkpointing disables: call model.eval() before, or "
             "model.gradient_checkpointing_disable()."
         )
     config, _ = model._prepare_generation_config(generation_config)
@@ -215,8 +214,8 @@ class _RoomyLayer(DynamicLayer):
 def fast_layers(model: nn.Module, rows: int) -> Iterator[None]:
     """Inside, linear layers compute the same in less time; no weight changes, so nothing has to be restored.
 
-    * A LoRA layer is one matmul with W + BA. It stays as it is where that is not exact to float32's rounding
-      (quantized or 16-bit weights: a small update is rounded away), with DoRA, dropout, or several active adapters.
+    * A LoRA layer is one matmul with W + BA. Layers with quantized or 16-bit weights, which would round a small update
+      away, with DoRA, dropout or several active adapters are not changed.
     * On a CPU large weights are packed for batches of ``rows``, as ``torch.compile`` does.
 
     Under autocast, which accelerate may put into ``model.forward``, nothing changes: weights are rounded in each call.

@@ -237,7 +237,7 @@ def _scan(
             raise
         _plain = True
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        logger.warning("a CUDA route of the language-model head failed, the plain one is used from now on: %s", reason)
+        logger.warning("the CUDA path of the LM head failed; the plain one is used from now on: %s", reason)
     return _one_pass(head, hidden, targets, wanted)
 
 

@@ -1,7 +1,7 @@
 """Last hidden states of completion tokens, each prompt encoded once for all completions that share it.
 
-A group of GRPO repeats one prompt G times. Its keys and values do not depend on the completions, so the prompt runs
-through the model once, its cache is repeated, and the completions run on the cache; gradients sum over the copies.
+A group of GRPO repeats one prompt G times, and its keys and values do not depend on the completions. The prompt runs
+through the model once, its cache is repeated, and the completions use the cache. Gradients sum over the copies.
 Prefix Grouper (arXiv 2506.05433) splits the attention in the same way.
 """
 
@@ -94,7 +94,7 @@ def _rows_of_similar_length(mask: Tensor, others: int) -> tuple[Tensor, ...]:
 
     Args:
         mask: Of the completions, padded to the right. Shape (B, T).
-        others: Number of tokens beside them.
+        others: Number of other tokens.
     """
     lengths = mask.sum(-1)
     halves = lengths.argsort(stable=True).chunk(2)
@@ -116,8 +116,8 @@ def distinct_prompts(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
 def can_encode_prompts_once(causal_lm: Any, parameters: Any) -> bool:
     """Whether a model takes a cache while it trains.
 
-    Gradient checkpointing runs without one, states (of convolutions, of linear attention) cannot be repeated, dropout
-    draws a mask per completion, and positions must not depend on the other rows.
+    Not with gradient checkpointing, which disables the cache, nor with dropout, which samples a mask per completion.
+    States (of convolutions, of linear attention) cannot be repeated. Positions must not depend on the other rows.
 
     Args:
         causal_lm: The CausalLM.
@@ -144,8 +144,8 @@ def positions_depend_on_length(model: torch.nn.Module) -> bool:
 def are_equal(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> bool:
     """Whether both ways agree on a batch, up to rounding; every process has to call it.
 
-    The test batch has the first and the last row as they are, and both twice with half of their prompt: prompts that
-    are shared, and of different lengths.
+    The test batch has the first and the last row once, and twice with half of their prompt. It contains shared prompts
+    and prompts of different lengths.
     """
     rows = torch.tensor([0, -1, 0, -1, 0, -1], device=inputs["prompt_ids"].device)
     batch = {name: inputs[name][rows] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}

@@ -1,4 +1,4 @@
-r"""Answer grading: reads the answer out of a completion and decides whether two answers mean the same.
+r"""Answer grading: reads the answer out of a completion and decides whether two answers are equivalent.
 
 Rewards, evaluation, majority voting and data loading all use this package, so a training curve and an evaluation table
 always agree. Cheap exact rules run first and decide almost every pair; sympy comes last, in a separate process:
@@ -13,10 +13,10 @@ always agree. Cheap exact rules run first and decide almost every pair; sympy co
 
 Model output is untrusted input and is never evaluated as code: the worker parses it with a LaTeX grammar. If the worker
 exceeds a limit it is killed and the answer counts as wrong. A text longer than 1,000 characters is not an answer.
-`is_correct` and `equivalent` never raise because of a text, and work from any thread and in forked processes.
+`is_correct` and `equivalent` accept any text, and work from any thread and in forked processes.
 
-`grade_text` judges a completion by its answer block (strict: the reward) and by the answer that it gives in any format
-(lenient: beside the strict one in logs and scores, since a gain in the strict one alone is format).
+`grade_text` grades a completion by its answer block (strict: the reward) and by its answer in any format (lenient).
+A gain in the strict score alone is a gain in format.
 
 All comparisons of a completion, between its answer blocks and with the gold answer, share one `TimeBudget` of 5
 seconds. The last one may overrun it, so a completion takes less than 10 seconds, and the worker some 2 to restart; a
@@ -25,8 +25,8 @@ batch takes at most the sum. All threads share the worker: each may wait that lo
 Conventions where public graders differ: ``10\%`` equals both ``10`` and ``0.1``; a unit may be missing but not wrong
 (75 cents is ``\$0.75``, 18 cents is not ``\$18``); ``1, 2`` equals ``2, 1`` and ``\{2, 1\}``, but ``(1, 2)`` only in
 that order; ``204_5`` equals only ``204_5``; a decimal equals an exact value if it is exact, or correct to the last of
-at least 10 significant digits; ``AB = 18`` and ``m + n = 18`` equal 18, but ``2x = 18``, ``x + 1 = 18`` and
-``1 = 18`` do not: an equation to solve, or a false statement, has no value.
+at least 10 significant digits; ``AB = 18`` and ``m + n = 18`` equal 18. ``2x = 18``, ``x + 1 = 18`` and ``1 = 18`` do
+not: an equation to solve, or a false statement, has no value.
 """
 
 from gtpo.grading.compare import equivalent, is_correct

@@ -1,7 +1,7 @@
 r"""Two verdicts on a completion: the strict one of its answer block, and a lenient one that any format can pass.
 
-The lenient answer is the content of the last ``\boxed{}``, else the answer block, else the last number of the text, or
-the last choice where the gold answer is one. A completion that is right by the strict rule is right by the lenient one.
+The lenient answer is the content of the last ``\boxed{}``, else the answer block, else the last number of the text (the
+last choice if the gold answer is one). A completion that is strictly correct is also leniently correct.
 """
 
 import re

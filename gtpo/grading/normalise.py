@@ -111,8 +111,7 @@ _REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\{(\d+)\}")
 def normalise(text: str) -> str:
     """The normal form of an answer: one spelling for all the ways to write the same thing.
 
-    Returns an empty string if there is nothing to compare: a blank text, one with more than 1,000 characters, or one
-    whose brackets do not match.
+    Returns an empty string if there is nothing to compare: blank text, over 1,000 characters, or unmatched brackets.
     """
     text = text.strip()
     if not text or len(text) > MAX_LENGTH:

@@ -1,9 +1,8 @@
 """The process that runs sympy and math-verify. worker.py starts it, sends it pairs of answers, and kills it when late.
 
-It is a separate script (``python -I symbolic.py FD PATH...``) because sympy cannot be limited from within a process: an
-alarm does not interrupt C code. Requests arrive on the connection FD as JSON ``[a, b, tolerance]``; the reply is one
-byte. The text is never evaluated as Python: the only parser is math-verify's LaTeX grammar, which passes nothing but
-numbers to `sympy.sympify`.
+It is a separate script (``python -I symbolic.py FD PATH...``), because an alarm does not interrupt sympy's C code.
+Requests arrive on the connection FD as JSON ``[a, b, tolerance]``; the reply is one byte. The text is never evaluated
+as Python: the only parser is math-verify's LaTeX grammar, which passes only numbers to `sympy.sympify`.
 """
 
 import contextlib

@@ -31,7 +31,7 @@ class Purpose(NamedTuple):
 
     flag: str
     noun: str
-    passed: frozenset[str]  # arguments beside the columns of the data
+    passed: frozenset[str]  # arguments in addition to the columns of the data
     after_error: str
 
 
@@ -53,13 +53,13 @@ def load_rewards(
         purpose: What they are loaded for.
 
     Raises:
-        UsageError: If a name is unknown, cannot be imported or occurs twice, a function cannot be called with the
+        UsageError: If a name is unknown, cannot be imported or is a duplicate, a function cannot be called with the
             columns, or a column has the name of an argument of TRL.
     """
     if not names:
         raise UsageError(f"--reward is empty: name {', '.join(known)}, file.py:function or module:function.")
     if taken := sorted(NOT_COLUMNS & set(columns)):
-        raise UsageError(f"the data has a column {taken[0]!r}, a name that TRL uses for data of its own: rename it.")
+        raise UsageError(f"the data has a column {taken[0]!r}, a name that TRL uses itself: rename it.")
     rewards = [checked_reward(known.get(name) or _import_reward(name, known, purpose), name, purpose) for name in names]
     by_name = {reward.__name__: reward for reward in rewards}
     for reward in rewards:
@@ -80,7 +80,9 @@ def _check_signature(reward: "CheckedReward", columns: Set[str]) -> None:
     theirs = columns - {"prompt", "completion"}  # TRL passes the prompts as `prompts`
     given = purpose.passed | theirs
     if by_position := [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]:
-        raise UsageError(f"{what} takes {by_position[-1]!r} by position, and gets it by name: remove the `/` after it.")
+        raise UsageError(
+            f"{what} takes {by_position[-1]!r} by position, but is called by name: remove the `/` after it."
+        )
     named = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     missing = [name for name, default in named.items() if default is inspect.Parameter.empty and name not in given]
     if columns and missing:
@@ -89,7 +91,7 @@ def _check_signature(reward: "CheckedReward", columns: Set[str]) -> None:
             f"{purpose.flag} (columns of the data: {', '.join(sorted(theirs)) or 'none but the prompt'})."
         )
     if not any(p.kind is p.VAR_KEYWORD for p in parameters) and (others := sorted(given - named.keys())):
-        raise UsageError(f"{what} does not take {', '.join(others)}, which it gets too: add **kwargs to its arguments.")
+        raise UsageError(f"{what} does not accept {', '.join(others)}, passed to it: add **kwargs to its arguments.")
 
 
 def with_prefill(rewards: "Sequence[CheckedReward]", prefill: str) -> "list[CheckedReward]":
@@ -171,7 +173,7 @@ class CheckedReward:
 
     def _log_extra(self, log_extra: Callable[[str, list[Any]], None], rows: int, column: str, values: Any) -> None:
         if column in self.columns_of_table:
-            raise ValueError(f"log_extra({column!r}, ...): the table of completions has a column of that name")
+            raise ValueError(f"log_extra({column!r}, ...): the table of completions already has this column")
         if len(listed := list(values)) != rows:
             raise ValueError(f"log_extra({column!r}, ...): {len(listed)} values for {rows} completions")
         log_extra(column, listed)

@@ -27,8 +27,8 @@ class ComparisonFailed(Exception):
 class Worker:
     """A process that compares pairs of LaTeX expressions, one at a time.
 
-    It runs symbolic.py as a script rather than through multiprocessing: spawn and forkserver import the user's main
-    module again, with torch and trl, and a forked process inherits the memory and the locks of the training process.
+    It runs symbolic.py as a script instead of using multiprocessing. Spawn and forkserver import the user's main module
+    again, with torch and trl. A forked process inherits the memory and the locks of the training process.
     """
 
     def __init__(self) -> None:

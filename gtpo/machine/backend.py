@@ -44,8 +44,8 @@ def gpu_is_available() -> bool:
 def check_driver() -> str | None:
     """One sentence if the NVIDIA driver is too old: PyTorch then sees no GPU, and says so only in a warning.
 
-    A GPU that PyTorch with CUDA 13 sees all the same passes (CUDA forward compatibility), and so does a machine without
-    a driver, or with ``CUDA_VISIBLE_DEVICES`` empty.
+    None for a GPU that PyTorch with CUDA 13 sees anyway (CUDA forward compatibility), without a driver, and with
+    ``CUDA_VISIBLE_DEVICES`` empty.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not shutil.which("nvidia-smi"):
         return None
@@ -142,7 +142,7 @@ def choose_training_backend(backend: str = "auto", model: str | None = None) -> 
 
 
 def load_backend(backend: str = "auto", model: str | None = None) -> str:
-    """Choose a backend and import Unsloth where it is the one. Call it before trl, transformers and peft are imported.
+    """Choose a backend, and import Unsloth if it is chosen. Call it before trl, transformers and peft are imported.
 
     Args:
         backend: As for :func:`choose_training_backend`.

@@ -185,7 +185,7 @@ def check_compiler() -> str | None:
 
 
 def check_python_headers() -> str | None:
-    """What they compile includes Python.h, which Linux distributions have in a package of its own."""
+    """What they compile includes Python.h, which Linux distributions ship in a separate package."""
     scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as Triton does, for Debian
     header = Path(sysconfig.get_paths(scheme)["include"]) / "Python.h"
     if header.is_file():

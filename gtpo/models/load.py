@@ -83,7 +83,7 @@ def _prepare_saving(policy: Any) -> None:
 
 
 def _check_target_modules(model: Any, arguments: ModelArguments, path: str) -> None:
-    """Refuse a name that no module has: PEFT ignores it where it finds another one."""
+    """Refuse a name that no module has: PEFT ignores it if another name matches."""
     ends = {name.rpartition(".")[2]: module for name, module in model.named_modules()}
     linear = sorted(name for name, module in ends.items() if hasattr(module, "in_features") and name != "lm_head")
     for name in arguments.lora_target_modules:
@@ -213,7 +213,7 @@ def read_config(model: str, args: Any) -> Any:
 
 
 def resolve_model(name: str) -> str:
-    """The Hub id or absolute path of ``--model``; the tiny base takes the place of one of the same name that is gone.
+    """The Hub id or absolute path of ``--model``; the tiny base replaces a missing one of the same name.
 
     Raises:
         UsageError: If it is neither a directory nor a possible Hub id.
@@ -335,8 +335,8 @@ def _check_embedding_rows(model: Any, path: str) -> None:
     rows, expected = len(model.get_input_embeddings().weight), config.get_text_config().vocab_size
     if rows != expected:
         raise UsageError(
-            f"the embedding of {path} has {rows} rows after loading and its config.json says {expected}: remove the "
-            "tokens that its tokenizer has beyond the embedding, or use --backend transformers."
+            f"the embedding of {path} has {rows} rows after loading, but its config.json says {expected}: remove "
+            "the tokenizer's tokens beyond the embedding, or use --backend transformers."
         )
 
 

@@ -1,4 +1,4 @@
-"""The tiny base: a Llama of about a million parameters that takes the place of the paper's instruct model.
+"""The tiny base: a Llama of about a million parameters that replaces the paper's instruct model.
 
 It is part of the package, so that every machine starts from the same weights; examples/tiny_base.py made them.
 """

@@ -22,7 +22,7 @@ class Claim:
         unit: Of the margin, a key of :data:`gtpo.paper.verdicts.SIZES`.
         pairs: Measures or thresholds, (more, less); the margin is the mean over them.
         allowed: How far ``more`` may be below ``less``, in points; this makes it a claim about a threshold.
-        not_counted: Why a verdict would say nothing; empty if it says something.
+        not_counted: Why a verdict would be meaningless; else empty.
     """
 
     name: str

@@ -203,7 +203,7 @@ def mean_of(values: Sequence[float]) -> tuple[float | None, float | None]:
 
 
 def table_markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """Table 1 in Markdown: one table per benchmark and score; beside ours the paper's number, where it has one."""
+    """Table 1 in Markdown: one table per benchmark and score; ours next to the paper's number, where it has one."""
     blocks = []
     for benchmark, score in dict.fromkeys((row["benchmark"], row["score"]) for row in rows):
         part = [row for row in rows if (row["benchmark"], row["score"]) == (benchmark, score)]
@@ -217,7 +217,7 @@ def table_markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def method_table(head: Sequence[str], rows: Sequence[dict[str, Any]], beside: bool) -> str:
-    """Rows of Table 1 in Markdown: a line per group and method; ours, and ``beside`` it the paper's number."""
+    """Rows of Table 1 in Markdown: a line per group and method; with ``beside`` also the paper's number."""
     lines = ["".join(f"| {name} " if name else "| " for name in head) + "|", "|---" * len(head) + "|"]
     for group, method in dict.fromkeys((row["group"], row["method"]) for row in rows):
         cells = [row for row in rows if (row["group"], row["method"]) == (group, method)]
@@ -294,7 +294,7 @@ def missing(matrix: Matrix, name: str, scale: str, results: Results) -> list[str
 
 
 def caption(matrix: Matrix, name: str, scale: str, results: Results) -> str:
-    """The text beside a figure: title, what is drawn, runs and seeds, the command, what is missing."""
+    """The text below a figure: title, what is drawn, runs and seeds, the command, what is missing."""
     spec = find_figure(matrix, name)
     window = matrix[scale]["window"]
     lines = [f"**{spec['title']}** ({scale} scale)", ""]

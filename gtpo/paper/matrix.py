@@ -261,7 +261,7 @@ def experiments_of(
         order += [(i, name, seed) for name in names for i, seed in enumerate(chosen)]
     if not order and (known := runs_of(matrix, figures, scale)):
         raise UsageError(
-            f"--only {' '.join(only)} is part of no run of {', '.join(figures)}{nearest(only[0], known)}: pick from "
+            f"--only {' '.join(only)} matches no run of {', '.join(figures)}{nearest(only[0], known)}: pick from "
             f"{', '.join(known)}, or a part of these names."
         )
     runs = dict.fromkeys((name, seed) for _, name, seed in sorted(order, key=lambda key: key[0]))

@@ -108,7 +108,7 @@ def policies_of(matrix: Matrix, only: Sequence[str] = ("",)) -> list[Policy]:
 
 
 def measure(matrix: Matrix, name: str, rewards_in: Callable[..., Any]) -> None:
-    """Measure what is missing of the groups of one policy, with a bar.
+    """Measure the missing groups of one policy, with a progress bar.
 
     Raises:
         UsageError: If the name is unknown, or its run is not there.
@@ -222,7 +222,7 @@ def _informative(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def effect_of(summary: dict[str, Any], objective: str, target: str, split: str = "all groups") -> dict[str, Any]:
-    """A row of a summary; of a policy without tags of its own an empty one."""
+    """A row of a summary; empty for a policy that writes no tags."""
     rows = (
         row for row in summary["rows"] if (row["objective"], row["target"], row["split"]) == (objective, target, split)
     )
@@ -230,7 +230,7 @@ def effect_of(summary: dict[str, Any], objective: str, target: str, split: str =
 
 
 def page(summaries: dict[str, dict[str, Any]]) -> str:
-    """docs/mechanism.md, from the template beside this file."""
+    """docs/mechanism.md, from the template next to this file."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(

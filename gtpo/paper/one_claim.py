@@ -1,4 +1,4 @@
-"""One claim alone, for a reader who disbelieves: the runs that it reads, with seeds of their own, and its verdict."""
+"""A single claim checked again: the runs that it needs, with new seeds, and its verdict."""
 
 from collections.abc import Sequence
 

@@ -2,7 +2,7 @@
 
     python reproduce.py --page
 
-Every number comes from results/, the condensed runs; reproduction.template.md, beside this file, is the text around it.
+Every number comes from results/, the condensed runs; reproduction.template.md has the text.
 """
 
 import json

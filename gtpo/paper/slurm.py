@@ -148,7 +148,7 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
     At paper ``scale`` a job has a GPU.
 
     Raises:
-        UsageError: If submitit or Slurm is missing, a key or value is not one, or jobs of the same name are queued.
+        UsageError: If submitit or Slurm is missing, a key or value is invalid, or jobs of the same name are queued.
     """
     try:
         from submitit import AutoExecutor, SlurmExecutor

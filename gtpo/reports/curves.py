@@ -25,7 +25,7 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10) -> An
     """Panels over the training steps, four of them two by two: each run's logged values thin, their trailing mean bold.
 
     Held-out rows that were evaluated while training are a second, dotted line of the run. The accuracy in any format
-    is a dash-dotted line beside the accuracy. A dashed line is the base model on held-out rows (``--eval_on_start``).
+    is a dash-dotted line next to the accuracy. A dashed line is the base model on held-out rows (``--eval_on_start``).
 
     Args:
         runs: Legend label -> the rows of :meth:`gtpo.runs.directory.RunDirectory.read_metrics`.

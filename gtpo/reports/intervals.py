@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import fsum, sqrt
 from typing import NamedTuple
 
-LEAST_SEEDS = 3  # with two the interval is nine times as wide as the values lie apart
+LEAST_SEEDS = 3  # with two the interval is nine times as wide as their difference
 # 97.5 % quantiles of Student's t distribution with 2 to 30 degrees of freedom; with more, that of 30, which is wider
 T = (
     *(4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120),

@@ -1,4 +1,4 @@
-"""What a run says on the screen: what it trains at the start, problems while they happen, its scores at the end."""
+"""What a run prints: its settings at the start, problems while they happen, its scores at the end."""
 
 import json
 import logging
@@ -157,7 +157,7 @@ class RunMessages(TrainerCallback):
 
 
 def start_lines(settings: Settings, prompts: int, steps: int, done: int = 0, processes: int = 1) -> list[str]:
-    """Model, data, folder and steps of a run, which has done some steps before it was resumed."""
+    """Model, data, directory and steps of a run, and the steps it had done before it was resumed."""
     count = settings.completions_per_step * processes
     each = f"{count:,} rows"
     if settings.method != "sft":

@@ -30,7 +30,7 @@ def damage(checkpoint: Path) -> str | None:
             return f"{MANIFEST} lists no {missing[0]} file"
         for name, stored in files:
             if stored != _sha256(checkpoint / name):
-                return f"{name} is not as it was saved"
+                return f"{name} has changed since it was saved"
     except FileNotFoundError as error:
         return f"{Path(error.filename).relative_to(checkpoint)} is missing"
     except (OSError, ValueError, AttributeError, RecursionError) as error:
@@ -65,8 +65,8 @@ def steps_are_done(checkpoint: Path, max_steps: int, patience: int | None = None
     Args:
         checkpoint: A complete checkpoint.
         max_steps: Of the settings, below 1 for whole epochs.
-        patience: ``early_stopping_patience`` of the settings: after as many evaluations without a better one, the run
-            has stopped early.
+        patience: ``early_stopping_patience`` of the settings: after as many evaluations without improvement the run has
+            stopped early.
 
     Raises:
         UsageError: If the state cannot be read.

@@ -96,7 +96,7 @@ class RunDirectory:
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``, oldest first; a last line truncated by a kill is skipped.
 
-        Of a step that was logged twice the last line counts.
+        If a step was logged twice, the last line counts.
 
         Raises:
             UsageError: If the run has no metrics.
@@ -132,8 +132,8 @@ class RunDirectory:
             return {metric: value, "step": int(stored["step"])}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(
-                f'{path} cannot be read: expected {{"accuracy": ..., "step": ...}}. Delete {self.best}, and the best '
-                "adapter is chosen among the steps from here on."
+                f'{path} cannot be read: expected {{"accuracy": ..., "step": ...}}. Delete {self.best}: the '
+                "best adapter is then chosen among the following steps."
             ) from error
 
 
@@ -170,7 +170,7 @@ def method_of(run: RunDirectory) -> str | None:
 
 
 def resume_command(run: RunDirectory) -> str:
-    """The command that continues a run, as it can be pasted; own rewards are named again, or they are not imported."""
+    """The command that continues a run, ready to paste; it names the user's rewards, as importing them requires."""
     flags = ["--resume", str(run.path)]
     if not run.config.is_file():  # of another program that uses the trainer
         return shlex.join(flags)

@@ -1,4 +1,4 @@
-"""The start of a run: checks before a model is loaded, the lock, what is written first, resume and replace."""
+"""The start of a run: checks before a model is loaded, the lock, the first files, resume and replace."""
 
 import json
 import logging
@@ -133,7 +133,7 @@ def _check_links(run: RunDirectory, checkpoint: Path) -> None:
         is_new = step_of(path) > step_of(checkpoint) or path.match(run.non_finite_dump("*").name)
         is_written = is_new or path in (run.metrics, run.wandb, run.completions) or path.parent != run.path
         if path.is_symlink() and is_written and not any(map(path.match, of_wandb)):
-            raise UsageError(f"{path} is a link, and training would write to its target: replace it by that.")
+            raise UsageError(f"{path} is a link, and training would write to its target: replace it with its target.")
 
 
 def _has_content(run: RunDirectory) -> bool:
@@ -155,7 +155,7 @@ def _check_writable(directory: Path) -> None:
 
 
 def check_same_policy(run: RunDirectory, values: Mapping[str, Any]) -> None:
-    """Refuse to resume a run with another model, adapter or prompt, or whose model is gone.
+    """Refuse to resume a run with another model, adapter or prompt, or whose model no longer exists.
 
     Raises:
         UsageError: Names the first of ``values`` that differs from the run's.
@@ -172,7 +172,7 @@ def check_same_policy(run: RunDirectory, values: Mapping[str, Any]) -> None:
             )
     model = str(stored.get("model", "tiny"))
     if "/" not in model and model not in MODEL_ALIASES and not Path(model).is_dir():
-        raise UsageError(f"{run.path} was trained on the model in the directory {model}, which is gone: bring it back.")
+        raise UsageError(f"{run.path} was trained on the model in {model}, which does not exist any more: restore it.")
 
 
 def _stored_settings(run: RunDirectory) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _check_changes(run: RunDirectory, stored: Mapping[str, Any], settings: Setti
         return
     if steps_are_done(checkpoint, settings.trainer.max_steps, settings.run.early_stopping_patience):
         raise UsageError(
-            f"{run.path} has all its steps, and {', '.join(changes)} would have no effect: remove it, raise "
+            f"{run.path} is finished, and {', '.join(changes)} would have no effect: remove it, raise "
             "--max_steps, or train another run with --run_name."
         )
     logger.warning("%s is resumed with %s", run.path, ", ".join(changes))

@@ -16,8 +16,8 @@ _CANNOT_OPEN = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ER
 def run_script(main: Callable[[], None]) -> NoReturn:
     """Run a script's main and exit. A UsageError is printed as one line; ``--debug`` shows the traceback instead.
 
-    Exit codes: 2 for invalid input, 1 for a run that had to stop, 130, 143, 129 or 140 after Ctrl-C, SIGTERM,
-    SIGHUP or SIGUSR2, 141 if the reader of its output has gone, as in ``| head``.
+    Exit codes: 2 for invalid input; 1 for a run that had to stop; 130, 143, 129 or 140 after Ctrl-C, SIGTERM, SIGHUP or
+    SIGUSR2; 141 if the output pipe is closed, as by ``| head``.
     """
     logging.basicConfig(format="%(message)s", handlers=[_AboveTheBar()])
     debug = "--debug" in sys.argv
@@ -33,7 +33,7 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         _exit(str(error), 2 if isinstance(error, UsageError) else 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python fails at its exit
-        _exit("nothing reads the output any more", 141)
+        _exit("the output pipe was closed", 141)
     except Exception as error:
         if debug or not (fault := _fault_of_the_disk(error)):
             raise
@@ -77,5 +77,5 @@ def _fault_of_the_disk(error: Exception) -> str | None:
     if number == errno.EFBIG or "File too large" in text:
         return f"a file is larger than the disk or `ulimit -f` allows ({error}); raise it, then: {_how_to_continue()}"
     if isinstance(error, OSError) and error.filename and number in _CANNOT_OPEN:
-        return f"{error.filename}: {error.strerror}; was it moved, deleted or made read-only? (--debug shows its use)"
+        return f"{error.filename}: {error.strerror}; was it moved, deleted or made read-only? (--debug shows more)"
     return None

@@ -42,7 +42,7 @@ class MetricsWriter(TrainerCallback):
             }
             for number, line in enumerate(lines[:-1], start=1):  # a kill truncates the last one
                 if _step(line) == math.inf:
-                    logger.warning("%s: line %d is no JSON object with a step and is removed", self.run.metrics, number)
+                    logger.warning("%s: removed line %d, not a JSON object with a step", self.run.metrics, number)
             write_atomically(self.run.metrics, "".join(line + "\n" for line in kept.values()))
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
@@ -74,15 +74,15 @@ class MetricsWriter(TrainerCallback):
 class BestAdapter(TrainerCallback):
     """Save the best adapter, or model, in ``best/``.
 
-    With held-out rows it is that of the best evaluation, the first of equal ones. Without, it is the one with the
-    highest accuracy (or reward, where no accuracy is logged), where the paper evaluates GRPO (Section 6.1): a mean over
-    the last ``BEST_WINDOW`` steps (an eighth of the run, if that is shorter), from the first full window on.
+    With held-out rows: the adapter of the best evaluation, the first of equal ones. Without: the adapter with the
+    highest accuracy, as the paper evaluates GRPO (Section 6.1), or reward if no accuracy is logged. It is a mean over
+    the last ``BEST_WINDOW`` steps, or an eighth of the run if that is shorter, from the first full window on.
 
     A new best is copied to host memory and written with the next checkpoint, or at the end.
 
     Args:
         run: The run directory.
-        tokenizer: Saved beside the adapter.
+        tokenizer: Saved next to the adapter.
         held_out_metric: ``metric_for_best_model`` of a run with held-out rows.
     """
 

@@ -163,7 +163,7 @@ def _scores(run: RunDirectory) -> list[str]:
 
 
 def _evaluations(run: RunDirectory) -> list[str]:
-    """The table rows of this adapter in the results of evaluate.py, in its default directory or beside the run."""
+    """The table rows of this adapter in the results of evaluate.py, in its default directory or next to the run."""
     rows = {}
     for directory in (Path(EvaluationArguments.output_dir), run.path.parent / "evaluation"):
         try:

@@ -1,4 +1,4 @@
-"""The evaluation of held-out rows while training: its batches, and random numbers apart from those of training."""
+"""The evaluation of held-out rows while training: its batches, and random numbers separate from those of training."""
 
 import copy
 import json
@@ -92,7 +92,7 @@ class HeldOutEvaluation:
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Whole groups, split evenly over the processes, batch by batch; with each batch the number of its prompts.
 
-        The last batch may be smaller. Accelerate would fill it with rows that then count twice.
+        The last batch may be smaller. Accelerate would fill it with duplicate rows.
         """
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         rows = self.eval_dataset[rows] if isinstance(rows, str) else rows

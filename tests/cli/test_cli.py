@@ -724,8 +724,8 @@ def test_deepspeed_without_its_package_is_refused(launched: bool, monkeypatch: p
         (["--repetition_penalty", "0"], r"--repetition_penalty is 0\.0: expected more than 0"),
         (["--steps_per_generation", "0"], "--steps_per_generation is 0: expected at least 1"),
         (["--fsdp", "full_shard"], "--fsdp needs several processes"),
-        (["--sync_ref_model", "true"], "--sync_ref_model needs a reference model of its own"),
-        (["--save_only_model"], "--save_only_model is True: expected false, because --resume needs what it"),
+        (["--sync_ref_model", "true"], "--sync_ref_model needs a separate reference model"),
+        (["--save_only_model"], "--save_only_model is True: expected false, because --resume needs the complete"),
         (["--resume_from_checkpoint", "x"], "--resume RUN, which continues from the last checkpoint"),
         (["--run_name", "a\nb"], r"--run_name is 'a\\nb': expected a name without slashes"),
         (["--run_name", "../../evil"], "expected a name without slashes"),
@@ -881,7 +881,7 @@ def test_batch_sizes_of_a_file_give_way_to_groups_on_the_command_line(
     assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (1, 1)
     run = stored_run(tmp_path / "run", "--G", "12", "--prompts_per_step", "1")
     assert settings("--resume", str(run), "--G", "5")["per_device_train_batch_size"] == 5
-    assert "per_device_train_batch_size is 5 and gradient_accumulation_steps is 1, not 12 and 1 of the" in caplog.text
+    assert "per_device_train_batch_size is 5 and gradient_accumulation_steps is 1, not 12 and 1 as in" in caplog.text
     small = stored_run(tmp_path / "small", "--G", "12", "--per_device_train_batch_size", "1", "--prompts_per_step", "1")
     got = settings("--resume", str(small), "--G", "5")
     assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (1, 5)  # no more memory

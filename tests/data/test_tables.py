@@ -290,7 +290,7 @@ def test_a_column_that_a_shard_lacks_is_empty_there_and_folders_in_the_folder_ar
         ({"a.jsonl": "{}", "b.jsonl.gz": ""}, r"own has a\.jsonl and b\.jsonl\.gz: expected shards of one format"),
         (
             {"a.csv": "prompt\na\n", "b.jsonl": '{"prompt": "b"}\n'},
-            r"own has a\.csv and b\.jsonl: expected shards of one format and one split; put others into a folder of",
+            r"own has a\.csv and b\.jsonl: expected shards of one format and one split; put others into another",
         ),
         (
             {"train-00000.csv": "prompt\na\n", "train-00001.csv": "prompt\na\n", "test-00000.csv": "prompt\nb\n"},
@@ -358,7 +358,7 @@ def test_a_dry_run_does_not_ask_the_hub_and_knows_no_columns(monkeypatch: pytest
     [
         (
             "no_such.csv",
-            r"^no_such\.csv does not exist or is not a regular file: expected a file, a folder or a Hub id",
+            r"^no_such\.csv does not exist or is not a regular file: expected a file, a directory or a Hub id",
         ),
         ("data/no_such.parquet", r"^data/no_such\.parquet does not exist"),
         (

@@ -501,7 +501,7 @@ def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_s
     own = next(entry for entry in results(Path("out")) if entry["benchmark"] == "mine")
     assert [(problem["gold"], problem["correct"]) for problem in own["per_problem"]] == [("2", "00"), ("5", "11")]
     Path("mine.csv").write_text("task,gold\nAnother?,2\n")
-    with pytest.raises(UsageError, match=r"was created from other problems than mine\.csv has now"):
+    with pytest.raises(UsageError, match=r"was created from different problems than mine\.csv has now"):
         run(monkeypatch, "--regrade", "--output_dir", "out", "--benchmarks", "mine.csv")
     with pytest.raises(UsageError, match="was created with other settings"):
         run(monkeypatch, *argv, *columns, "--benchmarks", "mine.csv")

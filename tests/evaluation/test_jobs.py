@@ -62,7 +62,7 @@ def test_two_benchmarks_of_one_name_and_columns_of_none_of_yours_are_refused() -
     with pytest.raises(UsageError, match=r"^a/mine\.csv and b/mine\.csv are both called mine in tables and files"):
         select("a/mine.csv", "b/mine.csv")
     for flag in ("prompt_column", "answer_column", "split", "dataset_config", "grader"):
-        with pytest.raises(UsageError, match=rf"^--{flag} is for a benchmark of your own, and --benchmarks names none"):
+        with pytest.raises(UsageError, match=rf"^--{flag} is for your own benchmarks, and --benchmarks has none"):
             select("gsm8k", **{flag: "task"})
         assert list(select("gsm8k", "mine.csv", **{flag: "task"})) == ["gsm8k", "mine"]
 
@@ -171,7 +171,7 @@ def test_problems_that_have_changed_are_refused(
     path = store(texts_by_hand)
     stored = json.loads(path.read_text().splitlines()[0])["settings"]["problems_hash"]
     path.write_text(path.read_text().replace(stored, ""))
-    with pytest.raises(UsageError, match=r"was created from other problems than arithmetic has now: .* --data_dir"):
+    with pytest.raises(UsageError, match=r"was created from different problems than arithmetic has now: .* --data_dir"):
         find_stored_jobs(EvaluationArguments(regrade=True, output_dir=str(tmp_path)))
 
 

@@ -176,7 +176,7 @@ def test_the_majority_is_that_of_the_smaller_k() -> None:
 
 def test_problems_in_another_order_are_not_paired() -> None:
     a, b = entry("a", ["10", "11"]), entry("b", ["10", "11"])
-    with pytest.raises(UsageError, match="have other problems"):
+    with pytest.raises(UsageError, match="have different problems"):
         compared(a, replace(b, per_problem=b.per_problem[::-1]))
 
 
@@ -198,12 +198,12 @@ def test_what_cannot_be_compared_is_refused(caplog: pytest.LogCaptureFixture) ->
     a = entry("a", ["10"])
     with pytest.raises(UsageError, match=r"a and b have no benchmark in common \(amc23 and aime24\)"):
         compared(a, entry("b", ["10"], "aime24"))
-    with pytest.raises(UsageError, match=r"on amc23 have other problems \(a 1, b 2\): .* same --limit"):
+    with pytest.raises(UsageError, match=r"on amc23 have different problems \(a 1, b 2\): .* same --limit"):
         compared(a, entry("b", ["10", "11"]))
-    with pytest.raises(UsageError, match="other problems"):
+    with pytest.raises(UsageError, match="different problems"):
         compared(a, entry("b", ["10"], settings={"problems_hash": "else"}))
     compared(a, entry("b", ["10"], settings=a.settings | {"temperature": 0.5}))
-    assert "a and b were evaluated with another --temperature" in caplog.text
+    assert "a and b were evaluated with different --temperature" in caplog.text
 
 
 # Directories

@@ -74,7 +74,7 @@ def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path) -> Non
         (["outputs/demo"], "9", r"outputs/demo has no .*; finished runs are outputs/demo/newer\.$"),
         (["outputs/older/best"], "best", "--checkpoint best selects an adapter of a run, and outputs/older/best is an"),
         (["base"], "last", "--runs base alone does not name a base model"),
-        (["outputs/older", "outputs/older/"], "last", r"two of --runs have one label \(older, older\)"),
+        (["outputs/older", "outputs/older/"], "last", r"--runs has duplicate labels \(older, older\)"),
     ],
 )
 def test_what_is_not_an_adapter_is_refused(outputs: Path, names: list[str], checkpoint: str, message: str) -> None:
@@ -320,7 +320,7 @@ def test_adapters_are_asked_as_they_were_trained(prompted: list[Target], caplog:
     think, earlier, base = prompted
     expected = PromptArguments(tags=THINK, system_prompt="none")
     assert choose_prompts({}, [think, earlier]) == [expected, PromptArguments()]
-    assert caplog.messages == [f"older is asked with --tags '{THINK}', --system_prompt 'none'"]
+    assert caplog.messages == [f"the prompt of older has --tags '{THINK}', --system_prompt 'none'"]
     assert choose_prompts({}, [base, think]) == [expected, expected]  # the base model as its run
     assert choose_prompts({}, [base]) == [PromptArguments()]
     run = RunDirectory(think.adapter.parent)
@@ -332,7 +332,7 @@ def test_adapters_are_asked_as_they_were_trained(prompted: list[Target], caplog:
 
 def test_flags_decide_the_prompt(prompted: list[Target]) -> None:
     with pytest.raises(
-        UsageError, match=r"older/adapter and .*newer/adapter were trained with another --tags, .*set --t"
+        UsageError, match=r"older/adapter and .*newer/adapter were trained with different --tags, .*set --t"
     ):
         choose_prompts({}, prompted)
     asked = EvaluationArguments(tags="a b c d", system_prompt="Be brief.").prompt

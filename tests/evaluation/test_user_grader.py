@@ -105,7 +105,7 @@ def test_graded_scores_and_their_regrade(tiny: Path, mine: Path, monkeypatch: py
     assert entry["scores"]["pass"] == {"1": 50, "2": 50}
     assert "pass_lenient" not in entry["scores"] and "correct_lenient" not in entry["per_problem"][0]
     assert entry["data"]["judge"] == "grader.py:runs"
-    with pytest.raises(UsageError, match=r"was graded by grader.py:runs, which --regrade does not import unasked"):
+    with pytest.raises(UsageError, match=r"was graded by grader.py:runs, which --regrade does not import automat"):
         run("--regrade", "--output_dir", "out")
     path = next(Path("out").glob("*/mine.jsonl"))
     path.write_text(path.read_text().replace('"completion": "', '"completion": "Write one.'))

@@ -585,9 +585,7 @@ def test_a_cuda_route_that_raises_is_left_once_and_aloud(
         assert torch.equal(ours.logps, plain.logps) and torch.equal(ours.grad_hidden, plain.grad_hidden)
     assert len(attempts) == 1
     reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    assert caplog.messages == [
-        f"a CUDA route of the language-model head failed, the plain one is used from now on: {reason}"
-    ]
+    assert caplog.messages == [f"the CUDA path of the LM head failed; the plain one is used from now on: {reason}"]
 
 
 def test_running_out_of_gpu_memory_is_not_taken_for_a_missing_operation(monkeypatch: pytest.MonkeyPatch) -> None:

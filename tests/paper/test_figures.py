@@ -157,7 +157,7 @@ def test_an_output_without_a_file_name_is_refused(
 ) -> None:
     """Matplotlib would write the hidden file new/.png."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=f"^--output {output} names no file: add a name with a suffix"):
+    with pytest.raises(UsageError, match=f"^--output {output} is not a file name: add a name with a suffix"):
         run_figures(what, write_run(tmp_path / "a"), write_run(tmp_path / "b"), "--output", output)
     assert not (tmp_path / "new").exists()
 

@@ -246,7 +246,7 @@ def test_hours_in_the_documentation() -> None:
 
 
 def test_an_unknown_part_is_refused(sandbox: Any) -> None:
-    with pytest.raises(UsageError, match=r"--only qwen-gsm9k is part of no run of fig3.*: pick from gtpo-llama-gsm8k"):
+    with pytest.raises(UsageError, match=r"--only qwen-gsm9k matches no run of fig3.*: pick from gtpo-llama-gsm8k"):
         sandbox.reproduce("fig3", "--scale", "paper", "--only", "qwen-gsm9k", "--list")
 
 

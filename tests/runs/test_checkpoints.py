@@ -43,7 +43,7 @@ def test_damage_of_the_same_size_is_found_and_named(name: str, tmp_path: Path) -
     directory = checkpoint(tmp_path, 1)
     assert damage(directory) is None
     (directory / name).write_bytes(bytes((directory / name).stat().st_size))
-    assert damage(directory) == f"{name} is not as it was saved"
+    assert damage(directory) == f"{name} has changed since it was saved"
 
 
 def test_missing_files_and_unreadable_manifests_are_damage(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_damaged_checkpoint_is_skipped_by_name(tmp_path: Path, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         assert latest_complete(tmp_path) == tmp_path / "checkpoint-4"
     assert caplog.messages == [
-        f"{tmp_path}/checkpoint-6 is incomplete or damaged (optimizer.pt is not as it was saved) and is skipped"
+        f"{tmp_path}/checkpoint-6 is incomplete or damaged (optimizer.pt has changed since it was saved) and is skipped"
     ]
     assert latest_complete(tmp_path / "nowhere") is None
 

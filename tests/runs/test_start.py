@@ -280,7 +280,9 @@ def test_a_damaged_best_json_is_refused_before_a_model_is_loaded(text: str, tmp_
     checkpoint(tmp_path / "run", 5)
     (tmp_path / "run" / "best").mkdir()
     (tmp_path / "run" / "best" / "best.json").write_text(text)
-    with pytest.raises(UsageError, match=r"best/best\.json cannot be read: expected .* Delete .*run/best, and"):
+    with pytest.raises(
+        UsageError, match=r"best/best\.json cannot be read: expected .* Delete .*run/best: the best adapter is then"
+    ):
         start(tmp_path / "run", "--resume")
 
 
@@ -353,7 +355,7 @@ def test_a_checkpoint_that_is_a_file_is_skipped_and_deleted(tmp_path: Path) -> N
 def test_a_run_whose_base_is_gone_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = run_with_checkpoint(Path("run"), "model: mybase\n")
-    with pytest.raises(UsageError, match=r"^run was trained on the model in the directory mybase, which is gone"):
+    with pytest.raises(UsageError, match=r"^run was trained on the model in mybase, which does not exist any more"):
         check_same_policy(RunDirectory(run), {"model": "mybase"})
     Path("mybase").mkdir()
     check_same_policy(RunDirectory(run), {"model": "mybase"})
@@ -367,7 +369,7 @@ def test_other_settings_for_a_finished_run_are_refused(flag: str, value: str, be
     run = finished_run(tmp_path / "run")
     stored = (run / "config.yaml").read_text()
     before = str(yaml.safe_load(stored)[flag])
-    with pytest.raises(UsageError, match=rf"has all its steps, and --{flag} {value} \(before: {before}\) would"):
+    with pytest.raises(UsageError, match=rf"is finished, and --{flag} {value} \(before: {before}\) would"):
         start(run, "--resume", f"--{flag}", value)
     assert (run / "config.yaml").read_text() == stored
 

@@ -249,7 +249,7 @@ PLACE = r" \(own\.py, line 3; --debug shows more\)"
             "columns['log_extra']('completion', [1, 1])",
             r"raised ValueError: log_extra\('completion', .*: the table of c",
         ),
-        ("columns['log_extra']('mine', [1, 1])", rf"raised .*: the table .* has a column of that name{PLACE}; correct"),
+        ("columns['log_extra']('mine', [1, 1])", rf"raised .*: the table .* already has this column{PLACE}; correct"),
     ],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
@@ -279,9 +279,9 @@ def test_a_reward_that_does_not_take_all_arguments_is_refused_when_it_is_loaded(
     """TRL passes more than the columns."""
     (tmp_path / "own.py").write_text("def mine(completions, prompts): ...\n")
     message = (
-        r"own\.py:mine reward does not take completion_ids, limit, log_extra, log_metric, trainer_state, which it "
+        r"own\.py:mine reward does not accept completion_ids, limit, log_extra, log_metric, trainer_state, passed to "
     )
-    with pytest.raises(UsageError, match=message + r"gets too: add \*\*kwargs to its arguments\.$"):
+    with pytest.raises(UsageError, match=message + r"it: add \*\*kwargs to its arguments\.$"):
         load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt", "limit"])
     (tmp_path / "own2.py").write_text("def mine(completions, prompts): ...\n")
     assert len(load_rewards([f"{tmp_path}/own2.py:mine"], {}, ["prompt"], GRADING)) == 1  # a grader gets only these
@@ -324,7 +324,7 @@ def test_two_rewards_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_a_reward_that_takes_arguments_by_position_only_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def mine(completions, /, **columns):\n    return []\n")
-    with pytest.raises(UsageError, match=r"own\.py:mine reward takes 'completions' by position, and .* remove the `/`"):
+    with pytest.raises(UsageError, match=r"own\.py:mine reward takes 'completions' by position, but .* remove the `/`"):
         load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, [])
 
 

@@ -36,7 +36,7 @@ def test_a_reader_of_the_output_that_has_gone_is_one_line(size: int) -> None:
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
-        assert process.stderr.read().decode() == "-c: nothing reads the output any more\n"
+        assert process.stderr.read().decode() == "-c: the output pipe was closed\n"
     assert process.returncode == 141
 
 

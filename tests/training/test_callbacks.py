@@ -98,7 +98,7 @@ def test_a_damaged_line_is_removed_with_a_warning(tmp_path: Path, caplog: pytest
     with caplog.at_level(logging.WARNING):
         writer.on_train_begin(ARGS, TrainerState(global_step=2), TrainerControl())
     assert [line["step"] for line in lines(writer)] == [1, 2]
-    assert caplog.messages == [f"{writer.run.metrics}: line 2 is no JSON object with a step and is removed"]
+    assert caplog.messages == [f"{writer.run.metrics}: removed line 2, not a JSON object with a step"]
 
 
 def test_a_partial_line_of_the_checkpoint_step_is_dropped(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_without_held_out_rows_nothing_is_evaluated() -> None:
         (["eval_rows", "9", "--num_generations_eval", "0"], "^--num_generations_eval is 0: expected at least 1"),
         (
             ["eval_rows", "9", "--num_generations_eval", "3", "--per_device_eval_batch_size", "4"],
-            r"--per_device_eval_batch_size 4 x 1 process\(es\) = 4 is no multiple of --num_generations_eval 3\.$",
+            r"--per_device_eval_batch_size 4 x 1 process\(es\) = 4 must be a multiple of --num_generations_eval 3\.$",
         ),
         (
             ["eval_rows", "9", "--load_best_model_at_end", "true"],
@@ -296,7 +296,7 @@ def test_evaluations_of_the_same_policy_are_equal(tiny: Path, tmp_path: Path) ->
 def test_batches_that_split_a_group_are_refused(tiny: Path, tmp_path: Path) -> None:
     trainer = make_sampling("grpo", tiny, tmp_path, rows_worth(WORTH))
     trainer.num_generations_eval = 3
-    with pytest.raises(UsageError, match=r"--per_device_eval_batch_size 2 x 1 process\(es\) = 2 is no multiple of"):
+    with pytest.raises(UsageError, match=r"--per_device_eval_batch_size 2 x 1 process\(es\) = 2 must be a multiple of"):
         trainer.evaluate()
 
 
