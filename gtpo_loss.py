@@ -1,8 +1,8 @@
 """The GTPO objective (arXiv 2508.03772v5) as pure tensor functions: no trainer, no tokenizer, no I/O.
 
 Shapes: B = P * G rows (P prompts, G completions each, the rows of a group adjacent), T completion tokens
-(right-padded). Log-probabilities and entropies are in nats. Results are float32 (float64 for float64 inputs), whatever
-the dtype of the policy. Where tools answer between the turns of a completion, ``completion_mask`` is 0 on the tokens
+(right-padded). Log-probabilities and entropies are in nats. Results are float32 (float64 for float64 inputs), for any
+dtype of the policy. Where tools answer between the turns of a completion, ``completion_mask`` is 0 on the tokens
 of the answers, and o_i is what the policy has written: its tokens one after the other.
 
     mask = conflict_mask(completion_ids, completion_mask, advantages, group_size)  # M, Section 5.1
@@ -263,7 +263,7 @@ def gtpo_loss(
 
         J = 1/G * sum_i delta_i (A_i - gamma <H>_i) / |o_i| * sum_t r_it lambda_it
 
-    Another ``loss_type`` has the same delta, gamma and lambda, and its w_i in place of 1 / (G |o_i|).
+    Another ``loss_type`` has the same delta, gamma and lambda, and its w_i instead of 1 / (G |o_i|).
 
     Args:
         per_token_logps: ln pi(o_it), with gradient. Shape (B, T).

@@ -176,7 +176,7 @@ def machine(bench: Bench) -> str:
 
 
 def head(bench: Bench) -> str:
-    """Time, memory and accuracy of the head beside the limit of two matmuls and the heads of TRL and Liger."""
+    """Time, memory and accuracy of the head next to the limit of two matmuls and the heads of TRL and Liger."""
     file = bench.work / "head.json"
     argv = ["--device", bench.device, *bench.sizes.benchmark, "--output", file]
     if bench.device == "cuda":

@@ -61,7 +61,7 @@ class Request:
         id, sample: The problem, and the number of the sample, 0 to k - 1.
         prompt_ids: Token ids of the prompt.
         prefill: What the prompt contains of the completion (:func:`gtpo.data.tokenizer.assistant_prefill`).
-        end_ids: Tokens of the chat template that end the completion, beside those of the model.
+        end_ids: Tokens of the chat template that end the completion, in addition to those of the model.
     """
 
     id: str

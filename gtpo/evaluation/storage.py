@@ -3,7 +3,7 @@
 The first line has the settings, every other line one completion {id, sample, completion, tokens, finished}. A
 completion is identified by (id, sample). A file is only continued with the settings that it was created with, or with
 more problems or a larger k: then its completions are kept. One without completions is created again. The shards of an
-evaluation are files of the same kind beside it.
+evaluation are files of the same kind next to it.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""Columns that the table of completions has beside TRL's: conflict spans, length limit, prompt, gold answer."""
+"""Columns that the table of completions has in addition to TRL's: conflict spans, length limit, prompt, gold answer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
