@@ -331,6 +331,7 @@ class RunArguments:
     push_to_hub: bool = field(default=False, init=False)  # TRL's flag; its trainer would upload every checkpoint
 
 
+MATH_VERIFY = "math_verify"  # --grader
 MAX_K = 10_000  # the most samples per problem in the literature (Brown et al. 2024, arXiv 2407.21787)
 
 
@@ -362,8 +363,8 @@ class EvaluationArguments:
     answer_column: str = option("answer", "Column of your benchmark with the gold answer.")
     grader: str | None = option(
         None,
-        "Reward function that grades your benchmark, as file.py:function or module:function; a score above 0 "
-        "is correct.",
+        "math_verify: math-verify alone compares the answers. Or a function that grades your benchmark, as "
+        "file.py:function or module:function: a reward function; a score above 0 is correct.",
     )
     k: int = option(64, "Completions per problem.")
     temperature: float = option(1.0, "Sampling temperature; 0 is greedy.")
@@ -397,6 +398,11 @@ class EvaluationArguments:
     )
     regrade: bool = option(False, "Grade stored completions again without a model: all, or those of --benchmarks.")
     overwrite: bool = option(False, "Discard stored completions and sample them again.")
+
+    @property
+    def user_grader(self) -> str | None:
+        """The function of ``--grader``."""
+        return None if self.grader == MATH_VERIFY else self.grader
 
     @property
     def prompt(self) -> dict[str, Any]:

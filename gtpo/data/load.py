@@ -188,7 +188,7 @@ def load_user_benchmark(name: str, source: str, flags: EvaluationArguments) -> t
     """The problems of your benchmark, and why rows were dropped -> their number.
 
     A question may be a conversation. A row whose gold answer the grader cannot read, so that no completion could be
-    right, is dropped and counted. With ``--grader`` a gold answer can be anything, or missing, and a problem
+    right, is dropped and counted. With your ``--grader`` a gold answer can be anything, or missing, and a problem
     has the columns of its row.
 
     Args:
@@ -200,20 +200,20 @@ def load_user_benchmark(name: str, source: str, flags: EvaluationArguments) -> t
         UsageError: If it cannot be read or lacks a column, or no row is left.
     """
     table = read_table(source, flags.split, "test", flags.dataset_config)
-    required = ("prompt",) if flags.grader else ("prompt", "answer")
+    required = ("prompt",) if flags.user_grader else ("prompt", "answer")
     columns = _columns_of(table, flags, ("prompt", "answer"), required)
     kept, dropped = _usable(table, {role: columns[role] for role in required})
     roles = {column: role for role, column in columns.items()}
     problems: list[Problem] = []
     for row, place in kept:
         question, others = _question(row[columns["prompt"]], place), {}
-        if flags.grader:
+        if flags.user_grader:
             others = {roles.get(column, column): value for column, value in row.items() if column != columns["prompt"]}
             answer = others.get("answer")
             gold = answer if isinstance(answer, str) else repr(answer)
         else:
             gold = _answer(row[columns["answer"]], f"{place}: column {columns['answer']!r}")
-        if flags.grader or is_correct(gold, gold):
+        if flags.user_grader or is_correct(gold, gold):
             problems.append(Problem(f"{name}/{len(problems)}", question, gold, others))
         else:
             dropped["without a readable gold answer"].append(place)

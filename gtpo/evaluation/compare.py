@@ -164,6 +164,8 @@ def _compare(benchmark: str, names: tuple[str, str], entries: list[list[Entry]])
     for name in _HOW:
         if len({json.dumps(entry.settings.get(name)) for entry in everything}) > 1:
             logger.warning("%s and %s were evaluated with different --%s", *names, name)
+    if len(graders := {entry.graded_by.get("grader") or "ours" for entry in everything}) > 1:
+        logger.warning("%s and %s were graded by different graders: %s", *names, ", ".join(sorted(graders)))
     for metric, read in _metrics(everything).items():
         seeds = [[[read(entry, problem) for problem in entry.per_problem] for entry in side] for side in entries]
         first, second = ([100 * statistics.fmean(values) for values in side] for side in seeds)

@@ -5,7 +5,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gtpo.arguments import BENCHMARK_TITLES, EvaluationArguments, PromptArguments, fields_of, stored_prompt
+from gtpo.arguments import (
+    BENCHMARK_TITLES,
+    MATH_VERIFY,
+    EvaluationArguments,
+    PromptArguments,
+    fields_of,
+    stored_prompt,
+)
 from gtpo.data.load import load_benchmark, load_user_benchmark
 from gtpo.data.tables import is_user_data, short_name_of
 from gtpo.errors import UsageError, nearest, printable
@@ -79,8 +86,10 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
                 "them into different --output_dir."
             )
     for flag in (*DATA_FLAGS[1:], "grader"):
-        if getattr(flags, flag) != getattr(EvaluationArguments, flag) and not selected.keys() - BENCHMARK_TITLES:
-            raise UsageError(f"--{flag} is for your own benchmarks, and --benchmarks has none: remove it.")
+        works_for_all = getattr(flags, flag) in (getattr(EvaluationArguments, flag), MATH_VERIFY)
+        if not works_for_all and not selected.keys() - BENCHMARK_TITLES:
+            hint = ", or set it to math_verify" if flag == "grader" else ""
+            raise UsageError(f"--{flag} is for your own benchmarks, and --benchmarks has none: remove it{hint}.")
     return selected
 
 
@@ -91,10 +100,11 @@ def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int
         UsageError: If they cannot be read.
     """
     if name in BENCHMARK_TITLES:
-        return Problems(load_benchmark(name, flags.data_dir)[:limit])
+        graded_by = None if flags.user_grader else flags.grader
+        return Problems(load_benchmark(name, flags.data_dir)[:limit], graded_by=graded_by)
     rows, dropped = load_user_benchmark(name, source, flags)
-    grader = load_user_grader(flags.grader, ["prompt", *rows[0].columns]) if flags.grader else None
-    return Problems(rows[:limit], dropped, grader)
+    grader = load_user_grader(flags.user_grader, ["prompt", *rows[0].columns]) if flags.user_grader else None
+    return Problems(rows[:limit], dropped, grader, flags.grader)
 
 
 def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) -> list[Job]:
@@ -121,7 +131,8 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
         stored = head.origin.data
         source = sources[path.stem] if sources else stored["source"]
         known = {flag: stored[flag] for flag in DATA_FLAGS if flag in stored and flag not in given}
-        if (grader := stored.get("judge")) and not flags.grader:
+        grader = stored.get("judge")
+        if grader not in (None, MATH_VERIFY) and not flags.user_grader:
             raise UsageError(
                 f"{path} was graded by {grader}, which --regrade does not import automatically because it is "
                 f"code: if you trust it, add --grader {shlex.quote(grader)}."

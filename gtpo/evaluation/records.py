@@ -16,12 +16,13 @@ from gtpo.evaluation.user_grader import UserGrader
 class Problems:
     """The problems of a benchmark; ``dropped``: why rows of your data are none -> their number.
 
-    A ``grader`` (``--grader``) decides what is correct instead of ours.
+    A ``grader`` (your ``--grader``) decides what is correct instead of ours. ``graded_by`` names the ``--grader``.
     """
 
     rows: Sequence[Problem]
     dropped: Mapping[str, int] = field(default_factory=dict)
     grader: UserGrader | None = None
+    graded_by: str | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class ProblemScores:
         c: Correct ones.
         formatted: Those in the full format.
         correct: A digit per sample, ``"0110"``.
-        correct_lenient: The same in any format; None with a user's grader.
+        correct_lenient: The same in any format; None with another ``--grader``.
         majority: A digit per k' of maj@k: whether the majority of the first k' samples is correct.
     """
 
@@ -105,7 +106,7 @@ class Entry:
         intervals: Metric -> k' -> 95 % interval in percent.
         settings: Everything that determines the completions.
         origin: Where they come from; its keys are keys of the entry in the file.
-        graded_by: Versions of the grader, and its timeouts.
+        graded_by: ``--grader``, None for ours; versions of the grader, and its timeouts.
         per_problem: The graded problems, in the order of the benchmark.
     """
 

@@ -16,7 +16,7 @@ from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_a
 from gtpo.evaluation.records import Entry, Problems, ProblemScores
 from gtpo.evaluation.storage import find_completion_files, keys_of, read_completions, scores_path
 from gtpo.files import write_atomically
-from gtpo.grading import extract_answer, grade_text, normalise, timeouts
+from gtpo.grading import extract_answer, grade_text, math_verify_accepts, normalise, timeouts
 from gtpo.runs.provenance import git_revision
 
 
@@ -25,7 +25,7 @@ def grade(path: Path, problems: Problems) -> Entry:
 
     Args:
         path: The completion file.
-        problems: The problems; there are no lenient scores if they have their own grader.
+        problems: The problems; there are no lenient scores with another grader than ours.
 
     Returns:
         Its entry of ``results.json``.
@@ -50,9 +50,12 @@ def grade(path: Path, problems: Problems) -> Entry:
     for problem in tqdm(problems.rows, desc="  grading", unit=" problems", leave=False):
         texts = [completions[problem.id, sample]["completion"] for sample in range(k)]
         lenient_marks = None
-        if problems.grader:
+        if problems.graded_by:
             answers = [extract_answer(text, None, *prompt.tags[2:]) for text in texts]
-            correct = problems.grader(problem, prompt.to_messages(problem.question), texts)
+            if problems.grader:
+                correct = problems.grader(problem, prompt.to_messages(problem.question), texts)
+            else:
+                correct = [math_verify_accepts(answer, problem.gold) for answer in answers]
             scores = _scores_of(answers, correct)
         else:
             verdicts = [grade_text(text, problem.gold, *prompt.tags[2:]) for text in texts]
@@ -95,6 +98,7 @@ def grade(path: Path, problems: Problems) -> Entry:
         settings=head.settings,
         origin=head.origin,
         graded_by={
+            "grader": problems.graded_by,
             "git_revision": git_revision(),
             "math-verify": importlib.metadata.version("math-verify"),
             "timeouts": timeouts() - timeouts_before,

@@ -56,6 +56,8 @@ def _block(benchmark: str, rows: Sequence[Entry]) -> str:
     lines, rule = lay_out(cells)
     sizes = " and ".join(str(k) for k in sorted({row.k for row in rows}))
     title = f"{BENCHMARK_TITLES.get(benchmark, printable(benchmark))}: {rows[0].problems} problems, k = {sizes}"
+    if grader := rows[0].graded_by.get("grader"):  # one --grader for all rows
+        title += f", graded by {printable(grader)}"
     if dropped := ", ".join(f"{count} {reason}" for reason, count in rows[0].dropped.items()):
         title += f"\nRows dropped: {dropped}"
     return "\n".join([title, rule, *lines[:2], rule, *lines[2:], rule])

@@ -34,7 +34,7 @@ from gtpo.grading.extract import extract_answer, gsm8k_gold
 from gtpo.grading.latex import last_boxed
 from gtpo.grading.lenient import Verdicts, grade_text, lenient_answer
 from gtpo.grading.normalise import normalise
-from gtpo.grading.sympy_fallback import TimeBudget
+from gtpo.grading.sympy_fallback import TimeBudget, math_verify_accepts
 from gtpo.grading.worker import timeouts, worker_calls
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "is_correct",
     "last_boxed",
     "lenient_answer",
+    "math_verify_accepts",
     "normalise",
     "timeouts",
     "worker_calls",

@@ -1,7 +1,7 @@
 """The process that runs sympy and math-verify. worker.py starts it, sends it pairs of answers, and kills it when late.
 
 It is a separate script (``python -I symbolic.py FD PATH...``), because an alarm does not interrupt sympy's C code.
-Requests arrive on the connection FD as JSON ``[a, b, tolerance]``; the reply is one byte. The text is never evaluated
+Requests arrive on the connection FD as JSON ``[a, b, tolerance, alone]``; the reply is one byte. The text is never evaluated
 as Python: the only parser is math-verify's LaTeX grammar, which passes only numbers to `sympy.sympify`.
 """
 
@@ -48,10 +48,12 @@ def limit_resources() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent may ignore alarms, and children inherit that
 
 
-def answer(a: str, b: str, tolerance: str | None) -> bool:
-    """`is_same` within ORPHAN_LIMIT seconds; False if sympy raises an exception."""
+def answer(a: str, b: str, tolerance: str | None, alone: bool = False) -> bool:
+    """`is_same`, or math-verify ``alone``, within ORPHAN_LIMIT seconds; False if sympy raises an exception."""
     signal.alarm(ORPHAN_LIMIT)  # the default action ends the process, even inside C code
     try:
+        if alone:
+            return math_verify_accepts(a, b)
         return is_same(a, b, tolerance)
     except MemoryError:
         raise
@@ -87,6 +89,17 @@ def is_same(a: str, b: str, tolerance: str | None) -> bool:
         ratio = simplify((x.lhs - x.rhs) / (y.lhs - y.rhs))
         return bool(x.free_symbols and ratio.is_number and ratio.is_finite and not ratio.is_zero)
     return verify_either_way(x, y)
+
+
+def math_verify_accepts(gold: str, answer: str) -> bool:
+    """The verdict of math-verify with its own settings, both texts as LaTeX. The parent process enforces the limits.
+
+    Its other extraction, of plain arithmetic, is left out: it evaluates the text as Python.
+    """
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    read = [parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=0) for text in (gold, answer)]
+    return verify(*read, timeout_seconds=None)
 
 
 def verify_either_way(x: Any, y: Any) -> bool:

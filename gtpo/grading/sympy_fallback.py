@@ -1,9 +1,10 @@
 """Rule 5: math-verify in the worker process, for pairs that the exact rules cannot decide; and the time limits."""
 
 import re
+from functools import lru_cache
 
 from gtpo.grading.exact import rounding_tolerance
-from gtpo.grading.worker import shared_worker
+from gtpo.grading.worker import ComparisonFailed, shared_worker
 
 TIME_LIMIT = 5.0  # seconds per comparison, over all elements of the answers, and per completion
 
@@ -48,6 +49,25 @@ class TimeBudget:
         verdict, seconds = shared_worker.compare(to_latex(a), to_latex(b), tolerance, self.seconds_left)
         self.seconds_left -= seconds
         return verdict
+
+
+def math_verify_accepts(answer: str | None, gold: str) -> bool:
+    """True if math-verify alone says so, without the rules of this package. None (no answer) is wrong.
+
+    So is an answer that exceeds a time or memory limit; it counts as one of `timeouts`.
+    """
+    accepted = bool(answer) and _verify_alone(gold, answer)
+    shared_worker.timeouts += accepted is None
+    return bool(accepted)
+
+
+@lru_cache(maxsize=2**16)
+def _verify_alone(gold: str, answer: str) -> bool | None:
+    """None for a comparison that exceeds a limit."""
+    try:
+        return shared_worker.compare(gold, answer, None, TIME_LIMIT, alone=True)[0]
+    except ComparisonFailed:
+        return None
 
 
 def is_refused(text: str) -> bool:

@@ -39,7 +39,9 @@ class Worker:
         self._is_ready = False
         self._lock = threading.Lock()
 
-    def compare(self, a: str, b: str, tolerance: Fraction | None, limit: float) -> tuple[bool, float]:
+    def compare(
+        self, a: str, b: str, tolerance: Fraction | None, limit: float, alone: bool = False
+    ) -> tuple[bool, float]:
         """Compare two expressions.
 
         Args:
@@ -47,6 +49,7 @@ class Worker:
             b: LaTeX without delimiters.
             tolerance: Largest absolute difference of two equal values; None compares exactly.
             limit: Seconds that the comparison may take.
+            alone: Whether math-verify decides alone, with a as the gold answer; not symmetric, without a tolerance.
 
         Returns:
             (True if equal, seconds taken).
@@ -54,7 +57,7 @@ class Worker:
         Raises:
             ComparisonFailed: If the limit is exceeded or the process dies.
         """
-        request = json.dumps([a, b, None if tolerance is None else str(tolerance)]).encode()
+        request = json.dumps([a, b, None if tolerance is None else str(tolerance), alone]).encode()
         with self._lock:
             self.calls += 1
             reply, seconds = self._request(request, limit)

@@ -229,7 +229,7 @@ def test_base_and_adapters_side_by_side(
     assert base["problems"] == len(base["per_problem"]) == 10
     assert base["settings"] | {"k": 4, "seed": 0, "temperature": 1.0, "batch_size": 3} == base["settings"]
     assert base["environment"]["packages"]["transformers"]
-    assert {"git_revision", "math-verify", "timeouts"} == set(base["graded_by"])
+    assert {"grader", "git_revision", "math-verify", "timeouts"} == set(base["graded_by"])
     assert json.loads((directory / "older" / "arithmetic.json").read_text()) == older
     texts = [
         [row["completion"] for row in read_completions(directory / label / "arithmetic.jsonl")[1]] for label in entries

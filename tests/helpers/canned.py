@@ -229,6 +229,17 @@ def assert_same(left: torch.Tensor, right: torch.Tensor, differs: bool = False) 
     assert (gap > 10 * tolerance) if differs else (gap <= tolerance), gap
 
 
+def with_distinct_entropies(trainer: Any) -> Any:
+    """Tokens of a shared prefix have equal entropies, and rounding would decide which of them are in a quantile."""
+    original = trainer.get_high_entropy_mask
+
+    def find(entropies: torch.Tensor, mask: torch.Tensor, threshold: float) -> torch.Tensor:
+        return original(entropies + 0.01 * torch.arange(entropies.numel()).cos().view_as(entropies), mask, threshold)
+
+    trainer.get_high_entropy_mask = find
+    return trainer
+
+
 def sharded_gradients(trainer: Any) -> dict[str, torch.Tensor]:
     """The gradient of the first step with the model sharded by FSDP2; each process has its rows of the group.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.canned import GROUP, assert_same, canned_group, make_trainer, weight_changes
+from helpers.canned import GROUP, assert_same, canned_group, make_trainer, weight_changes, with_distinct_entropies
 from helpers.reference import (
     length_mask,
     naive_completion_entropy,
@@ -624,6 +624,18 @@ def test_the_correction_of_the_sampler_is_that_of_trl(
     assert_same(trained("grpo")[0], theirs)
     assert_same(trained("gtpo")[0], theirs)
     assert_same(trained("grpo", vllm_importance_sampling_correction=False)[0], theirs, differs=True)
+
+
+def test_the_80_20_rule_keeps_the_correction_of_the_sampler(sampled: list, tiny: Path, tmp_path: Path) -> None:
+    settings = {"top_entropy_quantile": 0.5, "vllm_importance_sampling_mode": "token_truncate", **STEP}
+    ours, theirs, uncorrected = (
+        weight_changes(
+            with_distinct_entropies(with_sampler(make_trainer(method, tiny, tmp_path, **settings, **other), sampled))
+        )
+        for method, other in (("grpo", {}), ("trl", {}), ("trl", {"vllm_importance_sampling_correction": False}))
+    )
+    assert_same(ours, theirs)
+    assert_same(uncorrected, theirs, differs=True)
 
 
 def test_the_correction_does_not_need_that_of_trl(sampled: list, tiny: Path, tmp_path: Path) -> None:

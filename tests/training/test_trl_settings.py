@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.canned import GROUP, assert_same, canned_group, make_trainer, reward_parity, weight_changes
+from helpers.canned import (
+    GROUP,
+    assert_same,
+    canned_group,
+    make_trainer,
+    reward_parity,
+    weight_changes,
+    with_distinct_entropies,
+)
 from helpers.reference import (
     naive_completion_entropy,
     naive_conflict_mask,
@@ -40,17 +48,6 @@ def cut(trainer: Any) -> Any:
         return [row[:-1] if i in CUT else row for i, row in enumerate(original(*args, **kwargs)[0])], None
 
     trainer._generate_single_turn = sample
-    return trainer
-
-
-def with_distinct_entropies(trainer: Any) -> Any:
-    """Tokens of a shared prefix have equal entropies, and rounding would decide which of them are in a quantile."""
-    original = trainer.get_high_entropy_mask
-
-    def find(entropies: Tensor, mask: Tensor, threshold: float) -> Tensor:
-        return original(entropies + 0.01 * torch.arange(entropies.numel()).cos().view_as(entropies), mask, threshold)
-
-    trainer.get_high_entropy_mask = find
     return trainer
 
 
