@@ -265,6 +265,16 @@ def test_the_sampler_is_compared_and_corrected_on_policy_tokens(tiny: Path, tmp_
     assert sampler_gap(batch["old_per_token_logps"], batch).item() == pytest.approx(gap, rel=1e-5)
 
 
+def test_held_out_rows_are_evaluated_with_tools(tiny: Path, tmp_path: Path) -> None:
+    settings = {"eval_strategy": "no", "num_generations_eval": 1, "per_device_eval_batch_size": 5}
+    trainer = make_trainer("gtpo", tiny, tmp_path, tools=True, held_out=5, **settings)
+    trainer.model.eval()
+    found = trainer.evaluate()
+    lengths = [len(row) for row in canned_policy_tokens(trainer)[:5]]
+    assert found["eval_completion_length"] == pytest.approx(sum(lengths) / 5)
+    assert found["eval_tools/call_frequency"] == pytest.approx(6 / 5)
+
+
 def test_one_step_effects_are_of_policy_tokens(tiny: Path, tmp_path: Path) -> None:
     trainer = make_trainer("gtpo", tiny, tmp_path, tools=True)
     effects = object.__new__(OneStep)  # without prompts that are scored
