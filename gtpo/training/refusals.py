@@ -94,13 +94,13 @@ def check_inputs(arguments: Mapping[str, Any]) -> None:
     from datasets import Dataset
     from peft import PromptLearningConfig
 
-    check_turns(arguments)
     held_out = arguments.get("eval_dataset")
     for data in (arguments.get("train_dataset"), *(held_out.values() if isinstance(held_out, dict) else [held_out])):
         if not isinstance(data, Dataset | None):
             raise UsageError(f"{type(data).__name__} is not supported: expected a datasets.Dataset, not streamed.")
         if data is not None and _has_images(data):
             raise UsageError("a dataset has images, which are not supported: remove them.")
+    check_turns(arguments)
     for config in (arguments.get("peft_config"), *getattr(arguments.get("model"), "peft_config", {}).values()):
         if isinstance(config, PromptLearningConfig):
             raise UsageError(

@@ -33,8 +33,8 @@ def refuse_sharded_turns(trainer: Any) -> None:
     kind = trainer.accelerator.distributed_type.value
     if takes_turns(trainer) and kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
         raise UsageError(
-            f"tools with {kind} are not supported: processes take different numbers of turns, and a turn needs the "
-            "weights of all. Use DDP, configs/accelerate/ddp.yaml."
+            f"tools, environments and rollout functions with {kind} are not supported: processes take different "
+            "numbers of turns, and a turn needs the weights of all. Use DDP, configs/accelerate/ddp.yaml."
         )
 
 

@@ -182,10 +182,12 @@ def make_trainer(
     method_settings = {"initial_entropy": 0.1, "entropy_threshold": 5.05} | (gtpo or {})
     extra = dict(trainer_settings or {})
     prompts: list[Any] = [f"Question {i}?" + " Why?" * (i % 3) for i in range(8)]
+    held_out_prompts: list[Any] = [f"Held out {i}?" for i in range(held_out)]
     if tools:
         tokenizer.chat_template = calculator.CHAT_TEMPLATE
         tokenizer.response_template = calculator.RESPONSE_TEMPLATE
         prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        held_out_prompts = [[{"role": "user", "content": prompt}] for prompt in held_out_prompts]
         extra = {"environment_factory": ToolBox} | extra
         defaults["max_completion_length"] = TOOLS_LENGTH
     if method == "gtpo":
@@ -199,7 +201,7 @@ def make_trainer(
         args=config(output_dir=str(output_dir), **(defaults | settings)),
         processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
-        eval_dataset=Dataset.from_dict({"prompt": [f"Held out {i}?" for i in range(held_out)]}) if held_out else None,
+        eval_dataset=Dataset.from_dict({"prompt": held_out_prompts}) if held_out else None,
         **extra,
     )
 

@@ -70,6 +70,12 @@ def test_a_model_is_refused_by_its_config_alone(config: dict[str, Any], message:
         GRPOTrainer.check_model(str(tmp_path), args)
 
 
+def test_streamed_data_is_refused_with_tools_too(tmp_path: Path) -> None:
+    args = GRPOConfig(output_dir=str(tmp_path), loss_type="grpo", bf16=False, use_cpu=True, report_to="none")
+    with pytest.raises(UsageError, match="IterableDataset is not supported: expected"):
+        GTPOTrainer("no model", [], args, train_dataset=ROWS.to_iterable_dataset(), tools=[print])
+
+
 @pytest.mark.parametrize("name", ["tools", "environment_factory", "rollout_func"])
 def test_turns_that_cannot_be_run_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = SimpleNamespace(use_vllm=True, vllm_mode="colocate", vllm_tensor_parallel_size=1, world_size=2)
@@ -97,7 +103,7 @@ def test_turns_with_sharded_weights_are_refused(kind: str) -> None:
         rollout_func=None,
         accelerator=SimpleNamespace(distributed_type=DistributedType(kind)),
     )
-    with pytest.raises(UsageError, match=f"^tools with {kind} are not supported"):
+    with pytest.raises(UsageError, match=f"^tools, environments and rollout functions with {kind} are not supported"):
         refuse_sharded_turns(trainer)
     trainer.tools = []
     refuse_sharded_turns(trainer)

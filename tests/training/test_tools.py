@@ -23,6 +23,7 @@ from helpers.reference import (
 from examples import calculator
 from gtpo import ConflictMetrics
 from gtpo.errors import RunError, UsageError
+from gtpo.grading.user_functions import checked_reward
 from gtpo.training.one_step import OneStep
 from gtpo.training.rollout_check import sampler_gap
 from gtpo.training.tag_logps import tag_logps
@@ -191,6 +192,7 @@ def test_the_initial_entropy_is_that_of_all_turns(tiny: Path, tmp_path: Path) ->
 
 def test_the_table_has_the_whole_text_and_marks_policy_tokens(tiny: Path, tmp_path: Path) -> None:
     trainer = make_trainer("gtpo", tiny, tmp_path, tools=True, log_completions=True)
+    trainer.reward_funcs = [checked_reward(lambda completions, **columns: [float(i < 3) for i in range(GROUP)])]
     batch = group_of(trainer)
     texts, extra = list(trainer._logs["completion"]), trainer._logs["extra"]
     assert "35" in texts[2] and "7 7 7" in texts[5]
@@ -199,6 +201,9 @@ def test_the_table_has_the_whole_text_and_marks_policy_tokens(tiny: Path, tmp_pa
         marked = "".join(texts[row][first:last] for first, last in extra["conflicts"][row])
         ids = batch["completion_ids"][row][batch["conflict_mask"][row]]
         assert marked == decode(ids, skip_special_tokens=True)
+    call = '<call>calculate {"expression": "7 + 5"}</call>'  # rows 0 and 4 agree on it, and on 12 behind its answer
+    assert texts[0] == f"{call}1212"  # without special tokens
+    assert extra["conflicts"][0] == [[0, len(call)], [len(call) + 2, len(call) + 4]]
     assert list(extra["cut_off"]) == [row in (4, 5, 8) for row in range(GROUP)]
 
 
@@ -263,6 +268,16 @@ def test_the_sampler_is_compared_and_corrected_on_policy_tokens(tiny: Path, tmp_
     torch.testing.assert_close(batch["importance_sampling_ratio"], expected, rtol=1e-4, atol=0)
     gap = (log_ratio.abs().sum() / policy_mask(batch).sum()).item()
     assert sampler_gap(batch["old_per_token_logps"], batch).item() == pytest.approx(gap, rel=1e-5)
+
+
+def test_held_out_rows_are_evaluated_with_tools(tiny: Path, tmp_path: Path) -> None:
+    settings = {"eval_strategy": "no", "num_generations_eval": 1, "per_device_eval_batch_size": 5}
+    trainer = make_trainer("gtpo", tiny, tmp_path, tools=True, held_out=5, **settings)
+    trainer.model.eval()
+    found = trainer.evaluate()
+    lengths = [len(row) for row in canned_policy_tokens(trainer)[:5]]
+    assert found["eval_completion_length"] == pytest.approx(sum(lengths) / 5)
+    assert found["eval_tools/call_frequency"] == pytest.approx(6 / 5)
 
 
 def test_one_step_effects_are_of_policy_tokens(tiny: Path, tmp_path: Path) -> None:
