@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 
-.PHONY: help install demo smol test test-slow test-all test-avx2 test-real test-unsloth-vllm test-unsloth test-vllm test-trl test-kill first-light gpu-check preflight lock lint bench bench-loss harness soak clean
+.PHONY: help install demo smol test test-slow test-all test-avx2 test-real test-unsloth-vllm test-unsloth test-vllm test-trl test-kill first-light gpu-check preflight lock lint notebooks bench bench-loss harness soak clean
 
 help:
 	@echo "make demo               train the tiny model with GTPO and evaluate it: minutes on a CPU"
@@ -18,6 +18,7 @@ help:
 	@echo "make smol               the comparison of methods on SmolLM2: hours on a CPU, resumable"
 	@echo "make lint, lock         ruff and mypy; the lock files of requirements/"
 	@echo "make bench, bench-loss  speed next to TRL, Liger and the authors' code"
+	@echo "make notebooks          execute the notebooks without a GPU and store their outputs: minutes"
 	@echo "make test-kill, soak    kills and full disks at every file operation; 2,000 steps"
 	@echo "make clean              remove environments and caches; outputs/ is kept"
 
@@ -128,6 +129,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Their outputs, without what differs from machine to machine.
+notebooks: install
+	PYTHONPATH=tests $(BIN)/python -m helpers.notebooks
 
 bench: install
 	$(BIN)/python benchmarks/bench_step.py

@@ -1,11 +1,11 @@
-"""The report of a run: its curves, and groups with the weight of each token; live curves for notebooks.
+"""The report of a run: its curves, completions of several steps, and groups with the weight of each token.
 
     python -m gtpo.reports.html outputs/RUN          # writes outputs/RUN/report.html
 
 In a notebook:
 
     HTML(group_html(trainer.inspect_group(0)))  # G completions of one prompt, generated and scored; not trained on
-    trainer.add_callback(LiveCurves("GTPO"))  # the curves below the cell, updated while it trains
+    HTML(side_by_side(read_held_out(RunDirectory(run), 3)))  # one held-out prompt at the first, middle and last step
 """
 
 import argparse
@@ -20,8 +20,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from transformers import TrainerCallback
 
 from gtpo.arguments import (
     DataArguments,
@@ -154,27 +152,6 @@ def side_by_side(samples: Sequence[Sample]) -> str:
     return f'{above}<table style="{_TABLE}; table-layout: fixed"><tbody><tr>{"".join(cells)}</tr></tbody></table>'
 
 
-class LiveCurves(TrainerCallback):
-    """Update the curves of a run below the notebook cell that trains it, every few steps.
-
-    Add it after ``attach_callbacks``: it reads metrics.jsonl.
-    """
-
-    def __init__(self, label: str, every: int = 10) -> None:
-        self.label, self.every, self.shown = label, every, None
-
-    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        from IPython.display import display
-
-        if state.global_step % self.every and state.global_step != state.max_steps:
-            return
-        curves = plot_training({self.label: RunDirectory(args.output_dir).read_metrics()})
-        if self.shown is None:
-            self.shown = display(curves, display_id=True)
-        else:
-            self.shown.update(curves)
-
-
 def write_report(run_directory: str | Path, groups: int = 3) -> Path:
     """Write ``report.html``: the curves of a run and a few of its groups, from first to last step; of SFT curves only.
 
@@ -200,7 +177,7 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
             logger.warning("%s cannot be read and is not shown: %s", path, error)
     if parts and not settings.get("conflict_correction"):
         parts.insert(0, "<p>This run gives every token weight 1: the colors show what the correction would do.</p>")
-    if held_out := _read_held_out(run, groups):
+    if held_out := read_held_out(run, groups):
         parts.insert(0, f"<h2>One held-out prompt over training</h2><p>{_FIXED}</p>{side_by_side(held_out)}")
     elif len(samples) > 1:
         parts.insert(0, f"<h2>One completion each of several steps</h2><p>{_VARYING}</p>{side_by_side(samples)}")
@@ -227,7 +204,7 @@ def _spread(paths: Sequence[Path], count: int) -> list[Path]:
     return [paths[i * (len(paths) - 1) // max(1, shown - 1)] for i in range(shown)]
 
 
-def _read_held_out(run: RunDirectory, count: int) -> list[Sample]:
+def read_held_out(run: RunDirectory, count: int) -> list[Sample]:
     """The completions of a held-out prompt at the first, middle and last evaluation."""
     samples = []
     for path in _spread(run.held_out_completions(), count):

@@ -47,7 +47,11 @@ class ProgressBar(ProgressCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
         self.latest |= {key: value for key, value in (logs or {}).items() if value is not None}
-        texts = [text.format(self.latest[key]) for key, text in self.shown.items() if key in self.latest]
+        first: dict[str, str] = {}  # of each name: the held-out accuracy, else the held-out reward or loss
+        for key, text in self.shown.items():
+            if key in self.latest:
+                first.setdefault(text.partition("{")[0], text.format(self.latest[key]))
+        texts = list(first.values())
         if self.training_bar is not None:
             self.training_bar.set_postfix_str(", ".join(texts[:3]))
             tenth = 10 * state.global_step // max(1, state.max_steps)

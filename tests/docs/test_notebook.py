@@ -1,8 +1,9 @@
-"""The notebooks: stored without outputs, without functions of their own, and each runs from top to bottom."""
+"""The notebooks: stored with outputs, without functions of their own, and each runs from top to bottom."""
 
 import ast
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -10,17 +11,12 @@ from typing import Any
 
 import nbformat
 import pytest
+from helpers.notebooks import RESULTS, WALKTHROUGH, clean, code_cells, execute
 from helpers.scripts import ROOT
 from IPython.core.inputtransformer2 import TransformerManager
-from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-WALKTHROUGH, RESULTS = (ROOT / "notebooks" / f"{name}.ipynb" for name in ("gtpo_colab", "results"))
 STEPS = 2
-
-
-def code_cells(notebook: Any) -> list[Any]:
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def statements(path: Path) -> list[ast.stmt]:
@@ -29,68 +25,38 @@ def statements(path: Path) -> list[ast.stmt]:
     return ast.parse("\n".join(TransformerManager().transform_cell(cell.source) for cell in cells)).body
 
 
+def kinds(cell: Any) -> list[str]:
+    """What a cell shows: "text" or MIME types."""
+    return ["text" if output.output_type == "stream" else " ".join(sorted(output.data)) for output in cell.outputs]
+
+
 @pytest.mark.parametrize("path", [WALKTHROUGH, RESULTS], ids=lambda path: path.stem)
-def test_it_is_stored_without_outputs(path: Path) -> None:
+def test_it_is_stored_with_outputs_that_name_no_machine(path: Path) -> None:
+    """Neither paths nor times; `make notebooks` stores them."""
     stored = nbformat.read(path, as_version=4)
     nbformat.validate(stored)
-    assert len(code_cells(stored)) >= 5
+    assert sum(bool(cell.outputs) for cell in code_cells(stored)) >= 9 and path.stat().st_size < 500_000
     for cell in code_cells(stored):
-        assert cell.outputs == [] and cell.execution_count is None, cell.id
-    assert stored.metadata.kernelspec.name == "python3"
-    assert "widgets" not in stored.metadata
+        assert cell.execution_count is None and cell.metadata == {}
+        assert not any(output.output_type == "error" for output in cell.outputs), cell.id
+        shown = "".join(output.get("text") or output.data.get("text/html", "") for output in cell.outputs)
+        assert not re.search(r"/(home|root|tmp|work|usr|Users)/|\d:\d\d:\d\d|\bit/s|\x1b|\r", shown), cell.id
+    assert "colab.research.google.com" in stored.cells[0].source
+    assert stored.metadata.kernelspec.name == "python3" and "widgets" not in stored.metadata
 
 
 @pytest.mark.parametrize("path", [WALKTHROUGH, RESULTS], ids=lambda path: path.stem)
-def test_it_defines_no_functions_or_classes(path: Path) -> None:
+def test_it_defines_no_functions_or_classes_and_imports_little(path: Path) -> None:
     defining = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-    assert not [node.lineno for node in ast.walk(ast.Module(statements(path), [])) if isinstance(node, defining)]
-
-
-def lines(body: list[ast.stmt]) -> list[str]:
-    """Statements as text; an import of several names counts as one import of each."""
-    texts = []
-    for statement in body:
-        if isinstance(statement, ast.ImportFrom):
-            texts += [f"from {statement.module} import {alias.name}" for alias in statement.names]
-        else:
-            texts.append(ast.unparse(statement))
-    return texts
-
-
-def test_it_trains_as_the_script_does() -> None:
-    """The notebook has every line of train_gtpo.py except those that read the command line or plan a dry run."""
-    script = ast.parse((ROOT / "train_gtpo.py").read_text())
-    main = next(node for node in script.body if isinstance(node, ast.FunctionDef) and node.name == "main")
-    in_notebook = lines(statements(WALKTHROUGH))
-    missing = [line for line in lines(main.body) if line not in in_notebook]
-    differing = ("load_backend_from_flags(", "import describe_dry_run", "parse('gtpo'", "if settings.run.dry_run:")
-    assert len(missing) == len(differing), missing
-    assert all(part in line for line, part in zip(missing, differing, strict=True)), missing
-
-
-def execute(path: Path, folder: Path, last: str | None = None, **environment: str) -> dict[str, Any]:
-    """Run a notebook in a directory, as a user without a GPU, up to the cell ``last``; its code cells by id."""
-    notebook = nbformat.read(path, as_version=4)
-    if last:
-        notebook.cells = notebook.cells[: [cell.id for cell in notebook.cells].index(last) + 1]
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # a GPU would take its own preset, with 4-bit weights and vLLM
-        patch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")  # a test run may have set another
-        where = {"metadata": {"path": str(folder)}}
-        NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where).execute()
-    return {cell.id: cell for cell in code_cells(notebook)}
-
-
-def images(cell: Any) -> list[int]:
-    """The size of each image that a cell shows, in characters of base64."""
-    return [len(output.data["image/png"]) for output in cell.outputs if "image/png" in output.get("data", {})]
+    body = statements(path)
+    assert not [node.lineno for node in ast.walk(ast.Module(body, [])) if isinstance(node, defining)]
+    ours = [node for node in body if isinstance(node, ast.ImportFrom) and str(node.module).startswith("gtpo")]
+    assert len(ours) <= 5
 
 
 @pytest.fixture(scope="module")
 def executed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A copy of the repository in which the walkthrough ran, started in notebooks/; and its cells by id."""
+    """A copy of the repository in which the walkthrough ran, started in notebooks/; and its cells by id, as stored."""
     folder = tmp_path_factory.mktemp("repository")
     for file in ROOT.glob("*.py"):
         shutil.copy(file, folder)
@@ -98,7 +64,13 @@ def executed(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "notebooks").mkdir()
     settings = {"GTPO_NOTEBOOK_MODEL": str(tiny), "GTPO_NOTEBOOK_STEPS": str(STEPS), "GTPO_NOTEBOOK_PROBLEMS": "2"}
-    return folder, execute(WALKTHROUGH, folder / "notebooks", **settings)
+    return folder, stored_cells(execute(WALKTHROUGH, folder / "notebooks", **settings))
+
+
+def stored_cells(notebook: Any) -> dict[str, Any]:
+    """The code cells of an executed notebook by id, as `make notebooks` stores them."""
+    clean(notebook)
+    return {cell.id: cell for cell in code_cells(notebook)}
 
 
 @pytest.mark.slow
@@ -142,23 +114,29 @@ def test_a_machine_that_cannot_train_stops_it_before_the_installation(tmp_path: 
 
 
 @pytest.mark.slow
-def test_it_shows_groups_and_curves(executed: tuple[Path, dict[str, Any]]) -> None:
+def test_it_shows_what_is_stored(executed: tuple[Path, dict[str, Any]]) -> None:
+    """The same kinds of outputs from the same sources; the stored ones are of more steps."""
     _, cells = executed
+    stored = {cell.id: cell for cell in code_cells(nbformat.read(WALKTHROUGH, as_version=4))}
+    assert {name: kinds(cell) for name, cell in cells.items()} == {name: kinds(cell) for name, cell in stored.items()}
     for name in ("group", "after"):
-        (page,) = [output.data["text/html"] for output in cells[name].outputs if "data" in output]
-        assert page.count("<tr>") == 1 + 12
-    for name in ("entropy", "train", "curves"):  # "train" updates its image
-        (size,) = images(cells[name])
-        assert size > 5000, name
+        (output,) = cells[name].outputs
+        assert output.data["text/html"].count("<tr>") == 1 + 12
+    assert cells["held-out"].outputs[0].data["text/html"].count("<td") == 3  # steps 0, 1 and 2
+    for name in ("entropy", "curves"):
+        (output,) = cells[name].outputs
+        assert len(output.data["image/png"]) > 5000, name
 
 
 @pytest.mark.slow
-def test_the_results_notebook_draws_every_figure() -> None:
-    cells = execute(RESULTS, RESULTS.parent, GTPO_NOTEBOOK_SEARCH="results/tiny")
+def test_the_results_notebook_draws_every_figure_as_stored() -> None:
+    cells = stored_cells(execute(RESULTS, RESULTS.parent, GTPO_NOTEBOOK_SEARCH="results/tiny"))
     figures = ("fig1", "fig2", "fig3", "fig4a", "fig4b", "fig4c", "fig4d", "fig5a", "fig5b", "fig6")
     for name in ("effects", *figures, "baselines"):
-        (size,) = images(cells[name])
-        assert size > 10000, name
-    for name in ("table1", "caption"):
         (output,) = cells[name].outputs
-        assert output.data["text/markdown"].count("|") > 30
+        assert len(output.data["image/png"]) > 5000, name
+    for cell in code_cells(nbformat.read(RESULTS, as_version=4)):
+        assert kinds(cell) == kinds(cells[cell.id])
+        for stored, found in zip(cell.outputs, cells[cell.id].outputs, strict=True):
+            if "image/png" not in stored.get("data", {}):
+                assert stored == found, cell.id

@@ -53,6 +53,8 @@ def test_held_out_rows_stay_beside_the_metrics_of_training(monkeypatch: pytest.M
     assert len(line) <= 80 and line.endswith(", acc 100%, held out 100%, H 12.35]")
     assert bar_after(step, monkeypatch, later=(held_out,)).endswith(", acc 100%, held out 100%, H 12.35]")
     assert bar_after({"loss": 0.5}, monkeypatch, later=({"eval_loss": 0.25},)).endswith(", loss 0.500, held out 0.250]")
+    start = bar_after({}, monkeypatch, later=(held_out,))  # --eval_on_start: the accuracy alone
+    assert start.endswith(", held out 100%]") and start.count("held out") == 1
 
 
 @pytest.mark.parametrize(
