@@ -1,8 +1,8 @@
 """The process that runs sympy and math-verify. worker.py starts it, sends it pairs of answers, and kills it when late.
 
 It is a separate script (``python -I symbolic.py FD PATH...``), because an alarm does not interrupt sympy's C code.
-Requests arrive on the connection FD as JSON ``[a, b, tolerance, alone]``; the reply is one byte. The text is never evaluated
-as Python: the only parser is math-verify's LaTeX grammar, which passes only numbers to `sympy.sympify`.
+Requests arrive on the connection FD as JSON ``[a, b, tolerance, alone]``; the reply is one byte. The text is never
+evaluated as Python: the only parser is math-verify's LaTeX grammar, which passes only numbers to `sympy.sympify`.
 """
 
 import contextlib
