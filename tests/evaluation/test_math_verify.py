@@ -126,13 +126,13 @@ def test_scores_table_and_comparison_name_the_grader(
     caplog.clear()
     monkeypatch.setattr(sys, "argv", ["evaluate.py", "--compare", "both/ours", "both/theirs"])
     evaluate.main()
-    assert "ours and theirs were graded by other graders: math_verify, ours" in caplog.messages
+    assert "ours and theirs were graded by different graders: math_verify, ours" in caplog.messages
 
 
 def test_another_name_is_refused_where_no_benchmark_is_yours(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
     argv = ["evaluate.py", "--benchmarks", "arithmetic", "--model", str(tiny), "--grader", "math-verify"]
     monkeypatch.setattr(sys, "argv", argv)
     with pytest.raises(
-        UsageError, match=r"^--grader is for a benchmark of your own.* remove it, or set it to math_verif"
+        UsageError, match=r"^--grader is for your own benchmarks.* remove it, or set it to math_verif"
     ):
         evaluate.main()
