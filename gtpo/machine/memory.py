@@ -197,10 +197,15 @@ def rows_that_fit(values: Mapping[str, Any]) -> int:
     except UsageError as error:
         logger.debug("micro-batches of one completion: %s", error)
         return 1
+    return _largest_batch(shape, work, completions, _host_memory() / 3)
+
+
+def _largest_batch(shape: Shape, work: Workload, completions: int, free: float) -> int:
+    """The largest part of the completions of a step with an estimate below ``free`` GiB; 1 if there is none."""
     for rows in range(completions, 1, -1):
         steps = completions // rows
         tried = replace(work, per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
-        if completions % rows == 0 and sum(estimate(shape, tried).values()) < _host_memory() / 3:
+        if completions % rows == 0 and sum(estimate(shape, tried).values()) < free:
             return rows
     return 1
 
@@ -233,7 +238,8 @@ def describe_plan(
     prompts = max(1, completions // settings.group_size)
     steps = steps_of(settings, rows)
     known = f"{rows:,} training rows" if rows else "the number of training rows is known after the download"
-    parts = estimate(shape_of(work.model), work)
+    shape = shape_of(work.model)
+    parts = estimate(shape, work)
     lines = [
         f"{known}, {f'{steps:,} ' if steps else ''}steps of {prompts} prompt(s) x {settings.group_size} completion(s) "
         "per process",
@@ -268,6 +274,7 @@ def describe_plan(
         generated = work.generation_batch_size or completions
         engine = parts.get("vLLM's weights", parts["weights"])  # Unsloth shares the weights
         engine += sum(parts.get(f"vLLM's {name}", 0) for name in ("LoRA", "activations and graphs"))
+        largest = []
         for name, size in gpus or [("a 40 GiB GPU", 40.0), ("an 80 GiB GPU", 80.0)]:
             rest = total - engine - parts["KV cache"]
             at_once = max(0, min(generated, int((share * size - engine) / (parts["KV cache"] / generated))))
@@ -276,6 +283,11 @@ def describe_plan(
                 f"{name}: vLLM reserves {100 * share:g} % ({share * size:.0f} GiB): weights and KV cache for {at_once} "
                 f"of {generated} completions; training adds {rest:.1f} GiB: {'fits' if fits else 'does not fit'}"
             )
+            if fits:  # total - rest of the estimate is within vLLM's share
+                rows = _largest_batch(shape, work, completions, (1 - share) * size + total - rest)
+                largest.append(f"{rows} ({name})")
+        if largest:
+            lines.append(f"largest --per_device_train_batch_size that fits: {', '.join(largest)}")
     return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(settings.to_dict(), sort_keys=True)
 
 

@@ -51,7 +51,8 @@ def run_one(work: Work, environment: Mapping[str, str], started: Callable[[Proce
             return 0
         argv = [sys.executable, *words]
         compiled = {"UNSLOTH_COMPILE_LOCATION": f"unsloth_compiled_cache/{work.label}"}  # no other run writes there
-        with subprocess.Popen(argv, stdout=log, stderr=log, env=compiled | os.environ | environment) as process:
+        merged = {**compiled, **os.environ, **environment}
+        with subprocess.Popen(argv, stdout=log, stderr=log, env=merged) as process:
             if started:
                 started(process)
             return process.wait()

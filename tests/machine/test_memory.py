@@ -192,11 +192,28 @@ def test_lines_of_the_plan() -> None:
     assert lines[5].endswith(": fits")
     assert lines[6].startswith("# T4: vLLM reserves 40 % (6 GiB): weights and KV cache for 0 of 12 ")
     assert lines[6].endswith("does not fit")
-    assert comments(describe_plan(settings, 1, [("A", 24.0)]))[-1].endswith(
+    assert lines[7] == "# largest --per_device_train_batch_size that fits: 12 (A100)"
+    *_, small, largest = comments(describe_plan(settings, 1, [("A", 24.0)]))
+    # 60 % are 14.4 GiB: 3.1 for LoRA, gradients and optimizer, 1.13 per completion, under 1 for the head
+    assert largest == "# largest --per_device_train_batch_size that fits: 6 (A)"
+    assert small.endswith(
         "(10 GiB): weights and KV cache for 2 of 12 completions; training adds 4.6 GiB: fits"
     )  # (9.6 - 5.31 - 1.25 - 1.28) / 0.67 = 2.6
     (small,) = comments(describe_plan(settings_of("--load_in_4bit", "false"), rows=1, gpus=[("T4", 14.6)]))[4:]
     assert small.endswith("does not fit")  # 15 GiB of 16-bit weights
+
+
+@pytest.mark.parametrize(("gpu", "rows"), [(24.0, 6), (40.0, 12)])
+def test_the_largest_micro_batch_fits_and_the_next_one_does_not(gpu: float, rows: int) -> None:
+    """Beside vLLM's share, which has weights and KV cache: the training parts at each divisor of G = 12."""
+    shared = ("weights", "KV cache", "vLLM's LoRA", "vLLM's activations and graphs")
+    text = describe_plan(settings_of(), rows=1, gpus=[("A", gpu)])
+    assert f"that fits: {rows} (A)" in text
+    for batch in (1, 2, 3, 4, 6, 12):
+        batches = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 12 // batch}
+        parts = estimated(KNOWN["llama"], SETTINGS | {"load_in_4bit": True} | batches)
+        training = sum(size for name, size in parts.items() if name not in shared)
+        assert (training < 0.6 * gpu) == (batch <= rows)
 
 
 def test_the_lines_of_the_plan_come_first() -> None:
@@ -271,7 +288,7 @@ def test_every_preset_has_a_plan(method: str, model: str, tiny: Path) -> None:
 def test_trls_vllm_holds_weights_of_16_bits_and_not_the_float32_base() -> None:
     """32 GiB for vLLM minus 15 GiB of weights leave room for 12 completions of 0.67 GiB; minus 30 GiB for 3."""
     settings = settings_of("--backend", "transformers")
-    last = comments(describe_plan(settings, rows=1, gpus=[("H", 80.0)]))[-1]
+    last = comments(describe_plan(settings, rows=1, gpus=[("H", 80.0)]))[-2]
     assert last.startswith("# H: vLLM") and "12 of 12 completions" in last
 
 
