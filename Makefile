@@ -99,7 +99,7 @@ test-trl: install $(LATER_TRL:%=.venv-trl-%/installed)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) trl==$* $(KERNELS)
 	touch $@
 
-# Checks that need a GPU, into results/gpu/<GPU>.json, without the Hub: about an hour, resumable. The machine is checked
+# What only a GPU can show, into results/gpu/<GPU>.json: about an hour, resumable. The machine is checked
 # before 12 GB are installed. GPU_PYTHON selects an interpreter other than .venv's, one with pytest and the packages.
 first-light: preflight
 	$(if $(GPU_PYTHON),,$(MAKE) .venv/installed-gpu)

@@ -1,14 +1,16 @@
-"""What only a GPU can show, in about an hour, without the Hub: `make first-light`.
+"""What only a GPU can show, in about an hour: `make first-light`.
 
     python benchmarks/first_light.py                           # every stage that results/gpu/<GPU>.json does not have
     python benchmarks/first_light.py --stages head gradient    # these, again
     python benchmarks/first_light.py --minutes 20              # as many as fit
+    python benchmarks/first_light.py --model DIR               # the stage `learning` with these weights too
     python benchmarks/first_light.py --page                    # the tables of docs/gpu.md, from results/gpu/
     python benchmarks/first_light.py --miniature               # on a CPU, with the packages of `make test-unsloth-vllm`
 
 The stages run in the order of information per minute. Each has a time limit, prints one line, and is stored at once:
 an interrupted command continues with the stage that was running. A stage whose result is wrong says FAILED and why; the
-next one runs all the same. Models have random weights; the one that learns is the shipped tiny base.
+next one runs all the same. Models have random weights, and nothing is downloaded, but for those that learn: the shipped
+tiny base, and Qwen2.5-0.5B-Instruct where the Hub or its cache has it.
 """
 
 import argparse
@@ -53,6 +55,7 @@ LEAST_COSINE = 0.98  # of the gradient of a LoRA matrix in 16 bits with that in 
 MAX_GAP = 0.2  # nats per token between trainer and sampler; bfloat16 engines differ by a few hundredths
 LEAST_GPU, LEAST_DISK = 38.0, 20.0  # GiB for the 8B shape in 16 bits
 LEARNING_STEPS = {"cuda": 30, "cpu": 2}
+REAL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"  # 1 GB
 PACKAGES = "unsloth", "vllm", "bitsandbytes"
 REPLACEMENTS = f"""
 import sys
@@ -84,6 +87,7 @@ class Bench:
         work: Directory of models and runs.
         launch: Runs a script; see :func:`launch_process`.
         before: Python source that every process executes before its script: a fault, in a test.
+        real: Directory of a model with real weights, or None.
         numbers: What the running stage has measured; stored even if it fails.
         results: The numbers of the stages that are done.
     """
@@ -92,6 +96,7 @@ class Bench:
     work: Path
     launch: Launch
     before: str = ""
+    real: Path | None = None
     deadline: float = math.inf
     numbers: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
@@ -173,6 +178,14 @@ def machine(bench: Bench) -> str:
     if ended.returncode and bench.device == "cuda":
         raise Fault(found)
     return found.replace("\n", "; ")
+
+
+def attention(bench: Bench) -> str:
+    """The attention that Unsloth and vLLM take here, and whether xformers loads."""
+    file = bench.work / "attention.json"
+    bench.succeed(PARTS / "attention.py", file, "--backend=unsloth", name="attention")
+    bench.numbers |= json.loads(file.read_text())
+    return ", ".join(f"{name} {found}" for name, found in bench.numbers.items())
 
 
 def head(bench: Bench) -> str:
@@ -305,32 +318,60 @@ def frozen_run(bench: Bench) -> tuple[int, str]:
 
 
 def learning(bench: Bench) -> str:
-    """Thirty steps of the tiny base with GTPO and GRPO on this device and on the CPU, with the same seed."""
+    """Thirty steps of GTPO and GRPO: the tiny base here and on the CPU, real weights where there are some."""
     base = next((ROOT / "gtpo" / "models" / "tiny_base").glob("base-*"))
-    steps = LEARNING_STEPS[bench.device]
+    precision = [] if bench.device == "cpu" else ["--bf16=false", f"--{'bf16' if has_bfloat16() else 'fp16'}=true"]
     verdicts = []
     for method in ("gtpo", "grpo"):
         gained = {}
         for device in dict.fromkeys((bench.device, "cpu")):
-            run = bench.work / f"learning-{method}-{device}"
-            argv = ["--config", ROOT / "configs" / method / "tiny.yaml", "--model", base, "--output_dir", run]
-            argv += ["--G", 8, "--prompts_per_step", 1, "--lr_scheduler_type", "constant", "--max_steps", steps]
-            argv += ["--logging_steps", 1, "--seed", 1, "--report_to", "none", "--overwrite=true"]
-            if device == "cuda":
-                precision = "bf16" if has_bfloat16() else "fp16"
-                argv += ["--backend=unsloth", "--use_cpu=false", "--bf16=false", f"--{precision}=true"]
-            bench.succeed(ROOT / f"train_{method}.py", *argv, name=run.name, device=device)
-            rows = metrics_of(run)
-            bench.numbers[f"{method} {device}"] = {
-                key: [row[key] for row in rows] for key in ("formatting", "accuracy", "entropy")
-            }
-            scores = [row["formatting"] + row["accuracy"] for row in rows]
-            third = max(1, steps // 3)
-            gained[device] = statistics.mean(scores[-third:]) - statistics.mean(scores[:third])
+            argv = ["--config", ROOT / "configs" / method / "tiny.yaml", "--model", base]
+            argv += ["--backend=unsloth", "--use_cpu=false", *precision] if device == "cuda" else []
+            gained[device] = points_gained(bench, method, device, *argv, device=device)
         verdicts.append(f"{method} " + ", ".join(f"{gain:+.0f} points ({device})" for device, gain in gained.items()))
-        if steps >= 30 and gained[bench.device] < gained["cpu"] / 2:
+        if LEARNING_STEPS[bench.device] >= 30 and gained[bench.device] < gained["cpu"] / 2:
             raise Fault(f"{verdicts[-1]}: formatting and accuracy, last third minus first")
+    if bench.real is not None:
+        name = (
+            bench.real.parents[1] if bench.real.parent.name == "snapshots" else bench.real
+        ).name  # in the Hub's cache
+        argv = ["--model", bench.real, "--dataset", "arithmetic", *VARIANTS["unsloth"][1], *precision]
+        argv += ["--lora_rank", 16, "--learning_rate", 1e-5, f"--use_cpu={str(bench.device == 'cpu').lower()}"]
+        argv += ["--max_prompt_length", 256, "--max_completion_length", 256, "--max_seq_length", 512]
+        for method in ("gtpo", "grpo") if bench.device == "cuda" else ("gtpo",):
+            verdicts.append(f"{method} {points_gained(bench, method, name, *argv):+.0f} points ({name})")
     return "; ".join(verdicts) + ": formatting and accuracy, last third minus first"
+
+
+def points_gained(bench: Bench, method: str, name: str, *argv: object, device: str | None = None) -> float:
+    """Formatting and accuracy of a run, last third minus first; its curves are stored under ``name``."""
+    steps, run = LEARNING_STEPS[bench.device], bench.work / f"learning-{method}-{name}"
+    argv += ("--G", 8, "--prompts_per_step", 1, "--lr_scheduler_type", "constant", "--max_steps", steps, "--seed", 1)
+    argv += ("--logging_steps", 1, "--report_to", "none", "--overwrite=true", "--output_dir", run)
+    bench.succeed(ROOT / f"train_{method}.py", *argv, name=run.name, device=device)
+    rows, third = metrics_of(run), max(1, steps // 3)
+    bench.numbers[f"{method} {name}"] = {
+        key: [row[key] for row in rows] for key in ("formatting", "accuracy", "entropy")
+    }
+    scores = [row["formatting"] + row["accuracy"] for row in rows]
+    return statistics.mean(scores[-third:]) - statistics.mean(scores[:third])
+
+
+def real_weights(named: str | None, device: str) -> Path | None:
+    """The directory of ``--model``, a directory or a Hub id; on a GPU that of REAL_MODEL if it can be had."""
+    if named is None and device == "cpu":
+        return None
+    if named is not None and Path(named).is_dir():
+        return Path(named).absolute()
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(named or REAL_MODEL, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
+    except Exception as error:  # the Hub raises various errors
+        if named is not None:
+            raise
+        print(f"learning: the tiny base alone, {REAL_MODEL} cannot be had ({type(error).__name__}): --model DIR")
+        return None
 
 
 def paper_step(bench: Bench) -> str:
@@ -451,10 +492,11 @@ def with_rates(text: str, model: str, rates: Mapping[str, float]) -> str:
 
 STAGES: dict[str, tuple[Callable[[Bench], str], int]] = {  # in the order of information per minute; minutes
     "machine": (machine, 1),
+    "attention": (attention, 5),
     "gradient": (gradient, 8),
     "head": (head, 5),
     "rollouts": (rollouts, 12),
-    "learning": (learning, 8),
+    "learning": (learning, 15),
     "paper_step": (paper_step, 25),
     "evaluation": (evaluation, 10),
     "hours": (hours, 1),
@@ -574,6 +616,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=[], help="run these, also if they have passed")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no stage after this time")
+    parser.add_argument("--model", help=f"real weights for `learning`, a directory or a Hub id [{REAL_MODEL}]")
     parser.add_argument("--page", action="store_true", help="write the tables of docs/gpu.md, and exit")
     parser.add_argument("--miniature", action="store_true", help="small shapes on a CPU")
     parser.add_argument("--output", type=Path, help="directory of the report [results/gpu, or outputs/first-light]")
@@ -588,7 +631,8 @@ def main() -> None:
     directory = args.output or ROOT / ("results/gpu" if device == "cuda" else "outputs/first-light")
     report = directory / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
     with tempfile.TemporaryDirectory() as work:
-        content = first_light(Bench(device, Path(work), launch_process), report, args.stages, args.minutes)
+        bench = Bench(device, Path(work), launch_process, real=real_weights(args.model, device))
+        content = first_light(bench, report, args.stages, args.minutes)
     print(f"report: {report}")
     sys.exit(any(entry["outcome"] != "passed" for entry in content["stages"].values()))
 

@@ -204,10 +204,15 @@ def rows_that_fit(values: Mapping[str, Any]) -> int:
     except UsageError as error:
         logger.debug("micro-batches of one completion: %s", error)
         return 1
+    return _largest_batch(shape, work, completions, _host_memory() / 3)
+
+
+def _largest_batch(shape: Shape, work: Workload, completions: int, free: float) -> int:
+    """The largest part of the completions of a step with an estimate below ``free`` GiB; 1 if there is none."""
     for rows in range(completions, 1, -1):
         steps = completions // rows
         tried = replace(work, per_device_train_batch_size=rows, gradient_accumulation_steps=steps)
-        if completions % rows == 0 and sum(estimate(shape, tried).values()) < _host_memory() / 3:
+        if completions % rows == 0 and sum(estimate(shape, tried).values()) < free:
             return rows
     return 1
 
@@ -274,19 +279,19 @@ def describe_plan(
         verdict = "fits" if total < host else f"may not fit: WARNING, lower {smaller}"
         lines.append(f"  this machine, {host:.1f} GiB: {verdict}")
     else:
-        generated = work.generation_batch_size or completions
-        lines += [f"  {name}: {_verdict(size, parts, work, generated)}" for name, size in [*gpus, *CARDS]]
+        lines += [f"  {name}: {_verdict(size, shape, work, completions)}" for name, size in [*gpus, *CARDS]]
     script = f"train_{settings.method}.py --model {settings.model.model}"
     lines.append(f"changed settings; all: config.yaml of a run, or python {script} --help_all")
     return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(settings.changed_settings(), sort_keys=True)
 
 
-def _verdict(size: float, parts: Mapping[str, float], work: Workload, generated: int) -> str:
+def _verdict(size: float, shape: Shape, work: Workload, completions: int) -> str:
     """Whether a run fits a GPU of this size (GiB), and if not, what it would take.
 
     vLLM reserves its share for its weights, which Unsloth trains on too, and the KV cache of as many of the
-    ``generated`` completions as fit; the others wait.
+    ``generated`` completions as fit; the others wait. The largest micro-batch is that of the rest.
     """
+    parts, generated = estimate(shape, work), work.generation_batch_size or completions
     total, share = sum(parts.values()), work.gpu_memory_utilization
     largest = max(parts, key=lambda name: parts[name])
     if not work.shares_gpu_with_vllm:
@@ -296,7 +301,9 @@ def _verdict(size: float, parts: Mapping[str, float], work: Workload, generated:
     one, training = parts["KV cache"] / generated, total - engine - parts["KV cache"]
     at_once = max(0, min(generated, int((share * size - engine) / one)))
     if at_once and share * size + training < size:
-        return f"fits; vLLM reserves {100 * share:g} %, {at_once} of {generated} completions at a time"
+        rows = _largest_batch(shape, work, completions, size - share * size + total - training)
+        batches = f", micro-batches up to {rows}" if rows > work.per_device_train_batch_size else ""
+        return f"fits; vLLM reserves {100 * share:g} %, {at_once} of {generated} completions at a time{batches}"
     needed = math.ceil(100 * (engine + one) / size)  # percent of the GPU for one completion at a time
     if needed * size / 100 + training < size:
         return f"fits only with --gpu_memory_utilization {needed / 100:g}"

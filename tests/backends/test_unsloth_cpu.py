@@ -32,12 +32,22 @@ STEPS: dict[str, tuple[str, dict[str, Any]]] = {  # name: method and settings, t
         "gtpo",
         {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 12},
     ),
+    "gtpo, four completions per forward": (
+        "gtpo",
+        {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3},
+    ),
+    "gtpo, two prompts": ("gtpo", {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 24}),
+    "gtpo, two prompts, eight completions per forward": (
+        "gtpo",
+        {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 3},
+    ),
     "grpo, beta 0": ("grpo", {}),
     "grpo, beta 0.04": ("grpo", {"beta": 0.04}),
     "grpo, beta 0.04, two prompts": ("grpo", {"beta": 0.04, "per_device_train_batch_size": 24}),
     "grpo, two iterations": ("grpo", {"num_iterations": 2}),
 }
 EXPLICIT = {"beta": 0.0, "weight_decay": 0.0, "max_steps": 2}  # Unsloth has other defaults than TRL
+THRESHOLD = 5.25  # nats; entropies of the groups lie on both sides, none within 0.001
 ATOL = 1e-6  # of a weight after updates at learning rate 0.03
 # Settings of the presets that Unsloth resolves differently; none changes what is computed.
 REENTRANT = {"gradient_checkpointing_kwargs": ("None", "{'use_reentrant': True}")}
@@ -77,7 +87,8 @@ def seen(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict
         )
         assert completed.returncode == 0, completed.stdout[-2000:] + completed.stderr[-3000:]
         results[backend] = json.loads((directory / "seen.json").read_text())
-        results[backend]["weights"] = {name: load_file(directory / f"{name}.safetensors") for name in STEPS}
+        for kind in ("weights", "gradients"):
+            results[backend][kind] = {name: load_file(directory / f"{name} {kind}.safetensors") for name in STEPS}
     return results
 
 
@@ -98,6 +109,28 @@ def test_steps_on_unsloth_equal_those_on_trl(name: str, seen: dict[str, Any]) ->
         assert mine.keys() == other.keys()
         for key in mine.keys() - {"step_time"}:
             assert mine[key] == pytest.approx(other[key], abs=1e-5), key
+
+
+@installed
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("gtpo, one completion per forward", ["gtpo, four completions per forward", "gtpo"]),
+        ("gtpo, two prompts", ["gtpo, two prompts, eight completions per forward"]),  # of different lengths
+    ],
+)
+def test_the_gradient_does_not_depend_on_the_micro_batch(name: str, others: list[str], seen: dict[str, Any]) -> None:
+    """Unsloth drops the padding mask while it trains: rows padded on the right are exact all the same."""
+    unsloth = seen["unsloth"]
+    for other in others:
+        assert unsloth["batch"][other][0] > unsloth["batch"][name][0] == 1
+        for weight, gradient in unsloth["gradients"][name].items():
+            assert gradient.abs().max() > 1e-3
+            torch.testing.assert_close(unsloth["gradients"][other][weight], gradient, atol=ATOL, rtol=0)
+        for mine, theirs in zip(unsloth["logs"][name], unsloth["logs"][other], strict=True):
+            assert 0 < mine["filtered_fraction"] < 1
+            keys = "loss", "grad_norm", "filtered_fraction"
+            assert [theirs[key] for key in keys] == pytest.approx([mine[key] for key in keys], abs=1e-5)
 
 
 @installed
@@ -192,18 +225,31 @@ def _train_each(tiny: str) -> dict[str, Any]:
     import functools
 
     from helpers import canned
+    from transformers import TrainerCallback
+
+    class KeepGradients(TrainerCallback):
+        """Those of the last step."""
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            named = kwargs["model"].named_parameters()
+            self.gradients = {name: weight.grad.clone() for name, weight in named if weight.grad is not None}
 
     seen: dict[str, Any] = {"logs": {}, "batch": {}}
     for name, (method, settings) in STEPS.items():
-        size = max(settings.get("per_device_train_batch_size", 0), canned.GROUP)
+        batch, steps = (settings.get(key, 1) for key in ("per_device_train_batch_size", "gradient_accumulation_steps"))
+        size = max(batch * steps, canned.GROUP)
         group = canned.canned_group
         canned.canned_group = functools.partial(group, size=size)
-        trainer = canned.make_trainer(method, tiny, "run", **(EXPLICIT | settings))
+        trainer = canned.make_trainer(
+            method, tiny, "run", gtpo={"entropy_threshold": THRESHOLD}, **(EXPLICIT | settings)
+        )
         # Unsloth's reference is the base model, TRL's a copy of the adapter: equal if the adapter is fresh.
         _same_adapter(trainer.model, fresh="beta" in settings)
-        weights = canned.trained_weights(trainer)
+        trainer.add_callback(callback := KeepGradients())
+        for kind, tensors in (("weights", canned.trained_weights(trainer)), ("gradients", callback.gradients)):
+            kept = {key: tensor.contiguous() for key, tensor in tensors.items() if ".ref." not in key}
+            save_file(kept, f"{name} {kind}.safetensors")
         canned.canned_group = group
-        save_file({key: w.contiguous() for key, w in weights.items() if ".ref." not in key}, f"{name}.safetensors")
         seen["logs"][name] = trainer.state.log_history[:2]
         seen["batch"][name] = [trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps]
     return seen

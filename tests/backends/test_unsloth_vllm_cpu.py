@@ -494,6 +494,7 @@ def light(script: Script, run_script: Script, tmp_path: Path, monkeypatch: pytes
 
     def run(*stages: str, before: str = "") -> Any:
         bench = first_light.Bench("cpu", tmp_path, launch, before)
+        bench.real = bench.model("llama")
         return first_light.first_light(bench, tmp_path / "report" / "cpu.json", stages, say=said.append)["stages"]
 
     said: list[str] = []
@@ -509,6 +510,9 @@ def test_every_stage_runs_in_miniature_and_is_not_run_again(light: Any, tmp_path
     assert cosines.keys() == {f"{one} {two}" for one in ("unsloth", "transformers") for two in ("bf16", "float32")}
     assert min(cosines["unsloth float32"], cosines["transformers float32"]) > 1 - 1e-6
     assert all(gap < MAX_GAP["float32"] for gap in stages["rollouts"]["numbers"]["unsloth"]["sampler_logp_gap"])
+    assert stages["attention"]["verdict"].startswith("Unsloth sdpa, vLLM CPU_ATTN, xformers ")
+    assert stages["learning"]["numbers"].keys() == {"gtpo cpu", "grpo cpu", "gtpo llama"}
+    assert all(len(curve) == 2 for run in stages["learning"]["numbers"].values() for curve in run.values())
     ours, library = stages["paper_step"]["numbers"]["runs"].values()
     assert ours["longest"] == library["longest"] == 12 and "failed" not in library
     assert stages["evaluation"]["numbers"]["with seeds"]["targets"] == 2

@@ -132,7 +132,5 @@ def test_scores_table_and_comparison_name_the_grader(
 def test_another_name_is_refused_where_no_benchmark_is_yours(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
     argv = ["evaluate.py", "--benchmarks", "arithmetic", "--model", str(tiny), "--grader", "math-verify"]
     monkeypatch.setattr(sys, "argv", argv)
-    with pytest.raises(
-        UsageError, match=r"^--grader is for your own benchmarks.* remove it, or set it to math_verif"
-    ):
+    with pytest.raises(UsageError, match=r"^--grader is for your own benchmarks.* remove it, or set it to math_verif"):
         evaluate.main()

@@ -279,7 +279,9 @@ def test_a_shard_of_other_settings_or_in_use_is_not_merged(tmp_path: Path) -> No
     head = Head(SETTINGS, Origin("of the merge"))
     run_job(Job(path, Problems(ROWS), head), Sampling(k=3, max_new_tokens=9), never)
     assert path.read_bytes() == content and read_head(path).origin == ORIGIN  # that of what sampled them
-    assert not shard.exists()
+    shard.write_bytes(content)  # as if it was killed before it deleted the shard
+    run_job(Job(path, Problems(ROWS), head), Sampling(k=3, max_new_tokens=9), never)
+    assert path.read_bytes() == content and not shard.exists()
 
 
 def test_overwrite_discards_shards(tmp_path: Path) -> None:

@@ -189,10 +189,10 @@ PLAN = """\
 #   vLLM's LoRA 1.2, vLLM's activations and graphs 1.3
 #   mine: fits only with --gpu_memory_utilization 0.59
 #   16 GB (T4): fits only with --gpu_memory_utilization 0.58
-#   24 GB (L4): fits; vLLM reserves 40 %, 1 of 12 completions at a time
-#   40 GB (A100): fits; vLLM reserves 40 %, 11 of 12 completions at a time
-#   48 GB (L40S): fits; vLLM reserves 40 %, 12 of 12 completions at a time
-#   80 GB (H100): fits; vLLM reserves 40 %, 12 of 12 completions at a time
+#   24 GB (L4): fits; vLLM reserves 40 %, 1 of 12 completions at a time, micro-batches up to 6
+#   40 GB (A100): fits; vLLM reserves 40 %, 11 of 12 completions at a time, micro-batches up to 12
+#   48 GB (L40S): fits; vLLM reserves 40 %, 12 of 12 completions at a time, micro-batches up to 12
+#   80 GB (H100): fits; vLLM reserves 40 %, 12 of 12 completions at a time, micro-batches up to 12
 # changed settings; all: config.yaml of a run, or python train_gtpo.py --model llama --help_all
 dataset: gsm8k
 gamma: 0.25
@@ -236,12 +236,25 @@ def test_what_does_not_fit_and_what_it_would_take() -> None:
     in_16_bits = verdicts("--load_in_4bit", "false")
     assert in_16_bits["16"] == in_16_bits["24"] == "does not fit: at least 22.7 GiB, vLLM 18.2 and training 4.6"
     assert in_16_bits["40"] == "fits only with --gpu_memory_utilization 0.46"  # 18.16 of 39.5
-    assert in_16_bits["80"] == "fits; vLLM reserves 40 %, 12 of 12 completions at a time"
+    assert in_16_bits["80"] == "fits; vLLM reserves 40 %, 12 of 12 completions at a time, micro-batches up to 12"
     # training's own forward pass holds the rest: 5.3 + 8.1 + 1.2 + 1.2 + 0.6 + 1.1 + 0.3 = 17.9
     without_vllm = verdicts("--use_vllm", "false")
     assert without_vllm["16"] == "does not fit, KV cache alone: 8.1 GiB" and without_vllm["24"] == "fits"
     greedy = verdicts("--gpu_memory_utilization", "0.9")
     assert greedy["24"] == "fits only with --gpu_memory_utilization 0.39"  # 19.9 + 4.6 > 22.1
+
+
+@pytest.mark.parametrize(("gpu", "rows"), [(24.0, 6), (40.0, 12)])
+def test_the_largest_micro_batch_fits_and_the_next_one_does_not(gpu: float, rows: int) -> None:
+    """Next to vLLM's share, which has weights and KV cache: the training parts at each divisor of G = 12."""
+    shared = ("weights", "KV cache", "vLLM's LoRA", "vLLM's activations and graphs")
+    text = describe_plan(settings_of(), rows=1, gpus=[("mine", gpu)])
+    assert f"micro-batches up to {rows}" in next(line for line in text.splitlines() if line.startswith("#   mine"))
+    for batch in (1, 2, 3, 4, 6, 12):
+        batches = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 12 // batch}
+        parts = estimated(KNOWN["llama"], SETTINGS | {"load_in_4bit": True} | batches)
+        training = sum(size for name, size in parts.items() if name not in shared)
+        assert (training < 0.6 * gpu) == (batch <= rows)
 
 
 def test_the_hours_of_a_plan() -> None:
