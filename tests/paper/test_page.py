@@ -179,14 +179,19 @@ def test_the_first_page_shows_differences_in_points() -> None:
     effects = {effect["claim"]: effect for effect in effects_of(checked)}
     assert len(effects) == 8 and sum(claim.allowed > 0 for claim in shown) == 2
     assert effects["fig2_stable_accuracy"] == {
-        "group": "GTPO minus GRPO",
+        "group": "tiny",
         "label": "accuracy at the end",
         "claim": "fig2_stable_accuracy",
         "mean": 2.0,
         "half_width": 2.4843,
         "verdict": "no large difference",
     }
-    assert effects["fig2_late_formatting"]["mean"] == 7.0 and effects["fig2_late_formatting"]["verdict"] == "holds"
+    pass_1 = effects["fig2_stable_pass_1"]
+    assert pass_1["mean"] == 7.0 - claims["fig2_stable_pass_1"].allowed
+    found = "smol_correction_formatting_at_first"
+    assert effects[found]["mean"] == 7.0 and effects[found]["verdict"] == "holds"
+    again = effects_of([*checked, {"name": found, "margins": {"1": -6.0, "2": -7.0, "3": -8.0}}])
+    assert [effect["mean"] for effect in again if effect["claim"] == found] == [-7.0]  # the later entry: new seeds
     few = effects_of([claim | {"margins": {"1": 6.0}} for claim in checked])
     assert {(effect["mean"], effect["verdict"]) for effect in few} == {(None, "too few seeds")}
 
@@ -221,7 +226,7 @@ def test_page_and_summary_have_the_same_numbers() -> None:
         assert count == sum(claim["verdict"] == verdict for claim in of_paper)
     assert sum(summary["verdicts"].values()) == 78
     counted = sum(claim["size"] is not None and not claim["why"] for claim in of_paper)
-    assert f"let up to {round(0.025 * counted, 1)} of them hold" in page
+    assert f"By chance alone up to {round(0.025 * counted, 1)} of them would hold." in page
     stable = next(effect for effect in summary["effects"] if effect["claim"] == "fig2_stable_formatting")
     assert f"{stable['mean']:+.1f} ± {stable['half_width']:.1f} points in formatting" in page
     assert "| GTPO, G = 12 | 100.0 ± 0.0 |" in page  # 95 and 5 more
