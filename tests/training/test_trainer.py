@@ -351,13 +351,6 @@ def test_lora_on_the_head_and_scaled_logits_are_refused(tiny: Path, tmp_path: Pa
         build(model)
 
 
-@pytest.mark.parametrize("name", ["tools", "environment_factory", "rollout_func"])
-def test_what_adds_tokens_that_the_policy_did_not_generate_is_refused(name: str, tmp_path: Path) -> None:
-    args = GRPOConfig(output_dir=str(tmp_path), loss_type="grpo", bf16=False, use_cpu=True, report_to="none")
-    with pytest.raises(ValueError, match=f"{name} is not supported"):
-        GRPOTrainer(model="no model is loaded", reward_funcs=[], args=args, **{name: [print]})
-
-
 def test_images_are_refused(tmp_path: Path) -> None:
     args = GRPOConfig(output_dir=str(tmp_path), loss_type="grpo", bf16=False, use_cpu=True, report_to="none")
     rows = Dataset.from_dict({"prompt": ["What is this?"], "image": ["a.png"]})
