@@ -63,7 +63,7 @@ def test_what_is_being_measured_is_stored_as_far_as_it_is_whole(
 def test_the_page_shows_what_there_is() -> None:
     """Groups without tags of the policy's own, and a split with a single group, have dashes."""
     text = page({"tiny-base": summarize([*GROUPS, NOTHING])})
-    assert "| tiny-base | 5, 4 | 1.0, 0.3 | -1000.00 ± 3437.00 | +3000.00 ± 3437.00 | - | - |" in text
+    assert "| tiny, start | 5, 4 | 1.0, 0.3 | -1000.00 ± 3437.00 | +3000.00 ± 3437.00 | - | - |" in text
     assert "| right shorter | 0 | - | - | - | - |" in text
 
 
