@@ -77,10 +77,11 @@ def test_no_answer_is_evaluated_as_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", ["arithmetic", "mine.jsonl"])
 def test_the_problems_are_those_of_our_grader(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "no ) value ("}\n')
+    Path("mine.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "{1"}\n')
     name = source.partition(".")[0]
     ours, theirs = (load_problems(name, source, EvaluationArguments([source], grader=g)) for g in (None, "math_verify"))
     assert (ours.rows, ours.dropped) == (theirs.rows, theirs.dropped)
+    assert source == "arithmetic" or (len(ours.rows), ours.dropped) == (1, {"without a readable gold answer": 1})
     assert (ours.graded_by, theirs.graded_by, theirs.grader) == (None, "math_verify", None)
 
 
