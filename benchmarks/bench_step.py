@@ -2,6 +2,7 @@
 
     python benchmarks/bench_step.py                                # tiny and 30m: some minutes
     python benchmarks/bench_step.py --models tiny                  # only the tiny model: half a minute
+    python benchmarks/bench_step.py --callbacks                    # what the callbacks for TRL's trainer add
     python benchmarks/bench_step.py --models smollm2-135m --length 64 --threads 2   # the phases of a step
     python benchmarks/bench_step.py --markdown results/benchmarks/step_cpu.json   # the table of a run
 
@@ -87,9 +88,9 @@ NAMES = {
     "trl": "TRL's GRPOTrainer",
     "trl kl": f"TRL's GRPOTrainer, beta = {BETA}",
 }
-CALLBACKS = {  # what they add to a step of TRL's GRPOTrainer
-    "trl metrics": "ConflictMetrics",
-    "trl check": f"RolloutCheck, one step in {INTERVAL}",
+CALLBACKS = {  # what they add to a step of TRL's GRPOTrainer: label, and steps from one measurement to the next
+    "trl metrics": ("ConflictMetrics", 1),
+    "trl check": (f"RolloutCheck, one step in {INTERVAL}", INTERVAL),
 }
 
 
@@ -111,7 +112,7 @@ class Canned:
     )
 
     def _generate_single_turn(self: Any, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        group = canned_group(self.state.global_step, self.length)[: len(prompt_ids)]
+        group = canned_group(self.state.global_step // 2, self.length)[: len(prompt_ids)]
         if self.sampled is None:
             return group, None
         if self.state.global_step not in self.sampled:
@@ -126,30 +127,54 @@ class Canned:
 
 
 class Stopwatch(TrainerCallback):
-    """CPU seconds of each step."""
+    """Seconds of each step."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.seconds: list[float] = []
+        self._clock = clock
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._begin = time.process_time()
+        self._begin = self._clock()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.seconds.append(time.process_time() - self._begin)
+        self.seconds.append(self._clock() - self._begin)
 
 
-class EveryStep(RolloutCheck):
-    """Also in a second training, which begins at step 0 again."""
+def is_observed(step: int) -> bool:
+    """With, without, without, with: pairs of steps, whose order alternates."""
+    return step % 4 in (0, 3)
 
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.next = 0
+
+def alternate(callback: Any) -> Any:
+    """Let a callback measure one step of each pair."""
+
+    def sometimes(method: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any, **kwargs: Any) -> None:
+            if is_observed(callback.trainer.state.global_step):
+                callback.next = 0  # of RolloutCheck: each time
+                method(*args, **kwargs)
+
+        return call
+
+    for name in ("on_batch", "on_entropies"):
+        if hasattr(callback, name):
+            setattr(callback, name, sometimes(getattr(callback, name)))
+    return callback
 
 
 def reward_parity(completions: Any, completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     return [float(sum(ids) % 2) for ids in completion_ids]
 
 
-def make_trainer(name: str, model: Any, directory: Path, group: int, length: int, steps: int) -> Any:
+def make_trainer(
+    name: str,
+    model: Any,
+    directory: Path,
+    group: int,
+    length: int,
+    steps: int,
+    clock: Callable[[], float] = time.process_time,
+) -> Any:
     kind = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "trl": trl.GRPOTrainer}[name.split()[0]]
     args = trl.GRPOConfig(
         output_dir=str(directory / name.replace(" ", "_")),
@@ -177,17 +202,17 @@ def make_trainer(name: str, model: Any, directory: Path, group: int, length: int
         args=args,
         processing_class=AutoTokenizer.from_pretrained(directory / "tokenizer"),
         train_dataset=Dataset.from_dict({"prompt": [f"Question {i}: how much is {i} + {i}?" for i in range(8)]}),
-        callbacks=[Stopwatch()],
+        callbacks=[Stopwatch(clock)],
         **extra,
     )
     trainer.remove_callback(PrinterCallback)
     if name == "trl metrics":
-        trainer.add_callback(ConflictMetrics(trainer))
+        trainer.add_callback(alternate(ConflictMetrics(trainer)))
     if name == "trl check":
         trainer.sampled = {}
         for weight in (weight for key, weight in trainer.model.named_parameters() if "lora_B" in key):
             torch.nn.init.normal_(weight)  # far from the base model
-        trainer.add_callback(EveryStep(trainer))
+        trainer.add_callback(alternate(RolloutCheck(trainer)))
     return trainer
 
 
@@ -207,9 +232,8 @@ def parameters_of(trainer: Any) -> int:
 
 def time_steps(shape: str, directory: Path, length: int, rounds: int, steps: int) -> dict[str, Any]:
     """Median seconds of a step by trainer; the first step of each turn is not counted."""
-    names = [*NAMES, *CALLBACKS]
-    trainers = {name: make_trainer(name, random_model(shape), directory, GROUP, length, 1 + steps) for name in names}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    trainers = {name: make_trainer(name, random_model(shape), directory, GROUP, length, 1 + steps) for name in NAMES}
+    seconds: dict[str, list[float]] = {name: [] for name in NAMES}
     for turn in range(1 + rounds):  # the first is a warm-up: libraries are loaded, caches filled
         for name, trainer in trainers.items():
             watch = next(x for x in trainer.callback_handler.callbacks if isinstance(x, Stopwatch))
@@ -219,6 +243,30 @@ def time_steps(shape: str, directory: Path, length: int, rounds: int, steps: int
                 seconds[name] += watch.seconds[1:]
     medians_of = {name: statistics.median(times) for name, times in seconds.items()}
     return {"parameters": parameters_of(trainers["trl"]), "seconds": medians_of}
+
+
+def time_callbacks(shape: str, directory: Path, length: int, pairs: int, threads: int) -> dict[str, float]:
+    """Share of a step of TRL's trainer that each callback adds: the median over pairs of steps, with and without it.
+
+    Both steps of a pair train on the same completions. CPU seconds of one thread, or the wall time of several.
+    """
+    torch.set_num_threads(threads)
+    clock = time.process_time if threads == 1 else time.perf_counter
+    added = {}
+    for name, (_, interval) in CALLBACKS.items():
+        trainer = make_trainer(name, random_model(shape), directory, GROUP, length, 2 * (pairs + 2), clock)
+        watch = next(x for x in trainer.callback_handler.callbacks if isinstance(x, Stopwatch))
+        if trainer.sampled is not None:
+            trainer.train()  # computes what the sampler returns
+            watch.seconds.clear()
+        trainer.train()
+        ratios = []
+        for step in range(4, len(watch.seconds), 2):  # two pairs warm up
+            pair = watch.seconds[step : step + 2]
+            observed, plain = pair if is_observed(step) else reversed(pair)
+            ratios.append(observed / plain)
+        added[name] = (statistics.median(ratios) - 1) / interval
+    return added
 
 
 def real_batch(group: int, prompt: int, length: int) -> dict[str, torch.Tensor]:
@@ -315,6 +363,8 @@ def markdown(result: dict[str, Any]) -> str:
     models = result["models"]
     if models.keys() <= REAL.keys():
         return phases_markdown(result)
+    if all("callbacks" in entry for entry in models.values()):
+        return callbacks_markdown(result)
     titles = [f"{name}, {entry['parameters'] / 1e6:.1f} M parameters, ms | x GTPO" for name, entry in models.items()]
     lines = [f"| | {' | '.join(titles)} |", "|---" * (1 + 2 * len(models)) + "|"]
     for name, label in NAMES.items():
@@ -323,16 +373,20 @@ def markdown(result: dict[str, Any]) -> str:
             seconds = entry["seconds"]
             cells += [f"{seconds[name] * 1e3:,.0f}", f"{seconds[name] / seconds['gtpo']:.2f}"]
         lines.append(f"| {label} | {' | '.join(cells)} |")
-    for name, label in CALLBACKS.items():
-        if not all(name in entry["seconds"] for entry in models.values()):
-            continue  # results of earlier revisions
-        cells = []
-        for entry in models.values():
-            seconds, every = entry["seconds"], INTERVAL if name == "trl check" else 1
-            added = (seconds[name] - seconds["trl"]) / every
-            cells += [f"{added * 1e3:+,.1f}", f"{100 * added / seconds['trl']:+.1f} % of TRL's"]
-        lines.append(f"| TRL's GRPOTrainer with {label} | {' | '.join(cells)} |")
     lines += ["", f"{GROUP} completions of {result['length'] // 2} to {result['length']} tokens. {origin(result)}"]
+    return "\n".join(lines)
+
+
+def callbacks_markdown(result: dict[str, Any]) -> str:
+    lines = [f"| % of a step of TRL's GRPOTrainer | {' | '.join(result['models'])} |"]
+    lines.append("|---" * (1 + len(result["models"])) + "|")
+    entries = [entry["callbacks"] for entry in result["models"].values()]
+    for name, (label, _) in CALLBACKS.items():
+        for threads in entries[0]:
+            cells = [f"{100 * entry[threads][name]:+.1f}" for entry in entries]
+            lines.append(f"| {label}, {threads} thread{'s' if int(threads) > 1 else ''} | {' | '.join(cells)} |")
+    lines += ["", f"{GROUP} completions of {result['length'] // 2} to {result['length']} tokens; median of "]
+    lines[-1] += f"{result['pairs']} pairs of steps, without generation. {origin(result)}"
     return "\n".join(lines)
 
 
@@ -365,6 +419,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128, help="T, tokens of the longest completions")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="measured steps per trainer and round (tiny, 30m)")
+    parser.add_argument("--callbacks", action="store_true", help="only what the callbacks add (tiny, 30m)")
+    parser.add_argument("--pairs", type=int, default=30, help="measured pairs of steps with and without a callback")
     parser.add_argument("--group", type=int, default=GROUP, help="G, completions of a prompt (real shapes)")
     parser.add_argument("--prompt", type=int, default=180, help="P, tokens of the prompt (real shapes)")
     parser.add_argument("--threads", type=int, default=1, help="threads (real shapes)")
@@ -378,6 +434,8 @@ def main() -> None:
     real = set(args.models) <= set(REAL)
     if not real and set(args.models) & set(REAL):
         parser.error("--models: tiny and 30m have another table than the real shapes; run one of the two")
+    if args.callbacks and real:
+        parser.error("--callbacks: expected tiny or 30m")
     if not real and args.threads != 1:
         parser.error("--threads: tiny and 30m are measured in CPU seconds of one thread")
     torch.set_num_threads(args.threads)
@@ -391,8 +449,16 @@ def main() -> None:
         result = provenance("cpu", ("torch", "trl", "transformers", "peft")) | {"length": args.length, "models": {}}
         if real:
             result |= {"group": args.group, "prompt": args.prompt}
+        if args.callbacks:
+            result |= {"pairs": args.pairs}
         for shape in args.models:
-            if real:
+            if args.callbacks:
+                parameters = random_model(shape).get_base_model().num_parameters()
+                result["models"][shape] = {"parameters": parameters, "callbacks": {}}
+                for threads in sorted({1, len(os.sched_getaffinity(0))}):
+                    added = time_callbacks(shape, directory, args.length, args.pairs, threads)
+                    result["models"][shape]["callbacks"][str(threads)] = added
+            elif real:
                 result["models"][shape] = time_phases(shape, directory, args)
             else:
                 result["models"][shape] = time_steps(shape, directory, args.length, args.rounds, args.steps)

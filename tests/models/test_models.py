@@ -153,7 +153,8 @@ def test_a_resized_embedding_is_refused(unsloth: FakeUnsloth, tiny: Path) -> Non
     """Unsloth resizes it where the tokenizer has more tokens; the merged model would not be the trained one."""
     rows = AutoConfig.from_pretrained(tiny).vocab_size + 1
     unsloth.rows = rows
-    with pytest.raises(UsageError, match=rf"has {rows} rows after loading, but its config.json says {rows - 1}: remove"):
+    expected = rf"has {rows} rows after loading, but its config.json says {rows - 1}: remove"
+    with pytest.raises(UsageError, match=expected):
         build_policy(ModelArguments(model=str(tiny), lora_rank=8), "unsloth", 0)
 
 
