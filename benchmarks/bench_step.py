@@ -156,9 +156,7 @@ def alternate(callback: Any) -> Any:
 
         return call
 
-    for name in ("on_batch", "on_entropies"):
-        if hasattr(callback, name):
-            setattr(callback, name, sometimes(getattr(callback, name)))
+    callback.observers = {name: sometimes(method) for name, method in callback.observers.items()}
     return callback
 
 
