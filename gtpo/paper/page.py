@@ -135,6 +135,7 @@ def summarize(
                 for name, seeds in smol.metrics.items()
             },
             "scores": {name: _scores_of(smol, name) for name in smol.scores},
+            "scored": {name: len(of_run["test"]) for name, of_run in smol.scores.items()},
             "clipped": _clipped(smol),
             "idle": {name: _without_gradient(seeds) for name, seeds in smol.metrics.items()},
             "filtered": _summary_of(smol, "gtpo", 1).get("filtered_fraction", {}).get("mean"),
