@@ -24,12 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import calculator
 from datasets import Dataset
 from peft import LoraConfig
-from trl import GRPOConfig
 
 from gtpo import GTPOArguments, GTPOTrainer
 from gtpo.data.arithmetic import arithmetic
 from gtpo.training.initial_entropy import padded_batch
-from gtpo.training.one_step import OneStep, write_effects
+from gtpo.training.one_step import OneStep, config_of, write_effects
 from gtpo.training.tools import policy_mask, rollouts
 
 OPENING, CLOSING = '<call>calculate {"expression": "', '"}</call></s>'
@@ -85,19 +84,7 @@ def trainer_of(model: Path, adapter: Path | None, output: Path) -> GTPOTrainer:
     box.reset()
     trainer = GTPOTrainer(
         model=str(model),
-        args=GRPOConfig(
-            output_dir=str(output),
-            num_generations=GROUP,
-            per_device_train_batch_size=GROUP,
-            gradient_accumulation_steps=1,
-            max_completion_length=160,
-            max_tool_calling_iterations=4,
-            loss_type="grpo",
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            report_to="none",
-        ),
+        args=config_of(str(output), GROUP, max_completion_length=160, max_tool_calling_iterations=4),
         gtpo=GTPOArguments(entropy_filter="on", initial_entropy=0.0),
         reward_funcs=calculator.right_answer,
         train_dataset=Dataset.from_list(prompts),

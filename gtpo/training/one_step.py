@@ -227,24 +227,33 @@ def trainer_of(config: Mapping[str, Any], checkpoint: Path | None, rewards_in: C
         model=policy,
         processing_class=tokenizer,
         reward_funcs=load_rewards(config["reward"], rewards_in(prompt.format), rows.column_names),
-        args=GRPOConfig(
-            output_dir=tempfile.mkdtemp(),
-            num_generations=size,
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=1,
+        args=config_of(
+            tempfile.mkdtemp(),
+            size,
             max_completion_length=config["max_completion_length"],
             temperature=config["temperature"],
-            loss_type="grpo",
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            report_to="none",
         ),
         gtpo=GTPOArguments(entropy_filter="on", initial_entropy=0.0),
         train_dataset=rows,
     )
     trainer.tags = prompt.format_tags
     return trainer
+
+
+def config_of(output_dir: str, group_size: int, **settings: Any) -> GRPOConfig:
+    """TRL's settings for groups that are sampled on a CPU, one at a time; ``settings`` are added to them."""
+    return GRPOConfig(
+        output_dir=output_dir,
+        num_generations=group_size,
+        per_device_train_batch_size=group_size,
+        gradient_accumulation_steps=1,
+        loss_type="grpo",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        **settings,
+    )
 
 
 def _inner(a: Iterable[Tensor], b: Iterable[Tensor]) -> float:

@@ -186,7 +186,7 @@ def trained_with(pad: str, directory: Path) -> tuple[dict[str, torch.Tensor], li
 
 
 def test_padding_with_eos_trains_the_same_policy(tmp_path: Path) -> None:
-    """The masks tell padding from text: the id of the padding token changes nothing, bit for bit."""
+    """The masks distinguish padding from text: with another id of the padding token everything is bit-identical."""
     free, free_logs, sampled = trained_with("<free>", tmp_path / "free")
     eos, eos_logs, same = trained_with("<eos>", tmp_path / "eos")
     lengths = [text.count(",") + 1 for text in sampled]

@@ -1,4 +1,4 @@
-"""Attention with padding and shared keys on a CPU: Transformers' values and gradients, bit for bit."""
+"""Attention with padding and shared keys on a CPU: values and gradients bit-identical to Transformers'."""
 
 from pathlib import Path
 from typing import Any

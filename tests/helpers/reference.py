@@ -4,7 +4,7 @@ Nothing here imports gtpo_loss.py or shares code with it. Two kinds of function:
 
 * naive: Python lists and floats, loops over tokens, gradients written out by hand. A completion is a list without
   padding, so padding has no effect.
-* plain: the textbook formula in a few lines of torch, in whatever dtype its inputs have. In float64 it is the
+* plain: the textbook formula in a few lines of torch, in the dtype of its inputs. In float64 it is the
   reference for larger shapes (autograd gives its gradient); in float32 and bfloat16 its error bounds the error of ours.
 
 Equation numbers are those of arXiv 2508.03772v5.

@@ -211,7 +211,7 @@ if __name__ == "__main__":
 def test_a_fork_trains_as_a_process_of_its_own(
     tiny: Path, no_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Equal bit for bit: metrics but for times, and weights."""
+    """Bit-identical: metrics but for times, and weights."""
     monkeypatch.chdir(ROOT)
     flags = "--dataset arithmetic --max_steps 2 --G 4 --prompts_per_step 1 --max_completion_length 16 --report_to none"
     own, fork = (

@@ -223,7 +223,7 @@ def finished_run(path: Path) -> Path:
 def test_overwrite_killed_in_between_leaves_a_run(
     operation: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is deleted by then, --overwrite works."""
+    """--overwrite works after each deletion."""
     run, left = finished_run(tmp_path / "run"), operation
     originals = {name: getattr(os, name) for name in ("unlink", "rmdir")}
 

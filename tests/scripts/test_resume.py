@@ -1,4 +1,4 @@
-"""A run that is killed and resumed ends with the same weights, bit for bit.
+"""A run that is killed and resumed ends with bit-identical weights.
 
     GTPO_KILLS=10 GTPO_STEPS=60 python -m pytest tests/scripts/test_resume.py    # 10 kills at random points of 60 steps
 

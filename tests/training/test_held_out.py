@@ -284,7 +284,7 @@ def test_the_entropy_is_that_of_the_completions(tiny: Path, tmp_path: Path, monk
 
 
 def test_evaluations_of_the_same_policy_are_equal(tiny: Path, tmp_path: Path) -> None:
-    """The random numbers are those of the seed, whatever training has drawn."""
+    """The random numbers are those of the seed, also after training has drawn some."""
     trainer = make_sampling("grpo", tiny, tmp_path, rows_worth(WORTH))
     first = trainer.evaluate()
     torch.rand(7)
