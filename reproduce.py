@@ -5,7 +5,7 @@
     python reproduce.py table1 --scale paper --only qwen-gsm8k --gpus 0 1 2 3            # one run per GPU
     python reproduce.py all --scale paper --slurm partition=gpu time=24:00:00 parallel=16
     python reproduce.py all --scale paper --commands      # a shell command per run, for any scheduler
-    python reproduce.py --page                            # results/tiny/ and docs/reproduction.md from the tiny runs
+    python reproduce.py --page                            # results/ and the generated pages of docs/
     python reproduce.py smol                              # SmolLM2 on a CPU, hours; `make smol` gets model and data
     python reproduce.py gentle                            # the tiny model, 1,200 steps at rates that learn
     python reproduce.py mechanism --only tiny             # what one update of each objective does (docs/mechanism.md)
@@ -50,7 +50,9 @@ def main() -> None:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--list", action="store_true", help="print states and costs of runs and figures, and exit")
     instead.add_argument("--commands", action="store_true", help="print a shell command per run, and exit")
-    instead.add_argument("--page", action="store_true", help="write results/tiny/ and docs/reproduction.md, and exit")
+    instead.add_argument(
+        "--page", action="store_true", help="write results/ and the generated pages of docs/, and exit"
+    )
     flags = parser.parse_args()
     matrix = load_matrix()
     flags.scale = flags.scale or next((name for name in flags.figures if name in SCALES), "tiny")

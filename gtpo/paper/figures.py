@@ -22,6 +22,7 @@ LABELS = PANELS | {
     "maj": "maj@k (%)",
 }
 SCORES = ("pass", "maj")  # panels of an evaluation, over k
+PERCENT = ("accuracy", "formatting", *SCORES)
 BASE = {"color": "0.35", "linestyle": "--", "linewidth": 1.0}
 WIDTH = 9.0  # inches; 900 pixels, what a README shows
 METHODS = {"sft": "SFT", "grpo": "GRPO", "gtpo": "GTPO"}  # rows of Table 1
@@ -55,6 +56,9 @@ def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
                     plot_seeds(axis, legend, results.metrics.get(run, {}), metric, matrix[scale]["window"], style)
             if metric == "entropy":
                 plot_ln2(axis)
+            if metric in PERCENT:  # an interval may reach further
+                low, high = axis.get_ylim()
+                axis.set_ylim(max(low, -2), min(high, 102))
             if of_base:
                 _plot_base(axis, experiment(matrix, scale, next(iter(curves.values())), 0).model, of_base, metric)
             axis.set_xlabel("k" if metric in SCORES else "training step")
@@ -101,6 +105,8 @@ def _plot_base(axis: Any, model: str, entries: dict[int, dict[str, Any]], metric
         axis.axhline(scores["pass"]["1"] if metric == "accuracy" else scores["format"], label="base model", **BASE)
 
 
+TARGETS = {"tags": "tags of reference solutions", "own tags": "tags of its own completions"}  # of the figure of updates
+OBJECTIVES = ("GRPO", "GTPO", "correction", "GRPO, A > 0", "GRPO, A < 0")
 VERDICT_COLORS = {
     "holds": "#009E73",
     "does not hold": "#D55E00",
@@ -125,30 +131,32 @@ def draw_effects(effects: Sequence[dict[str, Any]], size: float) -> Any:
         if place and effect["group"] != shown[place - 1]["group"]:
             axis.axhline(place - 0.5, color="black", alpha=0.3, linewidth=0.8)
     axis.set_yticks(range(len(shown)), [f"{effect['group']}: {effect['label']}" for effect in shown])
-    axis.invert_yaxis()
+    axis.set_ylim(max(len(shown), 1) - 0.5, -0.5)
     axis.set_xlabel("← GTPO worse   difference in points, 95 % interval   GTPO better →")
     add_legend(figure)
     return figure
 
 
 def draw_mechanism(summaries: dict[str, dict[str, Any]]) -> Any:
-    """A row per policy, a panel per target: the mean change of each objective with its interval."""
-    targets = list(dict.fromkeys(row["target"] for summary in summaries.values() for row in summary["rows"]))
-    figure, axes = grid(len(summaries), len(targets), width=3.2, height=2.4)
-    for (policy, summary), panels in zip(summaries.items(), axes, strict=True):
-        for target, axis in zip(targets, panels, strict=True):
+    """A row per policy, a panel per measure of the tags: the mean change of some objectives with its interval.
+
+    Args:
+        summaries: Title of a policy -> :func:`gtpo.paper.mechanism.summarize`.
+    """
+    figure, axes = grid(len(summaries), len(TARGETS), width=WIDTH / len(TARGETS), height=1.5)
+    for (title, summary), panels in zip(summaries.items(), axes, strict=True):
+        for (target, label), axis in zip(TARGETS.items(), panels, strict=True):
             rows = [row for row in summary["rows"] if row["target"] == target and row["split"] == "all groups"]
-            for place, row in enumerate(rows):
+            shown = [row for objective in OBJECTIVES for row in rows if row["objective"] == objective]
+            for place, row in enumerate(shown):
                 color = "#009E73" if row["mean"] - row["half_width"] > 0 else "#D55E00"
                 color = color if abs(row["mean"]) > row["half_width"] else "#999999"
-                axis.errorbar(
-                    1000 * row["mean"], place, xerr=1000 * row["half_width"], fmt="o", markersize=4, color=color
-                )
+                axis.errorbar(1000 * row["mean"], place, xerr=1000 * row["half_width"], fmt="o", color=color)
             axis.axvline(0, color="black", linewidth=1)
-            axis.locator_params(axis="x", nbins=4)
-            axis.set_yticks(range(len(rows)), [row["objective"] for row in rows] if axis is panels[0] else [])
-            axis.invert_yaxis()
-            axis.set_title(f"{policy}: {target}", loc="left", fontsize=9)
+            axis.locator_params(axis="x", nbins=5)
+            axis.set_yticks(range(len(shown)), [row["objective"] for row in shown] if axis is panels[0] else [])
+            axis.set_ylim(len(shown) - 0.5, -0.5)
+            axis.set_title(f"{title}: {label}", loc="left", fontsize=9)
     figure.supxlabel("change of ln π by an update of unit norm (10⁻³ nats), 95 % interval over groups", fontsize=9)
     return figure
 

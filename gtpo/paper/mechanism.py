@@ -12,13 +12,14 @@ from typing import Any
 from gtpo.errors import UsageError
 from gtpo.paper.figures import draw_mechanism, mean_of
 from gtpo.paper.matrix import RUNS, Experiment, Matrix, experiment
+from gtpo.paper.rendering import render
 from gtpo.paper.results import rounded
 from gtpo.reports.intervals import LEAST_SEEDS
 
 SPLITS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "all groups": lambda line: True,
-    "right longer": lambda line: line["longer"] > 0,
-    "right shorter": lambda line: line["longer"] < 0,
+    "correct longer": lambda line: line["longer"] > 0,
+    "correct shorter": lambda line: line["longer"] < 0,
     "format decides": lambda line: line["decided_by"] == ["format_reward"],
     "answer decides": lambda line: line["decided_by"] == ["accuracy_reward"],
     "both decide": lambda line: len(line["decided_by"]) == 2,
@@ -200,7 +201,9 @@ def write_mechanism() -> dict[str, dict[str, Any]]:
     summaries = summaries_in(DIRECTORY)
     if summaries:
         (DIRECTORY / "summary.json").write_text(json.dumps(summaries, indent=1, ensure_ascii=False) + "\n")
-        draw_mechanism(summaries).savefig(DIRECTORY / "mechanism.png", dpi=100)
+        draw_mechanism({policy_title(name): of for name, of in summaries.items()}).savefig(
+            DIRECTORY / "mechanism.png", dpi=100
+        )
         PAGE.write_text(page(summaries))
     return summaries
 
@@ -229,14 +232,15 @@ def effect_of(summary: dict[str, Any], objective: str, target: str, split: str =
     return next(rows, {"number": 0, "mean": None, "half_width": None, "minus_grpo": None})
 
 
+def policy_title(name: str) -> str:
+    """The name of a measured policy as a reader sees it, ``smol-step-20``: SmolLM2 at step 20."""
+    model, _, state = name.partition("-")
+    title = {"smol": "SmolLM2", "tiny": "the tiny model", "tools": "the tiny model with a tool"}.get(model, model)
+    return f"{title} at {'its start' if state == 'base' else state.replace('-', ' ')}"
+
+
 def page(summaries: dict[str, dict[str, Any]]) -> str:
     """docs/mechanism.md, from the template next to this file."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    template = (Path(__file__).parent / "mechanism.template.md").read_text()
     tools = summaries_in(DIRECTORY / "tools")  # of benchmarks/tool_mechanism.py
-    values = {"policies": summaries, "tools": tools, "effect_of": effect_of, "splits": list(SPLITS)[1:]}
-    return environment.from_string(template).render(values)
+    values = {"policies": summaries, "tools": tools, "effect_of": effect_of, "title": policy_title}
+    return render("mechanism.template.md", values | {"splits": list(SPLITS)[1:]})

@@ -1,14 +1,13 @@
-"""results/, docs/reproduction.md and what the README says was found, from the stored runs.
+"""results/, docs/reproduction.md, docs/figures.md and what the README says was found, from the stored runs.
 
     python reproduce.py --page
 
-Every number comes from results/, the condensed runs; reproduction.template.md has the text.
+Every number comes from results/, the condensed runs; reproduction.template.md and figures.template.md have the text.
 """
 
 import json
 import re
 import shutil
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,8 +36,9 @@ from gtpo.paper.matrix import (
     select_figures,
 )
 from gtpo.paper.measures import Curve, Measure, SeedRuns
-from gtpo.paper.mechanism import write_mechanism
+from gtpo.paper.mechanism import effect_of, policy_title, write_mechanism
 from gtpo.paper.one_claim import work_of
+from gtpo.paper.rendering import render
 from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results, rounded
 from gtpo.paper.verdicts import NOT_COUNTED, SIZES, SMALL, check, verdict
 from gtpo.reports.intervals import LEAST_SEEDS
@@ -56,7 +56,11 @@ GRPO = {  # β = 0 and 10⁻⁶
     "stable": (("grpo-g8-beta0", "grpo-g8-beta1e-6"), ("grpo-g12-beta0", "grpo-g12-beta1e-6")),
     "late": (("grpo-late-g8-beta0", "grpo-late-g8-beta1e-6"), ("grpo-late-g12-beta0",)),
 }
-TEMPLATE, PAGE = Path(__file__).parent / "reproduction.template.md", Path("docs") / "reproduction.md"
+PAGES = {  # template -> page
+    "reproduction.template.md": Path("docs") / "reproduction.md",
+    "figures.template.md": Path("docs") / "figures.md",
+}
+PAGE = PAGES["reproduction.template.md"]
 README = Path("README.md")
 METRICS = tuple(name for name in LABELS if name not in SCORES)
 STORED = (*METRICS, "step_time", "grad_norm")
@@ -73,10 +77,10 @@ EFFECTS = {  # the figure of the first page, GTPO or its correction minus GRPO: 
     "SmolLM2": {
         "accuracy at the end": "smol_gtpo_accuracy_at_the_end",
         "formatting at the end": "smol_gtpo_formatting_at_the_end",
-        "formatting at first, correction alone": "smol_correction_formatting_at_first",
+        "formatting early, correction alone": "smol_correction_formatting_at_first",
     },
     "tiny, rate that fails": {
-        "formatting at first, correction alone": "post_hoc_correction_keeps_formatting_at_first",
+        "formatting early, correction alone": "post_hoc_correction_keeps_formatting_at_first",
     },
 }
 
@@ -116,9 +120,7 @@ def summarize(
         "claims": claims,
         "effects": effects_of([*claims, *of_smol, *of_tested]),  # new seeds decide what was found after the fact
         "tested": of_tested,
-        "mechanism": dict(mechanism or {}),
-        "planned_policies": len(matrix["mechanism"]),
-        "clearly": CLEARLY,
+        "tags": tags_of(mechanism or {}),
         "smol": {
             "rates": {"works": matrix["smol"]["base"]["grpo"]["learning_rate"]}
             | {"stress": matrix["smol"]["stress"]["learning_rate"]},
@@ -153,7 +155,37 @@ def summarize(
         "highest_end_late": _highest_end(results, "late"),
         "stable": _formatting_lost(results, spec["window"]),
         "paper_table": paper_table(matrix, results),
+        "has_paper_scale": any(row["ours"] is not None for row in table1(matrix, "paper", results)),
     }
+
+
+def tags_of(mechanism: Mapping[str, Any]) -> dict[str, Any]:
+    """The policies at which an update of GRPO decidedly lowers the tags, and at which GTPO keeps them higher.
+
+    ``own_``: the tags in the policy's own completions. ``positive_too``: where GRPO lowers the tags of reference
+    solutions, so do the completions with A > 0 alone.
+    """
+
+    def lowered(objective: str, target: str) -> list[str]:
+        rows = {name: effect_of(summary, objective, target) for name, summary in mechanism.items()}
+        return [
+            name for name, row in rows.items() if row["half_width"] is not None and row["mean"] < -row["half_width"]
+        ]
+
+    def kept(target: str) -> list[str]:
+        rows = {name: effect_of(summary, "GTPO", target)["minus_grpo"] for name, summary in mechanism.items()}
+        return [name for name, row in rows.items() if row and row[0] - row[1] > CLEARLY]
+
+    names = {
+        "lowered": lowered("GRPO", "tags"),
+        "kept": kept("tags"),
+        "lowered_and_kept": [name for name in lowered("GRPO", "tags") if name in kept("tags")],
+        "own_lowered": lowered("GRPO", "own tags"),
+        "own_kept": kept("own tags"),
+    }
+    positive = {*names["lowered"]} <= {*lowered("GRPO, A > 0", "tags")}
+    titles = {key: [*map(policy_title, found)] for key, found in names.items()}
+    return {"policies": len(mechanism), "positive_too": positive, **titles}
 
 
 def effects_of(claims: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -263,39 +295,34 @@ def _pair(values: Sequence[float]) -> list[float | None]:
     return [*map(rounded, mean_of(values))]
 
 
-def render(summary: dict[str, Any], template: str) -> str:
-    """The page, from the Jinja template and the values of summary.json."""
-    from jinja2 import Environment, StrictUndefined
-
-    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-    return Environment(undefined=StrictUndefined, **options).from_string(template).render(**summary)
+def page_of(summary: Mapping[str, Any], template: str) -> str:
+    """One of ``PAGES``, from the values of summary.json."""
+    by_name = {claim["name"]: claim for claim in (*summary["claims"], *summary["smol"]["claims"])}
+    new_seeds = {claim["name"]: claim for claim in summary["tested"]}
+    effect = {row["claim"]: row for row in summary["effects"]}
+    return render(template, {**summary, "by_name": by_name, "new_seeds": new_seeds, "effect": effect})
 
 
 # The README
 
 
 def what_was_found(page: str) -> str:
-    """What was found: the first section of docs/reproduction.md, with the links of the README."""
-    text = page.partition("## In short\n")[2].partition("\n## ")[0].strip()
+    """What was found: list and figure of the first section of docs/reproduction.md, with the links of the README."""
+    text = page.partition("## In short\n")[2].partition("\nA claim *holds*")[0].strip()
     text = text.replace("](#", "](docs/reproduction.md#").replace("](../", "](")
-    text = re.sub(r"\]\((mechanism|log)\.md", r"](docs/\1.md", text)
-    return re.sub(r"^\d\. .*(?:\n   .*)*", lambda item: _wrapped(item[0]), text, flags=re.MULTILINE)
-
-
-def _wrapped(item: str) -> str:
-    """An item of a list in lines of at most 140 characters."""
-    options: dict[str, Any] = {"subsequent_indent": "   ", "break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill(" ".join(item.split()), 140, **options)
+    return re.sub(r"\]\((\w+)\.md", r"](docs/\1.md", text)
 
 
 # Tables
 
 
 def paper_table(matrix: Matrix, results: Results) -> str:
-    """pass@64 and maj@64 at paper scale: ours, where there are any, and the paper's."""
+    """pass@64 and maj@64 at paper scale: the paper's, next to ours if there are any."""
     rows = [row for row in table1(matrix, "paper", results) if row["k"] == 64]
     columns = dict.fromkeys(f"{row['benchmark']}, {row['score']}@64" for row in rows)
-    return method_table(["trained on", "method", *columns], rows, beside=True)
+    measured = any(row["ours"] is not None for row in rows)
+    shown = rows if measured else [row | {"ours": row["paper"]} for row in rows]
+    return method_table(["trained on", "method", *columns], shown, beside=measured)
 
 
 def tiny_table(matrix: Matrix, results: Results) -> str:
@@ -379,10 +406,11 @@ def write_page(matrix: Matrix) -> list[Path]:
     summary = summarize(matrix, results, tested, smol, gentle, write_mechanism())
     draw_effects(summary["effects"], SIZES["points"]).savefig(DIRECTORY / "effects.png", dpi=100)
     (DIRECTORY / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
-    PAGE.write_text(render(summary, TEMPLATE.read_text()))
+    for template, page in PAGES.items():
+        page.write_text(page_of(summary, template))
     README.write_text(fill(README.read_text(), "found", what_was_found(PAGE.read_text())))
     files = [DIRECTORY / name for name in (METRICS_FILE, SCORES_FILE, "effects.png", "summary.json")]
-    return [path for path in (*files, *written, PAGE, README) if path.is_file()]
+    return [path for path in (*files, *written, *PAGES.values(), README) if path.is_file()]
 
 
 def arms_of_smol(matrix: Matrix) -> list[Experiment]:

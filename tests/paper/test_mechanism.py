@@ -41,7 +41,7 @@ def test_effects_by_hand() -> None:
     assert row["minus_grpo"] == [3.0, pytest.approx(3.1824 * 2.1602 / 2, abs=1e-3)]
     row = effect_of(summary, "GRPO", "answer")
     assert (row["mean"], row["below_0"], row["half_width"]) == (-2.0, 0.75, pytest.approx(3.1824 * 2.1602, abs=1e-3))
-    assert effect_of(summary, "GRPO", "tags", "right shorter")["mean"] == -3.0
+    assert effect_of(summary, "GRPO", "tags", "correct shorter")["mean"] == -3.0
     assert effect_of(summary, "GRPO", "tags", "format decides")["number"] == 0
 
 
@@ -63,8 +63,8 @@ def test_what_is_being_measured_is_stored_as_far_as_it_is_whole(
 def test_the_page_shows_what_there_is() -> None:
     """Groups without tags of the policy's own, and a split with a single group, have dashes."""
     text = page({"tiny-base": summarize([*GROUPS, NOTHING])})
-    assert "| tiny, start | 5, 4 | 1.0, 0.3 | -1000.00 ± 3437.00 | +3000.00 ± 3437.00 | - | - |" in text
-    assert "| right shorter | 0 | - | - | - | - |" in text
+    assert "| the tiny model at its start | 5, 4 | 1.0, 0.3 | -1000.00 ± 3437.00 | +3000.00 ± 3437.00 | - | - |" in text
+    assert "| correct shorter | 0 | - | - | - | - |" in text
 
 
 class Drawn:

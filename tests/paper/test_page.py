@@ -22,9 +22,9 @@ from gtpo.paper.page import (
     METRICS,
     NOTHING,
     PAGE,
+    PAGES,
     README,
     SMOL,
-    TEMPLATE,
     TESTED,
     _clipped,
     _formatting_lost,
@@ -35,8 +35,9 @@ from gtpo.paper.page import (
     effects_of,
     fill,
     only,
-    render,
+    page_of,
     summarize,
+    tags_of,
     tiny_table,
     what_was_found,
     write_page,
@@ -45,6 +46,11 @@ from gtpo.paper.results import Results, read_results
 
 ROOT = CONFIGS.parent
 MATRIX = load_matrix()
+FIGURES = PAGES["figures.template.md"]
+
+
+def pages_of(summary: dict[str, Any]) -> str:
+    return "".join(page_of(summary, template) for template in PAGES)
 
 
 def test_condensed_results_have_every_metric_of_a_claim() -> None:
@@ -60,20 +66,21 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
     capsys.readouterr()
     assert sandbox.reproduce("--page") == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    assert all(path.is_file() for path in written) and {PAGE, README, DIRECTORY / "summary.json"} <= set(written)
-    first = PAGE.read_text()
+    assert all(path.is_file() for path in written)
+    assert {PAGE, FIGURES, README, DIRECTORY / "summary.json"} <= set(written)
+    first = PAGE.read_text() + FIGURES.read_text()
     stored = read_results([DIRECTORY])
     found = read_results([Path("outputs")])
     assert stored.metrics == found.metrics
     assert stored.scores["gtpo-g8"]["arithmetic"][2]["scores"] == found.scores["gtpo-g8"]["arithmetic"][2]["scores"]
     (sandbox / "outputs").rename(sandbox / "gone")
     write_page(MATRIX)
-    assert PAGE.read_text() == first
+    assert PAGE.read_text() + FIGURES.read_text() == first
     assert "At the high rate: GTPO ends with higher accuracy than GRPO." in first and "not run" in first
-    assert "| LLaMA, GSM8K | GTPO | - / 30.0 | - / 13.3 | - / 80.0 | - / 42.5 |" in first  # Table 1, k = 64
+    assert "| LLaMA, GSM8K | GTPO | 30.0 | 13.3 | 80.0 | 42.5 |" in first  # Table 1, k = 64, of the paper
     readme = README.read_text()
     assert readme.startswith("before\n") and readme.endswith("after\n") and "\nold\n" not in readme
-    assert "1. **One update**: not measured." in readme and "](results/tiny/effects.png)" in readme
+    assert "1. **One update.** Not measured." in readme and "](results/tiny/effects.png)" in readme
 
 
 def scored(**values: list[float]) -> Results:
@@ -196,6 +203,36 @@ def test_the_first_page_shows_differences_in_points() -> None:
     assert {(effect["mean"], effect["verdict"]) for effect in few} == {(None, "too few seeds")}
 
 
+def effect(objective: str, target: str, mean: float, half_width: float | None, more: float | None = None) -> Any:
+    minus_grpo = None if more is None else [more, 1.0]
+    row = {"objective": objective, "target": target, "split": "all groups", "mean": mean, "half_width": half_width}
+    return row | {"minus_grpo": minus_grpo}
+
+
+def test_policies_whose_tags_an_update_lowers_or_keeps() -> None:
+    """Intervals of ± 1: -2 is lower, -0.5 is not; GTPO minus GRPO of 2 is higher, 0.5 is not."""
+    mechanism = {
+        "smol-base": [effect("GRPO", "tags", -2, 1), effect("GTPO", "tags", 0, 1, 2)],
+        "tiny-step-40": [effect("GRPO", "tags", -2, 1), effect("GTPO", "tags", 0, 1, 0.5)],
+        "tiny-base": [effect("GRPO", "tags", -0.5, 1), effect("GTPO", "tags", 0, 1, 2)],
+        "smol-step-20": [effect("GRPO", "tags", -2, None), effect("GTPO", "tags", 0, None)],  # too few groups
+    }
+    for rows in mechanism.values():
+        rows += [effect("GRPO", "own tags", 2, 1), effect("GRPO, A > 0", "tags", -2, 1)]
+    found = tags_of({name: {"rows": rows} for name, rows in mechanism.items()})
+    assert found == {
+        "policies": 4,
+        "positive_too": True,
+        "lowered": ["SmolLM2 at its start", "the tiny model at step 40"],
+        "kept": ["SmolLM2 at its start", "the tiny model at its start"],
+        "lowered_and_kept": ["SmolLM2 at its start"],
+        "own_lowered": [],
+        "own_kept": [],
+    }
+    mechanism["smol-base"][-1]["mean"] = 0.5
+    assert not tags_of({name: {"rows": rows} for name, rows in mechanism.items()})["positive_too"]
+
+
 def test_the_figure_of_the_first_page() -> None:
     effects = [
         {"group": "a", "label": "x", "mean": 3.0, "half_width": 1.0, "verdict": "holds"},
@@ -211,7 +248,7 @@ def test_the_figure_of_the_first_page() -> None:
 
 def test_page_and_summary_have_the_same_numbers() -> None:
     summary = summarize(MATRIX, world(), NOTHING, NOTHING, NOTHING, {})
-    page = render(summary, TEMPLATE.read_text())
+    page = pages_of(summary)
     for claim in summary["claims"]:
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {claim['claim']} |")]
         digits = {"nats": 3, "steps": 0, "10⁻³": 2}.get(claim["unit"], 1)
@@ -226,9 +263,9 @@ def test_page_and_summary_have_the_same_numbers() -> None:
         assert count == sum(claim["verdict"] == verdict for claim in of_paper)
     assert sum(summary["verdicts"].values()) == 78
     counted = sum(claim["size"] is not None and not claim["why"] for claim in of_paper)
-    assert f"By chance alone up to {round(0.025 * counted, 1)} of them would hold." in page
+    assert f"By chance alone up to {round(0.025 * counted, 1)} of them would hold." in " ".join(page.split())
     stable = next(effect for effect in summary["effects"] if effect["claim"] == "fig2_stable_formatting")
-    assert f"{stable['mean']:+.1f} ± {stable['half_width']:.1f} points in formatting" in page
+    assert f"{stable['mean']:+.1f} ± {stable['half_width']:.1f} points in formatting" in " ".join(page.split())
     assert "| GTPO, G = 12 | 100.0 ± 0.0 |" in page  # 95 and 5 more
     assert "| DAPO | -2.05 ± 0.00 | - |" in page and "| GTPO | -5.00 ± 0.00 | - |" in page  # no push after λ is logged
     drawn = [name for name in MATRIX["figures"] if MATRIX["figures"][name].get("tiny")]
@@ -244,14 +281,14 @@ def test_claims_of_other_seeds_stand_in_the_appendix() -> None:
             for name, of_run in tested.scores.items()
         },
     )
-    page = render(summarize(MATRIX, Results({}, {}), tested, NOTHING, NOTHING, {}), TEMPLATE.read_text())
+    page = page_of(summarize(MATRIX, Results({}, {}), tested, NOTHING, NOTHING, {}), "figures.template.md")
     end = "both at their end: GTPO is ahead of GRPO (β = 0) in pass@1 on held-out problems. (3 seeds) |"
     assert f"| At the high rate, {end}" in page
 
 
 def test_page_without_any_run() -> None:
     summary = summarize(MATRIX, Results({}, {}), Results({}, {}), Results({}, {}), NOTHING, {})
-    page = render(summary, TEMPLATE.read_text())
+    page = pages_of(summary)
     assert "Of 78 claims 78: **not run**." in page and "fig3.png" not in page
     assert summary["drawn"] == [] and {effect["mean"] for effect in summary["effects"]} == {None}
 
@@ -283,7 +320,7 @@ def test_page_has_the_numbers_of_the_stored_results() -> None:
     tested, smol, gentle = (read_results([ROOT / path]) for path in (TESTED, SMOL, GENTLE))
     mechanism = summaries_in(ROOT / mechanism_directory)
     assert json.loads(json.dumps(summarize(MATRIX, results, tested, smol, gentle, mechanism))) == summary
-    assert render(summary, TEMPLATE.read_text()) == (ROOT / PAGE).read_text()
+    assert [page_of(summary, template) for template in PAGES] == [(ROOT / page).read_text() for page in PAGES.values()]
     if mechanism:
         assert mechanism_page(mechanism) == (ROOT / MECHANISM_PAGE).read_text()
     readme = (ROOT / README).read_text()

@@ -1,0 +1,47 @@
+"""The generated pages of docs/: Jinja templates next to this file, with lines wrapped."""
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+LINE = 140  # characters; tables, figures and code stay as they are
+VERBATIM = re.compile(r"\||!\[|#|<|```")
+
+
+def render(template: str, values: dict[str, Any]) -> str:
+    """A page in Markdown, from ``template`` next to this file.
+
+    Raises:
+        jinja2.UndefinedError: If the template names a value that is missing.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    loader = FileSystemLoader(Path(__file__).parent)
+    return wrapped(
+        Environment(loader=loader, undefined=StrictUndefined, **options).get_template(template).render(values)
+    )
+
+
+def wrapped(page: str) -> str:
+    """The page with each paragraph and list item in lines of at most ``LINE`` characters, and single empty lines."""
+    parts = re.split(r"(^```.*?^```$)", page, flags=re.MULTILINE | re.DOTALL)
+    parts[::2] = ["\n\n".join(map(_block, re.split(r"\n{2,}", part))) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _block(block: str) -> str:
+    """A paragraph or a list, wrapped; a table, figure or heading is unchanged."""
+    body = block.strip("\n")
+    if not body or VERBATIM.match(body):
+        return block
+    items = re.split(r"\n(?=\* |\d+\. )", body)
+    return block.replace(body, "\n".join(map(_item, items)))
+
+
+def _item(item: str) -> str:
+    mark = re.match(r"\* |\d+\. ", item)
+    indent = " " * len(mark[0]) if mark else ""
+    words = " ".join(item.split())
+    return textwrap.fill(words, LINE, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
