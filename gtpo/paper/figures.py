@@ -56,11 +56,11 @@ def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
                     plot_seeds(axis, legend, results.metrics.get(run, {}), metric, matrix[scale]["window"], style)
             if metric == "entropy":
                 plot_ln2(axis)
+            if of_base:
+                _plot_base(axis, experiment(matrix, scale, next(iter(curves.values())), 0).model, of_base, metric)
             if metric in PERCENT:  # an interval may reach further
                 low, high = axis.get_ylim()
                 axis.set_ylim(max(low, -2), min(high, 102))
-            if of_base:
-                _plot_base(axis, experiment(matrix, scale, next(iter(curves.values())), 0).model, of_base, metric)
             axis.set_xlabel("k" if metric in SCORES else "training step")
             axis.set_ylabel(LABELS[metric])
         row[0].set_title(title, loc="left", fontsize=10)

@@ -295,7 +295,7 @@ def test_a_label_has_one_style_in_all_groups(tmp_path: Path) -> None:
 def test_a_group_of_curves_without_runs_is_left_out() -> None:
     rows = [{"step": step, "accuracy": 50.0, "formatting": 90.0, "entropy": 0.3} for step in (1, 2)]
     figure = draw(MATRIX, "smol", "smol", Results({"grpo": {1: rows}}, {}))
-    assert [axis.get_title(loc="left") for axis in figure.axes if axis.get_title(loc="left")] == ["rate that works"]
+    assert [axis.get_title(loc="left") for axis in figure.axes if axis.get_title(loc="left")] == ["rate that learns"]
 
 
 @pytest.mark.parametrize("name", [name for name, spec in MATRIX["figures"].items() if "tiny" in spec])
@@ -343,7 +343,7 @@ def test_figure_is_drawn_without_a_missing_run(tmp_path: Path) -> None:
 def test_caption_names_smoothing_runs_seeds_and_command(tmp_path: Path) -> None:
     text = caption(MATRIX, "fig3", "tiny", read_results(make_all(tmp_path, runs_of(MATRIX, ["fig3"], "tiny"), "tiny")))
     assert f"trailing mean over {MATRIX['tiny']['window']} steps" in text
-    assert "| late | GTPO | gtpo-late-g8 | 1, 2, 3 |" in text
+    assert "| high rate | GTPO | gtpo-late-g8 | 1, 2, 3 |" in text
     assert "`python reproduce.py fig3 --scale tiny`" in text
     assert "issing" not in text
 
@@ -407,7 +407,7 @@ def test_tiny_table_has_the_harder_problems_only(tmp_path: Path) -> None:
     assert first["ours"] == pytest.approx(statistics.mean(values))
     assert first["half_width"] == pytest.approx(4.303 * statistics.stdev(values) / math.sqrt(3))
     ours = f"{first['ours']:.1f} ± {first['half_width']:.1f}"
-    assert f"| stable | SFT (sft) | {ours} |" in table_markdown(table)
+    assert f"| rate that learns | SFT (sft) | {ours} |" in table_markdown(table)
     assert "arithmetic_hard, maj@k (%), in any format |" in table_markdown(table)
 
 
