@@ -46,6 +46,12 @@ class Claim:
         """Whether it is about a difference between runs; the other claims are about a threshold."""
         return not self.allowed and len(self.measures) == 2 * len(self.pairs)
 
+    @property
+    def measured_side(self) -> int | None:
+        """Which of (more, less) is measured if the other one is a number: 0 or 1; None if both are measured."""
+        kinds = {tuple(isinstance(side, Measure) for side in pair) for pair in self.pairs}
+        return {(True, False): 0, (False, True): 1}.get(kinds.pop()) if len(kinds) == 1 else None
+
     def sides(self, runs: SeedRuns) -> tuple[float, float]:
         """``more`` and ``less`` of one seed, in the unit of the margin.
 

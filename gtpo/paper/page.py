@@ -69,12 +69,12 @@ MEASURES = (Curve.early, Curve.late, Curve.highest, Curve.mean)
 VERDICTS = ("holds", "does not hold", SMALL, "undecided", NOT_COUNTED, "too few seeds", "not run")
 EFFECTS = {  # the figure of the first page, GTPO or its correction minus GRPO: group -> label -> claim
     "tiny": {
+        "pass@1, held out": "fig2_stable_pass_1",
         "accuracy at the end": "fig2_stable_accuracy",
         "formatting at the end": "fig2_stable_formatting",
-        "pass@1, held out": "fig2_stable_pass_1",
-        "maj@32, held out": "fig2_stable_maj_32",
     },
     "SmolLM2": {
+        "pass@1, held out": "smol_gtpo_pass_1",
         "accuracy at the end": "smol_gtpo_accuracy_at_the_end",
         "formatting at the end": "smol_gtpo_formatting_at_the_end",
         "formatting early, correction alone": "smol_correction_formatting_at_first",
@@ -144,6 +144,10 @@ def summarize(
         },
         "gentle": admission(matrix, gentle, results),
         "verdicts": {name: sum(claim["verdict"] == name for claim in of_paper) for name in VERDICTS},
+        "with_margin": sum(
+            claim["verdict"] == "holds" and claim["mean"] - claim["difference"] > 1 for claim in of_paper
+        ),
+        "filtered_4c": _filtered(results, "gtpo-onlyneg"),
         "by_chance": round(0.025 * sum(claim["size"] is not None and not claim["why"] for claim in of_paper), 1),
         "titles": {name: find_figure(matrix, name)["title"] for name in names},
         "drawn": [name for name in names if {*runs_of(matrix, [name], "tiny")} & {*results.metrics, *results.scores}],
@@ -152,6 +156,7 @@ def summarize(
         },
         "table1": table_markdown(table1(matrix, "tiny", results)),
         "all_scores": tiny_table(matrix, results),
+        "all_scores_lenient": tiny_table(matrix, results, "_lenient"),
         "highest_end_late": _highest_end(results, "late"),
         "stable": _formatting_lost(results, spec["window"]),
         "paper_table": paper_table(matrix, results),
@@ -160,7 +165,7 @@ def summarize(
 
 
 def tags_of(mechanism: Mapping[str, Any]) -> dict[str, Any]:
-    """The policies at which an update of GRPO decidedly lowers the tags, and at which GTPO keeps them higher.
+    """The policies at which an update of GRPO decidedly lowers the tags, and at which GTPO keeps them higher or lower.
 
     ``own_``: the tags in the policy's own completions. ``positive_too``: where GRPO lowers the tags of reference
     solutions, so do the completions with A > 0 alone.
@@ -172,14 +177,15 @@ def tags_of(mechanism: Mapping[str, Any]) -> dict[str, Any]:
             name for name, row in rows.items() if row["half_width"] is not None and row["mean"] < -row["half_width"]
         ]
 
-    def kept(target: str) -> list[str]:
+    def kept(target: str, sign: int = 1) -> list[str]:
         rows = {name: effect_of(summary, "GTPO", target)["minus_grpo"] for name, summary in mechanism.items()}
-        return [name for name, row in rows.items() if row and row[0] - row[1] > CLEARLY]
+        return [name for name, row in rows.items() if row and sign * row[0] - row[1] > CLEARLY]
 
     names = {
         "lowered": lowered("GRPO", "tags"),
         "kept": kept("tags"),
         "lowered_and_kept": [name for name in lowered("GRPO", "tags") if name in kept("tags")],
+        "kept_lower": kept("tags", -1),
         "own_lowered": lowered("GRPO", "own tags"),
         "own_kept": kept("own tags"),
     }
@@ -260,6 +266,19 @@ def _clipped(results: Results) -> float | None:
     return 100 * sum(norm > MAX_GRAD_NORM for norm in norms) / len(norms) if norms else None
 
 
+def _filtered(results: Results, prefix: str) -> float | None:
+    """The share of completions that the filter drops in the runs of a name, in percent."""
+    found = [
+        row["filtered_fraction"]
+        for name, seeds in results.metrics.items()
+        if name.startswith(prefix)
+        for rows in seeds.values()
+        for row in rows
+        if row.get("filtered_fraction") is not None
+    ]
+    return rounded(100 * sum(found) / len(found)) if found else None
+
+
 def _without_gradient(seeds: Mapping[int, Sequence[dict[str, Any]]]) -> float | None:
     """The share of steps without a gradient in the last third of some runs, in percent."""
     norms = [row["grad_norm"] for rows in seeds.values() for row in rows[-(len(rows) // 3) :] if "grad_norm" in row]
@@ -277,6 +296,7 @@ def _formatting_lost(results: Results, window: int) -> dict[str, Any]:
     falls = {run: SeedRuns(results, run[1], window).curve(run[0], "formatting").largest_loss() for run in runs}
     return {
         "runs": len(runs),
+        "of_grpo": sum(name.startswith("grpo") for (name, _), fall in falls.items() if fall >= LOSES),
         "lost": [f"{name}, seed {seed}" for (name, seed), fall in falls.items() if fall >= LOSES],
     }
 
@@ -325,8 +345,8 @@ def paper_table(matrix: Matrix, results: Results) -> str:
     return method_table(["trained on", "method", *columns], shown, beside=measured)
 
 
-def tiny_table(matrix: Matrix, results: Results) -> str:
-    """Strict / lenient; a method is the mean over its variants, as in the claims."""
+def tiny_table(matrix: Matrix, results: Results, suffix: str = "") -> str:
+    """Strict scores, or with the suffix ``_lenient`` these; a method is the mean over its variants, as in the claims."""
     columns = [("arithmetic", score) for score in ("pass@1", "pass@32", "maj@32")]
     columns += [("arithmetic_hard", score) for score in ("pass@1", "pass@64", "maj@64")]
     titles = {"arithmetic": "held out", "arithmetic_hard": "harder"}
@@ -341,11 +361,11 @@ def tiny_table(matrix: Matrix, results: Results) -> str:
     head = " | ".join(f"{titles[benchmark]}, {score}" for benchmark, score in columns)
     lines = [f"| | {head} |", "|---" * (len(columns) + 1) + "|"]
     for title, runs in variants.items():
-        pairs = [
-            [_seed_mean(matrix, results, runs, benchmark, which) for which in (score, score.replace("@", "_lenient@"))]
+        cells = [
+            _seed_mean(matrix, results, runs, benchmark, score.replace("@", f"{suffix}@"))
             for benchmark, score in columns
         ]
-        lines.append(f"| {title} | {' | '.join(map(' / '.join, pairs))} |")
+        lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

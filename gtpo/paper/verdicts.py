@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import product
+from statistics import fmean
 from typing import Any
 
 from gtpo.paper.claims import Claim
@@ -42,8 +43,9 @@ def digits_of(unit: str) -> int:
 def check(claim: Claim, results: Results, seeds: Sequence[int], window: int) -> dict[str, Any]:
     """A claim with the margin of each seed that has its runs, their mean and interval, and the verdict.
 
-    ``difference`` is the mean without what the claim allows; ``is_small``: the interval is within the size of a small
-    difference; ``why``: why a verdict is not counted.
+    ``difference`` is the mean without what the claim allows; ``value`` and ``threshold`` are both sides of a claim
+    about a threshold, None of others; ``is_small``: the interval is within the size of a small difference; ``why``: why
+    a verdict is not counted.
     """
     margins, sides = {}, []
     for seed in seeds:
@@ -57,6 +59,10 @@ def check(claim: Claim, results: Results, seeds: Sequence[int], window: int) -> 
     found = interval(list(margins.values()))
     why = claim.not_counted or (_floor(claim, sides) or _inactive(claim, results, seeds, window) if found else "")
     limit = SIZES[claim.unit]
+    side = claim.measured_side
+    value, threshold = (
+        (None, None) if side is None or not sides else (fmean(s[side] for s in sides), sides[0][1 - side])
+    )
     return {
         "name": claim.name,
         "claim": claim.sentence,
@@ -66,6 +72,8 @@ def check(claim: Claim, results: Results, seeds: Sequence[int], window: int) -> 
         "margins": margins,
         "mean": round(found.mean, 4) if found else None,
         "difference": round(found.mean - claim.allowed, 4) if found else None,
+        "value": None if value is None else round(value, 4),
+        "threshold": None if threshold is None else round(threshold, 4),
         "half_width": round(found.half_width, 4) if found else None,
         "is_small": bool(found and size is not None and -limit < found.low and found.high < limit),
         "verdict": NOT_COUNTED if found and why else verdict(list(margins.values()), size),

@@ -162,6 +162,10 @@ def test_a_claim_is_measured_and_named(figure: str, claim: Claim) -> None:
     assert (checked["verdict"] == "not counted") == bool(checked["why"])
     assert checked["difference"] == pytest.approx(checked["mean"] - claim.allowed)
     assert checked["size"] == (SIZES[checked["unit"]] if claim.compares_runs else None)
+    assert (checked["threshold"] is None) == (claim.measured_side is None) == (checked["value"] is None)
+    if claim.measured_side is not None:
+        above = -1 if claim.measured_side else 1  # the margin of "less than 10" is 10 minus the value
+        assert checked["value"] == pytest.approx(checked["threshold"] + above * checked["mean"], abs=1e-3)
     assert claim.name.startswith(f"{figure}_") and checked["claim"].endswith(".") and "\n" not in checked["claim"]
 
 
@@ -190,6 +194,10 @@ def test_claims_about_a_threshold() -> None:
         "baselines_grpo_pushes_conflict_tokens_down": 0,
     }
     assert claim_of("baselines_grpo_pushes_conflict_tokens_down").margin(constant(1.0)) == -1000
+    assert {claim.name for _, claim in EACH if claim.measured_side is None and not claim.compares_runs} == {
+        "fig2_stable_accuracy",
+        "fig2_stable_formatting",
+    }
     assert all(claim.margin(constant(1.0)) == 0 for _, claim in EACH if claim.compares_runs)
 
 

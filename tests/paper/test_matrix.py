@@ -225,7 +225,7 @@ def test_a_part_of_the_matrix(sandbox: Any, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_hours_in_the_documentation() -> None:
-    """The table of docs/reproduction.md, and the README's totals, which are rounded to hundreds."""
+    """The table of docs/reproduction.md, and the README's totals, which have two significant digits."""
     page, readme = (
         (CONFIGS.parent / name).read_text() for name in ("gtpo/paper/reproduction.template.md", "README.md")
     )
@@ -240,7 +240,7 @@ def test_hours_in_the_documentation() -> None:
         most = sum(run.cost for run in runs)
         scoring = sum(work.cost for work in evaluations_of(MATRIX, figures, "paper", runs))
         assert [*map(int, numbers)] == [len(runs), *(int(f"{hour:.0f}") for hour in (most / 2, most, scoring))]
-        least, most = (f"{100 * round((hours + scoring) / 100):,}" for hours in (most / 2, most))
+        least, most = (f"{float(f'{hours + scoring:.1e}'):,.0f}" for hours in (most / 2, most))
         rounded.append(f"{len(runs)} runs, {least} to {most} GPU hours")
     assert rounded[0] in readme and rounded[-1] in readme
 

@@ -101,18 +101,19 @@ def scored(**values: list[float]) -> Results:
     return found
 
 
-def test_readme_table_has_mean_and_interval_over_seeds_strict_and_lenient() -> None:
+def test_table_of_scores_has_mean_and_interval_over_seeds_strict_or_lenient() -> None:
     """A method is the mean over its variants, seed by seed; 1, 2, 3 are 2 ± 4.303 / sqrt(3)."""
     runs = {"gtpo-g8": [0.0, 1.0, 2.0], "gtpo-g12": [2.0, 3.0, 4.0], "sft": [5.0, 7.0], "gtpo-late-g8": [1.0, 2.0, 3.0]}
     table = tiny_table(MATRIX, scored(**runs)).splitlines()
+    assert "| GTPO, stable |" + " 12.0 ± 2.5 |" * 6 in tiny_table(MATRIX, scored(**runs), "_lenient").splitlines()
     assert table[0].startswith("| | held out, pass@1 | held out, pass@32 |")
     assert table[2:] == [
-        "| untrained base |" + " - / - |" * 6,
-        "| SFT |" + " 6.0 / 16.0 |" * 6,
-        "| GRPO, stable |" + " - / - |" * 6,
-        "| GTPO, stable |" + " 2.0 ± 2.5 / 12.0 ± 2.5 |" * 6,
-        "| GRPO, high rate, at its best |" + " - / - |" * 6,
-        "| GTPO, high rate, at its end |" + " - / - |" * 6,  # G = 12 is missing
+        "| untrained base |" + " - |" * 6,
+        "| SFT |" + " 6.0 |" * 6,
+        "| GRPO, stable |" + " - |" * 6,
+        "| GTPO, stable |" + " 2.0 ± 2.5 |" * 6,
+        "| GRPO, high rate, at its best |" + " - |" * 6,
+        "| GTPO, high rate, at its end |" + " - |" * 6,  # G = 12 is missing
     ]
 
 
@@ -144,7 +145,7 @@ def test_shares_and_ends_by_hand() -> None:
         ),
         1,
     )
-    assert lost == {"runs": 2, "lost": ["gtpo-g8, seed 1"]}
+    assert lost == {"runs": 2, "of_grpo": 0, "lost": ["gtpo-g8, seed 1"]}
     assert _without_gradient({1: rows, 2: [row | {"grad_norm": 0.0} for row in rows]}) == 50.0  # of the last one each
     assert _without_gradient({1: [{"step": 1}] * 3}) is None
     assert _clipped(Results({}, {})) is None and _highest_end(Results({}, {}), "late") is None
@@ -216,16 +217,18 @@ def test_policies_whose_tags_an_update_lowers_or_keeps() -> None:
         "tiny-step-40": [effect("GRPO", "tags", -2, 1), effect("GTPO", "tags", 0, 1, 0.5)],
         "tiny-base": [effect("GRPO", "tags", -0.5, 1), effect("GTPO", "tags", 0, 1, 2)],
         "smol-step-20": [effect("GRPO", "tags", -2, None), effect("GTPO", "tags", 0, None)],  # too few groups
+        "smol-step-60": [effect("GRPO", "tags", 0, 1), effect("GTPO", "tags", -2, 1, -2)],
     }
     for rows in mechanism.values():
         rows += [effect("GRPO", "own tags", 2, 1), effect("GRPO, A > 0", "tags", -2, 1)]
     found = tags_of({name: {"rows": rows} for name, rows in mechanism.items()})
     assert found == {
-        "policies": 4,
+        "policies": 5,
         "positive_too": True,
         "lowered": ["SmolLM2 at its start", "the tiny model at step 40"],
         "kept": ["SmolLM2 at its start", "the tiny model at its start"],
         "lowered_and_kept": ["SmolLM2 at its start"],
+        "kept_lower": ["SmolLM2 at step 60"],
         "own_lowered": [],
         "own_kept": [],
     }
@@ -253,6 +256,11 @@ def test_page_and_summary_have_the_same_numbers() -> None:
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {claim['claim']} |")]
         digits = {"nats": 3, "steps": 0, "10⁻³": 2}.get(claim["unit"], 1)
         shown = f"{claim['difference']:+.{digits}f} ± {claim['half_width']:.{digits}f} {claim['unit']}"
+        if claim["threshold"] is not None:
+            assert abs(claim["value"] - claim["threshold"]) == pytest.approx(abs(claim["mean"]), abs=1e-3)
+            places = 3 if claim["unit"] == "nats" else 0
+            shown = shown.replace(f"{claim['difference']:+.{digits}f}", f"{claim['value']:.{digits}f}")
+            shown += f", threshold {claim['threshold']:.{places}f}"
         verdict = "found in these runs" if claim["figure"] == "post_hoc" else claim["verdict"]
         assert line.startswith(f"| {claim['claim']} | {shown} | {verdict}") and line.endswith(f"{claim['why']} |")
         assert (" (margin 5)" in line) == (claim["mean"] - claim["difference"] > 1 and verdict != "not counted")
