@@ -346,7 +346,7 @@ def paper_table(matrix: Matrix, results: Results) -> str:
 
 
 def tiny_table(matrix: Matrix, results: Results, suffix: str = "") -> str:
-    """Strict scores, or with the suffix ``_lenient`` these; a method is the mean over its variants, as in the claims."""
+    """Strict scores, or those of the suffix ``_lenient``; a method is the mean over its variants, as in the claims."""
     columns = [("arithmetic", score) for score in ("pass@1", "pass@32", "maj@32")]
     columns += [("arithmetic_hard", score) for score in ("pass@1", "pass@64", "maj@64")]
     titles = {"arithmetic": "held out", "arithmetic_hard": "harder"}
