@@ -246,9 +246,15 @@ def base_model(targets: Sequence[Target], model: str | None) -> str:
 
 
 def _find_base(name: str, adapter: Path) -> str:
-    """The base model of an adapter: a relative path is looked up here and above the adapter, where the run started."""
-    directories = [] if is_hub_id(name) else [Path(), *adapter.resolve().parents]
-    return next((str(directory / name) for directory in directories if (directory / name).is_dir()), name)
+    """The base model of an adapter.
+
+    A relative path is looked up here and above the adapter, where the run started. An absolute one that does not exist
+    any more is replaced by the run's ``--model``, looked up in the same way: the whole checkout may have moved.
+    """
+    moved = Path(name).is_absolute() and not Path(name).is_dir()
+    asked = str(_run_settings(adapter).get("model") or name) if moved else name
+    directories = [] if is_hub_id(asked) else [Path(), *adapter.resolve().parents]
+    return next((str(directory / asked) for directory in directories if (directory / asked).is_dir()), name)
 
 
 def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = False) -> str:

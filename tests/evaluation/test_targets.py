@@ -136,6 +136,19 @@ def test_a_relative_base_model_is_found_above_the_adapter(
     assert base_model([older], None) == "some/hub-model"
 
 
+def test_the_base_model_of_a_moved_checkout_is_that_of_the_run(outputs: Path, tmp_path: Path) -> None:
+    """PEFT stores an absolute path; the run's --model is relative to the directory in which it started."""
+    (outputs / "sft" / "merged").mkdir(parents=True)
+    [older] = find_targets(["outputs/older"], None)
+    gone = str(tmp_path / "gone" / "outputs" / "sft" / "merged")
+    edit_config(older.adapter, base_model_name_or_path=gone)
+    (outputs / "older" / "config.yaml").write_text("seed: 1\n")
+    assert base_model([older], None) == gone
+    (outputs / "older" / "config.yaml").write_text("model: outputs/sft/merged\n")
+    assert base_model([older], None) == "outputs/sft/merged"
+
+
+
 def test_the_shipped_base_takes_the_place_of_a_tiny_base_that_is_gone(outputs: Path) -> None:
     [older] = find_targets(["outputs/older"], None)
     edit_config(older.adapter, base_model_name_or_path=f"/gone/outputs/tiny/{TINY_BASE.name}")
