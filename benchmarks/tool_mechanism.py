@@ -86,7 +86,7 @@ def trainer_of(model: Path, adapter: Path | None, output: Path) -> GTPOTrainer:
         model=str(model),
         args=config_of(str(output), GROUP, max_completion_length=160, max_tool_calling_iterations=4),
         gtpo=GTPOArguments(entropy_filter="on", initial_entropy=0.0),
-        reward_funcs=calculator.right_answer,
+        reward_funcs=calculator.correct_answer,
         train_dataset=Dataset.from_list(prompts),
         tools=[box.calculate],
         peft_config=LoraConfig(r=16, target_modules="all-linear"),

@@ -53,8 +53,8 @@ class Calculator:
         return str(OPERATIONS[found[2]](int(found[1]), int(found[3])))
 
 
-def right_answer(completions: list[list[dict[str, Any]]], answer: list[str], **columns: Any) -> list[float]:
-    """1 for a completion whose last message ends with the right number; a completion is a list of messages."""
+def correct_answer(completions: list[list[dict[str, Any]]], answer: list[str], **columns: Any) -> list[float]:
+    """1 for a completion whose last message ends with the correct number; a completion is a list of messages."""
     numbers = [re.findall(r"\d+", messages[-1]["content"]) for messages in completions]
     return [float(found[-1:] == [gold]) for found, gold in zip(numbers, answer, strict=True)]
 
@@ -161,7 +161,7 @@ def train(method: str, model: str | Path, output: Path, **settings: Any) -> Any:
                 **settings,
             },
         ),
-        reward_funcs=right_answer,
+        reward_funcs=correct_answer,
         train_dataset=problems(),
         environment_factory=Calculator,
         peft_config=LoraConfig(r=16, target_modules="all-linear"),

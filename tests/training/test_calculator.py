@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from examples import calculator
-from examples.calculator import Calculator, right_answer
+from examples.calculator import Calculator, correct_answer
 from gtpo.training.tools import policy_mask
 
 CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "disable_tqdm": True}
@@ -28,7 +28,7 @@ def test_the_reward_reads_the_last_message() -> None:
         return [{"role": "assistant", "content": text} for text in texts]
 
     completions = [turns("5", "12"), turns("12", "13"), turns("", "It is 12."), turns(""), turns("12 or 13")]
-    assert right_answer(completions, answer=["12"] * 5, other=[1] * 5) == [1.0, 0.0, 1.0, 0.0, 0.0]
+    assert correct_answer(completions, answer=["12"] * 5, other=[1] * 5) == [1.0, 0.0, 1.0, 0.0, 0.0]
 
 
 @pytest.fixture(scope="module")
