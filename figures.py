@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
     add = parser.add_argument
     add("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ... (default: all)")
-    add("--scale", choices=SCALES, help="default: both")
+    add("--scale", choices=SCALES, help="default: all")
     add("--search", action="append", metavar="DIR", help="where to find runs [outputs]; repeatable")
     add("--wandb", metavar="ENTITY/PROJECT", help="read the runs from wandb instead")
     add("--runs", nargs="+", metavar="RUN", help="draw these run directories in one figure instead")

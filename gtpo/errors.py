@@ -24,6 +24,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 prompt``, ``1,200 prompts``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def command_again(*flags: str) -> str:
     """The command of this process with more flags, as it can be pasted; never the value of ``--hub_token``."""
     words = ["python", *sys.argv, *flags]

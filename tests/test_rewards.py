@@ -199,5 +199,7 @@ def test_empty_blocks_are_those_of_completions_in_the_format() -> None:
 def test_a_reward_that_raises_says_how_to_go_on() -> None:
     """Before the first checkpoint there is none to resume."""
     reward = checked_reward(lambda completions, **_: [1 / 0 for _ in completions], "mine.py:f")
-    with pytest.raises(RunError, match=r"correct it, then start again with --overwrite, or --resume a checkpoint\.$"):
+    with pytest.raises(
+        RunError, match=r"correct it, then run the same command again, or --resume a run that has a checkpoint\.$"
+    ):
         reward(completions=["a"])

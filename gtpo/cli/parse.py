@@ -233,11 +233,11 @@ def _check_resumed(method: str, early: argparse.Namespace) -> None:
 
 
 def _newest_run(method: str) -> str:
-    """The newest run of a method below outputs/ that is unfinished or has a checkpoint."""
-    for run in reversed(find_runs([OUTPUTS])):
-        if (not run.is_finished or run.has_checkpoint) and method_of(run) == method:
-            return str(run.path)
-    raise UsageError(f"--resume: outputs/ has no run of train_{method}.py to continue: name one, --resume RUN.")
+    """The newest run of a method below outputs/ that has a checkpoint; an unfinished one before a finished one."""
+    runs = [run for run in find_runs([OUTPUTS]) if run.has_checkpoint and method_of(run) == method]
+    if not runs:
+        raise UsageError(f"--resume: outputs/ has no run of train_{method}.py with a checkpoint: name or start one.")
+    return str(([run for run in runs if not run.is_finished] or runs)[-1].path)
 
 
 def _named_run(method: str, model: str, dataset: str, run_name: str) -> str:

@@ -112,8 +112,8 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
         found = sorted(path.parent.name for path in directory.glob("*/adapter_config.json"))
         runs = find_runs([directory], having="weights") or find_runs([OUTPUTS], having="weights")
         raise UsageError(
-            f"--runs {name} has no {adapter.name}/adapter_config.json: adapters in it are {', '.join(found) or 'none'};"
-            f" finished runs are {', '.join(str(run.path) for run in runs[-5:]) or 'none'}."
+            f"{name} has no {adapter.name}/adapter_config.json: its adapters are {', '.join(found) or 'none'}, the "
+            f"newest finished runs {', '.join(str(run.path) for run in runs[-3:]) or 'none'}."
         )
     suffix = "" if checkpoint == LAST else f"@{checkpoint}"
     return Target(label_of(directory) + suffix, adapter, checkpoint)

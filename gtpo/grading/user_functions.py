@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, cast
 
-from gtpo.errors import RunError, UsageError, first_line, nearest
+from gtpo.errors import RunError, UsageError, counted, first_line, nearest
 
 Reward = Callable[..., Any]  # a list of numbers, None where it does not apply; a coroutine of it for an async function
 
@@ -35,7 +35,9 @@ class Purpose(NamedTuple):
     after_error: str
 
 
-TRAINING = Purpose("--reward", "reward", FROM_TRL, "start again with --overwrite, or --resume a checkpoint")
+TRAINING = Purpose(
+    "--reward", "reward", FROM_TRL, "run the same command again, or --resume a run that has a checkpoint"
+)
 GRADING = Purpose("--grader", "grader", frozenset({"prompts", "completions"}), "run the same command again")
 
 
@@ -86,9 +88,10 @@ def _check_signature(reward: "CheckedReward", columns: Set[str]) -> None:
     named = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     missing = [name for name, default in named.items() if default is inspect.Parameter.empty and name not in given]
     if columns and missing:
+        name_it = "name it with --answer_column, " if missing[0] == "answer" else ""
         raise UsageError(
-            f"{what} needs a column {missing[0]!r}{nearest(missing[0], given)}: add it to the data or name another "
-            f"{purpose.flag} (columns of the data: {', '.join(sorted(theirs)) or 'none but the prompt'})."
+            f"{what} needs a column {missing[0]!r}{nearest(missing[0], given)}: {name_it}add it to the data or name "
+            f"another {purpose.flag} (columns of the data: {', '.join(sorted(theirs)) or 'none but the prompt'})."
         )
     if not any(p.kind is p.VAR_KEYWORD for p in parameters) and (others := sorted(given - named.keys())):
         raise UsageError(f"{what} does not accept {', '.join(others)}, passed to it: add **kwargs to its arguments.")
@@ -196,13 +199,16 @@ class CheckedReward:
         """The values for TRL, which takes NaN for None: infinity instead. The trainer refuses both in ``returned``."""
         listed = list(values) if isinstance(values, Iterable) else None  # a generator runs here
         count = len(kwargs.get("completions", listed or ()))
-        if listed is None or len(listed) != count or not all(v is None or hasattr(v, "__float__") for v in listed):
-            kind, length = type(values).__name__, "" if listed is None else f" ({len(listed)} values)"
-            hint = " (is a `return` missing?)" if values is None else ""
-            raise self._error(
-                f"returned {kind} {reprlib.repr(listed or values)}{length}{hint}: expected a list of {count} values, a "
-                "number or None for each completion"
-            )
+        wrong = [value for value in listed or () if value is not None and not hasattr(value, "__float__")]
+        if listed is None or len(listed) != count or wrong:
+            found = f"{reprlib.repr(values)} ({type(values).__name__})"
+            if values is None:
+                found = "None (is a `return` missing?)"
+            elif listed and len(listed) != count:
+                found = f"{counted(len(listed), 'value')} for {counted(count, 'completion')}, {reprlib.repr(listed)}"
+            elif wrong and not isinstance(values, str):
+                found = f"{reprlib.repr(wrong[0])} ({type(wrong[0]).__name__}) in {reprlib.repr(listed)}"
+            raise self._error(f"returned {found}: expected a list with a number or None for each completion")
         self.returned = [None if value is None else float(value) for value in listed]
         return [math.inf if value is not None and math.isnan(value) else value for value in self.returned]
 

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from gtpo.arguments import MODEL_ALIASES, Settings
-from gtpo.errors import UsageError
+from gtpo.errors import UsageError, counted
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.forward.head import TILES
 from gtpo.machine.hub import GB, hub_is_reachable, is_cached, is_hub_id, not_reachable
@@ -250,8 +250,8 @@ def describe_plan(
     known = f"{rows:,} training rows" if rows else "the number of training rows is known after the download"
     lines = [
         f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}: {settings.output_dir}",
-        f"{known}, {f'{steps:,} ' if steps else ''}steps of {prompts} prompt(s) x {settings.group_size} completion(s) "
-        "per process",
+        f"{known}, {f'{steps:,} ' if steps else ''}steps of {counted(prompts, 'prompt')} x "
+        f"{counted(settings.group_size, 'completion')} per process",
     ]
     if work.max_completion_length and steps:
         lines.append(f"at most {steps * completions * work.max_completion_length:,} generated tokens per process")
@@ -326,7 +326,7 @@ def _disk(settings: Settings, shape: Shape, parts: Mapping[str, float], steps: i
         each = (trained + parts["optimizer"]) * GIB / GB
         if count * each >= 0.1:
             fewer = "" if trainer.save_total_limit else "; --save_total_limit 2 keeps two"
-            lines.append(f"disk: {count} checkpoint(s) of {each:.1f} GB, {count * each:.0f} GB in all{fewer}")
+            lines.append(f"disk: {counted(count, 'checkpoint')} of {each:.1f} GB, {count * each:.1f} GB in all{fewer}")
     return lines
 
 
@@ -355,7 +355,7 @@ def _evaluations(trainer: Any, rows: int, steps: int, trained: int, epoch: float
     times = math.ceil(steps / every) + bool(trainer.eval_on_start)
     more = rows * getattr(trainer, "num_generations_eval", 0) * times
     cost = f": {more:,} more completions, {100 * more / trained:.0f} % of those of training" if more else ""
-    return f"{rows:,} held-out rows, evaluated {times:,} time(s){cost}"
+    return f"{rows:,} held-out rows, evaluated {counted(times, 'time')}{cost}"
 
 
 def _gpus() -> list[tuple[str, float]]:

@@ -14,6 +14,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from gtpo.arguments import BENCHMARK_TITLES, Settings
+from gtpo.errors import counted
 from gtpo.reports.metrics import Rows, finite_values, is_held_out, of_training, reward_names
 from gtpo.runs.directory import RunDirectory
 
@@ -53,7 +54,8 @@ def _window_of(rows: Rows) -> int:
 
 def window_text(rows: Rows) -> str:
     """The steps of :func:`scores` in words."""
-    return f"Means of the first and last {_window_of(rows)} logged step(s)"
+    window = _window_of(rows)
+    return f"Means of the first and last {window} logged steps" if window > 1 else "First and last logged step"
 
 
 def scores(rows: Rows) -> list[Score]:
@@ -161,7 +163,7 @@ def start_lines(settings: Settings, prompts: int, steps: int, done: int = 0, pro
     count = settings.completions_per_step * processes
     each = f"{count:,} rows"
     if settings.method != "sft":
-        each = f"{count // settings.group_size:,} prompt(s) x {settings.group_size} completions of at most "
+        each = f"{counted(count // settings.group_size, 'prompt')} x {settings.group_size} completions of at most "
         each += f"{_length_limit(settings):,} tokens"
     return [
         f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}: {settings.output_dir}",

@@ -59,7 +59,8 @@ def check_run(settings: Settings, rows: int) -> str | None:
         checkpoint = latest_complete(run.path)
         if checkpoint is None:
             raise UsageError(
-                f"{run.path} has no complete checkpoint: name the run with --resume RUN, or --overwrite it."
+                f"{run.path} has no complete checkpoint to resume: start it again without --resume, or resume another "
+                "run, --resume RUN."
             )
         _check_links(run, checkpoint)
         run.read_best()  # raises

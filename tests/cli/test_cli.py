@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -843,7 +844,7 @@ def test_resume_alone_takes_the_newest_run_of_the_method_that_can_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"outputs/ has no run of train_gtpo\.py to continue: name one, --resume RUN"):
+    with pytest.raises(UsageError, match=r"outputs/ has no run of train_gtpo\.py with a checkpoint: name or start one"):
         parsed("--resume")
     for age, (name, method) in enumerate([("c", "gtpo"), ("b", "gtpo"), ("a", "gtpo"), ("d", "grpo")]):
         run = stored_run(Path("outputs") / name, "--learning_rate", f"0.{age + 1}", method=method)
@@ -851,9 +852,16 @@ def test_resume_alone_takes_the_newest_run_of_the_method_that_can_go_on(
     (Path("outputs/a/checkpoint-1/files.json")).unlink()
     (Path("outputs/a/adapter")).mkdir()
     (Path("outputs/a/adapter/adapter_config.json")).write_text("{}")  # finished, without a checkpoint
+    (Path("outputs/crashed")).mkdir()
+    (Path("outputs/crashed/config.yaml")).write_text(Path("outputs/b/config.yaml").read_text())  # before a checkpoint
     resumed = parsed("--resume")
     assert (str(resumed.output_dir), resumed.run.resume) == ("outputs/b", "outputs/b")
     assert resumed.trainer.learning_rate == 0.2  # with its settings
+    (Path("outputs/b/adapter")).mkdir()
+    (Path("outputs/b/adapter/adapter_config.json")).write_text("{}")
+    assert str(parsed("--resume").output_dir) == "outputs/c"  # older, but unfinished
+    shutil.rmtree("outputs/c")
+    assert str(parsed("--resume").output_dir) == "outputs/b"
 
 
 def test_a_run_name_beside_the_config_of_a_run_names_another_directory(tmp_path: Path) -> None:

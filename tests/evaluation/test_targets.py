@@ -62,16 +62,16 @@ def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path) -> Non
         (
             ["outputs/oldest"],
             "last",
-            r"--runs outputs/oldest has no adapter/.*finished runs are outputs/older, outputs/demo/newer\.$",
+            r"outputs/oldest has no adapter/.*finished runs outputs/older, outputs/demo/newer\.$",
         ),
         (
             ["outputs/unfinished"],
             "last",
-            "unfinished has no adapter/adapter_config.json: adapters in it are .*checkpoint-50;",
+            "unfinished has no adapter/adapter_config.json: its adapters are .*checkpoint-50,",
         ),
-        (["outputs/older"], "9", "older has no checkpoint-9/.*: adapters in it are adapter, best; finished"),
-        (["outputs"], "last", r"outputs has no .* none; finished runs are outputs/older, outputs/demo/newer\.$"),
-        (["outputs/demo"], "9", r"outputs/demo has no .*; finished runs are outputs/demo/newer\.$"),
+        (["outputs/older"], "9", "older has no checkpoint-9/.*: its adapters are adapter, best, the newest finished"),
+        (["outputs"], "last", r"outputs has no .* none, the newest finished runs outputs/older, outputs/demo/newer\.$"),
+        (["outputs/demo"], "9", r"outputs/demo has no .*, the newest finished runs outputs/demo/newer\.$"),
         (["outputs/older/best"], "best", "--checkpoint best selects an adapter of a run, and outputs/older/best is an"),
         (["base"], "last", "--runs base alone does not name a base model"),
         (["outputs/older", "outputs/older/"], "last", r"--runs has duplicate labels \(older, older\)"),
@@ -86,10 +86,10 @@ def test_of_several_runs_the_unfinished_one_is_skipped(outputs: Path, caplog: py
     with caplog.at_level(logging.WARNING):
         found = find_targets(["base", "outputs/older", "outputs/unfinished"], None)
     assert [target.label for target in found] == ["", "older"]
-    assert "skipped: --runs outputs/unfinished has no adapter" in caplog.text
+    assert "skipped: outputs/unfinished has no adapter" in caplog.text
     (Path("outputs") / "failed").mkdir()
     for names in (["outputs/failed", "outputs/unfinished"], ["base", "outputs/failed"]):
-        with pytest.raises(UsageError, match=r"outputs/failed has no adapter/.*: adapters in it are none;"):
+        with pytest.raises(UsageError, match=r"outputs/failed has no adapter/.*: its adapters are none,"):
             find_targets(names, None)
 
 
@@ -146,7 +146,6 @@ def test_the_base_model_of_a_moved_checkout_is_that_of_the_run(outputs: Path, tm
     assert base_model([older], None) == gone
     (outputs / "older" / "config.yaml").write_text("model: outputs/sft/merged\n")
     assert base_model([older], None) == "outputs/sft/merged"
-
 
 
 def test_the_shipped_base_takes_the_place_of_a_tiny_base_that_is_gone(outputs: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_grader_that_needs_another_column_or_returns_no_numbers(mine: Path) ->
     with pytest.raises(RunError, match=r"grader.py:unknown returned nan for mine/0: expected a number; correct it"):
         load_user_grader("grader.py:unknown", [])(problem, [], ["x"])
     with pytest.raises(
-        RunError, match=r"the grader grader.py:words returned list \['right'\] \(1 values\): expected a list"
+        RunError, match=r"the grader grader.py:words returned 'right' \(str\) in \['right'\]: expected a list"
     ):
         load_user_grader("grader.py:words", [])(problem, [], ["x"])
 

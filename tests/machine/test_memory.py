@@ -178,11 +178,11 @@ def test_the_tiny_shape_is_that_of_the_tiny_model() -> None:
 
 PLAN = """\
 # GTPO of llama on gsm8k: outputs/gtpo-llama-gsm8k-x
-# 7,473 training rows, 7,473 steps of 1 prompt(s) x 12 completion(s) per process
+# 7,473 training rows, 7,473 steps of 1 prompt x 12 completions per process
 # at most 134,514,000 generated tokens per process
 # 32 to 65 hours on an A100, an estimate (configs/experiments.yaml)
 # download: 5.7 GB of weights
-# disk: 15 checkpoint(s) of 2.0 GB, 30 GB in all; --save_total_limit 2 keeps two
+# disk: 15 checkpoints of 2.0 GB, 30.2 GB in all; --save_total_limit 2 keeps two
 # logs to wandb, offline without a login; --report_to none logs to metrics.jsonl alone
 # GPU memory: 20.5 GiB at the maximum lengths, an estimate:
 #   weights 5.3, LoRA 1.2, gradients 1.2, optimizer 0.6, KV cache 8.1, activations 1.1, head 0.3
@@ -273,8 +273,8 @@ def test_the_disk_of_a_plan(tmp_path: Path) -> None:
     def disk(*argv: str) -> list[str]:
         return [line for line in comments(describe_plan(settings_of(*argv), rows=10, gpus=[])) if "disk" in line]
 
-    assert disk("--max_steps", "1001", "--save_total_limit", "2") == ["# disk: 2 checkpoint(s) of 2.0 GB, 4 GB in all"]
-    assert disk("--max_steps", "1000", "--save_steps", "0.1")[0].startswith("# disk: 10 checkpoint(s) of 2.0 GB, 20 GB")
+    assert disk("--max_steps", "1001", "--save_total_limit", "2") == ["# disk: 2 checkpoints of 2.0 GB, 4.0 GB in all"]
+    assert disk("--max_steps", "1000", "--save_steps", "0.1")[0].startswith("# disk: 10 checkpoints of 2.0 GB, 20.1 GB")
     assert disk("--save_strategy", "no") == []
     assert describe_plan(settings_of(model="tiny"), rows=10, gpus=[]).count("disk") == 0  # megabytes
 
@@ -307,8 +307,8 @@ def test_vllm_has_its_own_copy_of_the_weights_where_trl_syncs_them() -> None:
 
 def test_steps_follow_max_steps_or_epochs() -> None:
     four = ("--prompts_per_step", "4")
-    assert "10 steps of 4 prompt(s) x 12" in describe_plan(settings_of(*four, "--max_steps", "10"), rows=100)
-    assert "75 steps of 4 prompt(s)" in describe_plan(settings_of(*four, "--num_train_epochs", "3"), rows=100)
+    assert "10 steps of 4 prompts x 12" in describe_plan(settings_of(*four, "--max_steps", "10"), rows=100)
+    assert "75 steps of 4 prompts" in describe_plan(settings_of(*four, "--num_train_epochs", "3"), rows=100)
 
 
 def test_the_shape_of_a_local_model_is_read_and_a_missing_config_refused(tiny: Path, tmp_path: Path) -> None:

@@ -145,10 +145,10 @@ def test_the_start_names_model_data_folder_and_steps(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "run", "--G", "4", "--prompts_per_step", "3", "--max_completion_length", "64")
     assert start_lines(settings, prompts=4000, steps=150) == [
         f"GTPO of tiny on arithmetic: {tmp_path / 'run'}",
-        "150 steps of 3 prompt(s) x 4 completions of at most 64 tokens; 4,000 prompts",
+        "150 steps of 3 prompts x 4 completions of at most 64 tokens; 4,000 prompts",
     ]
     assert start_lines(settings, 4000, 150, done=50, processes=2)[1] == (
-        "150 steps of 6 prompt(s) x 4 completions of at most 64 tokens; 4,000 prompts; continues after step 50"
+        "150 steps of 6 prompts x 4 completions of at most 64 tokens; 4,000 prompts; continues after step 50"
     )
 
 
@@ -173,7 +173,7 @@ def test_the_end_has_scores_files_and_a_command_that_can_be_pasted(tmp_path: Pat
     assert (adapter, report) == (f"Adapter: {run.adapter}", f"Report: {run.report}")
     assert (
         second.replace("\n ", "")
-        == "Means of the first and last 1 logged step(s): accuracy 1.0 -> 2.0 %, cut off 50.0 -> 50.0 %, a 1 -> 1"
+        == "First and last logged step: accuracy 1.0 -> 2.0 %, cut off 50.0 -> 50.0 %, a 1 -> 1"
     )
     long = [row(step, accuracy=1.0, accuracy_lenient=2.0, formatting=3.0, mean_token_accuracy=0.1) for step in (1, 2)]
     scores = end_lines(settings, long, 92.4)[1]

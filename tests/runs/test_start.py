@@ -445,9 +445,7 @@ def test_the_command_after_an_interruption_that_started_no_run(monkeypatch: pyte
 def test_a_run_without_a_whole_checkpoint_is_refused_with_the_way_out(tmp_path: Path) -> None:
     start(tmp_path / "run")
     (checkpoint(tmp_path / "run", 5) / "trainer_state.json").write_text("zeroed")
-    with pytest.raises(
-        UsageError, match="run has no complete checkpoint: name the run with --resume RUN, or --overwrite it"
-    ):
+    with pytest.raises(UsageError, match="run has no complete checkpoint to resume: start it again without --resume"):
         start(tmp_path / "run", "--resume")
     assert start(tmp_path / "run", "--overwrite") is None
 
@@ -511,7 +509,7 @@ def test_resume_skips_an_incomplete_checkpoint(tmp_path: Path) -> None:
 def test_resume_without_checkpoint_is_refused(tmp_path: Path) -> None:
     start(tmp_path / "run")
     for directory in (tmp_path / "run", tmp_path / "nowhere"):
-        with pytest.raises(UsageError, match="has no complete checkpoint: name the run with --resume RUN"):
+        with pytest.raises(UsageError, match="has no complete checkpoint to resume"):
             start(directory, "--resume")
     assert not (tmp_path / "nowhere").exists()
 

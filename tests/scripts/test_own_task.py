@@ -146,7 +146,7 @@ def test_rewards_load_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch:
         (["missing.py:fn"], r"^--reward missing\.py:fn: missing\.py does not exist\.$"),
         (["missing.py"], r"^--reward missing\.py: missing\.py does not exist\.$"),
         (["json:no_such_function"], "no_such_function: expected json:FUNCTION with one of its functions: detect_encod"),
-        (["format", "accuracy"], "needs a column 'answer'"),
+        (["format", "accuracy"], "needs a column 'answer': name it with --answer_column, add it to the data or name"),
         ([], "--reward is empty"),
     ],
 )
@@ -228,16 +228,16 @@ PLACE = r" \(own\.py, line 3; --debug shows more\)"
     [
         (
             "return 1.0",
-            "returned float 1.0: expected a list of 2 values, a number or None for each completion; correct",
+            r"returned 1.0 \(float\): expected a list with a number or None for each completion; correct",
         ),
-        ("return None", r"returned NoneType None \(is a `return` missing\?\): expected a list of 2 values"),
-        ("return 'ab'", r"returned str \['a', 'b'\] \(2 values\): expected"),
+        ("return None", r"returned None \(is a `return` missing\?\): expected a list with a number"),
+        ("return 'ab'", r"returned 'ab' \(str\): expected"),
         (
             "return ['1', '2']",
-            r"returned list \['1', '2'\] \(2 values\): expected a list of 2 values, a number or None",
+            r"returned '1' \(str\) in \['1', '2'\]: expected a list with a number or None",
         ),
-        ("return [[1.0], [2.0]]", r"returned list \[\[1\.0\], \[2\.0\]\] \(2 values\): expected a list of 2 values, a"),
-        ("return [1.0]", r"returned list \[1\.0\] \(1 values\): expected a list of 2 values"),
+        ("return [[1.0], [2.0]]", r"returned \[1\.0\] \(list\) in \[\[1\.0\], \[2\.0\]\]: expected a list with"),
+        ("return [1.0]", r"returned 1 value for 2 completions, \[1\.0\]: expected a list with"),
         ("return completions[2]", rf"raised IndexError: list index out of range{PLACE}; correct it"),
         ("return json.loads('{')", rf"raised JSONDecodeError: Expecting property name .*{PLACE}; correct it"),
         ("raise SystemExit", rf"raised SystemExit: SystemExit{PLACE}; correct it"),

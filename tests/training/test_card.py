@@ -118,7 +118,7 @@ def test_the_scores_of_the_training(adapter: Path) -> None:
     rows = [{"step": step, "accuracy": 10.0 * step, "formatting": None, "loss": float("nan")} for step in (1, 2, 3, 4)]
     RunDirectory(adapter.parent).metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     scores = section(card_of(adapter), "Scores")
-    assert "Means of the first and last 2 logged step(s) of the training, 4 steps:" in scores
+    assert "Means of the first and last 2 logged steps of the training, 4 steps:" in scores
     assert "| accuracy (%) | 15 | 35 |" in scores and "formatting" not in scores and "nan" not in scores
 
 

@@ -166,12 +166,12 @@ def test_a_file_that_says_no_evaluation_gives_way_to_held_out_rows(tmp_path: Pat
     [
         (
             ["--eval_steps", "4"],
-            "30 held-out rows, evaluated 3 time(s): 90 more completions, 19 % ",
+            "30 held-out rows, evaluated 3 times: 90 more completions, 19 % ",
         ),
-        (["--eval_steps", "0.5", "--eval_on_start", "true"], "30 held-out rows, evaluated 3 time(s): 90 more "),
+        (["--eval_steps", "0.5", "--eval_on_start", "true"], "30 held-out rows, evaluated 3 times: 90 more "),
         (
             ["--num_generations_eval", "2"],
-            "10 time(s): 600 more completions, 125 % ",
+            "10 times: 600 more completions, 125 % ",
         ),
     ],
 )
