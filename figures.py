@@ -18,7 +18,7 @@ from gtpo.arguments import EvaluationArguments
 from gtpo.cli.flags import refuse_unknown
 from gtpo.errors import UsageError
 from gtpo.paper.figures import draw_all
-from gtpo.paper.matrix import SCALES, load_matrix, select_figures
+from gtpo.paper.matrix import SCALES, load_matrix, models_of_runs, select_figures
 from gtpo.paper.results import read_results, read_wandb
 from gtpo.reports.curves import draw_runs
 from gtpo.terminal.script import run_script
@@ -57,7 +57,8 @@ def main() -> None:
     places = flags.search or ["outputs"]
     matrix = load_matrix()
     names = select_figures(matrix, flags.figures or ["all"])
-    results = read_wandb(flags.wandb) if flags.wandb else read_results([Path(place) for place in places])
+    runs = [Path(place) for place in places]
+    results = read_wandb(flags.wandb) if flags.wandb else read_results(runs, models_of_runs(matrix))
     any_written = False
     for scale in [flags.scale] if flags.scale else SCALES:
         written, missing = draw_all(matrix, names, scale, results, Path(flags.output or "figures") / scale)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES
-from gtpo.paper.matrix import Matrix, experiment, experiments_of, find_figure, groups_of, runs_of, scored_name
+from gtpo.paper.matrix import Matrix, experiment, find_figure, groups_of, runs_of, scored_name
 from gtpo.paper.results import Results
 from gtpo.reports.curves import PANELS, add_legend, grid, line_style, plot_ln2, plot_mean, plot_seeds
 from gtpo.reports.intervals import interval
@@ -287,18 +287,17 @@ def draw_all(
 
 
 def missing(matrix: Matrix, name: str, scale: str, results: Results) -> list[str]:
-    """A message for each run or evaluation that a figure lacks, with the command that makes it."""
-    messages, command = [], f"python reproduce.py {name} --scale {scale}"
-    runs = {run.name: run for run in reversed(experiments_of(matrix, [name], scale))}  # the first seed of each
-    for run in runs_of(matrix, [name], scale):
-        if run not in results.metrics and name != "table1":
-            messages.append(f"{name}: run {run} is missing: `{command}`, or this run alone: `{runs[run].command}`")
+    """What a figure lacks, with the command that makes it: its runs, and its evaluations by benchmark."""
+    wanted: dict[str, list[str]] = {}
+    if name != "table1":
+        wanted["no run of"] = [run for run in runs_of(matrix, [name], scale) if run not in results.metrics]
     for group, benchmarks in find_figure(matrix, name).get("benchmarks", {}).items():
-        for run in groups_of(matrix, name, scale).get(group, {}).values():
-            for benchmark in benchmarks:
-                if benchmark not in results.scores.get(scored_name(matrix, scale, run), {}):
-                    messages.append(f"{name}: run {run} is not evaluated on {benchmark}: `{command}`")
-    return messages
+        for benchmark in benchmarks:
+            runs = groups_of(matrix, name, scale).get(group, {}).values()
+            lacking = [run for run in runs if benchmark not in results.scores.get(scored_name(matrix, scale, run), {})]
+            wanted.setdefault(f"no evaluation on {benchmark} of", []).extend(lacking)
+    command = f"`python reproduce.py {name} --scale {scale}`"
+    return [f"{name}: {what} {', '.join(dict.fromkeys(runs))}: {command}" for what, runs in wanted.items() if runs]
 
 
 def caption(matrix: Matrix, name: str, scale: str, results: Results) -> str:

@@ -289,6 +289,12 @@ def evaluations_of(
     return plan_evaluations(matrix, scale, needed)
 
 
+def models_of_runs(matrix: Matrix) -> dict[str, str]:
+    """Name of a run of any figure -> the model that it trains."""
+    every = {scale: runs_of(matrix, select_figures(matrix, ["all"], scale), scale) for scale in SCALES}
+    return {name: experiment(matrix, scale, name, 1).model for scale, names in every.items() for name in names}
+
+
 def scored_name(matrix: Matrix, scale: str, run: str) -> str:
     """The name under which the scores that figures and tables show are stored: at the end, or at the best step."""
     return f"{run}@best" if run.startswith(tuple(matrix[scale]["best"])) else run

@@ -2,11 +2,12 @@
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import UsageError
 from gtpo.reports.metrics import is_held_out
 from gtpo.runs.directory import RunDirectory, find_runs, run_label
@@ -36,10 +37,14 @@ def split_name(directory: Path) -> tuple[str, int | None]:
     return name.removesuffix("-paper"), seed
 
 
-def read_results(directories: list[Path]) -> Results:
+def read_results(directories: list[Path], models: Mapping[str, str] | None = None) -> Results:
     """Every run and evaluation below some directories; of two with the same name and seed, the newer one.
 
     A directory of condensed results (:func:`condense`) is read too, and an offline wandb run counts as its run.
+
+    Args:
+        directories: Where to look.
+        models: Run name -> model; a run of that name with another model in its settings is left out.
     """
     results = Results({}, {})
     for directory in directories:
@@ -47,6 +52,8 @@ def read_results(directories: list[Path]) -> Results:
             _read_condensed(directory, results)
     for run in find_runs(directories, having="metrics"):
         name, seed = split_name(run.path)
+        if not _has_model(run, (models or {}).get(name)):
+            continue
         if seed is None:
             seed = int(run.read_config().get("seed", 0)) if run.config.is_file() else 0
         try:
@@ -57,8 +64,16 @@ def read_results(directories: list[Path]) -> Results:
     evaluations = {path for directory in directories for path in directory.rglob("results.json")}
     for path in sorted(evaluations, key=lambda path: path.stat().st_mtime):
         for entry in json.loads(path.read_text())["results"]:
-            add_score(results, entry)
+            run = RunDirectory(Path(entry["adapter"] or "base/adapter").parent)
+            if _has_model(run, (models or {}).get(split_name(run.path)[0])):
+                add_score(results, entry)
     return results
+
+
+def _has_model(run: RunDirectory, expected: str | None) -> bool:
+    """Whether a run trains a model, as far as its settings say."""
+    stored = run.read_config().get("model") if expected and run.config.is_file() else None
+    return stored is None or MODEL_ALIASES.get(stored, stored) == MODEL_ALIASES.get(str(expected), expected)
 
 
 def add_score(results: Results, entry: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Reading: metrics and scores come from the right runs, whether on disk, in wandb or condensed."""
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +44,19 @@ def test_run_without_a_seed_in_its_name_has_that_of_its_settings(tmp_path: Path)
     run = RunDirectory(write_run(tmp_path / "sft-llama-gsm8k-paper"))
     run.config.write_text("seed: 3407\n")
     assert list(read_results([tmp_path]).metrics["sft-llama-gsm8k"]) == [3407]
+
+
+def test_a_run_of_another_model_is_left_out_with_its_scores(tmp_path: Path) -> None:
+    """The demo's run is called gtpo, as one of SmolLM2."""
+    run = RunDirectory(write_run(tmp_path / "gtpo"))
+    entry = {"adapter": str(run.adapter), "benchmark": "test", "scores": {}}
+    (tmp_path / "results.json").write_text(json.dumps({"results": [entry]}))
+    models = {"gtpo": "meta-llama/Llama-3.1-8B-Instruct"}
+    for stored, is_read in (("seed: 1", True), ("model: tiny", False), ("model: llama", True)):
+        run.config.write_text(f"{stored}\n")
+        assert ("gtpo" in read_results([tmp_path], models).metrics) == is_read
+        assert ("gtpo" in read_results([tmp_path], models).scores) == is_read
+        assert "gtpo" in read_results([tmp_path], {"grpo": "qwen"}).metrics
 
 
 def test_run_that_has_not_logged_a_step_is_skipped(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_one_failure_does_not_stop_the_rest(sandbox: Any, capsys: pytest.Capture
     log = "outputs/reproduce/tiny/logs/gtpo-late-g8-s1.log"
     assert f"gtpo-late-g8-s1 failed with exit code 1, see {log}; the command was `python train_gtpo.py --G 8" in printed
     assert "CUDA error" in (sandbox / log).read_text()
-    assert "fig3: run gtpo-late-g8 is missing: " in printed and "fig3.png" in printed
+    assert "fig3: no run of gtpo-late-g8: " in printed and "fig3.png" in printed
     (sandbox / "fail").unlink()
     assert sandbox.reproduce("fig3", "--seeds", "1") == 0
     assert [name for _, name, _ in sandbox.calls()] == ["gtpo-late-g8-s1"]
@@ -79,7 +79,7 @@ def test_failed_evaluation_is_reported(sandbox: Any, capsys: pytest.CaptureFixtu
         f"evaluate-tiny-arithmetic-last failed with exit code 1, see {log}; the command was `python evaluate" in printed
     )
     assert "CUDA error" in (sandbox / log).read_text()
-    assert "fig2: run gtpo-g8 is not evaluated on arithmetic: " in printed
+    assert "fig2: no evaluation on arithmetic of gtpo-g8, gtpo-g12, " in printed
 
 
 @pytest.mark.slow
