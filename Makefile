@@ -17,6 +17,8 @@ help:
 	@echo "make gpu-check          only the tests of the GPU paths"
 	@echo "make smol               the comparison of methods on SmolLM2: hours on a CPU, resumable"
 	@echo "make lint, lock         ruff and mypy; the lock files of requirements/"
+	@echo "make test-unsloth       training steps on Unsloth's trainer next to TRL's; test-vllm: with TRL's own vLLM"
+	@echo "make harness            the grader next to lm-evaluation-harness"
 	@echo "make bench, bench-loss  speed next to TRL, Liger and the authors' code"
 	@echo "make notebooks          execute the notebooks without a GPU and store their outputs: minutes"
 	@echo "make test-kill, soak    kills and full disks at every file operation; 2,000 steps"

@@ -90,6 +90,8 @@ def main() -> None:
   accuracy   (%)      {summary["accuracy_before"]:6.1f}        {summary["accuracy_after"]:6.1f}
   formatting (%)      {summary["formatting_before"]:6.1f}        {summary["formatting_after"]:6.1f}
 
+Accuracy needs the correct number in an answer block, formatting all four tags in order.
+
 Finished in {summary["seconds"]:.0f} s. {directory}/ contains:
   curves.png       accuracy, formatting, entropy and conflict tokens over the training steps
   gtpo/            the run: report.html, metrics.jsonl, sampled completions, checkpoints, the trained adapter
