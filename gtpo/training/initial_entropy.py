@@ -75,7 +75,7 @@ class InitialEntropy(TrainerCallback):
             write_atomically(path, json.dumps(record, indent=2))
             source = f"{record['prompts']} prompts" if "prompts" in record else "given"
             state = "on" if record["filter_on"] else "off"
-            logger.warning("<H>_ini %.2f nats (%s), entropy filter %s", value, source, state)
+            logger.warning("Initial entropy %.2f nats (%s), entropy filter %s", value, source, state)
         trainer.accelerator.wait_for_everyone()
         return value
 

@@ -82,8 +82,8 @@ def test_every_script_runs_as_the_readme_calls_it(
         asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert asked.returncode == 0 and "--- base model (" in asked.stdout, asked.stderr[-2000:]
         return
-    if "smol" in words:  # needs the Hub
-        words = ["tiny" if word == "smol" else word for word in words] + ["--prompts_per_step", "1"]
+    if (model := "Qwen/Qwen2.5-0.5B-Instruct") in words:  # needs the Hub
+        words = ["tiny" if word == model else word for word in words] + ["--prompts_per_step", "1"]
     flags = small(words, data_dir)
     ended = run_script(folder, *words, *flags)
     if words == ["figures.py"]:  # there are no runs of the matrix

@@ -89,7 +89,7 @@ def gtpo_run(run: Run, parrot: Path, work_dir: Path) -> Path:
     argv = ("--model", str(parrot), "--dataset", "arithmetic", "--max_steps", "4", "--save_steps", "2", *SMALL)
     ended = run("train_gtpo.py", *argv, "--output_dir", "runs/gtpo", "--learning_rate", "0.01")
     assert ended.code == 0, ended.stderr[-3000:]
-    assert ended.stderr.count("<H>_ini") == 1
+    assert ended.stderr.count("Initial entropy") == 1
     return work_dir / "runs" / "gtpo"
 
 

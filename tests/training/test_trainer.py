@@ -506,18 +506,18 @@ def test_the_initial_entropy_is_measured_on_the_first_100_prompts_of_training(
 @pytest.mark.parametrize(
     ("gtpo", "is_on", "line"),
     [
-        ({"initial_entropy": None}, True, "<H>_ini 0.50 nats (8 prompts), entropy filter on"),
-        ({"initial_entropy": 0.31}, True, "<H>_ini 0.31 nats (given), entropy filter on"),
-        ({"initial_entropy": 0.7}, False, "<H>_ini 0.70 nats (given), entropy filter off"),
+        ({"initial_entropy": None}, True, "Initial entropy 0.50 nats (8 prompts), entropy filter on"),
+        ({"initial_entropy": 0.31}, True, "Initial entropy 0.31 nats (given), entropy filter on"),
+        ({"initial_entropy": 0.7}, False, "Initial entropy 0.70 nats (given), entropy filter off"),
         (
             {"initial_entropy": 0.31, "entropy_filter": "off"},
             False,
-            "<H>_ini 0.31 nats (given), entropy filter off",
+            "Initial entropy 0.31 nats (given), entropy filter off",
         ),
         (
             {"initial_entropy": 0.7, "entropy_filter": "negative_only"},
             True,
-            "<H>_ini 0.70 nats (given), entropy filter on",
+            "Initial entropy 0.70 nats (given), entropy filter on",
         ),
     ],
     ids=["measured", "given", "high", "off", "negative_only"],
