@@ -123,8 +123,8 @@ _VARYING = (
     "<code>--eval_rows 20</code> shows the same one at each evaluation."
 )
 _TERMS = (
-    "accuracy and formatting: the mean rewards for the right answer and for the tags in order, in percent of their "
-    "maximum · any format: the right answer with or without tags · ⟨H⟩: the entropy of the next token in nats, a mean "
+    "accuracy and formatting: the mean rewards for the correct answer and for the tags in order, in percent of their "
+    "maximum · any format: the correct answer with or without tags · ⟨H⟩: the entropy of the next token in nats, a mean "
     "over the completion; 0 is certain, ln 2 = 0.693 a coin toss · conflict tokens: opening and closing tokens that "
     "rewarded and penalized completions of a prompt share"
 )
@@ -185,7 +185,8 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
         f"<tr><td>{html.escape(str(key))}</td><td><code>{html.escape(str(value))}</code></td></tr>"
         for key, value in sorted(changed_settings(settings).items())
     )
-    title = html.escape(f"{settings['run_name']}: {settings['model']} on {settings['dataset']}")
+    what = f"{str(method_of(run) or 'run').upper()} of {settings['model']} on {settings['dataset']}"
+    title = html.escape(f"{what}: {settings['run_name']}")
     page = _PAGE.format(
         title=title,
         facts=_facts(run, settings, rows),
@@ -244,7 +245,7 @@ def _facts(run: RunDirectory, settings: dict[str, Any], rows: list[dict[str, Any
     if seconds := sum(row.get("step_time") or 0.0 for row in rows):
         lines.append(f"Steps took {timedelta(seconds=round(seconds))} in all, without checkpoints and evaluations")
     if method := method_of(run):
-        lines.append(f"The same run again: python train_{method}.py --config {run.config} --output_dir NEW")
+        lines.append(f"The same run again: python train_{method}.py --config {run.config} --output_dir outputs/NAME")
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
