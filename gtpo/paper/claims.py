@@ -49,7 +49,7 @@ class Claim:
     @property
     def measured_side(self) -> int | None:
         """Which of (more, less) is measured if the other one is a number: 0 or 1; None if both are measured."""
-        kinds = {tuple(isinstance(side, Measure) for side in pair) for pair in self.pairs}
+        kinds = {(isinstance(more, Measure), isinstance(less, Measure)) for more, less in self.pairs}
         return {(True, False): 0, (False, True): 1}.get(kinds.pop()) if len(kinds) == 1 else None
 
     def sides(self, runs: SeedRuns) -> tuple[float, float]:
