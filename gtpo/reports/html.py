@@ -185,7 +185,7 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
         f"<tr><td>{html.escape(str(key))}</td><td><code>{html.escape(str(value))}</code></td></tr>"
         for key, value in sorted(changed_settings(settings).items())
     )
-    what = f"{str(method_of(run) or 'run').upper()} of {settings['model']} on {settings['dataset']}"
+    what = f"{(method_of(run) or 'run').upper()} of {settings['model']} on {settings['dataset']}"
     title = html.escape(f"{what}: {settings['run_name']}")
     page = _PAGE.format(
         title=title,

@@ -110,7 +110,7 @@ def test_the_page_shows_curves_and_groups_and_escapes(run: Path) -> None:
     page = write_report(run).read_text()
     assert page.count("<svg") == 1 and page.count("A group of step ") == 2
     assert "A group of step 1<" in page and "A group of step 2<" in page
-    assert "<title>&lt;a run&gt;: tiny on canned</title>" in page
+    assert "<title>GRPO of tiny on canned: &lt;a run&gt;</title>" in page
     assert "would do" not in page  # a GTPO run: the colours show the weights it used
 
 
@@ -242,7 +242,7 @@ def test_the_page_has_settings_problems_scores_and_the_initial_entropy(run: Path
     changed = write_report(copy).read_text()
     assert "<td>gamma</td><td><code>0.25</code>" in changed and "<td>epsilon</td><td><code>0.3</code>" in changed
     assert "<td>mine</td><td><code>1</code>" in changed  # of an earlier revision
-    assert f"python train_gtpo.py --config {copy}/config.yaml --output_dir NEW" in changed
+    assert f"python train_gtpo.py --config {copy}/config.yaml --output_dir outputs/NAME" in changed
     steps = [json.loads(line)["step_time"] for line in (copy / "metrics.jsonl").read_text().splitlines()]
     assert f"Steps took {timedelta(seconds=round(sum(steps)))} in all" in changed
     assert "reward_parity" in page and "entropy filter" not in page and "cut off at" not in page
