@@ -124,8 +124,8 @@ _VARYING = (
 )
 _TERMS = (
     "accuracy and formatting: the mean rewards for the correct answer and for the tags in order, in percent of their "
-    "maximum · any format: the correct answer with or without tags · ⟨H⟩: the entropy of the next token in nats, a mean "
-    "over the completion; 0 is certain, ln 2 = 0.693 a coin toss · conflict tokens: opening and closing tokens that "
+    "maximum · any format: the correct answer with or without tags · ⟨H⟩: the mean entropy of the tokens in nats; "
+    "0 is certain, ln 2 = 0.693 a coin toss · conflict tokens: opening and closing tokens that "
     "rewarded and penalized completions of a prompt share"
 )
 
