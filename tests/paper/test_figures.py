@@ -292,6 +292,19 @@ def test_a_label_has_one_style_in_all_groups(tmp_path: Path) -> None:
     assert len(set.union(*styles.values())) == 7
 
 
+def test_axes_of_percentages_stay_within_0_and_100_and_show_the_base() -> None:
+    """Three seeds with 0, 50 and 100 % have an interval of 50 ± 124; the base with 90 % is above them."""
+    seeds = {seed: [{"step": s, "accuracy": 50.0 * seed, "entropy": 0.3} for s in (1, 2)] for seed in range(3)}
+    figure = draw(MATRIX, "smol", "smol", Results({"grpo": seeds}, {}))
+    limits = {axis.get_ylabel(): axis.get_ylim() for axis in figure.axes}
+    assert limits["accuracy (%)"] == (-2, 102)
+    scores = {"pass": {"1": 90.0, "2": 90.0}, "maj": {"1": 90.0, "2": 90.0}, "format": 90.0}
+    base = {"base": {"arithmetic": {0: {"label": "base-tiny", "scores": scores}}}}
+    found = Results({"gtpo-g8": {1: [{"step": s, "accuracy": 40.0} for s in (1, 2)]}}, base)
+    axis = next(axis for axis in draw(MATRIX, "fig2", "tiny", found).axes if axis.get_ylabel() == "accuracy (%)")
+    assert axis.get_ylim()[1] > 90
+
+
 def test_a_group_of_curves_without_runs_is_left_out() -> None:
     rows = [{"step": step, "accuracy": 50.0, "formatting": 90.0, "entropy": 0.3} for step in (1, 2)]
     figure = draw(MATRIX, "smol", "smol", Results({"grpo": {1: rows}}, {}))
