@@ -1,6 +1,7 @@
 """What figures and tables are drawn from: metrics and scores, read from run directories, wandb or condensed files."""
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import UsageError
 from gtpo.reports.metrics import is_held_out
 from gtpo.runs.directory import RunDirectory, find_runs, run_label
+
+logger = logging.getLogger(__name__)
 
 METRICS_FILE, SCORES_FILE = "metrics.parquet", "evaluation.json"  # condensed results
 
@@ -71,9 +74,12 @@ def read_results(directories: list[Path], models: Mapping[str, str] | None = Non
 
 
 def _has_model(run: RunDirectory, expected: str | None) -> bool:
-    """Whether a run trains a model, as far as its settings say."""
+    """Whether a run trains a model, as far as its settings say; a warning if it does not."""
     stored = run.read_config().get("model") if expected and run.config.is_file() else None
-    return stored is None or MODEL_ALIASES.get(stored, stored) == MODEL_ALIASES.get(str(expected), expected)
+    if stored is None or MODEL_ALIASES.get(stored, stored) == MODEL_ALIASES.get(str(expected), expected):
+        return True
+    logger.warning("%s is left out: it trains %s, and the run of that name %s", run.path, stored, expected)
+    return False
 
 
 def add_score(results: Results, entry: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ def test_run_without_a_seed_in_its_name_has_that_of_its_settings(tmp_path: Path)
     assert list(read_results([tmp_path]).metrics["sft-llama-gsm8k"]) == [3407]
 
 
-def test_a_run_of_another_model_is_left_out_with_its_scores(tmp_path: Path) -> None:
+def test_a_run_of_another_model_is_left_out_with_its_scores(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The demo's run is called gtpo, as one of SmolLM2."""
     run = RunDirectory(write_run(tmp_path / "gtpo"))
     entry = {"adapter": str(run.adapter), "benchmark": "test", "scores": {}}
@@ -56,6 +56,10 @@ def test_a_run_of_another_model_is_left_out_with_its_scores(tmp_path: Path) -> N
         run.config.write_text(f"{stored}\n")
         assert ("gtpo" in read_results([tmp_path], models).metrics) == is_read
         assert ("gtpo" in read_results([tmp_path], models).scores) == is_read
+        assert (
+            f"{run.path} is left out: it trains tiny, and the run of that name meta-llama/" in caplog.text
+        ) != is_read
+        caplog.clear()
         assert "gtpo" in read_results([tmp_path], {"grpo": "qwen"}).metrics
 
 
