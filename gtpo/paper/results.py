@@ -55,7 +55,8 @@ def read_results(directories: list[Path], models: Mapping[str, str] | None = Non
             _read_condensed(directory, results)
     for run in find_runs(directories, having="metrics"):
         name, seed = split_name(run.path)
-        if not _has_model(run, (models or {}).get(name)):
+        if not _has_model(run, expected := (models or {}).get(name)):
+            logger.warning("%s is left out: it does not train %s, as the run of that name does", run.path, expected)
             continue
         if seed is None:
             seed = int(run.read_config().get("seed", 0)) if run.config.is_file() else 0
@@ -74,12 +75,9 @@ def read_results(directories: list[Path], models: Mapping[str, str] | None = Non
 
 
 def _has_model(run: RunDirectory, expected: str | None) -> bool:
-    """Whether a run trains a model, as far as its settings say; a warning if it does not."""
+    """Whether a run trains a model, as far as its settings say."""
     stored = run.read_config().get("model") if expected and run.config.is_file() else None
-    if stored is None or MODEL_ALIASES.get(stored, stored) == MODEL_ALIASES.get(str(expected), expected):
-        return True
-    logger.warning("%s is left out: it trains %s, and the run of that name %s", run.path, stored, expected)
-    return False
+    return stored is None or MODEL_ALIASES.get(stored, stored) == MODEL_ALIASES.get(str(expected), expected)
 
 
 def add_score(results: Results, entry: dict[str, Any]) -> None:
