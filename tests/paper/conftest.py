@@ -10,9 +10,24 @@ import pytest
 
 import reproduce as script
 
-TRAIN = """
+WAIT = """
 import json, os, pathlib, sys, time
 start = time.monotonic()
+
+def wait(name):
+    if not pathlib.Path("wait").exists():
+        return
+    waiting, awaited = pathlib.Path("wait").read_text().split(" until ")
+    started, end = pathlib.Path("started"), time.monotonic() + 20
+    while waiting in name and not (started.exists() and awaited in started.read_text()):
+        if time.monotonic() > end:
+            sys.exit("nothing came")
+        time.sleep(0.02)
+
+"""
+TRAIN = (
+    WAIT
+    + """
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 run = pathlib.Path(flags["--output_dir"])
 with open("calls.jsonl", "a") as file:
@@ -20,13 +35,7 @@ with open("calls.jsonl", "a") as file:
     file.write(json.dumps([pathlib.Path(sys.argv[0]).stem, run.name, given]) + "\\n")
 if pathlib.Path("fail").exists() and run.name in pathlib.Path("fail").read_text():
     sys.exit("CUDA error")
-if pathlib.Path("wait").exists():
-    name, awaited = pathlib.Path("wait").read_text().split(" until ")
-    started, end = pathlib.Path("started"), time.monotonic() + 20
-    while name in run.name and not (started.exists() and awaited in started.read_text()):
-        if time.monotonic() > end:
-            sys.exit("nothing came")
-        time.sleep(0.02)
+wait(run.name)
 (run / "adapter").mkdir(parents=True, exist_ok=True)
 (run / "best").mkdir(exist_ok=True)
 (run / "compiled").write_text(os.environ.get("UNSLOTH_COMPILE_LOCATION", ""))
@@ -37,9 +46,11 @@ for name in ("adapter", "best"):
 with open("spans.jsonl", "a") as file:
     file.write(json.dumps([run.name, os.environ.get("CUDA_VISIBLE_DEVICES"), start, time.monotonic()]) + "\\n")
 """
-EVALUATE = """
-import argparse, fcntl, json, os, pathlib, sys, time
-start = time.monotonic()
+)
+EVALUATE = (
+    WAIT
+    + """
+import argparse, fcntl
 parser = argparse.ArgumentParser()
 for name in ("benchmarks", "checkpoint", "k", "limit", "max_new_tokens", "output_dir", "shard"):
     parser.add_argument("--" + name)
@@ -49,8 +60,11 @@ runs = [run for run in flags.runs if run != "base"]
 with open("calls.jsonl", "a") as file:
     file.write(json.dumps(["evaluate", flags.benchmarks, flags.checkpoint, len(runs)]) + "\\n")
 if flags.shard:
+    label = " ".join([flags.shard, flags.benchmarks, flags.checkpoint, *(pathlib.Path(run).name for run in runs)])
+    with open("started", "a") as file:
+        file.write(label + "\\n")
+    wait(label)
     with open("spans.jsonl", "a") as file:
-        label = " ".join([flags.shard, flags.benchmarks, flags.checkpoint, *(pathlib.Path(run).name for run in runs)])
         file.write(json.dumps([label, os.environ.get("CUDA_VISIBLE_DEVICES"), start, time.monotonic()]) + "\\n")
     sys.exit()
 if pathlib.Path("fail").exists() and "evaluate" in pathlib.Path("fail").read_text():
@@ -72,9 +86,11 @@ for run in map(pathlib.Path, flags.runs):
 stored = [json.loads(path.read_text()) for path in output.glob("*/*.json")]
 (output / "results.json").write_text(json.dumps({"results": stored}))
 with open("spans.jsonl", "a") as file:
-    label = " ".join(["evaluate", *(pathlib.Path(run).name for run in runs)])
+    kind = f"evaluate:{flags.benchmarks}:{flags.checkpoint}"
+    label = " ".join([kind, *(pathlib.Path(run).name for run in runs)])
     file.write(json.dumps([label, os.environ.get("CUDA_VISIBLE_DEVICES"), start, time.monotonic()]) + "\\n")
 """
+)
 
 
 class Sandbox:
