@@ -272,8 +272,8 @@ def test_page_and_summary_have_the_same_numbers() -> None:
     assert sum(summary["verdicts"].values()) == 78
     counted = sum(claim["size"] is not None and not claim["why"] for claim in of_paper)
     assert f"By chance alone up to {round(0.025 * counted, 1)} of them would hold." in " ".join(page.split())
-    stable = next(effect for effect in summary["effects"] if effect["claim"] == "fig2_stable_formatting")
-    assert f"{stable['mean']:+.1f} ± {stable['half_width']:.1f} points in formatting" in " ".join(page.split())
+    stable = next(effect for effect in summary["effects"] if effect["claim"] == "fig2_stable_accuracy")
+    assert f"{stable['mean']:+.1f} ± {stable['half_width']:.1f} points in accuracy" in " ".join(page.split())
     assert "| GTPO, G = 12 | 100.0 ± 0.0 |" in page  # 95 and 5 more
     assert "| DAPO | -2.05 ± 0.00 | - |" in page and "| GTPO | -5.00 ± 0.00 | - |" in page  # no push after λ is logged
     drawn = [name for name in MATRIX["figures"] if MATRIX["figures"][name].get("tiny")]
