@@ -38,7 +38,7 @@ from gtpo.paper.matrix import (
 from gtpo.paper.measures import Curve, Measure, SeedRuns
 from gtpo.paper.mechanism import effect_of, policy_title, write_mechanism
 from gtpo.paper.one_claim import work_of
-from gtpo.paper.rendering import render
+from gtpo.paper.rendering import render, wrapped
 from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results, rounded
 from gtpo.paper.verdicts import NOT_COUNTED, SIZES, SMALL, check, verdict
 from gtpo.reports.intervals import LEAST_SEEDS
@@ -77,11 +77,9 @@ EFFECTS = {  # the figure of the first page, GTPO or its correction minus GRPO: 
         "pass@1, held out": "smol_gtpo_pass_1",
         "accuracy at the end": "smol_gtpo_accuracy_at_the_end",
         "formatting at the end": "smol_gtpo_formatting_at_the_end",
-        "formatting early, correction alone": "smol_correction_formatting_at_first",
+        "formatting early": "smol_gtpo_formatting_at_first",
     },
-    "tiny, rate that fails": {
-        "formatting early, correction alone": "post_hoc_correction_keeps_formatting_at_first",
-    },
+    "SmolLM2, correction alone": {"formatting early": "smol_correction_formatting_at_first"},
 }
 
 
@@ -118,7 +116,7 @@ def summarize(
         "sizes": SIZES,
         "least_seeds": LEAST_SEEDS,
         "claims": claims,
-        "effects": effects_of([*claims, *of_smol, *of_tested]),  # new seeds decide what was found after the fact
+        "effects": effects_of([*claims, *of_smol]),
         "tested": of_tested,
         "tags": tags_of(mechanism or {}),
         "smol": {
@@ -167,8 +165,8 @@ def summarize(
 def tags_of(mechanism: Mapping[str, Any]) -> dict[str, Any]:
     """The policies at which an update of GRPO decidedly lowers the tags, and at which GTPO keeps them higher or lower.
 
-    ``own_``: the tags in the policy's own completions. ``positive_too``: where GRPO lowers the tags of reference
-    solutions, so do the completions with A > 0 alone.
+    ``own_``: the tags in the policy's own completions. ``gtpo_too``, ``positive_too``: where GRPO lowers the tags of
+    reference solutions, so do GTPO and the completions with A > 0 alone.
     """
 
     def lowered(objective: str, target: str) -> list[str]:
@@ -189,9 +187,12 @@ def tags_of(mechanism: Mapping[str, Any]) -> dict[str, Any]:
         "own_lowered": lowered("GRPO", "own tags"),
         "own_kept": kept("own tags"),
     }
-    positive = {*names["lowered"]} <= {*lowered("GRPO, A > 0", "tags")}
+    too = {
+        key: {*names["lowered"]} <= {*lowered(objective, "tags")}
+        for key, objective in (("gtpo_too", "GTPO"), ("positive_too", "GRPO, A > 0"))
+    }
     titles = {key: [*map(policy_title, found)] for key, found in names.items()}
-    return {"policies": len(mechanism), "positive_too": positive, **titles}
+    return {"policies": len(mechanism), **too, **titles}
 
 
 def effects_of(claims: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -330,7 +331,7 @@ def what_was_found(page: str) -> str:
     """What was found: list and figure of the first section of docs/reproduction.md, with the links of the README."""
     text = page.partition("## In short\n")[2].partition("\nA claim *holds*")[0].strip()
     text = text.replace("](#", "](docs/reproduction.md#").replace("](../", "](")
-    return re.sub(r"\]\((\w+)\.md", r"](docs/\1.md", text)
+    return wrapped(re.sub(r"\]\((\w+)\.md", r"](docs/\1.md", text))
 
 
 # Tables

@@ -18,7 +18,7 @@ BASH = [
     for line in block.replace("\\\n", " ").splitlines()
     if line.strip() and not line.startswith("#")
 ]
-MAX_LINES = 130
+MAX_LINES = 135
 TRAIN_SMALL = ["--max_steps", "2", "--lora_rank", "4"]
 RL_SMALL = ["--num_generations", "4", "--max_completion_length", "12"]
 NEEDS_GPU = ("llama", "qwen", "configs/paper/")

@@ -224,6 +224,7 @@ def test_policies_whose_tags_an_update_lowers_or_keeps() -> None:
     found = tags_of({name: {"rows": rows} for name, rows in mechanism.items()})
     assert found == {
         "policies": 5,
+        "gtpo_too": False,  # it lowers them at smol-step-60 alone
         "positive_too": True,
         "lowered": ["SmolLM2 at its start", "the tiny model at step 40"],
         "kept": ["SmolLM2 at its start", "the tiny model at its start"],
@@ -233,7 +234,10 @@ def test_policies_whose_tags_an_update_lowers_or_keeps() -> None:
         "own_kept": [],
     }
     mechanism["smol-base"][-1]["mean"] = 0.5
-    assert not tags_of({name: {"rows": rows} for name, rows in mechanism.items()})["positive_too"]
+    for name in ("smol-base", "tiny-step-40"):
+        mechanism[name][1]["mean"] = -2.0
+    found = tags_of({name: {"rows": rows} for name, rows in mechanism.items()})
+    assert found["gtpo_too"] and not found["positive_too"]
 
 
 def test_the_figure_of_the_first_page() -> None:
@@ -273,7 +277,7 @@ def test_page_and_summary_have_the_same_numbers() -> None:
     counted = sum(claim["size"] is not None and not claim["why"] for claim in of_paper)
     assert f"By chance alone up to {round(0.025 * counted, 1)} of them would hold." in " ".join(page.split())
     stable = next(effect for effect in summary["effects"] if effect["claim"] == "fig2_stable_accuracy")
-    assert f"{stable['mean']:+.1f} ± {stable['half_width']:.1f} points in accuracy" in " ".join(page.split())
+    assert f"{stable['mean']:+.1f} ± {stable['half_width']:.1f} points in training accuracy" in " ".join(page.split())
     assert "| GTPO, G = 12 | 100.0 ± 0.0 |" in page  # 95 and 5 more
     assert "| DAPO | -2.05 ± 0.00 | - |" in page and "| GTPO | -5.00 ± 0.00 | - |" in page  # no push after λ is logged
     drawn = [name for name in MATRIX["figures"] if MATRIX["figures"][name].get("tiny")]
