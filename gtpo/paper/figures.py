@@ -132,7 +132,7 @@ def draw_effects(effects: Sequence[dict[str, Any]], size: float) -> Any:
             axis.axhline(place - 0.5, color="black", alpha=0.3, linewidth=0.8)
     axis.set_yticks(range(len(shown)), [f"{effect['group']}: {effect['label']}" for effect in shown])
     axis.set_ylim(max(len(shown), 1) - 0.5, -0.5)
-    axis.set_xlabel("← worse      minus GRPO, percentage points      better →")
+    axis.set_xlabel("← worse than GRPO      percentage points      better than GRPO →")
     add_legend(figure)
     return figure
 

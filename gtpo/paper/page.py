@@ -68,18 +68,18 @@ MAX_GRAD_NORM = 0.1  # of every preset [Listing 1]
 MEASURES = (Curve.early, Curve.late, Curve.highest, Curve.mean)
 VERDICTS = ("holds", "does not hold", SMALL, "undecided", NOT_COUNTED, "too few seeds", "not run")
 EFFECTS = {  # the figure of the first page, GTPO or its correction minus GRPO: group -> label -> claim
-    "tiny": {
+    "GTPO, tiny": {
         "pass@1, held out": "fig2_stable_pass_1",
         "accuracy at the end": "fig2_stable_accuracy",
         "formatting at the end": "fig2_stable_formatting",
     },
-    "SmolLM2": {
+    "GTPO, SmolLM2": {
         "pass@1, held out": "smol_gtpo_pass_1",
         "accuracy at the end": "smol_gtpo_accuracy_at_the_end",
         "formatting at the end": "smol_gtpo_formatting_at_the_end",
         "formatting early": "smol_gtpo_formatting_at_first",
     },
-    "SmolLM2, correction alone": {"formatting early": "smol_correction_formatting_at_first"},
+    "correction alone, SmolLM2": {"formatting early": "smol_correction_formatting_at_first"},
 }
 
 

@@ -187,7 +187,7 @@ def test_the_first_page_shows_differences_in_points() -> None:
     effects = {effect["claim"]: effect for effect in effects_of(checked)}
     assert len(effects) == 8 and sum(claim.allowed > 0 for claim in shown) == 2
     assert effects["fig2_stable_accuracy"] == {
-        "group": "tiny",
+        "group": "GTPO, tiny",
         "label": "accuracy at the end",
         "claim": "fig2_stable_accuracy",
         "mean": 2.0,
