@@ -55,7 +55,9 @@ def main() -> None:
     )
     flags = parser.parse_args()
     matrix = load_matrix()
-    flags.scale = flags.scale or next((name for name in flags.figures if name in SCALES), "tiny")
+    flags.scale = flags.scale or next(
+        (scale for scale in SCALES for name in flags.figures if name.partition("_")[0] == scale), "tiny"
+    )
     if flags.page or flags.figures == ["claim"]:
         return print(*(write_page(matrix) if flags.page else [claim_list()]), sep="\n")
     if flags.policy:

@@ -214,10 +214,11 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     run = RunDirectory(RUNS / scale / f"{name}-s{seed}")
     method = name.partition("-")[0]
     if scale != "paper":
-        settings = matrix[scale]["base"][method] | matrix[scale]["runs"][name]
+        base = matrix[scale]["base"][method]
+        settings = base | matrix[scale]["runs"][name]
         model = settings.get("model", "tiny")
         flags = _as_argv(settings)
-        cost = matrix[scale]["minutes"][method]
+        cost = matrix[scale]["minutes"][method] * settings["max_steps"] / base["max_steps"]
     else:
         path = Path("configs") / "paper" / f"{name}.yaml"
         settings = read_yaml(CONFIGS / "paper" / path.name)

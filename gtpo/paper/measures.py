@@ -66,6 +66,10 @@ class Curve:
         full = self.smoothed[min(self.window, len(self.values)) - 1 :]
         return max(high - value for high, value in zip(accumulate(full, max), full, strict=True))
 
+    def final_loss(self) -> float:
+        """The highest value of the trailing mean, from the first full window on, minus its last value."""
+        return self.highest() - self.smoothed[-1]
+
     def rise_step(self) -> float:
         """The step at which the trailing mean first reaches half of its highest value."""
         half = max(self.smoothed) / 2

@@ -49,6 +49,7 @@ SMOL, SMOL_SEEDS = Path("results") / "smol_comparison", range(1, 9)
 GENTLE = Path("results") / "gentle"
 CLEARLY = 0.0001  # nats by an update of unit norm: what is less is not called higher
 LEARNS, LOSES = 10.0, 20.0  # points above the base, points below an earlier value
+LONG_WINDOW = 25  # steps of the trailing mean of ``smol_long``
 TESTED_SEEDS = range(41, 81)
 NOTHING = Results({}, {})
 GTPO = {"stable": ("gtpo-g8", "gtpo-g12"), "late": ("gtpo-late-g8", "gtpo-late-g12")}  # G = 8, 12
@@ -141,6 +142,7 @@ def summarize(
             "filtered": _summary_of(smol, "gtpo", 1).get("filtered_fraction", {}).get("mean"),
         },
         "gentle": admission(matrix, gentle, results),
+        "long": long_runs(matrix, smol),
         "verdicts": {name: sum(claim["verdict"] == name for claim in of_paper) for name in VERDICTS},
         "with_margin": sum(
             claim["verdict"] == "holds" and claim["mean"] - claim["difference"] > 1 for claim in of_paper
@@ -245,19 +247,39 @@ def admission(matrix: Matrix, gentle: Results, tiny: Results) -> dict[str, Any]:
     above = base[0]["scores"]["pass"]["1"] + LEARNS
     rows = {}
     for name, seeds in sorted(gentle.metrics.items()):
-        curves = [
-            [SeedRuns(gentle, seed, matrix["gentle"]["window"]).curve(name, metric) for seed in seeds]
-            for metric in ("accuracy", "formatting")
-        ]
+        accuracy, formatting = _curves(gentle, name, matrix["gentle"]["window"])
         rows[name] = {
             "seeds": sorted(seeds),
-            "learns": sum(curve.highest() >= above for curve in curves[0]),
-            "loses_accuracy": sum(curve.largest_loss() >= LOSES for curve in curves[0]),
-            "loses_formatting": sum(curve.largest_loss() >= LOSES for curve in curves[1]),
-            "accuracy": [rounded(curve.late()) for curve in curves[0]],
-            "formatting": [rounded(curve.late()) for curve in curves[1]],
+            "learns": sum(curve.highest() >= above for curve in accuracy),
+            "loses_accuracy": sum(curve.largest_loss() >= LOSES for curve in accuracy),
+            "loses_formatting": sum(curve.largest_loss() >= LOSES for curve in formatting),
+            "accuracy": [rounded(curve.late()) for curve in accuracy],
+            "formatting": [rounded(curve.late()) for curve in formatting],
         }
     return {"above": above, "seeds": len(matrix["gentle"]["seeds"]), "runs": rows}
+
+
+def long_runs(matrix: Matrix, smol: Results) -> dict[str, Any]:
+    """Run of ``smol_long`` -> how many seeds lose what at the end, or fall and recover, by the rule of docs/log.md."""
+    rows = {}
+    for name in runs_of(matrix, ["smol_long"], "smol"):
+        if name not in smol.metrics:
+            continue
+        row: dict[str, Any] = {"seeds": sorted(smol.metrics[name])}
+        for metric, curves in zip(("accuracy", "formatting"), _curves(smol, name, LONG_WINDOW), strict=True):
+            row |= {
+                metric: [rounded(curve.smoothed[-1]) for curve in curves],
+                f"loses_{metric}": sum(curve.final_loss() >= LOSES for curve in curves),
+                f"{metric}_falls": sum(curve.largest_loss() >= LOSES for curve in curves),
+            }
+        rows[name] = row
+    return rows
+
+
+def _curves(results: Results, name: str, window: int) -> list[list[Curve]]:
+    """Accuracy and formatting of each seed of a run, in the order of the seeds."""
+    runs = [SeedRuns(results, seed, window) for seed in sorted(results.metrics[name])]
+    return [[run.curve(name, metric) for run in runs] for metric in ("accuracy", "formatting")]
 
 
 def _clipped(results: Results) -> float | None:
@@ -420,9 +442,13 @@ def write_page(matrix: Matrix) -> list[Path]:
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     results, tested, smol, gentle = (read_results([path]) for path in (DIRECTORY, TESTED, SMOL, GENTLE))
     written, _ = draw_all(matrix, select_figures(matrix, ["all"], "tiny"), "tiny", results, DIRECTORY, ["png"])
-    for name, directory, found in (("smol", SMOL, smol), ("gentle", GENTLE, gentle)):
-        if found.metrics:
-            draw(matrix, name, name, found).savefig(directory / f"{name}.png", dpi=100)
+    for name, scale, directory, found in (
+        ("smol", "smol", SMOL, smol),
+        ("smol_long", "smol", SMOL, smol),
+        ("gentle", "gentle", GENTLE, gentle),
+    ):
+        if {*runs_of(matrix, [name], scale)} & {*found.metrics}:
+            draw(matrix, name, scale, found).savefig(directory / f"{name}.png", dpi=100)
             written.append(directory / f"{name}.png")
     summary = summarize(matrix, results, tested, smol, gentle, write_mechanism())
     draw_effects(summary["effects"], SIZES["points"]).savefig(DIRECTORY / "effects.png", dpi=100)
@@ -435,8 +461,9 @@ def write_page(matrix: Matrix) -> list[Path]:
 
 
 def arms_of_smol(matrix: Matrix) -> list[Experiment]:
-    """The runs of SmolLM2 without the warm start, from which they start."""
-    return [run for run in experiments_of(matrix, ["smol"], "smol", SMOL_SEEDS) if run.experiments]
+    """The runs of SmolLM2, short and long, without the warm start, from which they start."""
+    runs = experiments_of(matrix, ["smol"], "smol", SMOL_SEEDS) + experiments_of(matrix, ["smol_long"], "smol")
+    return [run for run in runs if run.experiments]
 
 
 def only(results: Results, runs: Sequence[tuple[str, int]]) -> Results:

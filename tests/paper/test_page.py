@@ -34,6 +34,7 @@ from gtpo.paper.page import (
     arms_of_smol,
     effects_of,
     fill,
+    long_runs,
     only,
     page_of,
     summarize,
@@ -151,18 +152,42 @@ def test_shares_and_ends_by_hand() -> None:
     assert _clipped(Results({}, {})) is None and _highest_end(Results({}, {}), "late") is None
 
 
+def rows_of(accuracy: list[float], formatting: list[float], steps: int) -> list[dict[str, Any]]:
+    """Metrics that change after each ``steps``."""
+    pairs = [pair for pair in zip(accuracy, formatting, strict=True) for _ in range(steps)]
+    return [{"step": i, "accuracy": a, "formatting": f} for i, (a, f) in enumerate(pairs)]
+
+
+def test_the_rule_of_the_long_runs_by_hand() -> None:
+    """Windows of 25 steps: a loss counts if the last mean is 20 points below the highest."""
+    seeds = {
+        2: rows_of(
+            [40, 80, 59, 61], [90, 99, 90, 79], 25
+        ),  # accuracy falls by 21 and recovers to 19, formatting is lost
+        1: rows_of([40, 80, 75, 60], [90, 95, 99, 95], 25),  # accuracy is lost
+    }
+    found = long_runs(MATRIX, Results({"grpo-long": seeds, "grpo": seeds}, {}))
+    assert found == {
+        "grpo-long": {
+            "seeds": [1, 2],
+            "accuracy": [60.0, 61.0],
+            "loses_accuracy": 1,
+            "accuracy_falls": 2,
+            "formatting": [95.0, 79.0],
+            "loses_formatting": 1,
+            "formatting_falls": 1,
+        }
+    }
+    assert long_runs(MATRIX, NOTHING) == {}
+
+
 def test_the_rule_of_the_gentle_rates_by_hand() -> None:
     """Windows of 50 steps; the base has 49 %, so 59 % is learned; 20 points below an earlier mean are lost."""
-
-    def rows(accuracy: list[float], formatting: list[float]) -> list[dict[str, Any]]:
-        pairs = [pair for pair in zip(accuracy, formatting, strict=True) for _ in range(50)]
-        return [{"step": i, "accuracy": a, "formatting": f} for i, (a, f) in enumerate(pairs)]
-
     seeds = {
-        101: rows([50, 58.9, 50, 50], [90, 95, 90, 90]),  # does not learn
-        102: rows([50, 59, 60, 40], [90, 95, 75, 90]),  # learns, loses both
-        103: rows([50, 70, 65, 60], [90, 95, 75.1, 70]),  # learns, loses formatting in two parts
-        104: rows([10, 80, 80, 80], [99, 99, 79.1, 99]),  # learns
+        101: rows_of([50, 58.9, 50, 50], [90, 95, 90, 90], 50),  # does not learn
+        102: rows_of([50, 59, 60, 40], [90, 95, 75, 90], 50),  # learns, loses both
+        103: rows_of([50, 70, 65, 60], [90, 95, 75.1, 70], 50),  # learns, loses formatting in two parts
+        104: rows_of([10, 80, 80, 80], [99, 99, 79.1, 99], 50),  # learns
     }
     base = {"base": {"arithmetic": {0: {"scores": {"pass": {"1": 49.0}}}}}}
     found = admission(MATRIX, Results({"grpo-1e-3": seeds}, {}), Results({}, base))
@@ -175,7 +200,14 @@ def test_the_rule_of_the_gentle_rates_by_hand() -> None:
 
 def test_the_warm_start_is_no_arm_of_the_comparison() -> None:
     names = {run.name for run in arms_of_smol(MATRIX)}
-    assert {"grpo", "gtpo", "gtpo-correction", "gtpo-skip"} <= names and "sft-warm-start" not in names
+    assert {
+        "grpo",
+        "gtpo",
+        "gtpo-correction",
+        "gtpo-skip",
+        "grpo-long",
+        "gtpo-long",
+    } <= names and "sft-warm-start" not in names
 
 
 def test_the_first_page_shows_differences_in_points() -> None:
