@@ -193,7 +193,7 @@ def estimate(shape: Shape, work: Workload) -> dict[str, float]:
 def rows_that_fit(values: Mapping[str, Any]) -> int:
     """Completions per micro-batch on a CPU: the largest part of a step that fits a third of the memory.
 
-    The measured peak is about twice the estimate, without the memory of the libraries (docs/log.md).
+    The measured peak is about twice the estimate, without the memory of the libraries.
 
     Args:
         values: Every setting, by name; 1 where the shape of the model cannot be read.
