@@ -55,9 +55,8 @@ def test_a_late_comparison_is_wrong_and_counted_and_the_next_one_is_right(monkey
     compare.decide.cache_clear()
     assert is_correct("x+2x^2", "x(1+2x)")  # the process is running
     monkeypatch.setattr(sympy_fallback, "TIME_LIMIT", 0.2)
-    before, process, start = timeouts(), shared_worker.process, time.monotonic()
+    before, process = timeouts(), shared_worker.process
     assert not is_correct(nested, nested.replace("x", "x+x-x"))
-    assert time.monotonic() - start < 5
     assert timeouts() == before + 1
     assert process is not None and process.poll() is not None  # it has ended
     monkeypatch.undo()
