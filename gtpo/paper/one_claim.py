@@ -73,14 +73,15 @@ def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Sequence[int]) -> tu
 
 
 def report(matrix: Matrix, claims: Sequence[Claim], results: Results, seeds: Sequence[int]) -> list[str]:
-    """The margin of each seed, their mean and interval, and the verdict of each claim."""
+    """The difference of each seed, their mean and interval, and the verdict of each claim, which may allow some."""
     lines = []
     for claim in claims:
         found = check(claim, results, seeds, matrix["tiny"]["window"])
         unit, digits = found["unit"], digits_of(found["unit"])
         lines.append(f"{found['name']}: {found['claim']}")
-        lines += [f"  seed {seed}: {margin:+.{digits}f} {unit}" for seed, margin in found["margins"].items()]
+        lines += [f"  seed {seed}: {margin - claim.allowed:+.{digits}f} {unit}" for seed, margin in found["margins"].items()]
         if found["mean"] is not None:
-            lines.append(f"  mean: {found['mean']:+.{digits}f} ± {found['half_width']:.{digits}f} {unit}, 95 %")
-        lines.append(f"  verdict: {found['verdict']}")
+            lines.append(f"  mean: {found['difference']:+.{digits}f} ± {found['half_width']:.{digits}f} {unit}, 95 %")
+        allows = f" (the claim allows a difference of -{claim.allowed:g} {unit})" if claim.allowed else ""
+        lines.append(f"  verdict: {found['verdict']}{allows}")
     return lines

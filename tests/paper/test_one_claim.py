@@ -104,6 +104,22 @@ def test_margins_of_the_seeds_are_printed() -> None:
     ]
 
 
+def test_differences_are_printed_without_what_a_claim_allows() -> None:
+    """GTPO is 2, 3 and 4 points below GRPO, the claim allows 5: margins of 3, 2 and 1, half width 1 · 4.303 / sqrt(3)."""
+    (claim,) = find_claims(["fig2_stable_accuracy"])
+    curves = {
+        name: {seed: [{"step": 1, "accuracy": 50.0 - (1 + seed) * name.startswith("gtpo")}] for seed in (1, 2, 3)}
+        for name in claim.runs
+    }
+    assert report(MATRIX, [claim], Results(curves, {}), [1, 2, 3])[1:] == [
+        "  seed 1: -2.0 points",
+        "  seed 2: -3.0 points",
+        "  seed 3: -4.0 points",
+        "  mean: -3.0 ± 2.5 points, 95 %",
+        "  verdict: undecided (the claim allows a difference of -5 points)",
+    ]
+
+
 def test_runs_shared_by_claims_are_made_once() -> None:
     experiments, evaluations = work_of(MATRIX, find_claims(["fig2_late_pass_1", "table1_late_pass_64"]), [7, 8, 7])
     assert len(experiments) == 2 * 5 and [run.seed for run in experiments] == [7] * 5 + [8] * 5
