@@ -23,13 +23,13 @@ from gtpo.errors import UsageError
 from gtpo.files import CONFIGS
 from gtpo.paper.figures import draw_all
 from gtpo.paper.matrix import RUNS, SCALES, load_matrix
-from gtpo.paper.mechanism import measure, policies_of
+from gtpo.paper.mechanism import measure, overview, policies_of
 from gtpo.paper.one_claim import claim_list, report, select_work
 from gtpo.paper.page import write_page
 from gtpo.paper.results import read_results
 from gtpo.paper.runner import run_all, run_policies, slots_of
 from gtpo.paper.slurm import read_cluster, run_jobs
-from gtpo.paper.states import commands, table
+from gtpo.paper.states import commands, state_of, table
 from gtpo.terminal.script import run_script
 from rewards import rewards_in
 
@@ -64,9 +64,12 @@ def main() -> None:
         return measure(matrix, flags.policy, rewards_in)
     if flags.figures == ["mechanism"]:
         if flags.list:
-            return print(*policies_of(matrix, flags.only), sep="\n")
+            policies = policies_of(matrix, flags.only)
+            runs = list(dict.fromkeys(policy.run for policy in policies))
+            trained = [f"{run.label:16} {state_of(run):9} {run.cost:g} CPU minutes of training" for run in runs]
+            return print(*policies, *trained, sep="\n")
         policies, failures = run_policies(matrix, flags.only, flags.jobs)
-        print(*(policy.path for policy in policies if policy.is_finished), *failures, sep="\n")
+        print(*(policy.path for policy in policies if policy.is_finished), *overview(policies), *failures, sep="\n")
         sys.exit(1 if failures else 0)
     selected = select_work(matrix, flags.figures, flags.scale, flags.seeds, flags.only)
     figures, claims, seeds, experiments, evaluations = selected

@@ -31,13 +31,13 @@ def run(*argv: str) -> None:
 
 
 def print_samples(evaluation: Path, count: int = 3) -> None:
-    """The first problems with the sample of the base model and that of the trained one."""
+    """The first problems with the first sample of the base model and that of the trained one."""
     sys.path.insert(0, str(REPOSITORY))
     from gtpo.data.load import load_benchmark
 
     samples = {}
     for path in evaluation.glob("*/arithmetic.jsonl"):  # the first line has the settings
-        rows = map(json.loads, path.read_text().splitlines()[1:])
+        rows = map(json.loads, reversed(path.read_text().splitlines()[1:]))  # of each problem the first sample stays
         samples[path.parent.name] = {row["id"]: " ".join(row["completion"].split()) for row in rows}
     base = next(name for name in samples if name.startswith("base"))
     after = next(name for name in samples if name != base)
@@ -67,7 +67,7 @@ def main() -> None:
     training = ["--model", "tiny", "--dataset", "arithmetic", "--G", "12", "--seed", str(flags.seed)]
     training += ["--max_steps", "12"] if flags.small else []
     run("train_gtpo.py", *training, "--output_dir", gtpo)
-    sampling = ["--benchmarks", "arithmetic", "--k", "1", "--limit", problems]
+    sampling = ["--benchmarks", "arithmetic", "--k", "8", "--limit", problems]
     run("evaluate.py", *sampling, "--runs", "base", gtpo, "--output_dir", evaluation)
     run("figures.py", "--runs", gtpo, "--labels", "GTPO", "--output", str(directory / "curves.png"))
 
@@ -84,7 +84,7 @@ def main() -> None:
     (directory / "summary.json").write_text(json.dumps(summary, indent=2))
     print_samples(directory / "evaluation")
     print(f"""
-{problems} held-out problems, one sample each at temperature 1:
+{problems} held-out problems, eight samples each at temperature 1:
 
                       before    after GTPO
   accuracy   (%)      {summary["accuracy_before"]:6.1f}        {summary["accuracy_after"]:6.1f}

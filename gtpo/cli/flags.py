@@ -73,7 +73,8 @@ def refuse_unknown(unknown: Sequence[str], names: Iterable[str], page: str = "--
     flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
     if flags:
         close = similar(flags[0].removeprefix("--").replace("-", "_"), [*names, "help", page.removeprefix("--")], "--")
-        raise UsageError(f"unknown option {flags[0]}{close}; {page} lists all options.")
+        short = "".join(f" (--{s})" for s, name in SHORT_NAMES.items() if f"--{name}" == flags[0])
+        raise UsageError(f"unknown option {flags[0]}{short}{close}; {page} lists all options.")
     if unknown:
         raise UsageError(f"unexpected argument {unknown[0]!r}: every setting is an option, --key value.")
 

@@ -313,6 +313,10 @@ def _early_flags(method: str, argv: Sequence[str]) -> argparse.Namespace:
         if not run.path.is_dir():
             known = [str(other.path) for other in find_runs([OUTPUTS])]
             raise UsageError(f"--resume: {early.resume} is not a directory{nearest(early.resume, known)}: name a run.")
+        if early.of_run and not run.config.is_file():
+            inside = ", ".join(str(other.path) for other in find_runs([run.path])[-3:])
+            runs = f"name one of {inside}" if inside else "name a run"
+            raise UsageError(f"--resume: {early.resume} is not a run (it has no config.yaml): {runs}.")
     settings = read_yaml(early.config) if early.config else {}
     early.model = early.model or settings.get("model") or ModelArguments.model
     early.backend = early.backend or settings.get("backend") or ModelArguments.backend

@@ -309,9 +309,12 @@ def _columns_of(
         if name in table.columns:
             columns[role] = name
         elif role in required or name != role:
+            advice = f"name the one with the {role} with --{role}_column"
+            if len(table.columns) == 1 and any(mark in table.columns[0] for mark in ";\t"):
+                advice = "a CSV file has commas between its columns"
             raise UsageError(
                 f"{table.name} has no column {name!r}{nearest(name, table.columns)}: it has "
-                f"{', '.join(map(repr, table.columns))}; name the one with the {role} with --{role}_column."
+                f"{', '.join(map(repr, table.columns))}; {advice}."
             )
     return columns
 

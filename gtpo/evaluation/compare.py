@@ -227,7 +227,8 @@ def draw_comparisons(comparisons: Sequence[Comparison], output: str) -> list[str
         titles = [plain_text(BENCHMARK_TITLES.get(c.benchmark, c.benchmark)) for c in shown]
         axis.set_yticks(heights, [f"{title}, {c.metric}" for title, c in zip(titles, shown, strict=True)], fontsize=8)
         axis.axvline(0, color="black", linewidth=1)
-        axis.set_xlabel("points; line: 95 % interval over problems\nbar: standard error over seeds", fontsize=8)
+        errors = "\nbar: standard error over seeds" if any(c.errors[2] for c in shown) else ""
+        axis.set_xlabel(f"points; line: 95 % interval over problems{errors}", fontsize=8)
         axis.set_title(f"{plain_text(names[1])}\nminus {plain_text(names[0])}", fontsize=9)
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     paths = list(dict.fromkeys([output, str(Path(output).with_suffix(".pdf"))]))

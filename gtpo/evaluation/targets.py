@@ -69,7 +69,7 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
         adapters = [str(newest_run().path)]
         logger.warning("evaluating %s, the newest finished run; --runs selects others", adapters[0])
     if not model and set(adapters) == {"base"}:
-        raise UsageError("--runs base alone does not name a base model: add a run, or --model tiny|llama|qwen.")
+        raise UsageError("--runs base alone does not name a base model: add a run, or --model tiny|smol|llama|qwen.")
     targets, skipped = [], []
     for name in adapters:
         try:
@@ -109,12 +109,13 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
         model = shlex.quote(str(run.model if checkpoint == LAST else adapter))
         raise UsageError(f"{name} trained all weights and has no adapter: evaluate it with --model {model}.")
     if not _is_adapter(adapter):
-        found = sorted(path.parent.name for path in directory.glob("*/adapter_config.json"))
+        found = ", ".join(sorted(path.parent.name for path in directory.glob("*/adapter_config.json")))
         runs = find_runs([directory], having="weights") or find_runs([OUTPUTS], having="weights")
-        raise UsageError(
-            f"{name} has no {adapter.name}/adapter_config.json: its adapters are {', '.join(found) or 'none'}, the "
-            f"newest finished runs {', '.join(str(run.path) for run in runs[-3:]) or 'none'}."
-        )
+        newest = f"the newest finished runs are {', '.join(str(run.path) for run in runs[-3:]) or 'none'}"
+        if not directory.is_dir():
+            raise UsageError(f"{name} does not exist: {newest}.")
+        adapters = f"its adapters are {found}" if found else "it has no adapter"
+        raise UsageError(f"{name} has no {adapter.name}/adapter_config.json: {adapters}, {newest}.")
     suffix = "" if checkpoint == LAST else f"@{checkpoint}"
     return Target(label_of(directory) + suffix, adapter, checkpoint)
 

@@ -306,7 +306,7 @@ def _verdict(size: float, shape: Shape, work: Workload, completions: int) -> str
         return f"fits; vLLM reserves {100 * share:g} %, {at_once} of {generated} completions at a time{batches}"
     needed = math.ceil(100 * (engine + one) / size)  # percent of the GPU for one completion at a time
     if needed * size / 100 + training < size:
-        return f"fits only with --gpu_memory_utilization {needed / 100:g}"
+        return f"fits only with --gpu_memory_utilization {needed / 100:g}, 1 of {generated} completions at a time"
     least = engine + one + training
     return f"does not fit: at least {least:.1f} GiB, vLLM {engine + one:.1f} and training {training:.1f}"
 

@@ -79,7 +79,9 @@ def report(matrix: Matrix, claims: Sequence[Claim], results: Results, seeds: Seq
         found = check(claim, results, seeds, matrix["tiny"]["window"])
         unit, digits = found["unit"], digits_of(found["unit"])
         lines.append(f"{found['name']}: {found['claim']}")
-        lines += [f"  seed {seed}: {margin - claim.allowed:+.{digits}f} {unit}" for seed, margin in found["margins"].items()]
+        lines += [
+            f"  seed {seed}: {margin - claim.allowed:+.{digits}f} {unit}" for seed, margin in found["margins"].items()
+        ]
         if found["mean"] is not None:
             lines.append(f"  mean: {found['difference']:+.{digits}f} ± {found['half_width']:.{digits}f} {unit}, 95 %")
         allows = f" (the claim allows a difference of -{claim.allowed:g} {unit})" if claim.allowed else ""

@@ -78,9 +78,9 @@ EFFECTS = {  # the figure of the first page, GTPO or its correction minus GRPO: 
         "pass@1, held out": "smol_gtpo_pass_1",
         "accuracy at the end": "smol_gtpo_accuracy_at_the_end",
         "formatting at the end": "smol_gtpo_formatting_at_the_end",
-        "formatting early": "smol_gtpo_formatting_at_first",
+        "formatting, first third": "smol_gtpo_formatting_at_first",
     },
-    "correction alone, SmolLM2": {"formatting early": "smol_correction_formatting_at_first"},
+    "correction alone, SmolLM2": {"formatting, first third": "smol_correction_formatting_at_first"},
 }
 
 

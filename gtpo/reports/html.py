@@ -106,8 +106,9 @@ def _colored(text: str, weight: float) -> str:
 
 _LEGEND = (
     "A: the advantage, the reward above the mean of the group in standard deviations · ⟨H⟩: mean entropy of the "
-    f"completion's tokens · {_colored('green, λ = 2', 2.0)}: shared with a penalized completion, counts twice · "
-    f"{_colored('grey, λ = 0', 0.0)}: shared with a rewarded completion, no update · "
+    f"completion's tokens · {_colored('green, λ = 2', 2.0)}: shared from either end with a penalized "
+    "completion, counts twice · "
+    f"{_colored('grey, λ = 0', 0.0)}: shared so with a rewarded one, no update · "
     "<s>struck out</s>, δ = 0: ⟨H⟩ (nats) is above the threshold, no update · "
     "✂: reached the length limit · ↵: line break"
 )

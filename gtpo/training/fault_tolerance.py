@@ -139,7 +139,7 @@ def non_finite_error(
 
 
 def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], completions: Sequence[Any]) -> None:
-    """Stop the run at rewards that are not finite; every process has to call it.
+    """Stop the run at rewards that are not finite, or at a batch without a reward; every process has to call it.
 
     Args:
         trainer: A GRPOTrainer whose reward functions have been called.
@@ -164,6 +164,11 @@ def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], complet
         columns = ["prompt", "completion", *names]
         rows = [dict(zip(columns, row, strict=True)) for row in zip(prompts, completions, *returned, strict=False)]
         raise non_finite_error(wrong, trainer, rows=rows, mend="a reward function that returns numbers, or None")
+    if rewards.isnan().all():
+        raise RunError(
+            f"{' and '.join(names)} returned None for all {len(rewards)} completions of step "
+            f"{trainer.state.global_step + 1}, so none has a reward: return a number where the reward applies."
+        )
 
 
 class CompleteCheckpoints(TrainerCallback):

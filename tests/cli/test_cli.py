@@ -657,6 +657,14 @@ def test_resuming_a_missing_run_is_refused(tmp_path: Path, monkeypatch: pytest.M
         UsageError, match=r"outputs/gtpo-b is not a directory \(did you mean 'outputs/gtpo-a'\?\): name a run"
     ):
         settings("--resume", "outputs/gtpo-b")
+    for path, names in (
+        ("outputs", "name one of outputs/gtpo-a"),
+        (".", "name one of outputs/gtpo-a"),
+        ("docs", "name a run"),
+    ):
+        Path(path).mkdir(exist_ok=True)
+        with pytest.raises(UsageError, match=rf"^--resume: {path} is not a run \(it has no config\.yaml\): {names}\.$"):
+            settings("--resume", path)
 
 
 def test_bare_resume_takes_model_and_backend_from_the_run(tmp_path: Path) -> None:

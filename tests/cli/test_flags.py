@@ -39,6 +39,11 @@ def test_an_invalid_flag_is_refused(argv: list[str], message: str) -> None:
     assert str(caught.value) == message
 
 
+def test_the_short_name_of_an_unknown_option_is_given() -> None:
+    with pytest.raises(UsageError, match=r"^unknown option --num_generations \(--G\); --help_all lists all options\.$"):
+        check_flags([without_alias("--G"), "4"], "sft_config", SETTINGS)
+
+
 @pytest.mark.parametrize(
     "argv",
     [

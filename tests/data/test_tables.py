@@ -150,7 +150,7 @@ def test_a_csv_line_is_that_of_the_file_also_after_a_field_with_line_breaks(
     [
         ("", r"^\S+own\.csv has no rows\.$"),
         ("task,gold\n", r"^\S+own\.csv has no rows"),
-        ("task;gold\na;b\n", r"^\S+own\.csv has no column 'task': it has 'task;gold'; name the one"),
+        ("task;gold\na;b\n", r"^\S+own\.csv has no column 'task': it has 'task;gold'; a CSV file has commas"),
         ("task\tgold\na\tb\n", r"it has 'task\\tgold'"),
         ("task,gold\na\n", r"^\S+own\.csv cannot be read: line 2 has more or fewer fields than the header"),
         ('task,gold\na,1\nb,"2\n\n', r"the row after line 2 is not valid CSV: unexpected end of data"),

@@ -88,7 +88,7 @@ def test_flags_and_the_4_bit_base_of_the_run_reach_the_sampler(outputs: Path, mo
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["nowhere"], "^nowhere has no adapter/adapter_config.json"),
+        (["nowhere"], "^nowhere does not exist: the newest finished runs are "),
         (["RUN", "--temperature", "-1"], "--temperature -1.0: expected a number >= 0; 0 is greedy"),
         (["RUN", "--temperature", "nan"], "--temperature nan: expected a number >= 0"),
         (["RUN", QUESTION, "--max_new_tokens", "0"], "--max_new_tokens 0: expected at least 1"),

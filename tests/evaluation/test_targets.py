@@ -62,7 +62,7 @@ def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path) -> Non
         (
             ["outputs/oldest"],
             "last",
-            r"outputs/oldest has no adapter/.*finished runs outputs/older, outputs/demo/newer\.$",
+            r"outputs/oldest does not exist: the newest finished runs are outputs/older, outputs/demo/newer\.$",
         ),
         (
             ["outputs/unfinished"],
@@ -70,8 +70,13 @@ def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path) -> Non
             "unfinished has no adapter/adapter_config.json: its adapters are .*checkpoint-50,",
         ),
         (["outputs/older"], "9", "older has no checkpoint-9/.*: its adapters are adapter, best, the newest finished"),
-        (["outputs"], "last", r"outputs has no .* none, the newest finished runs outputs/older, outputs/demo/newer\.$"),
-        (["outputs/demo"], "9", r"outputs/demo has no .*, the newest finished runs outputs/demo/newer\.$"),
+        (
+            ["outputs"],
+            "last",
+            r"outputs has no .* no adapter, the newest finished runs are outputs/older, outputs/demo/newer\.$",
+        ),
+        (["outputs/demo"], "9", r"outputs/demo has no .*, the newest finished runs are outputs/demo/newer\.$"),
+        (["outputs/nope"], "last", r"^outputs/nope does not exist: the newest finished runs are outputs/older, outp"),
         (["outputs/older/best"], "best", "--checkpoint best selects an adapter of a run, and outputs/older/best is an"),
         (["base"], "last", "--runs base alone does not name a base model"),
         (["outputs/older", "outputs/older/"], "last", r"--runs has duplicate labels \(older, older\)"),
@@ -89,7 +94,7 @@ def test_of_several_runs_the_unfinished_one_is_skipped(outputs: Path, caplog: py
     assert "skipped: outputs/unfinished has no adapter" in caplog.text
     (Path("outputs") / "failed").mkdir()
     for names in (["outputs/failed", "outputs/unfinished"], ["base", "outputs/failed"]):
-        with pytest.raises(UsageError, match=r"outputs/failed has no adapter/.*: its adapters are none,"):
+        with pytest.raises(UsageError, match=r"outputs/failed has no adapter/.*: it has no adapter, the newest"):
             find_targets(names, None)
 
 

@@ -187,8 +187,8 @@ PLAN = """\
 # GPU memory: 20.5 GiB at the maximum lengths, an estimate:
 #   weights 5.3, LoRA 1.2, gradients 1.2, optimizer 0.6, KV cache 8.1, activations 1.1, head 0.3
 #   vLLM's LoRA 1.2, vLLM's activations and graphs 1.3
-#   mine: fits only with --gpu_memory_utilization 0.59
-#   16 GB (T4): fits only with --gpu_memory_utilization 0.58
+#   mine: fits only with --gpu_memory_utilization 0.59, 1 of 12 completions at a time
+#   16 GB (T4): fits only with --gpu_memory_utilization 0.58, 1 of 12 completions at a time
 #   24 GB (L4): fits; vLLM reserves 40 %, 1 of 12 completions at a time, micro-batches up to 6
 #   40 GB (A100): fits; vLLM reserves 40 %, 11 of 12 completions at a time, micro-batches up to 12
 #   48 GB (L40S): fits; vLLM reserves 40 %, 12 of 12 completions at a time, micro-batches up to 12
@@ -235,13 +235,14 @@ def test_what_does_not_fit_and_what_it_would_take() -> None:
 
     in_16_bits = verdicts("--load_in_4bit", "false")
     assert in_16_bits["16"] == in_16_bits["24"] == "does not fit: at least 22.7 GiB, vLLM 18.2 and training 4.6"
-    assert in_16_bits["40"] == "fits only with --gpu_memory_utilization 0.46"  # 18.16 of 39.5
+    one = "1 of 12 completions at a time"
+    assert in_16_bits["40"] == f"fits only with --gpu_memory_utilization 0.46, {one}"  # 18.16 of 39.5
     assert in_16_bits["80"] == "fits; vLLM reserves 40 %, 12 of 12 completions at a time, micro-batches up to 12"
     # training's own forward pass holds the rest: 5.3 + 8.1 + 1.2 + 1.2 + 0.6 + 1.1 + 0.3 = 17.9
     without_vllm = verdicts("--use_vllm", "false")
     assert without_vllm["16"] == "does not fit, KV cache alone: 8.1 GiB" and without_vllm["24"] == "fits"
     greedy = verdicts("--gpu_memory_utilization", "0.9")
-    assert greedy["24"] == "fits only with --gpu_memory_utilization 0.39"  # 19.9 + 4.6 > 22.1
+    assert greedy["24"] == f"fits only with --gpu_memory_utilization 0.39, {one}"  # 19.9 + 4.6 > 22.1
 
 
 @pytest.mark.parametrize(("gpu", "rows"), [(24.0, 6), (40.0, 12)])

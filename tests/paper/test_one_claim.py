@@ -105,7 +105,7 @@ def test_margins_of_the_seeds_are_printed() -> None:
 
 
 def test_differences_are_printed_without_what_a_claim_allows() -> None:
-    """GTPO is 2, 3 and 4 points below GRPO, the claim allows 5: margins of 3, 2 and 1, half width 1 · 4.303 / sqrt(3)."""
+    """GTPO is 2, 3 and 4 points below GRPO, the claim allows 5: margins of 3, 2 and 1, half width 4.303 / sqrt(3)."""
     (claim,) = find_claims(["fig2_stable_accuracy"])
     curves = {
         name: {seed: [{"step": 1, "accuracy": 50.0 - (1 + seed) * name.startswith("gtpo")}] for seed in (1, 2, 3)}

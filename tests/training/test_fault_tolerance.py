@@ -233,6 +233,23 @@ def test_a_reward_of_none_leaves_its_completion_out(tiny: Path, tmp_path: Path) 
     assert batch["advantages"][3] == 0 and (batch["advantages"] != 0).sum() > GROUP // 2
 
 
+def test_a_batch_without_a_reward_stops_the_run(tiny: Path, tmp_path: Path) -> None:
+    """A second reward for the same rows is enough; TRL alone trains on with rewards of 0."""
+    trainer = make_trainer("gtpo", tiny, tmp_path)
+    none = checked_reward(lambda **columns: [None] * GROUP)
+    trainer.reward_funcs, trainer.reward_func_names = [none], ["mine"]
+    with pytest.raises(RunError, match=f"^mine returned None for all {GROUP} completions of step 1, so none has a rew"):
+        trainer.train()
+    trainer.reward_funcs, trainer.reward_func_names = (
+        [none, checked_reward(lambda **columns: [1.0] * GROUP)],
+        ["a", "b"],
+    )
+    trainer.reward_weights, trainer.reward_processing_classes = torch.ones(2), [None, None]
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+    assert (batch["advantages"] == 0).all()
+
+
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
 def test_a_generation_from_nan_probabilities_stops_the_run(method: str, tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
