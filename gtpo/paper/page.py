@@ -351,7 +351,7 @@ def page_of(summary: Mapping[str, Any], template: str) -> str:
 
 def what_was_found(page: str) -> str:
     """What was found: list and figure of the first section of docs/reproduction.md, with the links of the README."""
-    text = page.partition("## In short\n")[2].partition("\nA claim *holds*")[0].strip()
+    text = page.partition("## In short\n")[2].partition("\nA claim *")[0].strip()
     text = text.replace("](#", "](docs/reproduction.md#").replace("](../", "](")
     return wrapped(re.sub(r"\]\((\w+)\.md", r"](docs/\1.md", text))
 
