@@ -37,7 +37,7 @@ from gtpo.paper.matrix import (
 )
 from gtpo.paper.measures import Curve, Measure, SeedRuns
 from gtpo.paper.mechanism import effect_of, policy_title, write_mechanism
-from gtpo.paper.one_claim import work_of
+from gtpo.paper.one_claim import find_claims, work_of
 from gtpo.paper.rendering import render, wrapped
 from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results, rounded
 from gtpo.paper.verdicts import NOT_COUNTED, SIZES, SMALL, check, verdict
@@ -47,6 +47,8 @@ DIRECTORY, TESTED = Path("results") / "tiny", Path("results") / "high_rate"
 OWN_SEEDS = ("post_hoc", "same_rule")  # claims of ours, which the runs of TESTED decide
 SMOL, SMOL_SEEDS = Path("results") / "smol_comparison", range(1, 9)
 GENTLE = Path("results") / "gentle"
+SHIPPED, SHIPPED_RUNS, SHIPPED_SEEDS = Path("results") / "shipped_base", range(21, 41), range(24, 41)  # 21 to 23: seen
+SHIPPED_CLAIMS = ("fig2_stable_accuracy", "fig2_stable_formatting")
 CLEARLY = 0.0001  # nats by an update of unit norm: what is less is not called higher
 LEARNS, LOSES = 10.0, 20.0  # points above the base, points below an earlier value
 LONG_WINDOW = 25  # steps of the trailing mean of ``smol_long``
@@ -72,8 +74,8 @@ EFFECTS = {  # the figure of the first page, GTPO or its correction minus GRPO: 
     "GTPO, tiny": {
         "pass@1, held out": "fig2_stable_pass_1",
         "accuracy at the end": "fig2_stable_accuracy",
-        "formatting at the end": "fig2_stable_formatting",
     },
+    "GTPO, tiny, shipped base": {"accuracy at the end": "shipped_fig2_stable_accuracy"},
     "GTPO, SmolLM2": {
         "pass@1, held out": "smol_gtpo_pass_1",
         "accuracy at the end": "smol_gtpo_accuracy_at_the_end",
@@ -91,11 +93,12 @@ def summarize(
     smol: Results = NOTHING,
     gentle: Results = NOTHING,
     mechanism: Mapping[str, Any] | None = None,
+    shipped: Results = NOTHING,
 ) -> dict[str, Any]:
     """The content of summary.json: settings, claims with verdicts, the main differences, each run, Table 1.
 
     ``results`` are those of results/tiny/, ``tested`` of results/high_rate/, ``smol`` of
-    results/smol_comparison/, ``gentle`` of results/gentle/.
+    results/smol_comparison/, ``gentle`` of results/gentle/, ``shipped`` of results/shipped_base/.
     """
     spec, seeds = matrix["tiny"], seeds_of_all(matrix, "tiny")
     claims = [
@@ -111,13 +114,19 @@ def summarize(
         for claim in read_claims().get(figure, ())
     ]
     of_smol = [check(claim, smol, SMOL_SEEDS, matrix["smol"]["window"]) for claim in read_claims().get("smol", ())]
+    of_shipped = []
+    for claim in find_claims(SHIPPED_CLAIMS):
+        found = check(claim, shipped, SHIPPED_SEEDS, spec["window"])
+        margins = {seed: margin - claim.allowed for seed, margin in found["margins"].items()}
+        of_shipped.append(found | {"name": f"shipped_{claim.name}", "margins": margins})
     names = select_figures(matrix, ["all"], "tiny")
     return {
         "settings": {"seeds": seeds} | {key: spec[key] for key in ("window", "base", "late", "evaluation")},
         "sizes": SIZES,
         "least_seeds": LEAST_SEEDS,
         "claims": claims,
-        "effects": effects_of([*claims, *of_smol]),
+        "effects": effects_of([*claims, *of_smol, *of_shipped]),
+        "shipped": of_shipped,
         "tested": of_tested,
         "tags": tags_of(mechanism or {}),
         "smol": {
@@ -204,7 +213,7 @@ def effects_of(claims: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     effects = []
     for group, names in EFFECTS.items():
         for label, name in names.items():
-            margins = [margin - allowed[name] for margin in by_name[name]["margins"].values()]
+            margins = [margin - allowed.get(name, 0.0) for margin in by_name[name]["margins"].values()]
             mean, half_width = _pair(margins) if len(margins) >= LEAST_SEEDS else (None, None)
             effect = {"group": group, "label": label, "claim": name, "mean": mean, "half_width": half_width}
             effects.append(effect | {"verdict": verdict(margins, SIZES["points"])})
@@ -343,7 +352,8 @@ def page_of(summary: Mapping[str, Any], template: str) -> str:
     by_name = {claim["name"]: claim for claim in (*summary["claims"], *summary["smol"]["claims"])}
     new_seeds = {claim["name"]: claim for claim in summary["tested"]}
     effect = {row["claim"]: row for row in summary["effects"]}
-    return render(template, {**summary, "by_name": by_name, "new_seeds": new_seeds, "effect": effect})
+    values = {"by_name": by_name, "new_seeds": new_seeds, "effect": effect, "new_base": summary["shipped"][0]}
+    return render(template, summary | values)
 
 
 # The README
@@ -433,6 +443,7 @@ def write_page(matrix: Matrix) -> list[Path]:
         (DIRECTORY, "tiny", experiments),
         (TESTED, "tiny", of_tested),
         (SMOL, "smol", arms_of_smol(matrix)),
+        (SHIPPED, "tiny", work_of(matrix, find_claims(SHIPPED_CLAIMS), SHIPPED_RUNS)[0]),
     )
     for directory, scale, runs in sources:
         if finished := [(run.name, run.seed) for run in runs if run.run.is_finished]:
@@ -440,7 +451,9 @@ def write_page(matrix: Matrix) -> list[Path]:
             shutil.rmtree(directory, ignore_errors=True)
             condense(only(found, finished), directory, STORED)
     DIRECTORY.mkdir(parents=True, exist_ok=True)
-    results, tested, smol, gentle = (read_results([path]) for path in (DIRECTORY, TESTED, SMOL, GENTLE))
+    results, tested, smol, gentle, shipped = (
+        read_results([path]) for path in (DIRECTORY, TESTED, SMOL, GENTLE, SHIPPED)
+    )
     written, _ = draw_all(matrix, select_figures(matrix, ["all"], "tiny"), "tiny", results, DIRECTORY, ["png"])
     for name, scale, directory, found in (
         ("smol", "smol", SMOL, smol),
@@ -450,7 +463,7 @@ def write_page(matrix: Matrix) -> list[Path]:
         if {*runs_of(matrix, [name], scale)} & {*found.metrics}:
             draw(matrix, name, scale, found).savefig(directory / f"{name}.png", dpi=100)
             written.append(directory / f"{name}.png")
-    summary = summarize(matrix, results, tested, smol, gentle, write_mechanism())
+    summary = summarize(matrix, results, tested, smol, gentle, write_mechanism(), shipped)
     draw_effects(summary["effects"], SIZES["points"]).savefig(DIRECTORY / "effects.png", dpi=100)
     (DIRECTORY / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     for template, page in PAGES.items():
