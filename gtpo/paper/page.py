@@ -117,7 +117,7 @@ def summarize(
     of_shipped = []
     for claim in find_claims(SHIPPED_CLAIMS):
         found = check(claim, shipped, SHIPPED_SEEDS, spec["window"])
-        margins = {seed: margin - claim.allowed for seed, margin in found["margins"].items()}
+        margins = {seed: round(margin - claim.allowed, 4) for seed, margin in found["margins"].items()}
         of_shipped.append(found | {"name": f"shipped_{claim.name}", "margins": margins})
     names = select_figures(matrix, ["all"], "tiny")
     return {
