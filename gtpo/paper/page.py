@@ -353,7 +353,7 @@ def page_of(summary: Mapping[str, Any], template: str) -> str:
     new_seeds = {claim["name"]: claim for claim in summary["tested"]}
     effect = {row["claim"]: row for row in summary["effects"]}
     values = {"by_name": by_name, "new_seeds": new_seeds, "effect": effect, "new_base": summary["shipped"][0]}
-    return render(template, summary | values)
+    return render(template, {**summary, **values})
 
 
 # The README
