@@ -29,7 +29,7 @@ from gtpo.paper.page import write_page
 from gtpo.paper.results import read_results
 from gtpo.paper.runner import run_all, run_policies, slots_of
 from gtpo.paper.slurm import read_cluster, run_jobs
-from gtpo.paper.states import commands, state_of, table
+from gtpo.paper.states import commands, policy_list, table
 from gtpo.terminal.script import run_script
 from rewards import rewards_in
 
@@ -50,24 +50,18 @@ def main() -> None:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--list", action="store_true", help="print states and costs of runs and figures, and exit")
     instead.add_argument("--commands", action="store_true", help="print a shell command per run, and exit")
-    instead.add_argument(
-        "--page", action="store_true", help="write results/ and the generated pages of docs/, and exit"
-    )
+    instead.add_argument("--page", action="store_true", help="write results/ and the generated pages, and exit")
     flags = parser.parse_args()
     matrix = load_matrix()
-    flags.scale = flags.scale or next(
-        (scale for scale in SCALES for name in flags.figures if name.partition("_")[0] == scale), "tiny"
-    )
+    scales = [name.partition("_")[0] for name in flags.figures]
+    flags.scale = flags.scale or next((name for name in scales if name in SCALES), "tiny")
     if flags.page or flags.figures == ["claim"]:
         return print(*(write_page(matrix) if flags.page else [claim_list()]), sep="\n")
     if flags.policy:
         return measure(matrix, flags.policy, rewards_in)
     if flags.figures == ["mechanism"]:
         if flags.list:
-            policies = policies_of(matrix, flags.only)
-            runs = list(dict.fromkeys(policy.run for policy in policies))
-            trained = [f"{run.label:16} {state_of(run):9} {run.cost:g} CPU minutes of training" for run in runs]
-            return print(*policies, *trained, sep="\n")
+            return print(*policy_list(policies_of(matrix, flags.only)), sep="\n")
         policies, failures = run_policies(matrix, flags.only, flags.jobs)
         print(*(policy.path for policy in policies if policy.is_finished), *overview(policies), *failures, sep="\n")
         sys.exit(1 if failures else 0)

@@ -67,6 +67,13 @@ def test_the_page_shows_what_there_is() -> None:
     assert "| correct shorter | 0 | - | - | - | - |" in text
 
 
+def test_the_list_names_the_run_that_is_trained_first(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sandbox.reproduce("mechanism", "--only", "tiny", "--list") == 0
+    *policies, run = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in policies] == ["tiny base", "tiny step 40", "tiny step 120"]
+    assert run.split() == ["grpo-policies-s1", "missing", "0.375", "CPU", "minutes"]  # 120 of 160 steps
+
+
 def test_what_is_measured_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Means of -1 and 3 nats; a policy with missing groups, or too few with a variance, has no line."""
     monkeypatch.setattr(mechanism, "MEASURED", tmp_path)
