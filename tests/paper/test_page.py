@@ -370,6 +370,7 @@ def test_page_has_the_numbers_of_the_stored_results() -> None:
     assert [page_of(summary, template) for template in PAGES] == [(ROOT / page).read_text() for page in PAGES.values()]
     if mechanism:
         assert mechanism_page(mechanism) == (ROOT / MECHANISM_PAGE).read_text()
+    assert "| GRPO, β = 0 | 1, 2, 3 | 0, 0 | 0, 2 |" in (ROOT / PAGE).read_text()  # lost, and recovered, of 300 steps
     readme = (ROOT / README).read_text()
     assert fill(readme, "found", what_was_found((ROOT / PAGE).read_text())) == readme
 
