@@ -6,7 +6,7 @@
     python reproduce.py all --scale paper --slurm partition=gpu time=24:00:00 parallel=16
     python reproduce.py all --scale paper --commands      # a shell command per run, for any scheduler
     python reproduce.py --page                            # results/ and the generated pages of docs/
-    python reproduce.py smol                              # SmolLM2 on a CPU, hours (`make smol` gets model and data); smol_long: 300 steps
+    python reproduce.py smol                              # SmolLM2 on a CPU, hours (`make smol`); smol_long: 300 steps
     python reproduce.py gentle                            # the tiny model, 1,200 steps at rates that learn
     python reproduce.py mechanism --only tiny             # what one update of each objective does (docs/mechanism.md)
     python reproduce.py claim fig2_late_accuracy --seeds 21 22 23      # one claim; without a name: lists all

@@ -284,6 +284,10 @@ def test_the_figure_shows_every_difference_its_interval_and_error(
     widths = [c.errors[2] for c in shown]
     assert errors[:, 1] - errors[:, 0] == pytest.approx(2 * np.array(widths, dtype=float)) and any(widths)
     assert axis.get_title() == r"b\$" + "\n" + r"minus a\$"
+    assert axis.get_xlabel().endswith("\nbar: standard error over seeds")
+    monkeypatch.setattr(type(comparisons[0]), "errors", (None, None, None))  # of one seed
+    draw_comparisons(comparisons, str(tmp_path / "c.png"))
+    assert drawn[-1].axes[0].get_xlabel() == "points; line: 95 % interval over problems"
 
 
 SEEDS = {"a": ["10", "11", "00", "00"], "b": ["11", "10", "00", "00"]}
