@@ -114,7 +114,7 @@ gpu-check: preflight
 
 preflight:
 	@$(CHECK_PYTHON)
-	$(PYTHON) -m gtpo.machine.preflight --model qwen
+	$(PYTHON) -m gtpo.models.preflight --model qwen
 
 .venv/installed-gpu: .venv/installed requirements.txt requirements/gpu.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from gtpo.arguments import EvaluationArguments
 from gtpo.cli.parse import parse_evaluation
-from gtpo.terminal.script import run_script
+from gtpo.runs.script import run_script
 
 if TYPE_CHECKING:
     from gtpo.evaluation.jobs import Job

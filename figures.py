@@ -21,7 +21,7 @@ from gtpo.paper.figures import draw_all
 from gtpo.paper.matrix import SCALES, load_matrix, models_of_runs, select_figures
 from gtpo.paper.results import read_results, read_wandb
 from gtpo.reports.curves import draw_runs
-from gtpo.terminal.script import run_script
+from gtpo.runs.script import run_script
 
 
 def main() -> None:

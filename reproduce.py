@@ -23,15 +23,15 @@ from gtpo.errors import UsageError
 from gtpo.files import CONFIGS
 from gtpo.paper.figures import draw_all
 from gtpo.paper.matrix import RUNS, SCALES, load_matrix
-from gtpo.paper.mechanism import measure, overview, policies_of
-from gtpo.paper.one_claim import claim_list, report, select_work
-from gtpo.paper.page import write_page
 from gtpo.paper.results import read_results
 from gtpo.paper.runner import run_all, run_policies, slots_of
 from gtpo.paper.slurm import read_cluster, run_jobs
 from gtpo.paper.states import commands, policy_list, table
-from gtpo.terminal.script import run_script
+from gtpo.runs.script import run_script
 from rewards import rewards_in
+from study.mechanism import measure, overview, policies_of
+from study.one_claim import claim_list, report, select_work
+from study.page import write_page
 
 
 def main() -> None:

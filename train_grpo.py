@@ -9,7 +9,7 @@ Differs from train_gtpo.py by the lack of GTPOArguments and by the trainer, noth
 
 from gtpo.arguments import DataArguments, ModelArguments, PromptArguments, RewardArguments, RunArguments
 from gtpo.cli.parse import load_backend_from_flags, parse
-from gtpo.terminal.script import run_script
+from gtpo.runs.script import run_script
 
 SETTINGS = (DataArguments, PromptArguments, RewardArguments, ModelArguments, RunArguments)
 
@@ -23,8 +23,8 @@ def main() -> None:
     from gtpo.data.load import drop_long_prompts, load_rows
     from gtpo.data.tokenizer import assistant_prefill
     from gtpo.grading.user_functions import load_rewards, with_prefill
-    from gtpo.machine.preflight import check_machine, describe_dry_run
     from gtpo.models.load import load_policy
+    from gtpo.models.preflight import check_machine, describe_dry_run
     from gtpo.runs.start import check_run, start_run
     from gtpo.training.loop import run
     from rewards import rewards_in

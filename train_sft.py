@@ -9,7 +9,7 @@ The prompts are those of GTPO and GRPO. The loss covers the completion only: sol
 
 from gtpo.arguments import DataArguments, ModelArguments, PromptArguments, RunArguments
 from gtpo.cli.parse import load_backend_from_flags, parse
-from gtpo.terminal.script import run_script
+from gtpo.runs.script import run_script
 
 SETTINGS = (DataArguments, PromptArguments, ModelArguments, RunArguments)
 
@@ -21,8 +21,8 @@ def main() -> None:
 
     from gtpo.data.load import drop_long_prompts, load_rows, to_demonstrations
     from gtpo.data.tokenizer import check_answer_is_kept
-    from gtpo.machine.preflight import check_machine, describe_dry_run
     from gtpo.models.load import keep_adapter_in_float32, load_policy
+    from gtpo.models.preflight import check_machine, describe_dry_run
     from gtpo.runs.start import check_run, start_run
     from gtpo.training.loop import run
 

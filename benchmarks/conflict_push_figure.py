@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gtpo.errors import UsageError
 from gtpo.reports.curves import grid
 from gtpo.runs.directory import RunDirectory, run_of
-from gtpo.terminal.script import run_script
+from gtpo.runs.script import run_script
 from gtpo_loss import conflict_push, conflict_spans, conflict_weights, token_weights
 
 OBJECTIVES = {  # name -> loss_type, and whether lambda applies

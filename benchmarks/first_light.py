@@ -48,8 +48,8 @@ from checks import (  # noqa: E402
 )
 
 from gtpo.files import CONFIGS, read_yaml, write_atomically  # noqa: E402
-from gtpo.machine.memory import GIB, estimate, shape_of  # noqa: E402
-from gtpo.machine.workload import Workload, step_seconds  # noqa: E402
+from gtpo.models.memory import GIB, estimate, shape_of  # noqa: E402
+from gtpo.models.workload import Workload, step_seconds  # noqa: E402
 
 LEAST_COSINE = 0.98  # of the gradient of a LoRA matrix in 16 bits with that in float64
 MAX_GAP = 0.2  # nats per token between trainer and sampler; bfloat16 engines differ by a few hundredths
@@ -171,8 +171,8 @@ def launch_process(
 
 
 def machine(bench: Bench) -> str:
-    """The checks of `python -m gtpo.machine.preflight`, which need no package."""
-    command = [sys.executable, "-S", "-m", "gtpo.machine.preflight", "--model", "qwen"]
+    """The checks of `python -m gtpo.models.preflight`, which need no package."""
+    command = [sys.executable, "-S", "-m", "gtpo.models.preflight", "--model", "qwen"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     found = (ended.stdout + ended.stderr).strip()
     if ended.returncode and bench.device == "cuda":
@@ -601,7 +601,7 @@ def hours_table(rates: Mapping[str, Any]) -> str:
 
 def gpu_page(text: str, reports: Sequence[Mapping[str, Any]]) -> str:
     """docs/gpu.md with its two tables."""
-    from gtpo.paper.page import fill
+    from study.page import fill
 
     text = fill(text, "measured", measured_table(reports))
     return fill(text, "hours", hours_table(read_yaml(CONFIGS / "experiments.yaml")["paper"]))

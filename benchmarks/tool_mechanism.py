@@ -3,7 +3,7 @@
     python benchmarks/tool_mechanism.py outputs/tool_mechanism --groups 300    # minutes on a CPU
 
 Two policies of examples/calculator.py, the tiny model after its warm start and after 40 steps of GRPO. Measured as in
-``gtpo/training/one_step.py``, with other targets: the tokens of a call that do not depend on the problem, and those
+``study/one_step.py``, with other targets: the tokens of a call that do not depend on the problem, and those
 that do. ``python reproduce.py --page`` reads results/mechanism/tools/.
 """
 
@@ -28,8 +28,8 @@ from peft import LoraConfig
 from gtpo import GTPOArguments, GTPOTrainer
 from gtpo.data.arithmetic import arithmetic
 from gtpo.training.initial_entropy import padded_batch
-from gtpo.training.one_step import OneStep, config_of, write_effects
 from gtpo.training.tools import policy_mask, rollouts
+from study.one_step import OneStep, config_of, write_effects
 
 OPENING, CLOSING = '<call>calculate {"expression": "', '"}</call></s>'
 STEPS = 40  # of GRPO

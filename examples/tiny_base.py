@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gtpo.data.arithmetic import arithmetic
-from gtpo.machine.backend import limit_openmp_spinning
+from gtpo.models.backend import limit_openmp_spinning
 from gtpo.prompts import SYSTEM_PROMPT, TAGS, to_completion, to_messages
 
 TINY: dict[str, Any] = {  # the recipe of the tiny base; its hash names the directory

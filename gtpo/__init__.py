@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gtpo.arguments import GTPOArguments
-    from gtpo.machine.backend import load_backend
+    from gtpo.models.backend import load_backend
     from gtpo.training.diagnosis import ConflictMetrics, RolloutCheck
     from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
@@ -23,7 +23,7 @@ _MODULES = {
     "GTPOArguments": "gtpo.arguments",
     "GTPOTrainer": "gtpo.training.trainer",
     "RolloutCheck": "gtpo.training.diagnosis",
-    "load_backend": "gtpo.machine.backend",
+    "load_backend": "gtpo.models.backend",
 }
 
 

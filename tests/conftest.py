@@ -17,7 +17,7 @@ import torch
 from helpers.scripts import Ended, ScriptServer
 from helpers.unsloth import FakeUnsloth
 
-from gtpo.machine.backend import GPU_PACKAGES
+from gtpo.models.backend import GPU_PACKAGES
 
 torch.set_num_threads(1)
 if find_spec("hypothesis"):  # the environments of Unsloth and of a GPU lack it
@@ -70,7 +70,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 GPU_QUERIES = (
-    "machine.backend",
+    "models.backend",
     "cli.parse",
     "models.load",
     "evaluation.sampling",
@@ -96,6 +96,6 @@ def unsloth(gpu: None, monkeypatch: pytest.MonkeyPatch) -> FakeUnsloth:
     fake = FakeUnsloth()
     monkeypatch.setattr("trl.GRPOTrainer", type("UnslothGRPOTrainer", (), {}))  # imports trl, which reads versions
     monkeypatch.setitem(sys.modules, "unsloth", fake)  # type: ignore[arg-type]
-    monkeypatch.setattr("gtpo.machine.backend.is_installed", lambda package: True)
-    monkeypatch.setattr("gtpo.machine.backend.installed_version", GPU_PACKAGES.get)
+    monkeypatch.setattr("gtpo.models.backend.is_installed", lambda package: True)
+    monkeypatch.setattr("gtpo.models.backend.installed_version", GPU_PACKAGES.get)
     return fake

@@ -25,7 +25,7 @@ from trl import GRPOConfig, SFTConfig
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RewardArguments, RunArguments
 from gtpo.cli import parse as cli
 from gtpo.cli.parse import parse
-from gtpo.terminal.script import run_script
+from gtpo.runs.script import run_script
 from rewards import accuracy_reward, format_reward
 
 FULL = os.environ.get("GTPO_FUZZ") == "full"

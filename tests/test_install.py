@@ -88,7 +88,7 @@ def test_its_requirements_are_those_of_the_requirement_files(wheel: Path) -> Non
 
 
 def test_the_gpu_pins_of_the_code_are_those_of_the_requirement_files() -> None:
-    from gtpo.machine.backend import GPU_PACKAGES
+    from gtpo.models.backend import GPU_PACKAGES
 
     lines = (ROOT / "requirements" / "gpu.txt").read_text().splitlines()
     assert dict(line.split("==") for line in lines if not line.startswith("#")) == GPU_PACKAGES

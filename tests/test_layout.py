@@ -21,7 +21,7 @@ HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "wand
 OWNERS = {
     "wandb": {"gtpo.reports.wandb", "gtpo.paper.results"},
     "vllm": {"gtpo.evaluation.sampling"},
-    "unsloth": {"gtpo.machine.backend", "gtpo.models.load"},
+    "unsloth": {"gtpo.models.backend", "gtpo.models.load"},
     "datasets": {"gtpo.data.load", "gtpo.training.refusals", "gtpo.data.tables"},
     "matplotlib": {"gtpo.reports.curves"},
     "sympy": {"gtpo.grading.symbolic"},
@@ -98,20 +98,18 @@ def reached(module: str) -> set[str]:
 
 
 GROUND = {"gtpo_loss", "gtpo.errors", "gtpo.prompts", "gtpo.files", "gtpo.arguments", "gtpo.processes"}
-LOADING = {"forward", "grading", "data", "runs", "terminal", "machine", "reports", "models"}
+LOADING = {"forward", "grading", "data", "runs", "reports", "models"}
 ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the ground
     "forward": set(),
     "grading": set(),
     "data": {"grading"},
     "runs": set(),
-    "terminal": {"runs"},
-    "machine": {"forward", "terminal"},
-    "reports": {"runs", "terminal"},
-    "models": {"data", "forward", "machine", "terminal"},
+    "reports": {"runs"},
+    "models": {"data", "forward", "runs"},
     "training": LOADING,
     "evaluation": LOADING,
-    "cli": {"machine", "runs"},
-    "paper": LOADING | {"evaluation", "training"},
+    "cli": {"models", "runs"},
+    "paper": LOADING | {"evaluation"},
 }
 MOST_ARROWS = 90
 

@@ -44,14 +44,14 @@ from gtpo.cli.help_page import print_help
 from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.machine.backend import (
+from gtpo.models.backend import (
     check_driver,
     choose_training_backend,
     gpu_is_available,
     limit_openmp_spinning,
     load_backend,
 )
-from gtpo.machine.hub import check_model_name
+from gtpo.models.hub import check_model_name
 from gtpo.runs.directory import OUTPUTS, RunDirectory, find_runs, method_of
 from gtpo.runs.start import check_same_policy
 
@@ -78,7 +78,7 @@ _UNSLOTH_RESOLVES = {  # changes that its trainer needs, none of which changes w
 
 
 def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence[str] | None = None) -> str:
-    """:func:`gtpo.machine.backend.load_backend` for a command line; the first call of a train script.
+    """:func:`gtpo.models.backend.load_backend` for a command line; the first call of a train script.
 
     The names of the flags are checked first, because all that follows takes seconds.
 
@@ -136,7 +136,7 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
         _check_rewards_of(RunDirectory(early.resume), values.get("reward", []), "reward" in given or not early.of_run)
     is_free = not (values["per_device_train_batch_size"] or values["gradient_accumulation_steps"])
     if preset.stem in ("cpu", "smol") and is_free and int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        from gtpo.machine.memory import rows_that_fit  # imports torch
+        from gtpo.models.memory import rows_that_fit  # imports torch
 
         values["per_device_train_batch_size"] = rows_that_fit(values)
     values |= _batch_sizes(values, given)

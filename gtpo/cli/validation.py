@@ -12,8 +12,8 @@ from typing import Any
 
 from gtpo.arguments import AT_LEAST_1, NOT_NEGATIVE, Check, check_eval_batch, check_fields
 from gtpo.errors import UsageError
-from gtpo.machine.backend import gpu_is_available, is_installed
-from gtpo.machine.workload import Workload
+from gtpo.models.backend import gpu_is_available, is_installed
+from gtpo.models.workload import Workload
 
 EVALUATIONS = 10  # of a run, unless --eval_steps is given
 _SEED: Check = (lambda x: 0 <= x < 2**32, "0 to 4,294,967,295")

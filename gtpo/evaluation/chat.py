@@ -13,7 +13,7 @@ from gtpo.errors import UsageError
 from gtpo.evaluation.records import Problem
 from gtpo.evaluation.sampling import Sampling, TransformersSampler, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.targets import Target, choose_4bit, choose_model, choose_prompts, find_targets, short_name
-from gtpo.terminal.script import run_script
+from gtpo.runs.script import run_script
 
 
 def ask(

@@ -30,7 +30,7 @@ from gtpo.evaluation.storage import (
     stored_keys,
 )
 from gtpo.evaluation.user_grader import load_user_grader
-from gtpo.terminal.bars import CompletionBar
+from gtpo.runs.bars import CompletionBar
 
 DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column")  # --regrade reads them
 STORED_FLAGS = (  # --regrade reads them from the completion files

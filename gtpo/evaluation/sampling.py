@@ -17,14 +17,14 @@ from gtpo.data.load import Problem
 from gtpo.data.tokenizer import assistant_prefill, encode_prompt, end_of_turn, end_tokens, prepare_tokenizer
 from gtpo.errors import UsageError, first_line
 from gtpo.evaluation.storage import Key, Row
-from gtpo.machine.backend import (
+from gtpo.models.backend import (
     check_compute_capability,
     check_version,
     disable_flashinfer_sampler,
     gpu_is_available,
 )
 from gtpo.models.load import load_base, load_tokenizer, source_options
-from gtpo.terminal.bars import TokenCounter
+from gtpo.runs.bars import TokenCounter
 
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts as max_lora_rank
 

@@ -1,1 +1,1 @@
-"""A line belongs here if it loads or builds a model."""
+"""A line belongs here if it gets a model onto this machine: driver, memory, Hub, loading."""

@@ -12,9 +12,9 @@ from typing import Any
 from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Settings
 from gtpo.data.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
 from gtpo.errors import UsageError, command_again, first_line, nearest
-from gtpo.machine.backend import gpu_is_available, is_installed
-from gtpo.machine.hub import check_model_name, hub_is_reachable
+from gtpo.models.backend import gpu_is_available, is_installed
 from gtpo.models.files import check_model_files
+from gtpo.models.hub import check_model_name, hub_is_reachable
 from gtpo.models.tiny import TINY_BASE, is_tiny_path
 from gtpo.processes import IS_MAIN_PROCESS
 

@@ -141,7 +141,7 @@ def draw_mechanism(summaries: dict[str, dict[str, Any]]) -> Any:
     """A row per policy, a panel per measure of the tags: the mean change of some objectives with its interval.
 
     Args:
-        summaries: Title of a policy -> :func:`gtpo.paper.mechanism.summarize`.
+        summaries: Title of a policy -> :func:`study.mechanism.summarize`.
     """
     figure, axes = grid(len(summaries), len(TARGETS), width=WIDTH / len(TARGETS), height=1.5)
     for (title, summary), panels in zip(summaries.items(), axes, strict=True):

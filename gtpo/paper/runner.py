@@ -20,9 +20,9 @@ from queue import SimpleQueue
 from typing import TextIO
 
 from gtpo.errors import UsageError
-from gtpo.machine.backend import gpu_is_available, limit_openmp_spinning
+from gtpo.models.backend import gpu_is_available, limit_openmp_spinning
 from gtpo.paper.matrix import Evaluation, Experiment, Matrix, shards_of, with_earlier
-from gtpo.paper.mechanism import Policy, policies_of
+from study.mechanism import Policy, policies_of
 
 Work = Experiment | Evaluation | Policy
 Process = subprocess.Popen[bytes]

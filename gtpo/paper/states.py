@@ -4,8 +4,8 @@ import fcntl
 from collections.abc import Mapping, Sequence
 
 from gtpo.paper.matrix import UNITS, Evaluation, Experiment, Matrix, runs_of
-from gtpo.paper.mechanism import Policy
 from gtpo.runs.checkpoints import MANIFEST
+from study.mechanism import Policy
 
 STATES = ("finished", "running", "interrupted", "missing")
 

@@ -36,7 +36,7 @@ from gtpo.reports.groups import Group, read_group
 from gtpo.reports.metrics import reward_names
 from gtpo.reports.summary import find_problems, initial_entropy_text, score_lines
 from gtpo.runs.directory import RunDirectory, method_of
-from gtpo.terminal.script import run_script
+from gtpo.runs.script import run_script
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""A line belongs here if it creates, locks, resumes or reads a run directory."""
+"""A line belongs here if it is part of one run's life: directory, lock, resume, screen, exit."""

@@ -16,7 +16,7 @@ from gtpo.reports.summary import RunMessages, log_summary
 from gtpo.reports.wandb import start_wandb
 from gtpo.runs.checkpoints import rotate, steps_are_done
 from gtpo.runs.directory import RunDirectory
-from gtpo.terminal.progress import ProgressBar
+from gtpo.runs.progress import ProgressBar
 from gtpo.training.callbacks import BestAdapter, EarlyStopping, MetricsWriter
 from gtpo.training.export import save_adapter
 from gtpo.training.fault_tolerance import CompleteCheckpoints, StopOnNonFinite, StopOnSignal

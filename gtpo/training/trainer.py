@@ -47,7 +47,7 @@ from gtpo.models.load import keep_adapter_in_float32, read_config
 from gtpo.processes import any_process, gather_full_parameter, refuse_data_parallel
 from gtpo.prompts import TAGS
 from gtpo.reports.groups import Group
-from gtpo.terminal.bars import PHASE, CompletionBar, TokenCounter, phase_bar
+from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar
 from gtpo.training.completions_table import cut_off, gold_answer, messages, spans_in_text
 from gtpo.training.diagnosis import conflict_metrics
 from gtpo.training.fault_tolerance import check_rewards, non_finite_error

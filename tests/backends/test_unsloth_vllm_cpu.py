@@ -22,7 +22,7 @@ from helpers.scripts import ROOT, Ended, ScriptServer
 from safetensors.torch import load_file
 
 from gtpo.evaluation.storage import read_completions
-from gtpo.machine.memory import KNOWN
+from gtpo.models.memory import KNOWN
 
 pytestmark = pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ("unsloth", "vllm")) or torch.cuda.is_available(),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.scripts import ROOT
 
-from gtpo.terminal.script import run_script
+from gtpo.runs.script import run_script
 
 TRAIN = ["--model", "tiny", "--G", "4", "--dry_run", "--dataset"]
 FLAGS = """

@@ -140,7 +140,7 @@ def test_another_model_on_a_cpu_trains_one_prompt_a_step_with_the_filter_of_eq_1
 def test_micro_batches_on_a_cpu_fit_a_third_of_its_memory(
     gib: int, flags: list[str], rows: int, parts: int, no_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gtpo.machine.memory._host_memory", lambda: gib)
+    monkeypatch.setattr("gtpo.models.memory._host_memory", lambda: gib)
     got = settings("--model", "smol", *flags)
     assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (rows, parts)
 

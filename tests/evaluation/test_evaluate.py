@@ -20,7 +20,7 @@ import evaluate
 from gtpo.data.load import load_benchmark
 from gtpo.errors import UsageError
 from gtpo.evaluation.storage import read_completions
-from gtpo.terminal.script import run_script
+from gtpo.runs.script import run_script
 
 SAMPLER = "gtpo.evaluation.sampling.TransformersSampler"
 
@@ -374,7 +374,7 @@ def test_shards_complete_what_is_stored(tiny: Path, tmp_path: Path, monkeypatch:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:10]))  # three batches of 3 completions
     sampled: list[int] = []
-    bar = "gtpo.terminal.bars.CompletionBar.count_completions"
+    bar = "gtpo.runs.bars.CompletionBar.count_completions"
     monkeypatch.setattr(bar, lambda self, rows: sampled.append(len(rows)))
     for shard, new in (("1/2", 15), ("1/2", 0), ("2/4", 7)):  # batches 0, 2, ... and 1, 5, 9, 13 without the first 3
         run(monkeypatch, *argv, "--shard", shard)

@@ -25,7 +25,7 @@ from gtpo.evaluation.sampling import (
     plan_batches,
 )
 from gtpo.evaluation.storage import Key
-from gtpo.machine.backend import is_installed
+from gtpo.models.backend import is_installed
 from gtpo.prompts import SYSTEM_PROMPT, to_messages
 
 ROWS = load_benchmark("arithmetic")[:7]  # prompts of 21 to 45 tokens

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path[:1] = [str(Path(__file__).parents[2])]
 
-from gtpo.machine.backend import load_backend  # noqa: E402
+from gtpo.models.backend import load_backend  # noqa: E402
 
 if __name__ == "__main__":
     load_backend("unsloth")  # before transformers is imported

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from gtpo.machine.memory import GIB, KNOWN, Shape
+from gtpo.models.memory import GIB, KNOWN, Shape
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent

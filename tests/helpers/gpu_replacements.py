@@ -176,7 +176,7 @@ def replace_engine() -> None:
 
 
 def replace_project() -> None:
-    from gtpo.machine import backend
+    from gtpo.models import backend
 
     backend.gpu_is_available = lambda: True  # otherwise --backend unsloth is refused
     version = importlib.metadata.version

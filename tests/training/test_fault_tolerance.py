@@ -44,7 +44,7 @@ from gtpo.grading.user_functions import checked_reward
 from gtpo.prompts import to_messages
 from gtpo.runs.checkpoints import MANIFEST, damage, sorted_checkpoints, write_manifest
 from gtpo.runs.directory import RunDirectory
-from gtpo.terminal.script import run_script
+from gtpo.runs.script import run_script
 from gtpo.training import fault_tolerance
 from gtpo.training.callbacks import MetricsWriter
 from gtpo.training.fault_tolerance import CompleteCheckpoints, StopOnNonFinite, StopOnSignal

@@ -33,7 +33,7 @@ from gtpo.cli.parse import parse
 from gtpo.cli.validation import evaluation_settings
 from gtpo.data.load import hold_out, load_rows, load_train
 from gtpo.errors import UsageError
-from gtpo.machine.memory import describe_plan
+from gtpo.models.memory import describe_plan
 from gtpo.paper.results import Results, condense, read_results
 from gtpo.reports.curves import plot_training
 from gtpo.reports.summary import find_problems, held_out_text, scores, window_text

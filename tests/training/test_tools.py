@@ -24,10 +24,10 @@ from examples import calculator
 from gtpo import ConflictMetrics
 from gtpo.errors import RunError, UsageError
 from gtpo.grading.user_functions import checked_reward
-from gtpo.training.one_step import OneStep
 from gtpo.training.rollout_check import sampler_gap
 from gtpo.training.tag_logps import tag_logps
 from gtpo.training.tools import policy_mask
+from study.one_step import OneStep
 
 ATOL = 1e-6
 

@@ -1,7 +1,7 @@
 """Runs in which every claim of the paper holds."""
 
-from gtpo.paper.claims import read_claims
 from gtpo.paper.results import Results
+from study.claims import read_claims
 
 # accuracy, formatting and entropy in the first quarter, the second and third, the last, as the paper describes them
 WORLD = {

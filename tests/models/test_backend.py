@@ -15,8 +15,8 @@ from helpers.unsloth import FakeUnsloth
 from gtpo.cli.parse import load_backend_from_flags
 from gtpo.errors import UsageError
 from gtpo.evaluation import sampling
-from gtpo.machine import backend
-from gtpo.machine.backend import limit_openmp_spinning, load_backend
+from gtpo.models import backend
+from gtpo.models.backend import limit_openmp_spinning, load_backend
 from train_gtpo import SETTINGS
 
 

@@ -16,9 +16,9 @@ from gtpo.arguments import ModelArguments
 from gtpo.data.arithmetic import arithmetic
 from gtpo.models.load import build_policy
 from gtpo.prompts import to_completion, to_messages
-from gtpo.training import one_step
-from gtpo.training.one_step import OneStep, coefficients, write_effects
 from rewards import accuracy_reward, format_reward
+from study import one_step
+from study.one_step import OneStep, coefficients, write_effects
 
 LENGTHS, WIDTH = (2, 4, 5), 5
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from gtpo.errors import UsageError
-from gtpo.paper.claims import read_claims
 from gtpo.paper.matrix import load_matrix, seeds_of_all
-from gtpo.paper.one_claim import find_claims, report, work_of
 from gtpo.paper.results import Results
+from study.claims import read_claims
+from study.one_claim import find_claims, report, work_of
 
 MATRIX = load_matrix()
 

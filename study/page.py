@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gtpo.paper.claims import read_claims
 from gtpo.paper.figures import (
     LABELS,
     SCORES,
@@ -35,13 +34,14 @@ from gtpo.paper.matrix import (
     seeds_of_all,
     select_figures,
 )
-from gtpo.paper.measures import Curve, Measure, SeedRuns
-from gtpo.paper.mechanism import effect_of, policy_title, write_mechanism
-from gtpo.paper.one_claim import find_claims, work_of
-from gtpo.paper.rendering import render, wrapped
 from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results, rounded
-from gtpo.paper.verdicts import NOT_COUNTED, SIZES, SMALL, check, verdict
 from gtpo.reports.intervals import LEAST_SEEDS
+from study.claims import read_claims
+from study.measures import Curve, Measure, SeedRuns
+from study.mechanism import effect_of, policy_title, write_mechanism
+from study.one_claim import find_claims, work_of
+from study.rendering import render, wrapped
+from study.verdicts import NOT_COUNTED, SIZES, SMALL, check, verdict
 
 DIRECTORY, TESTED = Path("results") / "tiny", Path("results") / "high_rate"
 OWN_SEEDS = ("post_hoc", "same_rule")  # claims of ours, which the runs of TESTED decide

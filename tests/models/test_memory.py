@@ -31,9 +31,9 @@ from gtpo.arguments import (
 from gtpo.cli.parse import parse
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS
-from gtpo.machine.memory import GIB, KNOWN, Shape, describe_plan, estimate, shape_of
-from gtpo.machine.workload import Workload
+from gtpo.models.memory import GIB, KNOWN, Shape, describe_plan, estimate, shape_of
 from gtpo.models.tiny import TINY_BASE
+from gtpo.models.workload import Workload
 
 SETTINGS: dict[str, Any] = {
     "model": "llama",
@@ -295,7 +295,7 @@ def test_a_plan_of_a_large_model_without_a_gpu_says_what_it_is_for() -> None:
 
 
 def test_a_model_of_the_hub_is_refused_at_once_without_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gtpo.machine.memory.hub_is_reachable", lambda: False)
+    monkeypatch.setattr("gtpo.models.memory.hub_is_reachable", lambda: False)
     with pytest.raises(UsageError, match=r"owner/name is not in the cache of the Hub .* and the Hub cannot be reached"):
         shape_of("owner/name")
 

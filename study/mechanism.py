@@ -12,9 +12,9 @@ from typing import Any
 from gtpo.errors import UsageError
 from gtpo.paper.figures import draw_mechanism, mean_of
 from gtpo.paper.matrix import RUNS, Experiment, Matrix, experiment
-from gtpo.paper.rendering import render
 from gtpo.paper.results import rounded
 from gtpo.reports.intervals import LEAST_SEEDS
+from study.rendering import render
 
 SPLITS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "all groups": lambda line: True,
@@ -116,7 +116,7 @@ def measure(matrix: Matrix, name: str, rewards_in: Callable[..., Any]) -> None:
     """
     from tqdm import tqdm
 
-    from gtpo.training.one_step import OBJECTIVES, trainer_of, write_effects
+    from study.one_step import OBJECTIVES, trainer_of, write_effects
 
     policy = next((policy for policy in policies_of(matrix) if policy.name == name), None)
     if policy is None:
@@ -140,7 +140,7 @@ def summarize(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Counts, and for each objective and target the mean change with its 95 % interval over groups.
 
     Args:
-        lines: The groups of a policy, as :meth:`gtpo.training.one_step.OneStep.of_group` returns them; at least
+        lines: The groups of a policy, as :meth:`study.one_step.OneStep.of_group` returns them; at least
             ``LEAST_SEEDS`` have a variance of the rewards.
 
     Returns:

@@ -3,7 +3,7 @@
 Each check returns None, or one sentence with the command that fixes it. A train script runs them before it loads the
 model, ``--dry_run`` prints them, and so does
 
-    python -m gtpo.machine.preflight --model llama
+    python -m gtpo.models.preflight --model llama
 
 with the model's preset, also before any package is installed: what needs a missing package is left out then.
 """
@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.errors import UsageError
-from gtpo.machine.backend import check_compute_capability, check_driver, gpu_is_available, is_installed
-from gtpo.machine.hub import (
+from gtpo.models.backend import check_compute_capability, check_driver, gpu_is_available, is_installed
+from gtpo.models.hub import (
     check_access,
     check_disk,
     hub_is_reachable,
@@ -31,9 +31,9 @@ from gtpo.machine.hub import (
     is_hub_id,
     not_reachable,
 )
-from gtpo.machine.workload import Workload
+from gtpo.models.workload import Workload
 from gtpo.processes import IS_MAIN_PROCESS, refuse_data_parallel
-from gtpo.terminal.script import run_script
+from gtpo.runs.script import run_script
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def describe_dry_run(settings: Settings, backend: str, rows: int, held_out: int)
         rows: Training rows; 0 if they are not known before a download.
         held_out: Held-out rows.
     """
-    from gtpo.machine.memory import describe_plan
+    from gtpo.models.memory import describe_plan
 
     text = describe_checks(settings, backend) + describe_plan(settings, rows, held_out=held_out)
     lines = (
@@ -108,7 +108,7 @@ def describe_checks(settings: Settings, backend: str) -> str:
     if gpu_is_available():
         lines = _lines(checks(work, backend))
     else:
-        command = shlex.join(["python", "-m", "gtpo.machine.preflight", "--model", work.model])
+        command = shlex.join(["python", "-m", "gtpo.models.preflight", "--model", work.model])
         where = f"check the machine of the run first: {command}"
         lines = [check_driver() or where]
     return "".join(f"# {line}\n" for line in lines)
@@ -125,7 +125,7 @@ def checks(work: Workload, backend: str) -> Iterator[Check]:
     yield from check_before_installation(compiles=backend == "unsloth" or work.shares_gpu_with_vllm)
     shape = _shape(model)
     if shape is not None and gpu_is_available():
-        from gtpo.machine.memory import estimate
+        from gtpo.models.memory import estimate
 
         share = work.gpu_memory_utilization if work.shares_gpu_with_vllm else 0.0
         yield check_memory(estimate(shape, work), share)
@@ -139,7 +139,7 @@ def checks(work: Workload, backend: str) -> Iterator[Check]:
     if reachable:
         yield Check("access to the model", check_access(model, copy), fatal=not copy)
     if shape is not None:
-        from gtpo.machine.memory import download_size
+        from gtpo.models.memory import download_size
 
         yield Check("disk", check_disk(model, download_size(shape, copy)))
 
@@ -198,7 +198,7 @@ def check_memory(parts: Mapping[str, float], share: float) -> Check:
     """Whether the weights, which is fatal, and the whole plan fit into the free GPU memory.
 
     Args:
-        parts: Peak memory by part (GiB), of :func:`gtpo.machine.memory.estimate`.
+        parts: Peak memory by part (GiB), of :func:`gtpo.models.memory.estimate`.
         share: The part of all GPU memory that vLLM reserves, 0 to 1.
     """
     import torch
@@ -220,10 +220,10 @@ def check_memory(parts: Mapping[str, float], share: float) -> Check:
 
 
 def _shape(model: str) -> Any:
-    """The model's ``gtpo.machine.memory.Shape``; None where the plan has no estimate for it."""
+    """The model's ``gtpo.models.memory.Shape``; None where the plan has no estimate for it."""
     if not is_installed("torch") or not (model in MODEL_ALIASES.values() or is_installed("transformers")):
         return None
-    from gtpo.machine.memory import shape_of
+    from gtpo.models.memory import shape_of
 
     try:
         return shape_of(model)
@@ -238,7 +238,7 @@ def _shape(model: str) -> Any:
 def main() -> None:
     """Print the checks of a model's preset; exit code 2 if the run is impossible."""
     parser = argparse.ArgumentParser(
-        prog="python -m gtpo.machine.preflight", description="Check a GPU machine before anything is downloaded."
+        prog="python -m gtpo.models.preflight", description="Check a GPU machine before anything is downloaded."
     )
     parser.add_argument("--model", default="llama", help="llama, qwen, a Hub id or a local path.")
     model = parser.parse_args().model

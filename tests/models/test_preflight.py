@@ -28,11 +28,11 @@ from gtpo.arguments import ModelArguments, Settings
 from gtpo.cli import parse as cli
 from gtpo.cli.parse import load_backend_from_flags, parse
 from gtpo.errors import UsageError
-from gtpo.machine import backend, preflight
-from gtpo.machine.memory import GIB, KNOWN
-from gtpo.machine.preflight import check_machine, checks, describe_checks, describe_dry_run
-from gtpo.machine.workload import Workload
+from gtpo.models import backend, preflight
 from gtpo.models.load import build_policy
+from gtpo.models.memory import GIB, KNOWN
+from gtpo.models.preflight import check_machine, checks, describe_checks, describe_dry_run
+from gtpo.models.workload import Workload
 from train_gtpo import SETTINGS
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -250,7 +250,7 @@ def test_a_gpu_in_use_stops_where_the_weights_do_not_fit(machine: Machine) -> No
 
 
 def preflight_parts(*argv: str) -> dict[str, float]:
-    from gtpo.machine.memory import estimate
+    from gtpo.models.memory import estimate
 
     return estimate(KNOWN["llama"], Workload.of(settings_of(*argv).to_dict()))
 
@@ -454,7 +454,7 @@ def test_dry_run_shows_the_checks(machine: Machine) -> None:
 def test_dry_run_without_a_gpu_names_the_command(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "gpu_is_available", lambda: False)
     assert describe_checks(settings_of(), "transformers") == (
-        "# check the machine of the run first: python -m gtpo.machine.preflight --model llama\n"
+        "# check the machine of the run first: python -m gtpo.models.preflight --model llama\n"
     )
     machine.driver = "550.54.15"
     assert describe_checks(settings_of(), "transformers") == f"# {OLD_DRIVER}\n"
@@ -540,7 +540,7 @@ def test_the_command_needs_no_installed_packages(
 def test_the_command_on_a_machine_without_a_gpu() -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PATH": str(Path(sys.executable).parent)}
     ended = subprocess.run(
-        [sys.executable, "-m", "gtpo.machine.preflight"], cwd=ROOT, env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "gtpo.models.preflight"], cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
@@ -554,7 +554,7 @@ def test_the_command_runs_on_a_python_without_packages(tmp_path: Path) -> None:
     smi.write_text("#!/bin/sh\necho 550.54.15\n")
     smi.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    command = [sys.executable, "-S", "-m", "gtpo.machine.preflight", "--model", "qwen"]
+    command = [sys.executable, "-S", "-m", "gtpo.models.preflight", "--model", "qwen"]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (2, "")
     assert f"error: {OLD_DRIVER}" in ended.stdout.splitlines()

@@ -5,8 +5,8 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from gtpo.paper import rendering
-from gtpo.paper.rendering import render, wrapped
+from study import rendering
+from study.rendering import render, wrapped
 
 
 def test_paragraphs_and_items_are_wrapped_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

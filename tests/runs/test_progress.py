@@ -7,7 +7,7 @@ import pytest
 from tqdm import tqdm
 from transformers import TrainerControl, TrainerState
 
-from gtpo.terminal.progress import ProgressBar
+from gtpo.runs.progress import ProgressBar
 
 Logs = dict[str, float | None]
 

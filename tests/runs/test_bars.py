@@ -8,7 +8,7 @@ import torch
 import trl
 from helpers.canned import make_trainer
 
-from gtpo.terminal.bars import PHASE, CompletionBar, phase_bar
+from gtpo.runs.bars import PHASE, CompletionBar, phase_bar
 from gtpo.training.trainer import GTPOTrainer
 
 

@@ -1,12 +1,12 @@
-"""The paper's claims, rows of ``configs/claims.yaml``: the margin of one seed, positive if the paper is right."""
+"""The paper's claims, rows of ``study/claims.yaml``: the margin of one seed, positive if the paper is right."""
 
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gtpo.files import CONFIGS, read_yaml
-from gtpo.paper.measures import Measure, SeedRuns
+from gtpo.files import read_yaml
+from study.measures import Measure, SeedRuns
 
 Side = Measure | float
 SCALES = {"conflict_push": 1000, "rewards/word_reward/mean": 10}  # units per unit of the metric
@@ -19,7 +19,7 @@ class Claim:
     Attributes:
         name: Its figure and what it says.
         sentence: The claim for readers.
-        unit: Of the margin, a key of :data:`gtpo.paper.verdicts.SIZES`.
+        unit: Of the margin, a key of :data:`study.verdicts.SIZES`.
         pairs: Measures or thresholds, (more, less); the margin is the mean over them.
         allowed: How far ``more`` may be below ``less``, in points; this makes it a claim about a threshold.
         not_counted: Why a verdict would be meaningless; else empty.
@@ -78,7 +78,7 @@ def run_of(name: str) -> str:
 
 
 @cache
-def read_claims(path: Path = CONFIGS / "claims.yaml") -> dict[str, tuple[Claim, ...]]:
+def read_claims(path: Path = Path(__file__).parent / "claims.yaml") -> dict[str, tuple[Claim, ...]]:
     """Figure -> its claims, in the order of the page; none outside a clone of the repository."""
     figures = read_yaml(path) if path.is_file() else {}
     return {figure: tuple(_claim(row) for row in rows) for figure, rows in figures.items()}

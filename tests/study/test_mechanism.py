@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gtpo.errors import UsageError
-from gtpo.paper import mechanism
 from gtpo.paper.matrix import load_matrix
-from gtpo.paper.mechanism import effect_of, measure, page, policies_of, summaries_in, summarize, write_mechanism
+from study import mechanism
+from study.mechanism import effect_of, measure, page, policies_of, summaries_in, summarize, write_mechanism
 
 MATRIX = load_matrix()
 

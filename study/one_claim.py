@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from gtpo.errors import UsageError, nearest
-from gtpo.paper.claims import Claim, read_claims, run_of
 from gtpo.paper.matrix import (
     Evaluation,
     Experiment,
@@ -16,7 +15,8 @@ from gtpo.paper.matrix import (
     select_figures,
 )
 from gtpo.paper.results import Results
-from gtpo.paper.verdicts import check, digits_of
+from study.claims import Claim, read_claims, run_of
+from study.verdicts import check, digits_of
 
 
 def find_claims(names: Sequence[str]) -> list[Claim]:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from paper_world import world
 
-from gtpo.paper.claims import Claim, read_claims, run_of
 from gtpo.paper.matrix import figure_names, find_figure, groups_of, load_matrix, runs_of
-from gtpo.paper.measures import Curve, Measure, SeedRuns, quarters
-from gtpo.paper.page import OWN_SEEDS
 from gtpo.paper.results import Results
-from gtpo.paper.verdicts import SIZES, check, verdict
+from study.claims import Claim, read_claims, run_of
+from study.measures import Curve, Measure, SeedRuns, quarters
+from study.page import OWN_SEEDS
+from study.verdicts import SIZES, check, verdict
 
 MATRIX, ALL_CLAIMS = load_matrix(), read_claims()
 CLAIMS = {figure: claims for figure, claims in ALL_CLAIMS.items() if figure not in (*OWN_SEEDS, "smol")}

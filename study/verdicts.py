@@ -5,10 +5,10 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from gtpo.paper.claims import Claim
-from gtpo.paper.measures import SeedRuns
 from gtpo.paper.results import Results
 from gtpo.reports.intervals import interval
+from study.claims import Claim
+from study.measures import SeedRuns
 
 SIZES = {"points": 5.0, "nats": 0.05, "tokens": 2.0, "steps": 20.0, "10⁻³": 1.0}  # what a small difference is below
 FLOOR = 5.0  # percent; two accuracies below it are both of policies that answer nothing

@@ -12,7 +12,7 @@ def test_a_warning_is_a_line_of_its_own_above_the_bar() -> None:
     code = """
 import logging, sys
 from tqdm import tqdm
-from gtpo.terminal.script import run_script
+from gtpo.runs.script import run_script
 def main():
     with tqdm(total=2, ncols=40, ascii=True, bar_format="{desc}{n_fmt}/{total_fmt}", desc="bar ") as bar:
         logging.getLogger("gtpo.anything").warning("%d rows dropped", 3)
@@ -29,7 +29,7 @@ run_script(main)
 
 @pytest.mark.parametrize("size", [10, 10**6], ids=["in the buffer", "written at once"])
 def test_a_reader_of_the_output_that_has_gone_is_one_line(size: int) -> None:
-    code = "import time\nfrom gtpo.terminal.script import run_script as run\n"
+    code = "import time\nfrom gtpo.runs.script import run_script as run\n"
     code += f"run(lambda: (time.sleep(0.2), print('a' * {size})))"
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, env=user_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE

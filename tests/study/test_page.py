@@ -8,14 +8,15 @@ import pytest
 from paper_world import world
 
 from gtpo.files import CONFIGS
-from gtpo.paper.claims import read_claims
 from gtpo.paper.figures import draw_effects
 from gtpo.paper.matrix import load_matrix
-from gtpo.paper.mechanism import DIRECTORY as mechanism_directory
-from gtpo.paper.mechanism import PAGE as MECHANISM_PAGE
-from gtpo.paper.mechanism import page as mechanism_page
-from gtpo.paper.mechanism import summaries_in
-from gtpo.paper.page import (
+from gtpo.paper.results import Results, read_results
+from study.claims import read_claims
+from study.mechanism import DIRECTORY as mechanism_directory
+from study.mechanism import PAGE as MECHANISM_PAGE
+from study.mechanism import page as mechanism_page
+from study.mechanism import summaries_in
+from study.page import (
     DIRECTORY,
     EFFECTS,
     GENTLE,
@@ -44,7 +45,6 @@ from gtpo.paper.page import (
     what_was_found,
     write_page,
 )
-from gtpo.paper.results import Results, read_results
 
 ROOT = CONFIGS.parent
 MATRIX = load_matrix()

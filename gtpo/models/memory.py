@@ -17,8 +17,8 @@ from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.errors import UsageError, counted
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.forward.head import TILES
-from gtpo.machine.hub import GB, hub_is_reachable, is_cached, is_hub_id, not_reachable
-from gtpo.machine.workload import Workload, step_seconds
+from gtpo.models.hub import GB, hub_is_reachable, is_cached, is_hub_id, not_reachable
+from gtpo.models.workload import Workload, step_seconds
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""The study of small models: claims, verdicts, one update, pages. Not part of the wheel."""

@@ -1,0 +1,3 @@
+from helpers.sandbox import run_figures, sandbox
+
+__all__ = ["run_figures", "sandbox"]
