@@ -52,7 +52,7 @@ def test_the_paper_map_names_functions_and_tests_that_exist() -> None:
         assert f"def {name}(" in file_named(f"{file}.py", "tests").read_text(), f"{file}::{name}"
     for cell in re.findall(r"^\|[^|]*\|([^|]*)\|", text, re.MULTILINE):
         files = re.findall(r"\(`([\w/]+\.py)`\)", cell)
-        sources = "".join(file_named(file, "gtpo").read_text() for file in files)
+        sources = "".join(file_named(file, "gtpo", "study").read_text() for file in files)
         for name in re.findall(r"`([A-Za-z_]\w+(?:\.\w+)?)`(?!\))", cell):
             assert (ROOT / name).is_file() or not files or re.search(rf"\b{name.split('.')[-1]}\b", sources), name
 
@@ -60,7 +60,7 @@ def test_the_paper_map_names_functions_and_tests_that_exist() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_named_in_the_text_exist(page: Path) -> None:
     """Paths of the repository, `gtpo/training/trainer.py` or `tests/grading/`; bare names may be files of a user."""
-    places = "gtpo|tests|configs|docs|benchmarks|examples|requirements|notebooks"
+    places = "gtpo|study|tests|configs|docs|benchmarks|examples|requirements|notebooks"
     for name in re.findall(rf"`((?:{places})/[\w./-]*)`", page.read_text()):
         assert (ROOT / name).exists() or page in PAST, name
 
