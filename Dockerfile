@@ -7,9 +7,8 @@ FROM python:3.12-bookworm
 
 WORKDIR /gtpo
 # PyTorch's wheels bring CUDA; Triton and torch.compile need the image's C compiler and Python.h.
-COPY requirements/lock-py312.txt requirements/slurm.txt requirements/
-RUN python -m venv .venv && .venv/bin/python -m pip install --no-cache-dir -r requirements/lock-py312.txt \
-    && .venv/bin/python -m pip install --no-cache-dir -r requirements/slurm.txt pytest==9.2.0
+COPY requirements/lock-x86_64.txt requirements/lock-aarch64.txt requirements/
+RUN python -m venv .venv && .venv/bin/python -m pip install --no-cache-dir -r "requirements/lock-$(uname -m).txt" pytest==9.2.0
 ENV PATH=/gtpo/.venv/bin:$PATH
 COPY . .
 RUN python train_gtpo.py --model llama --dataset gsm8k --G 12 --dry_run && make --dry-run first-light

@@ -8,7 +8,7 @@
     python benchmarks/bench_loss.py --markdown results/benchmarks/loss_cpu.json   # the tables of a run
 
 One step: conflict weights, log-probabilities, entropy, loss, and its gradient with respect to the hidden states. Each
-peer runs its own code, imported from its package (requirements/bench.txt); for one that cannot run, the results have
+peer runs its own code, imported from its package (`make bench`); for one that cannot run, the results have
 the reason. Times are medians over interleaved rounds: CPU seconds of one thread, or the time between two CUDA events.
 Each peak is the memory that one step adds, measured in a fresh process. Liger's loss returns no entropy. The limit is
 the two matmuls of the head alone, tile by tile, with the best of several tile sizes and with ours.

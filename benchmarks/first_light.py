@@ -5,7 +5,7 @@
     python benchmarks/first_light.py --minutes 20              # as many as fit
     python benchmarks/first_light.py --model DIR               # the stage `learning` with these weights too
     python benchmarks/first_light.py --page                    # the tables of docs/gpu.md, from results/gpu/
-    python benchmarks/first_light.py --miniature               # on a CPU, with the packages of `make test-unsloth-vllm`
+    python benchmarks/first_light.py --miniature               # on a CPU
 
 The stages run in the order of information per minute. Each has a time limit, prints one line, and is stored at once:
 an interrupted command continues with the stage that was running. A stage whose result is wrong says FAILED and why; the

@@ -6,7 +6,7 @@
     trainer.train()
 
 Overrides two methods of GRPOTrainer: ``_generate_and_score_completions`` marks the conflict tokens of whole groups, and
-``_compute_loss`` has the objective of Eq. 11. Tested with TRL 1.14, 1.15 and 1.16 (``make test-trl``).
+``_compute_loss`` has the objective of Eq. 11. Tested with TRL 1.14, 1.15 and 1.16 (``make test-backend BACKEND=trl``).
 """
 
 import itertools

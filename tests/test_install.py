@@ -82,7 +82,7 @@ def test_its_requirements_are_those_of_the_requirement_files(wheel: Path) -> Non
         return {line for line in lines if line and not line.startswith("#")}
 
     assert {line for line in required if ";" not in line} == pins("cpu")
-    for extra in ("gpu", "slurm", "dev"):
+    for extra in ("gpu", "dev"):
         assert {line.partition(";")[0] for line in required if f'extra == "{extra}"' in line} == pins(extra)
     assert "-r requirements/cpu.txt\n-r requirements/gpu.txt\n" in (ROOT / "requirements.txt").read_text()
 
@@ -91,7 +91,8 @@ def test_the_gpu_pins_of_the_code_are_those_of_the_requirement_files() -> None:
     from gtpo.models.backend import GPU_PACKAGES
 
     lines = (ROOT / "requirements" / "gpu.txt").read_text().splitlines()
-    assert dict(line.split("==") for line in lines if not line.startswith("#")) == GPU_PACKAGES
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert pins.items() >= GPU_PACKAGES.items() and pins.keys() - GPU_PACKAGES.keys() == {"submitit"}
 
 
 @pytest.mark.slow

@@ -153,7 +153,7 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
     try:
         from submitit import AutoExecutor, SlurmExecutor
     except ImportError as error:
-        raise UsageError("--slurm needs submitit: `pip install submitit==1.5.4` (the extra `slurm`).") from error
+        raise UsageError("--slurm needs submitit: `pip install submitit==1.5.4`.") from error
     shared = AutoExecutor._valid_parameters()
     known = [*OWN_KEYS, *sorted({*SlurmExecutor._valid_parameters(), *shared}.difference(NOT_KEYS))]
     given: dict[str, Any] = {}

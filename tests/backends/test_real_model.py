@@ -1,4 +1,4 @@
-"""A real model on a CPU: SmolLM2-135M-Instruct as the Hub has it, on real GSM8K (`make test-real`).
+"""A real model on a CPU: SmolLM2-135M-Instruct as the Hub has it, on real GSM8K (`make test-backend BACKEND=real`).
 
 Its tokenizer pads with its EOS token and its entropy is above ln 2. It follows the paper's format almost never, so
 rewards are mostly 0: what is tested is the machinery.
@@ -23,7 +23,7 @@ MODEL = Path(os.environ.get("GTPO_REAL_MODEL", ROOT / "outputs" / "SmolLM2-135M-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        not (MODEL / "model.safetensors").is_file(), reason="SmolLM2-135M-Instruct is not there: make test-real"
+        not (MODEL / "model.safetensors").is_file(), reason="no SmolLM2-135M-Instruct: make test-backend BACKEND=real"
     ),
 ]
 

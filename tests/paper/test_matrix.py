@@ -239,9 +239,7 @@ def test_a_part_of_the_matrix(sandbox: Any, capsys: pytest.CaptureFixture[str]) 
 
 def test_hours_in_the_documentation() -> None:
     """The table of docs/reproduction.md, and the README's totals, which have two significant digits."""
-    page, readme = (
-        (CONFIGS.parent / name).read_text() for name in ("study/reproduction.template.md", "README.md")
-    )
+    page, readme = ((CONFIGS.parent / name).read_text() for name in ("study/reproduction.template.md", "README.md"))
     rows = re.findall(r"^\| `([^`]+)`: .*\| (\d+) \| (\d+) to (\d+), (\d+) \|$", page, re.MULTILINE)
     assert len(rows) == 4
     rounded = []

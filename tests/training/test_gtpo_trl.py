@@ -1,6 +1,6 @@
 """examples/gtpo_trl.py against our trainer: weights, metrics, initial entropy, refusals.
 
-``make test-trl`` runs this file with each version of TRL that the example names.
+``make test-backend BACKEND=trl`` runs this file with each version of TRL that the example names.
 """
 
 import itertools
