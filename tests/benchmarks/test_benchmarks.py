@@ -228,10 +228,4 @@ def test_the_table_of_the_docs_has_the_stored_results() -> None:
         title = f"step of {model}'s shape, {result['group']} x {result['length']} tokens"
         assert result["threads"] == 2
         expected.append([title, "AMX, two threads", f"{sums['trl'] / sums['gtpo']:.2f}", "", "", *peaks])
-    found = stored["step_callbacks"]["models"]["tiny"]["callbacks"]
-    expected.append(
-        ["% of a step, tiny model, 8 completions of 64 to 128 tokens", "1 thread, CPU time", "2 threads, wall time"]
-    )
-    for name, title in (("trl metrics", "ConflictMetrics, every step"), ("trl check", "RolloutCheck, one step in 20")):
-        expected.append([title, *(f"{100 * found[threads][name]:+.1f}" for threads in ("1", "2"))])
     assert rows == expected
