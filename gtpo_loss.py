@@ -2,8 +2,7 @@
 
 Shapes: B = P * G rows (P prompts, G completions each, the rows of a group adjacent), T completion tokens
 (right-padded). Log-probabilities and entropies are in nats. Results are float32 (float64 for float64 inputs), for any
-dtype of the policy. Where tools answer between the turns of a completion, ``completion_mask`` is 0 on the tokens
-of the answers, and o_i is what the policy has written: its tokens one after the other.
+dtype of the policy.
 
     mask = conflict_mask(completion_ids, completion_mask, advantages, group_size)  # M, Section 5.1
     weights = conflict_weights(mask, advantages)  # lambda, Eq. 9
@@ -32,7 +31,6 @@ LN2 = math.log(2.0)
 FILTER_MODES = ("auto", "on", "off", "negative_only")
 CONFLICT_SPANS = ("anchored", "first_run", "common")
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo")
-IMPORTANCE_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
 def conflict_mask(
@@ -59,8 +57,7 @@ def conflict_spans(
 
     Args:
         completion_ids: Token ids. Shape (B, T).
-        completion_mask: 1 on tokens the policy generated, EOS included; 0 on padding and on the answers of tools, which
-            are left out before positions are counted. Shape (B, T).
+        completion_mask: 1 on tokens the policy generated, EOS included; 0 on padding. Shape (B, T).
         advantages: A_i. Shape (B,).
         group_size: G; rows k*G to (k+1)*G-1 are one group.
         span: Which run of conflict tokens counts, where the paper is ambiguous: "anchored", the run that starts at the
@@ -88,19 +85,19 @@ def conflict_spans(
         _conflict_span(completion_ids.gather(1, order), valid.gather(1, order), advantages, group_size, span).gather(
             1, order.argsort()
         )
-        for order in _from_each_end(valid)
+        for order in from_each_end(valid)
     )
     return forward, backward
 
 
-def _from_each_end(valid: Tensor) -> tuple[Tensor, Tensor]:
+def from_each_end(valid: Tensor) -> tuple[Tensor, Tensor]:
     """Columns of each row in the order of its tokens, from the first and from the last; then the others. (B, T) each"""
     columns = torch.arange(valid.shape[1], device=valid.device)
     first, last = (torch.where(valid, sign * columns, len(columns)).argsort(stable=True) for sign in (1, -1))
     return first, last
 
 
-def _grouped_tokens(ids: Tensor, valid: Tensor, group_size: int) -> Tensor:
+def grouped_tokens(ids: Tensor, valid: Tensor, group_size: int) -> Tensor:
     """The ids by group, (P, G, T); padding is negative and only equals padding of its own row."""
     tokens = ids.view(-1, group_size, ids.shape[1])
     return torch.where(valid.view_as(tokens), tokens, -1 - torch.arange(group_size, device=ids.device)[:, None])
@@ -108,7 +105,7 @@ def _grouped_tokens(ids: Tensor, valid: Tensor, group_size: int) -> Tensor:
 
 def _conflict_span(ids: Tensor, valid: Tensor, advantages: Tensor, group_size: int, span: str) -> Tensor:
     """The run of conflict tokens counted from the first column. Shapes (B, T), (B, T), (B,) -> bool (B, T)."""
-    tokens = _grouped_tokens(ids, valid, group_size)  # (P, G, T)
+    tokens = grouped_tokens(ids, valid, group_size)  # (P, G, T)
     sign = advantages.sign().view(-1, group_size, 1)
     positive, negative = sign > 0, sign < 0
     in_positive, in_negative = torch.zeros(2, *tokens.shape, dtype=torch.bool, device=ids.device)
@@ -142,23 +139,6 @@ def conflict_weights(mask: Tensor, advantages: Tensor, positive_weight: float = 
     _check_rows("conflict_weights", mask, {"advantages": advantages})
     on_mask = torch.where(advantages > 0, positive_weight, torch.where(advantages < 0, 0.0, 1.0)).to(advantages.dtype)
     return torch.where(mask, on_mask[:, None], torch.ones_like(on_mask)[:, None])
-
-
-def weighted_advantages(advantages: Tensor, positive_weight: float = 1.0, negative_weight: float = 1.0) -> Tensor:
-    """A_i times a weight of its sign: W-REINFORCE of arXiv 2506.01347 has 0.1 for A_i > 0 and 1 for A_i < 0.
-
-    It enters the loss, not the signs: conflict mask, lambda and the negative_only filter are those of the unweighted
-    A_i. A weight of 0 takes the gradient of a completion, not its place in G+ or G-: its tokens still make conflicts.
-
-    Args:
-        advantages: A_i. Shape (B,).
-        positive_weight: Factor of A_i > 0; 0 is the paper's negative sample reinforcement (NSR).
-        negative_weight: Factor of A_i < 0; 0 is its positive sample reinforcement (PSR).
-
-    Returns:
-        Shape (B,).
-    """
-    return torch.where(advantages > 0, positive_weight * advantages, negative_weight * advantages)
 
 
 def completion_entropy(token_entropy: Tensor, completion_mask: Tensor) -> Tensor:
@@ -277,8 +257,7 @@ def gtpo_loss(
         normalizer: The count that the last three divide by: B T_max, or tokens. A caller that averages the losses of
             micro-batches and processes divides the count of the whole step by their number.
         old_per_token_logps: ln pi_old(o_it); None on the first iteration, where r_it = 1 with gradient. Shape (B, T).
-        importance_weights: pi_old / pi_sampler of :func:`importance_ratio`; None does not correct. Shape (B, T) or
-            (B, 1).
+        importance_weights: pi_old / pi_sampler as TRL computes it; None does not correct. Shape (B, T) or (B, 1).
 
     Returns:
         The loss, and detached 0-d tensors: ``entropy`` (mean <H>_i, nats) and ``filtered_fraction`` (share of rows with
@@ -361,121 +340,6 @@ def grpo_loss(
         per_token = per_token - beta * kl
         metrics["kl"] = kl.detach().sum() / valid.sum().clamp(min=1)
     return -_aggregate(per_token, completion_mask, loss_type, normalizer), metrics
-
-
-def importance_ratio(
-    old_per_token_logps: Tensor,
-    sampling_per_token_logps: Tensor,
-    completion_mask: Tensor,
-    mode: str = "sequence_mask",
-    clip_min: float | None = None,
-    clip_max: float | None = 3.0,
-) -> Tensor:
-    """pi_old / pi_sampler, the correction for a sampler whose probabilities differ from the policy's; as in TRL.
-
-    Args:
-        old_per_token_logps: ln pi_old(o_it), by the trainer. Shape (B, T).
-        sampling_per_token_logps: ln pi_sampler(o_it), by vLLM; NaN, a token without a score, is not corrected. Shape
-            (B, T).
-        completion_mask: 1 on the completion's tokens. Shape (B, T).
-        mode: token: a ratio per token; sequence: the product over the completion. truncate: clipped to the bounds;
-            mask: 0 outside of them.
-        clip_min: Lower bound; None is none.
-        clip_max: Upper bound; None is none.
-
-    Returns:
-        Shape (B, T), in the sequence modes (B, 1); 1 on padding.
-
-    Raises:
-        ValueError: If the shapes disagree or the mode is unknown.
-    """
-    if mode not in IMPORTANCE_MODES:
-        raise ValueError(f"importance sampling mode {mode!r} is unknown: pick one of {', '.join(IMPORTANCE_MODES)}.")
-    tensors = {"old_per_token_logps": old_per_token_logps, "sampling_per_token_logps": sampling_per_token_logps}
-    _check_rows("importance_ratio", completion_mask, {}, **tensors)
-    log_ratio = _promote(old_per_token_logps) - _promote(sampling_per_token_logps)
-    log_ratio = log_ratio.masked_fill(~completion_mask.bool() | log_ratio.isnan(), 0.0)
-    ratio = (log_ratio.sum(-1, keepdim=True) if mode.startswith("sequence") else log_ratio).exp()
-    bounds = (-math.inf if clip_min is None else clip_min, math.inf if clip_max is None else clip_max)
-    if mode.endswith("truncate"):
-        return ratio.clamp(*bounds)
-    return ratio.masked_fill((ratio < bounds[0]) | (ratio > bounds[1]), 0.0)
-
-
-def token_weights(completion_mask: Tensor, loss_type: str, max_completion_length: int) -> Tensor:
-    """w_i, the weight that ``loss_type`` gives to a token of completion i in a step of these B rows.
-
-    "bnpo" has that of "dapo", which it equals with one micro-batch.
-
-    Args:
-        completion_mask: 1 on the completion's tokens, of all rows of the step. Shape (B, T).
-        loss_type: grpo, dr_grpo, dapo or bnpo.
-        max_completion_length: T_max of dr_grpo, in tokens.
-
-    Returns:
-        Shape (B,); 0 for a completion without tokens. Summed over all tokens it is 1, for dr_grpo the share of T_max
-        that is used.
-
-    Raises:
-        ValueError: If ``loss_type`` is unknown.
-    """
-    _check_loss_type(loss_type)
-    lengths = completion_mask.bool().sum(-1).float()  # |o_i|, (B,)
-    rows = len(lengths)
-    counts = {"grpo": rows * lengths, "dr_grpo": lengths.new_tensor(rows * max_completion_length)}
-    return (lengths > 0) / counts.get(loss_type, lengths.sum()).clamp(min=1)
-
-
-def conflict_push(
-    completion_ids: Tensor,
-    completion_mask: Tensor,
-    spans: tuple[Tensor, Tensor],
-    strength: Tensor,
-    weights: Tensor,
-    group_size: int,
-) -> tuple[Tensor, Tensor]:
-    """The net weight with which a group pushes its conflict tokens, before and after lambda.
-
-        push = sum_i w_i A_i,    corrected = sum_i w_i lambda_ip A_i,    over the i that have token v at position p
-
-    Positive raises the probability of a token that G+ and G- share, negative lowers it, and 0 is a conflict that
-    cancels. A token (p, v) of a span counts once, however many completions have it; positions are counted from the
-    first token in the forward span, from the last one in the backward span. Without delta and gamma.
-
-    Args:
-        completion_ids: Token ids. Shape (B, T).
-        completion_mask: 1 on the completion's tokens. Shape (B, T).
-        spans: M_fw and M_bw of :func:`conflict_spans`. Bool, shape (B, T) each.
-        strength: w_i A_i: :func:`token_weights` times :func:`weighted_advantages`. Shape (B,).
-        weights: lambda_it of :func:`conflict_weights`. Shape (B, T).
-        group_size: G; rows k*G to (k+1)*G-1 are one group.
-
-    Returns:
-        push and corrected: means over the conflict tokens of all groups, over those of the forward spans, and over
-        those of the backward spans; NaN where there are none. Shape (3,) each.
-
-    Raises:
-        ValueError: If the shapes disagree.
-    """
-    tensors = {"completion_ids": completion_ids, "weights": weights, "forward": spans[0], "backward": spans[1]}
-    _check_rows("conflict_push", completion_mask, {"strength": strength}, **tensors)
-    valid = completion_mask.bool()
-    pushes = torch.stack([strength[:, None].expand_as(weights), strength[:, None] * weights])  # (2, B, T)
-    total, count = pushes.new_zeros(2, 3), pushes.new_zeros(3)
-    for span, order in enumerate(_from_each_end(valid), start=1):
-        tokens = _grouped_tokens(completion_ids.gather(1, order), valid.gather(1, order), group_size)  # (P, G, T)
-        run = spans[span - 1].gather(1, order).view_as(tokens)
-        of_row = pushes.gather(2, order.expand_as(pushes)).view(2, *tokens.shape)
-        of_token, sharing = torch.zeros_like(of_row), torch.zeros_like(of_row[0])
-        for other in range(group_size):
-            same = tokens == tokens[:, other, None]
-            of_token += same * of_row[:, :, other, None]
-            sharing += same & run[:, other, None]
-        share = run / sharing.clamp(min=1)  # the rows that have a token weigh 1 together
-        total[:, span], count[span] = (share * of_token).sum((1, 2, 3)), share.sum()
-    total[:, 0], count[0] = total.sum(1), count.sum()
-    push, corrected = total / count
-    return push, corrected
 
 
 def _aggregate(

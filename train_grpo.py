@@ -50,8 +50,6 @@ def main() -> None:
         args=settings.trainer,
         train_dataset=rows,
         eval_dataset=held_out,
-        positive_advantage_weight=settings.reward.positive_advantage_weight,
-        negative_advantage_weight=settings.reward.negative_advantage_weight,
     )
     run(trainer, settings, checkpoint)
 

@@ -21,7 +21,8 @@ from gtpo.errors import UsageError
 from gtpo.reports.curves import grid
 from gtpo.runs.directory import RunDirectory, run_of
 from gtpo.runs.script import run_script
-from gtpo_loss import conflict_push, conflict_spans, conflict_weights, token_weights
+from gtpo.training.diagnosis import conflict_push, token_weights
+from gtpo_loss import conflict_spans, conflict_weights
 
 OBJECTIVES = {  # name -> loss_type, and whether lambda applies
     "GRPO": ("grpo", False),

@@ -209,7 +209,7 @@ def _json_object(name: str, text: str) -> dict[str, Any]:
 
 @dataclass
 class RewardArguments:
-    """The reward functions of GTPO and GRPO, and the weights of their advantages."""
+    """The reward functions of GTPO and GRPO."""
 
     _argument_group_name = "reward"
 
@@ -218,16 +218,6 @@ class RewardArguments:
         "Reward functions, summed: format and accuracy [Section 8.2], or your own as file.py:function or "
         "module:function, with TRL's signature.",
     )
-    positive_advantage_weight: float = option(
-        1.0, "Factor of advantages above 0 [arXiv 2506.01347: W-REINFORCE 0.1, NSR 0]."
-    )
-    negative_advantage_weight: float = option(1.0, "Factor of advantages below 0 [arXiv 2506.01347: PSR 0].")
-
-    def __post_init__(self) -> None:
-        names = ("positive_advantage_weight", "negative_advantage_weight")
-        check_fields(self, dict.fromkeys(names, NOT_NEGATIVE))
-        if self.positive_advantage_weight == self.negative_advantage_weight == 0:
-            raise UsageError(f"{' and '.join(names)} are 0, so nothing is learned: set one above 0.")
 
 
 @dataclass

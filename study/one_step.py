@@ -24,7 +24,6 @@ from gtpo.models.load import build_policy
 from gtpo.prompts import PromptFormat
 from gtpo.training.initial_entropy import padded_batch
 from gtpo.training.tag_logps import tag_span
-from gtpo.training.tools import policy_mask
 from gtpo.training.trainer import GTPOTrainer
 from gtpo_loss import completion_entropy, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
 
@@ -116,7 +115,7 @@ class OneStep:
             batch = trainer._generate_and_score_completions([row] * size)
         table = trainer._logs["rewards"]
         rewards = {name: list(table[name])[-size:] for name in trainer.reward_func_names}
-        advantages, mask = batch["advantages"].float(), policy_mask(batch)
+        advantages, mask = batch["advantages"].float(), batch["completion_mask"]
         facts: dict[str, Any] = {"group": number} | {name: statistics.fmean(values) for name, values in rewards.items()}
         if not advantages.any():
             return facts | {"effects": {}}

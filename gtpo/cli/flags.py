@@ -18,6 +18,8 @@ from gtpo.files import read_yaml
 REMOVED = {  # settings of earlier revisions: values that a stored run may have, and that changed nothing
     "generation_bf16": (False,),
     "initial_entropy_dir": (None, "outputs/initial_entropy"),
+    "positive_advantage_weight": (1.0,),
+    "negative_advantage_weight": (1.0,),
 }
 TRUE = ("yes", "true", "t", "y", "1")  # as HfArgumentParser
 

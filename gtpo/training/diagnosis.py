@@ -18,14 +18,13 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from gtpo.training.rollout_check import INTERVAL, check_rollouts, next_check
-from gtpo.training.tools import policy_mask
 from gtpo_loss import (
     LOSS_TYPES,
     completion_entropy,
-    conflict_push,
     conflict_spans,
     conflict_weights,
-    token_weights,
+    from_each_end,
+    grouped_tokens,
 )
 
 
@@ -95,8 +94,7 @@ class ConflictMetrics(_Observer):
     * ``groups_without_variance``: share of groups whose advantages are all 0, which teach nothing.
     * ``completion_entropy``: <H>, the mean over completions of their mean token entropy, in nats.
 
-    Tokens of tools are left out: spans, lengths and entropies are those of the policy's tokens. ``docs/metrics.md``
-    explains each.
+    ``docs/metrics.md`` explains each.
 
     Args:
         trainer: A GRPOTrainer.
@@ -115,13 +113,13 @@ class ConflictMetrics(_Observer):
         trainer, accelerator = self.trainer, self.trainer.accelerator
         ids, valid = (
             accelerator.gather(accelerator.pad_across_processes(part, dim=1))
-            for part in (batch["completion_ids"], policy_mask(batch))
+            for part in (batch["completion_ids"], batch["completion_mask"])
         )
         advantages = accelerator.gather(batch["advantages"])
         training = trainer.model.training
         group_size = trainer.num_generations if training else trainer.num_generations_eval
         spans = conflict_spans(ids, valid, advantages, group_size)
-        found = conflict_metrics(trainer, ids, valid, spans, advantages, advantages, valid, group_size)
+        found = conflict_metrics(trainer, ids, valid, spans, advantages, group_size)
         found["groups_without_variance"] = (advantages.view(-1, group_size) == 0).all(1).float().mean().item()
         self.log(found)
 
@@ -131,7 +129,7 @@ class ConflictMetrics(_Observer):
 
     def on_loss(self, loss: Tensor, model: Any, inputs: dict[str, Any]) -> None:
         if self.token_entropy is not None:
-            entropy = completion_entropy(self.token_entropy, policy_mask(inputs))
+            entropy = completion_entropy(self.token_entropy, inputs["completion_mask"])
             self.log({"completion_entropy": self.trainer.accelerator.gather(entropy).mean().item()})
             self.token_entropy = None
 
@@ -147,8 +145,6 @@ def conflict_metrics(
     valid: Tensor,
     spans: tuple[Tensor, Tensor],
     advantages: Tensor,
-    loss_advantages: Tensor,
-    loss_mask: Tensor,
     group_size: int,
     positive_weight: float = 2.0,
 ) -> dict[str, float]:
@@ -160,8 +156,6 @@ def conflict_metrics(
         valid: 1 on their tokens. Shape (B, T).
         spans: As :func:`gtpo_loss.conflict_spans` returns them. Shape (B, T) each.
         advantages: A_i. Shape (B,).
-        loss_advantages: A_i as in the loss. Shape (B,).
-        loss_mask: 1 on the tokens that the loss counts. Shape (B, T).
         group_size: G.
         positive_weight: lambda of a conflict token with A_i > 0.
 
@@ -174,10 +168,78 @@ def conflict_metrics(
         "conflict_fraction": (mask.sum() / valid.sum().clamp(min=1)).item(),
     }
     if mask.any() and trainer.loss_type in LOSS_TYPES:
-        strength = loss_advantages * token_weights(loss_mask, trainer.loss_type, trainer.max_completion_length)
+        strength = advantages * token_weights(valid, trainer.loss_type, trainer.max_completion_length)
         weights = conflict_weights(mask, advantages.float(), positive_weight)
         pushes = torch.stack(conflict_push(ids, valid, spans, strength.float(), weights, group_size))  # (2, 3)
         for span, (push, corrected) in zip(("", "_opening", "_closing"), pushes.T.tolist(), strict=True):
             if not math.isnan(push):
                 found |= {f"conflict_push{span}": push, f"conflict_push_corrected{span}": corrected}
     return found
+
+
+def token_weights(completion_mask: Tensor, loss_type: str, max_completion_length: int) -> Tensor:
+    """w_i, the weight that ``loss_type`` gives to a token of completion i in a step of these B rows.
+
+    "bnpo" has that of "dapo", which it equals with one micro-batch.
+
+    Args:
+        completion_mask: 1 on the completion's tokens, of all rows of the step. Shape (B, T).
+        loss_type: grpo, dr_grpo, dapo or bnpo.
+        max_completion_length: T_max of dr_grpo, in tokens.
+
+    Returns:
+        Shape (B,); 0 for a completion without tokens. Summed over all tokens it is 1, for dr_grpo the share of T_max
+        that is used.
+
+    """
+    lengths = completion_mask.bool().sum(-1).float()  # |o_i|, (B,)
+    rows = len(lengths)
+    counts = {"grpo": rows * lengths, "dr_grpo": lengths.new_tensor(rows * max_completion_length)}
+    return (lengths > 0) / counts.get(loss_type, lengths.sum()).clamp(min=1)
+
+
+def conflict_push(
+    completion_ids: Tensor,
+    completion_mask: Tensor,
+    spans: tuple[Tensor, Tensor],
+    strength: Tensor,
+    weights: Tensor,
+    group_size: int,
+) -> tuple[Tensor, Tensor]:
+    """The net weight with which a group pushes its conflict tokens, before and after lambda.
+
+        push = sum_i w_i A_i,    corrected = sum_i w_i lambda_ip A_i,    over the i that have token v at position p
+
+    Positive raises the probability of a token that G+ and G- share, negative lowers it, and 0 is a conflict that
+    cancels. A token (p, v) of a span counts once, however many completions have it; positions are counted from the
+    first token in the forward span, from the last one in the backward span. Without delta and gamma.
+
+    Args:
+        completion_ids: Token ids. Shape (B, T).
+        completion_mask: 1 on the completion's tokens. Shape (B, T).
+        spans: M_fw and M_bw of :func:`conflict_spans`. Bool, shape (B, T) each.
+        strength: w_i A_i: :func:`token_weights` times A_i. Shape (B,).
+        weights: lambda_it of :func:`conflict_weights`. Shape (B, T).
+        group_size: G; rows k*G to (k+1)*G-1 are one group.
+
+    Returns:
+        push and corrected: means over the conflict tokens of all groups, over those of the forward spans, and over
+        those of the backward spans; NaN where there are none. Shape (3,) each.
+    """
+    valid = completion_mask.bool()
+    pushes = torch.stack([strength[:, None].expand_as(weights), strength[:, None] * weights])  # (2, B, T)
+    total, count = pushes.new_zeros(2, 3), pushes.new_zeros(3)
+    for span, order in enumerate(from_each_end(valid), start=1):
+        tokens = grouped_tokens(completion_ids.gather(1, order), valid.gather(1, order), group_size)  # (P, G, T)
+        run = spans[span - 1].gather(1, order).view_as(tokens)
+        of_row = pushes.gather(2, order.expand_as(pushes)).view(2, *tokens.shape)
+        of_token, sharing = torch.zeros_like(of_row), torch.zeros_like(of_row[0])
+        for other in range(group_size):
+            same = tokens == tokens[:, other, None]
+            of_token += same * of_row[:, :, other, None]
+            sharing += same & run[:, other, None]
+        share = run / sharing.clamp(min=1)  # the rows that have a token weigh 1 together
+        total[:, span], count[span] = (share * of_token).sum((1, 2, 3)), share.sum()
+    total[:, 0], count[0] = total.sum(1), count.sum()
+    push, corrected = total / count
+    return push, corrected

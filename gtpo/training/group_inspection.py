@@ -1,5 +1,8 @@
 """One group of a training prompt as a training step sees it, without training on it: for notebooks."""
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -7,7 +10,9 @@ import torch
 from gtpo.errors import UsageError
 from gtpo.reports.groups import Group
 from gtpo.training.completions_table import gold_answer, messages
-from gtpo.training.tools import unlogged
+
+# State that a training step changes, besides the policy.
+_LOGGED = ("_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_next_rollout_check")
 
 
 def inspect_group(trainer: Any, row: int) -> Group:
@@ -30,14 +35,15 @@ def inspect_group(trainer: Any, row: int) -> Group:
     example, group_size = trainer.train_dataset[row], trainer.num_generations
     devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
     try:
-        with unlogged(trainer), torch.random.fork_rng(devices), torch.no_grad():
+        with _unlogged(trainer), torch.random.fork_rng(devices), torch.no_grad():
             batch = trainer._generate_and_score_completions([example] * group_size)
             table = trainer._logs["rewards"]
             rewards = {name: list(table[name])[-group_size:] for name in trainer.reward_func_names}
-            entropy = trainer.mean_entropies(batch)
+            scores = trainer.scores(trainer.model_wrapped, batch, trainer.args.per_device_train_batch_size)
+            _, measured = trainer._objective(*scores, batch)
     finally:
         trainer.model.train(was_training)
-    valid, weights = batch["completion_mask"].bool(), trainer._lambda(batch)
+    valid = batch["completion_mask"].bool()
     tokenizer = trainer.processing_class
     rows = range(group_size)
     return Group(
@@ -45,13 +51,25 @@ def inspect_group(trainer: Any, row: int) -> Group:
         tokens=[_token_texts(tokenizer, batch["completion_ids"][i][valid[i]].tolist()) for i in rows],
         rewards=rewards,
         advantages=batch["advantages"].tolist(),
-        weights=[weights[i][valid[i]].tolist() for i in rows],
-        entropy=entropy.tolist(),
-        keep=trainer._delta(entropy, batch).tolist(),
+        weights=[measured.weights[i][valid[i]].tolist() for i in rows],
+        entropy=measured.entropy.tolist(),
+        keep=measured.keep.tolist(),
         messages=messages(example),
         gold_answer=gold_answer(example),
-        cut_off=trainer._cut_off(batch["completion_ids"], batch["completion_mask"]),
+        cut_off=trainer.cut_off(batch["completion_ids"], batch["completion_mask"]),
     )
+
+
+@contextmanager
+def _unlogged(trainer: Any) -> Iterator[None]:
+    """Inside, a step may be generated and scored; afterwards nothing of it is logged or counted."""
+    logged = copy.deepcopy({name: getattr(trainer, name) for name in _LOGGED})
+    tokens_seen = trainer.state.num_input_tokens_seen
+    try:
+        yield
+    finally:
+        trainer.__dict__.update(logged)
+        trainer.state.num_input_tokens_seen = tokens_seen
 
 
 def _token_texts(tokenizer: Any, ids: list[int]) -> list[str]:

@@ -18,7 +18,6 @@ from gtpo.files import write_atomically
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.fault_tolerance import non_finite_error
 from gtpo.training.held_out import isolated_rng
-from gtpo.training.tools import policy_mask, rollouts, takes_turns
 from gtpo_loss import filter_is_on
 
 logger = logging.getLogger(__name__)
@@ -83,9 +82,7 @@ class InitialEntropy(TrainerCallback):
         trainer = self.trainer
         # the order of training: TRL's sampler, with the run's seed
         order = RepeatSampler(trainer.train_dataset, 1, shuffle=trainer.shuffle_dataset, seed=trainer.args.seed)
-        # a row is another problem each time where the environment writes the prompt
-        numbers = itertools.cycle(order) if trainer.environment_factories else order
-        first = trainer.train_dataset.select(list(itertools.islice(numbers, PROMPTS)))
+        first = trainer.train_dataset.select(list(itertools.islice(order, PROMPTS)))
         entropies = self.sampled_entropies(list(first))
         return {
             "initial_entropy": sum(entropies) / len(entropies),
@@ -113,12 +110,12 @@ class InitialEntropy(TrainerCallback):
         ):
             for start in range(0, len(mine), chunk):
                 part = mine[start : start + chunk]
-                batch = rollouts(trainer, part) if takes_turns(trainer) else self._single_turn(part)
+                batch = self._sampled(part)
                 entropies += trainer.mean_entropies(batch).tolist()
-                bar.count_completions([{"tokens": count} for count in policy_mask(batch).sum(1).tolist()])
+                bar.count_completions([{"tokens": count} for count in batch["completion_mask"].sum(1).tolist()])
         return gather_object(entropies)[: len(rows)]
 
-    def _single_turn(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+    def _sampled(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         trainer = self.trainer
         prompt_ids, images, fields = trainer._tokenize_prompts([row["prompt"] for row in rows])
         completion_ids, _ = trainer._generate_single_turn(prompt_ids, images, fields, num_generations=1)

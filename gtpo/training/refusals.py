@@ -1,12 +1,12 @@
 """What TRL's trainer accepts and the loss here would ignore: refused by name, before weights are loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import trl
 
 from gtpo.errors import UsageError
-from gtpo_loss import IMPORTANCE_MODES, LOSS_TYPES
+from gtpo_loss import LOSS_TYPES
 
 # Settings of TRL that change its loss, and the values that ours implements, the paper's first.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -18,16 +18,19 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "off_policy_mask_threshold": (None,),
     "use_bias_correction_kl": (False,),
     "use_liger_kernel": (False,),
-    "vllm_importance_sampling_mode": IMPORTANCE_MODES,
 }
+# Of TRL, not of the paper, and never run here: the values without effect.
+_NOT_CARRIED = {
+    "entropy_coef": 0.0,
+    "use_adaptive_entropy": False,
+    "top_entropy_quantile": 1.0,
+    "mask_truncated_completions": False,
+}
+_NOT_CARRIED_ARGUMENTS = ("tools", "environment_factory", "rollout_func")
 _OF_THE_PAPER = {
     "loss_type": "grpo",
     "scale_rewards": "group",
     "multi_objective_aggregation": "sum_then_normalize",
-    "top_entropy_quantile": 1.0,
-    "entropy_coef": 0.0,
-    "use_adaptive_entropy": False,
-    "mask_truncated_completions": False,
     "vllm_importance_sampling_correction": False,
 }
 _LEAST = {"num_iterations": 1, "max_completion_length": 1, "beta": 0, "epsilon": 0, "epsilon_high": 0}
@@ -49,27 +52,32 @@ def check_grpo_settings(args: Any) -> None:
     for name, least in _LEAST.items():
         if getattr(args, name) is not None and not getattr(args, name) >= least:
             raise UsageError(f"{name} is {getattr(args, name)}: expected at least {least}.")
-    if not 0 <= args.top_entropy_quantile <= 1:
-        raise UsageError(f"top_entropy_quantile is {args.top_entropy_quantile}: expected a share of tokens, 0 to 1.")
+    names = [name for name, value in _NOT_CARRIED.items() if getattr(args, name) != value]
+    if trl.GRPOTrainer.__name__.startswith("Unsloth") and args.use_vllm and args.vllm_importance_sampling_correction:
+        names.append("vllm_importance_sampling_correction")  # Unsloth takes it out of TRL's method
+    refuse_options_of_trl(names)
     if not args.temperature > 0:
         raise UsageError(f"temperature is {args.temperature}: expected a value above 0, groups are sampled.")
 
 
+def refuse_options_of_trl(names: Sequence[str]) -> None:
+    """Refuse options of TRL's trainer that change its loss and that the objectives here do not have.
+
+    Raises:
+        UsageError: If there are any.
+    """
+    if names:
+        raise UsageError(
+            f"{' and '.join(names)} not supported: TRL's GRPOTrainer has it; gtpo.ConflictMetrics measures it there."
+        )
+
+
 def check_gtpo_settings(args: Any) -> None:
-    """As :func:`check_grpo_settings`, and what contradicts GTPO: KL term, clipping, and a bonus for entropy."""
+    """As :func:`check_grpo_settings`, and what contradicts GTPO: KL term and clipping."""
     if args.beta != 0.0:
         raise UsageError(f"beta = {args.beta}: expected 0, because GTPO has no KL term and no reference model.")
     if args.epsilon != type(args).epsilon or args.epsilon_high is not None:
         raise UsageError("epsilon and epsilon_high clip the ratio, and GTPO has no clipping: remove them.")
-    if args.entropy_coef != 0.0 or args.use_adaptive_entropy:
-        raise UsageError(
-            "entropy_coef and use_adaptive_entropy reward entropy, and GTPO penalizes it: set gamma, or use GRPO."
-        )
-    if args.top_entropy_quantile != 1.0:
-        raise UsageError(
-            f"top_entropy_quantile = {args.top_entropy_quantile}: expected 1.0, because it leaves out the confident "
-            "tokens that GTPO's conflict correction weights. Use GRPO."
-        )
     check_grpo_settings(args)
 
 
@@ -89,7 +97,7 @@ def check_inputs(arguments: Mapping[str, Any]) -> None:
         arguments: The keyword arguments of TRL's GRPOTrainer, ``model`` and ``args`` among them.
 
     Raises:
-        UsageError: For images, data that is streamed, virtual tokens, and tools where their turns cannot be run.
+        UsageError: For images, data that is streamed, virtual tokens, tools, environments and rollout functions.
     """
     from datasets import Dataset
     from peft import PromptLearningConfig
@@ -100,30 +108,12 @@ def check_inputs(arguments: Mapping[str, Any]) -> None:
             raise UsageError(f"{type(data).__name__} is not supported: expected a datasets.Dataset, not streamed.")
         if data is not None and _has_images(data):
             raise UsageError("a dataset has images, which are not supported: remove them.")
-    check_turns(arguments)
+    refuse_options_of_trl([name for name in _NOT_CARRIED_ARGUMENTS if arguments.get(name)])
     for config in (arguments.get("peft_config"), *getattr(arguments.get("model"), "peft_config", {}).values()):
         if isinstance(config, PromptLearningConfig):
             raise UsageError(
                 f"{type(config).__name__} puts virtual tokens before the prompt, which is not supported: use LoRA."
             )
-
-
-def check_turns(arguments: Mapping[str, Any]) -> None:
-    """Refuse tools, environments and rollout functions where their turns cannot be run; arguments as above."""
-    args, data = arguments["args"], arguments.get("train_dataset")
-    name = next((name for name in ("tools", "environment_factory", "rollout_func") if arguments.get(name)), None)
-    if name and trl.GRPOTrainer.__name__.startswith("Unsloth"):
-        raise UsageError(f"{name} with Unsloth is not supported, which rewrites TRL's turns: use Transformers.")
-    if name in (None, "rollout_func"):
-        return
-    if data and isinstance(data[0].get("prompt"), str):
-        raise UsageError(f'{name} needs conversations as prompts: expected [{{"role": "user", "content": ...}}].')
-    is_shared = args.vllm_mode == "server" or args.vllm_tensor_parallel_size > 1
-    if args.use_vllm and is_shared and args.world_size > 1:
-        raise UsageError(
-            f"{name} with vLLM is not supported where processes share an engine, because they take different numbers "
-            'of turns: set vllm_mode="colocate" and vllm_tensor_parallel_size=1.'
-        )
 
 
 def _has_images(data: Any) -> bool:

@@ -8,7 +8,6 @@ from torch import Tensor
 from gtpo.errors import RunError
 from gtpo.processes import any_process
 from gtpo.training.fault_tolerance import non_finite_error
-from gtpo.training.tools import policy_mask
 
 INTERVAL = 20  # most optimizer steps between two checks, each of which scores the rollouts twice
 ENOUGH = 256  # tokens of a process, whose mean gap is known to a tenth
@@ -25,10 +24,10 @@ def sampler_gap(logps: Tensor, batch: dict[str, Any]) -> Tensor:
 
     Args:
         logps: ln pi of the completion tokens. Shape (B, T).
-        batch: TRL's, with ``sampling_per_token_logps``, ``completion_mask`` and perhaps ``tool_mask`` (B, T).
+        batch: TRL's, with ``sampling_per_token_logps`` and ``completion_mask`` (B, T).
     """
     gap = (logps - batch["sampling_per_token_logps"]).abs()
-    return gap[policy_mask(batch).bool() & gap.isfinite()].mean()
+    return gap[batch["completion_mask"].bool() & gap.isfinite()].mean()
 
 
 @torch.no_grad()

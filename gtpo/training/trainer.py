@@ -7,11 +7,13 @@ Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
 * ``compute_loss``: ``gtpo/forward/hidden_states.py``, ``gtpo/forward/head.py``, then ``gtpo_loss.py``.
 * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
 * ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates; stops at NaN probabilities.
-  With tools TRL calls it for each turn.
 * ``_calculate_rewards``: stops at rewards that are not finite.
 * ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
 
-GTPO adds its objective, and the weights and the filter that enter it.
+GTPO changes the objective and nothing else. What is measured and stored is in ``gtpo/training/record.py``.
+
+Deliberately absent, each refused by name: TRL's entropy bonus, 80/20 rule, overlong filtering, tools, environments and
+rollout functions.
 """
 
 import inspect
@@ -24,14 +26,13 @@ from typing import Any
 
 import torch
 import trl
-from accelerate.utils import gather_object
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from transformers import ProcessorMixin
 from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import pad
 
-from gtpo.arguments import GTPOArguments, RewardArguments
+from gtpo.arguments import GTPOArguments
 from gtpo.errors import UsageError
 from gtpo.forward.generation import generate
 from gtpo.forward.head import linear_logps_and_entropy
@@ -48,13 +49,12 @@ from gtpo.processes import any_process, gather_full_parameter, refuse_data_paral
 from gtpo.prompts import TAGS
 from gtpo.reports.groups import Group
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar
-from gtpo.training.completions_table import cut_off, gold_answer, messages, spans_in_text
-from gtpo.training.diagnosis import conflict_metrics
+from gtpo.training.completions_table import cut_off
 from gtpo.training.fault_tolerance import check_rewards, non_finite_error
 from gtpo.training.group_inspection import inspect_group
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.initial_entropy import InitialEntropy
-from gtpo.training.loss_tokens import entropy_bonus, leave_out_truncated, loss_mask, normalizer
+from gtpo.training.record import Measured, record_loss, record_rollouts
 from gtpo.training.refusals import (
     check_config,
     check_grpo_settings,
@@ -63,9 +63,7 @@ from gtpo.training.refusals import (
     deviations,
     logit_options,
 )
-from gtpo.training.rollout_check import check_rollouts, next_check, sampler_gap
-from gtpo.training.tag_logps import TAG_METRICS, tag_logps
-from gtpo.training.tools import TextTools, policy_mask, refuse_sharded_turns
+from gtpo.training.rollout_check import check_rollouts, next_check
 from gtpo_loss import (
     completion_entropy,
     conflict_spans,
@@ -73,8 +71,6 @@ from gtpo_loss import (
     entropy_filter,
     grpo_loss,
     gtpo_loss,
-    importance_ratio,
-    weighted_advantages,
 )
 
 logger = logging.getLogger(__name__)
@@ -83,13 +79,11 @@ NAN_PROBABILITIES = ("probability tensor contains", "device-side assert")  # tor
 WANDB_TABLES = 100  # of a run: wandb stores each as a file
 
 
-class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
+class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
     """GRPO (Eq. 1 and 2) with the conflict and entropy metrics of the paper.
 
     Args:
         model, reward_funcs, args, kwargs: As for TRL's GRPOTrainer; the paper has ``args`` with ``loss_type="grpo"``.
-        positive_advantage_weight: Factor of A_i > 0 in the loss; W-REINFORCE (arXiv 2506.01347) has 0.1.
-        negative_advantage_weight: Factor of A_i < 0 in the loss.
 
     Raises:
         UsageError: For settings that change the loss and are not implemented, each named.
@@ -101,8 +95,10 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
     _next_rollout_check = 0
     _by_prompt: bool | None = None  # prompts are encoded once; None until the model's first batch has shown it
     _bar: CompletionBar | None = None  # of the phase that generates, if it has one
-    conflict_span = "anchored"  # of the conflict metrics; a GTPOTrainer takes both from its settings
+    conflict_span = "anchored"  # of the conflict metrics; a GTPOTrainer takes these four from its settings
     conflict_positive_weight = 2.0  # Eq. 9
+    conflict_correction = False
+    gamma = 0.0
     tags = TAGS  # of the metrics tag_logps
 
     check_settings = staticmethod(check_grpo_settings)
@@ -122,19 +118,8 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
         if config is not None:
             check_config(config, args.router_aux_loss_coef)
 
-    def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any,
-        args: trl.GRPOConfig,
-        *,
-        positive_advantage_weight: float = 1.0,
-        negative_advantage_weight: float = 1.0,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, model: Any, reward_funcs: Any, args: trl.GRPOConfig, **kwargs: Any) -> None:
         self.check_settings(args)
-        self.advantage_weights = positive_advantage_weight, negative_advantage_weight
-        RewardArguments([], *self.advantage_weights)  # raises
         check_inputs({"model": model, "args": args, **kwargs})
         if not trl.GRPOTrainer.__name__.startswith("Unsloth"):  # it uses one GPU
             refuse_data_parallel(args)
@@ -145,7 +130,6 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
                 f"{type(self.processing_class).__name__} also takes images or audio, which are not supported: pass "
                 "processing_class=AutoTokenizer.from_pretrained(...)."
             )
-        refuse_sharded_turns(self)
         self.reward_funcs = [
             function if isinstance(function, CheckedReward | torch.nn.Module) else checked_reward(function)
             for function in self.reward_funcs
@@ -158,7 +142,6 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
         if isinstance(causal_lm.get_output_embeddings(), BaseTunerLayer):
             raise UsageError("LoRA on lm_head is not supported: remove 'lm_head' from target_modules.")
         self._logit_options = logit_options(causal_lm.config.get_text_config())
-        self.mask_truncated_completions = False  # TRL would hide them from the conflict mask
         if (other := deviations(args)) and self.accelerator.is_main_process:
             logger.warning("Not the paper's objective: %s", other)
 
@@ -172,56 +155,14 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
         if batch.get("sampling_per_token_logps") is not None and self.state.global_step >= self._next_rollout_check:
             self._next_rollout_check = next_check(self.state.global_step)
             check_rollouts(self, batch)
-        mode = "train" if self.model.training else "eval"
-        group_size = self.num_generations if mode == "train" else self.num_generations_eval
+        group_size = self.num_generations if self.model.training else self.num_generations_eval
         rows, width = batch["completion_ids"].shape
-        ids, tokens, valid = map(
-            self._gather_rows, (batch["completion_ids"], batch["completion_mask"], policy_mask(batch))
-        )
+        ids, valid = map(self._gather_rows, (batch["completion_ids"], batch["completion_mask"]))
         advantages = self.accelerator.gather(batch["advantages"])
         spans = conflict_spans(ids, valid, advantages, group_size, self.conflict_span)
-        mask = spans[0] | spans[1]
         first = self.accelerator.process_index * rows
-        batch["conflict_mask"] = mask[first : first + rows, :width]
-        if self.args.mask_truncated_completions:
-            leave_out_truncated(self, batch)
-        if mode == "train" and self.log_completions:
-            batch["row"] = torch.arange(first, first + rows, device=mask.device)  # follows TRL's shuffle
-            decode = partial(self.processing_class.decode, skip_special_tokens=True)
-            columns = {
-                "conflicts": spans_in_text(ids, tokens, mask, decode),
-                "cut_off": self._cut_off(ids, tokens),
-                "messages": gather_object([messages(row) for row in inputs]),
-                "gold_answer": gather_object([gold_answer(row) for row in inputs]),
-                "entropy": [None] * len(mask),  # this and delta are filled in by compute_loss
-                "delta": [None] * len(mask),
-            }
-            for column, values in columns.items():
-                self._logs["extra"][column].extend(values)
-
-        found = conflict_metrics(
-            self,
-            ids,
-            valid,
-            spans,
-            advantages,
-            self._loss_advantages(advantages),
-            self._gather_rows(loss_mask(batch)),
-            group_size,
-            self.conflict_positive_weight,
-        )
-        for name, value in (found | {"completion_length": (valid.sum() / len(mask)).item()}).items():
-            self._metrics[mode][name].append(value)
-        if self.use_vllm and self.vllm_importance_sampling_correction:
-            # TRL's has this already; Unsloth takes it out of TRL's method
-            batch["importance_sampling_ratio"] = importance_ratio(
-                batch["old_per_token_logps"],
-                batch["sampling_per_token_logps"],
-                policy_mask(batch),
-                mode=self.vllm_importance_sampling_mode,
-                clip_min=self.vllm_importance_sampling_clip_min,
-                clip_max=self.vllm_importance_sampling_clip_max,
-            )
+        batch["conflict_mask"] = (spans[0] | spans[1])[first : first + rows, :width]
+        record_rollouts(self, inputs, batch, ids, valid, advantages, spans, group_size)
         return batch
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -239,8 +180,7 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
         unscored = any(row and all(logp is None for logp in row) for row in logprobs or ())
         is_lost = failure is not None and "device-side assert" in str(failure)  # no collective works after it
         failed = failure is not None or unscored
-        after_tools = "has_tool_images" in kwargs  # TRL's tool loop, in which processes take different numbers of turns
-        if is_lost or (failed if after_tools else any_process(failed, self.accelerator.device)):
+        if is_lost or any_process(failed, self.accelerator.device):
             rows = [{"prompt": text} for text in self.processing_class.batch_decode(prompt_ids)]
             raise non_finite_error("the probability of a sampled token", self, rows=rows) from failure
         return completion_ids, logprobs
@@ -317,14 +257,8 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
             if self.args.report_to is of_this_step:  # or wandb has died, and MetricsWriter has taken it out
                 self.args.report_to = reporters
 
-    def _fill_in(self, rows: Tensor, **columns: Tensor) -> None:
-        """Write values that compute_loss knows, shape (B,) each, into the rows of the table."""
-        rows = self.accelerator.gather(rows)
-        for column, local in columns.items():
-            for row, value in zip(rows.tolist(), self.accelerator.gather(local).tolist(), strict=True):
-                self._logs["extra"][column][row] = value
-
-    def _cut_off(self, ids: Tensor, valid: Tensor) -> list[bool]:
+    def cut_off(self, ids: Tensor, valid: Tensor) -> list[bool]:
+        """Whether each completion, shape (B, T), ends at the length limit."""
         return cut_off(ids, valid, [*self.eos_token_ids, self._tokenizer.pad_token_id])
 
     # The objective
@@ -334,43 +268,51 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
     ) -> Tensor:
         if return_outputs:
             raise UsageError("return_outputs is not supported: the loss is computed without the logits.")
-        mode = "train" if self.model.training else "eval"
-        weights = self._lambda(inputs)  # (B, T)
-        logps, token_entropy = self._logps_and_entropy(model, inputs, self._tokens_with_gradient(weights, inputs))
-        inputs = inputs | {"completion_mask": policy_mask(inputs)}  # o_i of the objective and the metrics
-        entropy = completion_entropy(token_entropy, inputs["completion_mask"])  # <H>_i, (B,)
-        keep = self._delta(entropy, inputs)  # (B,)
-        tokens = loss_mask(inputs)
-        if self.top_entropy_quantile < 1.0:  # it multiplies the policy's term, as importance weights do
-            tokens = self.get_high_entropy_mask(token_entropy.detach(), tokens, 1 - self.top_entropy_quantile)
-            inputs = inputs | {"importance_sampling_ratio": tokens * inputs.get("importance_sampling_ratio", 1.0)}
-        loss, metrics = self._objective(logps, entropy, weights, keep, inputs)
-        if self._entropy_bonus_enabled:
-            metrics["policy_loss"] = loss.detach()
-            loss = loss - entropy_bonus(self, token_entropy, tokens)
-        finite = loss.detach().isfinite() & entropy.isfinite().all()
-        if not self.accelerator.gather(finite).all():  # every process raises, or the others would hang
-            what = "the loss" if entropy.isfinite().all() else "the entropy"
-            raise non_finite_error(what, self, [inputs | {"logps": logps, "token_entropy": token_entropy}])
-        if "row" in inputs:
-            self._fill_in(inputs["row"], entropy=entropy, delta=keep)
-        if inputs.get("sampling_per_token_logps") is not None:
-            drawn = inputs.get("old_per_token_logps", logps.detach())  # under the weights that vLLM sampled with
-            metrics["sampler_logp_gap"] = sampler_gap(drawn, inputs)
-        if "kl" in metrics:  # a mean over tokens: weight each process and micro-batch by its tokens
-            share = loss_mask(inputs).sum() / inputs["num_items_in_batch"].clamp(min=1)
-            micro_batches = self.args.steps_per_generation if mode == "train" else 1
-            metrics["kl"] = metrics["kl"] * share * self.accelerator.num_processes * micro_batches
-        for name, value in metrics.items():
-            self._metrics[mode][name].append(self.accelerator.gather(value).mean().item())
-        of_tags = tag_logps(
-            self._tokenizer, inputs["completion_ids"], inputs["completion_mask"], logps.detach(), self.tags
+        logps, token_entropy = self._logps_and_entropy(model, inputs, self._tokens_with_gradient(inputs))  # (B, T) each
+        loss, measured = self._objective(logps, token_entropy, inputs)
+        record_loss(self, loss, measured, logps, token_entropy, inputs)
+        return loss / (self.current_gradient_accumulation_steps if self.model.training else 1)
+
+    def _objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
+        """Eq. 1 and 2."""
+        entropy = completion_entropy(token_entropy, inputs["completion_mask"])  # measured alone
+        loss, metrics = grpo_loss(
+            logps,
+            inputs["completion_mask"],
+            inputs["advantages"],
+            epsilon_low=self.epsilon_low,
+            epsilon_high=self.epsilon_high,
+            beta=self.beta,
+            ref_per_token_logps=inputs.get("ref_per_token_logps"),
+            **self._of_trl(inputs),
         )
-        of_tags = self.accelerator.gather(of_tags).view(-1, len(TAG_METRICS)).nanmean(0)
-        for name, logp in zip(TAG_METRICS, of_tags.tolist(), strict=True):
-            if not math.isnan(logp):
-                self._metrics[mode][name].append(logp)
-        return loss / (self.current_gradient_accumulation_steps if mode == "train" else 1)
+        ones = torch.ones_like(entropy)
+        return loss, Measured(entropy, ones[:, None].expand_as(logps), ones, metrics | {"entropy": entropy.mean()})
+
+    def _of_trl(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """What TRL sets for any objective: how tokens are averaged, the old policy, and the sampler's correction."""
+        mask, micro_batches = inputs["completion_mask"], self.args.steps_per_generation if self.model.training else 1
+        normalizer: Tensor | int | None = None  # the losses of micro-batches and processes are averaged
+        if self.loss_type == "dr_grpo":
+            normalizer = len(mask) * int(self.max_completion_length)
+        elif self.loss_type == "bnpo":  # of this micro-batch alone
+            normalizer = mask.sum().clamp(min=1)
+        elif self.loss_type == "dapo":
+            count: Tensor = inputs["num_items_in_batch"].clamp(min=1)
+            normalizer = count / (self.accelerator.num_processes * micro_batches)
+        return {
+            "loss_type": self.loss_type,
+            "normalizer": normalizer,
+            "old_per_token_logps": inputs.get("old_per_token_logps"),
+            "importance_weights": inputs.get("importance_sampling_ratio"),
+        }
+
+    def _tokens_with_gradient(self, inputs: dict[str, Any]) -> Tensor:
+        """The tokens that may have a gradient; the head skips the others. Bool, shape (B, T)."""
+        mask, advantages = inputs["conflict_mask"], inputs["advantages"][:, None]
+        if self.conflict_correction:
+            return ~mask | (advantages >= 0)  # lambda = 0 on the others
+        return ((advantages != 0) | bool(self.beta or self.gamma)).expand_as(mask)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -415,58 +357,21 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
             # With KL's adapter "ref" in a subdirectory, Transformers does not load the trained one.
             policy.load_adapter(resume_from_checkpoint, "default", is_trainable=True)
 
-    def _loss_advantages(self, advantages: Tensor) -> Tensor:
-        """A_i as in the loss: times the weight of its sign. Shape (B,)."""
-        return weighted_advantages(advantages, *self.advantage_weights)
-
-    def _delta(self, entropy: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """delta of the rows: 1 everywhere in GRPO. Shape (B,)."""
-        return torch.ones_like(entropy)
-
-    def _lambda(self, inputs: dict[str, Any]) -> Tensor:
-        """lambda of the rows: 1 everywhere in GRPO. Shape (B, T)."""
-        return torch.ones_like(inputs["completion_mask"], dtype=torch.float32)
-
-    def _tokens_with_gradient(self, weights: Tensor, inputs: dict[str, Any]) -> Tensor:
-        """The tokens that may have a gradient. Bool, shape (B, T)."""
-        learns = (self._loss_advantages(inputs["advantages"]) != 0) | (self.beta != 0)
-        return learns[:, None].expand_as(weights)
-
-    def _objective(
-        self, logps: Tensor, entropy: Tensor, weights: Tensor, keep: Tensor, inputs: dict[str, Any]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, metrics = grpo_loss(
-            logps,
-            loss_mask(inputs),
-            self._loss_advantages(inputs["advantages"]),
-            epsilon_low=self.epsilon_low,
-            epsilon_high=self.epsilon_high,
-            beta=self.beta,
-            loss_type=self.loss_type,
-            normalizer=normalizer(self, inputs),
-            ref_per_token_logps=inputs.get("ref_per_token_logps"),
-            old_per_token_logps=inputs.get("old_per_token_logps"),
-            importance_weights=inputs.get("importance_sampling_ratio"),
-        )
-        return loss, metrics | {"entropy": entropy.mean()}
-
     def mean_entropies(self, batch: dict[str, Tensor]) -> Tensor:
         """<H>_i, in micro-batches of the training size. Shape (B,)."""
         _, token_entropy = self.scores(self.model_wrapped, batch, self.args.per_device_train_batch_size)
-        return completion_entropy(token_entropy, policy_mask(batch))
+        return completion_entropy(token_entropy, batch["completion_mask"])
 
     def _logps_and_entropy(
         self, model: Any, inputs: dict[str, Any], grad_rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """ln pi and H of the policy's tokens at the sampling temperature, 0 on all others. Shape (B, T) each."""
-        completion_mask = policy_mask(inputs).bool()
+        """ln pi and H of the completion tokens at the sampling temperature, 0 on all others. Shape (B, T) each."""
+        completion_mask = inputs["completion_mask"].bool()
         causal_lm = self._causal_lm(model)
         forward = partial(model, logits_to_keep=1) if "logits_to_keep" in self.model_kwarg_keys else model
         by_prompt = self._encodes_prompts_once(forward, causal_lm, inputs)
         hidden_states = hidden_states_by_prompt if by_prompt else hidden_states_per_completion
         hidden = hidden_states(forward, causal_lm.get_decoder(), inputs)  # (N, H), each predicts its token
-        if "tool_mask" in inputs:
-            hidden = hidden[completion_mask[inputs["completion_mask"].bool()]]
         head = causal_lm.get_output_embeddings()
         logps, entropy = linear_logps_and_entropy(
             hidden,
@@ -475,7 +380,6 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
             temperature=self.temperature,
             bias=gather_full_parameter(getattr(head, "bias", None)),
             grad_rows=None if grad_rows is None else grad_rows[completion_mask],
-            entropy_grad=self._entropy_bonus_enabled,
             **self._logit_options,
         )
         blank = torch.zeros(completion_mask.shape, dtype=logps.dtype, device=logps.device)
@@ -505,7 +409,7 @@ class GRPOTrainer(HeldOutEvaluation, TextTools, trl.GRPOTrainer):
 
 
 class GTPOTrainer(GRPOTrainer):
-    """GTPO (arXiv 2508.03772): the objective of Eq. 11; no KL term, no reference model, no clipping.
+    """GTPO (arXiv 2508.03772): GRPOTrainer with the objective of Eq. 11; no KL term, no reference model, no clipping.
 
     Args:
         gtpo: Settings of the method; the paper's by default.
@@ -525,40 +429,23 @@ class GTPOTrainer(GRPOTrainer):
         self.gtpo = gtpo or GTPOArguments()
         self.conflict_span = self.gtpo.conflict_span
         self.conflict_positive_weight = self.gtpo.conflict_positive_weight
+        self.conflict_correction = self.gtpo.conflict_correction
+        self.gamma = self.gtpo.gamma
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
         self.initial_entropy = InitialEntropy(self)
         self.add_callback(self.initial_entropy)
 
-    def _lambda(self, inputs: dict[str, Any]) -> Tensor:
-        if not self.gtpo.conflict_correction:
-            return super()._lambda(inputs)
-        return conflict_weights(inputs["conflict_mask"], inputs["advantages"].float(), self.conflict_positive_weight)
-
-    def _delta(self, entropy: Tensor, inputs: dict[str, Any]) -> Tensor:
-        return entropy_filter(
-            entropy,
-            inputs["advantages"],
-            self.initial_entropy.value,
-            threshold=self.gtpo.entropy_threshold,
-            mode=self.gtpo.entropy_filter,
+    def _objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
+        """Eq. 9 to 11."""
+        mask, advantages, settings = inputs["completion_mask"], inputs["advantages"].float(), self.gtpo
+        # GTPO change 1: lambda of Eq. 9 on the tokens that completions of both signs share
+        conflicts = inputs["conflict_mask"] & settings.conflict_correction
+        weights = conflict_weights(conflicts, advantages, settings.conflict_positive_weight)
+        # GTPO change 2: delta of Eq. 10 and the penalty gamma <H>_i of Eq. 11
+        entropy = completion_entropy(token_entropy, mask)
+        threshold, mode = settings.entropy_threshold, settings.entropy_filter
+        keep = entropy_filter(entropy, advantages, self.initial_entropy.value, threshold, mode)
+        loss, metrics = gtpo_loss(
+            logps, entropy, mask, advantages, weights, keep, gamma=settings.gamma, **self._of_trl(inputs)
         )
-
-    def _tokens_with_gradient(self, weights: Tensor, inputs: dict[str, Any]) -> Tensor:
-        return weights != 0
-
-    def _objective(
-        self, logps: Tensor, entropy: Tensor, weights: Tensor, keep: Tensor, inputs: dict[str, Any]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        return gtpo_loss(
-            logps,
-            entropy,
-            loss_mask(inputs),
-            self._loss_advantages(inputs["advantages"]),
-            weights,
-            keep,
-            gamma=self.gtpo.gamma,
-            loss_type=self.loss_type,
-            normalizer=normalizer(self, inputs),
-            old_per_token_logps=inputs.get("old_per_token_logps"),
-            importance_weights=inputs.get("importance_sampling_ratio"),
-        )
+        return loss, Measured(entropy, weights, keep, metrics)

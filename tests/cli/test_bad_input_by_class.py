@@ -30,7 +30,7 @@ FLAGS = """
 --reward_weights 1|--reward_weights 1 2 3|--system_prompt missing.txt|--chat_template missing.jinja
 --chat_template_kwargs {|--chat_template_kwargs [1]|--fsdp full_shard|--resume nowhere
 --dataloader_num_workers -1|--gpu_memory_utilization 2|--vllm_mode cloud|--push_to_hub|--num_generations_eval 2
---positive_advantage_weight -1|--positive_advantage_weight 0 --negative_advantage_weight 0|--bf16 --fp16
+--bf16 --fp16
 --model nowhere/at/all|--model /etc|--lora_target_modules|--lora_target_modules lm_head
 --lora_target_modules all-linear q_proj
 """

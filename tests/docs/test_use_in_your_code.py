@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from helpers.scripts import ROOT
-from transformers import AutoTokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -94,23 +93,6 @@ def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: P
     run(tmp_path, "mine.py", installed=installed)
     assert json.loads((tmp_path / "outputs" / "mine" / "initial_entropy.json").read_text())["prompts"] == 4
     assert (tmp_path / "group.html").read_text().count("<tr>") == 1 + 4
-
-
-def test_a_tool_in_a_script(tiny: Path, tmp_path: Path, installed: Path) -> None:
-    """On the untrained tiny model, whose chat template and parser are those of examples/calculator.py: no calls."""
-    from examples.calculator import CHAT_TEMPLATE, RESPONSE_TEMPLATE
-
-    model = tmp_path / "model"
-    shutil.copytree(tiny, model)
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.chat_template, tokenizer.response_template = CHAT_TEMPLATE, RESPONSE_TEMPLATE
-    tokenizer.save_pretrained(model)
-    (script,) = section("Tools and environments", "python")
-    cpu = 'GRPOConfig(bf16=False, use_cpu=True, report_to="none", logging_steps=1, per_device_train_batch_size=4, '
-    script = script.replace(HUB_MODEL, str(model)).replace("GRPOConfig(", cpu)
-    checks = "print(calculate('3 + 5'), trainer.state.log_history[0]['tools/call_frequency'])\n"
-    (tmp_path / "mine.py").write_text(script + checks)
-    assert run(tmp_path, "mine.py", installed=installed).splitlines()[-1] == "8 0.0"
 
 
 def test_the_single_file_next_to_a_script(tiny: Path, tmp_path: Path) -> None:

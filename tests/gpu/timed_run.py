@@ -146,9 +146,6 @@ class Library(trl.GRPOTrainer):
     check_settings = staticmethod(lambda args: None)
     check_model = staticmethod(lambda model, args: None)
 
-    def __init__(self, positive_advantage_weight: float, negative_advantage_weight: float, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-
 
 if __name__ == "__main__":
     trainer.GTPOTrainer = timed(trainer.GTPOTrainer)  # type: ignore[misc]

@@ -4,11 +4,9 @@ torchrun also runs this file as a script: it trains and saves the trained weight
 """
 
 import argparse
-import itertools
 import json
 import random
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from examples import calculator, gtpo_trl
+from examples import gtpo_trl
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, RunArguments, Settings
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
@@ -39,37 +37,6 @@ def canned_group(step: int, size: int = GROUP) -> list[list[int]]:
     return group
 
 
-CALL = '<call>calculate {{"expression": "{}"}}</call></s>'
-SAY = '<call>say {{"count": {}}}</call></s>'
-TURNS = [  # of a group with tools, row by row; the last five write no call that is answered
-    [CALL.format("7 + 5"), "12</s>"],
-    [CALL.format("7 + 5"), "13 or 14</s>"],
-    [CALL.format("7 * 5"), CALL.format("35 - 1"), "34</s>"],
-    [CALL.format("7 + x"), "7 and more</s>"],  # the calculator raises
-    [CALL.format("7 + 5"), "12 12 12"],  # no EOS
-    [SAY.format(100), "7</s>"],  # the answer ends at the length limit: no room for the last turn
-    [SAY.format(101), "7</s>"],  # the answer exceeds it: TRL leaves it out
-    ["12</s>"],
-    ["<call>calculate {"],  # an unfinished call is text
-    ["13</s>"],
-    [CALL.format("7 + 5").replace('"}', "")],  # no JSON
-    ["12 or 13</s>"],
-]
-TOOLS_LENGTH = 125  # the length limit
-
-
-class ToolBox(calculator.Calculator):
-    """The calculator, and a tool with answers of any length."""
-
-    def say(self, count: int) -> str:
-        """Say.
-
-        Args:
-            count: How often.
-        """
-        return " 7" * count
-
-
 def reward_parity(completions: Any, completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
     """A reward with both signs and ties, computed from the token ids only."""
     return [float(sum(ids) % 3) for ids in completion_ids]
@@ -79,8 +46,6 @@ class _Canned:
     """Mixin: ``_generate_single_turn`` returns the step's canned group; each process gets its share."""
 
     def _generate_single_turn(self: Any, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.tools:
-            return self._canned_turn(prompt_ids, "has_tool_images" in kwargs), None
         if kwargs.get("num_generations") == 1:  # the measurement of the initial entropy
             return [canned_group(step=1000, size=len(prompt_ids))[i] for i in range(len(prompt_ids))], None
         if not self.model.training and self.eval_dataset:  # held-out rows: a completion for each prompt
@@ -88,20 +53,6 @@ class _Canned:
         group = canned_group(self.state.global_step)
         first = self.accelerator.process_index * len(prompt_ids)
         return group[first : first + len(prompt_ids)], None
-
-    def _canned_turn(self: Any, prompt_ids: list[list[int]], after_tools: bool) -> list[list[int]]:
-        """The first turn of each row of this process, or the next one where TRL has answered a call."""
-        encode = partial(self.processing_class.encode, add_special_tokens=False)
-        if not after_tools:
-            first = self.accelerator.process_index * len(prompt_ids)
-            rows = list(itertools.islice(itertools.cycle(TURNS), first, first + len(prompt_ids)))
-            self.begun = [([*ids], [encode(turn) for turn in row]) for ids, row in zip(prompt_ids, rows, strict=True)]
-        turns = []
-        for ids in prompt_ids:  # of the rows that go on, in order; some begin alike
-            history, left = next(row for row in self.begun if row[1] and ids[: len(row[0])] == row[0])
-            turns.append(left.pop(0))
-            history[:] = [*ids, *turns[-1]]
-        return turns
 
 
 class CannedGTPO(_Canned, GTPOTrainer):
@@ -131,7 +82,6 @@ def make_trainer(
     target_modules: Sequence[str] | str | None = ("q_proj", "v_proj"),
     trainer_settings: dict[str, Any] | None = None,
     held_out: int = 0,
-    tools: bool = False,
     rewards: Sequence[Any] = (reward_parity,),
     **settings: Any,
 ) -> Any:
@@ -144,7 +94,6 @@ def make_trainer(
         target_modules: Modules that get a LoRA adapter; None trains the full model.
         trainer_settings: Further arguments of the trainer.
         held_out: Number of held-out rows, whose completions depend on the prompt only.
-        tools: Whether the group is that of ``TURNS``, with an environment.
         rewards: The reward functions.
         settings: Fields of GRPOConfig.
     """
@@ -183,13 +132,6 @@ def make_trainer(
     extra = dict(trainer_settings or {})
     prompts: list[Any] = [f"Question {i}?" + " Why?" * (i % 3) for i in range(8)]
     held_out_prompts: list[Any] = [f"Held out {i}?" for i in range(held_out)]
-    if tools:
-        tokenizer.chat_template = calculator.CHAT_TEMPLATE
-        tokenizer.response_template = calculator.RESPONSE_TEMPLATE
-        prompts = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        held_out_prompts = [[{"role": "user", "content": prompt}] for prompt in held_out_prompts]
-        extra = {"environment_factory": ToolBox} | extra
-        defaults["max_completion_length"] = TOOLS_LENGTH
     if method == "gtpo":
         extra["gtpo"] = GTPOArguments(**method_settings)
     if method == "gtpo_trl":
@@ -229,17 +171,6 @@ def assert_same(left: torch.Tensor, right: torch.Tensor, differs: bool = False) 
     gap = ((left - right).norm() / right.norm()).item()
     tolerance = 3 * 100 * torch.finfo(torch.float32).eps  # three steps, each a float32 sum over some 100 tokens
     assert (gap > 10 * tolerance) if differs else (gap <= tolerance), gap
-
-
-def with_distinct_entropies(trainer: Any) -> Any:
-    """Tokens of a shared prefix have equal entropies, and rounding would decide which of them are in a quantile."""
-    original = trainer.get_high_entropy_mask
-
-    def find(entropies: torch.Tensor, mask: torch.Tensor, threshold: float) -> torch.Tensor:
-        return original(entropies + 0.01 * torch.arange(entropies.numel()).cos().view_as(entropies), mask, threshold)
-
-    trainer.get_high_entropy_mask = find
-    return trainer
 
 
 def sharded_gradients(trainer: Any) -> dict[str, torch.Tensor]:

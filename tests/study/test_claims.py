@@ -109,9 +109,12 @@ def test_scores_are_those_of_the_benchmark() -> None:
 # Claims
 
 
+STORED = {"grpo-late-w-reinforce"}  # its results and its claim stand; it is not run any more
+
+
 def synthetic(seeds: int = 10) -> Results:
     """Every run and evaluation of the matrix; run i is i above the first in everything, and seeds shift all alike."""
-    names = runs_of(MATRIX, [*CLAIMS], "tiny")
+    names = [*runs_of(MATRIX, [*CLAIMS], "tiny"), *STORED]
     metrics = (
         "accuracy",
         "formatting",
@@ -146,7 +149,8 @@ def synthetic(seeds: int = 10) -> Results:
 @each_claim
 def test_a_claim_reads_only_what_its_figure_makes(figure: str, claim: Claim) -> None:
     groups = groups_of(MATRIX, figure, "tiny")
-    assert set(claim.runs) <= set(runs_of(MATRIX, [figure], "tiny"))
+
+    assert set(claim.runs) - STORED <= set(runs_of(MATRIX, [figure], "tiny"))
     for measure in claim.measures:
         for run in measure.runs if measure.benchmark else ():
             titles = [title for title, curves in groups.items() if run_of(run) in curves.values()]

@@ -1,5 +1,5 @@
-"""Other aggregations, advantages and corrections, for GRPO and GTPO: loss_type, scale_rewards, weighted advantages,
-importance weights of the sampler, and the push on conflict tokens. Against TRL's trainer and naive references."""
+"""Other aggregations, advantages and corrections, for GRPO and GTPO: loss_type, scale_rewards, importance
+weights of the sampler, and the push on conflict tokens. Against TRL's trainer and naive references."""
 
 import functools
 import itertools
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.canned import GROUP, assert_same, canned_group, make_trainer, weight_changes, with_distinct_entropies
+from helpers.canned import GROUP, assert_same, canned_group, make_trainer, weight_changes
 from helpers.reference import (
     length_mask,
     naive_completion_entropy,
@@ -23,20 +23,13 @@ from helpers.reference import (
 )
 from torch import Tensor
 
-from gtpo.errors import UsageError
-from gtpo.files import CONFIGS
-from gtpo.training.trainer import GRPOTrainer
+from gtpo.training.diagnosis import conflict_push, token_weights
 from gtpo_loss import (
-    IMPORTANCE_MODES,
     LOSS_TYPES,
-    conflict_push,
     conflict_spans,
     conflict_weights,
     grpo_loss,
     gtpo_loss,
-    importance_ratio,
-    token_weights,
-    weighted_advantages,
 )
 
 T_MAX = 20
@@ -189,45 +182,12 @@ def test_the_loss_refuses_what_it_cannot_divide_by() -> None:
         ValueError, match=r"importance_weights has shape \(6,\): expected \(B, T\) = \(6, 9\) or \(B, 1\)"
     ):
         grpo_loss(*inputs, importance_weights=torch.ones(6))
-    with pytest.raises(ValueError, match="loss_type 'sapo' is unknown"):
-        token_weights(batch["mask"], "sapo", T_MAX)
 
 
 # --- advantages ------------------------------------------------------------------------------------------------------
 
 
-def test_advantages_are_weighted_by_their_sign() -> None:
-    advantages = torch.tensor([2.0, -3.0, 0.0, 0.5])
-    assert weighted_advantages(advantages, 0.1, 1.0).tolist() == pytest.approx([0.2, -3.0, 0.0, 0.05])  # W-REINFORCE
-    assert weighted_advantages(advantages, 0.0, 1.0).tolist() == [0.0, -3.0, 0.0, 0.0]  # negative samples only
-    assert weighted_advantages(advantages, 1.0, 0.0).tolist() == [2.0, 0.0, 0.0, 0.5]  # positive samples only
-    assert torch.equal(weighted_advantages(advantages), advantages)
-
-
 # --- the sampler -----------------------------------------------------------------------------------------------------
-
-
-def test_importance_ratio_computed_by_hand() -> None:
-    # row 1: ratios 2, 1/4, no score (1), padding; row 2: 1/2, 6, 1, 1/2
-    old = torch.tensor([[2.0, 0.25, 1.0, 1.0], [0.5, 6.0, 1.0, 0.5]]).log()
-    sampled = torch.zeros(2, 4)
-    sampled[0, 2], sampled[0, 3] = math.nan, 7.0
-    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
-
-    def ratio(mode: str, clip_min: float | None, clip_max: float | None) -> list[list[float]]:
-        rows = importance_ratio(old, sampled, mask, mode, clip_min, clip_max).tolist()
-        return [pytest.approx(row, rel=1e-6) for row in rows]
-
-    assert ratio("token_truncate", None, 3.0) == [[2, 0.25, 1, 1], [0.5, 3, 1, 0.5]]
-    assert ratio("token_truncate", 0.4, None) == [[2, 0.4, 1, 1], [0.5, 6, 1, 0.5]]
-    assert ratio("token_mask", 0.4, 3.0) == [[2, 0, 1, 1], [0.5, 0, 1, 0.5]]
-    assert ratio("token_mask", None, None) == [[2, 0.25, 1, 1], [0.5, 6, 1, 0.5]]
-    assert ratio("sequence_truncate", 0.75, 1.25) == [[0.75], [1.25]]  # products: 0.5 and 1.5
-    assert ratio("sequence_mask", None, 1.25) == [[0.5], [0]]
-    assert ratio("sequence_mask", 0.75, None) == [[0], [1.5]]
-    assert importance_ratio(old, sampled, mask).tolist() == ratio("sequence_mask", None, 3.0)  # TRL's defaults
-    with pytest.raises(ValueError, match="importance sampling mode 'token' is unknown: pick one of token_truncate"):
-        importance_ratio(old, sampled, mask, "token")
 
 
 # --- the push on conflict tokens -------------------------------------------------------------------------------------
@@ -238,10 +198,9 @@ def push_of(
     advantages: list[float],
     group_size: int,
     each: list[float],
-    factors: tuple[float, float],
     span: int = 0,
 ) -> tuple[float, float]:
-    """``conflict_push`` of these completions, with weights w_i and the advantage weights of the two signs.
+    """``conflict_push`` of these completions, with weights w_i.
 
     Of both spans, of the forward spans (1), or of the backward spans (2).
     """
@@ -250,7 +209,7 @@ def push_of(
     signed = torch.tensor(advantages, dtype=torch.float64)
     runs = conflict_spans(ids, mask, signed, group_size)
     weights = conflict_weights(runs[0] | runs[1], signed)
-    strength = torch.tensor(each, dtype=torch.float64) * weighted_advantages(signed, *factors)
+    strength = torch.tensor(each, dtype=torch.float64) * signed
     push, corrected = conflict_push(ids, mask, runs, strength, weights, group_size)
     return push[span].item(), corrected[span].item()
 
@@ -261,34 +220,28 @@ def test_conflict_push_computed_by_hand() -> None:
     #  1/4  +1   1 3 9
     #  1/4  -2   1 4 9
     # token 1: 1/2 + 1/4 - 1/2 = 1/4 before, 2 (1/2 + 1/4) = 3/2 after lambda; token 9: -1/4 before, 1/2 after
-    push, corrected = push_of([[1, 2], [1, 3, 9], [1, 4, 9]], [1.0, 1.0, -2.0], 3, [0.5, 0.25, 0.25], (1.0, 1.0))
+    push, corrected = push_of([[1, 2], [1, 3, 9], [1, 4, 9]], [1.0, 1.0, -2.0], 3, [0.5, 0.25, 0.25])
     assert (push, corrected) == (0.0, 1.0)
-    opening, closing = (
-        push_of([[1, 2], [1, 3, 9], [1, 4, 9]], [1, 1, -2], 3, [0.5, 0.25, 0.25], (1, 1), s) for s in (1, 2)
-    )
+    opening, closing = (push_of([[1, 2], [1, 3, 9], [1, 4, 9]], [1, 1, -2], 3, [0.5, 0.25, 0.25], s) for s in (1, 2))
     assert opening == (0.25, 1.5) and closing == (-0.25, 0.5)
-    # positive samples at a tenth: (0.075 - 0.5 + 0.025 - 0.5) / 2 and (0.15 + 0.05) / 2
-    push, corrected = push_of([[1, 2], [1, 3, 9], [1, 4, 9]], [1.0, 1.0, -2.0], 3, [0.5, 0.25, 0.25], (0.1, 1.0))
-    assert (push, corrected) == (pytest.approx(-0.45), pytest.approx(0.1))
 
 
 def test_conflict_push_counts_no_padding() -> None:
     # the second completion lies wholly in its backward span: one conflict token, (1/2) 1 - (1/2) 1/2
-    assert push_of([[5, 6], [6]], [1.0, -0.5], 2, [0.5, 0.5], (1.0, 1.0))[0] == 0.25
+    assert push_of([[5, 6], [6]], [1.0, -0.5], 2, [0.5, 0.5])[0] == 0.25
 
 
 def test_conflict_push_of_equal_weights_cancels_on_a_prefix_of_the_whole_group() -> None:
     completions, advantages = [[1, 2, 5], [1, 2, 6, 7], [1, 2], [1, 2, 8, 3, 4]], [1.5, -0.5, -0.5, -0.5]
     lengths = [1 / len(row) for row in completions]
-    push, corrected = push_of(completions, advantages, 4, [0.25] * 4, (1.0, 1.0))
+    push, corrected = push_of(completions, advantages, 4, [0.25] * 4)
     assert push == pytest.approx(0.0, abs=1e-15) and corrected == pytest.approx(0.75)  # Dr. GRPO and DAPO
-    push, _ = push_of(completions, advantages, 4, [length / 4 for length in lengths], (1.0, 1.0))
+    push, _ = push_of(completions, advantages, 4, [length / 4 for length in lengths])
     assert push == pytest.approx((1.5 / 3 - 0.5 * (1 / 4 + 1 / 2 + 1 / 5)) / 4)  # GRPO: 1/|o_i| leaves a rest
 
 
-@pytest.mark.parametrize("factors", [(1.0, 1.0), (0.1, 1.0), (0.0, 1.0)])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_conflict_push_equals_the_naive_reference(loss_type: str, factors: tuple[float, float]) -> None:
+def test_conflict_push_equals_the_naive_reference(loss_type: str) -> None:
     completions = canned_group(0) + canned_group(1)
     advantages = torch.linspace(-1.5, 1.5, 24, dtype=torch.float64)[
         torch.randperm(24, generator=torch.Generator().manual_seed(3))
@@ -303,19 +256,17 @@ def test_conflict_push_equals_the_naive_reference(loss_type: str, factors: tuple
     }[loss_type]
     found = token_weights(length_mask(lengths, max(lengths)), loss_type, 32)
     assert found.tolist() == pytest.approx(each, rel=1e-6)
-    signs = [factors[0] if a > 0 else factors[1] for a in advantages.tolist()]
+    signs = [1.0] * len(advantages)
     expected = naive_conflict_push(completions, advantages.tolist(), GROUP, each, signs)
-    assert push_of(completions, advantages.tolist(), GROUP, each, factors) == pytest.approx(expected, abs=1e-12)
+    assert push_of(completions, advantages.tolist(), GROUP, each) == pytest.approx(expected, abs=1e-12)
     for span, backward in ((1, False), (2, True)):
         expected = naive_conflict_push(completions, advantages.tolist(), GROUP, each, signs, (backward,))
-        assert push_of(completions, advantages.tolist(), GROUP, each, factors, span) == pytest.approx(
-            expected, abs=1e-12
-        )
-    assert abs(expected[0]) > 1e-5 or factors[0] == 0
+        assert push_of(completions, advantages.tolist(), GROUP, each, span) == pytest.approx(expected, abs=1e-12)
+    assert abs(expected[0]) > 1e-5
 
 
 def test_without_conflict_tokens_there_is_no_push() -> None:
-    assert all(map(math.isnan, push_of([[1], [2]], [1.0, -1.0], 2, [0.5, 0.5], (1.0, 1.0))))
+    assert all(map(math.isnan, push_of([[1], [2]], [1.0, -1.0], 2, [0.5, 0.5])))
 
 
 # --- the trainers ----------------------------------------------------------------------------------------------------
@@ -440,14 +391,13 @@ def plain_logps_and_entropy(trainer: Any, batch: dict[str, Tensor]) -> tuple[lis
 
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 @pytest.mark.parametrize(("method", "positive_weight"), [("gtpo", 2.0), ("gtpo", 1.0), ("grpo", 2.0)])
-def test_a_step_is_the_naive_objective_of_weighted_advantages(
+def test_a_step_is_the_naive_objective(
     method: str, positive_weight: float, loss_type: str, tiny: Path, tmp_path: Path
 ) -> None:
-    """Loss and logged pushes, in float64 from the plain logits; the signs of the masks are those before weighting."""
+    """Loss and logged pushes, in float64 from the plain logits."""
     settings: dict[str, Any] = {"loss_type": loss_type, "num_generations": ROWS, "max_completion_length": 40}
-    weights = {"positive_advantage_weight": 0.0, "negative_advantage_weight": 0.7}
     correction = {"entropy_filter": "negative_only", "conflict_positive_weight": positive_weight}
-    trainer = make_trainer(method, tiny, tmp_path, gtpo=correction, trainer_settings=weights, **settings)
+    trainer = make_trainer(method, tiny, tmp_path, gtpo=correction, **settings)
     batch = scored_batch(trainer)
     completions, advantages = canned_group(0), batch["advantages"].tolist()
     assert min(advantages) < 0 < max(advantages)
@@ -458,12 +408,10 @@ def test_a_step_is_the_naive_objective_of_weighted_advantages(
         "dapo": [1 / sum(lengths)] * GROUP,
         "bnpo": [1 / sum(lengths)] * GROUP,
     }[loss_type]
-    factors = [0.0 if a > 0 else 0.7 for a in advantages]
-    weighted = [a * f for a, f in zip(advantages, factors, strict=True)]
     logps, entropies = plain_logps_and_entropy(trainer, batch)
     loss = trainer.compute_loss(trainer.model, batch)
     if method == "grpo":
-        expected = naive_grpo_loss(logps, weighted, token_weights=each)[0]
+        expected = naive_grpo_loss(logps, advantages, token_weights=each)[0]
     else:
         means = naive_completion_entropy(entropies)
         delta = [0.0 if h > 5.05 and a < 0 else 1.0 for h, a in zip(means, advantages, strict=True)]
@@ -471,14 +419,14 @@ def test_a_step_is_the_naive_objective_of_weighted_advantages(
         mask = naive_conflict_mask(completions, advantages, ROWS)
         lambdas = naive_conflict_weights(mask, advantages, positive_weight)
         options: dict[str, Any] = {"token_entropy": entropies, "gamma": 0.1, "delta": delta, "token_weights": each}
-        expected = naive_gtpo_loss(logps, weighted, weights=lambdas, **options)[0]
+        expected = naive_gtpo_loss(logps, advantages, weights=lambdas, **options)[0]
     assert loss.item() == pytest.approx(expected, abs=1e-5)
     logged = trainer._metrics["train"]
     both, opening, closing = (
-        naive_conflict_push(completions, advantages, ROWS, each, factors, directions, positive_weight)
+        naive_conflict_push(completions, advantages, ROWS, each, [1.0] * GROUP, directions, positive_weight)
         for directions in ((False, True), (False,), (True,))
     )
-    assert both[0] < -1e-4 and opening != closing
+    assert abs(both[0]) > 1e-4 and opening != closing
     for span, pushes in (("", both), ("_opening", opening), ("_closing", closing)):
         assert logged[f"conflict_push{span}"] == [pytest.approx(pushes[0], abs=1e-6)]
         assert logged[f"conflict_push_corrected{span}"] == [pytest.approx(pushes[1], abs=1e-6)]
@@ -512,53 +460,6 @@ def test_the_pushes_of_grpo_and_gtpo_are_those_of_their_weights(tiny: Path, tmp_
         assert logged["grpo", loss_type] == logged["gtpo", loss_type]  # the same groups, weighted by one loss_type
     for plain, constant in zip(logged["grpo", "grpo"], logged["grpo", "dr_grpo"], strict=True):
         assert plain[0] != constant[0] and plain[1] > 0 and constant[1] > 0
-
-
-def test_a_weight_of_zero_takes_the_gradient_and_keeps_the_conflicts(tiny: Path, tmp_path: Path) -> None:
-    masks, gradients = [], []
-    for weight in (1.0, 0.0):
-        options = {"positive_advantage_weight": weight}
-        trainer = make_trainer("grpo", tiny, tmp_path / str(weight), trainer_settings=options)
-        batch = scored_batch(trainer)
-        seen: list[Tensor] = []
-        masks.append(batch["conflict_mask"])
-        logps_and_entropy = trainer._logps_and_entropy
-
-        def keep(*args: Any, seen: list[Tensor] = seen, original: Any = logps_and_entropy) -> tuple[Tensor, Tensor]:
-            logps, entropy = original(*args)
-            logps.retain_grad()
-            seen.append(logps)
-            return logps, entropy
-
-        trainer._logps_and_entropy = keep
-        trainer.compute_loss(trainer.model, batch).backward()
-        gradients.append(seen[0].grad.abs().sum(-1) > 0)
-    assert torch.equal(masks[0], masks[1]) and masks[0].any()
-    assert torch.equal(gradients[0], batch["advantages"] != 0)
-    assert torch.equal(gradients[1], batch["advantages"] < 0)
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ((-0.1, 1.0), "positive_advantage_weight is -0.1: expected a finite number >= 0"),
-        ((1.0, math.inf), "negative_advantage_weight is inf: expected a finite number >= 0"),
-        ((0.0, 0.0), "positive_advantage_weight and negative_advantage_weight are 0"),
-    ],
-)
-def test_advantage_weights_out_of_range_are_refused(
-    weights: tuple[float, float], message: str, tiny: Path, tmp_path: Path
-) -> None:
-    options = dict(zip(("positive_advantage_weight", "negative_advantage_weight"), weights, strict=True))
-    with pytest.raises(UsageError, match=message):
-        make_trainer("grpo", tiny, tmp_path, trainer_settings=options)
-
-
-@pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_the_scripts_pass_the_advantage_weights_on(method: str) -> None:
-    text = (CONFIGS.parent / f"train_{method}.py").read_text()
-    for sign in ("positive", "negative"):
-        assert text.count(f"{sign}_advantage_weight=settings.reward.{sign}_advantage_weight,") == 1
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
@@ -604,7 +505,12 @@ def sampled(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[l
 
 @pytest.mark.parametrize(
     ("mode", "loss_type", "iterations"),
-    zip(IMPORTANCE_MODES, ("grpo", "dapo", "dr_grpo", "grpo"), (1, 2, 1, 2), strict=True),
+    zip(
+        ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+        ("grpo", "dapo", "dr_grpo", "grpo"),
+        (1, 2, 1, 2),
+        strict=True,
+    ),
 )
 def test_the_correction_of_the_sampler_is_that_of_trl(
     mode: str, loss_type: str, iterations: int, sampled: list, tiny: Path, tmp_path: Path
@@ -624,35 +530,3 @@ def test_the_correction_of_the_sampler_is_that_of_trl(
     assert_same(trained("grpo")[0], theirs)
     assert_same(trained("gtpo")[0], theirs)
     assert_same(trained("grpo", vllm_importance_sampling_correction=False)[0], theirs, differs=True)
-
-
-def test_the_80_20_rule_keeps_the_correction_of_the_sampler(sampled: list, tiny: Path, tmp_path: Path) -> None:
-    settings = {"top_entropy_quantile": 0.5, "vllm_importance_sampling_mode": "token_truncate", **STEP}
-    ours, theirs, uncorrected = (
-        weight_changes(
-            with_distinct_entropies(with_sampler(make_trainer(method, tiny, tmp_path, **settings, **other), sampled))
-        )
-        for method, other in (("grpo", {}), ("trl", {}), ("trl", {"vllm_importance_sampling_correction": False}))
-    )
-    assert_same(ours, theirs)
-    assert_same(uncorrected, theirs, differs=True)
-
-
-def test_the_correction_does_not_need_that_of_trl(sampled: list, tiny: Path, tmp_path: Path) -> None:
-    """Unsloth takes it out of TRL's method: the ratio is computed from the log-probabilities."""
-    trainer = with_sampler(make_trainer("grpo", tiny, tmp_path, vllm_importance_sampling_mode="token_mask"), sampled)
-    batch = scored_batch(trainer)
-    logps, _ = plain_logps_and_entropy(trainer, batch)
-    for row, old, scores in zip(
-        unpad(batch["importance_sampling_ratio"], batch["completion_mask"]), logps, sampled[0], strict=True
-    ):
-        ratios = [1.0 if score is None else math.exp(logp - score) for logp, score in zip(old, scores, strict=True)]
-        assert row == pytest.approx([0.0 if ratio > 3 else ratio for ratio in ratios], abs=1e-3)
-
-
-def test_the_correction_may_be_switched_on(tmp_path: Path) -> None:
-    import trl
-
-    args = trl.GRPOConfig(output_dir=str(tmp_path), loss_type="grpo", bf16=False, use_cpu=True)
-    args.use_vllm = args.vllm_importance_sampling_correction = True
-    GRPOTrainer.check_settings(args)

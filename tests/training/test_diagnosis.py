@@ -105,29 +105,6 @@ def test_groups_without_variance_are_counted(tiny: Path, tmp_path: Path) -> None
     assert row["groups_without_variance"] == row["frac_reward_zero_std"] == 0.5  # two of four groups
 
 
-def test_tokens_of_tools_are_left_out(tiny: Path, tmp_path: Path) -> None:
-    """A tool answers with two tokens after the first token of every other completion."""
-    trainer = make_trainer("trl", tiny, tmp_path)
-    trainer.model.train()
-    batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
-    callback = ConflictMetrics(trainer)
-    callback.on_batch(batch)
-    ids, mask = batch["completion_ids"], batch["completion_mask"]
-    blank = torch.zeros_like(ids[:, :2])
-    wide = {"completion_ids": torch.cat([ids, blank], 1), "completion_mask": torch.cat([mask, blank], 1)}
-    wide["tool_mask"] = torch.ones_like(wide["completion_mask"])
-    for row in range(1, GROUP, 2):
-        wide["completion_ids"][row] = torch.cat([ids[row, :1], blank[row] + 7, ids[row, 1:]])
-        wide["completion_mask"][row] = torch.cat([mask[row, :1], blank[row] + 1, mask[row, 1:]])
-        wide["tool_mask"][row, 1:3] = 0
-    callback.on_batch(batch | wide)
-    names = [name for name in trainer._metrics["train"] if name.startswith("conflict")]
-    assert len(names) == 8
-    for name in names:
-        first, second = trainer._metrics["train"][name]
-        assert first == pytest.approx(second, abs=1e-7), name
-
-
 def test_a_second_training_measures_once_per_batch(tiny: Path, tmp_path: Path) -> None:
     seen: list[int] = []
 
