@@ -1,4 +1,4 @@
-"""The GPU check (`make gpu-check`): its device, its report, and its fixtures.
+"""The GPU check (`pytest tests/gpu`): its device, its report, and its fixtures.
 
 Each part stores its measurements in the fixture ``numbers``. The report, ``outputs/gpu-check/<gpu>.json``, is written
 after every part, so that it is complete even if a later part or the machine fails. A part that is not selected keeps

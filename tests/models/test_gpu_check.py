@@ -1,4 +1,4 @@
-"""`make gpu-check` without a GPU: the parts that run on a CPU, the report, and that `make test` does not collect it."""
+"""The GPU tests without a GPU: the parts that run on a CPU, the report, and that `make test` does not collect it."""
 
 import json
 import math
