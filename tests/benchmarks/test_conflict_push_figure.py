@@ -14,7 +14,7 @@ from conflict_push_figure import draw_push, groups_of, relative_pushes
 from gtpo.errors import UsageError
 from gtpo.runs.directory import RunDirectory
 
-STORED = ROOT / "tests" / "stored" / "run_of_729c78e"
+STORED = ROOT / "tests" / "stored" / "run_of_eada378"
 
 
 def test_relative_pushes_of_a_group_computed_by_hand() -> None:

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
     (folder / "my_reward.py").write_text("def concise(completions, **columns):\n    return [0.0] * len(completions)\n")
     (folder / "configs").symlink_to(ROOT / "configs")
     (folder / "tiny-model").symlink_to(tiny)
-    shutil.copytree(ROOT / "tests" / "stored" / "run_of_729c78e", folder / "outputs" / "RUN")
+    shutil.copytree(ROOT / "tests" / "stored" / "run_of_eada378", folder / "outputs" / "RUN")
     config = folder / "outputs" / "RUN" / "config.yaml"
     config.write_text(config.read_text().replace("letters.py:letters", "accuracy"))  # a file that is not there
     return folder

@@ -1,6 +1,6 @@
-"""A run directory of revision 729c78e: it can be resumed, evaluated and plotted.
+"""A run directory of revision eada378: it can be resumed, evaluated and plotted.
 
-``tests/stored/run_of_729c78e`` is a GTPO run of four steps on the untrained tiny model, with a reward that counts
+``tests/stored/run_of_eada378`` is a GTPO run of four steps on the untrained tiny model, with a reward that counts
 letters. It contains checkpoint-2, as after a kill, and the final adapter. The paths of its model are relative.
 """
 
@@ -20,7 +20,7 @@ from gtpo.models.tiny import save_untrained_tiny
 
 pytestmark = pytest.mark.slow
 
-STORED = ROOT / "tests" / "stored" / "run_of_729c78e"
+STORED = ROOT / "tests" / "stored" / "run_of_eada378"
 TIMES = {"step_time", "tokens_per_second"}
 REWARD = """
 def letters(completions, **columns):
