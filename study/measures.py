@@ -8,8 +8,6 @@ from itertools import accumulate, pairwise
 from gtpo.paper.results import Results
 from gtpo.reports.metrics import smooth
 
-LOW = 0.25  # nats; the entropy of a policy that repeats itself
-
 
 @dataclass(frozen=True)
 class Curve:
@@ -45,10 +43,6 @@ class Curve:
         """Mean over the last quarter of the training."""
         return quarters(self.values)[-1]
 
-    def ends_low(self) -> float:
-        """100 if the mean over the last quarter is below ``LOW``, else 0."""
-        return 100.0 * (self.late() < LOW)
-
     def mean(self) -> float:
         """Mean over the training."""
         return sum(self.values) / len(self.values)
@@ -65,10 +59,6 @@ class Curve:
         """The largest fall of the trailing mean below an earlier value, from the first full window on."""
         full = self.smoothed[min(self.window, len(self.values)) - 1 :]
         return max(high - value for high, value in zip(accumulate(full, max), full, strict=True))
-
-    def final_loss(self) -> float:
-        """The highest value of the trailing mean, from the first full window on, minus its last value."""
-        return self.highest() - self.smoothed[-1]
 
     def rise_step(self) -> float:
         """The step at which the trailing mean first reaches half of its highest value."""

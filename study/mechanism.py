@@ -10,9 +10,12 @@ from statistics import correlation, fmean
 from typing import Any
 
 from gtpo.errors import UsageError
-from gtpo.paper.figures import draw_mechanism, mean_of
-from gtpo.paper.matrix import RUNS, Experiment, Matrix, experiment
+from gtpo.paper.figures import WIDTH, mean_of
+from gtpo.paper.matrix import RUNS, Experiment, Matrix, experiment, with_earlier
 from gtpo.paper.results import rounded
+from gtpo.paper.runner import run_all, slots_of
+from gtpo.paper.states import state_of
+from gtpo.reports.curves import grid
 from gtpo.reports.intervals import LEAST_SEEDS
 from study.rendering import render
 
@@ -24,6 +27,8 @@ SPLITS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "answer decides": lambda line: line["decided_by"] == ["accuracy_reward"],
     "both decide": lambda line: len(line["decided_by"]) == 2,
 }
+TARGETS = {"tags": "tags of reference solutions", "own tags": "tags of its own completions"}  # of the figure of updates
+OBJECTIVES = ("GRPO", "GTPO", "correction", "GRPO, A > 0", "GRPO, A < 0")
 MEASURED = RUNS / "mechanism"  # one JSON Lines file per policy
 DIRECTORY, PAGE = Path("results") / "mechanism", Path("docs") / "mechanism.md"
 
@@ -69,7 +74,7 @@ class Policy:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        return ("reproduce.py", "mechanism", "--policy", self.name)
+        return ("-m", "study", "mechanism", "--policy", self.name)
 
     @property
     def command(self) -> str:
@@ -124,7 +129,7 @@ def measure(matrix: Matrix, name: str, rewards_in: Callable[..., Any]) -> None:
     run, checkpoint = policy.run.run, policy.run.run.checkpoint(policy.step) if policy.step else None
     if not (checkpoint or run.config).exists():
         raise UsageError(
-            f"{checkpoint or run.config} does not exist: `python reproduce.py mechanism --only {shlex.quote(name)}` "
+            f"{checkpoint or run.config} does not exist: `python -m study mechanism --only {shlex.quote(name)}` "
             "makes the run first."
         )
     trainer = trainer_of(run.read_config(), checkpoint, rewards_in)
@@ -133,7 +138,43 @@ def measure(matrix: Matrix, name: str, rewards_in: Callable[..., Any]) -> None:
         pass
 
 
+def run_policies(matrix: Matrix, only: Sequence[str], jobs: int | None) -> tuple[list[Policy], list[str]]:
+    """Measure policies, after their runs; they, and a message for each failure."""
+    policies = policies_of(matrix, only)
+    return policies, run_all(with_earlier(policy.run for policy in policies), policies, slots_of("tiny", None, jobs))
+
+
+def policy_list(policies: Sequence[Policy]) -> list[str]:
+    """A line per policy whose updates are measured, and per run that they are checkpoints of."""
+    runs = dict.fromkeys(policy.run for policy in policies)
+    return [*map(str, policies), *(f"{run.label:16} {state_of(run):9} {run.cost:g} CPU minutes" for run in runs)]
+
+
 # The page
+
+
+def draw_mechanism(summaries: dict[str, dict[str, Any]]) -> Any:
+    """A row per policy, a panel per measure of the tags: the mean change of some objectives with its interval.
+
+    Args:
+        summaries: Title of a policy -> :func:`study.mechanism.summarize`.
+    """
+    figure, axes = grid(len(summaries), len(TARGETS), width=WIDTH / len(TARGETS), height=1.5)
+    for (title, summary), panels in zip(summaries.items(), axes, strict=True):
+        for (target, label), axis in zip(TARGETS.items(), panels, strict=True):
+            rows = [row for row in summary["rows"] if row["target"] == target and row["split"] == "all groups"]
+            shown = [row for objective in OBJECTIVES for row in rows if row["objective"] == objective]
+            for place, row in enumerate(shown):
+                color = "#009E73" if row["mean"] - row["half_width"] > 0 else "#D55E00"
+                color = color if abs(row["mean"]) > row["half_width"] else "#999999"
+                axis.errorbar(1000 * row["mean"], place, xerr=1000 * row["half_width"], fmt="o", color=color)
+            axis.axvline(0, color="black", linewidth=1)
+            axis.locator_params(axis="x", nbins=5)
+            axis.set_yticks(range(len(shown)), [row["objective"] for row in shown] if axis is panels[0] else [])
+            axis.set_ylim(len(shown) - 0.5, -0.5)
+            axis.set_title(f"{title}: {label}", loc="left", fontsize=9)
+    figure.supxlabel("change of ln π by an update of unit norm (10⁻³ nats), 95 % interval over groups", fontsize=9)
+    return figure
 
 
 def summarize(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -254,12 +295,11 @@ def effect_of(summary: dict[str, Any], objective: str, target: str, split: str =
 def policy_title(name: str) -> str:
     """The name of a measured policy as a reader sees it, ``smol-step-20``: SmolLM2 at step 20."""
     model, _, state = name.partition("-")
-    title = {"smol": "SmolLM2", "tiny": "the tiny model", "tools": "the tiny model with a tool"}.get(model, model)
+    title = {"smol": "SmolLM2", "tiny": "the tiny model"}.get(model, model)
     return f"{title} at {'its start' if state == 'base' else state.replace('-', ' ')}"
 
 
 def page(summaries: dict[str, dict[str, Any]]) -> str:
     """docs/mechanism.md, from the template next to this file."""
-    tools = summaries_in(DIRECTORY / "tools")  # of benchmarks/tool_mechanism.py
-    values = {"policies": summaries, "tools": tools, "effect_of": effect_of, "title": policy_title}
-    return render("mechanism.template.md", values | {"splits": list(SPLITS)[1:]})
+    values = {"policies": summaries, "effect_of": effect_of, "title": policy_title}
+    return render("mechanism.template.md", values)

@@ -7,12 +7,8 @@ from gtpo.paper.matrix import (
     Evaluation,
     Experiment,
     Matrix,
-    evaluations_of,
     experiment,
-    experiments_of,
     plan_evaluations,
-    seeds_of_all,
-    select_figures,
 )
 from gtpo.paper.results import Results
 from study.claims import Claim, read_claims, run_of
@@ -28,9 +24,7 @@ def find_claims(names: Sequence[str]) -> list[Claim]:
     known = {claim.name: claim for claim in _tiny_claims()}
     for name in names:
         if name not in known:
-            raise UsageError(
-                f"claim {name!r} is unknown{nearest(name, known)}: `python reproduce.py claim` lists them."
-            )
+            raise UsageError(f"claim {name!r} is unknown{nearest(name, known)}: `python -m study claim` lists them.")
     return [known[name] for name in dict.fromkeys(names)]
 
 
@@ -41,24 +35,6 @@ def claim_list() -> str:
 
 def _tiny_claims() -> list[Claim]:
     return [claim for figure, claims in read_claims().items() if figure != "smol" for claim in claims]
-
-
-def select_work(
-    matrix: Matrix, words: Sequence[str], scale: str, seeds: Sequence[int] | None, only: Sequence[str]
-) -> tuple[list[str], list[Claim], Sequence[int], list[Experiment], list[Evaluation]]:
-    """What the words of a command line name: figures, or claims and their seeds; the runs and evaluations of both.
-
-    Raises:
-        UsageError: If a name is unknown, or a claim is not at tiny scale with all its runs.
-    """
-    if words[:1] != ["claim"]:
-        figures = select_figures(matrix, words, scale)
-        experiments = experiments_of(matrix, figures, scale, seeds, only)
-        return figures, [], seeds or (), experiments, evaluations_of(matrix, figures, scale, experiments)
-    if scale != "tiny" or [*only] != [""]:
-        raise UsageError("a claim reads all its runs, at tiny scale: --scale paper and --only do not apply.")
-    claims, seeds = find_claims(words[1:]), seeds or seeds_of_all(matrix, "tiny")
-    return [], claims, seeds, *work_of(matrix, claims, seeds)
 
 
 def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Sequence[int]) -> tuple[list[Experiment], list[Evaluation]]:

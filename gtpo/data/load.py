@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ARITHMETIC_TRAIN_ROWS, ARITHMETIC_TEST_ROWS = 4000, 500
-MOST_COLUMNS = 500  # the time that datasets takes is quadratic in them
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ def _load(
         if not is_user_data(name):
             raise UsageError(
                 f"{flag} {name!r} is unknown{nearest(name, known)}: pick one of {', '.join(known)}, or name a file "
-                f"({', '.join(FORMATS)}), a directory or a Hub id (owner/name)."
+                f"({', '.join(FORMATS)}) or a Hub id (owner/name)."
             )
         return _to_dataset({}) if dry_run and is_on_hub(name) else _load_own(data, prompt_format, split)
     if name in ARITHMETIC_STEPS:
@@ -193,7 +192,7 @@ def load_user_benchmark(name: str, source: str, flags: EvaluationArguments) -> t
 
     Args:
         name: Its name in the ids.
-        source: A file, a directory or a Hub id.
+        source: A file or a Hub id.
         flags: The names of its columns, and its split.
 
     Raises:
@@ -269,11 +268,6 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None
 
 def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: str) -> "Dataset":
     table = read_table(data.dataset, data.split, default_split, data.dataset_config)
-    if len(table.columns) > MOST_COLUMNS:
-        raise UsageError(
-            f"{table.name} has {len(table.columns):,} columns, expected at most {MOST_COLUMNS}: leave out those that "
-            "no reward takes."
-        )
     roles = _columns_of(table, data, ("prompt", "answer", "solution"), required=("prompt",))
     kept, dropped = _usable(table, {role: name for role, name in roles.items() if role != "solution"})
     _report_dropped(table, dropped)

@@ -1,4 +1,4 @@
-"""Your rows: JSONL, CSV and Parquet files, directories of such shards, and datasets of the Hub.
+"""Your rows: JSONL, CSV and Parquet files, and datasets of the Hub.
 
 Values are read as they are stored: everything in a CSV file is text ("007", "TRUE", "1,000"), and no type is inferred.
 What cannot be read is an error that names file and line. ``datasets`` and ``pyarrow`` are imported when needed.
@@ -20,7 +20,6 @@ Row = dict[str, Any]
 FORMATS = (".jsonl", ".csv", ".parquet")
 NOT_READ = (".json", ".gz", ".arrow")  # data of other formats, which is refused rather than skipped
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_SPLITS = {"train", "test", "validation", "valid", "val", "dev", "eval"}
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Table:
     """Rows and where each of them is stored.
 
     Attributes:
-        name: The file, directory or Hub id.
+        name: The file or Hub id.
         columns: Their names; each row has all of them.
         rows: Column -> value; None where a JSON object lacks it.
         locations: Of each row, such as ``line 3 of my.csv``: the last of its lines.
@@ -55,7 +54,7 @@ def _is_path(source: str) -> bool:
 
 
 def short_name_of(source: str, taken: Collection[str]) -> str:
-    """A short name for your data: that of the file or directory without its extension, or the last part of the Hub id.
+    """A short name for your data: that of the file without its extension, or the last part of the Hub id.
 
     Args:
         source: Path or Hub id.
@@ -69,7 +68,7 @@ def short_name_of(source: str, taken: Collection[str]) -> str:
 
 
 def read_table(source: str, split: str | None, default_split: str, config: str | None = None) -> Table:
-    """All rows of a file, of a directory of shards, or of one split of a dataset of the Hub.
+    """All rows of a file, or of one split of a dataset of the Hub.
 
     Args:
         source: Path or Hub id.
@@ -85,13 +84,10 @@ def read_table(source: str, split: str | None, default_split: str, config: str |
     for flag, value in (("dataset_config", config), ("split", split)):
         if value is not None:
             raise UsageError(f"--{flag} {value} is for a dataset of the Hub, and {source} is a path: remove it.")
-    path = Path(source)
-    if not path.is_dir():
-        return read_file(path)
-    return concatenate(source, [read_file(shard) for shard in _shards(path)])
+    return read_file(Path(source))
 
 
-def read_file(path: Path, if_missing: str = "expected a file, a directory or a Hub id (owner/name).") -> Table:
+def read_file(path: Path, if_missing: str = "expected a file or a Hub id (owner/name).") -> Table:
     """All rows of one file, whose ending names the format; ``if_missing`` is advice for a file that does not exist.
 
     Raises:
@@ -146,24 +142,32 @@ def _object(pairs: list[tuple[str, Any]]) -> Row:
 
 
 def _read_csv(path: Path) -> dict[int, Row]:
-    """The rows by the line where they end; empty lines are skipped."""
-    rows: dict[int, Row] = {}
+    """The rows by the line where they end; empty lines are skipped.
+
+    pandas alone would shift the columns of a row that is longer than the header.
+    """
+    from pandas import read_csv
+
+    lines = []
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
+        reader = csv.reader(file, strict=True)
         try:
-            if len({*(reader.fieldnames or ()), ""}) <= len(reader.fieldnames or ()):
-                raise ValueError(f"duplicate or empty column name in the header {reader.fieldnames}")
-            for row in reader:
-                if None in row or None in row.values():
-                    names = ", ".join(reader.fieldnames or ())
+            header = next(reader, [])
+            if len({*header, ""}) <= len(header):
+                raise ValueError(f"duplicate or empty column name in the header {header}")
+            for row in filter(None, reader):
+                if len(row) != len(header):
                     raise ValueError(
-                        f"line {reader.line_num} has more or fewer fields than the header ({names}): put a field that "
-                        "contains a comma into double quotes"
+                        f"line {reader.line_num} has more or fewer fields than the header ({', '.join(header)}): put "
+                        "a field that contains a comma into double quotes"
                     )
-                rows[reader.line_num] = row
+                lines.append(reader.line_num)
         except csv.Error as error:
             raise ValueError(f"the row after line {reader.line_num} is not valid CSV: {error}") from error
-    return rows
+    if not lines:
+        return {}
+    table = read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    return dict(zip(lines, table.to_dict("records"), strict=True))
 
 
 def _read_parquet(path: Path) -> dict[int, Row]:
@@ -173,25 +177,7 @@ def _read_parquet(path: Path) -> dict[int, Row]:
         return dict(enumerate(file.read().to_pylist(), 1))
 
 
-# Several files, and the Hub
-
-
-def _shards(folder: Path) -> list[Path]:
-    """The data files in a directory, by name; subdirectories are not read."""
-    files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    shards = [path for path in files if _ending(path) in FORMATS + NOT_READ]
-    if not shards:
-        raise UsageError(f"{folder} has no data files: expected names that end in {', '.join(FORMATS)}.")
-    kinds = {}
-    for path in shards:
-        split = frozenset(_SPLITS.intersection(re.split("[^a-z]+", path.name.lower())))  # train-00000-of-00002.parquet
-        kinds[_ending(path), split] = path.name
-    if len(kinds) > 1:
-        raise UsageError(
-            f"{folder} has {' and '.join(kinds.values())}: expected shards of one format and one split; put "
-            "others into another directory."
-        )
-    return shards
+# The Hub
 
 
 def read_hub(hub_id: str, config: str | None, split: str) -> Table:

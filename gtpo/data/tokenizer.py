@@ -1,14 +1,9 @@
 """The tokenizer of a policy: its padding token, its chat template, and conversations as token ids."""
 
 import logging
-import multiprocessing
-import os
 import re
-import resource
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import PromptArguments
@@ -39,7 +34,6 @@ PLAIN_TEMPLATE = (  # of a model without a template
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '\\n\\nAnswer:\\n' -}}{%- endif -%}"
 )
-TEMPLATE_SECONDS, TEMPLATE_BYTES, TEMPLATE_CHARACTERS = 10, 2**30, 10**6  # the most that rendering may take
 
 _SYSTEM = "Answer in one word."
 _PROBE = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "1 + 1 = ?"}]
@@ -60,7 +54,7 @@ def prepare_tokenizer(
         prompt: Chat template, which replaces the tokenizer's own, and its arguments.
 
     Raises:
-        UsageError: If there is no EOS token, or the chat template fails or takes too long.
+        UsageError: If there is no EOS token, or the chat template fails.
     """
     if tokenizer.eos_token_id is None:
         raise UsageError(
@@ -76,7 +70,6 @@ def prepare_tokenizer(
         logger.warning(
             "%s has no chat template: its prompts are plain text, `Question: ... Answer:` (--chat_template)", path
         )
-    _check_cost(tokenizer, path, arguments)
     text = ""
     with suppress(Exception):  # of any type, as in encode_prompt
         text = tokenizer.apply_chat_template(_PROBE, add_generation_prompt=True, tokenize=False, **arguments)
@@ -91,39 +84,6 @@ def prepare_tokenizer(
         tokenizer.pad_token = token or tokenizer.eos_token
         free = "" if token else "; no other token is free, and the masks distinguish padding from EOS"
         logger.warning("the tokenizer of %s %s: padding is %s%s", path, had, tokenizer.pad_token, free)
-
-
-def _check_cost(tokenizer: Any, path: str, arguments: Mapping[str, Any]) -> None:
-    """Render a conversation in a separate process: a template is a program that comes with the model. On Linux.
-
-    Raises:
-        UsageError: If that takes too long or too much memory, or the text is too long.
-    """
-    if sys.platform != "linux":
-        return
-
-    def render() -> None:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + TEMPLATE_BYTES,) * 2)
-        resource.setrlimit(resource.RLIMIT_CPU, (TEMPLATE_SECONDS,) * 2)
-        text = ""
-        try:
-            text = tokenizer.apply_chat_template(_PROBE, add_generation_prompt=True, tokenize=False, **arguments)
-        except MemoryError:
-            os._exit(1)
-        except Exception:  # encode_prompt says which
-            pass
-        os._exit(len(text) > TEMPLATE_CHARACTERS)
-
-    process = multiprocessing.get_context("fork").Process(target=render)
-    process.start()
-    process.join(6 * TEMPLATE_SECONDS)  # a process can wait for others
-    if process.exitcode != 0:
-        process.kill()
-        raise UsageError(
-            f"the chat template of {path} takes over {TEMPLATE_SECONDS} s or {TEMPLATE_BYTES >> 30} GiB, or writes "
-            f"over {TEMPLATE_CHARACTERS:,} characters, for two turns: correct it, or name another --chat_template."
-        )
 
 
 def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:

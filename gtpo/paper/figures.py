@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES
-from gtpo.paper.matrix import Matrix, experiment, find_figure, groups_of, runs_of, scored_name
+from gtpo.paper.matrix import RUNS, Matrix, experiment, find_figure, groups_of, runs_of, scored_name
 from gtpo.paper.results import Results
 from gtpo.reports.curves import PANELS, add_legend, grid, line_style, plot_ln2, plot_mean, plot_seeds
 from gtpo.reports.intervals import interval
@@ -17,7 +17,6 @@ LABELS = PANELS | {
     "filtered_fraction": "filtered, δ = 0 (share)",
     "conflict_push": "push on conflict tokens",
     "conflict_push_corrected": "push after λ",
-    "rewards/word_reward/mean": "required word (0 to 10)",
     "pass": "pass@k (%)",
     "maj": "maj@k (%)",
 }
@@ -103,62 +102,6 @@ def _plot_base(axis: Any, model: str, entries: dict[int, dict[str, Any]], metric
     for entry in of_model.values() if metric in ("accuracy", "formatting") else ():
         scores = entry["scores"]
         axis.axhline(scores["pass"]["1"] if metric == "accuracy" else scores["format"], label="base model", **BASE)
-
-
-TARGETS = {"tags": "tags of reference solutions", "own tags": "tags of its own completions"}  # of the figure of updates
-OBJECTIVES = ("GRPO", "GTPO", "correction", "GRPO, A > 0", "GRPO, A < 0")
-VERDICT_COLORS = {
-    "holds": "#009E73",
-    "does not hold": "#D55E00",
-    "no large difference": "#0072B2",
-    "undecided": "#999999",
-}
-
-
-def draw_effects(effects: Sequence[dict[str, Any]], size: float) -> Any:
-    """Differences with their 95 % intervals, one a line, in groups; within ± ``size`` points, shaded, it is none.
-
-    ``effects``: group, label, mean, half_width, verdict; those without a mean are omitted.
-    """
-    shown = [effect for effect in effects if effect["mean"] is not None]
-    figure, axes = grid(1, 1, width=WIDTH, height=0.26 * max(4, len(shown)))
-    axis = axes[0][0]
-    axis.axvspan(-size, size, color="black", alpha=0.07, linewidth=0)
-    axis.axvline(0, color="black", linewidth=1)
-    for place, effect in enumerate(shown):
-        look = {"fmt": "o", "color": VERDICT_COLORS[effect["verdict"]], "label": effect["verdict"]}
-        axis.errorbar(effect["mean"], place, xerr=effect["half_width"], **look)
-        if place and effect["group"] != shown[place - 1]["group"]:
-            axis.axhline(place - 0.5, color="black", alpha=0.3, linewidth=0.8)
-    axis.set_yticks(range(len(shown)), [f"{effect['group']}: {effect['label']}" for effect in shown])
-    axis.set_ylim(max(len(shown), 1) - 0.5, -0.5)
-    axis.set_xlabel("← worse than GRPO      percentage points      better than GRPO →")
-    add_legend(figure)
-    return figure
-
-
-def draw_mechanism(summaries: dict[str, dict[str, Any]]) -> Any:
-    """A row per policy, a panel per measure of the tags: the mean change of some objectives with its interval.
-
-    Args:
-        summaries: Title of a policy -> :func:`study.mechanism.summarize`.
-    """
-    figure, axes = grid(len(summaries), len(TARGETS), width=WIDTH / len(TARGETS), height=1.5)
-    for (title, summary), panels in zip(summaries.items(), axes, strict=True):
-        for (target, label), axis in zip(TARGETS.items(), panels, strict=True):
-            rows = [row for row in summary["rows"] if row["target"] == target and row["split"] == "all groups"]
-            shown = [row for objective in OBJECTIVES for row in rows if row["objective"] == objective]
-            for place, row in enumerate(shown):
-                color = "#009E73" if row["mean"] - row["half_width"] > 0 else "#D55E00"
-                color = color if abs(row["mean"]) > row["half_width"] else "#999999"
-                axis.errorbar(1000 * row["mean"], place, xerr=1000 * row["half_width"], fmt="o", color=color)
-            axis.axvline(0, color="black", linewidth=1)
-            axis.locator_params(axis="x", nbins=5)
-            axis.set_yticks(range(len(shown)), [row["objective"] for row in shown] if axis is panels[0] else [])
-            axis.set_ylim(len(shown) - 0.5, -0.5)
-            axis.set_title(f"{title}: {label}", loc="left", fontsize=9)
-    figure.supxlabel("change of ln π by an update of unit norm (10⁻³ nats), 95 % interval over groups", fontsize=9)
-    return figure
 
 
 # Table 1
@@ -250,14 +193,18 @@ def draw_all(
     names: Sequence[str],
     scale: str,
     results: Results,
-    directory: Path,
+    directory: Path | None = None,
     suffixes: Sequence[str] = ("png", "pdf"),
 ) -> tuple[list[Path], list[str]]:
     """Write every figure that has a run, with a caption, and Table 1 as Markdown and CSV.
 
+    Args:
+        directory: By default ``figures/`` beside the runs.
+
     Returns:
         The files written, and a message for each missing run or evaluation.
     """
+    directory = directory or RUNS / scale / "figures"
     written: list[Path] = []
     messages: list[str] = []
     for name in names:

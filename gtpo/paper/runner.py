@@ -16,15 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from graphlib import TopologicalSorter
 from multiprocessing import connection
+from pathlib import Path
 from queue import SimpleQueue
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from gtpo.errors import UsageError
 from gtpo.models.backend import gpu_is_available, limit_openmp_spinning
-from gtpo.paper.matrix import Evaluation, Experiment, Matrix, shards_of, with_earlier
-from study.mechanism import Policy, policies_of
+from gtpo.paper.matrix import Evaluation, shards_of
 
-Work = Experiment | Evaluation | Policy
 Process = subprocess.Popen[bytes]
 
 LIBRARIES = [  # imported before the forks; none starts a thread
@@ -35,6 +34,20 @@ LIBRARIES = [  # imported before the forks; none starts a thread
 ]
 _forks = multiprocessing.get_context("forkserver")
 _polling = threading.Lock()
+
+
+class Work(Protocol):
+    """A run, an evaluation, or a measurement of ``study``; attributes as of :class:`gtpo.paper.matrix.Experiment`."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def log(self) -> Path: ...
+    @property
+    def command(self) -> str: ...
+    @property
+    def is_finished(self) -> bool: ...
+    def remaining(self) -> tuple[str, ...]: ...
 
 
 def run_one(work: Work, environment: Mapping[str, str], started: Callable[[Process], None] | None = None) -> int:
@@ -75,8 +88,10 @@ def _run_script(work: Work, environment: Mapping[str, str]) -> None:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         os.environ |= environment
-        sys.argv = [*words]
-        runpy.run_path(words[0], run_name="__main__")
+        is_module = words[0] == "-m"
+        sys.argv = [*words[is_module:]]
+        run = runpy.run_module if is_module else runpy.run_path
+        run(sys.argv[0], run_name="__main__")
 
 
 def _locked_log(work: Work) -> TextIO:
@@ -87,16 +102,14 @@ def _locked_log(work: Work) -> TextIO:
     return log
 
 
-def run_all(
-    experiments: Sequence[Experiment], evaluations: Sequence[Evaluation | Policy], slots: Sequence[Mapping[str, str]]
-) -> list[str]:
+def run_all(experiments: Sequence[Work], evaluations: Sequence[Work], slots: Sequence[Mapping[str, str]]) -> list[str]:
     """Do what is missing; an evaluation waits for its runs, and one that fails does not stop the others.
 
     On several GPUs a long evaluation is split into shards, so that none of them is idle while the last one runs.
 
     Args:
         experiments: The runs.
-        evaluations: The evaluations, or the policies of docs/mechanism.md.
+        evaluations: The evaluations; each waits for its ``experiments``.
         slots: The environment of each process at the same time, which names its GPU if it has one.
 
     Returns:
@@ -151,12 +164,6 @@ def run_all(
                 if code := future.result():
                     failed.append(failure(work, f"failed with exit code {code}"))
     return failed
-
-
-def run_policies(matrix: Matrix, only: Sequence[str], jobs: int | None) -> tuple[list[Policy], list[str]]:
-    """Measure policies of docs/mechanism.md, after their runs; they, and a message for each failure."""
-    policies = policies_of(matrix, only)
-    return policies, run_all(with_earlier(policy.run for policy in policies), policies, slots_of("tiny", None, jobs))
 
 
 def slots_of(scale: str, gpus: Sequence[str] | None, jobs: int | None) -> list[dict[str, str]]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 from gtpo.paper.matrix import UNITS, Evaluation, Experiment, Matrix, runs_of
 from gtpo.runs.checkpoints import MANIFEST
-from study.mechanism import Policy
 
 STATES = ("finished", "running", "interrupted", "missing")
 
@@ -49,12 +48,6 @@ def table(
     scoring = sum(work.cost for work in evaluations if not work.is_finished)
     lines += ["", f"{len(experiments)} runs: {counts}; about {training} {unit} of training and {scoring:.0f} of"]
     return "\n".join(lines) + " evaluation remaining (estimates, configs/experiments.yaml)."
-
-
-def policy_list(policies: Sequence[Policy]) -> list[str]:
-    """A line per policy whose updates are measured, and per run that they are checkpoints of."""
-    runs = dict.fromkeys(policy.run for policy in policies)
-    return [*map(str, policies), *(f"{run.label:16} {state_of(run):9} {run.cost:g} CPU minutes" for run in runs)]
 
 
 def hours_of(experiments: Sequence[Experiment], speedup: Mapping[str, float]) -> str:

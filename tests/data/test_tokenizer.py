@@ -1,7 +1,6 @@
 """Padding tokens, chat templates and prompts of tokenizers as models bring them."""
 
 import logging
-import resource
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -312,23 +311,6 @@ def test_a_template_or_arguments_that_render_nothing_are_refused(
     prompt = PromptArguments(chat_template=template, chat_template_kwargs=arguments)
     with pytest.raises(UsageError, match=message):
         prepare_tokenizer(byte_level(["</s>"], eos_token="</s>"), "m", None, prompt)
-
-
-NESTED = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-
-
-@pytest.mark.parametrize(
-    "template",
-    [pytest.param(NESTED, marks=pytest.mark.slow), "{{ ('a' * 10**10)|length }}", "{{ 'a' * 10**7 }}"],
-    ids=["time", "memory", "length"],
-)
-def test_a_template_without_bounds_is_refused(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gtpo.data.tokenizer.TEMPLATE_SECONDS", 1)
-    tokenizer = byte_level(["<eos>"], CHATML + template, eos_token="<eos>")
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    with pytest.raises(UsageError, match=r"chat template of some/model takes over 1 s or 1 GiB, .* --chat_template\.$"):
-        prepare_tokenizer(tokenizer, "some/model")
-    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 def test_what_the_template_has_written_of_the_completion() -> None:

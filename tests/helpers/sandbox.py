@@ -1,4 +1,4 @@
-"""reproduce.py in a working directory where small scripts replace training and evaluation."""
+"""reproduce.py and the study in a working directory where small scripts replace training and evaluation."""
 
 import json
 import sys
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-import reproduce as script
+import reproduce
+from study import __main__ as study
 
 WAIT = """
 import json, os, pathlib, sys, time
@@ -109,9 +110,16 @@ class Sandbox:
 
     def reproduce(self, *argv: str) -> int:
         """The exit code of reproduce.py."""
-        self._monkeypatch.setattr(sys, "argv", ["reproduce.py", *argv])
+        return self._run(reproduce.main, *argv)
+
+    def study(self, *argv: str) -> int:
+        """The exit code of ``python -m study``."""
+        return self._run(study.main, *argv)
+
+    def _run(self, main: Callable[[], None], *argv: str) -> int:
+        self._monkeypatch.setattr(sys, "argv", ["script", *argv])
         try:
-            script.main()
+            main()
         except SystemExit as exit:
             return int(exit.code or 0)
         return 0

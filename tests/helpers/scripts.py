@@ -19,7 +19,7 @@ import transformers.integrations, transformers.models.llama.modeling_llama
 matplotlib.figure.Figure().savefig(os.devnull, format="svg")  # fills its caches
 """
 SERVER = """
-import atexit, ctypes, gc, json, os, runpy, signal, sys
+import atexit, gc, json, os, runpy, signal, sys
 import torch
 replies = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # imports may print
@@ -36,10 +36,6 @@ for line in sys.stdin:
         os.dup2(os.open(request["stderr"], os.O_CREAT | os.O_WRONLY), 2)
         os.chdir(request["cwd"])
         sys.argv, sys.path[0] = request["argv"], os.path.dirname(request["argv"][0])
-        if fault := request["fault"]:
-            directory, kind, at, log = fault
-            start = ctypes.CDLL(None).start_counting  # file_operations.c
-            start(directory.encode(), ctypes.c_char(kind.encode()), ctypes.c_long(at), log.encode())
         code = 0
         try:
             exec(request["before"])
@@ -69,15 +65,6 @@ def user_environment() -> dict[str, str]:
     return kept | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
-class Fault(NamedTuple):
-    """What happens at file operations below a directory; the server needs the library of ``file_operations.py``."""
-
-    directory: str
-    kind: str  # "k": kill, "f": full disk, "-": count only
-    at: int  # number of the operation, from 1
-    log: str  # file to which the operations are appended
-
-
 class ScriptServer:
     """Runs scripts in a fork of a process that has already imported trl, which saves about 8 s per run.
 
@@ -85,34 +72,27 @@ class ScriptServer:
 
     Args:
         logs: Directory for the output of the scripts.
-        preload: Shared library of the process.
         imports: Python source that the process executes first.
         seconds: Timeout of a script.
-        hash_seed: PYTHONHASHSEED of the process, which orders the sets of every script.
     """
 
     def __init__(
         self,
         logs: Path,
-        preload: Path | None = None,
         imports: str = IMPORTS,
         seconds: int = SCRIPT_SECONDS,
-        hash_seed: int | None = None,
     ) -> None:
-        self.logs, self.runs, self.seconds, self.hash_seed = logs, 0, seconds, hash_seed
-        environment = user_environment() | ({"LD_PRELOAD": str(preload)} if preload else {})
-        if hash_seed is not None:
-            environment["PYTHONHASHSEED"] = str(hash_seed)
+        self.logs, self.runs, self.seconds = logs, 0, seconds
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVER, imports],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment,
+            env=user_environment(),
             cwd=logs,
         )
 
-    def run(self, directory: Path, script: str, *argv: str, fault: Fault | None = None, before: str = "") -> Ended:
+    def run(self, directory: Path, script: str, *argv: str, before: str = "") -> Ended:
         """Run a script in a directory until it ends; ``before`` is Python source that is executed before it.
 
         Raises:
@@ -121,7 +101,7 @@ class ScriptServer:
         assert self.process.stdin and self.process.stdout
         self.runs += 1
         paths = {name: str(self.logs / f"{self.runs:04}.{name}") for name in ("stdout", "stderr")}
-        request = {"argv": [str(ROOT / script), *argv], "cwd": str(directory), "fault": fault, **paths}
+        request = {"argv": [str(ROOT / script), *argv], "cwd": str(directory), **paths}
         request |= {"before": before, "seconds": self.seconds}
         with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(request) + "\n")

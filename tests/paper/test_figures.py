@@ -242,7 +242,7 @@ def test_the_base_model_is_a_dashed_line_in_panels_of_scores() -> None:
     steps = [{"step": step, "accuracy": 50.0, "formatting": 90.0, "entropy": 0.3} for step in (1, 2)]
     scores = {"pass": {"1": 40.0, "2": 60.0}, "maj": {"1": 41.0, "2": 42.0}, "format": 52.5}
     base = {"arithmetic": {0: {"label": "base-tiny", "scores": scores}}}
-    metrics = {"gtpo-g8": {1: steps}, "gtpo-late-g8": {1: steps}, "gtpo-word": {1: steps}}
+    metrics = {"gtpo-g8": {1: steps}, "gtpo-late-g8": {1: steps}}
 
     def lines(name: str, entries: Any) -> dict[str, list[list[float]]]:
         found: dict[str, list[list[float]]] = {}
@@ -260,7 +260,7 @@ def test_the_base_model_is_a_dashed_line_in_panels_of_scores() -> None:
         "maj@k (%)": [[41.0, 42.0]] * 2,
     }
     assert lines("fig5b", base).keys() == {"accuracy (%)", "formatting (%)"}
-    assert lines("word", base) == lines("fig2", {}) == {}
+    assert lines("fig2", {}) == {}
     assert lines("fig2", {"arithmetic": {0: {"label": "base-Qwen2.5-3B-Instruct", "scores": scores}}}) == {}
 
 

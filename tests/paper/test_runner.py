@@ -268,7 +268,7 @@ def test_another_directory_than_the_repository_is_refused_at_once(
     [
         ([], "no figure given: pick from fig1, fig2"),
         (["fig33"], "figure 'fig33' is unknown"),
-        (["word", "--scale", "paper"], "word has no runs at paper scale"),
+        (["spans", "--scale", "paper"], "spans has no runs at paper scale"),
         (["fig3", "--jobs", "0"], "--jobs is 0: expected at least 1"),
         (["fig3", "--scale", "paper", "--jobs", "4"], "--jobs 4 would start 4 runs on the same GPU: name the GPUs"),
         (["fig3", "--gpus", "0", "1", "0"], "--gpus 0 1 0 names a GPU twice"),

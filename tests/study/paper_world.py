@@ -24,8 +24,6 @@ WORLD = {
     "gtpo-late-h2.0": ((60, 70, 60), (80, 90, 60), (0.5, 0.6, 0.7)),
     "gtpo-late-no-correction": ((55, 65, 75), (75, 80, 85), (0.5, 0.6, 0.6)),
     "gtpo-late-span": ((60, 70, 80), (80, 90, 98), (0.5, 0.4, 0.3)),
-    "gtpo-word": ((50, 60, 70), (80, 90, 98), (0.5, 0.5, 0.5)),
-    "grpo-word": ((50, 50, 50), (80, 90, 98), (0.5, 0.5, 0.5)),
 }
 
 
@@ -46,7 +44,6 @@ def world() -> Results:
                     "kl": float(step == 7),
                     "conflict_tokens": 15.0 if "g12" in name else 10.0,
                     "conflict_push": -0.00205 if "dapo" in name else -0.005,
-                    "rewards/word_reward/mean": accuracy[part] / 10,
                 }
                 for step, part in enumerate((0, 0, 1, 1, 1, 1, 2, 2))
             ]

@@ -64,11 +64,11 @@ def test_the_page_shows_what_there_is() -> None:
     """Groups without tags of the policy's own, and a split with a single group, have dashes."""
     text = page({"tiny-base": summarize([*GROUPS, NOTHING])})
     assert "| the tiny model at its start | 5, 4 | 1.0, 0.3 | -1000.00 ± 3437.00 | +3000.00 ± 3437.00 | - | - |" in text
-    assert "| correct shorter | 0 | - | - | - | - |" in text
+    assert "| GRPO | -1000.00 ± 3437.00; - |" in text
 
 
 def test_the_list_names_the_run_that_is_trained_first(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sandbox.reproduce("mechanism", "--only", "tiny", "--list") == 0
+    assert sandbox.study("mechanism", "--only", "tiny", "--list") == 0
     *policies, run = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in policies] == ["tiny base", "tiny step 40", "tiny step 120"]
     assert run.split() == ["grpo-policies-s1", "missing", "0.375", "CPU", "minutes"]  # 120 of 160 steps
@@ -100,6 +100,6 @@ def test_a_policy_is_named_exactly_and_its_run_is_there(tmp_path: Path, monkeypa
     with pytest.raises(UsageError, match="no policy is called 'tiny step': pick from tiny base, tiny step 40"):
         measure(MATRIX, "tiny step", None)  # type: ignore[arg-type]
     with pytest.raises(
-        UsageError, match=r"checkpoint-40 does not exist: `python reproduce.py mechanism --only 'tiny step 40'` makes"
+        UsageError, match=r"checkpoint-40 does not exist: `python -m study mechanism --only 'tiny step 40'` makes"
     ):
         measure(MATRIX, "tiny step 40", None)  # type: ignore[arg-type]
