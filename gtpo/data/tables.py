@@ -163,7 +163,7 @@ def _read_csv(path: Path) -> dict[int, Row]:
                     )
                 lines.append(reader.line_num)
         except csv.Error as error:
-            raise ValueError(f"the row after line {reader.line_num} is not valid CSV: {error}") from error
+            raise ValueError(f"the row that ends at line {reader.line_num} is not valid CSV: {error}") from error
     if not lines:
         return {}
     table = read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")

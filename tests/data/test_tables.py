@@ -153,8 +153,8 @@ def test_a_csv_line_is_that_of_the_file_also_after_a_field_with_line_breaks(
         ("task;gold\na;b\n", r"^\S+own\.csv has no column 'task': it has 'task;gold'; a CSV file has commas"),
         ("task\tgold\na\tb\n", r"it has 'task\\tgold'"),
         ("task,gold\na\n", r"^\S+own\.csv cannot be read: line 2 has more or fewer fields than the header"),
-        ('task,gold\na,1\nb,"2\n\n', r"the row after line 2 is not valid CSV: unexpected end of data"),
-        ('task,gold\na,"1"2\n', r"the row after line 1 is not valid CSV: ',' expected after '\"'"),
+        ('task,gold\na,1\nb,"2\n\n', r"the row that ends at line 4 is not valid CSV: unexpected end of data"),
+        ('task,gold\na,"1"2\n', r"the row that ends at line 2 is not valid CSV: ',' expected after '\"'"),
         (
             "task,gold\na,1\nb,é\n".encode("latin-1"),
             r"own\.csv cannot be read: 'utf-8' codec can't decode byte 0xe9 in position 16",
