@@ -37,6 +37,8 @@ from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, rea
 from gtpo.reports.curves import add_legend, grid
 from gtpo.reports.intervals import LEAST_SEEDS
 from study.claims import read_claims
+from study.collapse import DIRECTORY as COLLAPSE
+from study.collapse import STORED as COLLAPSE_METRICS
 from study.measures import Curve, SeedRuns
 from study.mechanism import effect_of, policy_title, write_mechanism
 from study.rendering import render, wrapped
@@ -320,11 +322,17 @@ def write_page(matrix: Matrix) -> list[Path]:
         The files written.
     """
     tiny = experiments_of(matrix, select_figures(matrix, ["all"], "tiny"), "tiny")
-    for directory, scale, runs in ((DIRECTORY, "tiny", tiny), (SMOL, "smol", arms_of_smol(matrix))):
+    of_collapse = experiments_of(matrix, ["collapse"], "collapse")
+    sources = (
+        (DIRECTORY, "tiny", tiny, STORED),
+        (SMOL, "smol", arms_of_smol(matrix), STORED),
+        (COLLAPSE, "collapse", of_collapse, (*STORED, *COLLAPSE_METRICS)),
+    )
+    for directory, scale, runs, metrics in sources:
         if finished := [(run.name, run.seed) for run in runs if run.run.is_finished]:
             found = read_results([RUNS / scale])
             shutil.rmtree(directory, ignore_errors=True)
-            condense(only(found, finished), directory, STORED)
+            condense(only(found, finished), directory, metrics)
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     results, smol = read_results([DIRECTORY]), read_results([SMOL])
     written, _ = draw_all(matrix, select_figures(matrix, ["all"], "tiny"), "tiny", results, DIRECTORY, ["png"])

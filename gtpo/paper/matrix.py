@@ -17,7 +17,7 @@ from gtpo.models.workload import step_seconds
 from gtpo.runs.checkpoints import latest_complete
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of
 
-SCALES = ("tiny", "smol", "paper")
+SCALES = ("tiny", "smol", "collapse", "paper")
 RUNS = OUTPUTS / "reproduce"
 UNITS = dict.fromkeys(SCALES, "CPU minutes") | {"paper": "GPU hours"}  # of the costs
 Matrix = dict[str, Any]
