@@ -19,7 +19,7 @@ def test_the_rule_by_hand() -> None:
     """The base has 49 %: 54 % is learned. 20 points of accuracy or 10 of formatting, with 0.05 nats, are lost."""
     flat = [90.0] * 4
     seeds = {
-        301: run([50, 54, 40, 34], flat, [0.4, 0.4, 0.4, 0.45]),  # learns, loses 20
+        301: run([50, 54, 40, 34], flat, [0.4, 0.4, 0.4, 0.46]),  # learns, loses 20
         302: run([50, 53.9, 40, 20], flat, [0.4, 0.4, 0.4, 0.6]),  # does not learn, loses 33.9
         303: run([50, 70, 60, 50], flat, [0.4, 0.4, 0.4, 0.449]),  # learns; loses 20, but entropy stays
         304: run([50, 70, 60, 51], [90, 95, 90, 85.1], [0.4, 0.4, 0.4, 0.6]),  # learns; 19 and 9.9 are not lost
