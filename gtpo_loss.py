@@ -1,8 +1,7 @@
 """The GTPO objective (arXiv 2508.03772v5) as pure tensor functions: no trainer, no tokenizer, no I/O.
 
 Shapes: B = P * G rows (P prompts, G completions each, the rows of a group adjacent), T completion tokens
-(right-padded). Log-probabilities and entropies are in nats. Results are float32 (float64 for float64 inputs), for any
-dtype of the policy.
+(right-padded). Log-probabilities and entropies are in nats. Results are float32 (float64 for float64 inputs).
 
     mask = conflict_mask(completion_ids, completion_mask, advantages, group_size)  # M, Section 5.1
     weights = conflict_weights(mask, advantages)  # lambda, Eq. 9
@@ -74,10 +73,7 @@ def conflict_spans(
         raise ValueError(f"conflict span {span!r} is unknown: pick one of {', '.join(CONFLICT_SPANS)}.")
     _check_rows("conflict_mask", completion_mask, {"advantages": advantages}, completion_ids=completion_ids)
     if group_size < 1 or len(completion_ids) % group_size:
-        raise ValueError(
-            f"{len(completion_ids)} completions do not divide into groups of {group_size}: pass whole groups, "
-            "rows adjacent."
-        )
+        raise ValueError(f"{len(completion_ids)} completions do not divide into groups of {group_size}.")
     valid = completion_mask.bool()
     if not valid.numel():
         return valid, valid
@@ -158,20 +154,12 @@ def completion_entropy(token_entropy: Tensor, completion_mask: Tensor) -> Tensor
     Raises:
         ValueError: If the shapes disagree.
     """
-    if token_entropy.shape != completion_mask.shape:
-        raise ValueError(
-            f"completion_entropy: token_entropy has shape {tuple(token_entropy.shape)} but the mask covers "
-            f"(B, T) = {tuple(completion_mask.shape)}."
-        )
+    _check_rows("completion_entropy", completion_mask, {}, token_entropy=token_entropy)
     return _completion_mean(_promote(token_entropy.detach()), completion_mask)
 
 
 def filter_is_on(initial_entropy: float | None, mode: str = "auto") -> bool:
-    """Whether the filter of Eq. 10 can drop a completion; in mode "auto" if <H>_ini < ln 2.
-
-    Args:
-        initial_entropy: <H>_ini in nats, of the policy before training; used by mode "auto" only.
-        mode: As for :func:`entropy_filter`.
+    """Whether the filter of Eq. 10 can drop a completion; arguments as for :func:`entropy_filter`.
 
     Raises:
         ValueError: If the mode is unknown, or is "auto" without ``initial_entropy``.
@@ -181,10 +169,7 @@ def filter_is_on(initial_entropy: float | None, mode: str = "auto") -> bool:
     if mode != "auto":
         return mode != "off"
     if initial_entropy is None:
-        raise ValueError(
-            "entropy filter mode 'auto' needs initial_entropy, the mean entropy of the untrained policy: measure it "
-            "before training and pass it, or use mode on, off or negative_only."
-        )
+        raise ValueError("entropy filter mode 'auto' needs initial_entropy, <H>_ini in nats.")
     return initial_entropy < LN2
 
 
@@ -213,10 +198,8 @@ def entropy_filter(
     """
     is_on = filter_is_on(initial_entropy, mode)
     if entropy.shape != advantages.shape:
-        raise ValueError(
-            f"entropy_filter: expected entropy and advantages of one shape (B,), got {tuple(entropy.shape)} and "
-            f"{tuple(advantages.shape)}."
-        )
+        shapes = f"{tuple(entropy.shape)} and {tuple(advantages.shape)}"
+        raise ValueError(f"entropy_filter: expected entropy and advantages of one shape (B,), got {shapes}.")
     dropped = entropy > threshold
     if not is_on:
         dropped = torch.zeros_like(dropped)
@@ -301,16 +284,12 @@ def grpo_loss(
     The KL term is the estimator of GRPO's paper (arXiv 2402.03300, Eq. 4): exp(d) - d - 1 with d = ln pi_ref - ln pi.
 
     Args:
-        per_token_logps: ln pi(o_it), with gradient. Shape (B, T).
-        completion_mask: 1 on the completion's tokens. Shape (B, T).
-        advantages: A_i. Shape (B,).
-        epsilon_low: The ratio is clipped below at 1 - epsilon_low.
-        epsilon_high: The ratio is clipped above at 1 + epsilon_high; DAPO's clip-higher has 0.28.
+        per_token_logps, completion_mask, advantages: As for :func:`gtpo_loss`.
+        epsilon_low, epsilon_high: The ratio is clipped to 1 - epsilon_low and 1 + epsilon_high; DAPO has 0.28.
         beta: Weight of the KL term; 0 needs no reference.
         loss_type, normalizer: As for :func:`gtpo_loss`.
         ref_per_token_logps: ln pi_ref(o_it). Shape (B, T).
-        old_per_token_logps: ln pi_old(o_it); None on the first iteration. Shape (B, T).
-        importance_weights: As for :func:`gtpo_loss`; the KL term is not corrected.
+        old_per_token_logps, importance_weights: As for :func:`gtpo_loss`; the KL term is not corrected.
 
     Returns:
         The loss, and detached 0-d tensors: ``kl`` (nats, mean over all tokens) where beta != 0.
@@ -350,7 +329,8 @@ def _aggregate(
     strength: Tensor | float = 1.0,
 ) -> Tensor:
     """sum_i w_i strength_i sum_t per_token_it, with the w_i of ``loss_type``. Shapes (B, T), (B, T), (B,) -> ()."""
-    _check_loss_type(loss_type)
+    if loss_type not in LOSS_TYPES:
+        raise ValueError(f"loss_type {loss_type!r} is unknown: pick one of {', '.join(LOSS_TYPES)}.")
     if loss_type == "grpo":
         return (strength * _completion_mean(per_token, completion_mask)).mean()
     if normalizer is None:
@@ -363,10 +343,8 @@ def _corrected(per_token: Tensor, importance_weights: Tensor | None) -> Tensor:
     if importance_weights is None:
         return per_token
     if importance_weights.shape not in (per_token.shape, (len(per_token), 1)):
-        raise ValueError(
-            f"importance_weights has shape {tuple(importance_weights.shape)}: expected (B, T) = "
-            f"{tuple(per_token.shape)} or (B, 1)."
-        )
+        shape, expected = tuple(importance_weights.shape), tuple(per_token.shape)
+        raise ValueError(f"importance_weights has shape {shape}: expected (B, T) = {expected} or (B, 1).")
     return per_token * _promote(importance_weights)
 
 
@@ -381,12 +359,6 @@ def _completion_mean(per_token: Tensor, completion_mask: Tensor) -> Tensor:
     """1/|o_i| * sum_t over the completion's tokens. Shape (B, T) -> (B,); a completion without tokens gets 0."""
     valid = completion_mask.bool()
     return per_token.masked_fill(~valid, 0.0).sum(-1) / valid.sum(-1).clamp(min=1)
-
-
-def _check_loss_type(loss_type: str) -> None:
-    """Raise ValueError for an unknown ``loss_type``."""
-    if loss_type not in LOSS_TYPES:
-        raise ValueError(f"loss_type {loss_type!r} is unknown: pick one of {', '.join(LOSS_TYPES)}.")
 
 
 def _promote(tensor: Tensor) -> Tensor:

@@ -311,9 +311,6 @@ class RunArguments:
         None, "Resume the run in --output_dir, or in the given directory.", nargs="?", const="auto"
     )
     overwrite: bool = option(False, "Replace the run directory if it exists.")
-    early_stopping_patience: int | None = option(
-        None, "Stop after N successive evaluations on the held-out set without improvement."
-    )
     merge: Literal["none", "16bit"] = option(
         "none", "16bit: also write merged/, base and adapter as one standalone model."
     )

@@ -48,3 +48,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message without its full stop, or the type of an error without a message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def last_line(error: BaseException) -> str:
+    """The type of an error and the last line of its message, without control characters and full stop."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return printable(": ".join([type(error).__name__, *lines[-1:]])).rstrip(".")

@@ -3,7 +3,7 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -19,6 +19,23 @@ def write_atomically(path: Path, text: str) -> None:
     with unfinished.open("x") as file:  # never through a link
         file.write(text)
     unfinished.replace(path)
+
+
+def open_own(path: Path, mode: str = "a", **options: Any) -> IO[Any]:
+    """A file of a run or of results, to append to or to truncate: never through a link.
+
+    Args:
+        path: The file.
+        mode: As of ``open``.
+        options: As of ``open``.
+
+    Raises:
+        UsageError: If the file or its directory is a link.
+    """
+    if path.is_symlink() or path.parent.is_symlink():
+        link = path if path.is_symlink() else path.parent
+        raise UsageError(f"{link} is a link, and its target would be written to: replace it with its target.")
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666), **options)
 
 
 def remove(path: Path) -> None:

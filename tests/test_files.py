@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gtpo.errors import UsageError
-from gtpo.files import apply_umask, read_yaml, remove, replace_directory, write_atomically
+from gtpo.files import apply_umask, open_own, read_yaml, remove, replace_directory, write_atomically
 
 
 def test_failed_atomic_write_keeps_the_old_file(tmp_path: Path) -> None:
@@ -91,3 +91,17 @@ def test_files_get_the_permissions_of_the_umask(umask: int, expected: int, tmp_p
     finally:
         os.umask(before)
     assert [file.stat().st_mode & 0o777 for file in files] == [expected] * 2
+
+
+def test_nothing_is_appended_through_a_link(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "metrics.jsonl").write_text("years of work")
+    (tmp_path / "metrics.jsonl").symlink_to(mine / "metrics.jsonl")
+    (tmp_path / "run").symlink_to(mine)
+    for path in (tmp_path / "metrics.jsonl", tmp_path / "run" / "metrics.jsonl"):
+        with pytest.raises(UsageError, match="is a link"):
+            open_own(path)
+    with open_own(mine / "metrics.jsonl") as file:
+        file.write(", appended")
+    assert (mine / "metrics.jsonl").read_text() == "years of work, appended"

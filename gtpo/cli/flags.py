@@ -17,6 +17,7 @@ from gtpo.files import read_yaml
 
 REMOVED = {  # settings of earlier revisions: values that a stored run may have, and that changed nothing
     "generation_bf16": (False,),
+    "early_stopping_patience": (None,),
     "initial_entropy_dir": (None, "outputs/initial_entropy"),
     "positive_advantage_weight": (1.0,),
     "negative_advantage_weight": (1.0,),

@@ -26,7 +26,7 @@ CHECKS: dict[str, Check] = {
     **dict.fromkeys(("top_p", "min_p"), _SHARE),
     **dict.fromkeys(("adam_beta1", "adam_beta2"), _BELOW_1),
     **dict.fromkeys(("adam_epsilon", "repetition_penalty"), _ABOVE_0),
-    **dict.fromkeys(("steps_per_generation", "save_total_limit", "early_stopping_patience"), AT_LEAST_1),
+    **dict.fromkeys(("steps_per_generation", "save_total_limit"), AT_LEAST_1),
     "save_steps": _ABOVE_0,
     "logging_steps": NOT_NEGATIVE,
     "output_dir": (lambda x: x.strip(), "a directory"),
@@ -44,7 +44,7 @@ CHECKS: dict[str, Check] = {
 }
 _ONLY_WITH_ROWS = (  # settings that have no effect without held-out rows
     *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "num_generations_eval"),
-    *("metric_for_best_model", "greater_is_better", "early_stopping_patience"),
+    *("metric_for_best_model", "greater_is_better"),
 )
 
 

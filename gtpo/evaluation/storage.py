@@ -16,13 +16,13 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Self
+from typing import IO, Any, Self
 
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.data.load import Problem
 from gtpo.errors import UsageError
 from gtpo.evaluation.records import Head
-from gtpo.files import write_atomically
+from gtpo.files import open_own, write_atomically
 from gtpo.prompts import to_messages
 
 Row = dict[str, Any]
@@ -78,7 +78,7 @@ class CompletionFile:
     overwrite: bool = False
     problems: Sequence[Problem] = ()
     done: set[Key] = field(default_factory=set, init=False)
-    _file: BinaryIO = field(init=False)
+    _file: IO[bytes] = field(init=False)
 
     def __enter__(self) -> Self:
         self._open()
@@ -98,7 +98,7 @@ class CompletionFile:
         """Open the file and lock it."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115  (__exit__ closes it)
+            self._file = open_own(self.path, "ab", buffering=0)
         except (FileExistsError, NotADirectoryError, PermissionError) as error:
             raise UsageError(f"cannot write {self.path}: {error.strerror}; name another --output_dir.") from error
         try:

@@ -59,14 +59,12 @@ def latest_complete(run: Path) -> Path | None:
     return None
 
 
-def steps_are_done(checkpoint: Path, max_steps: int, patience: int | None = None) -> bool:
+def steps_are_done(checkpoint: Path, max_steps: int) -> bool:
     """Whether a run has no step left after a checkpoint.
 
     Args:
         checkpoint: A complete checkpoint.
         max_steps: Of the settings, below 1 for whole epochs.
-        patience: ``early_stopping_patience`` of the settings: after as many evaluations without improvement the run has
-            stopped early.
 
     Raises:
         UsageError: If the state cannot be read.
@@ -74,11 +72,7 @@ def steps_are_done(checkpoint: Path, max_steps: int, patience: int | None = None
     path = checkpoint / "trainer_state.json"
     try:
         state = json.loads(path.read_bytes())
-        stopping = state.get("stateful_callbacks", {}).get("EarlyStopping")
-        worse = stopping["attributes"]["early_stopping_patience_counter"] if stopping else 0  # evaluations in a row
-        return (patience is not None and worse >= patience) or bool(
-            state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"])
-        )
+        return bool(state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{path} is damaged or not from a trainer: delete {checkpoint} to continue from an earlier one."

@@ -4,20 +4,25 @@ import errno
 import logging
 import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from gtpo.errors import RunError, UsageError
+from gtpo.errors import RunError, UsageError, last_line
 
+_training = False
 _CANNOT_OPEN = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def run_script(main: Callable[[], None]) -> NoReturn:
     """Run a script's main and exit. A UsageError is printed as one line; ``--debug`` shows the traceback instead.
 
-    Exit codes: 2 for invalid input; 1 for a run that had to stop; 130, 143, 129 or 140 after Ctrl-C, SIGTERM, SIGHUP or
-    SIGUSR2; 141 if the output pipe is closed, as by ``| head``.
+    Of any other error the last line is printed, and the name of the file that has its traceback.
+
+    Exit codes: 2 for invalid input, and for other errors before the training; 1 for a run that had to stop; 130, 143,
+    129 or 140 after Ctrl-C, SIGTERM, SIGHUP or SIGUSR2; 141 if the output pipe is closed, as by ``| head``.
     """
     logging.basicConfig(format="%(message)s", handlers=[_AboveTheBar()])
     debug = "--debug" in sys.argv
@@ -35,10 +40,24 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python fails at its exit
         _exit("the output pipe was closed", 141)
     except Exception as error:
-        if debug or not (fault := _fault_of_the_disk(error)):
+        if debug:
             raise
-        _exit(fault, 1)
+        if fault := _fault_of_the_disk(error):
+            _exit(fault, 1)
+        _exit(f"{last_line(error)}. {_store_traceback()} has the traceback; --debug shows it.", 1 + (not _training))
     sys.exit(0)
+
+
+def training_begins() -> None:
+    """From here on an error ends the script with exit code 1."""
+    global _training
+    _training = True
+
+
+def _store_traceback() -> str:
+    with tempfile.NamedTemporaryFile("w", prefix="gtpo-", suffix=".log", delete=False) as file:
+        traceback.print_exc(file=file)
+    return file.name
 
 
 def _how_to_continue() -> str:

@@ -17,7 +17,7 @@ from gtpo.arguments import MODEL_ALIASES, PromptArguments, Settings, name_of
 from gtpo.errors import UsageError, command_again
 from gtpo.files import remove, write_atomically
 from gtpo.processes import IS_MAIN_PROCESS
-from gtpo.runs.checkpoints import MANIFEST, delete, latest_complete, sorted_checkpoints, step_of, steps_are_done
+from gtpo.runs.checkpoints import MANIFEST, delete, latest_complete, sorted_checkpoints, steps_are_done
 from gtpo.runs.directory import RunDirectory, resume_command
 from gtpo.runs.provenance import provenance
 
@@ -41,9 +41,8 @@ def check_run(settings: Settings, rows: int) -> str | None:
         The checkpoint to resume from, or None.
 
     Raises:
-        UsageError: If the directory exists and neither --resume nor --overwrite is given, is not a run, has no
-            checkpoint, or has a link through which training would write; or if there are fewer rows than prompts in a
-            step.
+        UsageError: If the directory exists and neither --resume nor --overwrite is given, is not a run, or has
+            no checkpoint; or if there are fewer rows than prompts in a step.
     """
     prompts = settings.completions_per_step * int(os.environ.get("WORLD_SIZE", 1)) // settings.group_size
     if rows < prompts:
@@ -62,7 +61,6 @@ def check_run(settings: Settings, rows: int) -> str | None:
                 f"{run.path} has no complete checkpoint to resume: start it again without --resume, or resume another "
                 "run, --resume RUN."
             )
-        _check_links(run, checkpoint)
         run.read_best()  # raises
         check_same_policy(run, vars(settings.model) | vars(settings.prompt))
         stored = _stored_settings(run)
@@ -125,16 +123,6 @@ def _clear(run: RunDirectory) -> None:
 def _is_run(run: RunDirectory) -> bool:
     """Whether a directory was made by :func:`start_run`; a copy may lack the lock."""
     return run.lock.exists() or (run.config.is_file() and run.environment.is_file())
-
-
-def _check_links(run: RunDirectory, checkpoint: Path) -> None:
-    """Refuse links through which training would write; those that are read, deleted or replaced may stay."""
-    of_wandb = ("wandb/latest-run", "wandb/debug.log", "wandb/debug-internal.log", "wandb/*/logs/debug-core.log")
-    for path in run.path.rglob("*"):
-        is_new = step_of(path) > step_of(checkpoint) or path.match(run.non_finite_dump("*").name)
-        is_written = is_new or path in (run.metrics, run.wandb, run.completions) or path.parent != run.path
-        if path.is_symlink() and is_written and not any(map(path.match, of_wandb)):
-            raise UsageError(f"{path} is a link, and training would write to its target: replace it with its target.")
 
 
 def _has_content(run: RunDirectory) -> bool:
@@ -204,7 +192,7 @@ def _check_changes(run: RunDirectory, stored: Mapping[str, Any], settings: Setti
     ]
     if not changes:
         return
-    if steps_are_done(checkpoint, settings.trainer.max_steps, settings.run.early_stopping_patience):
+    if steps_are_done(checkpoint, settings.trainer.max_steps):
         raise UsageError(
             f"{run.path} is finished, and {', '.join(changes)} would have no effect: remove it, raise "
             "--max_steps, or train another run with --run_name."

@@ -1,4 +1,4 @@
-"""Callbacks of a training run: metrics.jsonl and wandb, the best adapter, early stopping.
+"""Callbacks of a training run: metrics.jsonl and wandb, the best adapter.
 
 ``metrics.jsonl`` (one line per logged step, written immediately) and wandb get the same names and values.
 """
@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import TrainerCallback
 
 from gtpo.errors import RunError
-from gtpo.files import remove, replace_directory, write_atomically
+from gtpo.files import open_own, remove, replace_directory, write_atomically
 from gtpo.processes import gather_full_parameter
 from gtpo.reports.metrics import is_held_out
 from gtpo.runs.directory import RunDirectory
@@ -55,7 +55,7 @@ class MetricsWriter(TrainerCallback):
             completions = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
             metrics["tokens_per_second"] = metrics["completion_length"] * completions / metrics["step_time"]
         line = {"step": state.global_step} | metrics
-        with self.run.metrics.open("a") as file:
+        with open_own(self.run.metrics) as file:
             file.write(json.dumps(line) + "\n")
         if self.wandb_run is not None:
             try:  # steps that a resumed run repeats are behind wandb's step and ignored by it
@@ -151,25 +151,6 @@ class BestAdapter(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         self.on_save(args, state, control, **kwargs)
-
-
-class EarlyStopping(EarlyStoppingCallback):
-    """Transformers' early stopping; its count is in each checkpoint, and the step at which it stops has one."""
-
-    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        # Transformers would warn that the best adapter is not loaded at the end: it is in best/.
-        stored = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
-        if state.global_step:  # resumed
-            self.early_stopping_patience_counter = stored["attributes"]["early_stopping_patience_counter"]
-
-    def on_evaluate(self, args, state, control, metrics=None, **kwargs):  # type: ignore[no-untyped-def]
-        super().on_evaluate(args, state, control, metrics, **kwargs)
-        if self.early_stopping_patience_counter >= self.early_stopping_patience:
-            control.should_save = True
-            if state.is_world_process_zero:
-                logger.warning(
-                    "stopped early after step %d: no better %s", state.global_step, args.metric_for_best_model
-                )
 
 
 def _score(metrics: dict[str, Any]) -> Any:

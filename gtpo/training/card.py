@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from gtpo.arguments import BENCHMARK_TITLES, MODEL_ALIASES, EvaluationArguments, PromptArguments, Settings
+from gtpo.arguments import BENCHMARK_TITLES, MODEL_ALIASES, PromptArguments, Settings
 from gtpo.data.sources import TRAIN
 from gtpo.errors import UsageError
 from gtpo.files import read_yaml
@@ -63,7 +63,6 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         "## Quick start",
         _quick_start(settings, where, system, merged),
         _vllm(settings, hub_id, config, where),
-        *_gguf(where, merged),
         *_scores(run),
         *_prompt(system, settings.prompt),
         "## Settings",
@@ -125,21 +124,6 @@ def _vllm(settings: Settings, hub_id: str | None, config: Path, where: str) -> s
     return "\n\n".join(["With vLLM:", _fenced("bash", shlex.join(command)), *notes])
 
 
-def _gguf(where: str, merged: bool) -> list[str]:
-    """How llama.cpp and Ollama run a merged model; nothing for an adapter, which ``--merge 16bit`` merges."""
-    if not merged:
-        return [
-            "For llama.cpp and Ollama, merge it first (`--resume RUN --merge 16bit`): the merged model's card says how."
-        ]
-    convert = shlex.join(["python", "llama.cpp/convert_hf_to_gguf.py", where, "--outfile", "model.gguf"])
-    return [
-        "With llama.cpp, from a local copy of this directory:",
-        _fenced("bash", f"{convert}\nllama-cli -m model.gguf"),
-        "With Ollama, from the same file:",
-        _fenced("bash", "echo 'FROM ./model.gguf' > Modelfile\nollama create trained -f Modelfile\nollama run trained"),
-    ]
-
-
 def _scores(run: RunDirectory) -> list[str]:
     try:
         rows = run.read_metrics()
@@ -156,28 +140,7 @@ def _scores(run: RunDirectory) -> list[str]:
             "\n".join(["| | start | end |", "|---|---:|---:|", *lines]),
             *([f"{held_out}."] if (held_out := held_out_text(rows)) else []),
         ]
-    if evaluated := _evaluations(run):
-        header = "| benchmark | problems | samples each | pass@1 (%) | format (%) |\n|---|---:|---:|---:|---:|"
-        parts += [*([] if parts else ["## Scores"]), "Evaluated with `evaluate.py`:", "\n".join([header, *evaluated])]
     return parts
-
-
-def _evaluations(run: RunDirectory) -> list[str]:
-    """The table rows of this adapter in the results of evaluate.py, in its default directory or next to the run."""
-    rows = {}
-    for directory in (Path(EvaluationArguments.output_dir), run.path.parent / "evaluation"):
-        try:
-            entries = json.loads((directory / "results.json").read_text())["results"]
-            for entry in entries:
-                if entry["adapter"] and Path(entry["adapter"]).resolve() == run.adapter.resolve():
-                    title, found = BENCHMARK_TITLES.get(entry["benchmark"], entry["benchmark"]), entry["scores"]
-                    rows[title] = (
-                        f"| {title} | {entry['problems']} | {entry['k']} | {found['pass']['1']:.1f} | "
-                        f"{found['format']:.1f} |"
-                    )
-        except (OSError, ValueError, KeyError, TypeError):  # not evaluated, or of another program
-            continue
-    return list(rows.values())
 
 
 def _prompt(system: str | None, prompt: PromptArguments) -> list[str]:

@@ -17,7 +17,8 @@ from gtpo.reports.wandb import start_wandb
 from gtpo.runs.checkpoints import rotate, steps_are_done
 from gtpo.runs.directory import RunDirectory
 from gtpo.runs.progress import ProgressBar
-from gtpo.training.callbacks import BestAdapter, EarlyStopping, MetricsWriter
+from gtpo.runs.script import training_begins
+from gtpo.training.callbacks import BestAdapter, MetricsWriter
 from gtpo.training.export import save_adapter
 from gtpo.training.fault_tolerance import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
 
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 def run(trainer: Any, settings: Settings, checkpoint: str | None) -> None:
     """Train, from a checkpoint if there is one; save the adapter, write the report, and say how the run ended."""
     attach_callbacks(trainer, settings)
+    training_begins()
     train(trainer, checkpoint)
     save_adapter(trainer, settings)
     if not IS_MAIN_PROCESS:
@@ -49,8 +51,6 @@ def attach_callbacks(trainer: Any, settings: Settings) -> None:
     trainer.add_callback(MetricsWriter(run, start_wandb(settings) if wandb else None))
     held_out_metric = trainer.args.metric_for_best_model if trainer.eval_dataset is not None else None
     trainer.add_callback(BestAdapter(run, trainer.processing_class, held_out_metric))
-    if settings.run.early_stopping_patience is not None:
-        trainer.add_callback(EarlyStopping(settings.run.early_stopping_patience))
     trainer.add_callback(CompleteCheckpoints(trainer))
     trainer.add_callback(StopOnNonFinite(trainer))
     trainer.add_callback(StopOnSignal())  # last: it ends the process after the others
@@ -81,9 +81,7 @@ def train(trainer: Any, checkpoint: str | None) -> None:
     """
     if trainer.args.device.type == "cpu":  # with several processes it is cpu:0, to which no checkpoint can be loaded
         trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
-    stopping = [one for one in trainer.callback_handler.callbacks if isinstance(one, EarlyStopping)]
-    patience = stopping[0].early_stopping_patience if stopping else None
-    if checkpoint is not None and steps_are_done(Path(checkpoint), trainer.args.max_steps, patience):
+    if checkpoint is not None and steps_are_done(Path(checkpoint), trainer.args.max_steps):
         if IS_MAIN_PROCESS:
             logger.warning(
                 "%s is finished: its adapter and report are written again; a larger --max_steps trains further",

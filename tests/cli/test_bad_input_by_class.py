@@ -25,7 +25,7 @@ FLAGS = """
 --min_p 2|--adam_beta1 1.0|--adam_epsilon 0|--weight_decay -1|--max_grad_norm -1|--logging_steps -1
 --per_device_train_batch_size 0|--gradient_accumulation_steps 0|--steps_per_generation 0|--loss_type magic
 --scale_rewards sometimes|--epsilon -1|--nonsense 1|--learnin_rate 1|extra|--config nowhere.yaml|--run_name a/b
---early_stopping_patience 3|--eval_rows 0|--eval_rows 5000|--eval_steps 3|--limit 0|--split dev
+--eval_rows 0|--eval_rows 5000|--eval_steps 3|--limit 0|--split dev
 --dataset_config main|--reward speed|--reward format format|--reward nowhere.py:f|--reward os:getcwd
 --reward_weights 1|--reward_weights 1 2 3|--system_prompt missing.txt|--chat_template missing.jinja
 --chat_template_kwargs {|--chat_template_kwargs [1]|--fsdp full_shard|--resume nowhere
@@ -78,9 +78,9 @@ arithmetic --checkpoint x|gsm8k --data_dir /nowhere|arithmetic --runs /nowhere|a
 OTHERS = """
 evaluate --compare a|evaluate --compare /nowhere /nowhere2|evaluate --regrade --output_dir /nowhere|figures fig99
 figures --runs /nowhere|figures --compare /nowhere|figures --search /nowhere|figures --window 0 --runs /nowhere
-figures --output x --runs /nowhere|reproduce fig99|reproduce|reproduce claim x|reproduce fig3 --seeds -1 --list
-reproduce fig3 --only zzz --list|reproduce mechanism --policy zzz|reproduce fig3 --jobs 0|reproduce fig3 --gpus 0 0
-reproduce smol --scale tiny --list|reproduce claim smol_gtpo_formatting_at_first|reproduce fig3 --slurm x
+figures --output x --runs /nowhere|reproduce fig99|reproduce|reproduce fig3 --seeds -1 --list
+reproduce fig3 --only zzz --list|reproduce fig3 --jobs 0|reproduce fig3 --gpus 0 0
+reproduce smol --list|reproduce fig3 --slurm x
 """
 
 

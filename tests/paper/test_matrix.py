@@ -168,9 +168,9 @@ def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureF
     finished = runs["gtpo-late-g8"].run.adapter
     finished.mkdir(parents=True)
     (finished / "adapter_config.json").write_text("{}")
-    stopped_early = runs["gtpo-late-g8"].run.checkpoint(3)  # --early_stopping_patience ends a run before max_steps
+    earlier = runs["gtpo-late-g8"].run.checkpoint(3)
     interrupted = runs["grpo-late-g8-beta0"].run.checkpoint(150)
-    for checkpoint in (stopped_early, interrupted):
+    for checkpoint in (earlier, interrupted):
         write_checkpoint(checkpoint)
     assert runs["gtpo-late-g8"].remaining() == ()
     running = runs["grpo-late-g8-beta1e-6"].log

@@ -147,9 +147,8 @@ def test_steps_are_done_at_the_last_step(step: int, max_steps: int, done: bool, 
         "{}",
         "[" * 100_000,
         '{"global_step": "x", "max_steps": 8}',
-        '{"stateful_callbacks": {"EarlyStopping": 1}}',
     ],
-    ids=["cut off", "list", "empty", "deep", "text", "callback"],
+    ids=["cut off", "list", "empty", "deep", "text"],
 )
 def test_a_trainer_state_that_cannot_be_read_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "trainer_state.json").write_text(text)

@@ -40,6 +40,27 @@ def test_a_reader_of_the_output_that_has_gone_is_one_line(size: int) -> None:
     assert process.returncode == 141
 
 
+@pytest.mark.parametrize(("begun", "code"), [("", 2), ("script.training_begins()", 1)])
+def test_an_error_of_a_library_is_one_line_that_names_its_traceback(begun: str, code: int, tmp_path: Path) -> None:
+    lines = f"""
+from gtpo.runs import script
+def main():
+    {begun or "pass"}
+    raise ValueError("first line\\nthe reason\\x1b[31m")
+script.run_script(main)
+"""
+    environment = user_environment() | {"TMPDIR": str(tmp_path)}
+    run = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", lines], **run)  # type: ignore[call-overload]
+    assert done.returncode == code
+    (stored,) = tmp_path.glob("gtpo-*.log")
+    assert done.stderr.startswith("-c: ValueError: the reason\\x1b[31m. ") and str(stored) in done.stderr
+    assert done.stderr.count("\n") == 1 and "raise ValueError" not in done.stderr
+    assert "Traceback" in stored.read_text() and "first line" in stored.read_text()
+    shown = subprocess.run([sys.executable, "-c", lines, "--debug"], **run)  # type: ignore[call-overload]
+    assert "Traceback" in shown.stderr and shown.returncode == 1
+
+
 @pytest.mark.parametrize(
     ("imports", "how"), [("os.kill(os.getpid(), signal.SIGILL)", "SIGILL"), ("sys.exit(3)", "exit code 3")]
 )

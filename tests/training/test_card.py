@@ -107,10 +107,6 @@ def test_a_merged_model_needs_no_base(adapter: Path) -> None:
     card = model_card(settings_of(adapter.parent), ROWS, merged, "me/merged")
     assert front_matter(card)["library_name"] == "transformers" and "lora" not in front_matter(card)["tags"]
     assert "peft" not in section(card, "Quick start").lower() and "vllm serve me/merged\n" in card
-    assert "python llama.cpp/convert_hf_to_gguf.py me/merged --outfile model.gguf\nllama-cli -m model.gguf\n" in card
-    assert "echo 'FROM ./model.gguf' > Modelfile\nollama create trained -f Modelfile\nollama run trained\n" in card
-    of_adapter = card_of(adapter)
-    assert "llama-cli" not in of_adapter and "merge it first (`--resume RUN --merge 16bit`)" in of_adapter
 
 
 def test_the_scores_of_the_training(adapter: Path) -> None:
@@ -120,20 +116,6 @@ def test_the_scores_of_the_training(adapter: Path) -> None:
     scores = section(card_of(adapter), "Scores")
     assert "Means of the first and last 2 logged steps of the training, 4 steps:" in scores
     assert "| accuracy (%) | 15 | 35 |" in scores and "formatting" not in scores and "nan" not in scores
-
-
-def test_the_scores_of_an_evaluation_of_this_adapter(adapter: Path) -> None:
-    scores = {"pass": {"1": 61.25, "2": 70.0}, "format": 99.0}
-    entry = {"benchmark": "gsm8k", "problems": 200, "k": 2, "scores": scores, "adapter": str(adapter)}
-    results = adapter.parent.parent / "evaluation" / "results.json"
-    results.parent.mkdir()
-    others = [entry | {"adapter": None}, entry | {"adapter": "another", "benchmark": "math"}]
-    results.write_text(json.dumps({"results": [*others, entry]}))
-    section_ = section(card_of(adapter), "Scores")
-    assert "| GSM8K | 200 | 2 | 61.2 | 99.0 |" in section_ and section_.count("| GSM8K |") == 1
-    assert "MATH" not in section_
-    results.write_text("torn")
-    assert "## Scores" not in card_of(adapter)
 
 
 def test_the_initial_entropy_and_the_filter(adapter: Path) -> None:

@@ -37,11 +37,10 @@ from gtpo.models.memory import describe_plan
 from gtpo.paper.results import Results, condense, read_results
 from gtpo.reports.curves import plot_training
 from gtpo.reports.summary import find_problems, held_out_text, scores, window_text
-from gtpo.runs.checkpoints import damage, steps_are_done, write_manifest
+from gtpo.runs.checkpoints import write_manifest
 from gtpo.runs.directory import RunDirectory
 from gtpo.runs.start import check_run, start_run
-from gtpo.training.callbacks import EarlyStopping, MetricsWriter
-from gtpo.training.fault_tolerance import CompleteCheckpoints
+from gtpo.training.callbacks import MetricsWriter
 from gtpo.training.held_out import eval_batches, isolated_rng
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
@@ -129,13 +128,11 @@ def test_without_held_out_rows_nothing_is_evaluated() -> None:
                 ["eval_delay", "3"],
                 ["num_generations_eval", "2"],
                 ["metric_for_best_model", "reward"],
-                ["early_stopping_patience", "2"],
             )
         ),
         (["eval_rows", "9", "--eval_strategy", "no"], "^--eval_strategy no never evaluates the held-out rows"),
         (["eval_rows", "9", "--eval_strategy", "epoch", "--eval_steps", "5"], "^--eval_steps has no effect with"),
         (["eval_rows", "9", "--eval_steps", "0"], r"^--eval_steps is 0\.0: expected at least 1, or a share"),
-        (["eval_rows", "9", "--early_stopping_patience", "0"], "^--early_stopping_patience is 0: expected at least 1"),
         (["eval_rows", "9", "--num_generations_eval", "0"], "^--num_generations_eval is 0: expected at least 1"),
         (
             ["eval_rows", "9", "--num_generations_eval", "3", "--per_device_eval_batch_size", "4"],
@@ -377,59 +374,6 @@ def test_the_initial_entropy_has_its_own_random_numbers(tiny: Path, tmp_path: Pa
     with isolated_rng(5, torch.device("cpu")):
         assert trainer.initial_entropy.sampled_entropies(rows) == measured
     assert torch.equal(torch.random.get_rng_state(), state)
-
-
-# Early stopping
-
-
-def stopping_after(rewards: list[float], patience: int, directory: Path, tiny: Path, **settings: Any) -> Any:
-    """A trainer whose n-th evaluation has the n-th reward."""
-    trainer = make_sampling(
-        "grpo", tiny, directory, rows_worth([1.0]), metric_for_best_model="eval_reward", save_steps=100, **settings
-    )
-    trainer.add_callback(EarlyStopping(patience))
-    trainer.add_callback(CompleteCheckpoints(trainer))
-    evaluate = trainer.evaluate
-
-    def scripted(*args: Any, **kwargs: Any) -> dict[str, float]:
-        value = rewards[trainer.state.global_step - 1]
-        trainer.reward_funcs = [lambda prompts, **columns: [value] * len(prompts)]
-        try:
-            return evaluate(*args, **kwargs)
-        finally:
-            trainer.reward_funcs = [reward_of_row]
-
-    trainer.evaluate = scripted
-    return trainer
-
-
-def test_training_stops_after_evaluations_without_a_better_one(
-    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """And where it is killed and resumed, at the same step."""
-    rewards = [1.0, 3.0, 2.0, 3.0, 9.0, 9.0]  # equal is not better
-    trainer = stopping_after(rewards, 2, tmp_path, tiny, max_steps=6, save_strategy="steps")
-    trainer.train()
-    assert trainer.state.global_step == 4
-    assert caplog.messages[-1] == "stopped early after step 4: no better eval_reward"
-    assert not any("load_best_model_at_end" in message for message in caplog.messages)
-    last = tmp_path / "checkpoint-4"
-    assert steps_are_done(last, 6, patience=2) and damage(last) is None
-    assert not steps_are_done(last, 6, patience=3) and not steps_are_done(last, 6)
-
-    resumed = stopping_after(rewards, 2, tmp_path / "resumed", tiny, max_steps=3, save_strategy="steps")
-    resumed.train()
-    again = stopping_after(rewards, 2, tmp_path / "resumed", tiny, max_steps=6, save_strategy="steps")
-    again.train(resume_from_checkpoint=str(tmp_path / "resumed" / "checkpoint-3"))
-    assert again.state.global_step == 4
-
-
-def test_patience_can_be_added_to_a_run_that_is_resumed(tiny: Path, tmp_path: Path) -> None:
-    plain = make_sampling("grpo", tiny, tmp_path, None, max_steps=1, save_strategy="steps", save_steps=1)
-    plain.train()
-    trainer = stopping_after([0.0, 2.0, 1.0, 1.0], 1, tmp_path, tiny, max_steps=4, save_strategy="steps")
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert trainer.state.global_step == 3
 
 
 # Resume
