@@ -38,7 +38,7 @@ def main() -> None:
     add("--output", metavar="PATH", help="directory [figures]; the file with --runs [curves.png] and --compare")
     add("--window", metavar="N", type=int, default=10, help="steps of the trailing mean of --runs [10]")
     flags, unknown = parser.parse_known_intermixed_args()
-    refuse_unknown(unknown, vars(flags), "--help")
+    refuse_unknown(unknown, vars(flags))
 
     if flags.output and not Path(flags.output).suffix and (flags.runs or flags.compare):
         raise UsageError(f"--output {flags.output} is not a file name: add a name with a suffix, as in curves.png.")

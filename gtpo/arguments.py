@@ -38,13 +38,13 @@ SHORT_NAMES = {
     "dataset_name": "dataset",
     "lora_r": "lora_rank",
     "vllm_gpu_memory_utilization": "gpu_memory_utilization",
+    "adapter": "runs",
 }
-EARLIER_NAMES = {"adapter": "runs", "judge": "grader", "limit_rows": "limit"}  # of the last release, for one more
 
 
 def name_of(setting: str) -> str:
-    """The name of a setting that is given by its short or earlier name."""
-    return (SHORT_NAMES | EARLIER_NAMES).get(setting, setting)
+    """The name of a setting that is given by its short name, or by that of TRL."""
+    return SHORT_NAMES.get(setting, setting)
 
 
 def option(default: Any, text: str, **metadata: Any) -> Any:
@@ -74,8 +74,7 @@ class DataArguments:
 
     dataset: str = option(
         "gsm8k",
-        "gsm8k, math, arithmetic (generated), or your data: a JSONL, CSV or Parquet file, a directory of "
-        "them, or a Hub id (owner/name).",
+        "gsm8k, math, arithmetic (generated), or your data: a JSONL, CSV or Parquet file, or a Hub id (owner/name).",
     )
     data_dir: str | None = option(None, "Directory of JSONL files to read instead of the Hub (gsm8k_train.jsonl, ...).")
     dataset_config: str | None = option(None, "Configuration of a Hub dataset that has several, as in load_dataset.")
@@ -330,8 +329,7 @@ class EvaluationArguments:
 
     benchmarks: list[str] = option(
         [],
-        f"{', '.join(BENCHMARK_TITLES)}, or your own: a JSONL, CSV or Parquet file, a directory of them, or a "
-        "Hub id (owner/name).",
+        f"{', '.join(BENCHMARK_TITLES)}, or your own: a JSONL, CSV or Parquet file, or a Hub id (owner/name).",
     )
     runs: list[str] = option(
         [],

@@ -151,7 +151,7 @@ def assert_settings_or_one_line_error(method: str, argv: list[str], empty: Path)
         run_script(lambda: resolved.update(parse(method, CLASSES[method], argv).to_dict()))
     assert list(empty.iterdir()) == []
     if ended.value.code == 0:
-        wants_help = any(argument.startswith("-h") or argument in ("--help", "--help_all") for argument in argv)
+        wants_help = any(argument.startswith("-h") or argument == "--help" for argument in argv)
         assert wants_help or yaml.safe_load(yaml.safe_dump(resolved)) == resolved
         return
     assert ended.value.code == 2

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from gtpo.arguments import SHORT_NAMES, fields_of, name_of
 from gtpo.errors import UsageError, nearest
-from gtpo.files import read_yaml
 
 REMOVED = {  # settings of earlier revisions: values that a stored run may have, and that changed nothing
     "generation_bf16": (False,),
@@ -21,6 +20,26 @@ REMOVED = {  # settings of earlier revisions: values that a stored run may have,
     "initial_entropy_dir": (None, "outputs/initial_entropy"),
     "positive_advantage_weight": (1.0,),
     "negative_advantage_weight": (1.0,),
+}
+ELSEWHERE = {  # names in other projects -> ours, for "did you mean"
+    "lr": ("learning_rate",),
+    "batch_size": ("prompts_per_step", "per_device_train_batch_size"),
+    "epochs": ("num_train_epochs",),
+    "steps": ("max_steps",),
+    "group_size": ("num_generations",),
+    "kl_coef": ("beta",),
+    "reward_funcs": ("reward",),
+    "max_new_tokens": ("max_completion_length",),
+    "rank": ("lora_rank",),
+    "lora_alpha": ("lora_rank",),
+    "train_file": ("dataset",),
+    "dataset_path": ("dataset",),
+    "output": ("output_dir",),
+    "bs": ("prompts_per_step", "per_device_train_batch_size"),
+    "grad_accum": ("gradient_accumulation_steps",),
+    "wandb": ("report_to",),
+    "use_lora": ("lora_rank",),
+    "use_peft": ("lora_rank",),
 }
 TRUE = ("yes", "true", "t", "y", "1")  # as HfArgumentParser
 
@@ -62,22 +81,21 @@ def names_of(config: str) -> set[str]:
     }
 
 
-def refuse_unknown(unknown: Sequence[str], names: Iterable[str], page: str = "--help_all") -> None:
+def refuse_unknown(unknown: Sequence[str], names: Iterable[str]) -> None:
     """Raise for the first word of a command line that no option has taken.
 
     Args:
         unknown: The words that are left.
         names: The known options, without dashes.
-        page: The option that lists them.
 
     Raises:
         UsageError: With the nearest option, if there is a near one.
     """
     flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
     if flags:
-        close = similar(flags[0].removeprefix("--").replace("-", "_"), [*names, "help", page.removeprefix("--")], "--")
+        close = similar(flags[0].removeprefix("--").replace("-", "_"), [*names, "help"], "--")
         short = "".join(f" (--{s})" for s, name in SHORT_NAMES.items() if f"--{name}" == flags[0])
-        raise UsageError(f"unknown option {flags[0]}{short}{close}; {page} lists all options.")
+        raise UsageError(f"unknown option {flags[0]}{short}{close}; --help lists all options.")
     if unknown:
         raise UsageError(f"unexpected argument {unknown[0]!r}: every setting is an option, --key value.")
 
@@ -85,8 +103,7 @@ def refuse_unknown(unknown: Sequence[str], names: Iterable[str], page: str = "--
 def similar(name: str, names: Iterable[str], dashes: str = "") -> str:
     """`` (did you mean 'x'?)``: our name for a setting of other projects, or the nearest name; empty without one."""
     known = [*names, *SHORT_NAMES]
-    elsewhere = read_yaml(Path(__file__).parent / "help.yaml")["elsewhere"]
-    if ours := [other for other in elsewhere.get(name, ()) if other in known]:
+    if ours := [other for other in ELSEWHERE.get(name, ()) if other in known]:
         return f" (did you mean {' or '.join(repr(dashes + other) for other in ours)}?)"
     return nearest(name, known).replace("'", f"'{dashes}", 1)
 

@@ -17,7 +17,7 @@ import time
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from gtpo.arguments import (
     MODEL_ALIASES,
@@ -40,7 +40,6 @@ from gtpo.cli.flags import (
     similar,
     without_alias,
 )
-from gtpo.cli.help_page import print_help
 from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings
 from gtpo.errors import UsageError, first_line, nearest
 from gtpo.files import CONFIGS, read_yaml
@@ -59,8 +58,8 @@ logger = logging.getLogger(__name__)
 
 limit_openmp_spinning(os.environ)  # OpenMP reads it when PyTorch is imported
 
-HELP_FLAGS = {"-h", "--help", "--help_all"}
-COMMAND_LINE_ONLY = ("config", "help", "help_all", "dry_run", "resume", "overwrite", "regrade", "compare")
+HELP_FLAGS = {"-h", "--help"}
+COMMAND_LINE_ONLY = ("config", "help", "dry_run", "resume", "overwrite", "regrade", "compare")
 DERIVED = (  # from other settings, unless given
     "output_dir",
     "per_device_train_batch_size",
@@ -111,14 +110,13 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
 
     Raises:
         UsageError: If a key or value is invalid.
-        SystemExit: After ``--help`` or ``--help_all``.
+        SystemExit: After ``--help``.
     """
     argv = [without_alias(word) for word in (sys.argv[1:] if argv is None else argv)]
     if HELP_FLAGS & set(argv):
         asked = _known_flags([word for word in argv if word not in HELP_FLAGS], "model").model
         preset = preset_for(method, asked or "tiny", dry_run=True)
-        print_help(method, classes, preset, DERIVED, "--help_all" in argv)
-        raise SystemExit(0)
+        _print_help(classes, read_yaml(preset))
     early = _early_flags(method, argv)
     if early.resume not in (None, "auto"):
         _check_resumed(method, early)
@@ -165,8 +163,7 @@ def parse_evaluation(argv: Sequence[str] | None = None) -> tuple[EvaluationArgum
     """
     argv = [without_alias(word) for word in (sys.argv[1:] if argv is None else argv)]
     if HELP_FLAGS & set(argv):
-        print_help("evaluate", [EvaluationArguments])
-        raise SystemExit(0)
+        _print_help([EvaluationArguments], {})
     config = _known_flags(argv, "config").config
     arguments = EvaluationArguments(**_read([EvaluationArguments], [config] if config else [], argv))
     return arguments, {*given_on(argv), *map(name_of, read_yaml(config) if config else ())}
@@ -336,14 +333,12 @@ def _known_flags(argv: Sequence[str], *names: str, **optional: str) -> argparse.
         raise UsageError(one_spelling(error)) from error
 
 
-def _read(
-    classes: Sequence[type], files: Sequence[str | Path], argv: Sequence[str], defaults: Sequence[str] = ()
-) -> dict[str, Any]:
-    """The value of every field: the first file, then ``defaults``, the other files and the command line override it."""
+def _parser(classes: Sequence[type]) -> argparse.ArgumentParser:
+    """A flag for each field of some dataclasses, in the groups that they name."""
     from transformers import HfArgumentParser
     from transformers.hf_argparser import string_to_bool
 
-    parser = HfArgumentParser(
+    parser: argparse.ArgumentParser = HfArgumentParser(
         classes,
         add_help=False,
         allow_abbrev=False,
@@ -355,18 +350,47 @@ def _read(
             action.nargs, action.const = "?", True
         elif action.dest == "report_to":
             action.nargs = "+"
-    parser.add_argument("--config")
-    parser.add_argument("--help_all", action="store_true")
-    fields = fields_of(classes)
+    parser.add_argument("--config", metavar="FILE", help="YAML file of settings; the command line overrides it.")
+    parser.add_argument("--help", action="store_true", help="Show this page.")
     if RunArguments in classes:
-        parser.set_defaults(**{name: None for name in DERIVED if name in fields})
+        parser.set_defaults(**{name: None for name in DERIVED if name in fields_of(classes)})
+    return parser
+
+
+def _print_help(classes: Sequence[type], defaults: Mapping[str, Any]) -> NoReturn:
+    """Print every option of a script, with the values of a preset as defaults, and exit."""
+    parser = _parser(classes)
+    parser.usage, parser.formatter_class = "%(prog)s [--config FILE] [--key value ...]", _Help
+    parser.description = sys.modules["__main__"].__doc__
+    parser.epilog = "--G is short for --num_generations. --debug shows the traceback of an error."
+    parser.set_defaults(**defaults)
+    for action in parser._actions:
+        action.option_strings = action.option_strings[:1]  # not --max-steps too
+        if action.choices and len(list(action.choices)) > 5:
+            action.metavar = "NAME"
+    _, options, *ours = parser._action_groups
+    options.title = "TRL and Transformers" if ours else "options"
+    parser._action_groups = [*ours, options]
+    parser.print_help()
+    raise SystemExit(0)
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """The description as it is, and the default of each option."""
+
+
+def _read(
+    classes: Sequence[type], files: Sequence[str | Path], argv: Sequence[str], defaults: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The value of every field: the first file, then ``defaults``, the other files and the command line override it."""
+    parser, fields = _parser(classes), fields_of(classes)
     words = [word for file in files[:1] for word in _as_flags(file, fields)]
     words += [*defaults, *(word for file in files[1:] for word in _as_flags(file, fields))]
     try:
         namespace, unknown = parser.parse_known_args([*words, *argv])
     except argparse.ArgumentError as error:
         raise UsageError(one_spelling(error)) from error
-    refuse_unknown(unknown, [*fields, "config"], "--help_all" if RunArguments in classes else "--help")
+    refuse_unknown(unknown, [*fields, "config"])
     values = {name: value for name, value in vars(namespace).items() if name in fields}
     if isinstance(reporters := values.get("report_to"), list) and len(reporters) == 1:
         [values["report_to"]] = reporters

@@ -74,7 +74,7 @@ def plan_evaluation(flags: EvaluationArguments) -> Plan:
             data = {
                 "source": sources[name],
                 **{flag: getattr(flags, flag) for flag in DATA_FLAGS},
-                "judge": asked.graded_by,  # the earlier name of the flag
+                "judge": asked.graded_by,  # the name in results of the first revisions
             }
             adapter = str(target.adapter) if target.adapter else None
             path = Path(flags.output_dir) / (target.label or f"base-{short_name(model)}") / f"{name}.jsonl"

@@ -280,8 +280,7 @@ def describe_plan(
         lines.append(f"  this machine, {host:.1f} GiB: {verdict}")
     else:
         lines += [f"  {name}: {_verdict(size, shape, work, completions)}" for name, size in [*gpus, *CARDS]]
-    script = f"train_{settings.method}.py --model {settings.model.model}"
-    lines.append(f"changed settings; all: config.yaml of a run, or python {script} --help_all")
+    lines.append("changed settings; all: config.yaml of a run")
     return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(settings.changed_settings(), sort_keys=True)
 
 

@@ -205,7 +205,7 @@ def test_every_field_is_a_flag_and_a_yaml_key(
     monkeypatch.setenv("COLUMNS", "200")
     fields = {field.name for cls in CLASSES[method] for field in dataclasses.fields(cls) if field.init}
     with pytest.raises(SystemExit):
-        settings("--help_all", method=method)
+        settings("--help", method=method)
     flags = set(re.findall(r"--(\w+)", capsys.readouterr().out))
     assert fields - flags == set()
 
@@ -292,8 +292,8 @@ def test_a_plan_on_a_cpu_does_not_store_the_cpu() -> None:
 def test_errors_name_one_spelling_of_an_option() -> None:
     with pytest.raises(UsageError, match=r"^--max_steps: invalid int value: 'x'\.$"):
         settings("--max_steps", "x")
-    with pytest.raises(UsageError, match=r"did you mean '--help_all'"):
-        settings("--help_al")
+    with pytest.raises(UsageError, match=r"did you mean '--help'"):
+        settings("--hepl")
 
 
 def test_no_token_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -542,59 +542,22 @@ def test_grpo_and_gtpo_presets_differ_only_in_the_method() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_shows_the_settings_in_groups(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        settings(flag)
-    shown = capsys.readouterr().out
-    assert ended.value.code == 0
-    titles = [
-        "most used",
-        "data",
-        "prompt",
-        "model",
-        "run",
-        "GTPO",
-        "sampling and objective",
-        "optimization",
-        "files and logs",
-    ]
-    groups = re.findall(r"^([A-Za-z][\w ]*?)(?: \(.*\))?:$\n((?: .*\n)+)", shown, flags=re.MULTILINE)
-    assert [title for title, _ in groups] == [*titles, "help and files of settings"]
-    assert all(len(lines.splitlines()) <= 40 for _, lines in groups)  # each fits on a screen
-    names = [re.findall(r"^  --(\w+)", lines, re.MULTILINE) for _, lines in groups]
-    assert names[0][:4] == ["model", "dataset", "num_generations", "max_steps"] and len(names[0]) == 11
-    assert sum(map(len, names)) == len(set().union(*names))  # each once
-    assert shown.count("  python train_gtpo.py") == 4
-    assert "None" not in shown and "--no_" not in shown
-    for cls in CLASSES["gtpo"][:-1]:
-        for field in dataclasses.fields(cls):
-            assert f"--{field.name}" in shown or not field.init
-    assert "--G" in shown and "--learning_rate" in shown
-    assert "--adam_epsilon" not in shown
-
-
-def test_help_shows_the_values_of_the_named_model(capsys: pytest.CaptureFixture[str]) -> None:
-    for argv, file, rate in (
-        ((), "tiny", "0.001"),
-        (("--model", "llama"), "llama", "1e-06"),
-        (("--model=qwen",), "qwen", "1e-06"),
-    ):
-        with pytest.raises(SystemExit):
-            settings(*argv, "--help")
-        shown = " ".join(capsys.readouterr().out.split())
-        assert f"configs/gtpo/{file}.yaml" in shown and f"[Listing 1: 1e-6]. (default: {rate})" in shown
-
-
-def test_help_all_shows_more_and_grpo_help_has_no_gtpo_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = {}
-    for method, flag in (("gtpo", "--help"), ("gtpo", "--help_all"), ("grpo", "--help"), ("sft", "--help")):
+def test_help_shows_every_setting_in_groups_with_the_values_of_the_model(
+    flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    for model, rate in (("tiny", "0.001"), ("llama", "1e-06")):
+        with pytest.raises(SystemExit) as ended:
+            settings("--model", model, flag)
+        shown = capsys.readouterr().out
+        assert ended.value.code == 0
+        titles = re.findall("^([A-Za-z ]+):$", shown, re.MULTILINE)
+        assert titles == ["data", "prompt", "model", "run", "GTPO", "TRL and Transformers"]
+        assert f"The initial learning rate for AdamW. (default: {rate})" in " ".join(shown.split())
+    for method in ("grpo", "sft"):
         with pytest.raises(SystemExit):
             settings(flag, method=method)
-        shown[method, flag] = capsys.readouterr().out
-    assert "--adam_epsilon" in shown["gtpo", "--help_all"]
-    assert shown["gtpo", "--help_all"].count("\n") > 2 * shown["gtpo", "--help"].count("\n")
-    assert "--gamma" not in shown["grpo", "--help"] and "--G" in shown["grpo", "--help"]
-    assert "--gamma" not in shown["sft", "--help"] and "--G" not in shown["sft", "--help"]
+        assert "--gamma" not in capsys.readouterr().out
 
 
 # ---- hardware, packages and resumed runs ----
@@ -968,10 +931,3 @@ def test_a_resumed_run_imports_no_rewards_but_those_of_the_command_line(tmp_path
 def test_a_dry_run_plans_the_run_that_this_machine_makes() -> None:
     assert parsed("--model", "some/folder", "--dry_run").to_dict()["use_cpu"] is True
     assert parsed("--model", "llama", "--dry_run").to_dict()["use_cpu"] is False  # there is no other
-
-
-def test_sft_help_speaks_of_neither_groups_nor_vllm(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        settings("--help", method="sft")
-    shown = capsys.readouterr().out
-    assert not re.search(r"\bG\b|vLLM", shown)

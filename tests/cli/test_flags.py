@@ -22,15 +22,15 @@ def test_the_names_in_the_source_are_those_of_the_dataclass(config: str, cls: ty
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--modle", "x"], "unknown option --modle (did you mean '--model'?); --help_all lists all options."),
-        (["--lr=1"], "unknown option --lr (did you mean '--learning_rate'?); --help_all lists all options."),
+        (["--modle", "x"], "unknown option --modle (did you mean '--model'?); --help lists all options."),
+        (["--lr=1"], "unknown option --lr (did you mean '--learning_rate'?); --help lists all options."),
         (
             ["--batch_size", "4"],
             "unknown option --batch_size (did you mean '--prompts_per_step' or '--per_device_train_batch_size'?); "
-            "--help_all lists all options.",
+            "--help lists all options.",
         ),
-        (["--help_me", "4"], "unknown option --help_me; --help_all lists all options."),
-        (["--frobnicate", "4"], "unknown option --frobnicate; --help_all lists all options."),
+        (["--help_me", "4"], "unknown option --help_me; --help lists all options."),
+        (["--frobnicate", "4"], "unknown option --frobnicate; --help lists all options."),
     ],
 )
 def test_an_invalid_flag_is_refused(argv: list[str], message: str) -> None:
@@ -40,7 +40,7 @@ def test_an_invalid_flag_is_refused(argv: list[str], message: str) -> None:
 
 
 def test_the_short_name_of_an_unknown_option_is_given() -> None:
-    with pytest.raises(UsageError, match=r"^unknown option --num_generations \(--G\); --help_all lists all options\.$"):
+    with pytest.raises(UsageError, match=r"^unknown option --num_generations \(--G\); --help lists all options\.$"):
         check_flags([without_alias("--G"), "4"], "sft_config", SETTINGS)
 
 

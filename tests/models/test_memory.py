@@ -193,7 +193,7 @@ PLAN = """\
 #   40 GB (A100): fits; vLLM reserves 40 %, 11 of 12 completions at a time, micro-batches up to 12
 #   48 GB (L40S): fits; vLLM reserves 40 %, 12 of 12 completions at a time, micro-batches up to 12
 #   80 GB (H100): fits; vLLM reserves 40 %, 12 of 12 completions at a time, micro-batches up to 12
-# changed settings; all: config.yaml of a run, or python train_gtpo.py --model llama --help_all
+# changed settings; all: config.yaml of a run
 dataset: gsm8k
 gamma: 0.25
 model: llama

@@ -469,6 +469,6 @@ def test_a_figure_named_after_search_is_not_taken_for_a_directory(
             run_figures(*argv)
     with pytest.raises(UsageError, match="--search: fig3 is not a directory"):
         run_figures("--search", "fig3")
-    with pytest.raises(UsageError, match=r"^unknown option --help_all; --help lists all options\.$"):
-        run_figures("--help_all")
+    with pytest.raises(UsageError, match=r"^unknown option --help_me; --help lists all options\.$"):
+        run_figures("--help_me")
     assert not list(tmp_path.iterdir())
