@@ -527,14 +527,6 @@ def test_a_script_exits_with_a_one_line_error(
     assert message in line
 
 
-def test_other_errors_keep_their_traceback() -> None:
-    def main() -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        run_script(main)
-
-
 # ---- full disk ----
 
 
