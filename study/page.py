@@ -39,6 +39,7 @@ from gtpo.reports.intervals import LEAST_SEEDS
 from study.claims import read_claims
 from study.collapse import DIRECTORY as COLLAPSE
 from study.collapse import STORED as COLLAPSE_METRICS
+from study.collapse import admission
 from study.measures import Curve, SeedRuns
 from study.mechanism import effect_of, policy_title, write_mechanism
 from study.rendering import render, wrapped
@@ -75,10 +76,16 @@ EFFECTS = {  # the figure of the first page, GTPO or its correction minus GRPO: 
 }
 
 
-def summarize(matrix: Matrix, results: Results, smol: Results, mechanism: Mapping[str, Any]) -> dict[str, Any]:
+def summarize(
+    matrix: Matrix,
+    results: Results,
+    smol: Results = NOTHING,
+    mechanism: Mapping[str, Any] | None = None,
+    collapse: Results = NOTHING,
+) -> dict[str, Any]:
     """The content of summary.json: settings, claims with verdicts, the main differences, each run, Table 1.
 
-    ``results`` are those of results/tiny/, ``smol`` of results/smol_comparison/.
+    ``results`` are those of results/tiny/, ``smol`` of results/smol_comparison/, ``collapse`` of results/collapse/.
     """
     spec, seeds = matrix["tiny"], seeds_of_all(matrix, "tiny")
     claims = [
@@ -95,7 +102,8 @@ def summarize(matrix: Matrix, results: Results, smol: Results, mechanism: Mappin
         "least_seeds": LEAST_SEEDS,
         "claims": claims,
         "effects": effects_of([*claims, *of_smol]),
-        "tags": tags_of(mechanism),
+        "tags": tags_of(mechanism or {}),
+        "collapse": admission(matrix, collapse),
         "smol": {
             "claims": of_smol,
             "runs": {
@@ -334,12 +342,13 @@ def write_page(matrix: Matrix) -> list[Path]:
             shutil.rmtree(directory, ignore_errors=True)
             condense(only(found, finished), directory, metrics)
     DIRECTORY.mkdir(parents=True, exist_ok=True)
-    results, smol = read_results([DIRECTORY]), read_results([SMOL])
+    results, smol, collapse = (read_results([path]) for path in (DIRECTORY, SMOL, COLLAPSE))
     written, _ = draw_all(matrix, select_figures(matrix, ["all"], "tiny"), "tiny", results, DIRECTORY, ["png"])
-    if smol.metrics:
-        draw(matrix, "smol", "smol", smol).savefig(SMOL / "smol.png", dpi=100)
-        written.append(SMOL / "smol.png")
-    summary = summarize(matrix, results, smol, write_mechanism())
+    for name, directory, found in (("smol", SMOL, smol), ("collapse", COLLAPSE, collapse)):
+        if found.metrics:
+            draw(matrix, name, name, found).savefig(directory / f"{name}.png", dpi=100)
+            written.append(directory / f"{name}.png")
+    summary = summarize(matrix, results, smol, write_mechanism(), collapse)
     draw_effects(summary["effects"], SIZES["points"]).savefig(DIRECTORY / "effects.png", dpi=100)
     (DIRECTORY / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     for template, page in PAGES.items():

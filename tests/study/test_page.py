@@ -11,6 +11,7 @@ from gtpo.files import CONFIGS
 from gtpo.paper.matrix import load_matrix
 from gtpo.paper.results import Results, read_results
 from study.claims import read_claims
+from study.collapse import DIRECTORY as COLLAPSE
 from study.mechanism import DIRECTORY as mechanism_directory
 from study.mechanism import PAGE as MECHANISM_PAGE
 from study.mechanism import page as mechanism_page
@@ -258,9 +259,9 @@ def test_other_seeds_do_not_enter_the_stored_results() -> None:
 
 def test_page_has_the_numbers_of_the_stored_results() -> None:
     summary = json.loads((ROOT / DIRECTORY / "summary.json").read_text())
-    results, smol = (read_results([ROOT / path]) for path in (DIRECTORY, SMOL))
+    results, smol, collapse = (read_results([ROOT / path]) for path in (DIRECTORY, SMOL, COLLAPSE))
     mechanism = summaries_in(ROOT / mechanism_directory)
-    assert json.loads(json.dumps(summarize(MATRIX, results, smol, mechanism))) == summary
+    assert json.loads(json.dumps(summarize(MATRIX, results, smol, mechanism, collapse))) == summary
     assert [page_of(summary, template) for template in PAGES] == [(ROOT / page).read_text() for page in PAGES.values()]
     if mechanism:
         assert mechanism_page(mechanism) == (ROOT / MECHANISM_PAGE).read_text()
