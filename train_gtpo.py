@@ -37,7 +37,6 @@ def main() -> None:
     if settings.run.dry_run:
         return print(describe_dry_run(settings, backend, len(rows), len(held_out or ())), end="")
     checkpoint = check_run(settings, len(rows))
-    GTPOTrainer.check_model(settings.model.model, settings.trainer)
     policy, tokenizer = load_policy(settings, backend)
     rewards = with_prefill(rewards, assistant_prefill(tokenizer, settings.prompt))
     rows = drop_long_prompts(rows, tokenizer, settings)

@@ -21,12 +21,14 @@ _SHARE: Check = (lambda x: 0 <= x <= 1, "0 to 1")
 _BELOW_1: Check = (lambda x: 0 <= x < 1, "at least 0 and less than 1")
 _ABOVE_0: Check = (lambda x: x > 0, "more than 0")
 CHECKS: dict[str, Check] = {
-    **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "top_k"), NOT_NEGATIVE),
+    **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "top_k", "beta"), NOT_NEGATIVE),
     **dict.fromkeys(("seed", "data_seed"), _SEED),
     **dict.fromkeys(("top_p", "min_p"), _SHARE),
     **dict.fromkeys(("adam_beta1", "adam_beta2"), _BELOW_1),
-    **dict.fromkeys(("adam_epsilon", "repetition_penalty"), _ABOVE_0),
-    **dict.fromkeys(("steps_per_generation", "save_total_limit"), AT_LEAST_1),
+    **dict.fromkeys(("adam_epsilon", "repetition_penalty", "temperature"), _ABOVE_0),
+    **dict.fromkeys(("steps_per_generation", "save_total_limit", "num_iterations"), AT_LEAST_1),
+    "max_completion_length": AT_LEAST_1,
+    **dict.fromkeys(("epsilon", "epsilon_high"), NOT_NEGATIVE),
     "save_steps": _ABOVE_0,
     "logging_steps": NOT_NEGATIVE,
     "output_dir": (lambda x: x.strip(), "a directory"),

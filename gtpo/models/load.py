@@ -192,26 +192,6 @@ def load_tokenizer(path: str, source: dict[str, bool], prompt: PromptArguments |
     return tokenizer, config
 
 
-def read_config(model: str, args: Any) -> Any:
-    """The config of a model, of which nothing else is loaded; None where it cannot be read, and for our aliases.
-
-    Args:
-        model: Alias, Hub id or path.
-        args: TRL's config: its ``model_init_kwargs`` apply.
-    """
-    from transformers import AutoConfig
-
-    if model in MODEL_ALIASES or model in MODEL_ALIASES.values():
-        return None
-    options = {key: value for key, value in (args.model_init_kwargs or {}).items() if key in ("revision", "cache_dir")}
-    local = Path(model).is_dir() or not hub_is_reachable()
-    try:
-        return AutoConfig.from_pretrained(model, trust_remote_code=False, local_files_only=local, **options)
-    except Exception as error:  # loading the model says what is wrong
-        logger.debug("the config of %s was not checked: %s", model, first_line(error))
-        return None
-
-
 def resolve_model(name: str) -> str:
     """The Hub id or absolute path of ``--model``; the tiny base replaces a missing one of the same name.
 

@@ -40,9 +40,6 @@ class MetricsWriter(TrainerCallback):
             kept = {  # a step that was logged twice: its last line
                 (_step(line), '"eval_runtime"' in line): line for line in lines if _step(line) <= state.global_step
             }
-            for number, line in enumerate(lines[:-1], start=1):  # a kill truncates the last one
-                if _step(line) == math.inf:
-                    logger.warning("%s: removed line %d, not a JSON object with a step", self.run.metrics, number)
             write_atomically(self.run.metrics, "".join(line + "\n" for line in kept.values()))
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
@@ -74,16 +71,11 @@ class MetricsWriter(TrainerCallback):
 class BestAdapter(TrainerCallback):
     """Save the best adapter, or model, in ``best/``.
 
-    With held-out rows: the adapter of the best evaluation, the first of equal ones. Without: the adapter with the
-    highest accuracy, as the paper evaluates GRPO (Section 6.1), or reward if no accuracy is logged. It is a mean over
-    the last ``BEST_WINDOW`` steps, or an eighth of the run if that is shorter, from the first full window on.
+    With held-out rows: that of the best evaluation by ``held_out_metric``, the first of equal ones. Without: that of
+    the highest accuracy, as the paper evaluates GRPO (Section 6.1), or reward if no accuracy is logged: a mean over the
+    last ``BEST_WINDOW`` steps, or an eighth of the run if that is shorter, from the first full window on.
 
     A new best is copied to host memory and written with the next checkpoint, or at the end.
-
-    Args:
-        run: The run directory.
-        tokenizer: Saved next to the adapter.
-        held_out_metric: ``metric_for_best_model`` of a run with held-out rows.
     """
 
     def __init__(self, run: RunDirectory, tokenizer: Any, held_out_metric: str | None = None) -> None:
@@ -109,8 +101,7 @@ class BestAdapter(TrainerCallback):
         if name is None:
             return
         if metrics.get(name) is None:
-            known = ", ".join(key for key, value in metrics.items() if value is not None)
-            raise RunError(f"the held-out rows have no {name}: set --metric_for_best_model to one of {known}.")
+            raise RunError(f"--metric_for_best_model: the held-out rows have no {name}, only {', '.join(metrics)}.")
         best = self.best.get(name)
         if best is None or (metrics[name] > best if args.greater_is_better else metrics[name] < best):
             self._keep({name: metrics[name], "step": state.global_step}, state, model)

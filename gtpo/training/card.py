@@ -1,7 +1,6 @@
 """The model card of a trained adapter or merged model: what it is, its scores, and how to use it."""
 
 import json
-import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import Any
 
 import yaml
 
-from gtpo.arguments import BENCHMARK_TITLES, MODEL_ALIASES, PromptArguments, Settings
+from gtpo.arguments import BENCHMARK_TITLES, MODEL_ALIASES, Settings
 from gtpo.data.sources import TRAIN
 from gtpo.errors import UsageError
 from gtpo.files import read_yaml
-from gtpo.reports.summary import held_out_text, initial_entropy_text, scores, window_text
+from gtpo.reports.summary import initial_entropy_text, score_lines
 from gtpo.runs.directory import RunDirectory
 
 
@@ -26,20 +25,16 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         weights: Directory of the adapter or of the merged model.
         where: Its path or Hub id, which the quick start loads.
     """
-    config = weights / "adapter_config.json"
+    config, run = weights / "adapter_config.json", RunDirectory(settings.output_dir)
     merged = not config.is_file()
-    run = RunDirectory(settings.output_dir)
     method = read_yaml(Path(__file__).parent / "methods.yaml")[settings.method]
-    name, link = method["name"], method.get("link")
     base = MODEL_ALIASES.get(settings.model.model, settings.model.model)
     hub_id = None if base == "tiny" or Path(base).is_dir() else base
-    system, data = _system_prompt(rows), settings.data.dataset
+    data = settings.data.dataset
     source = TRAIN[data].hub_id if data in TRAIN else None
-    entropy = initial_entropy_text(run)
     what = "A model with a LoRA adapter merged into its weights" if merged else "A LoRA adapter"
     if settings.model.lora_rank == 0:
         what = "A model of which all weights were trained"
-    title = settings.trainer.hub_model_id or run.path.name
     front_matter = {
         "base_model": hub_id,
         "datasets": [source] if source else None,
@@ -47,47 +42,41 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         "pipeline_tag": "text-generation",
         "tags": [settings.method, "trl", *([] if merged else ["lora"])],
     }
+    entropy = initial_entropy_text(run)
+    serve = ["vllm", "serve", where]
+    if not merged:
+        served = hub_id or str(json.loads(config.read_text())["base_model_name_or_path"])
+        serve = ["vllm", "serve", served, "--enable-lora", "--max-lora-rank", str(settings.model.lora_rank)]
+        serve += ["--lora-modules", f"adapter={where}"]
     parts = [
         f"---\n{_yaml(front_matter)}---",
-        f"# {title}",
-        f"{what}, trained with {name} on "
+        f"# {settings.trainer.hub_model_id or run.path.name}",
+        f"{what}, trained with {method['name']} on "
         f"{f'[{source}](https://huggingface.co/datasets/{source})' if source else f'`{data}`'}.",
-        "\n".join(
-            [
-                f"- **Base model**: {f'[{hub_id}](https://huggingface.co/{hub_id})' if hub_id else f'`{base}`'}",
-                f"- **Method**: {f'[{name}]({link})' if link else name}. {method['text']}",
-                *([f"- **Initial entropy**: {entropy}"] if entropy else []),
-                "- **License**: that of the base model",
-            ]
-        ),
+        f"- **Base model**: {f'[{hub_id}](https://huggingface.co/{hub_id})' if hub_id else f'`{base}`'}\n"
+        f"- **Method**: {method['text']}\n"
+        + (f"- **Initial entropy**: {entropy}\n" if entropy else "")
+        + "- **License**: that of the base model",
         "## Quick start",
-        _quick_start(settings, where, system, merged),
-        _vllm(settings, hub_id, config, where),
+        _quick_start(settings, where, rows, merged),
+        f"With vLLM:\n\n```bash\n{shlex.join(serve)}\n```",
         *_scores(run),
-        *_prompt(system, settings.prompt),
         "## Settings",
-        f"<details><summary>Every setting</summary>\n\n{_fenced('yaml', _yaml(settings.to_dict()))}\n\n</details>",
-        *(["## Citation", _fenced("bibtex", method["citation"])] if "citation" in method else []),
+        f"<details><summary>Every setting</summary>\n\n~~~~~~~~yaml\n{_yaml(settings.to_dict())}~~~~~~~~\n\n</details>",
+        *([f"## Citation\n\n```bibtex\n{method['citation']}```"] if "citation" in method else []),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _system_prompt(rows: Any) -> str | None:
-    """The system prompt of the first training row; None where it has none."""
-    prompt = rows[0].get("prompt") if len(rows) else None
-    if not isinstance(prompt, list):
-        return None
-    return next((str(turn["content"]) for turn in prompt if turn.get("role") == "system"), None)
-
-
-def _quick_start(settings: Settings, where: str, system: str | None, merged: bool) -> str:
+def _quick_start(settings: Settings, where: str, rows: Any, merged: bool) -> str:
     package, loader = ("transformers", "AutoModelForCausalLM") if merged else ("peft", "AutoPeftModelForCausalLM")
     known = settings.data.dataset in BENCHMARK_TITLES
     question = "Tom has 3 apples and buys 4 more. How many apples does he have?" if known else "Your question"
-    turns = [("system", system)] if system else []
+    prompt = rows[0].get("prompt") if len(rows) else None
+    turns = [turn for turn in prompt if turn.get("role") == "system"] if isinstance(prompt, list) else []
     messages = "\n".join(
-        f"    {json.dumps({'role': role, 'content': text}, ensure_ascii=False)},"
-        for role, text in [*turns, ("user", question)]
+        f"    {json.dumps({'role': turn['role'], 'content': turn['content']}, ensure_ascii=False)},"
+        for turn in [*turns, {"role": "user", "content": question}]
     )
     length = getattr(settings.trainer, "max_completion_length", None) or 256
     extra = "".join(f"{name}={value!r}, " for name, value in settings.prompt.template_kwargs.items())
@@ -109,56 +98,12 @@ print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_t
 ```"""
 
 
-def _vllm(settings: Settings, hub_id: str | None, config: Path, where: str) -> str:
-    """How vLLM serves the weights; ``config`` is that of the adapter, which a merged model lacks."""
-    command, notes = ["vllm", "serve", where], []
-    if config.is_file():
-        base = hub_id or str(json.loads(config.read_text())["base_model_name_or_path"])
-        command = ["vllm", "serve", base, "--enable-lora", "--max-lora-rank", str(settings.model.lora_rank)]
-        command += ["--lora-modules", f"adapter={where}"]
-        notes.append(
-            "vLLM takes the chat template of the base model; that of the training is `chat_template.jinja` here."
-        )
-    if kwargs := settings.prompt.template_kwargs:
-        notes.append(f'Each request needs `"chat_template_kwargs": {json.dumps(kwargs)}`.')
-    return "\n\n".join(["With vLLM:", _fenced("bash", shlex.join(command)), *notes])
-
-
 def _scores(run: RunDirectory) -> list[str]:
     try:
-        rows = run.read_metrics()
-    except UsageError:
-        rows = []
-    lines = [
-        f"| {score.name}{' (%)' * bool(score.unit)} | {score.first:.4g} | {score.last:.4g} |" for score in scores(rows)
-    ]
-    parts = []
-    if lines:
-        parts = [
-            "## Scores",
-            f"{window_text(rows)} of the training, {rows[-1].get('step')} steps:",
-            "\n".join(["| | start | end |", "|---|---:|---:|", *lines]),
-            *([f"{held_out}."] if (held_out := held_out_text(rows)) else []),
-        ]
-    return parts
-
-
-def _prompt(system: str | None, prompt: PromptArguments) -> list[str]:
-    if system is None and prompt.tags == PromptArguments.tags:
-        return []
-    if system is None:
-        return ["## Prompt", f"The model was trained without a system prompt, and answers in the tags `{prompt.tags}`."]
-    return [
-        "## Prompt",
-        "The model was trained with this system prompt and answers in its format:",
-        _fenced("text", system),
-    ]
-
-
-def _fenced(language: str, text: str) -> str:
-    """A code block of Markdown; its fence is longer than any in the text."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+        lines = score_lines(run, run.read_metrics())
+    except UsageError:  # no metrics
+        lines = []
+    return ["## Scores", "\n".join(f"- {line}" for line in lines)] if lines else []
 
 
 def _yaml(values: Mapping[str, Any]) -> str:

@@ -8,13 +8,9 @@ from torch import Tensor
 
 
 def spans_in_text(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[Tensor], str]) -> list[list[list[int]]]:
-    """The conflict spans of each completion as [start, end) in the characters of its text.
+    """The conflict spans of each completion as [start, end) in the characters of its text. Shape (B, T) each.
 
-    Args:
-        ids: Completion tokens. Shape (B, T).
-        valid: 1 on them, 0 on padding. Shape (B, T).
-        mask: The conflict mask. Shape (B, T).
-        decode: The text of tokens, shape (t,).
+    ``decode`` gives the text of tokens, shape (t,).
     """
     return [_spans(*row, decode) for row in zip(ids, valid.bool(), mask, strict=True)]
 
@@ -33,7 +29,7 @@ def cut_off(ids: Tensor, valid: Tensor, end_ids: Sequence[int]) -> list[bool]:
 
 
 def messages(row: dict[str, Any]) -> list[dict[str, str]] | None:
-    """The turns of a row's prompt; None for plain text, and for one that an environment writes."""
+    """The turns of a row's prompt; None for plain text."""
     turns = row.get("prompt")
     if not isinstance(turns, list):
         return None

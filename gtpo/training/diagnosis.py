@@ -4,8 +4,7 @@
     trainer.add_callback(ConflictMetrics(trainer))
     trainer.add_callback(RolloutCheck(trainer))
 
-TRL hands its callbacks neither the batch nor the log-probabilities. Each callback therefore wraps a method of the
-trainer object when training begins; the class and other trainers are unchanged.
+TRL hands its callbacks no batch and no log-probabilities: each wraps a method of its trainer when training begins.
 """
 
 import math
@@ -18,18 +17,11 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from gtpo.training.rollout_check import INTERVAL, check_rollouts, next_check
-from gtpo_loss import (
-    LOSS_TYPES,
-    completion_entropy,
-    conflict_spans,
-    conflict_weights,
-    from_each_end,
-    grouped_tokens,
-)
+from gtpo_loss import LOSS_TYPES, completion_entropy, conflict_spans, conflict_weights, from_each_end, grouped_tokens
 
 
 class _Observer(TrainerCallback):
-    """Observes methods of the trainer, by name, from the first call of ``train()`` on."""
+    """Calls ``observe(result, *args, **kwargs)`` after methods of the trainer, from the first ``train()`` on."""
 
     def __init__(self, trainer: Any, **observers: Callable[..., None]) -> None:
         self.trainer = trainer
@@ -37,36 +29,29 @@ class _Observer(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         while self.observers:
-            after(self.trainer, *self.observers.popitem())
+            self._observe(*self.observers.popitem())
 
+    def _observe(self, name: str, observe: Callable[..., None]) -> None:
+        method = getattr(self.trainer, name)
 
-def after(trainer: Any, name: str, observe: Callable[..., None]) -> None:
-    """Call ``observe(result, *args, **kwargs)`` after each call of a method of this trainer."""
-    method = getattr(trainer, name)
+        @wraps(method)
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            with torch.no_grad():
+                observe(result, *args, **kwargs)
+            return result
 
-    @wraps(method)
-    def observed(*args: Any, **kwargs: Any) -> Any:
-        result = method(*args, **kwargs)
-        with torch.no_grad():
-            observe(result, *args, **kwargs)
-        return result
-
-    setattr(trainer, name, observed)
+        setattr(self.trainer, name, observed)
 
 
 class RolloutCheck(_Observer):
     """Stop a run whose rollouts do not come from the adapter: a sampler that is out of sync with the policy.
 
-    It compares the sampler's log-probabilities (vLLM's) with the policy's and with the base model's. Without a sampler
-    that returns them, and without an adapter, there is nothing to compare, and it does nothing.
+    It compares the sampler's log-probabilities (vLLM's) with the policy's and with the base model's; without them, and
+    without an adapter, it does nothing. ``train()`` raises RunError with both distances in nats per token.
 
-    Args:
-        trainer: A GRPOTrainer.
-        interval: Most optimizer steps between two checks, each of which scores the rollouts twice; the first are at
-            steps 0, 1, 2, 4, 8. An untrained adapter is the base model: step 1 is the first one that can fail.
-
-    Raises:
-        RunError: From ``train()``, with the step and both distances in nats per token.
+    ``interval``: most optimizer steps between two checks, each of which scores the rollouts twice; the first are at
+    steps 0, 1, 2, 4, 8. An untrained adapter is the base model: step 1 is the first one that can fail.
     """
 
     def __init__(self, trainer: Any, interval: int = INTERVAL) -> None:
@@ -95,9 +80,6 @@ class ConflictMetrics(_Observer):
     * ``completion_entropy``: <H>, the mean over completions of their mean token entropy, in nats.
 
     ``docs/metrics.md`` explains each.
-
-    Args:
-        trainer: A GRPOTrainer.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -148,19 +130,15 @@ def conflict_metrics(
     group_size: int,
     positive_weight: float = 2.0,
 ) -> dict[str, float]:
-    """Conflict tokens and the push on them, over the rows of all processes.
+    """Conflict tokens, and where there are any the push on them, by name, over the rows of all processes.
 
     Args:
         trainer: Its ``loss_type`` and ``max_completion_length`` weight a token.
-        ids: Completions. Shape (B, T).
-        valid: 1 on their tokens. Shape (B, T).
-        spans: As :func:`gtpo_loss.conflict_spans` returns them. Shape (B, T) each.
+        ids, valid: Completions, and 1 on their tokens. Shape (B, T).
+        spans: M_fw and M_bw of :func:`gtpo_loss.conflict_spans`. Shape (B, T) each.
         advantages: A_i. Shape (B,).
         group_size: G.
         positive_weight: lambda of a conflict token with A_i > 0.
-
-    Returns:
-        Metrics by name; those of the push only where there are conflict tokens.
     """
     mask = spans[0] | spans[1]
     found = {
@@ -178,19 +156,10 @@ def conflict_metrics(
 
 
 def token_weights(completion_mask: Tensor, loss_type: str, max_completion_length: int) -> Tensor:
-    """w_i, the weight that ``loss_type`` gives to a token of completion i in a step of these B rows.
+    """w_i, the weight that ``loss_type`` gives to a token of completion i in a step of these B rows. Shape (B,).
 
-    "bnpo" has that of "dapo", which it equals with one micro-batch.
-
-    Args:
-        completion_mask: 1 on the completion's tokens, of all rows of the step. Shape (B, T).
-        loss_type: grpo, dr_grpo, dapo or bnpo.
-        max_completion_length: T_max of dr_grpo, in tokens.
-
-    Returns:
-        Shape (B,); 0 for a completion without tokens. Summed over all tokens it is 1, for dr_grpo the share of T_max
-        that is used.
-
+    "bnpo" has that of "dapo", which it equals with one micro-batch. Summed over all tokens it is 1, for dr_grpo the
+    share of T_max, ``max_completion_length``, that is used; 0 for a completion without tokens.
     """
     lengths = completion_mask.bool().sum(-1).float()  # |o_i|, (B,)
     rows = len(lengths)
@@ -215,12 +184,10 @@ def conflict_push(
     first token in the forward span, from the last one in the backward span. Without delta and gamma.
 
     Args:
-        completion_ids: Token ids. Shape (B, T).
-        completion_mask: 1 on the completion's tokens. Shape (B, T).
-        spans: M_fw and M_bw of :func:`conflict_spans`. Bool, shape (B, T) each.
+        completion_ids, completion_mask, group_size: As for :func:`gtpo_loss.conflict_spans`. Shape (B, T).
+        spans: M_fw and M_bw. Bool, shape (B, T) each.
         strength: w_i A_i: :func:`token_weights` times A_i. Shape (B,).
         weights: lambda_it of :func:`conflict_weights`. Shape (B, T).
-        group_size: G; rows k*G to (k+1)*G-1 are one group.
 
     Returns:
         push and corrected: means over the conflict tokens of all groups, over those of the forward spans, and over

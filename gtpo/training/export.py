@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import Settings
-from gtpo.errors import UsageError
+from gtpo.errors import RunError, first_line
 from gtpo.files import remove, replace_directory, write_atomically
 from gtpo.models.load import resolve_model
 from gtpo.runs.directory import RunDirectory
@@ -20,9 +20,6 @@ def save_adapter(trainer: Any, settings: Settings) -> None:
 
     A model of which all weights were trained goes to ``model/``. ``merge: 16bit`` also writes ``merged/``;
     ``push_to_hub`` uploads the merged model, or what was trained.
-
-    Raises:
-        UsageError: If the upload fails; the adapter is in the run directory by then.
     """
     run = RunDirectory(settings.output_dir)
     trained = run.adapter if settings.model.lora_rank else run.model
@@ -46,14 +43,11 @@ def save_adapter(trainer: Any, settings: Settings) -> None:
 
 
 def _write_card(directory: Path, where: Path | str, settings: Settings, trainer: Any) -> None:
-    """Write the card of an adapter or merged model; ``where`` is the path or Hub id that its quick start loads.
-
-    A failure here must not fail the run.
-    """
+    """Write the card of what is in a directory; ``where`` is the path or Hub id that its quick start loads."""
     name = where if isinstance(where, str) else str(where.resolve())
     try:
         write_atomically(directory / "README.md", model_card(settings, trainer.train_dataset, directory, name))
-    except Exception as error:
+    except Exception as error:  # must not fail the run
         logger.warning("no model card (%s: %s); the run is complete", type(error).__name__, error)
 
 
@@ -75,17 +69,13 @@ def merge_adapter(adapter: str | Path, base: str, directory: str | Path) -> None
 
 
 def _upload(directory: Path, settings: Settings, trainer: Any) -> None:
-    import httpx
     from huggingface_hub import HfApi
 
-    name = settings.trainer.hub_model_id or settings.output_dir.name
-    hub = HfApi()
+    hub, name = HfApi(), settings.trainer.hub_model_id or settings.output_dir.name
     try:
         repository = hub.create_repo(name, private=settings.trainer.hub_private_repo, exist_ok=True).repo_id
         _write_card(directory, repository, settings, trainer)
         hub.upload_folder(folder_path=directory, repo_id=repository, commit_message="Trained weights")
-    except (OSError, ValueError, httpx.HTTPError) as error:  # no network, no write access, invalid name
-        raise UsageError(
-            f"trained and saved in {directory}, but not uploaded: {str(error).splitlines()[0].rstrip('.')}. "
-            f"Upload it with `{shlex.join(['hf', 'upload', name, str(directory)])}`."
-        ) from error
+    except Exception as error:  # no network, no write access, invalid name
+        again = shlex.join(["hf", "upload", name, str(directory)])
+        raise RunError(f"not uploaded: {first_line(error)}. {directory} is complete: `{again}` uploads it.") from error

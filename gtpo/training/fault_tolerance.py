@@ -1,7 +1,6 @@
-"""Fault-tolerance callbacks: signals, non-finite values, complete checkpoints.
+"""Fault-tolerance callbacks for any trainer of Transformers: signals, non-finite values, complete checkpoints.
 
-They work with any trainer of Transformers; ``gtpo.training.loop.attach_callbacks`` adds them. The processes of a
-run see a fault at different times, so they agree before they act on it.
+The processes of a run see a fault at different times, so they agree before they act on it.
 """
 
 import json
@@ -31,10 +30,8 @@ logger = logging.getLogger(__name__)
 class StopOnSignal(TrainerCallback):
     """On Ctrl-C, SIGTERM, SIGHUP or SIGUSR2 finish the step, write a checkpoint, exit with 128 plus its number.
 
-    SIGHUP (a closed terminal) stays ignored where it is, as under nohup. SIGUSR2 is Slurm's, before preemption or the
-    time limit (SIGUSR1 is NCCL's): it may follow another signal or be sent twice, and never exits immediately.
-
-    Another second signal exits immediately. Add it last: it ends the process after the other callbacks.
+    SIGHUP stays ignored where it is, as under nohup. SIGUSR2 is Slurm's, before preemption or the time limit (SIGUSR1
+    is NCCL's): it may be sent twice, and never exits immediately; another second signal does. Add it last.
     """
 
     def __init__(self) -> None:
@@ -110,12 +107,8 @@ def non_finite_error(
 ) -> RunError:
     """The error for a non-finite value, after what is known of the step is saved in the run directory.
 
-    Args:
-        what: What is not finite.
-        trainer: The trainer, in the step.
-        batches: The micro-batches of the step, as TRL's trainer stores them; saved with their texts.
-        rows: Prompts, completions and rewards of a step that has no batch yet.
-        mend: What to change before the run continues.
+    ``batches``: the micro-batches of the step, as TRL's trainer stores them. ``rows``: prompts, completions and rewards
+    of a step that has no batch yet. ``mend``: what to change before the run continues.
     """
     step, run = trainer.state.global_step + 1, RunDirectory(trainer.args.output_dir)
     saved = ""
@@ -139,16 +132,10 @@ def non_finite_error(
 
 
 def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], completions: Sequence[Any]) -> None:
-    """Stop the run at rewards that are not finite, or at a batch without a reward; every process has to call it.
+    """Raise RunError for rewards that are not finite, or a batch without a reward; every process has to call it.
 
-    Args:
-        trainer: A GRPOTrainer whose reward functions have been called.
-        rewards: What TRL has made of the rewards of all processes. Shape (B, number of functions).
-        prompts: Of this process.
-        completions: Of this process.
-
-    Raises:
-        RunError: With the first of them.
+    ``rewards`` is what TRL has made of the rewards of all processes, shape (B, number of functions); prompts and
+    completions are of this process.
     """
     names = trainer.reward_func_names
     returned = [  # TRL reads NaN as None: no reward for this completion
@@ -174,9 +161,8 @@ def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], complet
 class CompleteCheckpoints(TrainerCallback):
     """Write the manifest of a checkpoint when all its files are written; a checkpoint without one is not resumed.
 
-    Only then ``save_total_limit`` deletes older ones: Transformers' trainer does so earlier, and by file times.
-
-    Add it after the callbacks that write into a checkpoint.
+    Only then ``save_total_limit`` deletes older ones: Transformers' trainer does so earlier, and by file times. Add it
+    after the callbacks that write into a checkpoint.
     """
 
     def __init__(self, trainer: Any) -> None:

@@ -16,17 +16,10 @@ _LOGGED = ("_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_nex
 
 
 def inspect_group(trainer: Any, row: int) -> Group:
-    """Generate and score G completions of one training prompt as a training step does, without training on them.
+    """Generate and score G completions of a row of ``train_dataset`` as a training step does, without training on them.
 
     Nothing is logged or counted, and the state of the random generators is restored: a run is the same with and without
-    the call, and a second call returns the same completions.
-
-    Args:
-        trainer: A GRPOTrainer of this library.
-        row: Index into its ``train_dataset``.
-
-    Raises:
-        UsageError: If several processes are running.
+    the call, and a second call returns the same completions. UsageError if several processes are running.
     """
     if trainer.accelerator.num_processes > 1:
         raise UsageError(f"inspect_group needs one process, and {trainer.accelerator.num_processes} are running.")

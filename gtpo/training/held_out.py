@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import trl
 from torch.utils.data import DataLoader
 from transformers import set_seed
 
@@ -51,30 +52,20 @@ def isolated_rng(seed: int, device: torch.device) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-class HeldOutEvaluation:
+class HeldOutEvaluation(trl.GRPOTrainer):
     """Methods of a GRPOTrainer for held-out rows: each prompt counts once, and training is not disturbed."""
-
-    _logs: dict[str, Any]  # the attributes are TRL's
-    _metrics: dict[str, Any]
-    log_completions: bool
-    args: Any
-    accelerator: Any
-    state: Any
-    eval_dataset: Any
-    num_generations_eval: int
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """TRL's evaluation, after which training continues bit-identically as without it.
 
-        Each evaluation draws the same random numbers, its own. TRL's table stays that of training: TRL would add the
-        rows to the step's and write them over the file. The last row's completion goes to a file of its own: the same
-        prompt each time, for report.html.
+        Each evaluation draws the same random numbers. TRL's table stays that of training, to which TRL would add the
+        rows; the last row's completion goes to a file of its own: the same prompt each time, for report.html.
         """
         training, shown = copy.deepcopy(self._logs), self.log_completions
         self.log_completions = False
         try:
             with isolated_rng(self.args.seed + self.accelerator.process_index, self.accelerator.device):
-                metrics: dict[str, float] = super().evaluate(*args, **kwargs)  # type: ignore[misc]
+                metrics: dict[str, float] = super().evaluate(*args, **kwargs)
             if shown and self.accelerator.is_main_process:
                 self._store_last_completion()
             return metrics
@@ -90,10 +81,7 @@ class HeldOutEvaluation:
         write_atomically(directory / f"held_out_{step:05d}.json", json.dumps({"step": step} | last))
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """Whole groups, split evenly over the processes, batch by batch; with each batch the number of its prompts.
-
-        The last batch may be smaller. Accelerate would fill it with duplicate rows.
-        """
+        """Batches of :func:`eval_batches`; Accelerate would fill the last one with duplicate rows."""
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         rows = self.eval_dataset[rows] if isinstance(rows, str) else rows
         size, ranks = self.args.per_device_eval_batch_size, self.accelerator.num_processes
@@ -109,7 +97,7 @@ class HeldOutEvaluation:
         rows, prompts = inputs
         metrics = self._metrics["eval"]
         before = {name: len(values) for name, values in metrics.items()}
-        loss, _, _ = super().prediction_step(model, rows, *args, **kwargs)  # type: ignore[misc]
+        loss, _, _ = super().prediction_step(model, rows, *args, **kwargs)
         metrics["loss"].append(self.accelerator.gather(loss).mean().item())
         for name, values in metrics.items():
             values[before.get(name, 0) :] *= prompts

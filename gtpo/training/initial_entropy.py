@@ -31,9 +31,6 @@ class InitialEntropy(TrainerCallback):
 
     The measurement has its own random numbers: it gives the same value, and training samples the same groups, whenever
     it happens. Training starts with it; an evaluation or ``inspect_group`` before training needs it earlier.
-
-    Args:
-        trainer: A GTPOTrainer.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -42,12 +39,7 @@ class InitialEntropy(TrainerCallback):
 
     @property
     def value(self) -> float:
-        """In nats.
-
-        Raises:
-            UsageError: If a resumed run has no readable record of it.
-            RunError: If it is NaN or infinite.
-        """
+        """In nats; UsageError if a resumed run has no readable record of it, RunError if it is NaN or infinite."""
         if self.measured is None:
             self.measured = self._read_or_measure()
         return self.measured
@@ -137,12 +129,9 @@ def padded_batch(
 
 def _read_record(path: Path, step: int) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_text())
-        if not math.isfinite(record["initial_entropy"]):
-            raise ValueError("not finite")
-        return dict(record)
+        record = dict(json.loads(path.read_text()))
+        return record | {"initial_entropy": float(record["initial_entropy"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{path} cannot be read: the initial entropy can only be measured before training, and the policy is at "
-            f"step {step}. Set --initial_entropy."
+            f"{path} cannot be read, and step {step} is too late to measure the initial entropy: set --initial_entropy."
         ) from error

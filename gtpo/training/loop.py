@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 from transformers.integrations import WandbCallback
-from transformers.trainer_pt_utils import safe_globals
 
 from gtpo.arguments import Settings
-from gtpo.errors import UsageError
 from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.reports.html import write_report
 from gtpo.reports.summary import RunMessages, log_summary
@@ -56,29 +54,8 @@ def attach_callbacks(trainer: Any, settings: Settings) -> None:
     trainer.add_callback(StopOnSignal())  # last: it ends the process after the others
 
 
-def check_states(checkpoint: Path) -> None:
-    """Refuse a checkpoint whose optimizer, scheduler or random state cannot be loaded as plain tensors and numbers.
-
-    Raises:
-        UsageError: For the first such file.
-    """
-    for path in sorted([*checkpoint.glob("*.pt"), *checkpoint.glob("rng_state*.pth")]):
-        try:
-            with safe_globals():  # NumPy's random state
-                torch.load(path, map_location="meta", weights_only=True)
-        except Exception as error:  # pickle and torch raise various ones, with advice that would run code of the file
-            raise UsageError(
-                f"{path} is damaged or not from a trainer: do not trust this checkpoint. Delete {checkpoint} to "
-                "continue from an earlier one."
-            ) from error
-
-
 def train(trainer: Any, checkpoint: str | None) -> None:
-    """Train, from a checkpoint if there is one; a checkpoint of the last step is loaded and not trained further.
-
-    Raises:
-        UsageError: As :func:`check_states`.
-    """
+    """Train, from a checkpoint if there is one; a checkpoint of the last step is loaded and not trained further."""
     if trainer.args.device.type == "cpu":  # with several processes it is cpu:0, to which no checkpoint can be loaded
         trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
     if checkpoint is not None and steps_are_done(Path(checkpoint), trainer.args.max_steps):
@@ -91,8 +68,6 @@ def train(trainer: Any, checkpoint: str | None) -> None:
                 rotate(Path(trainer.args.output_dir), trainer.args.save_total_limit)
         trainer._load_from_checkpoint(checkpoint)
         return
-    if checkpoint is not None:
-        check_states(Path(checkpoint))
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
     finally:  # a notebook goes on after an error

@@ -37,7 +37,7 @@ def record_rollouts(
     """The conflict metrics of a step, and its rows of the table; ``ids`` (B, T) and the rest are of all processes."""
     mode = "train" if trainer.model.training else "eval"
     found = conflict_metrics(
-        trainer, ids, valid, spans, advantages, group_size, positive_weight=trainer.conflict_positive_weight
+        trainer, ids, valid, spans, advantages, group_size, positive_weight=trainer.gtpo.conflict_positive_weight
     )
     for name, value in (found | {"completion_length": (valid.sum() / len(ids)).item()}).items():
         trainer._metrics[mode][name].append(value)
@@ -62,11 +62,7 @@ def record_rollouts(
 def record_loss(
     trainer: Any, loss: Tensor, measured: Measured, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]
 ) -> None:
-    """The metrics of a micro-batch.
-
-    Raises:
-        RunError: If the loss or an entropy is NaN or infinite, on every process.
-    """
+    """The metrics of a micro-batch; RunError on every process if the loss or an entropy is NaN or infinite."""
     entropy, _, keep, metrics = measured
     mode = "train" if trainer.model.training else "eval"
     accelerator = trainer.accelerator

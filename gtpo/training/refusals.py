@@ -33,39 +33,22 @@ _OF_THE_PAPER = {
     "multi_objective_aggregation": "sum_then_normalize",
     "vllm_importance_sampling_correction": False,
 }
-_LEAST = {"num_iterations": 1, "max_completion_length": 1, "beta": 0, "epsilon": 0, "epsilon_high": 0}
 
 
 def check_grpo_settings(args: Any) -> None:
-    """Refuse settings that the objective does not implement.
-
-    Args:
-        args: TRL's GRPOConfig.
-
-    Raises:
-        UsageError: For the first of them.
-    """
+    """Raise UsageError for the first setting of TRL's GRPOConfig that the objective does not implement."""
     for name, values in _SUPPORTED.items():
         if getattr(args, name) not in values and not (name == "use_bias_correction_kl" and args.beta == 0):
             expected = " or ".join(map(repr, values))
             raise UsageError(f"{name} = {getattr(args, name)!r} is not supported: expected {expected}.")
-    for name, least in _LEAST.items():
-        if getattr(args, name) is not None and not getattr(args, name) >= least:
-            raise UsageError(f"{name} is {getattr(args, name)}: expected at least {least}.")
     names = [name for name, value in _NOT_CARRIED.items() if getattr(args, name) != value]
     if trl.GRPOTrainer.__name__.startswith("Unsloth") and args.use_vllm and args.vllm_importance_sampling_correction:
         names.append("vllm_importance_sampling_correction")  # Unsloth takes it out of TRL's method
     refuse_options_of_trl(names)
-    if not args.temperature > 0:
-        raise UsageError(f"temperature is {args.temperature}: expected a value above 0, groups are sampled.")
 
 
 def refuse_options_of_trl(names: Sequence[str]) -> None:
-    """Refuse options of TRL's trainer that change its loss and that the objectives here do not have.
-
-    Raises:
-        UsageError: If there are any.
-    """
+    """Raise UsageError if there are any: options of TRL's trainer that change its loss and are not carried here."""
     if names:
         raise UsageError(
             f"{' and '.join(names)} not supported: TRL's GRPOTrainer has it; gtpo.ConflictMetrics measures it there."
@@ -83,10 +66,9 @@ def check_gtpo_settings(args: Any) -> None:
 
 def deviations(args: Any) -> str:
     """The settings of the objective that are not the paper's, with the paper's values; empty without any."""
-    given = {name: getattr(args, name) for name in _OF_THE_PAPER}
+    other = {name: getattr(args, name) for name, paper in _OF_THE_PAPER.items() if getattr(args, name) != paper}
     if not args.use_vllm:
-        given.pop("vllm_importance_sampling_correction")
-    other = {name: value for name, value in given.items() if value != _OF_THE_PAPER[name]}
+        other.pop("vllm_importance_sampling_correction", None)
     return ", ".join(f"{name}={value!r} (the paper: {_OF_THE_PAPER[name]!r})" for name, value in other.items())
 
 
@@ -94,46 +76,31 @@ def check_inputs(arguments: Mapping[str, Any]) -> None:
     """Refuse arguments of a trainer whose effect on the batch the loss does not carry.
 
     Args:
-        arguments: The keyword arguments of TRL's GRPOTrainer, ``model`` and ``args`` among them.
+        arguments: The keyword arguments of TRL's GRPOTrainer, ``model`` among them.
 
     Raises:
-        UsageError: For images, data that is streamed, virtual tokens, tools, environments and rollout functions.
+        UsageError: For tools, environments, rollout functions and virtual tokens.
     """
-    from datasets import Dataset
     from peft import PromptLearningConfig
 
-    held_out = arguments.get("eval_dataset")
-    for data in (arguments.get("train_dataset"), *(held_out.values() if isinstance(held_out, dict) else [held_out])):
-        if not isinstance(data, Dataset | None):
-            raise UsageError(f"{type(data).__name__} is not supported: expected a datasets.Dataset, not streamed.")
-        if data is not None and _has_images(data):
-            raise UsageError("a dataset has images, which are not supported: remove them.")
     refuse_options_of_trl([name for name in _NOT_CARRIED_ARGUMENTS if arguments.get(name)])
     for config in (arguments.get("peft_config"), *getattr(arguments.get("model"), "peft_config", {}).values()):
         if isinstance(config, PromptLearningConfig):
-            raise UsageError(
-                f"{type(config).__name__} puts virtual tokens before the prompt, which is not supported: use LoRA."
-            )
+            raise UsageError(f"{type(config).__name__} puts virtual tokens before the prompt: use LoRA.")
 
 
-def _has_images(data: Any) -> bool:
-    """By the columns and the first row."""
-    prompt = data[0].get("prompt") if len(data) else None
-    turns = [turn.get("content") for turn in prompt if isinstance(turn, dict)] if isinstance(prompt, list) else []
-    parts = [part for content in turns if isinstance(content, list) for part in content]
-    return bool({"image", "images"} & set(data.column_names)) or any(part.get("type") != "text" for part in parts)
-
-
-def check_config(config: Any, router_aux_loss_coef: float | None) -> None:
-    """Refuse a model whose training needs more than its logits.
+def logit_options(config: Any, router_aux_loss_coef: float | None = 0.0) -> dict[str, Any]:
+    """How a model scales its logits in Transformers: Gemma caps, Cohere multiplies, Granite divides.
 
     Args:
         config: Of the model.
         router_aux_loss_coef: The trainer's; None stands for the model's.
 
+    Returns:
+        ``logit_scale`` and ``softcap`` of :func:`gtpo.forward.head.linear_logps_and_entropy`.
+
     Raises:
-        UsageError: For the load-balancing loss of a mixture of experts, and logits that are scaled in another way than
-            :func:`logit_options` knows.
+        UsageError: For other scalings, and for the load-balancing loss of a mixture of experts.
     """
     text = config.get_text_config()
     coefficient = getattr(text, "router_aux_loss_coef", 0.0) if router_aux_loss_coef is None else router_aux_loss_coef
@@ -142,26 +109,11 @@ def check_config(config: Any, router_aux_loss_coef: float | None) -> None:
             f"{text.model_type} models add a router loss, which is not supported: set router_aux_loss_coef to 0 to "
             "train without it."
         )
-    logit_options(text)
-
-
-def logit_options(config: Any) -> dict[str, Any]:
-    """How a model scales its logits in Transformers: Gemma caps, Cohere multiplies, Granite divides.
-
-    Args:
-        config: Of the text model.
-
-    Returns:
-        ``logit_scale`` and ``softcap`` of :func:`gtpo.forward.head.linear_logps_and_entropy`.
-
-    Raises:
-        UsageError: For other scalings.
-    """
     for name in ("output_multiplier", "lm_head_multiplier"):
-        if getattr(config, name, None) not in (None, 1.0):
-            raise UsageError(f"{config.model_type} models have {name} = {getattr(config, name)}: not supported.")
-    scale = getattr(config, "logit_scale", None) or 1.0
+        if getattr(text, name, None) not in (None, 1.0):
+            raise UsageError(f"{text.model_type} models have {name} = {getattr(text, name)}: not supported.")
+    scale = getattr(text, "logit_scale", None) or 1.0
     return {
-        "logit_scale": scale / (getattr(config, "logits_scaling", None) or 1.0),
-        "softcap": getattr(config, "final_logit_softcapping", None),
+        "logit_scale": scale / (getattr(text, "logits_scaling", None) or 1.0),
+        "softcap": getattr(text, "final_logit_softcapping", None),
     }

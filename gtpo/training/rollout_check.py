@@ -20,30 +20,18 @@ def next_check(step: int, interval: int = INTERVAL) -> int:
 
 
 def sampler_gap(logps: Tensor, batch: dict[str, Any]) -> Tensor:
-    """Mean |ln pi - ln pi of the sampler| over the completion tokens, in nats; NaN where the sampler scored none.
-
-    Args:
-        logps: ln pi of the completion tokens. Shape (B, T).
-        batch: TRL's, with ``sampling_per_token_logps`` and ``completion_mask`` (B, T).
-    """
+    """Mean |ln pi - ln pi of the sampler| over the completion tokens, in nats; NaN where the sampler scored none."""
     gap = (logps - batch["sampling_per_token_logps"]).abs()
     return gap[batch["completion_mask"].bool() & gap.isfinite()].mean()
 
 
 @torch.no_grad()
 def check_rollouts(trainer: Any, batch: dict[str, Any]) -> None:
-    """Stop a run whose rollouts do not come from the adapter.
+    """Raise RunError if rollouts do not come from the adapter, or the sampler is far from policy and base model.
 
     Rounding separates the sampler from the policy as much as from the base model, so a threshold in nats cannot
     separate the two. Instead, rollouts that are twice as close to the base model (adapter disabled) as to the policy
-    count as sampled without the adapter.
-
-    Args:
-        trainer: A GRPOTrainer, TRL's or ours, whose model has an adapter; others pass.
-        batch: Its completions with the log-probabilities of the sampler.
-
-    Raises:
-        RunError: If the rollouts do not come from the adapter, or the sampler is far from both.
+    count as sampled without the adapter. A model without an adapter passes.
     """
     policy = trainer.accelerator.unwrap_model(trainer.model)
     if not hasattr(policy, "disable_adapter"):

@@ -15,9 +15,7 @@ def tag_logps(tokenizer: Any, ids: Tensor, valid: Tensor, logps: Tensor, tags: S
 
     Args:
         tokenizer: Of the completions.
-        ids: Completion tokens. Shape (B, T).
-        valid: 1 on them, 0 on padding and the answers of tools. Shape (B, T).
-        logps: ln pi of each. Shape (B, T).
+        ids, valid, logps: Completion tokens, 1 on them, and ln pi of each. Shape (B, T).
         tags: The four tags, of ASCII characters.
 
     Returns:

@@ -44,7 +44,7 @@ from gtpo.forward.hidden_states import (
     hidden_states_per_completion,
 )
 from gtpo.grading.user_functions import CheckedReward, checked_reward
-from gtpo.models.load import keep_adapter_in_float32, read_config
+from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import any_process, gather_full_parameter, refuse_data_parallel
 from gtpo.prompts import TAGS
 from gtpo.reports.groups import Group
@@ -55,31 +55,16 @@ from gtpo.training.group_inspection import inspect_group
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.initial_entropy import InitialEntropy
 from gtpo.training.record import Measured, record_loss, record_rollouts
-from gtpo.training.refusals import (
-    check_config,
-    check_grpo_settings,
-    check_gtpo_settings,
-    check_inputs,
-    deviations,
-    logit_options,
-)
+from gtpo.training.refusals import check_grpo_settings, check_gtpo_settings, check_inputs, deviations, logit_options
 from gtpo.training.rollout_check import check_rollouts, next_check
-from gtpo_loss import (
-    completion_entropy,
-    conflict_spans,
-    conflict_weights,
-    entropy_filter,
-    grpo_loss,
-    gtpo_loss,
-)
+from gtpo_loss import completion_entropy, conflict_spans, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
 
 logger = logging.getLogger(__name__)
 
 NAN_PROBABILITIES = ("probability tensor contains", "device-side assert")  # torch.multinomial on a CPU, on a GPU
-WANDB_TABLES = 100  # of a run: wandb stores each as a file
 
 
-class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
+class GRPOTrainer(HeldOutEvaluation):
     """GRPO (Eq. 1 and 2) with the conflict and entropy metrics of the paper.
 
     Args:
@@ -95,53 +80,30 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
     _next_rollout_check = 0
     _by_prompt: bool | None = None  # prompts are encoded once; None until the model's first batch has shown it
     _bar: CompletionBar | None = None  # of the phase that generates, if it has one
-    conflict_span = "anchored"  # of the conflict metrics; a GTPOTrainer takes these four from its settings
-    conflict_positive_weight = 2.0  # Eq. 9
-    conflict_correction = False
-    gamma = 0.0
+    gtpo = GTPOArguments(conflict_correction=False, gamma=0.0)  # without its parts; the rest is for the metrics
     tags = TAGS  # of the metrics tag_logps
 
     check_settings = staticmethod(check_grpo_settings)
 
-    @classmethod
-    def check_model(cls, model: Any, args: trl.GRPOConfig) -> None:
-        """Refuse a model whose loss or logits are not implemented, by its config: weights are not loaded.
-
-        Args:
-            model: The model, a Hub id or a directory. One whose config cannot be read passes: loading it says why.
-            args: The trainer's.
-
-        Raises:
-            UsageError: If the model adds a loss of its own, or scales its logits in another way.
-        """
-        config = read_config(model, args) if isinstance(model, str) else model.config
-        if config is not None:
-            check_config(config, args.router_aux_loss_coef)
-
     def __init__(self, model: Any, reward_funcs: Any, args: trl.GRPOConfig, **kwargs: Any) -> None:
         self.check_settings(args)
-        check_inputs({"model": model, "args": args, **kwargs})
+        check_inputs({"model": model, **kwargs})
         if not trl.GRPOTrainer.__name__.startswith("Unsloth"):  # it uses one GPU
             refuse_data_parallel(args)
-        self.check_model(model, args)
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
         if isinstance(self.processing_class, ProcessorMixin):
-            raise UsageError(
-                f"{type(self.processing_class).__name__} also takes images or audio, which are not supported: pass "
-                "processing_class=AutoTokenizer.from_pretrained(...)."
-            )
+            raise UsageError("images and audio are not supported: pass a tokenizer as processing_class.")
         self.reward_funcs = [
             function if isinstance(function, CheckedReward | torch.nn.Module) else checked_reward(function)
             for function in self.reward_funcs
         ]
-        self.check_model(self.model, args)  # again, for a name whose config could not be read
         keep_adapter_in_float32(self.model)
         causal_lm = self._causal_lm(self.model)
         if not hasattr(self, "model_kwarg_keys"):  # removed in TRL 1.15
             self.model_kwarg_keys = inspect.signature(type(causal_lm).forward).parameters
         if isinstance(causal_lm.get_output_embeddings(), BaseTunerLayer):
             raise UsageError("LoRA on lm_head is not supported: remove 'lm_head' from target_modules.")
-        self._logit_options = logit_options(causal_lm.config.get_text_config())
+        self._logit_options = logit_options(causal_lm.config, args.router_aux_loss_coef)
         if (other := deviations(args)) and self.accelerator.is_main_process:
             logger.warning("Not the paper's objective: %s", other)
 
@@ -159,7 +121,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
         rows, width = batch["completion_ids"].shape
         ids, valid = map(self._gather_rows, (batch["completion_ids"], batch["completion_mask"]))
         advantages = self.accelerator.gather(batch["advantages"])
-        spans = conflict_spans(ids, valid, advantages, group_size, self.conflict_span)
+        spans = conflict_spans(ids, valid, advantages, group_size, self.gtpo.conflict_span)
         first = self.accelerator.process_index * rows
         batch["conflict_mask"] = (spans[0] | spans[1])[first : first + rows, :width]
         record_rollouts(self, inputs, batch, ids, valid, advantages, spans, group_size)
@@ -243,19 +205,13 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
     # The table of completions
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        shown, reporters = self.log_completions, self.args.report_to
         # The summary comes after the last checkpoint, and TRL would write the last step's table again: a kill would
         # truncate a table that no resumed run repeats.
-        self.log_completions = shown and "train_runtime" not in logs
-        every = max(1, math.ceil(self.state.max_steps / WANDB_TABLES))
-        has_table = (self.state.max_steps - self.state.global_step) % every == 0
-        self.args.report_to = of_this_step = [name for name in reporters if has_table or name != "wandb"]
+        shown, self.log_completions = self.log_completions, self.log_completions and "train_runtime" not in logs
         try:
             super().log(logs, start_time)
         finally:
             self.log_completions = shown
-            if self.args.report_to is of_this_step:  # or wandb has died, and MetricsWriter has taken it out
-                self.args.report_to = reporters
 
     def cut_off(self, ids: Tensor, valid: Tensor) -> list[bool]:
         """Whether each completion, shape (B, T), ends at the length limit."""
@@ -266,8 +222,6 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        if return_outputs:
-            raise UsageError("return_outputs is not supported: the loss is computed without the logits.")
         logps, token_entropy = self._logps_and_entropy(model, inputs, self._tokens_with_gradient(inputs))  # (B, T) each
         loss, measured = self._objective(logps, token_entropy, inputs)
         record_loss(self, loss, measured, logps, token_entropy, inputs)
@@ -310,9 +264,9 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
     def _tokens_with_gradient(self, inputs: dict[str, Any]) -> Tensor:
         """The tokens that may have a gradient; the head skips the others. Bool, shape (B, T)."""
         mask, advantages = inputs["conflict_mask"], inputs["advantages"][:, None]
-        if self.conflict_correction:
+        if self.gtpo.conflict_correction:
             return ~mask | (advantages >= 0)  # lambda = 0 on the others
-        return ((advantages != 0) | bool(self.beta or self.gamma)).expand_as(mask)
+        return ((advantages != 0) | bool(self.beta or self.gtpo.gamma)).expand_as(mask)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -325,8 +279,7 @@ class GRPOTrainer(HeldOutEvaluation, trl.GRPOTrainer):
     ) -> tuple[Tensor, Tensor, None]:
         """ln pi and H under the old policy or the reference, with the head of the loss. Shape (B, T) each.
 
-        TRL's method computes the logits; Unsloth's packs rows by the pad id, and shifts them where the prompts of a
-        step differ in length.
+        TRL's computes the logits; Unsloth's packs rows by the pad id, and shifts them where prompts differ in length.
         """
         start, rows = input_ids.shape[1] - logits_to_keep, batch_size or len(input_ids)
         batch = {
@@ -413,10 +366,7 @@ class GTPOTrainer(GRPOTrainer):
 
     Args:
         gtpo: Settings of the method; the paper's by default.
-        model, reward_funcs, args, kwargs: As for :class:`GRPOTrainer`; ``args`` with ``beta=0``.
-
-    Raises:
-        UsageError: If ``beta`` is not 0, or as for :class:`GRPOTrainer`.
+        model, reward_funcs, args, kwargs: As for :class:`GRPOTrainer`; UsageError if ``beta`` is not 0.
     """
 
     _tag_names = ["trl", "gtpo"]  # of PEFT's card in a checkpoint
@@ -427,10 +377,6 @@ class GTPOTrainer(GRPOTrainer):
         self, model: Any, reward_funcs: Any, args: trl.GRPOConfig, gtpo: GTPOArguments | None = None, **kwargs: Any
     ) -> None:
         self.gtpo = gtpo or GTPOArguments()
-        self.conflict_span = self.gtpo.conflict_span
-        self.conflict_positive_weight = self.gtpo.conflict_positive_weight
-        self.conflict_correction = self.gtpo.conflict_correction
-        self.gamma = self.gtpo.gamma
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
         self.initial_entropy = InitialEntropy(self)
         self.add_callback(self.initial_entropy)

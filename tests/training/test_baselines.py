@@ -1,5 +1,6 @@
-"""Other aggregations, advantages and corrections, for GRPO and GTPO: loss_type, scale_rewards, importance
-weights of the sampler, and the push on conflict tokens. Against TRL's trainer and naive references."""
+"""GRPO and GTPO with each loss_type, scale_rewards, importance weights, and the push on conflict tokens.
+
+Against TRL's trainer and naive references."""
 
 import functools
 import itertools
@@ -16,11 +17,13 @@ from helpers.reference import (
     naive_conflict_mask,
     naive_conflict_push,
     naive_conflict_weights,
+    naive_entropy_filter,
     naive_grpo_loss,
     naive_gtpo_loss,
     pad,
     unpad,
 )
+from test_trainer import batch_of, plain_logps_and_entropy
 from torch import Tensor
 
 from gtpo.training.diagnosis import conflict_push, token_weights
@@ -73,121 +76,47 @@ def assert_loss(loss: Tensor, leaf: Tensor, expected: tuple[Any, ...]) -> None:
     torch.testing.assert_close(leaf.grad, pad(expected[1], 9, 0.0, torch.float64), atol=1e-12, rtol=0)
 
 
-each_case = [
-    pytest.mark.parametrize("loss_type", LOSS_TYPES),
-    pytest.mark.parametrize("old", [False, True], ids=["on-policy", "old-logps"]),
-    pytest.mark.parametrize("corrected", [None, "token", "sequence"]),
-]
-
-
-def importance_of(batch: dict[str, Any], corrected: str | None) -> tuple[Tensor | None, list[list[float]] | None]:
-    """The importance weights as a tensor, (B, T) or (B, 1), and one per token for the reference."""
-    if corrected is None:
-        return None, None
-    weights = batch["importance"] if corrected == "token" else batch["importance"][:, :1].nan_to_num(nan=0.5)
-    return weights, unpad(weights.expand(6, 9), batch["mask"])
-
-
-@each_case[0]
-@each_case[1]
-@each_case[2]
-def test_gtpo_equals_the_naive_reference(loss_type: str, old: bool, corrected: str | None) -> None:
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("old", [False, True], ids=["on-policy", "old-logps"])
+@pytest.mark.parametrize("corrected", [None, "token", "sequence"])
+def test_gtpo_and_grpo_equal_the_naive_references(loss_type: str, old: bool, corrected: str | None) -> None:
     batch = random_batch()
-    mask, leaf = batch["mask"], batch["logps"].clone().requires_grad_()
-    importance, per_token = importance_of(batch, corrected)
-    entropies = unpad(batch["entropy"], mask)
-    loss, metrics = gtpo_loss(
-        leaf,
-        torch.tensor(naive_completion_entropy(entropies), dtype=torch.float64),
-        mask,
-        batch["advantages"],
-        batch["weights"],
-        batch["keep"],
-        gamma=0.3,
-        loss_type=loss_type,
-        normalizer=COUNTS[loss_type],
-        old_per_token_logps=batch["old"] if old else None,
-        importance_weights=importance,
-    )
-    expected = naive_gtpo_loss(
-        unpad(batch["logps"], mask),
-        batch["advantages"].tolist(),
-        weights=unpad(batch["weights"], mask),
-        token_entropy=entropies,
-        gamma=0.3,
-        delta=batch["keep"].tolist(),
-        old_logps=unpad(batch["old"], mask) if old else None,
-        token_weights=TOKEN_WEIGHTS[loss_type],
-        importance=per_token,
-    )
-    assert_loss(loss, leaf, expected)
+    mask, advantages, weights = batch["mask"], batch["advantages"], None
+    if corrected is not None:  # importance weights (B, T) or (B, 1), and one per token for the reference
+        weights = batch["importance"] if corrected == "token" else batch["importance"][:, :1].nan_to_num(nan=0.5)
+    tensors: dict[str, Any] = {"loss_type": loss_type, "normalizer": COUNTS[loss_type], "importance_weights": weights}
+    tensors["old_per_token_logps"] = batch["old"] if old else None
+    lists: dict[str, Any] = {"token_weights": TOKEN_WEIGHTS[loss_type]}
+    lists["importance"] = None if weights is None else unpad(weights.expand(6, 9), mask)
+    lists["old_logps"] = unpad(batch["old"], mask) if old else None
+    logps, entropies = unpad(batch["logps"], mask), unpad(batch["entropy"], mask)
+
+    leaf = batch["logps"].clone().requires_grad_()
+    entropy = torch.tensor(naive_completion_entropy(entropies), dtype=torch.float64)
+    loss, metrics = gtpo_loss(leaf, entropy, mask, advantages, batch["weights"], batch["keep"], gamma=0.3, **tensors)
+    lambdas, delta = unpad(batch["weights"], mask), batch["keep"].tolist()
+    gtpo = {"weights": lambdas, "token_entropy": entropies, "gamma": 0.3, "delta": delta}
+    assert_loss(loss, leaf, naive_gtpo_loss(logps, advantages.tolist(), **gtpo, **lists))
     assert metrics["filtered_fraction"].item() == pytest.approx(1 / 6)
 
-
-@each_case[0]
-@each_case[1]
-@each_case[2]
-def test_grpo_equals_the_naive_reference(loss_type: str, old: bool, corrected: str | None) -> None:
-    batch = random_batch(1)
-    mask, leaf = batch["mask"], batch["logps"].clone().requires_grad_()
-    importance, per_token = importance_of(batch, corrected)
-    loss, metrics = grpo_loss(
-        leaf,
-        mask,
-        batch["advantages"],
-        epsilon_low=0.1,
-        epsilon_high=0.28,
-        beta=0.04,
-        loss_type=loss_type,
-        normalizer=COUNTS[loss_type],
-        ref_per_token_logps=batch["ref"],
-        old_per_token_logps=batch["old"] if old else None,
-        importance_weights=importance,
-    )
-    expected = naive_grpo_loss(
-        unpad(batch["logps"], mask),
-        batch["advantages"].tolist(),
-        epsilon_low=0.1,
-        epsilon_high=0.28,
-        beta=0.04,
-        ref_logps=unpad(batch["ref"], mask),
-        old_logps=unpad(batch["old"], mask) if old else None,
-        token_weights=TOKEN_WEIGHTS[loss_type],
-        importance=per_token,
-    )
+    leaf = batch["logps"].clone().requires_grad_()
+    grpo = {"epsilon_low": 0.1, "epsilon_high": 0.28, "beta": 0.04}
+    loss, metrics = grpo_loss(leaf, mask, advantages, ref_per_token_logps=batch["ref"], **grpo, **tensors)
+    expected = naive_grpo_loss(logps, advantages.tolist(), ref_logps=unpad(batch["ref"], mask), **grpo, **lists)
     assert_loss(loss, leaf, expected)
     assert metrics["kl"].item() == pytest.approx(expected[2], abs=1e-12)
-
-
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_gtpo_without_its_parts_is_grpo(loss_type: str) -> None:
-    batch, ones = random_batch(2), torch.ones(6, dtype=torch.float64)
-    options: dict[str, Any] = {"loss_type": loss_type, "normalizer": COUNTS[loss_type]}
-    gtpo, _ = gtpo_loss(
-        batch["logps"], ones, batch["mask"], batch["advantages"], torch.ones(6, 9), ones, gamma=0.0, **options
-    )
-    grpo, _ = grpo_loss(batch["logps"], batch["mask"], batch["advantages"], **options)
-    assert gtpo.item() == pytest.approx(grpo.item(), abs=1e-15)
 
 
 def test_the_loss_refuses_what_it_cannot_divide_by() -> None:
     batch = random_batch()
     inputs = batch["logps"], batch["mask"], batch["advantages"]
-    with pytest.raises(ValueError, match="loss_type 'cispo' is unknown: pick one of grpo, dr_grpo, dapo, bnpo"):
+    with pytest.raises(ValueError, match="cispo"):
         grpo_loss(*inputs, loss_type="cispo", normalizer=25)
     for loss_type in LOSS_TYPES[1:]:
-        with pytest.raises(ValueError, match=f"loss_type '{loss_type}' divides by a count of the whole step"):
+        with pytest.raises(ValueError, match="normalizer"):
             grpo_loss(*inputs, loss_type=loss_type)
-    with pytest.raises(
-        ValueError, match=r"importance_weights has shape \(6,\): expected \(B, T\) = \(6, 9\) or \(B, 1\)"
-    ):
+    with pytest.raises(ValueError, match="importance_weights"):
         grpo_loss(*inputs, importance_weights=torch.ones(6))
-
-
-# --- advantages ------------------------------------------------------------------------------------------------------
-
-
-# --- the sampler -----------------------------------------------------------------------------------------------------
 
 
 # --- the push on conflict tokens -------------------------------------------------------------------------------------
@@ -368,37 +297,20 @@ def test_gtpo_without_its_parts_trains_as_grpo(loss_type: str, trl_run: Any, tin
     assert_same(weights, trl_run(loss_type, 1, 2)[0])
 
 
-def scored_batch(trainer: Any) -> dict[str, Tensor]:
-    """The batch of the first step, before TRL shuffles and splits it; two prompts of half a group each."""
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    rows = [trainer.train_dataset[prompt] for prompt in (0, 1) for _ in range(ROWS)]
-    return trainer._generate_and_score_completions(rows)
-
-
-def plain_logps_and_entropy(trainer: Any, batch: dict[str, Tensor]) -> tuple[list, list]:
-    """From the full logits of one completion at a time, without padding; float64 after the model."""
-    logps, entropies = [], []
-    prompts = unpad(batch["prompt_ids"], batch["prompt_mask"])
-    for prompt, completion in zip(prompts, unpad(batch["completion_ids"], batch["completion_mask"]), strict=True):
-        with torch.no_grad():
-            logits = trainer.model(input_ids=torch.tensor([prompt + completion])).logits[0].double()
-        log_pi = logits[len(prompt) - 1 : -1].log_softmax(-1)
-        logps.append([log_pi[t, token].item() for t, token in enumerate(completion)])
-        entropies.append((-(log_pi.exp() * log_pi).sum(-1)).tolist())
-    return logps, entropies
-
-
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize(("method", "positive_weight"), [("gtpo", 2.0), ("gtpo", 1.0), ("grpo", 2.0)])
+@pytest.mark.parametrize(
+    ("method", "positive_weight", "mode", "temperature"),
+    [("gtpo", 2.0, "auto", 1.0), ("gtpo", 1.0, "negative_only", 0.7), ("grpo", 2.0, "off", 0.7)],
+)
 def test_a_step_is_the_naive_objective(
-    method: str, positive_weight: float, loss_type: str, tiny: Path, tmp_path: Path
+    method: str, positive_weight: float, mode: str, temperature: float, loss_type: str, tiny: Path, tmp_path: Path
 ) -> None:
-    """Loss and logged pushes, in float64 from the plain logits."""
+    """Loss and logged metrics, in float64 from the plain logits; two prompts of half a group each."""
     settings: dict[str, Any] = {"loss_type": loss_type, "num_generations": ROWS, "max_completion_length": 40}
-    correction = {"entropy_filter": "negative_only", "conflict_positive_weight": positive_weight}
-    trainer = make_trainer(method, tiny, tmp_path, gtpo=correction, **settings)
-    batch = scored_batch(trainer)
+    correction = {"entropy_filter": mode, "conflict_positive_weight": positive_weight}
+    trainer = make_trainer(method, tiny, tmp_path, gtpo=correction, temperature=temperature, **settings)
+    trainer.model.train()
+    batch = batch_of(trainer, 0, 1)
     completions, advantages = canned_group(0), batch["advantages"].tolist()
     assert min(advantages) < 0 < max(advantages)
     lengths = [len(row) for row in completions]
@@ -409,70 +321,60 @@ def test_a_step_is_the_naive_objective(
         "bnpo": [1 / sum(lengths)] * GROUP,
     }[loss_type]
     logps, entropies = plain_logps_and_entropy(trainer, batch)
-    loss = trainer.compute_loss(trainer.model, batch)
-    if method == "grpo":
-        expected = naive_grpo_loss(logps, advantages, token_weights=each)[0]
-    else:
-        means = naive_completion_entropy(entropies)
-        delta = [0.0 if h > 5.05 and a < 0 else 1.0 for h, a in zip(means, advantages, strict=True)]
+    means, mask = naive_completion_entropy(entropies), naive_conflict_mask(completions, advantages, ROWS)
+    assert unpad(batch["conflict_mask"], batch["completion_mask"]) == mask
+    threshold = sum(sorted(means)[GROUP // 2 - 1 : GROUP // 2 + 1]) / 2
+    delta = naive_entropy_filter(means, advantages, 0.1, threshold, mode)
+    if method == "gtpo":
         assert 0 < sum(delta) < GROUP
-        mask = naive_conflict_mask(completions, advantages, ROWS)
+        trainer.gtpo.entropy_threshold = threshold
         lambdas = naive_conflict_weights(mask, advantages, positive_weight)
         options: dict[str, Any] = {"token_entropy": entropies, "gamma": 0.1, "delta": delta, "token_weights": each}
         expected = naive_gtpo_loss(logps, advantages, weights=lambdas, **options)[0]
-    assert loss.item() == pytest.approx(expected, abs=1e-5)
-    logged = trainer._metrics["train"]
+    else:
+        expected = naive_grpo_loss(logps, advantages, token_weights=each)[0]
+    assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(expected, abs=1e-5)
+    logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
+    assert logged["entropy"] == pytest.approx(sum(means) / GROUP, abs=1e-4)
+    assert method == "grpo" or logged["filtered_fraction"] == pytest.approx(delta.count(0.0) / GROUP)
+    conflicts = sum(map(sum, mask))
+    assert logged["conflict_tokens"] == pytest.approx(conflicts / GROUP)
+    assert logged["conflict_fraction"] == pytest.approx(conflicts / sum(lengths))
+    assert logged["completion_length"] == pytest.approx(sum(lengths) / GROUP)
     both, opening, closing = (
         naive_conflict_push(completions, advantages, ROWS, each, [1.0] * GROUP, directions, positive_weight)
         for directions in ((False, True), (False,), (True,))
     )
     assert abs(both[0]) > 1e-4 and opening != closing
     for span, pushes in (("", both), ("_opening", opening), ("_closing", closing)):
-        assert logged[f"conflict_push{span}"] == [pytest.approx(pushes[0], abs=1e-6)]
-        assert logged[f"conflict_push_corrected{span}"] == [pytest.approx(pushes[1], abs=1e-6)]
+        assert logged[f"conflict_push{span}"] == pytest.approx(pushes[0], abs=1e-6)
+        assert logged[f"conflict_push_corrected{span}"] == pytest.approx(pushes[1], abs=1e-6)
 
 
-def test_evaluation_divides_dapo_by_the_tokens_of_its_batch(tiny: Path, tmp_path: Path) -> None:
-    trainer = make_trainer("grpo", tiny, tmp_path, loss_type="dapo", **split_of(2))
-    batch = scored_batch(trainer)
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
+def test_only_training_divides_by_the_accumulation_steps(loss_type: str, tiny: Path, tmp_path: Path) -> None:
+    six = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 6}
+    trainer = make_trainer("grpo", tiny, tmp_path, loss_type=loss_type, **six)
+    trainer.model.train()
+    batch = batch_of(trainer, 0, 1)
     losses = {}
     for is_training, steps in ((True, 1), (True, 6), (False, 6)):
         trainer.model.train(is_training)
         trainer.current_gradient_accumulation_steps = steps
         losses[is_training, steps] = trainer.compute_loss(trainer.model, batch).item()
     assert losses[True, 6] == pytest.approx(losses[True, 1] / 6, rel=1e-5)
-    assert losses[False, 6] == pytest.approx(losses[True, 6], rel=1e-5)  # 6 micro-batches of this size, or one batch
+    # dapo: six micro-batches of this size have six times its tokens, an evaluation has this batch
+    assert losses[False, 6] == pytest.approx(losses[True, 6 if loss_type == "dapo" else 1], rel=1e-5)
 
 
-def split_of(micro_batch: int) -> dict[str, int]:
-    return {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": GROUP // micro_batch}
-
-
-def test_the_pushes_of_grpo_and_gtpo_are_those_of_their_weights(tiny: Path, tmp_path: Path) -> None:
-    logged = {}
-    for loss_type in ("grpo", "dr_grpo"):
-        for method in ("grpo", "gtpo"):
-            trainer = make_trainer(method, tiny, tmp_path / f"{method}-{loss_type}", loss_type=loss_type, **STEP)
-            trainer.train()
-            logged[method, loss_type] = [
-                (row["conflict_push"], row["conflict_push_corrected"]) for row in trainer.state.log_history[:3]
-            ]
-        assert logged["grpo", loss_type] == logged["gtpo", loss_type]  # the same groups, weighted by one loss_type
-    for plain, constant in zip(logged["grpo", "grpo"], logged["grpo", "dr_grpo"], strict=True):
-        assert plain[0] != constant[0] and plain[1] > 0 and constant[1] > 0
-
-
-@pytest.mark.parametrize("method", ["gtpo", "grpo"])
 def test_an_objective_that_is_not_the_papers_is_named(
-    method: str, tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make_trainer(method, tiny, tmp_path / "paper")
+    make_trainer("gtpo", tiny, tmp_path / "paper")
     assert not caplog.messages
-    make_trainer(method, tiny, tmp_path / "other", loss_type="dr_grpo", scale_rewards="none")
+    make_trainer("gtpo", tiny, tmp_path / "other", loss_type="dr_grpo", scale_rewards="none")
     (message,) = caplog.messages
-    assert message == (
-        "Not the paper's objective: loss_type='dr_grpo' (the paper: 'grpo'), scale_rewards='none' (the paper: 'group')"
-    )
+    assert "loss_type='dr_grpo'" in message and "scale_rewards='none'" in message and "correction" not in message
 
 
 # --- the sampler: TRL's correction, with log-probabilities as vLLM gives them ----------------------------------------
@@ -497,7 +399,7 @@ def sampled(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[l
     steps, noise = [], itertools.cycle([0.0, 0.03, -0.05, 0.02, 0.0, -0.02, 0.0, 1.5, 0.01, -1.5, 0.04])
     for step in range(3):
         trainer.state.global_step = step
-        logps, _ = plain_logps_and_entropy(trainer, scored_batch(trainer))
+        logps, _ = plain_logps_and_entropy(trainer, batch_of(trainer, 0, 1))
         steps.append([[logp + next(noise) for logp in row] for row in logps])
         steps[-1][2][1] = None
     return steps

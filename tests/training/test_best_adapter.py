@@ -66,6 +66,15 @@ def test_the_best_step_is_kept_when_later_steps_are_worse(
     assert stored_step(tmp_path) == 6
 
 
+def test_a_best_adapter_of_a_later_step_than_the_checkpoint_is_measured_again(tmp_path: Path) -> None:
+    (tmp_path / "best").mkdir()
+    for step, known in ((2, {"accuracy": 30.0, "step": 2}), (5, {"accuracy": -1.0, "step": 0})):
+        (tmp_path / "best" / "best.json").write_text(json.dumps({"accuracy": 30.0, "step": step}))
+        callback = BestAdapter(RunDirectory(tmp_path), tokenizer=None)
+        callback.on_train_begin(None, TrainerState(global_step=2), TrainerControl())
+        assert callback.best == known
+
+
 def test_a_short_run_averages_an_eighth_of_its_steps(tiny: Path, tmp_path: Path) -> None:
     run = FakeTraining(tmp_path, tiny, max_steps=17)
     for accuracy in (90, 30, 60, 80, 10):  # means over 2 steps: 60, 45, 70, 45
@@ -88,16 +97,6 @@ def test_a_resumed_run_restores_its_window_and_best_step(
     assert run.callback.weights is None
     run.step(60)  # mean 32.5
     assert run.callback.best == {"accuracy": 32.5, "step": 4}
-
-
-def test_the_best_adapter_is_not_written_through_a_link(tiny: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "best.tmp").symlink_to(tmp_path / "mine")
-    run = FakeTraining(tmp_path, tiny, max_steps=1)
-    run.step(50)
-    run.call("on_save")
-    assert list((tmp_path / "mine").iterdir()) == [] and not (tmp_path / "best").is_symlink()
-    assert stored_step(tmp_path) == 1
 
 
 def test_the_saved_adapter_loads_in_peft_with_the_trained_weights(tiny: Path, tmp_path: Path) -> None:
@@ -192,5 +191,5 @@ def test_a_resumed_run_keeps_its_best_evaluation(
 def test_a_metric_that_is_not_evaluated_stops_the_run(metrics: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
     run = FakeTraining(tmp_path, tiny, max_steps=10, metric="eval_accuracy")
     run.state.global_step = 3
-    with pytest.raises(RunError, match=r"no eval_accuracy: set --metric_for_best_model to one of eval_rew"):
+    with pytest.raises(RunError, match="--metric_for_best_model"):
         run.call("on_evaluate", metrics=metrics)

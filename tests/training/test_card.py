@@ -48,37 +48,16 @@ def front_matter(card: str) -> dict[str, Any]:
     return dict(yaml.safe_load(card.split("---\n")[1]))
 
 
-def section(card: str, title: str) -> str:
-    return re.split(r"^## ", card.partition(f"## {title}\n")[2], flags=re.MULTILINE)[0]
-
-
-def as_of_a_gpu(settings: Settings) -> Settings:
-    """The settings with a base model that only a GPU can train."""
-    settings.model.model, settings.data.dataset = "qwen", "gsm8k"
-    return settings
-
-
 def test_the_front_matter_of_a_hub_model(adapter: Path) -> None:
-    settings = as_of_a_gpu(settings_of(adapter.parent))
+    settings = settings_of(adapter.parent)
+    settings.model.model, settings.data.dataset = "qwen", "gsm8k"  # which only a GPU can train
     card = model_card(settings, ROWS, adapter, "me/my-model")
-    assert front_matter(card) == {
-        "base_model": "Qwen/Qwen2.5-3B-Instruct",
-        "datasets": ["openai/gsm8k"],
-        "library_name": "peft",
-        "pipeline_tag": "text-generation",
-        "tags": ["gtpo", "trl", "lora"],
-    }
+    common = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": ["gtpo", "trl", "lora"]}
+    assert front_matter(card) == common | {"base_model": "Qwen/Qwen2.5-3B-Instruct", "datasets": ["openai/gsm8k"]}
     assert "vllm serve Qwen/Qwen2.5-3B-Instruct " in card
     ModelCard(card)  # the Hub's reader accepts it
-
-
-def test_a_local_base_is_left_out_of_the_front_matter(adapter: Path) -> None:
-    card = card_of(adapter)
-    assert front_matter(card) == {
-        "library_name": "peft",
-        "pipeline_tag": "text-generation",
-        "tags": ["gtpo", "trl", "lora"],
-    }
+    card = card_of(adapter)  # a local base and generated data are left out
+    assert front_matter(card) == common
     assert "- **License**: that of the base model" in card and "None" not in card
 
 
@@ -86,19 +65,15 @@ def test_each_method_names_its_paper(adapter: Path) -> None:
     gtpo, grpo, sft = (card_of(adapter, method=method) for method in ("gtpo", "grpo", "sft"))
     assert "https://arxiv.org/abs/2508.03772" in gtpo and "simoni2025gtpo" in gtpo and "gamma: 0.1" in gtpo
     assert "https://arxiv.org/abs/2402.03300" in grpo and "2508.03772" not in grpo
-    assert "Supervised fine-tuning" in sft and "## Citation" not in sft and "arxiv" not in sft
+    assert "## Citation" not in sft and "arxiv" not in sft
 
 
 def test_the_command_of_vllm_is_quoted_and_has_the_rank_of_the_adapter(adapter: Path) -> None:
-    card = card_of(adapter, "--lora_rank", "64")
-    (command,) = re.findall("```bash\n(.*)\n```", card)
+    (command,) = re.findall("```bash\n(.*)\n```", card_of(adapter, "--lora_rank", "64"))
     assert shlex.split(command) == [
         *("vllm", "serve", "/models/the base", "--enable-lora", "--max-lora-rank", "64"),
         *("--lora-modules", "adapter=me/my model"),
     ]
-    assert "that of the training is `chat_template.jinja` here" in card and "chat_template_kwargs" not in command
-    card = card_of(adapter, "--chat_template_kwargs", '{"enable_thinking": false}')
-    assert 'Each request needs `"chat_template_kwargs": {"enable_thinking": false}`.' in card
 
 
 def test_a_merged_model_needs_no_base(adapter: Path) -> None:
@@ -106,43 +81,28 @@ def test_a_merged_model_needs_no_base(adapter: Path) -> None:
     merged.mkdir()
     card = model_card(settings_of(adapter.parent), ROWS, merged, "me/merged")
     assert front_matter(card)["library_name"] == "transformers" and "lora" not in front_matter(card)["tags"]
-    assert "peft" not in section(card, "Quick start").lower() and "vllm serve me/merged\n" in card
+    assert "peft" not in card.partition("## Quick start")[2].lower() and "vllm serve me/merged\n" in card
 
 
-def test_the_scores_of_the_training(adapter: Path) -> None:
-    assert "## Scores" not in card_of(adapter)
+def test_scores_and_initial_entropy(adapter: Path) -> None:
+    run = RunDirectory(adapter.parent)
+    assert "## Scores" not in card_of(adapter) and "entropy filter" not in card_of(adapter)
     rows = [{"step": step, "accuracy": 10.0 * step, "formatting": None, "loss": float("nan")} for step in (1, 2, 3, 4)]
-    RunDirectory(adapter.parent).metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    scores = section(card_of(adapter), "Scores")
-    assert "Means of the first and last 2 logged steps of the training, 4 steps:" in scores
-    assert "| accuracy (%) | 15 | 35 |" in scores and "formatting" not in scores and "nan" not in scores
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run.initial_entropy.write_text(json.dumps({"initial_entropy": 0.25, "filter_on": True}))
+    card = card_of(adapter)
+    assert "accuracy 15.0 -> 35.0 %" in card and "0.250 nats before training, entropy filter on" in card
 
 
-def test_the_initial_entropy_and_the_filter(adapter: Path) -> None:
-    file = RunDirectory(adapter.parent).initial_entropy
-    file.write_text(json.dumps({"initial_entropy": 0.25}))
-    assert "entropy filter" not in card_of(adapter)
-    file.write_text(json.dumps({"initial_entropy": 0.25, "filter_on": True}))
-    assert "- **Initial entropy**: 0.250 nats before training, entropy filter on" in card_of(adapter)
-
-
-def test_the_prompt_is_that_of_the_training_rows(adapter: Path) -> None:
-    assert f"```text\n{SYSTEM_PROMPT}\n```" in section(card_of(adapter), "Prompt")
-    own = [{"prompt": [{"role": "system", "content": 'Say "hi"\\'}, {"role": "user", "content": "?"}]}]
-    card = card_of(adapter, rows=own)
-    assert 'Say "hi"\\' in section(card, "Prompt") and SYSTEM_PROMPT not in card
-    code = re.findall("```python\n(.*?)```", card, flags=re.DOTALL)[0]
-    assert r'"content": "Say \"hi\"\\"' in code
+def test_the_quick_start_has_the_system_prompt_of_the_training_rows(adapter: Path) -> None:
+    system = 'Say "hi"\\ in\n```\n~~~'
+    turns = [{"role": "system", "content": system}, {"role": "user", "content": "?"}]
+    card = card_of(adapter, "--chat_template_kwargs", '{"enable_thinking": false}', rows=[{"prompt": turns}])
+    (code,) = re.findall("```python\n(.*?)^```", card, flags=re.DOTALL | re.MULTILINE)
+    assert json.dumps(system) in code and SYSTEM_PROMPT not in code and "enable_thinking=False" in code
     compile(code, "card", "exec")
-    for rows in ([{"prompt": "plain text"}], [{"prompt": own[0]["prompt"][1:]}], [{"input_ids": [1]}]):
-        assert "## Prompt" not in card_of(adapter, rows=rows)
-
-
-def test_a_fence_in_the_system_prompt_does_not_end_its_block(adapter: Path) -> None:
-    system = "Answer in\n````\n<b>bold</b>\n````"
-    card = card_of(adapter, "--system_prompt", system, rows=[{"prompt": [{"role": "system", "content": system}]}])
-    assert f"`````text\n{system}\n`````" in section(card, "Prompt")
-    assert card.count("`````yaml\n") == 1 and "`````\n\n</details>" in card
+    for rows in ([{"prompt": "plain text"}], [{"prompt": turns[1:]}], [{"input_ids": [1]}]):
+        assert '"role": "system"' not in card_of(adapter, rows=rows)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Fault tolerance: non-finite values, checkpoints, signals, a full disk and lost services."""
+"""Fault tolerance: non-finite values, checkpoints, signals, exit codes, edge cases of groups."""
 
 import asyncio
 import errno
@@ -11,9 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +24,7 @@ from datasets import Dataset
 from filelock import FileLock
 from helpers import canned
 from helpers.canned import GROUP, canned_group, make_trainer, settings_of
+from helpers.scripts import ROOT
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
@@ -39,9 +38,7 @@ from trl import SFTConfig, SFTTrainer
 
 from gtpo.errors import RunError, UsageError
 from gtpo.files import replace_directory
-from gtpo.grading import worker
 from gtpo.grading.user_functions import checked_reward
-from gtpo.prompts import to_messages
 from gtpo.runs.checkpoints import MANIFEST, damage, sorted_checkpoints, write_manifest
 from gtpo.runs.directory import RunDirectory
 from gtpo.runs.script import run_script
@@ -50,9 +47,6 @@ from gtpo.training.callbacks import MetricsWriter
 from gtpo.training.fault_tolerance import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
 from gtpo.training.loop import attach_callbacks, train
 from gtpo.training.trainer import GRPOTrainer
-from rewards import accuracy_reward
-
-ROOT = Path(__file__).parents[2]
 
 
 def tracked(method: str, tiny: Path, directory: Path, **settings: Any) -> Any:
@@ -75,6 +69,15 @@ def complete(run: Path) -> list[str]:
     return [path.name for path in sorted_checkpoints(run) if damage(path) is None]
 
 
+def logged(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, which has no NaN and Infinity: JSON has neither."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 # ---- non-finite values ----
 
 
@@ -91,36 +94,28 @@ class Poison(TrainerCallback):
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
 def test_a_non_finite_loss_stops_the_run_and_saves_the_batch(method: str, tiny: Path, tmp_path: Path) -> None:
-    trainer = tracked(method, tiny, tmp_path / "run", max_steps=5)
+    run = tmp_path / "run"
+    trainer = tracked(method, tiny, run, max_steps=5)
     trainer.add_callback(Poison(2))
-    with pytest.raises(
-        RunError,
-        match=r"is not finite in step 3.*not-finite-step-3.*the last checkpoint with `.*--resume .*run",
-    ):
+    with pytest.raises(RunError, match=f"step 3.*{run}/not-finite-step-3.*--resume {run}"):
         trainer.train()
-    saved = tmp_path / "run" / "not-finite-step-3"
-    batch = load_file(saved / "batch-0.safetensors")
-    (texts,) = json.loads((saved / "completions-0.json").read_text())
-    assert batch["0.completion_ids"].shape == batch["0.logps"].shape and len(texts) == GROUP
-    assert batch["0.logps"].isnan().any()
+    batch = load_file(run / "not-finite-step-3" / "batch-0.safetensors")
+    (texts,) = json.loads((run / "not-finite-step-3" / "completions-0.json").read_text())
+    assert batch["0.logps"].isnan().any() and len(texts) == GROUP
     rows = zip(batch["0.completion_ids"], batch["0.completion_mask"], strict=True)
-    ids = {tuple(row[mask.bool()].tolist()) for row, mask in rows}
-    assert ids == {tuple(row) for row in canned_group(2)}
-    assert [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()] == [
-        1,
-        2,
-    ]
+    assert {tuple(row[mask.bool()].tolist()) for row, mask in rows} == {tuple(row) for row in canned_group(2)}
+    assert [line["step"] for line in logged(run)] == [1, 2]
 
 
 def test_a_non_finite_gradient_is_not_applied(tiny: Path, tmp_path: Path) -> None:
-    trainer = tracked("gtpo", tiny, tmp_path / "run", max_steps=5, max_grad_norm=1.0)
+    run = tmp_path / "run"
+    trainer = tracked("gtpo", tiny, run, max_steps=5, max_grad_norm=1.0)
     name, weight = next((n, w) for n, w in trainer.model.named_parameters() if "lora_B" in n)
     weight.register_hook(lambda gradient: gradient * float("inf") if trainer.state.global_step == 1 else gradient)
-    with pytest.raises(RunError, match=r"the gradient \(.*lora_B.*\) is not finite in step 2"):
+    with pytest.raises(RunError, match=r"gradient.*lora_B.*step 2"):
         trainer.train()
-    assert weight.isfinite().all()
-    assert torch.equal(weight.detach(), weights(tmp_path / "run" / "checkpoint-1")[name.replace(".default", "")])
-    assert (tmp_path / "run" / "not-finite-step-2" / "batch-0.safetensors").is_file()
+    assert torch.equal(weight.detach(), weights(run / "checkpoint-1")[name.replace(".default", "")])
+    assert (run / "not-finite-step-2" / "batch-0.safetensors").is_file()
 
 
 def test_with_fp16_the_loss_scaler_handles_non_finite_gradients(tiny: Path, tmp_path: Path) -> None:
@@ -131,63 +126,43 @@ def test_with_fp16_the_loss_scaler_handles_non_finite_gradients(tiny: Path, tmp_
     trainer.args.fp16 = True
     StopOnNonFinite(trainer).on_pre_optimizer_step(trainer.args, **options)
     trainer.args.fp16 = False
-    with pytest.raises(RunError, match="the gradient"):
+    with pytest.raises(RunError):
         StopOnNonFinite(trainer).on_pre_optimizer_step(trainer.args, **options)
-
-
-def strictly(text: str) -> Any:
-    """JSON without NaN and Infinity, which it does not have."""
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 def assert_nothing_saved(run: Path) -> None:
     assert not list(run.glob("checkpoint-*")) and not (run / "best").exists() and not (run / "adapter").exists()
 
 
-@pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_weights_that_an_update_makes_non_finite_are_not_saved(method: str, tiny: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    trainer = tracked(method, tiny, run, max_steps=2, learning_rate=float("inf"))
-    message = (
-        r"the updated weight \(.*lora.*\) is not finite in step 1: .*not-finite-step-1\. Start again with --overwrite"
-    )
-    with pytest.raises(RunError, match=message):
-        trainer.train()
+def test_weights_that_an_update_makes_non_finite_are_not_saved(tiny: Path, tmp_path: Path) -> None:
+    run, settings = tmp_path / "run", {"learning_rate": float("inf"), "max_steps": 2}
+    with pytest.raises(RunError, match=r"weight.*lora.*step 1.*--overwrite"):
+        tracked("gtpo", tiny, run, **settings).train()
     assert_nothing_saved(run)
     assert load_file(run / "not-finite-step-1" / "batch-0.safetensors")["0.completion_ids"].shape[0] == GROUP
-
-
-def test_sft_does_not_save_weights_that_are_not_finite(tiny: Path, tmp_path: Path) -> None:
-    settings = {"learning_rate": float("inf"), "lr_scheduler_type": "constant", "optim": "sgd", "save_steps": 1}
-    trainer = SFTTrainer(
+    settings |= {"lr_scheduler_type": "constant", "optim": "sgd", "save_steps": 1, "report_to": "none"}
+    sft = SFTTrainer(
         model=AutoModelForCausalLM.from_pretrained(tiny),
-        args=SFTConfig(output_dir=str(tmp_path), max_steps=2, bf16=False, use_cpu=True, report_to="none", **settings),
+        args=SFTConfig(output_dir=str(tmp_path / "sft"), bf16=False, use_cpu=True, **settings),
         processing_class=AutoTokenizer.from_pretrained(tiny),
         train_dataset=Dataset.from_dict({"prompt": ["a"] * 8, "completion": ["b"] * 8}),
     )
-    trainer.add_callback(StopOnNonFinite(trainer))
-    with pytest.raises(RunError, match=r"the updated weight \(.*\) is not finite in step 1: the run stops"):
-        trainer.train()
-    assert_nothing_saved(tmp_path)
+    sft.add_callback(StopOnNonFinite(sft))
+    with pytest.raises(RunError, match="step 1"):
+        sft.train()
+    assert_nothing_saved(tmp_path / "sft")
 
 
 @pytest.mark.parametrize(
-    ("value", "what"),
+    ("value", "is_async", "what"),
     [
-        (float("inf"), "the reward mine = inf"),
-        (float("-inf"), "the reward mine = -inf"),
-        (float("nan"), "the reward mine = nan"),
-        (1e30, r"the advantage for a reward of 1e\+30"),  # its square overflows: A = 0 for the whole group
+        (float("inf"), False, "mine = inf"),
+        (float("-inf"), True, "mine = -inf"),
+        (float("nan"), False, "mine = nan"),
+        (1e30, False, r"1e\+30"),  # its square overflows: A = 0 for the whole group
     ],
 )
-@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
-def test_a_non_finite_reward_stops_the_run(
-    value: float, what: str, is_async: bool, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_non_finite_reward_stops_the_run(value: float, is_async: bool, what: str, tiny: Path, tmp_path: Path) -> None:
     def mine(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float | None]:
         return [value if trainer_state.global_step == 1 and row == 3 else float(row % 3) for row in range(GROUP)]
 
@@ -200,17 +175,12 @@ def test_a_non_finite_reward_stops_the_run(
     if is_async:
         trainer.async_loop = asyncio.new_event_loop()
         threading.Thread(target=trainer.async_loop.run_forever, daemon=True).start()
-    with pytest.raises(
-        RunError, match=f"^{what} is not finite in step 2: .*not-finite-step-2.*--resume .*reward function"
-    ):
+    with pytest.raises(RunError, match=f"{what} is not finite in step 2"):
         trainer.train()
-    assert complete(run) == ["checkpoint-1"]
+    assert complete(run) == ["checkpoint-1"] and [line["step"] for line in logged(run)] == [1]
     rows = json.loads((run / "not-finite-step-2" / "rows-0.json").read_text())
     assert len(rows) == GROUP and rows[0].keys() == {"prompt", "completion", "mine"}
-    assert [float(row["mine"]) for row in rows] == pytest.approx(
-        [value if row == 3 else float(row % 3) for row in range(GROUP)], nan_ok=True
-    )
-    assert [strictly(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1]
+    assert float(rows[3]["mine"]) == pytest.approx(value, nan_ok=True) and rows[2]["mine"] == 2.0
 
 
 def test_a_reward_model_that_returns_nan_stops_the_run(tiny: Path, tmp_path: Path) -> None:
@@ -220,86 +190,78 @@ def test_a_reward_model_that_returns_nan_stops_the_run(tiny: Path, tmp_path: Pat
 
     trainer = make_trainer("gtpo", tiny, tmp_path)
     trainer.reward_funcs, trainer.reward_processing_classes = [Scores()], [trainer.processing_class]
-    with pytest.raises(RunError, match="the reward reward_parity = nan is not finite in step 1"):
+    with pytest.raises(RunError, match="reward_parity = nan"):
         trainer.train()
 
 
-def test_a_reward_of_none_leaves_its_completion_out(tiny: Path, tmp_path: Path) -> None:
+def test_none_is_no_reward_and_a_batch_needs_one(tiny: Path, tmp_path: Path) -> None:
+    """TRL alone trains on with rewards of 0."""
     trainer = make_trainer("gtpo", tiny, tmp_path)
-    rewards = [None if row == 3 else float(row % 3) for row in range(GROUP)]
-    trainer.reward_funcs = [checked_reward(lambda **columns: rewards)]
     trainer.model.train()
-    batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
-    assert batch["advantages"][3] == 0 and (batch["advantages"] != 0).sum() > GROUP // 2
-
-
-def test_a_batch_without_a_reward_stops_the_run(tiny: Path, tmp_path: Path) -> None:
-    """A second reward for the same rows is enough; TRL alone trains on with rewards of 0."""
-    trainer = make_trainer("gtpo", tiny, tmp_path)
-    none = checked_reward(lambda **columns: [None] * GROUP)
-    trainer.reward_funcs, trainer.reward_func_names = [none], ["mine"]
-    with pytest.raises(RunError, match=f"^mine returned None for all {GROUP} completions of step 1, so none has a rew"):
-        trainer.train()
-    trainer.reward_funcs, trainer.reward_func_names = (
-        [none, checked_reward(lambda **columns: [1.0] * GROUP)],
-        ["a", "b"],
+    none, some, ones = (
+        checked_reward(lambda values=values, **columns: values)
+        for values in ([None] * GROUP, [None if row == 3 else float(row % 3) for row in range(GROUP)], [1.0] * GROUP)
     )
-    trainer.reward_weights, trainer.reward_processing_classes = torch.ones(2), [None, None]
-    trainer.model.train()
-    batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
-    assert (batch["advantages"] == 0).all()
+
+    def advantages(*functions: Any) -> torch.Tensor:
+        trainer.reward_funcs, trainer.reward_func_names = list(functions), ["mine", "other"][: len(functions)]
+        trainer.reward_weights, trainer.reward_processing_classes = torch.ones(len(functions)), [None] * len(functions)
+        return trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)["advantages"]
+
+    found = advantages(some)
+    assert found[3] == 0 and (found != 0).sum() > GROUP // 2
+    assert (advantages(none, ones) == 0).all()
+    with pytest.raises(RunError, match="mine"):
+        advantages(none)
 
 
-@pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_a_generation_from_nan_probabilities_stops_the_run(method: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_generation_from_nan_probabilities_stops_the_run(tiny: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    trainer = tracked(method, tiny, run, max_steps=2)
-    trainer.__class__ = canned.TRAINERS[method].__mro__[2]  # generates itself
+    trainer = tracked("gtpo", tiny, run, max_steps=2)
+    trainer.__class__ = canned.TRAINERS["gtpo"].__mro__[2]  # generates itself
     next(w for name, w in trainer.model.named_parameters() if "lora_B" in name).data.fill_(1e38)
-    message = r"^the probability of a sampled token is not finite in step 1: .*not-finite-step-1"
-    with pytest.raises(RunError, match=message):
+    with pytest.raises(RunError, match="not-finite-step-1"):
         trainer.train()
     assert_nothing_saved(run)
-    assert "Question" in strictly((run / "not-finite-step-1" / "rows-0.json").read_text())[0]["prompt"]
+    assert "Question" in json.loads((run / "not-finite-step-1" / "rows-0.json").read_text())[0]["prompt"]
 
 
 @pytest.mark.parametrize(
-    "outcome",
+    ("outcome", "error"),
     [
-        RuntimeError("CUDA error: device-side assert triggered"),  # torch.multinomial on a GPU
-        ([[300, 2], [301]], [[None, None], [-0.5]]),  # vLLM, as TRL passes its NaN on
+        (RuntimeError("CUDA error: device-side assert triggered"), RunError),  # torch.multinomial on a GPU
+        (([[300, 2], [301]], [[None, None], [-0.5]]), RunError),  # vLLM, as TRL passes its NaN on
+        (RuntimeError("out of memory"), RuntimeError),
+        (([[300, 2], [301]], [[None, -0.1], [-0.5]]), None),
+        (([[300], [2]], None), None),
     ],
-    ids=["cuda", "vllm"],
 )
 def test_nan_probabilities_on_a_gpu_and_in_vllm(
-    outcome: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    outcome: Any, error: type[Exception] | None, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trl.GRPOTrainer, "_generate_single_turn", Mock(side_effect=[outcome]))
     trainer = make_trainer("gtpo", tiny, tmp_path)
     monkeypatch.setattr(trainer, "_generates_with_transformers", lambda: False)
-    with pytest.raises(RunError, match="the probability of a sampled token is not finite in step 1"):
-        GRPOTrainer._generate_single_turn(trainer, [[300], [301]], None, {}, 2)
-
-
-@pytest.mark.parametrize(
-    "outcome", [RuntimeError("out of memory"), ([[300, 2], [301]], [[None, -0.1], [-0.5]]), ([[300], [2]], None)]
-)
-def test_other_generations_pass(outcome: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trl.GRPOTrainer, "_generate_single_turn", Mock(side_effect=[outcome]))
-    trainer = make_trainer("gtpo", tiny, tmp_path)
-    monkeypatch.setattr(trainer, "_generates_with_transformers", lambda: False)
-    if isinstance(outcome, Exception):
-        with pytest.raises(RuntimeError, match=r"^out of memory$"):
-            GRPOTrainer._generate_single_turn(trainer, [[300], [301]], None, {}, 2)
-    else:
+    with pytest.raises(error) if error else nullcontext() as raised:
         assert GRPOTrainer._generate_single_turn(trainer, [[300], [301]], None, {}, 2) == outcome
+    assert error is None or raised.type is error
+
+
+def test_a_gradient_that_is_not_finite_on_another_process_stops_this_one(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = tracked("gtpo", tiny, tmp_path / "run")
+    before = [weight.detach().clone() for weight in trainer.model.parameters()]
+    monkeypatch.setattr(fault_tolerance, "any_process", lambda here, device: True)
+    with pytest.raises(RunError, match="gradient"):
+        trainer.train()
+    assert all(map(torch.equal, before, trainer.model.parameters()))
 
 
 def test_metrics_contain_no_infinity(tmp_path: Path) -> None:
-    writer, state = MetricsWriter(RunDirectory(tmp_path)), TrainerState(global_step=1)
     logs = {"loss": 0.5, "grad_norm": float("inf"), "mine": float("nan"), "kl": None}  # fp16 logs inf where it skips
-    writer.on_log(None, state, None, logs=logs)
-    assert strictly((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "loss": 0.5, "kl": None}
+    MetricsWriter(RunDirectory(tmp_path)).on_log(None, TrainerState(global_step=1), None, logs=logs)
+    assert logged(tmp_path) == [{"step": 1, "loss": 0.5, "kl": None}]
 
 
 # ---- checkpoints ----
@@ -321,22 +283,25 @@ def test_a_checkpoint_is_valid_only_if_every_file_is_complete(tiny: Path, tmp_pa
     assert not list(run.rglob("training_args.bin"))  # a pickle
 
 
-def test_a_damaged_state_with_a_fitting_manifest_is_not_loaded(tiny: Path, tmp_path: Path) -> None:
+class Hostile:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("executed",)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_no_code_of_a_checkpoint_is_executed(
+    name: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = tracked("gtpo", tiny, tmp_path / "run", max_steps=1)
     trainer.train()
-    checkpoint = tmp_path / "run" / "checkpoint-1"
     trainer.args.max_steps = 2
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
-        whole = (checkpoint / name).read_bytes()
-        for content in (b"", whole[:-9], pickle.dumps(print)):  # no code is run
-            (checkpoint / name).write_bytes(content)
-            write_manifest(checkpoint)
-            with pytest.raises(
-                UsageError, match=rf"checkpoint-1/{name} is damaged or not from a trainer: do not tr"
-            ) as e:
-                train(trainer, str(checkpoint))
-            assert "weights_only" not in str(e.value)
-        (checkpoint / name).write_bytes(whole)
+    checkpoint = tmp_path / "run" / "checkpoint-1"
+    (checkpoint / name).write_bytes(pickle.dumps(Hostile()))
+    write_manifest(checkpoint)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(pickle.UnpicklingError):
+        train(trainer, str(checkpoint))
+    assert not (tmp_path / "executed").exists() and trainer.state.global_step < 2
 
 
 def test_a_checkpoint_needs_the_reference_adapter_too(tiny: Path, tmp_path: Path) -> None:
@@ -348,69 +313,39 @@ def test_a_checkpoint_needs_the_reference_adapter_too(tiny: Path, tmp_path: Path
 
 
 def test_save_total_limit_keeps_the_newest_steps_whatever_the_file_times(tiny: Path, tmp_path: Path) -> None:
-    """Checkpoints dated ahead, as by a copy or a clock that was set back, are still the older ones."""
-    run = tmp_path / "run"
-    trainer = tracked("gtpo", tiny, run, max_steps=4, save_total_limit=2)
-
-    class DateAhead(TrainerCallback):
-        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            ahead = time.time() + 3600 * (10 - state.global_step)
-            os.utime(run / f"checkpoint-{state.global_step}", (ahead, ahead))
-
-    trainer.add_callback(DateAhead())
-    trainer.train()
-    assert complete(run) == ["checkpoint-3", "checkpoint-4"] == [path.name for path in sorted_checkpoints(run)]
-    assert trainer.args.save_total_limit == 2  # as in config.yaml and the model card
-
-
-def test_one_kept_checkpoint_is_deleted_after_the_next_one_is_whole(tiny: Path, tmp_path: Path) -> None:
+    """Checkpoints dated ahead, as by a copy or a clock that was set back; one is deleted after the next is complete."""
     run, seen = tmp_path / "run", []
-    trainer = tracked("gtpo", tiny, run, max_steps=2, save_total_limit=1)
+    trainer = tracked("gtpo", tiny, run, max_steps=3, save_total_limit=1)
 
     class BeforeTheManifest(TrainerCallback):
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             seen.append(complete(run))
+            ahead = time.time() + 3600 * (10 - state.global_step)
+            os.utime(run / f"checkpoint-{state.global_step}", (ahead, ahead))
 
     trainer.callback_handler.callbacks.insert(0, BeforeTheManifest())
     trainer.train()
-    assert seen == [[], ["checkpoint-1"]] and complete(run) == ["checkpoint-2"]
+    assert seen == [[], ["checkpoint-1"], ["checkpoint-2"]] and complete(run) == ["checkpoint-3"]
+    assert trainer.args.save_total_limit == 1  # as in config.yaml and the model card
+    shutil.copytree(run / "checkpoint-3", run / "checkpoint-2")  # complete: a kill came before its deletion
+    train(tracked("gtpo", tiny, run, max_steps=3, save_total_limit=1), str(run / "checkpoint-3"))
+    assert complete(run) == ["checkpoint-3"]
 
 
-def test_a_finished_run_deletes_what_a_kill_left_over_the_limit(tiny: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    tracked("gtpo", tiny, run, max_steps=2, save_total_limit=1).train()
-    shutil.copytree(run / "checkpoint-2", run / "checkpoint-1")  # complete: the kill came before its deletion
-    train(tracked("gtpo", tiny, run, max_steps=2, save_total_limit=1), str(run / "checkpoint-2"))
-    assert complete(run) == ["checkpoint-2"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("grpo", {"beta": 0.04}),  # the reference policy is an adapter too
-        ("grpo", {"optim": "adamw_torch", "lr_scheduler_type": "cosine"}),
-    ],
-    ids=["kl", "adam-and-schedule"],
-)
-def test_a_run_resumed_at_any_step_ends_with_the_same_weights(
-    method: str, settings: dict[str, Any], tiny: Path, tmp_path: Path
-) -> None:
+def test_a_resumed_run_ends_with_the_same_weights_and_metrics(tiny: Path, tmp_path: Path) -> None:
+    """The reference policy is an adapter too; the optimizer and the schedule have states."""
+    settings = {"max_steps": 4, "beta": 0.04, "optim": "adamw_torch", "lr_scheduler_type": "cosine"}
     uninterrupted, restarted = tmp_path / "uninterrupted", tmp_path / "restarted"
-    for directory in (uninterrupted, restarted):
-        tracked(method, tiny, directory, max_steps=6, **settings).train()
-    for step in (1, 2, 3, 4, 5):
-        resumed = tracked(method, tiny, restarted, max_steps=6, **settings)
-        resumed.train(resume_from_checkpoint=str(restarted / f"checkpoint-{step}"))
-        assert same(weights(restarted / "checkpoint-6"), weights(uninterrupted / "checkpoint-6")), step
+    for run in (uninterrupted, restarted):
+        tracked("grpo", tiny, run, **settings).train()
+    tracked("grpo", tiny, restarted, **settings).train(resume_from_checkpoint=str(restarted / "checkpoint-2"))
+    assert same(weights(restarted / "checkpoint-4"), weights(uninterrupted / "checkpoint-4"))
+    times = {"step_time", "tokens_per_second"}
     lines = [
-        [
-            {k: v for k, v in json.loads(line).items() if k not in ("step_time", "tokens_per_second")}
-            for line in (run / "metrics.jsonl").read_text().splitlines()
-        ]
+        [{name: line[name] for name in line.keys() - times} for line in logged(run)]
         for run in (uninterrupted, restarted)
     ]
-    assert len(lines[0]) == 6 and lines[0] == lines[1]
+    assert len(lines[0]) == 4 and lines[0] == lines[1]
 
 
 def test_a_directory_is_replaced_atomically(tmp_path: Path) -> None:
@@ -422,24 +357,26 @@ def test_a_directory_is_replaced_atomically(tmp_path: Path) -> None:
     assert (tmp_path / "best" / "file").read_text() == "new"
 
 
-# ---- signals to a running script ----
+def test_the_token_count_of_a_resumed_run_continues(tmp_path: Path) -> None:
+    trainer = SimpleNamespace()
+    rows = [{"num_tokens": 200.0}, {"num_tokens": 408.0}, {"train_loss": 0.5}]
+    state = TrainerState(global_step=2, log_history=rows)
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
+    CompleteCheckpoints(trainer).on_train_begin(args, state, TrainerControl())
+    assert trainer._total_train_tokens == 408
+
+
+# ---- signals ----
 
 
 class RunningScript:
     """A train script in a separate process, past its second step."""
 
-    def __init__(self, tiny: Path, directory: Path, steps: int = 400) -> None:
+    def __init__(self, tiny: Path, directory: Path) -> None:
         self.directory = directory
         argv = ["--model", tiny, "--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--initial_entropy"]
-        argv += ["0.5", "--max_completion_length", "8", "--max_steps", str(steps), "--output_dir", directory]
-        self.process = subprocess.Popen(
-            [sys.executable, "train_gtpo.py", *argv],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # the tests may run under nohup
-        )
+        argv += ["0.5", "--max_completion_length", "8", "--max_steps", "400", "--output_dir", directory]
+        self.process = subprocess.Popen([sys.executable, "train_gtpo.py", *argv], cwd=ROOT, stderr=subprocess.PIPE)
         while self.steps() < 2:
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.05)
@@ -448,33 +385,23 @@ class RunningScript:
         metrics = self.directory / "metrics.jsonl"
         return metrics.read_text().count("\n") if metrics.exists() else 0
 
-    def stop(self, *numbers: signal.Signals) -> tuple[int, str]:
-        for number in numbers:
-            self.process.send_signal(number)
-            time.sleep(0.3)
-        _, stderr = self.process.communicate(timeout=120)
-        return self.process.returncode, stderr
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR2, 140)],
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR2, 140)])
 def test_a_signal_saves_a_checkpoint_of_the_last_step(
     number: signal.Signals, code: int, tiny: Path, tmp_path: Path
 ) -> None:
     run = RunningScript(tiny, tmp_path / "run")
-    returncode, stderr = run.stop(number)
-    assert returncode == code and "Traceback" not in stderr
+    run.process.send_signal(number)
+    stderr = run.process.communicate(timeout=120)[1].decode()
     steps = run.steps()
-    assert complete(run.directory) == [f"checkpoint-{steps}"]
-    assert f"stopped after step {steps}; continue with: python train_gtpo.py --resume {run.directory}" in stderr
-    assert not (run.directory / "adapter").exists()
+    assert run.process.returncode == code and "Traceback" not in stderr
+    assert f"python train_gtpo.py --resume {run.directory}" in stderr
+    assert complete(run.directory) == [f"checkpoint-{steps}"] and not (run.directory / "adapter").exists()
     resume = [sys.executable, "train_gtpo.py", "--resume", run.directory, "--max_steps", str(steps + 2)]
     subprocess.run(resume, cwd=ROOT, check=True, capture_output=True)
-    lines = [json.loads(line)["step"] for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
-    assert lines == list(range(1, steps + 3)) and (run.directory / "adapter").is_dir()
+    assert [line["step"] for line in logged(run.directory)] == list(range(1, steps + 3))
+    assert (run.directory / "adapter").is_dir()
 
 
 @pytest.mark.slow
@@ -482,255 +409,12 @@ def test_a_run_in_use_is_locked_and_a_killed_run_is_not(tiny: Path, tmp_path: Pa
     run = RunningScript(tiny, tmp_path / "run")
     for flag in ("--resume", "--overwrite"):
         argv = [sys.executable, "train_gtpo.py", "--model", tiny, "--output_dir", run.directory, flag]
-        argv += ["--dataset", "arithmetic"]
-        second = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-        assert second.returncode == 2 and f"{run.directory} is in use by another process" in second.stderr
+        second = subprocess.run([*argv, "--dataset", "arithmetic"], cwd=ROOT, capture_output=True, text=True)
+        assert second.returncode == 2 and str(run.directory) in second.stderr
     run.process.kill()
     run.process.communicate()
     with FileLock(run.directory / "run.lock", timeout=0):  # the OS releases the lock when the process dies
         pass
-
-
-# ---- exit codes and messages ----
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (UsageError("bad input"), 2, "bad input"),
-        (RunError("it stopped"), 1, "it stopped"),
-        (KeyboardInterrupt(), 130, "interrupted"),
-        (OSError(errno.ENOSPC, "No space left on device"), 1, "the disk is full"),
-        (RuntimeError("Error while serializing: I/O error: No space left on device"), 1, "the disk is full"),
-        (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), 1, "the disk is full"),
-        (
-            RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 14656 vs 14548"),
-            1,
-            "the disk is full",
-        ),
-        (OSError(errno.EFBIG, "File too large"), 1, "larger than the disk or `ulimit -f` allows"),
-        (RuntimeError("Error while serializing: I/O error: File too large (os error 27)"), 1, "`ulimit -f`"),
-        (OSError(errno.EROFS, "Read-only file system", "c.png"), 1, "c.png: Read-only file system; was it moved"),
-        (FileNotFoundError(errno.ENOENT, "No such file", "run/metrics.jsonl"), 1, "metrics.jsonl: No such file; was"),
-    ],
-)
-def test_a_script_exits_with_a_one_line_error(
-    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def main() -> None:
-        raise error
-
-    with pytest.raises(SystemExit) as ended:
-        run_script(main)
-    assert ended.value.code == code
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-
-
-# ---- full disk ----
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """``small_disk("2m")`` mounts a file system of that size; later calls resize it."""
-    directory = tmp_path / "disk"
-    directory.mkdir()
-
-    def mount(size: str) -> Path:
-        options = f"remount,size={size}" if directory.is_mount() else f"size={size}"
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", directory], capture_output=True)
-        if mounted.returncode:
-            pytest.skip("mounting a small file system needs root")
-        return directory
-
-    yield mount
-    subprocess.run(["umount", directory], capture_output=True)
-
-
-@pytest.mark.slow
-def test_a_run_stopped_by_a_full_disk_can_be_resumed(tiny: Path, small_disk: Callable[[str], Path]) -> None:
-    run = small_disk("1200k") / "run"  # room for two checkpoints of half a megabyte, not for three
-    argv = [sys.executable, "train_gtpo.py", "--model", tiny, "--dataset", "arithmetic", "--G", "4", "--lora_rank", "4"]
-    argv += ["--prompts_per_step", "1", "--initial_entropy", "0.5", "--max_completion_length", "8", "--save_steps", "1"]
-    argv += ["--max_steps", "5", "--output_dir", run]
-    full = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    assert full.returncode == 1 and "Traceback" not in full.stderr, full.stderr[-2000:]
-    message, _, command = full.stderr.splitlines()[-1].partition("; free some space, then: python ")
-    assert message.startswith("train_gtpo.py: the disk is full (") and command == f"train_gtpo.py --resume {run}"
-    kept = complete(run)
-    assert kept and kept == [f"checkpoint-{step}" for step in range(1, len(kept) + 1)]
-    small_disk("64m")
-    subprocess.run([sys.executable, "train_gtpo.py", "--resume", run], cwd=ROOT, check=True, capture_output=True)
-    lines = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert lines == [1, 2, 3, 4, 5] and (run / "adapter" / "adapter_model.safetensors").is_file()
-
-
-# ---- lost services ----
-
-
-class WandbServer(BaseHTTPRequestHandler):
-    """The part of wandb's API that an online run uses."""
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        request_body = json.loads(body) if self.path == "/graphql" else {}
-        files = request_body.get("variables", {}).get("files") or []
-        upload = f"http://127.0.0.1:{self.server.server_port}/upload"  # type: ignore[attr-defined]
-        project = {"id": "p", "name": "gtpo", "entity": {"id": "e", "name": "me"}}
-        bucket = {"id": "b", "name": "run", "displayName": "run", "config": "{}", "historyLineCount": 0}
-        data = {
-            "viewer": {"id": "u", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}},
-            "serverInfo": {"cliVersionInfo": {"max_cli_version": "99.0"}, "features": []},
-            "upsertBucket": {"bucket": bucket | {"project": project}, "inserted": True},
-            "createRunFiles": {"runID": "b", "files": [{"name": name, "uploadUrl": upload} for name in files]},
-        }
-        answer = json.dumps({"data": data}).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    do_GET = do_PUT = do_POST
-
-
-@pytest.mark.slow
-def test_losing_the_wandb_server_does_not_stop_the_run(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import wandb
-
-    wandb.teardown()  # an earlier test of this process may have read other settings from the environment
-    server = ThreadingHTTPServer(("127.0.0.1", 0), WandbServer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-    finish_timeouts = []
-
-    def short_timeout(finish_timeout: float, **settings: Any) -> Any:
-        finish_timeouts.append(finish_timeout)
-        return Settings(finish_timeout=3, **settings)
-
-    Settings = wandb.Settings
-    monkeypatch.setattr(wandb, "Settings", short_timeout)
-
-    class StopServer(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 2:
-                server.shutdown()
-                server.server_close()
-
-    trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=6, report_to="wandb")
-    trainer.add_callback(StopServer())
-    attach_callbacks(trainer, settings_of(trainer))
-    assert not wandb.run.offline
-    trainer.train()
-    lines = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert lines == [1, 2, 3, 4, 5, 6] and finish_timeouts == [60]
-    assert wandb.run is None  # wandb gave up
-
-
-def test_a_killed_reward_worker_is_replaced(tiny: Path, tmp_path: Path) -> None:
-    rewarded = []
-
-    def graded(completions: Any, **kwargs: Any) -> list[float]:
-        step = trainer.state.global_step
-        texts = [f"<answer>{i}x + {step}x^2</answer>" for i in range(GROUP)]  # all new to the grader
-        scores = accuracy_reward(texts, answer=[f"x({i} + {step if i % 3 else 99}x)" for i in range(GROUP)])
-        rewarded.append(scores)
-        process = worker.shared_worker.process
-        assert process is not None
-        process.kill()
-        process.wait()
-        return scores
-
-    trainer = make_trainer("gtpo", tiny, tmp_path, max_steps=4)
-    trainer.reward_funcs = [graded]
-    timeouts_before = worker.timeouts()
-    trainer.train()
-    assert rewarded == [[10.0 if i % 3 else 0.0 for i in range(GROUP)]] * 4
-    assert worker.timeouts() == timeouts_before
-
-
-# ---- edge cases of groups ----
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["gtpo", "grpo"])
-@pytest.mark.parametrize(
-    "group",
-    [
-        [[2]] * GROUP,  # EOS is the first token
-        [[300]] * GROUP,  # one token, truncated
-        [[2], [300, 2]] * (GROUP // 2),
-        [[300 + row] * 32 for row in range(GROUP)],  # all reach max_completion_length and are truncated
-    ],
-    ids=["eos-first", "one-token", "one-or-two", "truncated"],
-)
-def test_training_on_short_and_truncated_completions(
-    method: str, group: list[list[int]], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(canned, "canned_group", lambda step, size=GROUP: group)
-    trainer = make_trainer(method, tiny, tmp_path, {"entropy_filter": "off"}, max_steps=2)
-    trainer.reward_funcs = [lambda completions, **kwargs: [float(row % 3) for row in range(len(completions))]]
-    after = canned.trained_weights(trainer)
-    assert all(weight.isfinite().all() for weight in after.values())
-    log = trainer.state.log_history[0]
-    lengths = [len(ids) for ids in group]
-    assert log["completion_length"] == sum(lengths) / GROUP
-    assert log["completions/clipped_ratio"] == sum(ids[-1] != 2 for ids in group) / GROUP
-    assert log["grad_norm"] > 0 or group[0] == group[1]  # the same token with both signs: zero gradient
-
-
-@pytest.mark.parametrize("method", ["gtpo", "grpo"])
-def test_a_group_of_equal_rewards_trains_only_the_entropy_term(method: str, tiny: Path, tmp_path: Path) -> None:
-    def train(gtpo: dict[str, Any]) -> bool:
-        trainer = make_trainer(method, tiny, tmp_path, gtpo, max_steps=1)
-        trainer.reward_funcs = [lambda completions, **kwargs: [5.0] * len(completions)]
-        before = {n: w.detach().clone() for n, w in trainer.model.named_parameters() if w.requires_grad}
-        after = canned.trained_weights(trainer)
-        assert trainer.state.log_history[0]["frac_reward_zero_std"] == 1
-        assert trainer.state.log_history[0]["conflict_tokens"] == 0
-        return same(before, after)
-
-    assert train({"gamma": 0.0})
-    assert train({"gamma": 0.1}) is (method == "grpo")
-
-
-@pytest.mark.slow
-def test_training_on_prompts_and_completions_that_fill_the_context(tiny: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    argv = [
-        sys.executable,
-        "train_gtpo.py",
-        "--model",
-        tiny,
-        "--dataset",
-        tmp_path / "long.jsonl",
-        "--reward",
-        "format",
-    ]
-    argv += ["--G", "2", "--prompts_per_step", "1", "--initial_entropy", "0.5", "--max_steps", "1", "--output_dir", run]
-    argv += ["--max_prompt_length", "4088", "--max_completion_length", "8", "--max_seq_length", "4096"]
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-
-    def tokens(length: int) -> int:
-        return len(
-            tokenizer.apply_chat_template(to_messages("q" * length), add_generation_prompt=True, return_dict=False)
-        )
-
-    longest = next(size for size in range(4096, 0, -1) if tokens(size) <= 4088)
-    rows = [{"prompt": "q" * (longest + more)} for more in (0, 1)]
-    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert "1 of 2 prompts dropped: over 4088 tokens" in ended.stderr
-    (line,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert line["completion_length"] <= 8 and line["num_tokens"] > 2 * 4088
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -738,19 +422,13 @@ def test_a_signal_in_the_last_step_does_not_stop_a_finished_run(number: int, cod
     callback = StopOnSignal()
     callback.received = number
     args = SimpleNamespace(device=torch.device("cpu"), output_dir=str(tmp_path))
+    control = TrainerControl()
+    callback.on_step_end(args, TrainerState(), control)
+    assert control.should_save and control.should_training_stop
     with pytest.raises(SystemExit) as ended:
-        callback.on_train_end(args, TrainerState(global_step=4, max_steps=5), TrainerControl())
+        callback.on_train_end(args, TrainerState(global_step=4, max_steps=5), control)
     assert ended.value.code == code
-    callback.on_train_end(args, TrainerState(global_step=5, max_steps=5), TrainerControl())
-
-
-def test_the_token_count_of_a_resumed_run_continues(tmp_path: Path) -> None:
-    trainer = SimpleNamespace()
-    rows = [{"num_tokens": 200.0}, {"num_tokens": 408.0}, {"train_loss": 0.5}]
-    state = TrainerState(global_step=2, log_history=rows)
-    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
-    CompleteCheckpoints(trainer).on_train_begin(args, state, TrainerControl())
-    assert trainer._total_train_tokens == 408
+    callback.on_train_end(args, TrainerState(global_step=5, max_steps=5), control)
 
 
 @pytest.mark.parametrize("ignored", [True, False])
@@ -768,17 +446,6 @@ def test_sighup_stays_ignored_under_nohup(ignored: bool) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_gradient_that_is_not_finite_on_another_process_stops_this_one(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = tracked("gtpo", tiny, tmp_path / "run")
-    before = [weight.detach().clone() for weight in trainer.model.parameters()]
-    monkeypatch.setattr(fault_tolerance, "any_process", lambda here, device: True)
-    with pytest.raises(RunError, match=r"the gradient.* is not finite"):
-        trainer.train()
-    assert all(map(torch.equal, before, trainer.model.parameters()))
-
-
 @pytest.mark.parametrize("fails", [True, False])
 def test_signals_have_their_handlers_again_after_training(fails: bool, tiny: Path, tmp_path: Path) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
@@ -788,7 +455,7 @@ def test_signals_have_their_handlers_again_after_training(fails: bool, tiny: Pat
 
     class Note(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            during.append(signal.getsignal(signal.SIGTERM))
+            during.extend(signal.getsignal(number) for number in numbers)
 
     trainer.add_callback(Note())
     if fails:
@@ -796,7 +463,7 @@ def test_signals_have_their_handlers_again_after_training(fails: bool, tiny: Pat
     with pytest.raises(RunError) if fails else nullcontext():
         train(trainer, None)
     assert before == [signal.getsignal(number) for number in numbers]
-    assert len(during) == 2 and before[1] not in during
+    assert len(during) == 8 and before[1] not in during
 
 
 def test_a_second_signal_is_not_caught() -> None:
@@ -827,3 +494,74 @@ def test_the_signal_of_slurm_never_exits_immediately(numbers: tuple[signal.Signa
     finally:
         callback.restore()
     assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)]
+
+
+# ---- exit codes ----
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (UsageError("bad input"), 2, "bad input"),
+        (RunError("it stopped"), 1, "it stopped"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "disk"),
+        (RuntimeError("Error while serializing: I/O error: No space left on device"), 1, "disk"),
+        (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), 1, "disk"),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 14656 vs 14548"), 1, "disk"),
+        (OSError(errno.EFBIG, "File too large"), 1, "ulimit -f"),
+        (RuntimeError("Error while serializing: I/O error: File too large (os error 27)"), 1, "ulimit -f"),
+        (OSError(errno.EROFS, "Read-only file system", "c.png"), 1, "c.png"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "run/metrics.jsonl"), 1, "metrics.jsonl"),
+    ],
+)
+def test_a_script_exits_with_a_one_line_error(
+    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_script(Mock(side_effect=error))
+    assert ended.value.code == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+# ---- edge cases of groups ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["gtpo", "grpo"])
+@pytest.mark.parametrize(
+    "group",
+    [
+        [[2]] * GROUP,  # EOS is the first token
+        [[300]] * GROUP,  # one token, truncated
+        [[2], [300, 2]] * (GROUP // 2),
+        [[300 + row] * 32 for row in range(GROUP)],  # all reach max_completion_length and are truncated
+    ],
+    ids=["eos-first", "one-token", "one-or-two", "truncated"],
+)
+def test_training_on_short_and_truncated_completions(
+    method: str, group: list[list[int]], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(canned, "canned_group", lambda step, size=GROUP: group)
+    trainer = make_trainer(method, tiny, tmp_path, {"entropy_filter": "off"}, max_steps=2)
+    trainer.reward_funcs = [lambda completions, **kwargs: [float(row % 3) for row in range(len(completions))]]
+    after = canned.trained_weights(trainer)
+    assert all(weight.isfinite().all() for weight in after.values())
+    log = trainer.state.log_history[0]
+    assert log["completion_length"] == sum(map(len, group)) / GROUP
+    assert log["completions/clipped_ratio"] == sum(ids[-1] != 2 for ids in group) / GROUP
+    assert log["grad_norm"] > 0 or group[0] == group[1]  # the same token with both signs: zero gradient
+
+
+@pytest.mark.parametrize(("method", "gamma"), [("gtpo", 0.0), ("gtpo", 0.1), ("grpo", 0.1)])
+def test_a_group_of_equal_rewards_trains_only_the_entropy_term(
+    method: str, gamma: float, tiny: Path, tmp_path: Path
+) -> None:
+    trainer = make_trainer(method, tiny, tmp_path, {"gamma": gamma}, max_steps=1)
+    trainer.reward_funcs = [lambda completions, **kwargs: [5.0] * len(completions)]
+    before = {n: w.detach().clone() for n, w in trainer.model.named_parameters() if w.requires_grad}
+    after = canned.trained_weights(trainer)
+    assert trainer.state.log_history[0]["frac_reward_zero_std"] == 1
+    assert trainer.state.log_history[0]["conflict_tokens"] == 0
+    assert same(before, after) is (method == "grpo" or gamma == 0)

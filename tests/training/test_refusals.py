@@ -1,65 +1,108 @@
-"""What a trainer refuses before a model is loaded: by its arguments, and by the config of the model."""
+"""What a trainer refuses by name: settings, arguments and models that the loss would ignore."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trl
 from datasets import Dataset
-from peft import PromptTuningConfig
+from helpers.canned import make_trainer
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOConfig
 
 from gtpo.errors import UsageError
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
-ROWS = Dataset.from_dict({"prompt": ["a"]})
+
+def config(folder: Path, **values: Any) -> GRPOConfig:
+    """A config whose values TRL itself has not checked."""
+    args = GRPOConfig(output_dir=str(folder), loss_type="grpo", use_bias_correction_kl=False, bf16=False, use_cpu=True)
+    for name, value in values.items():
+        setattr(args, name, value)
+    return args
+
+
+def build(folder: Path, model: Any, tokenizer: Any = None, **arguments: Any) -> Any:
+    given = {"train_dataset": Dataset.from_dict({"prompt": ["a"] * 8}), "args": config(folder), **arguments}
+    return GRPOTrainer(model, [lambda completions, **_: [0.0] * len(completions)], processing_class=tokenizer, **given)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"train_dataset": ROWS.to_iterable_dataset()},
-            "^IterableDataset is not supported: expected a datasets.Dataset, not streamed",
-        ),
-        ({"train_dataset": [{"prompt": "a"}]}, "^list is not supported: expected a datasets.Dataset"),
-        ({"eval_dataset": ROWS.to_iterable_dataset()}, "^IterableDataset is not supported"),
-        ({"eval_dataset": {"easy": ROWS, "hard": ROWS.to_iterable_dataset()}}, "^IterableDataset is not supported"),
-        ({"eval_dataset": ROWS.add_column("images", [["a.png"]])}, "^a dataset has images, which are not supported"),
-        (
-            {"train_dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}])},
-            "^a dataset has images, which are not supported",
-        ),
-        ({"tools": [print]}, "^tools not supported: TRL's GRPOTrainer has it"),
-        ({"environment_factory": object}, "^environment_factory not supported"),
-        ({"rollout_func": print}, "^rollout_func not supported"),
-        ({"peft_config": PromptTuningConfig()}, "^PromptTuningConfig puts virtual tokens before the prompt"),
-    ],
+    ("name", "value"),
+    {
+        "loss_type": "cispo",
+        "importance_sampling_level": "sequence",
+        "scale_rewards": "std",
+        "multi_objective_aggregation": "sum",
+        "delta": 2.0,
+        "off_policy_mask_threshold": 0.5,
+        "use_bias_correction_kl": True,
+        "use_liger_kernel": True,
+        "entropy_coef": 0.1,
+        "use_adaptive_entropy": True,
+        "top_entropy_quantile": 0.5,
+        "mask_truncated_completions": True,
+    }.items(),
 )
-def test_what_the_loss_would_ignore_is_refused_before_a_model_is_loaded(
-    given: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    args = GRPOConfig(output_dir=str(tmp_path), loss_type="grpo", bf16=False, use_cpu=True, report_to="none")
-    arguments = {"train_dataset": ROWS, **given}
-    with pytest.raises(UsageError, match=message):
-        GTPOTrainer(model="no model is loaded", reward_funcs=[], args=args, **arguments)
+def test_a_setting_that_changes_the_loss_is_refused(name: str, value: object, tmp_path: Path) -> None:
+    args = config(tmp_path, beta=0.04)
+    GRPOTrainer.check_settings(args)
+    setattr(args, name, value)
+    with pytest.raises(UsageError, match=name):
+        GRPOTrainer.check_settings(args)
+    GRPOTrainer.check_settings(config(tmp_path, use_bias_correction_kl=True))  # without a KL term
+
+
+@pytest.mark.parametrize(("name", "value"), {"beta": 0.04, "epsilon": 0.3, "epsilon_high": 0.28}.items())
+def test_gtpo_refuses_kl_and_clipping(name: str, value: float, tiny: Path, tmp_path: Path) -> None:
+    GRPOTrainer.check_settings(config(tmp_path, **{name: value}))
+    with pytest.raises(UsageError, match=name):
+        make_trainer("gtpo", tiny, tmp_path, **{name: value})
+
+
+def test_unsloth_takes_the_correction_of_the_sampler_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = config(tmp_path, use_vllm=True)
+    GRPOTrainer.check_settings(args)
+    monkeypatch.setattr(trl, "GRPOTrainer", type("UnslothGRPOTrainer", (), {}))
+    with pytest.raises(UsageError, match="vllm_importance_sampling_correction"):
+        GRPOTrainer.check_settings(args)
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("name", "value"),
     [
-        ({"model_type": "qwen3_moe", "router_aux_loss_coef": 0.001}, "^qwen3_moe models add a router loss"),
-        ({"model_type": "falcon_h1", "lm_head_multiplier": 0.5}, "^falcon_h1 models have lm_head_multiplier = 0.5"),
+        ("tools", [print]),
+        ("environment_factory", object),
+        ("rollout_func", print),
+        ("peft_config", PromptTuningConfig()),
     ],
 )
-def test_a_model_is_refused_by_its_config_alone(config: dict[str, Any], message: str, tmp_path: Path) -> None:
-    """The directory has no weights: to load them is another error."""
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    args = GRPOConfig(output_dir=str(tmp_path), loss_type="grpo", bf16=False, use_cpu=True, report_to="none")
-    with pytest.raises(UsageError, match=message):
-        GRPOTrainer(model=str(tmp_path), reward_funcs=[], args=args, train_dataset=ROWS)
-    with pytest.raises(UsageError, match=message):
-        GRPOTrainer.check_model(str(tmp_path), args)
-    if "router_aux_loss_coef" in config:
-        args.router_aux_loss_coef = 0.0
-        GRPOTrainer.check_model(str(tmp_path), args)
+def test_what_the_loss_would_ignore_is_refused_before_a_model_is_loaded(name: str, value: Any, tmp_path: Path) -> None:
+    expected = "PromptTuningConfig" if name == "peft_config" else name
+    with pytest.raises(UsageError, match=expected):
+        GTPOTrainer("no model is loaded", [], config(tmp_path), **{name: value})
+
+
+def test_models_whose_loss_or_logits_are_others_are_refused(tiny: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    with pytest.raises(UsageError, match="lm_head"):
+        model = AutoModelForCausalLM.from_pretrained(tiny)
+        build(tmp_path, get_peft_model(model, LoraConfig(target_modules=["lm_head"])), tokenizer)
+    scaled = AutoModelForCausalLM.from_pretrained(tiny)
+    scaled.config.lm_head_multiplier = 2.0
+    with pytest.raises(UsageError, match="lm_head_multiplier"):
+        build(tmp_path, scaled, tokenizer)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes |= {"moe_intermediate_size": 16, "num_experts": 2, "num_experts_per_tok": 1, "vocab_size": 519}
+    experts = Qwen3MoeForCausalLM(Qwen3MoeConfig(router_aux_loss_coef=0.001, **sizes))
+    for coefficient in (None, 0.001):  # the model's, and the trainer's
+        with pytest.raises(UsageError, match="router_aux_loss_coef"):
+            build(tmp_path, experts, tokenizer, args=config(tmp_path, router_aux_loss_coef=coefficient))
+    assert not build(tmp_path, experts, tokenizer, args=config(tmp_path, router_aux_loss_coef=0.0)).aux_loss_enabled
+
+
+def test_several_gpus_in_one_process_are_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GRPOConfig, "n_gpu", 2)
+    with pytest.raises(UsageError, match="2 GPUs"):
+        make_trainer("grpo", tiny, tmp_path)
