@@ -35,7 +35,7 @@ def main() -> None:
     rows, held_out = load_rows(settings)
     rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), (held_out or rows).column_names)
     if settings.run.dry_run:
-        return print(describe_dry_run(settings, backend, len(rows), len(held_out or ())), end="")
+        return print(describe_dry_run(settings, backend, len(rows)), end="")
     checkpoint = check_run(settings, len(rows))
     policy, tokenizer = load_policy(settings, backend)
     rewards = with_prefill(rewards, assistant_prefill(tokenizer, settings.prompt))

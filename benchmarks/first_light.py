@@ -47,9 +47,8 @@ from checks import (  # noqa: E402
     metrics_of,
 )
 
-from gtpo.files import CONFIGS, read_yaml, write_atomically  # noqa: E402
+from gtpo.files import CONFIGS, write_atomically  # noqa: E402
 from gtpo.models.memory import GIB, estimate, shape_of  # noqa: E402
-from gtpo.models.workload import Workload, step_seconds  # noqa: E402
 
 LEAST_COSINE = 0.98  # of the gradient of a LoRA matrix in 16 bits with that in float64
 MAX_GAP = 0.2  # nats per token between trainer and sampler; bfloat16 engines differ by a few hundredths
@@ -432,7 +431,7 @@ def timed(run: Path) -> dict[str, Any]:
         "longest": longest,
         "tokens_per_second": settings["num_generations"] * row.get("completion_length", longest) / seconds,
         "micro_batches": settings["gradient_accumulation_steps"],
-        "plan_gib": estimate(shape_of(settings["model"]), Workload.of(settings)),
+        "plan_gib": estimate(shape_of(settings["model"]), settings),
         "peak_gib": phases.get("used_gib"),
         "peak_gib_by_phase": phases["peak"],
     }
@@ -586,25 +585,11 @@ def _cells(run: Mapping[str, Any]) -> list[str]:
     return [f"{run['seconds_of_a_step']:.1f} ({phases})", *numbers]
 
 
-def hours_table(rates: Mapping[str, Any]) -> str:
-    """The hours of one epoch by model, dataset and G, from the section ``paper`` of configs/experiments.yaml."""
-    lines = ["| one epoch | G = 8 | G = 12 |", "|---|---|---|"]
-    for model in rates["seconds_per_token"]:
-        for dataset, steps in rates["steps"].items():
-            most = [steps * (step_seconds(rates, model, dataset, group) or 0) / 3600 for group in (8, 12)]
-            cells = [f"{hours / rates['speedup'][model]:.0f} to {hours:.0f} h" for hours in most]
-            lines.append(f"| {model}, {dataset} | {' | '.join(cells)} |")
-    least, most_t4 = (rates["steps"]["gsm8k"] * seconds / 3600 for seconds in rates["seconds_per_step_t4"])
-    lines.append(f"| qwen, gsm8k on a T4 | {least:.0f} to {most_t4:.0f} h | |")
-    return "\n".join(lines)
-
-
 def gpu_page(text: str, reports: Sequence[Mapping[str, Any]]) -> str:
-    """docs/gpu.md with its two tables."""
+    """docs/gpu.md with the table of the stages."""
     from study.page import fill
 
-    text = fill(text, "measured", measured_table(reports))
-    return fill(text, "hours", hours_table(read_yaml(CONFIGS / "experiments.yaml")["paper"]))
+    return fill(text, "measured", measured_table(reports))
 
 
 def stored_reports() -> list[dict[str, Any]]:

@@ -313,7 +313,7 @@ class RunArguments:
     merge: Literal["none", "16bit"] = option(
         "none", "16bit: also write merged/, base and adapter as one standalone model."
     )
-    dry_run: bool = option(False, "Print steps, hours, disk, expected memory and changed settings, and exit.")
+    dry_run: bool = option(False, "Print steps, disk, expected memory and changed settings, and exit.")
     push_to_hub: bool = field(default=False, init=False)  # TRL's flag; its trainer would upload every checkpoint
 
 

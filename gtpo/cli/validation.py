@@ -12,8 +12,7 @@ from typing import Any
 
 from gtpo.arguments import AT_LEAST_1, NOT_NEGATIVE, Check, check_eval_batch, check_fields
 from gtpo.errors import UsageError
-from gtpo.models.backend import gpu_is_available, is_installed
-from gtpo.models.workload import Workload
+from gtpo.models.backend import gpu_is_available, is_installed, plans_unsloth
 
 EVALUATIONS = 10  # of a run, unless --eval_steps is given
 _SEED: Check = (lambda x: 0 <= x < 2**32, "0 to 4,294,967,295")
@@ -158,7 +157,7 @@ def check_values(values: Mapping[str, Any]) -> None:
 
 def _trains_with_unsloth(values: Mapping[str, Any]) -> bool:
     """Also for a plan made where there is no GPU."""
-    return Workload.of(values).is_unsloth and (values["dry_run"] or gpu_is_available())
+    return plans_unsloth(values) and (values["dry_run"] or gpu_is_available())
 
 
 def _check_reporters(reporters: Sequence[str] | str) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 from gtpo.arguments import MODEL_ALIASES, EvaluationArguments, PromptArguments, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.models.backend import gpu_is_available, is_installed
-from gtpo.models.files import check_model_files
-from gtpo.models.hub import is_hub_id
+from gtpo.models.hub import check_model_files, is_hub_id
 from gtpo.models.load import resolve_model
 from gtpo.runs.directory import OUTPUTS, RunDirectory, find_runs, label_of
 

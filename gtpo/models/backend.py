@@ -10,7 +10,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+from typing import Any
 
 from gtpo.errors import UsageError
 
@@ -125,11 +126,7 @@ def _capability() -> tuple[int, int]:
 
 
 def choose_training_backend(backend: str = "auto", model: str | None = None) -> str:
-    """ "unsloth" or "transformers".
-
-    Args:
-        backend: auto, unsloth or transformers; auto is Unsloth on a GPU, except for the tiny model.
-        model: As for ``--model``.
+    """ "unsloth" or "transformers"; ``auto`` is Unsloth on a GPU, except for the tiny model.
 
     Raises:
         UsageError: If the backend is unknown.
@@ -141,15 +138,14 @@ def choose_training_backend(backend: str = "auto", model: str | None = None) -> 
     return backend
 
 
+def plans_unsloth(values: Mapping[str, Any]) -> bool:
+    """Whether Unsloth trains a run with these settings on the machine that they are for, which may be another one."""
+    automatic = not values["use_cpu"] and values["model"] != "tiny"
+    return bool(values["backend"] == "unsloth" or (values["backend"] == "auto" and automatic))
+
+
 def load_backend(backend: str = "auto", model: str | None = None) -> str:
     """Choose a backend, and import Unsloth if it is chosen. Call it before trl, transformers and peft are imported.
-
-    Args:
-        backend: As for :func:`choose_training_backend`.
-        model: As for :func:`choose_training_backend`.
-
-    Returns:
-        "unsloth" or "transformers".
 
     Raises:
         UsageError: If the backend is unknown, the GPU too old, or Unsloth is chosen and cannot run or is imported too
@@ -172,8 +168,6 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
         raise UsageError(
             f"{sorted(early_imports)[0]} was imported before Unsloth, which patches it: call load_backend() first."
         )
-    if os.environ.get("UNSLOTH_VLLM_STANDBY") == "1":
-        logger.warning("UNSLOTH_VLLM_STANDBY=1: Unsloth sets its own GPU memory share and ignores yours")
     import unsloth  # noqa: F401  (imported for its side effects)
     from trl import GRPOTrainer
 

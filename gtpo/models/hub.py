@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -26,15 +27,26 @@ def hub_is_reachable() -> bool:
 
 
 def is_cached(model: str, copy: bool = False) -> bool:
-    """Whether the cache has all weights of a Hub model.
+    """Whether the cache has all weights of a Hub model, or with ``copy`` those of a 4-bit copy of Unsloth."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    Args:
-        model: Hub id.
-        copy: A 4-bit copy of Unsloth counts too.
-    """
-    owner, name = model.split("/")
-    folders = [f"models--{owner}--{name}", *([f"models--unsloth--*{name}*bnb-4bit"] if copy else [])]
-    return any(_is_complete(snapshot) for folder in folders for snapshot in _cache().glob(f"{folder}/snapshots/*"))
+    name = model.rpartition("/")[2]
+    copies = f"{name}-unsloth-bnb-4bit", f"{name}-bnb-4bit", f"Meta-{name}-bnb-4bit"
+    for repository in (model, *(f"unsloth/{copied}" for copied in copies if copy)):
+        try:
+            found = snapshot_download(repository, allow_patterns=["*.safetensors*"], local_files_only=True)
+        except LocalEntryNotFoundError:
+            continue
+        if _is_complete(Path(found)):
+            return True
+    return False
+
+
+def _is_complete(snapshot: Path) -> bool:
+    index = snapshot / "model.safetensors.index.json"
+    files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    return all((snapshot / name).is_file() for name in files)
 
 
 def check_access(model: str, copy: bool = False) -> str | None:
@@ -62,42 +74,18 @@ def check_access(model: str, copy: bool = False) -> str | None:
     return None
 
 
-def check_disk(model: str, size: float) -> str | None:
-    """Whether the weights fit on the disk of the Hub's cache.
-
-    Args:
-        model: Hub id.
-        size: Bytes of its weights.
-    """
-    cache = _cache()
-    disk = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
+def check_cache(size: float = 0) -> str | None:
+    """Whether so many bytes can be written to the Hub's cache; huggingface_hub need not be installed."""
+    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME', '~/.cache')}/huggingface"
+    cache = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+    disk = next(folder for folder in (cache, *cache.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(disk).free
-    if size <= free:
-        return None
-    return (
-        f"the weights of {model} take {size / GB:.1f} GB and {cache} has {free / GB:.1f} GB left: free some space, or "
-        "`export HF_HOME=DIRECTORY` on a larger disk."
-    )
-
-
-def not_reachable(model: str) -> str:
-    """The sentence for a model that is neither cached nor reachable."""
-    return (
-        f"{model} is not in the cache of the Hub ({_cache()}) and the Hub cannot be reached: check the network and "
-        f"HF_HUB_OFFLINE, or `hf download {model}` on another machine and copy its cache."
-    )
-
-
-def _cache() -> Path:
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE)
-
-
-def _is_complete(snapshot: Path) -> bool:
-    index = snapshot / "model.safetensors.index.json"
-    files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
-    return all((snapshot / name).is_file() for name in files)
+    other = "`export HF_HOME=DIRECTORY` of another disk."
+    if not os.access(disk, os.W_OK):
+        return f"{disk}, the cache of the Hub, is not writable: {other}"
+    if size > free:
+        return f"the weights take {size / GB:.1f} GB and {cache} has {free / GB:.1f} GB left: free some, or {other}"
+    return None
 
 
 def check_model_name(name: str) -> None:
@@ -118,3 +106,22 @@ def check_model_name(name: str) -> None:
 def is_hub_id(model: str) -> bool:
     """Whether a model is named as on the Hub, ``owner/name``, and is not a local path."""
     return model.count("/") == 1 and not model.startswith((".", "/", "~")) and not Path(model).is_dir()
+
+
+def check_model_files(directory: Path) -> None:
+    """Read the headers of a model's or an adapter's weights. Pickled ones are refused: unpickling runs their code.
+
+    Raises:
+        UsageError: If there are only pickled weights, or a file is incomplete or damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    weights, pickled = sorted(directory.glob("*.safetensors")), sorted(directory.glob("*model*.bin"))
+    if pickled and not weights:
+        raise UsageError(f"{pickled[0]} is a pickle, which can run code when it is loaded: expected safetensors.")
+    for path in weights:
+        try:
+            with safe_open(path, framework="pt"):
+                pass  # the header has the size of the file
+        except SafetensorError as error:
+            raise UsageError(f"{path} is incomplete or damaged ({error}): download or save it again.") from error

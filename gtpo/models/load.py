@@ -3,18 +3,15 @@
 import errno
 import logging
 import os
-import sys
-import traceback
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Settings
 from gtpo.data.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
-from gtpo.errors import UsageError, command_again, first_line, nearest
-from gtpo.models.backend import gpu_is_available, is_installed
-from gtpo.models.files import check_model_files
-from gtpo.models.hub import check_model_name, hub_is_reachable
+from gtpo.errors import UsageError, first_line, nearest
+from gtpo.models.backend import gpu_is_available
+from gtpo.models.hub import check_model_files, check_model_name, hub_is_reachable
 from gtpo.models.tiny import TINY_BASE, is_tiny_path
 from gtpo.processes import IS_MAIN_PROCESS
 
@@ -61,10 +58,7 @@ def build_policy(
     _check_target_modules(model, arguments, path)
     rank = arguments.lora_rank
     lora = LoraConfig(r=rank, lora_alpha=rank, target_modules=arguments.target_modules, task_type="CAUSAL_LM")
-    try:
-        policy = get_peft_model(model, lora)
-    except ValueError as error:
-        raise UsageError(f"--lora_target_modules: PEFT cannot adapt {path}: {first_line(error)}.") from error
+    policy = get_peft_model(model, lora)
     _prepare_saving(policy)
     return policy, tokenizer
 
@@ -114,8 +108,7 @@ def load_base(
         prompt: Chat template and its arguments; None: the tokenizer's own.
 
     Raises:
-        UsageError: If the model cannot be loaded, its weights are pickled, damaged or not finite, or for 4-bit weights
-            without a GPU or bitsandbytes.
+        UsageError: If the model cannot be loaded, its weights are pickled, or for 4-bit weights without a GPU.
     """
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -127,8 +120,6 @@ def load_base(
     if load_in_4bit:
         if not gpu_is_available():
             raise UsageError("--load_in_4bit needs a GPU and PyTorch sees none: set --load_in_4bit false.")
-        if not is_installed("bitsandbytes"):
-            raise UsageError("--load_in_4bit needs bitsandbytes: `pip install -r requirements.txt`.")
         half = torch.bfloat16 if has_bf16 else torch.float16
         options = {
             "dtype": half,
@@ -212,10 +203,8 @@ def resolve_model(name: str) -> str:
 def source_options(path: str) -> dict[str, bool]:
     """Options of ``from_pretrained`` that say where it looks: only in the cache if the Hub cannot be reached.
 
-    The files of a local directory are checked first.
-
     Raises:
-        UsageError: If a local file is damaged, or weights are pickled.
+        UsageError: If a local directory has pickled weights.
     """
     if Path(path).is_dir():
         check_model_files(Path(path))
@@ -223,12 +212,13 @@ def source_options(path: str) -> dict[str, bool]:
     return {"local_files_only": not hub_is_reachable()}
 
 
-def why_not_loaded(path: str, error: Exception) -> Exception:
+def why_not_loaded(path: str, error: Exception, hint: str = "") -> Exception:
     """The error to raise where a model cannot be loaded: a UsageError, or ``error`` where memory or disk is full.
 
     Args:
         path: Hub id or local directory.
         error: What ``from_pretrained`` raised.
+        hint: What to try, at the end of the sentence.
     """
     import torch
 
@@ -237,22 +227,11 @@ def why_not_loaded(path: str, error: Exception) -> Exception:
     text = " ".join(str(error).split())
     # Unsloth says what AutoConfig and what PeftConfig raised.
     text = text.partition("AutoConfig error: ")[2].partition(" PeftConfig error: ")[0] or text
-    text = next((told for words, told in _REASONS.items() if words in text), text)
-    reason = (text if len(text) < 200 else f"{text[:200]}...").removesuffix(".") or type(error).__name__
-    expected = "tiny, smol, llama, qwen, a Hub id or a directory with a config.json"
-    return UsageError(f"cannot load model {path!r}: {reason}. Expected {expected}.")
-
-
-_NOT_FOUND = "it is not a directory, and not a model on the Hub that you can read (a private one needs `hf auth login`)"
-_REASONS = {  # words of Transformers -> what they mean
-    "gated repo": "it is gated, accept its license on the Hub, then `hf auth login` or set HF_TOKEN",
-    "trust_remote_code": "it contains its own Python code, which is not executed, use an architecture of Transformers",
-    "ignore_mismatched_sizes": "its weights do not have the shapes of its config.json",
-    "is not a valid model identifier": _NOT_FOUND,
-    "Repo id must be in the form": _NOT_FOUND,
-    "Unrecognized model in": "it has no config.json with a model_type",
-    "couldn't connect": "it is not a directory, not in the cache of the Hub, and the Hub cannot be reached",
-}
+    if "gated repo" in text:
+        text = "it is gated, accept its license on the Hub, then `hf auth login` or set HF_TOKEN"
+    elif "trust_remote_code" in text:
+        text = "it contains its own Python code, which is not executed, use an architecture of Transformers"
+    return UsageError(f"cannot load model {path!r}: {text[:300] or type(error).__name__}{hint}")
 
 
 def _load_unsloth(
@@ -273,7 +252,8 @@ def _load_unsloth(
             gpu_memory_utilization=arguments.gpu_memory_utilization,
         )
     except Exception as error:
-        raise (_why_vllm_does_not_start(error) or why_not_loaded(path, error)) from error
+        hint = "; --use_vllm false trains without vLLM" if use_vllm else ""
+        raise why_not_loaded(path, error, hint) from error
     _check_embedding_rows(model, path)
     rows = len(model.get_input_embeddings().weight)
     prepare_tokenizer(tokenizer, path, rows, prompt)
@@ -307,11 +287,7 @@ def _check_embedding_rows(model: Any, path: str) -> None:
     from transformers import AutoConfig
 
     source = path if Path(path).is_dir() else model.config._name_or_path  # a copy of Unsloth's, in the cache by now
-    try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError):
-        logger.debug("no config.json of %s to compare the embedding with", source)
-        return
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=True)
     rows, expected = len(model.get_input_embeddings().weight), config.get_text_config().vocab_size
     if rows != expected:
         raise UsageError(
@@ -328,13 +304,3 @@ def _check_engine_length(model: Any, max_seq_length: int) -> None:
             f"vLLM has memory for {length} tokens of prompt and completion, not for --max_seq_length {max_seq_length}: "
             f"raise --gpu_memory_utilization, or add `--max_seq_length {length}` and lower --max_prompt_length."
         )
-
-
-def _why_vllm_does_not_start(error: Exception) -> UsageError | None:
-    """None where neither vLLM raised nor Unsloth's code that starts it: a wrong path or a gated model."""
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if not any(name == "unsloth_zoo.vllm_utils" or name.partition(".")[0] == "vllm" for name in modules):
-        return None
-    script = Path(sys.argv[0]).name.startswith("train_")  # not in a notebook
-    command = command_again("--use_vllm", "false") if script else "--use_vllm false"
-    return UsageError(f"vLLM does not start ({first_line(error)[:200]}); train without it: {command}")

@@ -13,7 +13,6 @@ from typing import Any
 from gtpo.data.sources import BENCHMARKS
 from gtpo.errors import UsageError, nearest
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.models.workload import step_seconds
 from gtpo.runs.checkpoints import latest_complete
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of
 
@@ -220,12 +219,14 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
         flags = _as_argv(settings)
         cost = matrix[scale]["minutes"][method] * settings["max_steps"] / base["max_steps"]
     else:
-        path = Path("configs") / "paper" / f"{name}.yaml"
-        settings = read_yaml(CONFIGS / "paper" / path.name)
-        flags = ["--config", str(path)]
+        settings = read_yaml(CONFIGS / "paper" / f"{name}.yaml")
+        flags = ["--config", f"configs/paper/{name}.yaml"]
         model, dataset, rates = settings["model"], settings["dataset"], matrix["paper"]
-        seconds = step_seconds(rates, model, dataset, settings.get("num_generations", 1))
-        cost = rates["steps"][dataset] * (seconds or rates["seconds_per_solution"][model]) / 3600
+        seconds = rates["seconds_per_solution"][model]
+        if method != "sft":  # the longest completion of a step, then loss and backward of each
+            group, each = settings["num_generations"], rates["seconds_per_micro_batch"][model]
+            seconds = rates["longest_completion"][dataset][group] * rates["seconds_per_token"][model] + group * each
+        cost = rates["steps"][dataset] * seconds / 3600
     argv = (f"train_{method}.py", *flags, "--seed", str(seed), "--output_dir", str(run.path))
     first = matrix[scale].get("first", name)
     after = () if first == name else (experiment(matrix, scale, first, 1),)

@@ -153,16 +153,6 @@ def test_the_table_of_a_report() -> None:
     ]
 
 
-def test_hours_by_hand() -> None:
-    """LLaMA, MATH, G = 12: 7,500 steps of 1,150 tokens at 47 ms and 12 micro-batches of 0.8 s."""
-    rates = yaml.safe_load(EXPERIMENTS.read_text())["paper"]
-    most = 7500 * (1150 * 0.047 + 12 * 0.8) / 3600
-    assert f"| llama, math | 51 to 101 h | {most / 2:.0f} to {most:.0f} h |" in first_light.hours_table(rates)
-    assert f"| qwen, gsm8k on a T4 | {7473 * 47 / 3600:.0f} to {7473 * 57 / 3600:.0f} h | |" in first_light.hours_table(
-        rates
-    )
-
-
 def test_measured_rates_replace_those_of_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """40 ms per token (20 s for 500) and 0.5 s per micro-batch (6 s for 12)."""
     configs = tmp_path / "configs"

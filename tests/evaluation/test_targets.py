@@ -123,7 +123,7 @@ def test_the_adapter_names_its_base_model(outputs: Path, tiny: Path) -> None:
     (older.adapter / "adapter_model.safetensors").rename(older.adapter / "adapter_model.bin")
     with pytest.raises(UsageError, match=r"older/adapter has no adapter_model.safetensors: save it again with PEFT"):
         base_model([older], None)
-    with pytest.raises(UsageError, match=r"older/adapter has its weights in adapter_model.bin, a pickle"):
+    with pytest.raises(UsageError, match=r"older/adapter/adapter_model.bin is a pickle"):
         find_targets(["outputs/older"], None)
 
 

@@ -1,6 +1,5 @@
 """Backend selection, and the errors raised before anything is loaded; how idle threads wait."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -25,18 +24,20 @@ def test_without_gpu_the_backend_is_transformers(argv: list[str], no_gpu: None) 
     assert load_backend_from_flags("gtpo", SETTINGS, argv) == "transformers"
 
 
-def test_unsloth_without_gpu_is_refused(no_gpu: None) -> None:
-    with pytest.raises(UsageError, match=r"--backend unsloth needs a GPU.*--backend transformers"):
-        load_backend_from_flags("gtpo", SETTINGS, ["--backend", "unsloth"])
+@pytest.mark.parametrize("backend", ["unsloth", "vllm"])
+def test_a_backend_that_cannot_be_is_refused(backend: str, no_gpu: None, tmp_path: Path) -> None:
+    """On the command line and in a file: without a GPU, or unknown."""
+    (tmp_path / "settings.yaml").write_text(f"backend: {backend}\n")
+    for argv in (["--backend", backend], ["--config", str(tmp_path / "settings.yaml")]):
+        with pytest.raises(UsageError, match=f"--backend '?{backend}"):
+            load_backend_from_flags("gtpo", SETTINGS, argv)
 
 
 def test_a_gpu_without_kernels_is_refused(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A V100: the wheels of PyTorch for CUDA 13, bitsandbytes and vLLM start at 7.5."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 0))
     for load in (lambda: load_backend("auto", "llama"), lambda: load_backend("transformers"), choose_sampler):
-        with pytest.raises(
-            UsageError, match=r"GPU has compute capability 7\.0 and .* need 7\.5 \(T4\) or newer: use an"
-        ):
+        with pytest.raises(UsageError, match=r"7\.0"):
             load()
     assert load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama", "--dry_run"]) == "unsloth"
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 5))
@@ -68,21 +69,12 @@ def test_vllm_samples_with_its_own_kernels(
         assert ("UNSLOTH_VLLM_NO_FLASHINFER" in os.environ) == (after == "0")  # Unsloth would set 1 again
 
 
-def test_unknown_backend_is_refused() -> None:
-    with pytest.raises(UsageError, match="'vllm' is unknown: pick one of auto, unsloth, transformers"):
-        load_backend_from_flags("gtpo", SETTINGS, ["--backend", "vllm"])
-
-
 @pytest.mark.parametrize(
-    "argv", [["--model", "tiny"], ["--model=tiny"], ["--model", "llama", "--backend", "transformers"]]
+    "argv", [[], ["--model", "tiny"], ["--model=tiny"], ["--model", "llama", "--backend", "transformers"]]
 )
 def test_with_gpu_the_backend_can_still_be_transformers(argv: list[str], gpu: None) -> None:
-    assert load_backend_from_flags("gtpo", SETTINGS, argv) == "transformers"
-
-
-def test_with_gpu_the_default_model_is_tiny(gpu: None) -> None:
     """Omitting --model is the same as --model tiny."""
-    assert load_backend_from_flags("gtpo", SETTINGS, []) == "transformers"
+    assert load_backend_from_flags("gtpo", SETTINGS, argv) == "transformers"
 
 
 @pytest.mark.parametrize("text", ["backend: transformers\nmodel: llama\n", "model: tiny\n"])
@@ -90,18 +82,6 @@ def test_backend_and_model_are_read_from_the_config_file(text: str, gpu: None, t
     """A YAML key is a flag: --config must select the backend as the command line does."""
     (tmp_path / "settings.yaml").write_text(text)
     assert load_backend_from_flags("gtpo", SETTINGS, ["--config", str(tmp_path / "settings.yaml")]) == "transformers"
-
-
-def test_unknown_backend_in_the_config_file_is_refused(no_gpu: None, tmp_path: Path) -> None:
-    (tmp_path / "settings.yaml").write_text("backend: vllm\n")
-    with pytest.raises(UsageError, match="'vllm' is unknown"):
-        load_backend_from_flags("gtpo", SETTINGS, ["--config", str(tmp_path / "settings.yaml")])
-
-
-@pytest.mark.skipif(importlib.util.find_spec("unsloth") is not None, reason="Unsloth is installed")
-def test_missing_unsloth_error_says_what_to_install(gpu: None) -> None:
-    with pytest.raises(UsageError, match=r"unsloth .* needed, installed is none: `pip install -r requirements\.txt`"):
-        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
 
 
 def test_dry_run_needs_no_unsloth(gpu: None) -> None:
@@ -128,37 +108,21 @@ def test_another_version_of_a_gpu_package_is_refused(
     argv = ["--model", "llama"]
     needed = rf"^{package} {pinned} is needed, installed is"
     monkeypatch.setattr(backend, "installed_version", (backend.GPU_PACKAGES | {package: "9.9"}).get)
-    with pytest.raises(UsageError, match=rf"{needed} 9\.9 \(GTPO_ALLOW_VERSIONS=1 tries the installed one\): `pip"):
+    with pytest.raises(UsageError, match=rf"{needed} 9\.9.*GTPO_ALLOW_VERSIONS"):
         load_backend_from_flags("gtpo", SETTINGS, argv)
     assert caplog.messages == []
     monkeypatch.setenv("GTPO_ALLOW_VERSIONS", "1")
     assert load_backend_from_flags("gtpo", SETTINGS, argv) == "unsloth"
-    assert caplog.messages == [f"{package} 9.9 is installed, {pinned} is pinned: nothing was tested with it"]
+    assert len(caplog.messages) == 1 and package in caplog.text
     monkeypatch.setattr(backend, "installed_version", (backend.GPU_PACKAGES | {package: None}).get)
-    with pytest.raises(UsageError, match=rf"{needed} none: `pip"):
+    with pytest.raises(UsageError, match=f"{needed} none"):
         load_backend_from_flags("gtpo", SETTINGS, argv)
-
-
-def test_importing_patched_packages_before_unsloth_is_refused(
-    unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "unsloth")
-    with pytest.raises(UsageError, match=r"(peft|transformers|trl) was imported before Unsloth"):
-        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
 
 
 def test_an_unpatched_trainer_is_refused(unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl.GRPOTrainer", type("GRPOTrainer", (), {}))
-    with pytest.raises(UsageError, match=r"Unsloth did not patch trl\.GRPOTrainer: delete unsloth_compiled_cache/"):
+    with pytest.raises(UsageError, match="unsloth_compiled_cache"):
         load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
-
-
-def test_standby_logs_a_warning(
-    unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("UNSLOTH_VLLM_STANDBY", "1")
-    load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
-    assert "Unsloth sets its own GPU memory share" in caplog.text
 
 
 @pytest.mark.parametrize("package", ["trl", "transformers", "peft"])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import trl
+import yaml
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoConfig,
@@ -31,9 +32,8 @@ from gtpo.arguments import (
 from gtpo.cli.parse import parse
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS
-from gtpo.models.memory import GIB, KNOWN, Shape, describe_plan, estimate, shape_of
+from gtpo.models.memory import GIB, KNOWN, Shape, describe_plan, estimate, largest_batch, shape_of, verdict
 from gtpo.models.tiny import TINY_BASE
-from gtpo.models.workload import Workload
 
 SETTINGS: dict[str, Any] = {
     "model": "llama",
@@ -53,6 +53,8 @@ SETTINGS: dict[str, Any] = {
     "gradient_checkpointing": True,
     "num_generations": 12,
     "use_vllm": True,
+    "vllm_mode": "colocate",
+    "use_cpu": False,
 }
 OURS = (DataArguments, PromptArguments, ModelArguments, RunArguments)
 CLASSES = {
@@ -60,10 +62,6 @@ CLASSES = {
     "grpo": (*OURS, RewardArguments, trl.GRPOConfig),
     "sft": (*OURS, trl.SFTConfig),
 }
-
-
-def estimated(shape: Shape, settings: dict[str, Any]) -> dict[str, float]:
-    return estimate(shape, Workload.of(settings))
 
 
 def settings_of(*argv: str, method: str = "gtpo", model: str = "llama") -> Settings:
@@ -95,7 +93,7 @@ def on_meta(shape: Shape) -> Any:
 @pytest.mark.parametrize(("name", "rank"), [("llama", 128), ("qwen", 64), ("tiny", 32)])
 def test_weights_and_adapter_match_the_built_model(name: str, rank: int) -> None:
     shape = KNOWN[name]
-    parts = estimated(shape, SETTINGS | {"lora_rank": rank})
+    parts = estimate(shape, SETTINGS | {"lora_rank": rank})
     model = on_meta(shape)
     assert parts["weights"] * GIB == pytest.approx(2 * sum(p.numel() for p in model.parameters()), rel=2e-3)  # norms
     lora = LoraConfig(r=rank, target_modules=SETTINGS["lora_target_modules"])
@@ -107,15 +105,15 @@ def test_weights_and_adapter_match_the_built_model(name: str, rank: int) -> None
 def test_training_all_weights_needs_them_their_gradients_and_two_moments_in_float32() -> None:
     shape = KNOWN["qwen"]
     settings = SETTINGS | {"lora_rank": 0, "backend": "transformers", "use_vllm": False, "optim": "adamw_torch"}
-    parts = estimated(shape, settings)
+    parts = estimate(shape, settings)
     weights = sum(p.numel() for p in on_meta(shape).parameters())
     found = [parts[name] * GIB / weights for name in ("weights", "gradients", "optimizer", "LoRA")]
     assert found == pytest.approx([4, 4, 8, 0], rel=2e-3)  # norms are not counted
-    assert "reference" not in parts and estimated(shape, settings | {"beta": 0.04})["reference"] == parts["weights"]
+    assert "reference" not in parts and estimate(shape, settings | {"beta": 0.04})["reference"] == parts["weights"]
 
 
 def test_llama_matches_published_sizes() -> None:
-    parts = estimated(KNOWN["llama"], SETTINGS | {"load_in_4bit": True})
+    parts = estimate(KNOWN["llama"], SETTINGS | {"load_in_4bit": True})
     assert parts["weights"] * GIB / 1e9 == pytest.approx(5.70, abs=0.02)  # the 4-bit checkpoint of the Hub: 5.7 GB
     assert parts["KV cache"] == 12 * 5500 * 128 * 1024 / GIB  # 128 KiB per token
     assert parts["head"] == (2 * 1500 * 4096 * 2 + 3 * 4 * 1500 * 16384) / GIB
@@ -124,9 +122,9 @@ def test_llama_matches_published_sizes() -> None:
 def test_vllm_holds_lora_slots_a_copy_of_the_adapter_activations_and_graphs() -> None:
     """Slots of all seven projections and a copy of the trained ones, 16 bits each."""
     widths = (4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 14336) * 3
-    parts = estimated(KNOWN["llama"], SETTINGS)
+    parts = estimate(KNOWN["llama"], SETTINGS)
     assert parts["vLLM's LoRA"] == 2 * (32 * 128 * widths) * 2 / GIB == 1.25
-    one = estimated(KNOWN["llama"], SETTINGS | {"lora_target_modules": ["q_proj"]})
+    one = estimate(KNOWN["llama"], SETTINGS | {"lora_target_modules": ["q_proj"]})
     assert one["vLLM's LoRA"] == (32 * 128 * widths + 32 * 128 * 8192) * 2 / GIB
     assert parts["vLLM's activations and graphs"] == 8192 * (3 * 14336 + 2 * 4096) * 2 / GIB + 0.5  # 1.28 GiB
     for without, part in (
@@ -135,21 +133,21 @@ def test_vllm_holds_lora_slots_a_copy_of_the_adapter_activations_and_graphs() ->
         ({"backend": "transformers"}, "vLLM's LoRA"),  # TRL merges the adapter
         ({"vllm_mode": "server"}, "vLLM's activations and graphs"),  # on another GPU
     ):
-        assert part not in estimated(KNOWN["llama"], SETTINGS | without)
+        assert part not in estimate(KNOWN["llama"], SETTINGS | without)
 
 
 def test_unsloth_offloads_the_hidden_states_between_the_layers() -> None:
     hidden, layer = 5500 * 4096 * 2, 5500 * 2 * (2 * 4096 + 4096 * 2 + 1024 * 2 + 14336 * 2 + 4096)
-    plain = estimated(KNOWN["llama"], SETTINGS | {"backend": "transformers"})["activations"]
+    plain = estimate(KNOWN["llama"], SETTINGS | {"backend": "transformers"})["activations"]
     assert plain == (32 * hidden + 2 * layer) / GIB
-    assert estimated(KNOWN["llama"], SETTINGS)["activations"] == (2 * hidden + 2 * layer) / GIB
+    assert estimate(KNOWN["llama"], SETTINGS)["activations"] == (2 * hidden + 2 * layer) / GIB
     short = SETTINGS | {"max_seq_length": 500, "max_prompt_length": 300, "max_completion_length": 200}
     ratio = 500 / 5500  # below 512 tokens Unsloth keeps them
-    assert estimated(KNOWN["llama"], short)["activations"] == pytest.approx(ratio * plain)
+    assert estimate(KNOWN["llama"], short)["activations"] == pytest.approx(ratio * plain)
 
 
 def test_each_part_scales_with_its_settings() -> None:
-    base = estimated(KNOWN["llama"], SETTINGS)
+    base = estimate(KNOWN["llama"], SETTINGS)
     changes: list[tuple[dict[str, Any], str, float]] = [
         ({"optim": "adamw_torch"}, "optimizer", 4.0),
         ({"bf16": False}, "weights", 2.0),
@@ -161,9 +159,9 @@ def test_each_part_scales_with_its_settings() -> None:
         ({"lora_target_modules": ["q_proj"]}, "LoRA", 2 * 4096 / sum(map(sum, KNOWN["llama"].linear().values()))),
     ]
     for change, part, factor in changes:
-        assert estimated(KNOWN["llama"], SETTINGS | change)[part] == pytest.approx(factor * base[part]), change
+        assert estimate(KNOWN["llama"], SETTINGS | change)[part] == pytest.approx(factor * base[part]), change
     assert (
-        estimated(KNOWN["llama"], SETTINGS | {"gradient_checkpointing": False})["activations"] > 5 * base["activations"]
+        estimate(KNOWN["llama"], SETTINGS | {"gradient_checkpointing": False})["activations"] > 5 * base["activations"]
     )
 
 
@@ -176,41 +174,23 @@ def test_the_tiny_shape_is_that_of_the_tiny_model() -> None:
     assert 0 <= tiny.vocab_size - config["vocab_size"] <= 2
 
 
-PLAN = """\
-# GTPO of llama on gsm8k: outputs/gtpo-llama-gsm8k-x
-# 7,473 training rows, 7,473 steps of 1 prompt x 12 completions per process
-# at most 134,514,000 generated tokens per process
-# 32 to 65 hours on an A100, an estimate (configs/experiments.yaml)
-# download: 5.7 GB of weights
-# disk: 15 checkpoints of 2.0 GB, 30.2 GB in all; --save_total_limit 2 keeps two
-# logs to wandb, offline without a login; --report_to none logs to metrics.jsonl alone
-# GPU memory: 20.5 GiB at the maximum lengths, an estimate:
-#   weights 5.3, LoRA 1.2, gradients 1.2, optimizer 0.6, KV cache 8.1, activations 1.1, head 0.3
-#   vLLM's LoRA 1.2, vLLM's activations and graphs 1.3
-#   mine: fits only with --gpu_memory_utilization 0.59, 1 of 12 completions at a time
-#   16 GB (T4): fits only with --gpu_memory_utilization 0.58, 1 of 12 completions at a time
-#   24 GB (L4): fits; vLLM reserves 40 %, 1 of 12 completions at a time, micro-batches up to 6
-#   40 GB (A100): fits; vLLM reserves 40 %, 11 of 12 completions at a time, micro-batches up to 12
-#   48 GB (L40S): fits; vLLM reserves 40 %, 12 of 12 completions at a time, micro-batches up to 12
-#   80 GB (H100): fits; vLLM reserves 40 %, 12 of 12 completions at a time, micro-batches up to 12
-# changed settings; all: config.yaml of a run
-dataset: gsm8k
-gamma: 0.25
-model: llama
-output_dir: outputs/gtpo-llama-gsm8k-x
-run_name: x
-"""
-
-
 def test_the_plan_of_listing_1() -> None:
-    """By hand: 7473 x 12 x 1500 tokens; 460 tokens at 47 ms and 12 micro-batches of 0.8 s are 31.2 s a step.
-
-    A checkpoint has 1.25 GiB of LoRA and 0.625 of 8-bit moments. vLLM has 5.31 + 1.25 + 1.28 GiB besides a KV cache of
-    0.67 a completion, training 4.6: (0.4 x 22.1 - 7.84) / 0.67 = 1.5, (0.4 x 39.5 - 7.84) / 0.67 = 11.9, and one
-    completion takes 8.51 GiB, 58 % of 14.7 and 59 % of 14.5.
-    """
+    """A checkpoint has 1.25 GiB of LoRA and 0.625 of 8-bit moments."""
     settings = settings_of("--gamma", "0.25", "--G", "12")
-    assert describe_plan(settings, rows=7473, gpus=[("mine", 14.5)]) == PLAN
+    plan = describe_plan(settings, rows=7473, size=24.0)
+    assert comments(plan)[1:] == [
+        "# 7,473 training rows, 7,473 steps of 1 prompt x 12 completions per process",
+        "# download: 5.7 GB of weights, unless they are cached",
+        "# disk: 15 checkpoints of 2.0 GB, 30.2 GB in all",
+        "# GPU memory: 20.5 GiB at the maximum lengths, an estimate:",
+        "#   weights 5.3, LoRA 1.2, gradients 1.2, optimizer 0.6, KV cache 8.1, activations 1.1, head 0.3, "
+        "vLLM's LoRA 1.2, vLLM's activations and graphs 1.3",
+        "#   this machine, 24.0 GiB: fits, with --per_device_train_batch_size up to 6",
+        "# changed settings; all: config.yaml of a run",
+    ]
+    output_dir = "outputs/gtpo-llama-gsm8k-x"
+    changed = {"dataset": "gsm8k", "gamma": 0.25, "model": "llama", "output_dir": output_dir, "run_name": "x"}
+    assert yaml.safe_load(plan) == changed
 
 
 def test_the_plan_is_a_config_that_gives_the_same_settings(tmp_path: Path) -> None:
@@ -220,90 +200,80 @@ def test_the_plan_is_a_config_that_gives_the_same_settings(tmp_path: Path) -> No
         ["--backend", "transformers", "--use_vllm", "false", "--reward", "format", "--save_steps", "0.25"],
     ):
         settings = settings_of(*argv)
-        (tmp_path / "run.yaml").write_text(describe_plan(settings, rows=10, gpus=[]))
+        (tmp_path / "run.yaml").write_text(describe_plan(settings, rows=10))
         again = parse("gtpo", CLASSES["gtpo"], ["--config", str(tmp_path / "run.yaml"), "--dry_run"])
         assert again.to_dict() == settings.to_dict()
         assert settings.changed_settings().keys() < {*settings.to_dict()} and len(settings.changed_settings()) <= 9
 
 
-def test_what_does_not_fit_and_what_it_would_take() -> None:
-    """16-bit weights of 15.0 GiB: 15.0 + 1.25 + 1.28 + 0.67 and 4.56 of training are 22.7."""
+@pytest.mark.parametrize(
+    ("argv", "size", "words"),
+    [
+        # vLLM: 5.31 + 1.25 + 1.28 GiB and 0.67 of a completion are 8.51, 58 % of 14.7; training 4.6
+        ((), 14.7, "--gpu_memory_utilization 0.58"),
+        ((), 22.1, None),
+        (("--load_in_4bit", "false"), 22.1, "18.2 GiB for vLLM and 4.6 for training: lower --max_seq_length"),
+        (("--load_in_4bit", "false"), 39.5, "--gpu_memory_utilization 0.46"),  # 18.16 of 39.5
+        (("--load_in_4bit", "false"), 79.1, None),
+        (("--gpu_memory_utilization", "0.9"), 22.1, "--gpu_memory_utilization 0.39"),  # 19.9 + 4.6 > 22.1
+        # training's own forward pass holds the rest: 5.3 + 8.1 + 1.2 + 1.2 + 0.6 + 1.1 + 0.3 = 17.9
+        (("--use_vllm", "false"), 14.7, "17.9 GiB"),
+        (("--use_vllm", "false"), 22.1, None),
+        # vLLM's own 16-bit weights, not the float32 base: 15.0 + 1.28 + 0.67 of 0.4 x 80
+        (("--backend", "transformers", "--load_in_4bit", "false"), 80.0, None),
+    ],
+)
+def test_what_does_not_fit_and_what_it_would_take(argv: tuple[str, ...], size: float, words: str | None) -> None:
+    found = verdict(KNOWN["llama"], settings_of("--G", "12", *argv).to_dict(), size, size)
+    assert found is None if words is None else words in str(found)
 
-    def verdicts(*argv: str) -> dict[str, str]:
-        lines = comments(describe_plan(settings_of(*argv), rows=1, gpus=[]))
-        return dict(re.findall(r"^#   (\d+) GB \(.*?\): (.+)$", "\n".join(lines), re.MULTILINE))
 
-    in_16_bits = verdicts("--load_in_4bit", "false")
-    assert in_16_bits["16"] == in_16_bits["24"] == "does not fit: at least 22.7 GiB, vLLM 18.2 and training 4.6"
-    one = "1 of 12 completions at a time"
-    assert in_16_bits["40"] == f"fits only with --gpu_memory_utilization 0.46, {one}"  # 18.16 of 39.5
-    assert in_16_bits["80"] == "fits; vLLM reserves 40 %, 12 of 12 completions at a time, micro-batches up to 12"
-    # training's own forward pass holds the rest: 5.3 + 8.1 + 1.2 + 1.2 + 0.6 + 1.1 + 0.3 = 17.9
-    without_vllm = verdicts("--use_vllm", "false")
-    assert without_vllm["16"] == "does not fit, KV cache alone: 8.1 GiB" and without_vllm["24"] == "fits"
-    greedy = verdicts("--gpu_memory_utilization", "0.9")
-    assert greedy["24"] == f"fits only with --gpu_memory_utilization 0.39, {one}"  # 19.9 + 4.6 > 22.1
+def test_memory_that_others_use_is_not_free() -> None:
+    """vLLM's share is one of all memory."""
+    values = settings_of("--G", "12").to_dict()
+    assert verdict(KNOWN["llama"], values, 36.7, 80.0) is None  # 32 and 4.6
+    assert "--gpu_memory_utilization 0.11" in str(verdict(KNOWN["llama"], values, 36.5, 80.0))
 
 
 @pytest.mark.parametrize(("gpu", "rows"), [(24.0, 6), (40.0, 12)])
 def test_the_largest_micro_batch_fits_and_the_next_one_does_not(gpu: float, rows: int) -> None:
     """Next to vLLM's share, which has weights and KV cache: the training parts at each divisor of G = 12."""
     shared = ("weights", "KV cache", "vLLM's LoRA", "vLLM's activations and graphs")
-    text = describe_plan(settings_of(), rows=1, gpus=[("mine", gpu)])
-    assert f"micro-batches up to {rows}" in next(line for line in text.splitlines() if line.startswith("#   mine"))
+    values = SETTINGS | {"load_in_4bit": True}
+    assert largest_batch(KNOWN["llama"], values, 12, gpu) == rows
     for batch in (1, 2, 3, 4, 6, 12):
         batches = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 12 // batch}
-        parts = estimated(KNOWN["llama"], SETTINGS | {"load_in_4bit": True} | batches)
+        parts = estimate(KNOWN["llama"], values | batches)
         training = sum(size for name, size in parts.items() if name not in shared)
         assert (training < 0.6 * gpu) == (batch <= rows)
 
 
-def test_the_hours_of_a_plan() -> None:
-    """7,473 solutions at 0.6 s; 100 steps of 31.2 s; other models, data and steps have no estimate."""
-
-    def hours(*argv: str, method: str = "gtpo", model: str = "llama") -> list[str]:
-        text = describe_plan(settings_of(*argv, method=method, model=model), rows=7473, gpus=[])
-        return [line.partition(" on an A100")[0] for line in comments(text) if "on an A100" in line]
-
-    assert hours(method="sft") == ["# 1.2 hours"]
-    assert hours("--max_steps", "100") == ["# less than an hour"]
-    assert hours("--dataset", "arithmetic") == hours("--prompts_per_step", "4") == hours(model="tiny") == []
-
-
 def test_the_disk_of_a_plan(tmp_path: Path) -> None:
     def disk(*argv: str) -> list[str]:
-        return [line for line in comments(describe_plan(settings_of(*argv), rows=10, gpus=[])) if "disk" in line]
+        return [line for line in comments(describe_plan(settings_of(*argv), rows=10)) if "disk" in line]
 
     assert disk("--max_steps", "1001", "--save_total_limit", "2") == ["# disk: 2 checkpoints of 2.0 GB, 4.0 GB in all"]
     assert disk("--max_steps", "1000", "--save_steps", "0.1")[0].startswith("# disk: 10 checkpoints of 2.0 GB, 20.1 GB")
     assert disk("--save_strategy", "no") == []
-    assert describe_plan(settings_of(model="tiny"), rows=10, gpus=[]).count("disk") == 0  # megabytes
 
 
 def test_a_plan_for_a_cpu_compares_with_its_memory() -> None:
     settings = settings_of(model="tiny")
-    small, large = (comments(describe_plan(settings, rows=10, gpus=[], host=host)) for host in (0.5, 64.0))
-    assert small[3].startswith("# host memory: 1.8 GiB") and "vLLM" not in "".join(small)
-    assert small[-2].startswith("#   this machine, 0.5 GiB: may not fit: WARNING, lower --per_device_train_batch_size")
-    assert large[-2] == "#   this machine, 64.0 GiB: fits"
-
-
-def test_a_plan_of_a_large_model_without_a_gpu_says_what_it_is_for() -> None:
-    first = comments(describe_plan(settings_of(), rows=10, gpus=[]))[0]
-    assert first == "# this machine has no GPU: the plan is for one that has"
-    assert "has no GPU" not in describe_plan(settings_of(), rows=10, gpus=[("A100", 39.4)])
+    small, large = (comments(describe_plan(settings, rows=10, size=size)) for size in (0.5, 64.0))
+    assert "# host memory: 1.8 GiB" in "".join(small) and "vLLM" not in "".join(small)
+    assert "lower --max_seq_length" in small[-2] and "64.0 GiB: fits" in large[-2]
 
 
 def test_a_model_of_the_hub_is_refused_at_once_without_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gtpo.models.memory.hub_is_reachable", lambda: False)
-    with pytest.raises(UsageError, match=r"owner/name is not in the cache of the Hub .* and the Hub cannot be reached"):
+    with pytest.raises(UsageError, match="owner/name"):
         shape_of("owner/name")
 
 
 def test_vllm_has_its_own_copy_of_the_weights_where_trl_syncs_them() -> None:
-    parts = estimated(KNOWN["llama"], SETTINGS | {"backend": "transformers", "use_vllm": True})
+    parts = estimate(KNOWN["llama"], SETTINGS | {"backend": "transformers", "use_vllm": True})
     assert parts["vLLM's weights"] == pytest.approx(parts["weights"] / 2)  # bfloat16 beside float32
-    assert "vLLM's weights" not in estimated(KNOWN["llama"], SETTINGS | {"backend": "unsloth", "use_vllm": True})
+    assert "vLLM's weights" not in estimate(KNOWN["llama"], SETTINGS | {"backend": "unsloth", "use_vllm": True})
 
 
 def test_steps_follow_max_steps_or_epochs() -> None:
@@ -314,7 +284,7 @@ def test_steps_follow_max_steps_or_epochs() -> None:
 
 def test_the_shape_of_a_local_model_is_read_and_a_missing_config_refused(tiny: Path, tmp_path: Path) -> None:
     assert shape_of(str(tiny)) == Shape(AutoConfig.from_pretrained(tiny).vocab_size, 160, 480, 2, 4, 4, 40, tied=False)
-    with pytest.raises(UsageError, match="cannot read the config"):
+    with pytest.raises(UsageError, match=r"config\.json"):
         shape_of(str(tmp_path))
     assert shape_of("meta-llama/Llama-3.1-8B-Instruct") is KNOWN["llama"]
 
@@ -322,14 +292,14 @@ def test_the_shape_of_a_local_model_is_read_and_a_missing_config_refused(tiny: P
 def test_other_architectures_are_refused(tmp_path: Path) -> None:
     for config in (GPT2Config(), MixtralConfig()):
         config.save_pretrained(tmp_path)
-        with pytest.raises(UsageError, match=r"\((gpt2|mixtral)\) is not a dense Llama-like model"):
+        with pytest.raises(UsageError, match=r"gpt2|mixtral"):
             shape_of(str(tmp_path))
 
 
 def test_no_part_is_negative_at_short_lengths() -> None:
     sft = {key: value for key, value in SETTINGS.items() if key not in ("max_completion_length", "num_generations")}
     for length in (100, None):
-        assert all(size >= 0 for size in estimated(KNOWN["llama"], sft | {"max_length": length}).values())
+        assert all(size >= 0 for size in estimate(KNOWN["llama"], sft | {"max_length": length}).values())
 
 
 PRESETS = [(path.parent.name, path.stem) for method in CLASSES for path in sorted((CONFIGS / method).glob("*.yaml"))]
@@ -342,14 +312,7 @@ def test_every_preset_has_a_plan(method: str, model: str, tiny: Path) -> None:
     settings = settings_of(method=method, model=model)
     text = describe_plan(settings, rows=1000)
     assert " memory: " in text
-    assert not any(len(line) > 100 for line in comments(text) if "outputs/" not in line and str(tiny) not in line)
-    assert (estimated(shape_of(model), settings.to_dict())["KV cache"] > 0) == (method != "sft")
-
-
-def test_trls_vllm_holds_weights_of_16_bits_and_not_the_float32_base() -> None:
-    """32 GiB for vLLM minus 15 GiB of weights leave room for 12 completions of 0.67 GiB; minus 30 GiB for 3."""
-    settings = settings_of("--backend", "transformers")
-    assert "#   H: fits; vLLM reserves 40 %, 12 of 12 completions" in describe_plan(settings, 1, gpus=[("H", 80.0)])
+    assert (estimate(shape_of(model), settings.to_dict())["KV cache"] > 0) == (method != "sft")
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen"])
@@ -358,7 +321,7 @@ def test_the_table_of_the_documentation_has_the_estimates(model: str) -> None:
     (row,) = re.findall(rf"^\| {model} \| (.+) \|$", text, re.MULTILINE)
     columns = (("weights",), ("LoRA", "gradients", "optimizer"), ("activations", "head"), ("KV cache",))
     columns += (("vLLM's LoRA",), ("vLLM's activations and graphs",))
-    parts = estimated(KNOWN[model], settings_of(model=model).to_dict())
+    parts = estimate(KNOWN[model], settings_of(model=model).to_dict())
     assert {name for names in columns for name in names} == parts.keys()
     sizes = [sum(parts[name] for name in names) for names in columns]
     assert [float(cell) for cell in row.split(" | ")] == pytest.approx(sizes, abs=0.06)

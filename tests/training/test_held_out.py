@@ -33,7 +33,6 @@ from gtpo.cli.parse import parse
 from gtpo.cli.validation import evaluation_settings
 from gtpo.data.load import hold_out, load_rows, load_train
 from gtpo.errors import UsageError
-from gtpo.models.memory import describe_plan
 from gtpo.paper.results import Results, condense, read_results
 from gtpo.reports.curves import plot_training
 from gtpo.reports.summary import find_problems, held_out_text, scores, window_text
@@ -156,26 +155,6 @@ def test_a_file_that_says_no_evaluation_gives_way_to_held_out_rows(tmp_path: Pat
     file.write_text("eval_strategy: 'no'\nper_device_eval_batch_size: 8\n")
     assert settings("--config", str(file), "--eval_rows", "9").trainer.eval_strategy == "steps"
     assert settings("--config", str(file)).trainer.eval_strategy == "no"
-
-
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        (
-            ["--eval_steps", "4"],
-            "30 held-out rows, evaluated 3 times: 90 more completions, 19 % ",
-        ),
-        (["--eval_steps", "0.5", "--eval_on_start", "true"], "30 held-out rows, evaluated 3 times: 90 more "),
-        (
-            ["--num_generations_eval", "2"],
-            "10 times: 600 more completions, 125 % ",
-        ),
-    ],
-)
-def test_the_plan_counts_the_completions_of_evaluations(flags: list[str], line: str) -> None:
-    few = settings("--eval_rows", "30", "--max_steps", "10", "--G", "12", "--prompts_per_step", "4", *flags)
-    assert line in describe_plan(few, rows=100, held_out=30)
-    assert "held-out" not in describe_plan(settings(), rows=100)
 
 
 # Which rows
