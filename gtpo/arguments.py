@@ -106,7 +106,7 @@ NO_PROMPT = "none"  # --system_prompt
 
 
 @dataclass
-class PromptArguments:
+class FormatArguments:
     """How questions are asked and answers are written. Files are read here: a stored run does not depend on them."""
 
     _argument_group_name = "prompt"
@@ -121,9 +121,6 @@ class PromptArguments:
     )
     chat_template: str | None = option(
         None, "Jinja file that turns a conversation into text. Default: the tokenizer's."
-    )
-    chat_template_kwargs: dict | str | None = option(  # as TRL's field of this name
-        None, "Arguments of the chat template as JSON, such as '{\"enable_thinking\": false}' for Qwen3."
     )
 
     def __post_init__(self) -> None:
@@ -142,8 +139,6 @@ class PromptArguments:
             self.chat_template = str(self.chat_template)
         elif self.chat_template is not None and "{" not in self.chat_template:
             self.chat_template = _read_file("chat_template", self.chat_template)
-        if isinstance(self.chat_template_kwargs, str):
-            self.chat_template_kwargs = _json_object("chat_template_kwargs", self.chat_template_kwargs)
 
     @property
     def format_tags(self) -> tuple[str, str, str, str]:
@@ -155,6 +150,20 @@ class PromptArguments:
     def format(self) -> PromptFormat:
         """The system prompt and the tags."""
         return PromptFormat(None if self.system_prompt == NO_PROMPT else self.system_prompt, self.format_tags)
+
+
+@dataclass
+class PromptArguments(FormatArguments):
+    """The prompt of a run, with a setting that TRL's GRPOConfig has and SFTConfig has not."""
+
+    chat_template_kwargs: dict | str | None = option(
+        None, "Arguments of the chat template as JSON, such as '{\"enable_thinking\": false}' for Qwen3."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.chat_template_kwargs, str):
+            self.chat_template_kwargs = _json_object("chat_template_kwargs", self.chat_template_kwargs)
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -314,7 +323,6 @@ class RunArguments:
         "none", "16bit: also write merged/, base and adapter as one standalone model."
     )
     dry_run: bool = option(False, "Print steps, hours, disk, expected memory and changed settings, and exit.")
-    push_to_hub: bool = field(default=False, init=False)  # TRL's flag; its trainer would upload every checkpoint
 
 
 MATH_VERIFY = "math_verify"  # --grader
@@ -437,18 +445,14 @@ def fields_of(classes: Sequence[type]) -> dict[str, dataclasses.Field[Any]]:
 
 
 def check_eval_batch(batch_size: int, group_size: int, processes: int) -> None:
-    """Refuse batches that are not made of whole groups.
-
-    Raises:
-        UsageError: If a number is below 1, or the groups do not divide the batch.
-    """
+    """Refuse batches that are not made of whole groups."""
     for name, value in (("per_device_eval_batch_size", batch_size), ("num_generations_eval", group_size)):
         if value < 1:
             raise UsageError(f"--{name} is {value}: expected at least 1.")
     if batch_size * processes % group_size:
         raise UsageError(
-            f"an evaluation has batches of whole groups: --per_device_eval_batch_size {batch_size} x {processes} "
-            f"process(es) = {batch_size * processes} must be a multiple of --num_generations_eval {group_size}."
+            f"--per_device_eval_batch_size {batch_size} x {processes} process(es) = {batch_size * processes} must be a "
+            f"multiple of --num_generations_eval {group_size}: an evaluation has batches of whole groups."
         )
 
 
@@ -498,8 +502,7 @@ class Settings:
 
     def changed_settings(self) -> dict[str, Any]:
         """The part of :meth:`to_dict` from which, as ``--config``, all of it follows."""
-        shown = self.changed | {"model", "dataset", "output_dir"}
-        return {name: value for name, value in self.to_dict().items() if name in shown}
+        return {n: v for n, v in self.to_dict().items() if n in self.changed | {"model", "dataset", "output_dir"}}
 
 
 _NOT_STORED = {"resume", "overwrite", "dry_run", "hub_token"}

@@ -25,7 +25,7 @@ def settings_of(directory: Path, model: Path, *argv: str, push_to_hub: bool = Fa
         classes,
         ["--output_dir", str(directory), "--model", str(model), "--lora_rank", "4", "--gamma", "0.125", *argv],
     )
-    settings.run.push_to_hub = push_to_hub  # bypasses the check for a token
+    settings.given["push_to_hub"] = push_to_hub  # bypasses the check for a token
     return settings
 
 
@@ -160,7 +160,7 @@ def test_a_private_repository_is_created_private(
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     trainer = make_trainer("gtpo", tiny, tmp_path / "run", hub_private_repo=private)
     settings = canned.settings_of(trainer)
-    settings.run.push_to_hub = True
+    settings.given["push_to_hub"] = True
     save_adapter(trainer, settings)
     assert created == [("run", private, True)]
 
