@@ -22,7 +22,6 @@ from typing import Any, Literal, NoReturn
 from gtpo.arguments import (
     MODEL_ALIASES,
     DataArguments,
-    EvaluationArguments,
     ModelArguments,
     RunArguments,
     Settings,
@@ -55,6 +54,7 @@ from gtpo.runs.directory import OUTPUTS, RunDirectory, find_runs, method_of
 from gtpo.runs.start import check_same_policy
 
 logger = logging.getLogger(__name__)
+_T = typing.TypeVar("_T")
 
 limit_openmp_spinning(os.environ)  # OpenMP reads it when PyTorch is imported
 
@@ -154,8 +154,8 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     return _build_settings(method, classes, values, changed)
 
 
-def parse_evaluation(argv: Sequence[str] | None = None) -> tuple[EvaluationArguments, set[str]]:
-    """The settings of an evaluation, from ``--config`` and the command line, and the names of those that are given.
+def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[_T, set[str]]:
+    """An evaluation's settings ``cls`` from ``--config`` and the command line, and the names of those that are given.
 
     Raises:
         UsageError: If a key or value is invalid.
@@ -163,9 +163,9 @@ def parse_evaluation(argv: Sequence[str] | None = None) -> tuple[EvaluationArgum
     """
     argv = [without_alias(word) for word in (sys.argv[1:] if argv is None else argv)]
     if HELP_FLAGS & set(argv):
-        _print_help([EvaluationArguments], {})
+        _print_help([cls], {})
     config = _known_flags(argv, "config").config
-    arguments = EvaluationArguments(**_read([EvaluationArguments], [config] if config else [], argv))
+    arguments = cls(**_read([cls], [config] if config else [], argv))
     return arguments, {*given_on(argv), *map(name_of, read_yaml(config) if config else ())}
 
 
