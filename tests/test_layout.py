@@ -127,7 +127,7 @@ BUDGETS = {  # room -> most lines; a feature makes room for itself
     "training": 2200,
     "": 820,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1575, 30216, 65, 8_850  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1575, 30247, 65, 8_850  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from helpers.scripts import ROOT, ScriptServer, user_environment
 
+from gtpo.runs import script
+from gtpo.training import loop
+
 
 def test_a_warning_is_a_line_of_its_own_above_the_bar() -> None:
     code = """
@@ -25,6 +28,20 @@ run_script(main)
     lines = [line.split("\r")[-1].rstrip() for line in done.stderr.decode().split("\n") if line]
     assert "3 rows dropped" in lines and lines[-1] == "bar 2/2"
     assert "not shown" not in done.stderr.decode()
+
+
+def test_from_the_first_step_on_an_error_is_one_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 1: what has been trained is there."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(script, "_training", False)
+    monkeypatch.setattr(loop, "attach_callbacks", lambda *_: None)
+    monkeypatch.setattr(loop, "train", fail)
+    with pytest.raises(RuntimeError):
+        loop.run(None, None, None)  # type: ignore[arg-type]
+    assert script._training
 
 
 @pytest.mark.parametrize("size", [10, 10**6], ids=["in the buffer", "written at once"])

@@ -426,18 +426,32 @@ def test_resume_of_a_named_run_uses_its_settings(tmp_path: Path) -> None:
     assert check_run(settings, 10) == str(newest)
 
 
-def test_a_run_that_stored_the_default_of_a_removed_setting_can_be_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "default", "other"),
+    [("generation_bf16", "false", "true"), ("early_stopping_patience", "null", "3")],
+)
+def test_a_run_that_stored_the_default_of_a_removed_setting_can_be_resumed(
+    name: str, default: str, other: str, tmp_path: Path
+) -> None:
     start(tmp_path / "run", "--gamma", "0.25")
     newest, config = checkpoint(tmp_path / "run", 7), tmp_path / "run" / "config.yaml"
     stored = config.read_text()
-    config.write_text(f"{stored}generation_bf16: false\n")
+    config.write_text(f"{stored}{name}: {default}\n")
     settings = parse_run("--resume", str(tmp_path / "run"))
     assert settings.gtpo.gamma == 0.25 and check_run(settings, 10) == str(newest)
-    config.write_text(f"{stored}generation_bf16: true\n")
-    with pytest.raises(UsageError, match=r"config\.yaml: unknown setting 'generation_bf16'"):
+    config.write_text(f"{stored}{name}: {other}\n")
+    with pytest.raises(UsageError, match=rf"config\.yaml: unknown setting '{name}'"):
         parse_run("--resume", str(tmp_path / "run"))
-    with pytest.raises(UsageError, match="unknown option --generation_bf16"):
-        parse_run("--generation_bf16", "false")
+    with pytest.raises(UsageError, match=f"unknown option --{name}"):
+        parse_run(f"--{name}", other)
+
+
+def test_resume_and_overwrite_together_are_refused(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    checkpoint(tmp_path / "run", 7)
+    with pytest.raises(UsageError, match="give one of them"):
+        start(tmp_path / "run", "--resume", "--overwrite")
+    assert (tmp_path / "run" / "checkpoint-7").is_dir()
 
 
 def test_stored_config_does_not_overwrite_or_resume(tmp_path: Path) -> None:
