@@ -11,7 +11,6 @@ from trl.trainer.utils import is_async_callable
 
 from gtpo.arguments import (
     DataArguments,
-    EvaluationArguments,
     ModelArguments,
     PromptArguments,
     RewardArguments,
@@ -20,6 +19,7 @@ from gtpo.arguments import (
 from gtpo.cli.parse import parse
 from gtpo.data.load import load_train, to_demonstrations
 from gtpo.errors import UsageError
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.grading.user_functions import checked_reward, with_prefill
 from gtpo.prompts import PAPER, SYSTEM_PROMPT, to_completion, to_messages
 from rewards import rewards_in

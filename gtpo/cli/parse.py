@@ -16,11 +16,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from gtpo.arguments import (
     MODEL_ALIASES,
-    EvaluationArguments,
     ModelArguments,
     PromptArguments,
     RunArguments,
@@ -45,6 +44,7 @@ from gtpo.runs.directory import OUTPUTS, RunDirectory, find_runs, method_of
 from gtpo.runs.start import check_same_policy
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 limit_openmp_spinning(os.environ)  # OpenMP reads it when PyTorch is imported
 
@@ -119,19 +119,19 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     return _build_settings(method, classes, values, changed)
 
 
-def parse_evaluation(argv: Sequence[str] | None = None) -> tuple[EvaluationArguments, set[str]]:
-    """The settings of an evaluation, from ``--config`` and the command line, and the names of those that are given.
+def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[_T, set[str]]:
+    """An evaluation's settings ``cls`` from ``--config`` and the command line, and the names of those that are given.
 
     Raises:
         UsageError: If a key or value is invalid.
         SystemExit: After ``--help``.
     """
-    argv, parser = spelled_out(argv), _parser([EvaluationArguments])
+    argv, parser = spelled_out(argv), _parser([cls])
     if HELP_FLAGS & set(argv):
         _print_help(parser, {})
     of_file = _read_file(parser, config) if (config := _early_flags(argv).config) else {}
     parser.set_defaults_with_config(**of_file)
-    return EvaluationArguments(**_read(parser, argv)), {*given_on(argv), *of_file}
+    return cls(**_read(parser, argv)), {*given_on(argv), *of_file}
 
 
 # Presets and the machine

@@ -29,6 +29,7 @@ from gtpo.cli import parse as cli
 from gtpo.cli.parse import parse, parse_evaluation
 from gtpo.cli.validation import batch_geometry
 from gtpo.errors import UsageError
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.files import CONFIGS, read_yaml
 
 CLASSES: dict[str, tuple[type, ...]] = {
@@ -541,7 +542,7 @@ def test_the_config_file_overrides_what_the_machine_sets(tmp_path: Path) -> None
 
 
 def test_an_empty_list_in_a_file_keeps_an_empty_default(tmp_path: Path) -> None:
-    arguments, _ = parse_evaluation(["--config", config_file(tmp_path, "adapter: []\nk: 3\n")])
+    arguments, _ = parse_evaluation(EvaluationArguments, ["--config", config_file(tmp_path, "adapter: []\nk: 3\n")])
     assert (arguments.runs, arguments.k) == ([], 3)
 
 
