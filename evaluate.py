@@ -14,8 +14,8 @@ Completions are stored while they are sampled: the same command resumes an inter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gtpo.arguments import EvaluationArguments
 from gtpo.cli.parse import parse_evaluation
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.runs.script import run_script
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    flags, given = parse_evaluation()
+    flags, given = parse_evaluation(EvaluationArguments)
     from gtpo.evaluation.compare import compare_sides, find_sides, format_comparisons, group_seeds
     from gtpo.evaluation.jobs import find_stored_jobs, select_benchmarks
     from gtpo.evaluation.scores import grade, write_results

@@ -14,9 +14,9 @@ directory, with or without the seed (gtpo-g8-s1).
 import argparse
 from pathlib import Path
 
-from gtpo.arguments import EvaluationArguments
 from gtpo.cli.flags import refuse_unknown
 from gtpo.errors import UsageError
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.paper.figures import draw_all
 from gtpo.paper.matrix import SCALES, load_matrix, models_of_runs, select_figures
 from gtpo.paper.results import read_results, read_wandb

@@ -7,11 +7,11 @@
 Differs from train_gtpo.py by the lack of GTPOArguments and by the trainer, nothing else.
 """
 
-from gtpo.arguments import DataArguments, ModelArguments, PromptArguments, RewardArguments, RunArguments
+from gtpo.arguments import DataArguments, FormatArguments, ModelArguments, RewardArguments, RunArguments
 from gtpo.cli.parse import load_backend_from_flags, parse
 from gtpo.runs.script import run_script
 
-SETTINGS = (DataArguments, PromptArguments, RewardArguments, ModelArguments, RunArguments)
+SETTINGS = (DataArguments, FormatArguments, RewardArguments, ModelArguments, RunArguments)
 
 
 def main() -> None:

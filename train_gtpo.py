@@ -7,11 +7,11 @@
 Differs from train_grpo.py only by GTPOArguments and GTPOTrainer.
 """
 
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RewardArguments, RunArguments
+from gtpo.arguments import DataArguments, FormatArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments
 from gtpo.cli.parse import load_backend_from_flags, parse
 from gtpo.runs.script import run_script
 
-SETTINGS = (DataArguments, PromptArguments, RewardArguments, ModelArguments, RunArguments, GTPOArguments)
+SETTINGS = (DataArguments, FormatArguments, RewardArguments, ModelArguments, RunArguments, GTPOArguments)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Settings as dataclasses: what is trained on, the policy, the method, the run, and the evaluation.
+"""Settings as dataclasses: what is trained on, the policy, the method and the run.
 
 Every field is a command-line flag and a key of a YAML file (``gtpo/cli/parse.py``), like those of TRL's GRPOConfig and
 SFTConfig. Nothing heavy is imported here.
@@ -106,7 +106,7 @@ NO_PROMPT = "none"  # --system_prompt
 
 
 @dataclass
-class PromptArguments:
+class FormatArguments:
     """How questions are asked and answers are written. Files are read here: a stored run does not depend on them."""
 
     _argument_group_name = "prompt"
@@ -121,9 +121,6 @@ class PromptArguments:
     )
     chat_template: str | None = option(
         None, "Jinja file that turns a conversation into text. Default: the tokenizer's."
-    )
-    chat_template_kwargs: dict | str | None = option(  # as TRL's field of this name
-        None, "Arguments of the chat template as JSON, such as '{\"enable_thinking\": false}' for Qwen3."
     )
 
     def __post_init__(self) -> None:
@@ -142,8 +139,6 @@ class PromptArguments:
             self.chat_template = str(self.chat_template)
         elif self.chat_template is not None and "{" not in self.chat_template:
             self.chat_template = _read_file("chat_template", self.chat_template)
-        if isinstance(self.chat_template_kwargs, str):
-            self.chat_template_kwargs = _json_object("chat_template_kwargs", self.chat_template_kwargs)
 
     @property
     def format_tags(self) -> tuple[str, str, str, str]:
@@ -155,6 +150,20 @@ class PromptArguments:
     def format(self) -> PromptFormat:
         """The system prompt and the tags."""
         return PromptFormat(None if self.system_prompt == NO_PROMPT else self.system_prompt, self.format_tags)
+
+
+@dataclass
+class PromptArguments(FormatArguments):
+    """The prompt of a run, with a setting that TRL's GRPOConfig has and SFTConfig has not."""
+
+    chat_template_kwargs: dict | str | None = option(
+        None, "Arguments of the chat template as JSON, such as '{\"enable_thinking\": false}' for Qwen3."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.chat_template_kwargs, str):
+            self.chat_template_kwargs = _json_object("chat_template_kwargs", self.chat_template_kwargs)
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -313,122 +322,7 @@ class RunArguments:
     merge: Literal["none", "16bit"] = option(
         "none", "16bit: also write merged/, base and adapter as one standalone model."
     )
-    dry_run: bool = option(False, "Print steps, disk, expected memory and changed settings, and exit.")
-    push_to_hub: bool = field(default=False, init=False)  # TRL's flag; its trainer would upload every checkpoint
-
-
-MATH_VERIFY = "math_verify"  # --grader
-MAX_K = 10_000  # the most samples per problem in the literature (Brown et al. 2024, arXiv 2407.21787)
-
-
-@dataclass
-class EvaluationArguments:
-    """What is evaluated, how completions are sampled, and where they are kept."""
-
-    _argument_group_name = "evaluation"
-
-    benchmarks: list[str] = option(
-        [],
-        f"{', '.join(BENCHMARK_TITLES)}, or your own: a JSONL, CSV or Parquet file, or a Hub id (owner/name).",
-    )
-    runs: list[str] = option(
-        [],
-        "Run or adapter directories, compared in one table; `base` is the model they were trained from. "
-        "Default: the newest finished run under outputs/.",
-    )
-    model: str | None = option(
-        None, "Base model to evaluate, without --runs: tiny, smol, llama, qwen, a Hub id or a path."
-    )
-    checkpoint: str = option("last", "Adapter of a run: last (the final one), best, or the number of a step.")
-    limit: int | None = option(None, "Only the first N problems of each benchmark.")
-    data_dir: str | None = option(None, "Directory of JSONL files to read instead of the Hub.")
-    dataset_config: str | None = option(None, "Configuration of a Hub dataset that has several, as in load_dataset.")
-    split: str | None = option(None, "Split of a Hub dataset; else test.")
-    prompt_column: str = option("prompt", "Column of your benchmark with the question, or with a conversation.")
-    answer_column: str = option("answer", "Column of your benchmark with the gold answer.")
-    grader: str | None = option(
-        None,
-        "math_verify: math-verify alone compares the answers. Or a function that grades your benchmark, as "
-        "file.py:function or module:function: a reward function; a score above 0 is correct.",
-    )
-    k: int = option(64, "Completions per problem.")
-    temperature: float = option(1.0, "Sampling temperature; 0 is greedy.")
-    top_p: float = option(1.0, "Nucleus sampling; 1 disables it.")
-    seed: int = option(0, "The same seed gives the same completions.")
-    max_new_tokens: int = option(1500, "Maximum tokens of a completion.")
-    backend: Literal["auto", "vllm", "transformers"] = option(
-        "auto", "auto: vLLM on a GPU; Transformers without one, and for the tiny model."
-    )
-    load_in_4bit: bool | None = option(
-        None,
-        "NF4 weights of the base model, on a GPU. Default: as in training, if this machine can; 16 bits without a run.",
-    )
-    system_prompt: str | None = option(None, "Text, a file, or none. Default: the run's; without a run the paper's.")
-    tags: str | None = option(None, "Four tags of a completion. Default: the run's; without a run the paper's.")
-    chat_template: str | None = option(None, "Jinja file. Default: the run's; without a run the tokenizer's.")
-    chat_template_kwargs: dict | str | None = option(
-        None, "Arguments of the chat template as JSON. Default: the run's."
-    )
-    batch_size: int = option(64, "Completions per batch, Transformers.")
-    gpu_memory_utilization: float = option(0.9, "Share of GPU memory for vLLM, 0 to 1.")
-    tensor_parallel_size: int = option(1, "GPUs that share one copy of the model, vLLM.")
-    shard: str | None = option(
-        None, "Sample only this part of the completions: 2/4 is the second of four. Without it all parts are merged."
-    )
-    output_dir: str = option("outputs/evaluation", "Directory of completions and scores.")
-    compare: list[str] = option(
-        [],
-        "Print the paired difference of stored scores, without a model: directories of evaluations "
-        "(outputs/evaluation/RUN) or evaluated runs. Names that differ only in -sN are seeds of one model.",
-    )
-    regrade: bool = option(False, "Grade stored completions again without a model: all, or those of --benchmarks.")
-    overwrite: bool = option(False, "Discard stored completions and sample them again.")
-
-    @property
-    def user_grader(self) -> str | None:
-        """The function of ``--grader``."""
-        return None if self.grader == MATH_VERIFY else self.grader
-
-    @property
-    def prompt(self) -> dict[str, Any]:
-        """The settings of :class:`PromptArguments` that are given."""
-        values = {name: getattr(self, name) for name in fields_of([PromptArguments])}
-        return {name: value for name, value in values.items() if value is not None}
-
-    def __post_init__(self) -> None:
-        PromptArguments(**self.prompt)  # raises
-        checks: dict[str, Check] = {
-            "limit": AT_LEAST_1,
-            "k": (lambda x: 1 <= x <= MAX_K, f"1 to {MAX_K}"),
-            "temperature": NOT_NEGATIVE,
-            "top_p": SHARE,
-            "seed": NOT_NEGATIVE,
-            "max_new_tokens": AT_LEAST_1,
-            "batch_size": AT_LEAST_1,
-            "gpu_memory_utilization": SHARE,
-            "tensor_parallel_size": AT_LEAST_1,
-            "shard": (_is_shard, "N/M with N from 1 to M, as in 1/4"),
-            "output_dir": (lambda x: bool(x.strip()), "the path of a directory"),
-            "checkpoint": (lambda x: x in ("last", "best") or x.isdecimal(), "last, best or the number of a step"),
-        }
-        check_fields(self, checks)
-        if self.temperature == 0 and self.k > 1:
-            raise UsageError(
-                f"--temperature 0 samples the same completion {self.k} times: add --k 1, or set a temperature above 0."
-            )
-        for name in ("runs", "model", "regrade", "overwrite"):
-            if self.compare and getattr(self, name):
-                raise UsageError(f"--compare reads stored scores and --{name} evaluates: give one of them.")
-        for name in ("compare", "regrade", "overwrite"):
-            if self.shard and getattr(self, name):
-                raise UsageError(f"--shard samples a part of the completions and --{name} needs all: remove --shard.")
-        if self.regrade and self.overwrite:
-            raise UsageError("--regrade keeps the stored completions and --overwrite discards them: give one of them.")
-
-
-def _is_shard(text: str) -> bool:
-    found = re.fullmatch("([0-9]{1,4})/([0-9]{1,4})", text)
-    return found is not None and 1 <= int(found[1]) <= int(found[2])
+    dry_run: bool = option(False, "Print steps, hours, disk, expected memory and changed settings, and exit.")
 
 
 def fields_of(classes: Sequence[type]) -> dict[str, dataclasses.Field[Any]]:
@@ -437,18 +331,14 @@ def fields_of(classes: Sequence[type]) -> dict[str, dataclasses.Field[Any]]:
 
 
 def check_eval_batch(batch_size: int, group_size: int, processes: int) -> None:
-    """Refuse batches that are not made of whole groups.
-
-    Raises:
-        UsageError: If a number is below 1, or the groups do not divide the batch.
-    """
+    """Refuse batches that are not made of whole groups."""
     for name, value in (("per_device_eval_batch_size", batch_size), ("num_generations_eval", group_size)):
         if value < 1:
             raise UsageError(f"--{name} is {value}: expected at least 1.")
     if batch_size * processes % group_size:
         raise UsageError(
-            f"an evaluation has batches of whole groups: --per_device_eval_batch_size {batch_size} x {processes} "
-            f"process(es) = {batch_size * processes} must be a multiple of --num_generations_eval {group_size}."
+            f"--per_device_eval_batch_size {batch_size} x {processes} process(es) = {batch_size * processes} must be a "
+            f"multiple of --num_generations_eval {group_size}: an evaluation has batches of whole groups."
         )
 
 
@@ -498,8 +388,7 @@ class Settings:
 
     def changed_settings(self) -> dict[str, Any]:
         """The part of :meth:`to_dict` from which, as ``--config``, all of it follows."""
-        shown = self.changed | {"model", "dataset", "output_dir"}
-        return {name: value for name, value in self.to_dict().items() if name in shown}
+        return {n: v for n, v in self.to_dict().items() if n in self.changed | {"model", "dataset", "output_dir"}}
 
 
 _NOT_STORED = {"resume", "overwrite", "dry_run", "hub_token"}

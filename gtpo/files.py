@@ -15,23 +15,13 @@ CONFIGS = Path(__file__).parent.parent / "configs"  # part of the repository, no
 def write_atomically(path: Path, text: str) -> None:
     """Write a file completely or not at all: to a temporary name, then rename."""
     unfinished = path.with_name(path.name + ".tmp")
-    unfinished.unlink(missing_ok=True)
-    with unfinished.open("x") as file:  # never through a link
-        file.write(text)
+    unfinished.unlink(missing_ok=True)  # never through a link
+    unfinished.write_text(text)
     unfinished.replace(path)
 
 
 def open_own(path: Path, mode: str = "a", **options: Any) -> IO[Any]:
-    """A file of a run or of results, to append to or to truncate: never through a link.
-
-    Args:
-        path: The file.
-        mode: As of ``open``.
-        options: As of ``open``.
-
-    Raises:
-        UsageError: If the file or its directory is a link.
-    """
+    """Open a file of a run or of results to append to or to truncate; a link, or one to its directory, is refused."""
     if path.is_symlink() or path.parent.is_symlink():
         link = path if path.is_symlink() else path.parent
         raise UsageError(f"{link} is a link, and its target would be written to: replace it with its target.")
@@ -77,23 +67,24 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """A YAML file of flat settings.
+class _PlainLoader(_UniqueKeyLoader):
+    """Without aliases, of which a few lines can stand for gigabytes."""
 
-    Raises:
-        UsageError: If the file is missing, is not valid YAML, is not a mapping, or has a duplicate key.
-    """
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise UsageError(f"{self.name} has an alias (*name): write its value instead.")
+        return super().compose_node(parent, index)
+
+
+def read_yaml(path: str | Path, aliases: bool = True) -> dict[str, Any]:
+    """A YAML file of flat settings, without duplicate keys; raises a UsageError for anything else."""
     try:
         with open(path, encoding="utf-8") as file:
-            settings = yaml.load(file, _UniqueKeyLoader)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}.") from error
-    except UsageError:
-        raise
+            settings = yaml.load(file, _UniqueKeyLoader if aliases else _PlainLoader)
+    except (OSError, UsageError) as error:
+        raise UsageError(f"cannot read {path}: {error}.") from error
     except Exception as error:  # PyYAML also raises ValueError, KeyError, RecursionError and others
         raise UsageError(f"{path} is not valid YAML: {str(error) or type(error).__name__}.") from error
     if not isinstance(settings, dict):
-        raise UsageError(
-            f"{path} contains no settings: expected `key: value` lines, each key a flag without its dashes."
-        )
+        raise UsageError(f"{path} contains no settings: expected `key: value` lines.")
     return settings

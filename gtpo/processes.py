@@ -12,11 +12,7 @@ IS_MAIN_PROCESS = int(os.environ.get("RANK", 0)) == 0
 
 
 def refuse_data_parallel(args: Any) -> None:
-    """Refuse several GPUs in one process, which Transformers trains with DataParallel.
-
-    Raises:
-        UsageError: With the command that starts a process per GPU.
-    """
+    """Refuse several GPUs in one process, which Transformers trains with DataParallel."""
     if args.n_gpu > 1:
         raise UsageError(
             f"{args.n_gpu} GPUs are visible to one process and DataParallel is not supported: start a process per GPU "
@@ -38,8 +34,7 @@ def any_process(flag: bool, device: "torch.device") -> bool:
 def gather_full_parameter(parameter: Any) -> Any:
     """The full parameter, where FSDP2 or DeepSpeed ZeRO-3 has sharded it; every process has to call it.
 
-    Raises:
-        UsageError: For a trainable head under ZeRO-3, where a gathered copy has no gradient.
+    A trainable head under ZeRO-3, where a gathered copy has no gradient, is a UsageError.
     """
     import torch
     from torch.distributed.tensor import DTensor

@@ -11,7 +11,6 @@ from trl.trainer.utils import is_async_callable
 
 from gtpo.arguments import (
     DataArguments,
-    EvaluationArguments,
     ModelArguments,
     PromptArguments,
     RewardArguments,
@@ -20,6 +19,7 @@ from gtpo.arguments import (
 from gtpo.cli.parse import parse
 from gtpo.data.load import load_train, to_demonstrations
 from gtpo.errors import UsageError
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.grading.user_functions import checked_reward, with_prefill
 from gtpo.prompts import PAPER, SYSTEM_PROMPT, to_completion, to_messages
 from rewards import rewards_in
@@ -132,8 +132,8 @@ def test_a_system_prompt_without_the_tags_of_the_rewards_is_a_warning(
     classes = (DataArguments, PromptArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig)
     parse("grpo", classes, ["--model", "tiny", "--output_dir", str(tmp_path), *flags])
     said = [text for text in caplog.messages if "system_prompt" in text]
-    expected = f"--system_prompt does not contain {missing}, which the rewards need: "
-    assert said == ([] if missing is None else [expected + "add them to the text, or set --tags"])
+    expected = f"--system_prompt lacks {missing}, which the rewards need: add them, or set --tags"
+    assert said == ([] if missing is None else [expected])
 
 
 def test_rows_have_the_prompt_and_the_tags() -> None:

@@ -6,13 +6,13 @@ Derived are the batch sizes, from whole groups, and the evaluation of held-out r
 import argparse
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import AT_LEAST_1, NOT_NEGATIVE, Check, check_eval_batch, check_fields
 from gtpo.errors import UsageError
-from gtpo.models.backend import gpu_is_available, is_installed, plans_unsloth
+from gtpo.models.backend import gpu_is_available, plans_unsloth
 
 EVALUATIONS = 10  # of a run, unless --eval_steps is given
 _SEED: Check = (lambda x: 0 <= x < 2**32, "0 to 4,294,967,295")
@@ -25,16 +25,14 @@ CHECKS: dict[str, Check] = {
     **dict.fromkeys(("top_p", "min_p"), _SHARE),
     **dict.fromkeys(("adam_beta1", "adam_beta2"), _BELOW_1),
     **dict.fromkeys(("adam_epsilon", "repetition_penalty", "temperature"), _ABOVE_0),
-    **dict.fromkeys(("steps_per_generation", "save_total_limit", "num_iterations"), AT_LEAST_1),
-    "max_completion_length": AT_LEAST_1,
+    **dict.fromkeys(("steps_per_generation", "save_total_limit", "num_iterations", "prompts_per_step"), AT_LEAST_1),
+    **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), AT_LEAST_1),
+    **dict.fromkeys(("max_completion_length",), AT_LEAST_1),
     **dict.fromkeys(("epsilon", "epsilon_high"), NOT_NEGATIVE),
-    "save_steps": _ABOVE_0,
+    **dict.fromkeys(("save_steps", "num_train_epochs"), _ABOVE_0),
     "logging_steps": NOT_NEGATIVE,
     "output_dir": (lambda x: x.strip(), "a directory"),
-    "vllm_mode": (lambda x: x in ("colocate", "server"), "colocate or server"),
     "num_generations": (lambda x: 2 <= x <= 4096, "2 to 4,096"),
-    "lora_rank": (lambda x: 0 <= x <= 4096, "0 to 4,096"),
-    "dataloader_num_workers": (lambda x: 0 <= x <= 1024, "0 to 1,024"),
     "max_steps": (lambda x: x == -1 or 1 <= x <= 10**9, "1 to 1,000,000,000, or -1 for --num_train_epochs"),
     "eval_steps": (lambda x: x > 0, "at least 1, or a share of the run between 0 and 1"),
     "run_name": (lambda x: x.isprintable() and Path(x).name == x, "a name without slashes and control characters"),
@@ -62,16 +60,8 @@ def batch_geometry(
     step is one prompt in one micro-batch.
 
     Raises:
-        UsageError: If a number is below 1, or they do not divide.
+        UsageError: If they do not divide.
     """
-    given = {
-        "prompts_per_step": prompts_per_step,
-        "per_device_train_batch_size": batch_size,
-        "gradient_accumulation_steps": accumulation_steps,
-    }
-    for name, value in given.items():
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} is {value}: expected at least 1.")
     completions = num_generations * (prompts_per_step or 1)
     if batch_size and accumulation_steps and not prompts_per_step:
         completions = batch_size * accumulation_steps * processes
@@ -79,20 +69,16 @@ def batch_geometry(
     steps = accumulation_steps or max(1, completions // (processes * batch))
     found = batch * steps * processes
     if found != completions or found % num_generations:
-        is_chosen = batch_size and accumulation_steps and not prompts_per_step
-        expected = (
-            "a multiple of G" if is_chosen else f"the {completions} completions of a step, G x --prompts_per_step"
-        )
         raise UsageError(
             f"the batch does not divide into groups of G = {num_generations}: --per_device_train_batch_size {batch} x "
-            f"--gradient_accumulation_steps {steps} x {processes} process(es) = {found}, expected {expected}: change "
-            "one of them, or remove the first two."
+            f"--gradient_accumulation_steps {steps} x {processes} process(es) = {found}, expected a multiple of G, and "
+            "G x --prompts_per_step where that is given: change one of them, or remove the first two."
         )
     return batch, steps
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Refuse values that TRL or Transformers would fail on later."""
+    """Refuse values that are wrong in silence, or that TRL and Transformers would fail on after hours."""
     for name, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"--{name} is {value}: expected a finite number.")
@@ -101,27 +87,12 @@ def check_values(values: Mapping[str, Any]) -> None:
         raise UsageError(
             "--fsdp needs several processes: accelerate launch --config_file configs/accelerate/fsdp2.yaml."
         )
-    if values.get("sync_ref_model") and not (values["beta"] and values["lora_rank"] == 0):
-        raise UsageError("--sync_ref_model needs a separate reference model: --beta above 0 and --lora_rank 0.")
-    if values["max_steps"] == -1 and values["num_train_epochs"] <= 0:
-        raise UsageError(f"--num_train_epochs is {values['num_train_epochs']}: expected more than 0.")
-    optim = str(values["optim"])
-    needed = {
-        ("optim", "bitsandbytes", "adamw_torch"): not optim.startswith("adamw_torch")  # adamw_torch_8bit is torchao's
-        and bool({"bnb", "8bit", "paged"} & set(optim.split("_"))),
-        ("use_vllm", "vllm", "false"): values.get("use_vllm", False),
-    }
-    for (flag, package, other), is_needed in needed.items():
-        if is_needed and not values["dry_run"] and not is_installed(package):
-            raise UsageError(
-                f"--{flag} {str(values[flag]).lower()} needs {package}, which is not installed: `pip install -r "
-                f"requirements.txt`, or --{flag} {other}."
-            )
     if values["backend"] == "transformers" and values.get("use_vllm") and values["load_in_4bit"]:
         raise UsageError(  # https://github.com/huggingface/trl/issues/4973
             "TRL cannot sync 4-bit weights to vLLM: use --backend unsloth, --load_in_4bit false or --use_vllm false."
         )
-    if values.get("use_vllm") and values["vllm_mode"] == "server" and _trains_with_unsloth(values):
+    has_gpu = values["dry_run"] or gpu_is_available()  # of a plan, wherever it is made
+    if values.get("use_vllm") and values["vllm_mode"] == "server" and has_gpu and plans_unsloth(values):
         raise UsageError(
             "--vllm_mode server does not work with the backend unsloth, whose engine is in the training process: use "
             "--vllm_mode colocate, or --backend transformers --load_in_4bit false."
@@ -132,13 +103,7 @@ def check_values(values: Mapping[str, Any]) -> None:
             "--lora_rank 0 trains all weights, without an adapter: set --backend transformers, --load_in_4bit false, "
             "--merge none."
         )
-    rewards, weights = values.get("reward"), values.get("reward_weights")
-    if rewards is not None and weights is not None and len(weights) != len(rewards):
-        raise UsageError(f"--reward_weights has {len(weights)} values for {len(rewards)} rewards: name one for each.")
-    deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"  # set by accelerate launch
-    if (deepspeed or values["deepspeed"]) and not is_installed("deepspeed"):
-        raise UsageError("DeepSpeed is not installed: pip install deepspeed, or use configs/accelerate/fsdp2.yaml.")
-    if values["merge"] != "none" and deepspeed:
+    if values["merge"] != "none" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":  # of accelerate launch
         raise UsageError("--merge does not support DeepSpeed: merge afterwards, --resume RUN --merge 16bit on one GPU.")
     lengths = [values[name] for name in ("max_prompt_length", "max_completion_length") if name in values]
     if sum(lengths) > values["max_seq_length"]:
@@ -147,7 +112,6 @@ def check_values(values: Mapping[str, Any]) -> None:
             f"{values['max_seq_length']}: lower --max_prompt_length or --max_completion_length, or raise "
             "--max_seq_length."
         )
-    _check_reporters(values["report_to"])
     if values["push_to_hub"] and not values["hub_token"]:
         from huggingface_hub import get_token
 
@@ -155,26 +119,11 @@ def check_values(values: Mapping[str, Any]) -> None:
             raise UsageError("--push_to_hub needs a token of the Hugging Face Hub: `hf auth login` or set HF_TOKEN.")
 
 
-def _trains_with_unsloth(values: Mapping[str, Any]) -> bool:
-    """Also for a plan made where there is no GPU."""
-    return plans_unsloth(values) and (values["dry_run"] or gpu_is_available())
-
-
-def _check_reporters(reporters: Sequence[str] | str) -> None:
-    from transformers.integrations import get_available_reporting_integrations
-
-    known = [*get_available_reporting_integrations(), "all", "none"]
-    for name in [reporters] if isinstance(reporters, str) else reporters or []:
-        if name not in known:
-            raise UsageError(f"--report_to {name!r} is unknown or not installed: expected one of {', '.join(known)}.")
-
-
-def evaluation_settings(values: Mapping[str, Any], given: Collection[str], processes: int) -> dict[str, Any]:
+def evaluation_settings(values: Mapping[str, Any], processes: int) -> dict[str, Any]:
     """TRL's settings of the evaluation while training, derived where not given.
 
     Args:
         values: Every setting; None for ``per_device_eval_batch_size`` that is not given.
-        given: Names on the command line.
         processes: Processes of the run.
 
     Raises:
@@ -185,15 +134,10 @@ def evaluation_settings(values: Mapping[str, Any], given: Collection[str], proce
             if values.get(name) not in (None, False, "no"):
                 raise UsageError(f"--{name} has no effect without held-out rows: add --eval_dataset or --eval_rows.")
         return {"per_device_eval_batch_size": values["per_device_eval_batch_size"] or 8}  # TRL's default
-    if values["eval_strategy"] == "no" and "eval_strategy" in given:
-        raise UsageError("--eval_strategy no never evaluates the held-out rows: remove it, or the held-out rows.")
-    strategy, steps = "steps" if values["eval_strategy"] == "no" else str(values["eval_strategy"]), values["eval_steps"]
-    if strategy == "epoch" and steps is not None:
-        raise UsageError("--eval_steps has no effect with --eval_strategy epoch: remove one of them.")
-    derived = {
-        "eval_strategy": strategy,
-        "eval_steps": steps if strategy == "epoch" or steps is not None else 1 / EVALUATIONS,
-    }
+    strategy = "steps" if values["eval_strategy"] == "no" else str(values["eval_strategy"])
+    derived: dict[str, Any] = {"eval_strategy": strategy}
+    if values["eval_steps"] is None and strategy == "steps":
+        derived["eval_steps"] = 1 / EVALUATIONS
     batch = values["per_device_eval_batch_size"]
     if "num_generations" in values:
         group = 1 if values["num_generations_eval"] is None else values["num_generations_eval"]

@@ -19,7 +19,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gtpo.arguments import BENCHMARK_TITLES, DataArguments, EvaluationArguments, Settings
+from gtpo.arguments import BENCHMARK_TITLES, DataArguments, Settings
 from gtpo.data.arithmetic import arithmetic
 from gtpo.data.sources import ARITHMETIC_STEPS, BENCHMARKS, DATASETS, TRAIN, Row, Source
 from gtpo.data.tables import FORMATS, Table, concatenate, is_on_hub, is_user_data, read_file, read_hub, read_table
@@ -183,36 +183,39 @@ def load_benchmark(name: str, data_dir: str | None = None) -> list[Problem]:
     return [Problem(f"{name}/{i}", row["question"], row["gold"]) for i, row in enumerate(rows)]
 
 
-def load_user_benchmark(name: str, source: str, flags: EvaluationArguments) -> tuple[list[Problem], dict[str, int]]:
+def load_user_benchmark(
+    name: str, source: str, flags: DataArguments, with_grader: bool = False
+) -> tuple[list[Problem], dict[str, int]]:
     """The problems of your benchmark, and why rows were dropped -> their number.
 
     A question may be a conversation. A row whose gold answer the grader cannot read, so that no completion could be
-    right, is dropped and counted. With your ``--grader`` a gold answer can be anything, or missing, and a problem
-    has the columns of its row.
+    right, is dropped and counted.
 
     Args:
         name: Its name in the ids.
         source: A file or a Hub id.
         flags: The names of its columns, and its split.
+        with_grader: With your ``--grader`` a gold answer can be anything, or missing, and a problem has the columns of
+            its row.
 
     Raises:
         UsageError: If it cannot be read or lacks a column, or no row is left.
     """
     table = read_table(source, flags.split, "test", flags.dataset_config)
-    required = ("prompt",) if flags.user_grader else ("prompt", "answer")
+    required = ("prompt",) if with_grader else ("prompt", "answer")
     columns = _columns_of(table, flags, ("prompt", "answer"), required)
     kept, dropped = _usable(table, {role: columns[role] for role in required})
     roles = {column: role for role, column in columns.items()}
     problems: list[Problem] = []
     for row, place in kept:
         question, others = _question(row[columns["prompt"]], place), {}
-        if flags.user_grader:
+        if with_grader:
             others = {roles.get(column, column): value for column, value in row.items() if column != columns["prompt"]}
             answer = others.get("answer")
             gold = answer if isinstance(answer, str) else repr(answer)
         else:
             gold = _answer(row[columns["answer"]], f"{place}: column {columns['answer']!r}")
-        if flags.user_grader or is_correct(gold, gold):
+        if with_grader or is_correct(gold, gold):
             problems.append(Problem(f"{name}/{len(problems)}", question, gold, others))
         else:
             dropped["without a readable gold answer"].append(place)
@@ -289,9 +292,7 @@ def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: s
         raise UsageError(f"the columns of {table.name} cannot be stored: {first_line(error)}.") from error
 
 
-def _columns_of(
-    table: Table, flags: DataArguments | EvaluationArguments, roles: Sequence[str], required: Sequence[str]
-) -> dict[str, str]:
+def _columns_of(table: Table, flags: DataArguments, roles: Sequence[str], required: Sequence[str]) -> dict[str, str]:
     """Role -> column of your data; without roles that are optional, not named and have no column.
 
     Raises:

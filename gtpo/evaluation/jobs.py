@@ -7,8 +7,6 @@ from pathlib import Path
 
 from gtpo.arguments import (
     BENCHMARK_TITLES,
-    MATH_VERIFY,
-    EvaluationArguments,
     PromptArguments,
     fields_of,
     stored_prompt,
@@ -16,6 +14,7 @@ from gtpo.arguments import (
 from gtpo.data.load import load_benchmark, load_user_benchmark
 from gtpo.data.tables import is_user_data, short_name_of
 from gtpo.errors import UsageError, nearest, printable
+from gtpo.evaluation.arguments import DATA_FLAGS, MATH_VERIFY, EvaluationArguments
 from gtpo.evaluation.records import Head, Problems
 from gtpo.evaluation.sampling import Sampler, Sampling, keys_of_shard, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.storage import (
@@ -32,7 +31,6 @@ from gtpo.evaluation.storage import (
 from gtpo.evaluation.user_grader import load_user_grader
 from gtpo.runs.bars import CompletionBar
 
-DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column")  # --regrade reads them
 STORED_FLAGS = (  # --regrade reads them from the completion files
     *("checkpoint", "backend", "gpu_memory_utilization", "tensor_parallel_size", "limit"),
     *fields_of([Sampling, PromptArguments]),
@@ -102,7 +100,7 @@ def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int
     if name in BENCHMARK_TITLES:
         graded_by = None if flags.user_grader else flags.grader
         return Problems(load_benchmark(name, flags.data_dir)[:limit], graded_by=graded_by)
-    rows, dropped = load_user_benchmark(name, source, flags)
+    rows, dropped = load_user_benchmark(name, source, flags.data, flags.user_grader is not None)
     grader = load_user_grader(flags.user_grader, ["prompt", *rows[0].columns]) if flags.user_grader else None
     return Problems(rows[:limit], dropped, grader, flags.grader)
 

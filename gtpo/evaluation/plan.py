@@ -6,10 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from gtpo.arguments import EvaluationArguments, fields_of
+from gtpo.arguments import fields_of
 from gtpo.errors import UsageError
 from gtpo.evaluation import sampling
-from gtpo.evaluation.jobs import DATA_FLAGS, Job, load_problems, select_benchmarks
+from gtpo.evaluation.arguments import DATA_FLAGS, EvaluationArguments
+from gtpo.evaluation.jobs import Job, load_problems, select_benchmarks
 from gtpo.evaluation.records import Head, Origin
 from gtpo.evaluation.sampling import Sampler, Sampling
 from gtpo.evaluation.storage import check_settings, fingerprint, problems_hash

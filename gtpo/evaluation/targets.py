@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import MODEL_ALIASES, EvaluationArguments, PromptArguments, stored_prompt
+from gtpo.arguments import MODEL_ALIASES, PromptArguments, stored_prompt
 from gtpo.errors import UsageError
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.models.backend import gpu_is_available, is_installed
 from gtpo.models.hub import check_model_files, is_hub_id
 from gtpo.models.load import resolve_model

@@ -5,7 +5,6 @@ import json
 import logging
 from pathlib import Path
 
-from gtpo.errors import UsageError
 from gtpo.files import apply_umask, remove, write_atomically
 
 logger = logging.getLogger(__name__)
@@ -60,23 +59,9 @@ def latest_complete(run: Path) -> Path | None:
 
 
 def steps_are_done(checkpoint: Path, max_steps: int) -> bool:
-    """Whether a run has no step left after a checkpoint.
-
-    Args:
-        checkpoint: A complete checkpoint.
-        max_steps: Of the settings, below 1 for whole epochs.
-
-    Raises:
-        UsageError: If the state cannot be read.
-    """
-    path = checkpoint / "trainer_state.json"
-    try:
-        state = json.loads(path.read_bytes())
-        return bool(state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(
-            f"{path} is damaged or not from a trainer: delete {checkpoint} to continue from an earlier one."
-        ) from error
+    """Whether a run has no step left after a complete checkpoint; ``max_steps`` is below 1 for whole epochs."""
+    state = json.loads((checkpoint / "trainer_state.json").read_bytes())
+    return bool(state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"]))
 
 
 def rotate(run: Path, limit: int) -> None:

@@ -86,11 +86,7 @@ class RunDirectory:
         return sorted(self.completions.glob("held_out_*.json"))
 
     def read_config(self) -> dict[str, Any]:
-        """The settings as stored.
-
-        Raises:
-            UsageError: If they cannot be read.
-        """
+        """The settings as stored; raises as :func:`read_yaml`."""
         return read_yaml(self.config)
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -118,23 +114,9 @@ class RunDirectory:
         return list(rows.values())
 
     def read_best(self) -> dict[str, Any] | None:
-        """``best/best.json``: step and metric of the best adapter, ``accuracy`` or a held-out one; None without it.
-
-        Raises:
-            UsageError: If it cannot be read.
-        """
+        """``best/best.json``: step and metric of the best adapter, ``accuracy`` or a held-out one; None without it."""
         path = self.best / "best.json"
-        if not path.is_file():
-            return None
-        try:
-            stored = {name: float(value) for name, value in json.loads(path.read_bytes()).items()}
-            ((metric, value),) = (item for item in stored.items() if item[0] != "step")
-            return {metric: value, "step": int(stored["step"])}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UsageError(
-                f'{path} cannot be read: expected {{"accuracy": ..., "step": ...}}. Delete {self.best}: the '
-                "best adapter is then chosen among the following steps."
-            ) from error
+        return dict(json.loads(path.read_bytes())) if path.is_file() else None
 
 
 def run_of(directory: str | Path) -> RunDirectory:
@@ -158,11 +140,7 @@ def find_runs(directories: Iterable[Path], having: str = "settings") -> list[Run
 
 
 def method_of(run: RunDirectory) -> str | None:
-    """gtpo, grpo or sft, by the settings of a run; None if they are not those of a run.
-
-    Raises:
-        UsageError: If they cannot be read.
-    """
+    """gtpo, grpo or sft, by the settings of a run; None if they are not those of a run."""
     settings = run.read_config()
     if "model" not in settings:
         return None

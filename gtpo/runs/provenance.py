@@ -7,18 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-PACKAGES = (
-    "torch",
-    "transformers",
-    "trl",
-    "peft",
-    "accelerate",
-    "datasets",
-    "unsloth",
-    "vllm",
-    "bitsandbytes",
-    "wandb",
-)
+PACKAGES = ["torch", "transformers", "trl", "peft", "accelerate", "datasets"]
+PACKAGES += ["unsloth", "vllm", "bitsandbytes", "wandb"]
 
 
 def provenance() -> dict[str, Any]:

@@ -13,13 +13,10 @@ from typing import NoReturn
 from gtpo.errors import RunError, UsageError, last_line
 
 _training = False
-_CANNOT_OPEN = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def run_script(main: Callable[[], None]) -> NoReturn:
-    """Run a script's main and exit. A UsageError is printed as one line; ``--debug`` shows the traceback instead.
-
-    Of any other error the last line is printed, and the name of the file that has its traceback.
+    """Run a script's main and exit. An error is printed as one line; ``--debug`` shows the traceback instead.
 
     Exit codes: 2 for invalid input, and for other errors before the training; 1 for a run that had to stop; 130, 143,
     129 or 140 after Ctrl-C, SIGTERM, SIGHUP or SIGUSR2; 141 if the output pipe is closed, as by ``| head``.
@@ -95,6 +92,4 @@ def _fault_of_the_disk(error: Exception) -> str | None:
         return f"the disk is full ({error}); free some space, then: {_how_to_continue()}"
     if number == errno.EFBIG or "File too large" in text:
         return f"a file is larger than the disk or `ulimit -f` allows ({error}); raise it, then: {_how_to_continue()}"
-    if isinstance(error, OSError) and error.filename and number in _CANNOT_OPEN:
-        return f"{error.filename}: {error.strerror}; was it moved, deleted or made read-only? (--debug shows more)"
     return None

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
@@ -33,10 +32,6 @@ _locks: dict[str, FileLock] = {}  # held until the process ends
 def check_run(settings: Settings, rows: int) -> str | None:
     """Check that the run can start, before a model is loaded; nothing is written.
 
-    Args:
-        settings: All settings; ``output_dir`` names the directory.
-        rows: Training rows.
-
     Returns:
         The checkpoint to resume from, or None.
 
@@ -48,19 +43,14 @@ def check_run(settings: Settings, rows: int) -> str | None:
     if rows < prompts:
         raise UsageError(f"{rows} training rows are too few for a step of {prompts} prompts: lower --prompts_per_step.")
     run, start = RunDirectory(settings.output_dir), settings.run
-    if IS_MAIN_PROCESS:
-        _check_writable(run.path)
-        if run.lock.exists():
-            _lock(run)
+    if IS_MAIN_PROCESS and run.lock.exists():
+        _lock(run)
     if start.resume and start.overwrite:
         raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
     if start.resume:
         checkpoint = latest_complete(run.path)
         if checkpoint is None:
-            raise UsageError(
-                f"{run.path} has no complete checkpoint to resume: start it again without --resume, or resume another "
-                "run, --resume RUN."
-            )
+            raise UsageError(f"{run.path} has no complete checkpoint: start it without --resume, or --resume another.")
         run.read_best()  # raises
         check_same_policy(run, vars(settings.model) | vars(settings.prompt))
         stored = _stored_settings(run)
@@ -70,13 +60,11 @@ def check_run(settings: Settings, rows: int) -> str | None:
     if IS_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
         if not _is_run(run):
             raise UsageError(
-                f"{run.path} exists and is not a run (it has no run.lock, or no config.yaml and environment.json), so "
+                f"{run.path} exists and is not a run (no run.lock, or no config.yaml and environment.json), and "
                 "nothing is written to it or deleted: name another directory."
             )
         if not start.overwrite:
-            raise UsageError(
-                f"{run.path} exists: --resume continues it, --overwrite replaces it, --run_name names another."
-            )
+            raise UsageError(f"{run.path} exists: --resume continues, --overwrite replaces it, or change --run_name.")
     return None
 
 
@@ -84,9 +72,6 @@ def start_run(settings: Settings) -> None:
     """Create the run directory, checked by :func:`check_run`, with ``config.yaml`` and ``environment.json``.
 
     ``run.lock`` is written first and stays: a directory that has it is a run, however early or late it was killed.
-
-    Raises:
-        UsageError: If another process uses it.
     """
     if not IS_MAIN_PROCESS:
         return
@@ -133,22 +118,8 @@ def _has_content(run: RunDirectory) -> bool:
     return bool(names) and not is_early
 
 
-def _check_writable(directory: Path) -> None:
-    parent = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    try:
-        tempfile.TemporaryFile(dir=parent).close()
-    except OSError as error:
-        raise UsageError(
-            f"--output_dir: cannot write {directory}: {error.strerror}. Name another directory."
-        ) from error
-
-
 def check_same_policy(run: RunDirectory, values: Mapping[str, Any]) -> None:
-    """Refuse to resume a run with another model, adapter or prompt, or whose model no longer exists.
-
-    Raises:
-        UsageError: Names the first of ``values`` that differs from the run's.
-    """
+    """Refuse to resume a run with another model, adapter or prompt: the first of ``values`` that differs."""
     stored = _stored_settings(run)
     for name in ("model", "lora_rank", "lora_target_modules", *vars(PromptArguments())):
         new = values.get(name)
@@ -159,9 +130,6 @@ def check_same_policy(run: RunDirectory, values: Mapping[str, Any]) -> None:
                 f"{run.path} was trained with --{name} {shorten(str(stored[name]), 80)}; a checkpoint cannot be "
                 f"resumed with {shorten(str(new), 80)}: remove --{name}."
             )
-    model = str(stored.get("model", "tiny"))
-    if "/" not in model and model not in MODEL_ALIASES and not Path(model).is_dir():
-        raise UsageError(f"{run.path} was trained on the model in {model}, which does not exist any more: restore it.")
 
 
 def _stored_settings(run: RunDirectory) -> dict[str, Any]:
@@ -207,7 +175,7 @@ def _lock(run: RunDirectory) -> None:
     except Timeout as error:
         raise UsageError(f"{run.path} is in use by another process: wait for it, or name another run.") from error
     except OSError as error:  # a link, or a directory
-        raise UsageError(f"{run.lock} cannot be locked: {error.strerror}. Delete it.") from error
+        raise UsageError(f"{run.path} cannot be locked: {error}. Delete the lock, or name another.") from error
 
 
 def how_to_continue() -> str:

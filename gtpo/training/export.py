@@ -38,7 +38,7 @@ def save_adapter(trainer: Any, settings: Settings) -> None:
     if merges:
         merge_adapter(run.adapter, resolve_model(settings.model.model), run.merged)
         _write_card(run.merged, run.merged, settings, trainer)
-    if settings.run.push_to_hub:
+    if settings.given.get("push_to_hub"):
         _upload(run.merged if merges else trained, settings, trainer)
 
 

@@ -287,11 +287,9 @@ def _settings() -> dict[str, Any]:
     import trl
 
     from gtpo.cli import parse as cli
-    from gtpo.cli import validation
     from gtpo.training.refusals import check_gtpo_settings
 
     cli.gpu_is_available = lambda: True
-    validation.is_installed = lambda package: True
     logged: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]

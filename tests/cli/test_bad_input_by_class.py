@@ -21,22 +21,22 @@ FLAGS = """
 --conflict_positive_weight -1|--conflict_positive_weight inf|--conflict_correction perhaps|--initial_entropy -2
 --G 1|--G 2.5|--beta 0.1|--prompts_per_step 0|--max_steps -5|--max_completion_length 0
 --max_completion_length -3|--max_prompt_length -1|--seed -1|--seed 99999999999|--lora_rank -1
---lora_rank 9999999|--backend jax|--merge 8bit|--optim adamx|--lr_scheduler_type zigzag|--warmup_steps -4
---save_steps 0|--save_steps -2|--report_to wandbb|--num_iterations 0|--num_iterations -1|--top_p 1.5|--top_k -2
+--backend jax|--merge 8bit|--optim adamx|--lr_scheduler_type zigzag|--warmup_steps -4
+--save_steps 0|--save_steps -2|--num_iterations 0|--num_iterations -1|--top_p 1.5|--top_k -2
 --min_p 2|--adam_beta1 1.0|--adam_epsilon 0|--weight_decay -1|--max_grad_norm -1|--logging_steps -1
 --per_device_train_batch_size 0|--gradient_accumulation_steps 0|--steps_per_generation 0|--loss_type magic
 --scale_rewards sometimes|--epsilon -1|--nonsense 1|--learnin_rate 1|extra|--config nowhere.yaml|--run_name a/b
 --eval_rows 0|--eval_rows 5000|--eval_steps 3|--limit 0|--split dev
 --dataset_config main|--reward speed|--reward format format|--reward nowhere.py:f|--reward os:getcwd
---reward_weights 1|--reward_weights 1 2 3|--system_prompt missing.txt|--chat_template missing.jinja
+--system_prompt missing.txt|--chat_template missing.jinja
 --chat_template_kwargs {|--chat_template_kwargs [1]|--fsdp full_shard|--resume nowhere
---dataloader_num_workers -1|--gpu_memory_utilization 2|--vllm_mode cloud|--push_to_hub|--num_generations_eval 2
+--gpu_memory_utilization 2|--push_to_hub|--num_generations_eval 2
 --bf16 --fp16
 --model nowhere/at/all|--model /etc|--lora_target_modules|--lora_target_modules lm_head
 --lora_target_modules all-linear q_proj|--gamma much|--gamma|--gamma inf|--initial_entropy nan|--G two|--G 1000000
 --max_steps 999999999999999999999|--max_steps 0|--max_steps -1 --num_train_epochs 0|--repetition_penalty 0
---max_seq_length 0|--sync_ref_model true|--save_only_model|--resume_from_checkpoint x|--save_total_limit 0
---model tinny|--model gpt2|--report_to wandb nowhere|--max_completion_length 1025|--bf16 maybe|--learning 1
+--max_seq_length 0|--save_only_model|--resume_from_checkpoint x|--save_total_limit 0
+--model tinny|--model gpt2|--max_completion_length 1025|--bf16 maybe|--learning 1
 --per_device_train_batch_size 5|--backend unsloth|--resume --overwrite|--gpu_memory_utilization 0
 """
 QUOTED = [["--G", ""], ["--output_dir", ""], ["--model", ""], ["--system_prompt", ""], ["--tags", "<a> <b>"]]
@@ -75,6 +75,20 @@ DATA: dict[str, str | bytes] = {
     "surrogate.jsonl": '{"prompt": "a \\ud800", "answer": "1"}',
     "integer.jsonl": f'{{{ASKED}, "n": {"9" * 400}}}',
 }
+SETTINGS = {  # --config: the file, and the key that is named
+    "torn.yaml": ("a: [", "torn.yaml"),
+    "list.yaml": ("- 1", "list.yaml"),
+    "none.yaml": ("", "none.yaml"),
+    "twice.yaml": ("gamma: 1\ngamma: 2", "gamma"),
+    "alias.yaml": ("reward: &a [format]\nlora_target_modules: *a", "alias.yaml"),
+    "env.yaml": ("env: {A: b}", "env"),
+    "words.yaml": ("gamma: [1, 2]", "2"),
+    "text.yaml": ("gamma: much", "--gamma"),
+    "no_layers.yaml": ("lora_target_modules: []", "lora_target_modules"),
+    "start.yaml": ("overwrite: true", "overwrite"),
+    "resumed.yaml": ("resume: auto", "resume"),
+    "config.yaml": ("config: other.yaml", "config"),
+}
 EVALUATION = """
 nothing|arithmetic --k 0|arithmetic --k -1|arithmetic --k 1000000000|arithmetic --limit 0|arithmetic --max_new_tokens 0
 arithmetic --temperature -1|arithmetic --top_p 0|arithmetic --top_p 2|arithmetic --grader nowhere.py:f
@@ -95,6 +109,7 @@ def words(text: str) -> list[list[str]]:
 
 def commands() -> Iterator[tuple[str, list[str]]]:
     yield from (("train_gtpo", [*TRAIN, "arithmetic", *flags]) for flags in (*words(FLAGS), *QUOTED))
+    yield from (("train_gtpo", [*TRAIN, "arithmetic", "--config", name]) for name in SETTINGS)
     yield from (("train_gtpo", [*TRAIN, name]) for name in (*DATA, ".", "/nowhere.jsonl", ""))
     yield from (("evaluate", ["--model", "tiny", "--benchmarks", *argv]) for argv in words(EVALUATION))
     yield from ((script, argv) for script, *argv in words(OTHERS))
@@ -114,7 +129,7 @@ def outcome(script: str, argv: list[str]) -> tuple[object, list[str]]:
 def test_bad_input_ends_in_one_sentence_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT))
-    for name, content in DATA.items():
+    for name, content in (DATA | {name: text for name, (text, _) in SETTINGS.items()}).items():
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     before = sorted(tmp_path.rglob("*"))
     wrong = {}
@@ -123,6 +138,7 @@ def test_bad_input_ends_in_one_sentence_and_leaves_nothing(tmp_path: Path, monke
         code, lines = outcome(script, argv)
         last = lines[-1] if lines else ""
         given = [name_of(word.removeprefix("--")) for word in argv[len(TRAIN) + 1 :]]
+        given = [SETTINGS[given[-1]][1]] if given and given[-1] in SETTINGS else given
         named = script != "train_gtpo" or not given or any(word in last for word in given)
         if code != 2 or not named or not last.startswith(f"{script}.py: ") or "Traceback" in "".join(lines):
             wrong[json.dumps([script, *argv])] = code, last

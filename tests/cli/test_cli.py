@@ -29,6 +29,7 @@ from gtpo.cli import parse as cli
 from gtpo.cli.parse import parse, parse_evaluation
 from gtpo.cli.validation import batch_geometry
 from gtpo.errors import UsageError
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.files import CONFIGS, read_yaml
 
 CLASSES: dict[str, tuple[type, ...]] = {
@@ -60,7 +61,6 @@ def config_file(directory: Path, text: str) -> str:
 def one_process_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(cli, "gpu_is_available", lambda: False)
-    monkeypatch.setattr("gtpo.cli.validation.is_installed", lambda package: True)  # the large presets need GPU packages
 
 
 # ---- precedence ----
@@ -73,14 +73,6 @@ def test_precedence_is_command_line_then_file_then_preset_then_default(tmp_path:
     assert got["weight_decay"] == 0.25  # file
     assert got["max_grad_norm"] == TINY_GTPO["max_grad_norm"] == 0.1  # preset; TRL's default is 1.0
     assert got["top_p"] == GRPOConfig.top_p  # TRL's default
-
-
-def test_dataclasses_hold_the_resolved_settings() -> None:
-    got = parse("gtpo", CLASSES["gtpo"], ["--gamma", "0.01", "--G", "6"])
-    stored = got.to_dict()
-    assert (got.gtpo.gamma, got.trainer.num_generations, got.trainer.max_steps) == (0.01, 6, stored["max_steps"])
-    assert (got.data.dataset, got.model.model) == ("arithmetic", "tiny")
-    assert got.run.prompts_per_step == stored["prompts_per_step"]
 
 
 def test_model_in_the_config_file_selects_the_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,20 +161,12 @@ def test_g_is_num_generations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "key", "value"),
     [
-        ("dataset: math", "dataset", "math"),
-        ("data_dir: some/folder", "data_dir", "some/folder"),
-        ("max_prompt_length: 77", "max_prompt_length", 77),
-        ("lora_rank: 5", "lora_rank", 5),
         ("lora_target_modules: [q_proj, v_proj]", "lora_target_modules", ["q_proj", "v_proj"]),
-        ("max_seq_length: 1099", "max_seq_length", 1099),
-        ("gpu_memory_utilization: 0.7", "gpu_memory_utilization", 0.7),
         ("gamma: 0", "gamma", 0.0),
-        ("entropy_threshold: 1.05", "entropy_threshold", 1.05),
+        ("lora_target_modules: q_proj", "lora_target_modules", ["q_proj"]),
         ("conflict_correction: false", "conflict_correction", False),
         ("initial_entropy: 0.5", "initial_entropy", 0.5),
         ("initial_entropy: null", "initial_entropy", None),
-        ("prompts_per_step: 3", "prompts_per_step", 3),
-        ("adam_beta1: 0.999999", "adam_beta1", 0.999999),
         ("report_to: [wandb]", "report_to", "wandb"),
     ],
 )
@@ -227,14 +211,6 @@ def test_resolved_settings_round_trip(method: str, tmp_path: Path) -> None:
     assert (reloaded["learning_rate"], reloaded["lora_target_modules"]) == (3e-5, ["q_proj", "v_proj"])
 
 
-def test_every_reward_has_a_weight() -> None:
-    classes = (*CLASSES["gtpo"][:-1], RewardArguments, CLASSES["gtpo"][-1])
-    argv = ["--model", "tiny", "--reward", "format", "accuracy", "--reward_weights"]
-    assert parse("gtpo", classes, [*argv, "1", "2"]).trainer.reward_weights == [1.0, 2.0]
-    with pytest.raises(UsageError, match="--reward_weights has 1 values for 2 rewards: name one for each"):
-        parse("gtpo", classes, [*argv, "1"])
-
-
 def test_two_integrations_can_be_named() -> None:
     assert settings("--report_to", "wandb", "none")["report_to"] == ["wandb", "none"]
     assert settings("--report_to", "wandb")["report_to"] == "wandb"
@@ -276,68 +252,19 @@ def test_what_is_stored_is_what_was_given_and_can_be_read_back(method: str, argv
     assert again == stored
 
 
-def test_a_plan_on_a_cpu_does_not_store_the_cpu() -> None:
-    """`--dry_run > run.yaml` on a laptop is the configuration of a GPU run."""
-    got = parse("gtpo", CLASSES["gtpo"], ["--model", "llama", "--dry_run"])
-    assert got.trainer.use_cpu is True
-    stored = got.to_dict()
-    assert (stored["use_cpu"], stored["bf16"], stored["load_in_4bit"]) == (False, True, True)
-
-
-def test_errors_name_one_spelling_of_an_option() -> None:
-    with pytest.raises(UsageError, match=r"^--max_steps: invalid int value: 'x'\.$"):
-        settings("--max_steps", "x")
-    with pytest.raises(UsageError, match=r"did you mean '--help'"):
-        settings("--hepl")
-
-
-def test_no_token_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.setenv("WANDB_API_KEY", "wandb_secret")
-    resolved = settings("--hub_token", "flag_secret")
-    assert "hub_token" not in resolved and "secret" not in yaml.safe_dump(resolved)
-
-
 # ---- invalid settings: a one-line error that says how to fix it ----
 
 
 @pytest.mark.parametrize(
-    ("key", "nearest"),
-    [("gama", "gamma"), ("learning_rat", "learning_rate"), ("entropy_treshold", "entropy_threshold")],
+    ("key", "nearest"), [("gama", "gamma"), ("learning_rat", "learning_rate"), ("lr", "learning_rate")]
 )
-def test_unknown_key_error_suggests_the_nearest_key(key: str, nearest: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=rf"unknown setting '{key}' \(did you mean '{nearest}'\?\)"):
-        settings("--config", config_file(tmp_path, f"{key}: 1\n"))
-    with pytest.raises(UsageError, match=rf"unknown option --{key} \(did you mean '--{nearest}'\?\)"):
-        settings(f"--{key}", "1")
-    with pytest.raises(UsageError, match=f"unknown option --{key}"):
-        settings(f"--{key}=1")
-
-
-def test_gtpo_flag_is_unknown_to_grpo_and_sft() -> None:
+def test_an_unknown_name_is_refused_with_the_nearest(key: str, nearest: str, tmp_path: Path) -> None:
+    for argv in (["--config", config_file(tmp_path, f"{key}: 1\n")], [f"--{key}", "1"], [f"--{key}=1"]):
+        with pytest.raises(UsageError, match=rf"{key}.*'(--)?{nearest}'"):
+            settings(*argv)
     for method in ("grpo", "sft"):
-        with pytest.raises(UsageError, match="unknown option --gamma"):
+        with pytest.raises(UsageError, match="--gamma"):
             settings("--gamma", "0.1", method=method)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: [", "is not valid YAML"),
-        ("- 1\n", "contains no settings: expected `key: value` lines"),
-        ("", "contains no settings: expected"),
-        ("gamma: [1, 2]\n", "unexpected argument '2'"),
-    ],
-)
-def test_invalid_file_gives_a_one_line_error(text: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
-        settings("--config", config_file(tmp_path, text))
-    assert "\n" not in str(caught.value)
-
-
-def test_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nowhere\.yaml: No such file"):
-        settings("--config", str(tmp_path / "nowhere.yaml"))
 
 
 @pytest.mark.parametrize("method", CLASSES)
@@ -367,7 +294,7 @@ def test_a_step_takes_complete_groups_or_is_refused(
     try:
         got = batch_geometry(group, prompts, batch, accumulation, processes)
     except UsageError as error:
-        assert "does not divide" in str(error) and "\n" not in str(error)
+        assert "--per_device_train_batch_size" in str(error)
         # Refused only if no choice of the sizes that were left open fits.
         if prompts:
             sizes = range(1, group * prompts + 1)
@@ -423,12 +350,6 @@ def test_preset_values_name_their_source(path: Path) -> None:
         if line.strip() and not line.startswith("#") and not re.search(r"#.*\[[^\]]+\]", line)
     ]
     assert not missing, f"values without a source in [brackets]: {missing}"
-
-
-@pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_preset_has_no_duplicate_keys(path: Path) -> None:
-    keys = re.findall(r"^(\w+):", path.read_text(), flags=re.MULTILINE)
-    assert len(keys) == len(set(keys))
 
 
 LISTING_1 = {  # Appendix 8.2 of the paper; values that depend on the method or model are below
@@ -507,7 +428,7 @@ def test_help_shows_every_setting_in_groups_with_the_values_of_the_model(
         shown = capsys.readouterr().out
         assert ended.value.code == 0
         titles = re.findall("^([A-Za-z ]+):$", shown, re.MULTILINE)
-        assert titles == ["data", "prompt", "model", "run", "GTPO", "TRL and Transformers"]
+        assert titles == ["options", "data", "prompt", "model", "run", "GTPO"]
         assert f"The initial learning rate for AdamW. (default: {rate})" in " ".join(shown.split())
     for method in ("grpo", "sft"):
         with pytest.raises(SystemExit):
@@ -537,19 +458,17 @@ def test_weights_synced_to_vllm_by_trl_are_not_4bit(monkeypatch: pytest.MonkeyPa
     large = ("--model", "llama", "--use_cpu", "true")
     assert settings(*large)["load_in_4bit"] is True  # Unsloth
     assert settings(*large, "--backend", "transformers")["load_in_4bit"] is False
-    with pytest.raises(UsageError, match="TRL cannot sync 4-bit weights to vLLM: use --backend unsloth"):
+    with pytest.raises(UsageError, match="--load_in_4bit"):
         settings(*large, "--backend", "transformers", "--load_in_4bit", "true")
     got = settings(*large, "--backend", "transformers", "--load_in_4bit", "true", "--use_vllm", "false")
     assert got["load_in_4bit"] is True
-    with pytest.raises(UsageError, match="--backend unsloth does not train --model tiny"):
-        settings("--backend", "unsloth")
 
 
 @pytest.mark.parametrize("backend", ["unsloth", "auto"])
 def test_unsloth_and_the_server_of_vllm_are_refused(backend: str) -> None:
     """Unsloth's trainer sets vllm_mode to colocate without a word."""
     argv = ("--model", "llama", "--backend", backend, "--dry_run", "--vllm_mode", "server")
-    with pytest.raises(UsageError, match=r"^--vllm_mode server does not work with the backend unsloth, whose engine"):
+    with pytest.raises(UsageError, match="--vllm_mode"):
         settings(*argv)
     assert settings(*argv[:4], "--dry_run")["vllm_mode"] == "colocate"
     plain = settings("--model", "llama", "--backend", "transformers", *argv[4:], "--load_in_4bit", "false")
@@ -563,36 +482,30 @@ def test_resuming_a_run_of_another_method_is_refused(settings_of_run: str, scrip
     (tmp_path / "config.yaml").write_text(f"model: tiny\n{settings_of_run}\n")
     for method in CLASSES:
         if method != script:
-            with pytest.raises(UsageError, match=rf"is a run of train_{script}\.py: resume it with that script"):
+            with pytest.raises(UsageError, match=rf"train_{script}\.py"):
                 settings("--resume", str(tmp_path), method=method)
 
 
-def test_resuming_a_missing_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_a_missing_run_names_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs" / "gtpo-a").mkdir(parents=True)
     (tmp_path / "outputs" / "gtpo-a" / "config.yaml").write_text("model: tiny\n")
-    with pytest.raises(
-        UsageError, match=r"outputs/gtpo-b is not a directory \(did you mean 'outputs/gtpo-a'\?\): name a run"
-    ):
-        settings("--resume", "outputs/gtpo-b")
-    for path, names in (
-        ("outputs", "name one of outputs/gtpo-a"),
-        (".", "name one of outputs/gtpo-a"),
-        ("docs", "name a run"),
-    ):
-        Path(path).mkdir(exist_ok=True)
-        with pytest.raises(UsageError, match=rf"^--resume: {path} is not a run \(it has no config\.yaml\): {names}\.$"):
+    for path in ("outputs/gtpo-b", "outputs", "docs"):
+        with pytest.raises(UsageError, match=f"--resume.*{path}" + "(.*'outputs/gtpo-a')?"):
             settings("--resume", path)
 
 
 def test_bare_resume_takes_model_and_backend_from_the_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("model: qwen\nbackend: transformers\n")
-    early = cli._early_flags("gtpo", ["--output_dir", str(tmp_path), "--resume"])
-    assert (early.model, early.backend) == ("qwen", "transformers")
-    assert cli._early_flags("gtpo", ["--output_dir", str(tmp_path / "new"), "--resume"]).model == "tiny"
+    start = cli._Start.of("sft", ["--output_dir", str(tmp_path), "--resume"])
+    assert (start.model, start.backend) == ("qwen", "transformers")
+    assert cli._Start.of("sft", ["--output_dir", str(tmp_path / "new"), "--resume"]).model == "tiny"
 
 
 def test_dry_run_of_a_large_model_needs_no_gpu() -> None:
+    """`--dry_run > run.yaml` on a laptop is the configuration of a GPU run."""
+    got = parsed("--model", "llama", "--dry_run")
+    assert got.trainer.use_cpu is True and got.to_dict()["use_cpu"] is False
     for model in ("llama", "qwen"):
         got = parse("gtpo", CLASSES["gtpo"], ["--model", model, "--G", "8", "--dry_run"])
         assert (got.trainer.bf16, got.model.load_in_4bit, got.trainer.gradient_accumulation_steps) == (True, True, 8)
@@ -609,51 +522,13 @@ def test_colocated_vllm_gets_the_memory_share_and_length(monkeypatch: pytest.Mon
     assert (got["vllm_gpu_memory_utilization"], got["vllm_max_model_length"]) == (0.2, 5500)
 
 
-@pytest.mark.parametrize(
-    ("argv", "package", "message"),
-    [
-        (["--optim", "paged_adamw_8bit"], "bitsandbytes", "--optim adamw_torch"),
-        (["--optim", "adamw_bnb_8bit"], "bitsandbytes", "adamw_bnb_8bit needs bitsandbytes"),
-        (["--use_vllm", "true"], "vllm", "--use_vllm false"),
-    ],
-)
-def test_a_setting_with_a_missing_package_is_refused(
-    argv: list[str], package: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gtpo.cli.validation.is_installed", lambda name: name != package)
-    with pytest.raises(UsageError, match=message):
-        settings(*argv)
-    settings(*argv, "--dry_run")
-
-
-@pytest.mark.parametrize("launched", [False, True])
-def test_deepspeed_without_its_package_is_refused(launched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gtpo.cli.validation.is_installed", lambda name: name != "deepspeed")
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", str(launched).lower())
-    with pytest.raises(UsageError, match="DeepSpeed is not installed: pip install deepspeed"):
-        settings(*([] if launched else ["--deepspeed", "zero3.json"]))
-
-
-@pytest.mark.parametrize("key", ["config: other.yaml", "overwrite: true", "resume: auto", "dry_run: true"])
-def test_start_options_are_refused_in_a_file(key: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"{key.partition(':')[0]}' is for the command line only"):
-        settings("--config", config_file(tmp_path, key))
-
-
-def test_an_empty_list_of_layers_in_a_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="lora_target_modules"):
-        settings("--config", config_file(tmp_path, "lora_target_modules: []"))
-
-
 def test_publishing_needs_a_token_and_does_not_store_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "")  # restored after the test
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(UsageError, match="hf auth login"):
         settings("--push_to_hub", "true")
     got = parse("gtpo", CLASSES["gtpo"], ["--push_to_hub", "true", "--hub_token", "hf_secret"])
-    assert (
-        got.run.push_to_hub is True and got.to_dict()["push_to_hub"] is True and "hf_secret" not in str(got.to_dict())
-    )
+    assert got.to_dict()["push_to_hub"] is True and "hf_secret" not in yaml.safe_dump(got.to_dict())
     assert got.trainer.push_to_hub is False and got.trainer.hub_token is None  # the Trainer would upload at each save
     assert os.environ["HF_TOKEN"] == "hf_secret"
 
@@ -667,7 +542,7 @@ def test_the_config_file_overrides_what_the_machine_sets(tmp_path: Path) -> None
 
 
 def test_an_empty_list_in_a_file_keeps_an_empty_default(tmp_path: Path) -> None:
-    arguments, _ = parse_evaluation(["--config", config_file(tmp_path, "adapter: []\nk: 3\n")])
+    arguments, _ = parse_evaluation(EvaluationArguments, ["--config", config_file(tmp_path, "adapter: []\nk: 3\n")])
     assert (arguments.runs, arguments.k) == ([], 3)
 
 
@@ -677,9 +552,7 @@ def test_resume_of_a_run_by_its_name_takes_its_settings(
     name: list[str], dataset: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = Path(f"outputs/gtpo-tiny-{'gsm8k' if dataset else 'arithmetic'}-a")
-    run.mkdir(parents=True)
-    (run / "config.yaml").write_text(yaml.safe_dump(parsed(*dataset, *name, "--gamma", "0.25").to_dict()))
+    run = stored_run(Path(f"outputs/gtpo-tiny-{'gsm8k' if dataset else 'arithmetic'}-a"), *dataset, "--gamma", "0.25")
     newer = stored_run(Path("outputs/newer"), "--gamma", "0.5")
     os.utime(newer / "config.yaml", (2**32, 2**32))
     resumed = parsed(*dataset, *name, "--resume")
@@ -693,20 +566,6 @@ def test_texts_of_a_resumed_run_are_not_looked_up_as_files(tmp_path: Path) -> No
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(parsed().to_dict() | texts))
     prompt = parsed("--resume", str(tmp_path)).prompt
     assert (prompt.system_prompt, prompt.chat_template) == (str(file), str(file))
-
-
-def test_a_step_is_divided_over_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "5")
-    with pytest.raises(UsageError, match=r"5 process\(es\) = 10, expected the 12 completions of a step"):
-        parsed("--G", "12", "--prompts_per_step", "1")
-
-
-def test_steps_per_generation_is_stored_where_it_differs_from_the_default(tmp_path: Path) -> None:
-    stored = parsed("--steps_per_generation", "2").to_dict()
-    assert stored["steps_per_generation"] == 2
-    again = parsed("--config", config_file(tmp_path, yaml.safe_dump(stored)))
-    assert again.trainer.steps_per_generation == 2
-    assert parsed().to_dict()["steps_per_generation"] is None
 
 
 # ---- commands that are typed again ----
@@ -726,7 +585,7 @@ def test_resume_alone_takes_the_newest_run_of_the_method_that_can_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"outputs/ has no run of train_gtpo\.py with a checkpoint: name or start one"):
+    with pytest.raises(UsageError, match="--resume"):
         parsed("--resume")
     for age, (name, method) in enumerate([("c", "gtpo"), ("b", "gtpo"), ("a", "gtpo"), ("d", "grpo")]):
         run = stored_run(Path("outputs") / name, "--learning_rate", f"0.{age + 1}", method=method)
@@ -756,14 +615,6 @@ def test_a_run_name_beside_the_config_of_a_run_names_another_directory(tmp_path:
     assert (got["output_dir"], got["run_name"]) == ("here", "new")
 
 
-@pytest.mark.parametrize("key", ["lr", "batch_size", "use_lora"])
-def test_the_name_of_a_setting_elsewhere_suggests_ours_in_yaml_too(key: str, tmp_path: Path) -> None:
-    ours: Any = {"lr": "'learning_rate'", "batch_size": "'prompts_per_step' or 'per_device_train_batch_size'"}
-    ours = ours.get(key, "'lora_rank'")
-    with pytest.raises(UsageError, match=rf"unknown setting '{key}' \(did you mean {ours}\?\)"):
-        settings("--config", config_file(tmp_path, f"{key}: 1\n"))
-
-
 def test_batch_sizes_of_a_file_give_way_to_groups_on_the_command_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -771,19 +622,19 @@ def test_batch_sizes_of_a_file_give_way_to_groups_on_the_command_line(
     assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (1, 1)
     run = stored_run(tmp_path / "run", "--G", "12", "--prompts_per_step", "1")
     assert settings("--resume", str(run), "--G", "5")["per_device_train_batch_size"] == 5
-    assert "per_device_train_batch_size is 5 and gradient_accumulation_steps is 1, not 12 and 1 as in" in caplog.text
+    assert "per_device_train_batch_size is 5, not 12 as in the file" in caplog.text
     small = stored_run(tmp_path / "small", "--G", "12", "--per_device_train_batch_size", "1", "--prompts_per_step", "1")
     got = settings("--resume", str(small), "--G", "5")
     assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (1, 5)  # no more memory
-    with pytest.raises(UsageError, match="does not divide into groups"):
+    with pytest.raises(UsageError, match="--per_device_train_batch_size"):
         settings("--resume", str(run), "--G", "5", "--per_device_train_batch_size", "3")
-    with pytest.raises(UsageError, match="does not divide into groups"):
+    with pytest.raises(UsageError, match="--per_device_train_batch_size"):
         settings("--config", config_file(tmp_path, "G: 5\nper_device_train_batch_size: 3\n"))
 
 
 def test_resuming_with_another_model_says_so_before_it_asks_for_a_gpu(tmp_path: Path) -> None:
     run = stored_run(tmp_path / "run")
-    with pytest.raises(UsageError, match="was trained with --model tiny; a checkpoint cannot be resumed with llama"):
+    with pytest.raises(UsageError, match="--model tiny"):
         settings("--resume", str(run), "--model", "llama")
 
 
@@ -816,8 +667,3 @@ def test_a_resumed_run_imports_no_rewards_but_those_of_the_command_line(tmp_path
                 parse("gtpo", WITH_REWARDS["gtpo"], [*argv, *extra])
         argv += ["--reward", "format", name]
         assert parse("gtpo", WITH_REWARDS["gtpo"], argv).reward.reward == ["format", name]
-
-
-def test_a_dry_run_plans_the_run_that_this_machine_makes() -> None:
-    assert parsed("--model", "some/folder", "--dry_run").to_dict()["use_cpu"] is True
-    assert parsed("--model", "llama", "--dry_run").to_dict()["use_cpu"] is False  # there is no other

@@ -9,7 +9,7 @@ import pytest
 from helpers.scripts import ROOT
 from trl import GRPOConfig, SFTConfig
 
-from gtpo.cli.flags import check_flags, names_of, without_alias
+from gtpo.cli.flags import check_flags, names_of, spelled_out
 from gtpo.errors import UsageError
 from train_gtpo import SETTINGS
 
@@ -19,29 +19,10 @@ def test_the_names_in_the_source_are_those_of_the_dataclass(config: str, cls: ty
     assert set(names_of(config)) == {field.name for field in dataclasses.fields(cls) if field.init}
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--modle", "x"], "unknown option --modle (did you mean '--model'?); --help lists all options."),
-        (["--lr=1"], "unknown option --lr (did you mean '--learning_rate'?); --help lists all options."),
-        (
-            ["--batch_size", "4"],
-            "unknown option --batch_size (did you mean '--prompts_per_step' or '--per_device_train_batch_size'?); "
-            "--help lists all options.",
-        ),
-        (["--help_me", "4"], "unknown option --help_me; --help lists all options."),
-        (["--frobnicate", "4"], "unknown option --frobnicate; --help lists all options."),
-    ],
-)
-def test_an_invalid_flag_is_refused(argv: list[str], message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        check_flags([*map(without_alias, argv)], "grpo_config", SETTINGS)
-    assert str(caught.value) == message
-
-
-def test_the_short_name_of_an_unknown_option_is_given() -> None:
-    with pytest.raises(UsageError, match=r"^unknown option --num_generations \(--G\); --help lists all options\.$"):
-        check_flags([without_alias("--G"), "4"], "sft_config", SETTINGS)
+@pytest.mark.parametrize("argv", [["--modle", "x"], ["--help_me", "4"], ["--gamma=1", "--frobnicate", "4"]])
+def test_an_unknown_flag_is_refused(argv: list[str]) -> None:
+    with pytest.raises(UsageError, match=f"unknown option {argv[-2]}"):
+        check_flags(spelled_out(argv), "grpo_config", SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +35,7 @@ def test_the_short_name_of_an_unknown_option_is_given() -> None:
     ],
 )
 def test_valid_flags_pass(argv: list[str]) -> None:
-    check_flags([*map(without_alias, argv)], "grpo_config", SETTINGS)
+    check_flags(spelled_out(argv), "grpo_config", SETTINGS)
 
 
 def test_the_scripts_refuse_a_flag_before_torch_is_imported() -> None:

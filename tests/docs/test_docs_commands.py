@@ -11,6 +11,7 @@ import pytest
 from helpers.scripts import ROOT, Ended
 
 from gtpo.cli.parse import parse_evaluation
+from gtpo.evaluation.arguments import EvaluationArguments
 
 PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "log.md")
 STANDS_FOR = {"Qwen/Qwen2.5-0.5B-Instruct": "tiny-model", "$i/4": "1/4"}  # a model of the Hub, a variable of the shell
@@ -57,7 +58,7 @@ def test_every_command_of_the_documentation(
         monkeypatch.chdir(folder)
         from gtpo.evaluation.jobs import select_benchmarks
 
-        flags, _ = parse_evaluation([*words, "--data_dir", str(data_dir)])
+        flags, _ = parse_evaluation(EvaluationArguments, [*words, "--data_dir", str(data_dir)])
         if flags.benchmarks and not any("/" in name for name in flags.benchmarks):  # data sets of the Hub
             assert select_benchmarks(flags)
         return

@@ -10,6 +10,7 @@ import pytest
 from helpers.scripts import ROOT
 
 from gtpo.cli.parse import parse_evaluation
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.jobs import load_problems, select_benchmarks
 from gtpo.grading import is_correct
 
@@ -80,7 +81,7 @@ def test_the_command_of_the_docs_reads_the_columns(
     read: list[tuple[str, str | None, str]] = []
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     command = next(line for line in DOCS.splitlines() if f"--benchmarks {hub_id}" in line)
-    flags, _ = parse_evaluation(re.sub(r"\s#.*", "", command).split()[2:])
+    flags, _ = parse_evaluation(EvaluationArguments, re.sub(r"\s#.*", "", command).split()[2:])
     [(name, source)] = select_benchmarks(flags).items()
     found = load_problems(name, source, flags)
     problems = found.rows

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from gtpo.arguments import BENCHMARK_TITLES, EvaluationArguments, PromptArguments, fields_of
+from gtpo.arguments import BENCHMARK_TITLES, PromptArguments, fields_of
 from gtpo.cli.parse import parse_evaluation
 from gtpo.data.load import Problem, load_benchmark
 from gtpo.data.sources import ARITHMETIC_STEPS, BENCHMARKS
 from gtpo.errors import UsageError
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, load_problems, select_benchmarks
 from gtpo.evaluation.plan import plan_evaluation
 from gtpo.evaluation.records import Origin, Problems
@@ -178,13 +179,13 @@ def test_problems_that_have_changed_are_refused(
 def test_regrade_refuses_what_is_stored(name: str) -> None:
     values = {"checkpoint": "last", "backend": "auto"}  # the defaults, but given
     values |= {"tags": "a b c d", "chat_template": "{{ 1 }}", "chat_template_kwargs": "{}"}
-    flags, given = parse_evaluation(["--regrade", f"--{name}", values.get(name, "1")])
+    flags, given = parse_evaluation(EvaluationArguments, ["--regrade", f"--{name}", values.get(name, "1")])
     with pytest.raises(UsageError, match=f"--regrade reads --{name} from the stored completions: remove it"):
         find_stored_jobs(flags, given)
 
 
 def test_an_option_may_be_spelled_with_dashes() -> None:
-    flags, given = parse_evaluation(["--regrade", "--max-new-tokens=1500"])
+    flags, given = parse_evaluation(EvaluationArguments, ["--regrade", "--max-new-tokens=1500"])
     with pytest.raises(UsageError, match="--regrade reads --max_new_tokens from the stored completions"):
         find_stored_jobs(flags, given)
 
@@ -192,13 +193,16 @@ def test_an_option_may_be_spelled_with_dashes() -> None:
 def test_adapter_is_short_for_runs_and_the_help_has_every_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags, given = parse_evaluation(["--adapter", "a", "b"])
+    flags, given = parse_evaluation(EvaluationArguments, ["--adapter", "a", "b"])
     assert flags.runs == ["a", "b"] and given == {"runs"}
     settings = tmp_path / "settings.yaml"
     settings.write_text("adapter: [a]\n")
-    assert parse_evaluation(["--config", str(settings)]) == (EvaluationArguments(runs=["a"]), {"config", "runs"})
+    assert parse_evaluation(EvaluationArguments, ["--config", str(settings)]) == (
+        EvaluationArguments(runs=["a"]),
+        {"config", "runs"},
+    )
     with pytest.raises(SystemExit):
-        parse_evaluation(["--help"])
+        parse_evaluation(EvaluationArguments, ["--help"])
     page = capsys.readouterr().out
     assert all(f"--{name} " in page for name in fields_of([EvaluationArguments]))
 

@@ -9,8 +9,8 @@ import pytest
 from helpers.scripts import ROOT
 
 import evaluate
-from gtpo.arguments import EvaluationArguments
 from gtpo.errors import UsageError
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.jobs import load_problems
 from gtpo.evaluation.scores import read_entries
 from gtpo.evaluation.table import format_table

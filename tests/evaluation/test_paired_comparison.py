@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import evaluate
 import figures
-from gtpo.arguments import EvaluationArguments
 from gtpo.errors import UsageError
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.compare import (
     Comparison,
     compare_sides,

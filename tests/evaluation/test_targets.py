@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gtpo.arguments import EvaluationArguments, PromptArguments, stored_prompt
+from gtpo.arguments import PromptArguments, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation import targets
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.targets import (
     Target,
     base_model,

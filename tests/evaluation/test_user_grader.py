@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import evaluate
-from gtpo.arguments import EvaluationArguments
 from gtpo.data.load import Problem
 from gtpo.errors import RunError, UsageError
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.jobs import load_problems
 from gtpo.evaluation.user_grader import load_user_grader
 

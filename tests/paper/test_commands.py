@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from gtpo.arguments import PromptArguments, fields_of
 from gtpo.cli.parse import parse, parse_evaluation
 from gtpo.errors import UsageError
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.paper.matrix import evaluations_of, experiments_of, figure_names, load_matrix
 from gtpo.paper.states import commands
 from gtpo.runs.directory import RunDirectory
@@ -107,13 +108,15 @@ def test_every_line_passes_a_dry_run(
 
     for _, *flags in calls[len(EXPERIMENTS) :]:
         on_cpu = ["--backend", "transformers", "--data_dir", str(data_dir)]
-        evaluate.sample(parse_evaluation([*flags, *on_cpu])[0])
+        evaluate.sample(parse_evaluation(EvaluationArguments, [*flags, *on_cpu])[0])
     expected = [str(work.result(run).with_suffix(".jsonl")) for work in EVALUATIONS for run in work.experiments]
     assert [str(job.path) for job in planned if job.head.origin.adapter] == expected
     assert sum(job.head.origin.adapter is None for job in planned) == sum(w.checkpoint == "last" for w in EVALUATIONS)
     mixed = [*EVALUATIONS[0].argv[1:], str(EVALUATIONS[-1].experiments[-1].run.path)]  # LLaMA, and one of Qwen
     with pytest.raises(UsageError, match="evaluate them in two commands"):
-        evaluate.sample(parse_evaluation([*mixed, "--backend", "transformers", "--data_dir", str(data_dir)])[0])
+        evaluate.sample(
+            parse_evaluation(EvaluationArguments, [*mixed, "--backend", "transformers", "--data_dir", str(data_dir)])[0]
+        )
 
 
 def main(script: str, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> str:

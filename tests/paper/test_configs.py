@@ -113,7 +113,6 @@ def read(method: str, *argv: str) -> Settings:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WORLD_SIZE", raising=False)
         patch.setattr(gtpo.cli.parse, "gpu_is_available", lambda: True)
-        patch.setattr("gtpo.cli.validation.is_installed", lambda package: True)
         return parse(method, CLASSES[method], ["--use_cpu", "true", *argv])
 
 

@@ -15,6 +15,7 @@ from paper_runs import FIGURES as PAPER_FIGURES
 import gtpo.cli.parse
 from gtpo.cli.parse import parse, parse_evaluation
 from gtpo.errors import UsageError
+from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.targets import adapter_target
 from gtpo.files import CONFIGS
 from gtpo.paper.matrix import (
@@ -152,7 +153,7 @@ def test_evaluations_match_evaluate_py(sandbox: Any) -> None:
     evaluations = evaluations_of(MATRIX, figures, "tiny", experiments_of(MATRIX, figures, "tiny", [1]))
     assert len(evaluations) == 4
     for evaluation in evaluations:
-        flags, _ = parse_evaluation(list(evaluation.argv[1:]))
+        flags, _ = parse_evaluation(EvaluationArguments, list(evaluation.argv[1:]))
         assert flags.benchmarks == [evaluation.benchmark] and flags.checkpoint == evaluation.checkpoint
         sampling = {"k": flags.k, "limit": flags.limit, "max_new_tokens": flags.max_new_tokens}
         assert sampling == MATRIX["tiny"]["evaluation"][evaluation.benchmark]

@@ -25,7 +25,7 @@ def settings_of(directory: Path, model: Path, *argv: str, push_to_hub: bool = Fa
         classes,
         ["--output_dir", str(directory), "--model", str(model), "--lora_rank", "4", "--gamma", "0.125", *argv],
     )
-    settings.run.push_to_hub = push_to_hub  # bypasses the check for a token
+    settings.given["push_to_hub"] = push_to_hub  # bypasses the check for a token
     return settings
 
 

@@ -99,8 +99,8 @@ def test_the_batch_is_a_multiple_of_the_group() -> None:
 def test_several_processes_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     values: dict[str, Any] = settings("--eval_rows", "9").to_dict()
     values |= {"num_generations_eval": 6, "per_device_eval_batch_size": None, "per_device_train_batch_size": 4}
-    assert evaluation_settings(values, (), processes=4)["per_device_eval_batch_size"] == 6  # 24 completions
-    assert evaluation_settings(values, (), processes=3)["per_device_eval_batch_size"] == 4  # 12
+    assert evaluation_settings(values, processes=4)["per_device_eval_batch_size"] == 6  # 24 completions
+    assert evaluation_settings(values, processes=3)["per_device_eval_batch_size"] == 4  # 12
 
 
 def test_the_metric_is_the_reward_or_the_loss_where_there_is_no_accuracy() -> None:
@@ -129,13 +129,11 @@ def test_without_held_out_rows_nothing_is_evaluated() -> None:
                 ["metric_for_best_model", "reward"],
             )
         ),
-        (["eval_rows", "9", "--eval_strategy", "no"], "^--eval_strategy no never evaluates the held-out rows"),
-        (["eval_rows", "9", "--eval_strategy", "epoch", "--eval_steps", "5"], "^--eval_steps has no effect with"),
         (["eval_rows", "9", "--eval_steps", "0"], r"^--eval_steps is 0\.0: expected at least 1, or a share"),
         (["eval_rows", "9", "--num_generations_eval", "0"], "^--num_generations_eval is 0: expected at least 1"),
         (
             ["eval_rows", "9", "--num_generations_eval", "3", "--per_device_eval_batch_size", "4"],
-            r"--per_device_eval_batch_size 4 x 1 process\(es\) = 4 must be a multiple of --num_generations_eval 3\.$",
+            r"--per_device_eval_batch_size 4 x 1 process\(es\) = 4 must be a multiple of --num_generations_eval 3",
         ),
         (
             ["eval_rows", "9", "--load_best_model_at_end", "true"],

@@ -1,0 +1,138 @@
+"""The settings of an evaluation as a dataclass: every field is a flag of ``evaluate.py`` and a key of its YAML file."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gtpo.arguments import (
+    AT_LEAST_1,
+    BENCHMARK_TITLES,
+    NOT_NEGATIVE,
+    SHARE,
+    Check,
+    DataArguments,
+    PromptArguments,
+    check_fields,
+    fields_of,
+    option,
+)
+from gtpo.errors import UsageError
+
+MATH_VERIFY = "math_verify"  # --grader
+DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column")  # --regrade reads them
+MAX_K = 10_000  # the most samples per problem in the literature (Brown et al. 2024, arXiv 2407.21787)
+
+
+@dataclass
+class EvaluationArguments:
+    """What is evaluated, how completions are sampled, and where they are kept."""
+
+    _argument_group_name = "evaluation"
+
+    benchmarks: list[str] = option(
+        [],
+        f"{', '.join(BENCHMARK_TITLES)}, or your own: a JSONL, CSV or Parquet file, or a Hub id (owner/name).",
+    )
+    runs: list[str] = option(
+        [],
+        "Run or adapter directories, compared in one table; `base` is the model they were trained from. "
+        "Default: the newest finished run under outputs/.",
+    )
+    model: str | None = option(
+        None, "Base model to evaluate, without --runs: tiny, smol, llama, qwen, a Hub id or a path."
+    )
+    checkpoint: str = option("last", "Adapter of a run: last (the final one), best, or the number of a step.")
+    limit: int | None = option(None, "Only the first N problems of each benchmark.")
+    data_dir: str | None = option(None, "Directory of JSONL files to read instead of the Hub.")
+    dataset_config: str | None = option(None, "Configuration of a Hub dataset that has several, as in load_dataset.")
+    split: str | None = option(None, "Split of a Hub dataset; else test.")
+    prompt_column: str = option("prompt", "Column of your benchmark with the question, or with a conversation.")
+    answer_column: str = option("answer", "Column of your benchmark with the gold answer.")
+    grader: str | None = option(
+        None,
+        "math_verify: math-verify alone compares the answers. Or a function that grades your benchmark, as "
+        "file.py:function or module:function: a reward function; a score above 0 is correct.",
+    )
+    k: int = option(64, "Completions per problem.")
+    temperature: float = option(1.0, "Sampling temperature; 0 is greedy.")
+    top_p: float = option(1.0, "Nucleus sampling; 1 disables it.")
+    seed: int = option(0, "The same seed gives the same completions.")
+    max_new_tokens: int = option(1500, "Maximum tokens of a completion.")
+    backend: Literal["auto", "vllm", "transformers"] = option(
+        "auto", "auto: vLLM on a GPU; Transformers without one, and for the tiny model."
+    )
+    load_in_4bit: bool | None = option(
+        None,
+        "NF4 weights of the base model, on a GPU. Default: as in training, if this machine can; 16 bits without a run.",
+    )
+    system_prompt: str | None = option(None, "Text, a file, or none. Default: the run's; without a run the paper's.")
+    tags: str | None = option(None, "Four tags of a completion. Default: the run's; without a run the paper's.")
+    chat_template: str | None = option(None, "Jinja file. Default: the run's; without a run the tokenizer's.")
+    chat_template_kwargs: dict | str | None = option(
+        None, "Arguments of the chat template as JSON. Default: the run's."
+    )
+    batch_size: int = option(64, "Completions per batch, Transformers.")
+    gpu_memory_utilization: float = option(0.9, "Share of GPU memory for vLLM, 0 to 1.")
+    tensor_parallel_size: int = option(1, "GPUs that share one copy of the model, vLLM.")
+    shard: str | None = option(
+        None, "Sample only this part of the completions: 2/4 is the second of four. Without it all parts are merged."
+    )
+    output_dir: str = option("outputs/evaluation", "Directory of completions and scores.")
+    compare: list[str] = option(
+        [],
+        "Print the paired difference of stored scores, without a model: directories of evaluations "
+        "(outputs/evaluation/RUN) or evaluated runs. Names that differ only in -sN are seeds of one model.",
+    )
+    regrade: bool = option(False, "Grade stored completions again without a model: all, or those of --benchmarks.")
+    overwrite: bool = option(False, "Discard stored completions and sample them again.")
+
+    @property
+    def user_grader(self) -> str | None:
+        """The function of ``--grader``."""
+        return None if self.grader == MATH_VERIFY else self.grader
+
+    @property
+    def data(self) -> DataArguments:
+        """How your benchmarks are read."""
+        return DataArguments(**{name: getattr(self, name) for name in DATA_FLAGS})
+
+    @property
+    def prompt(self) -> dict[str, Any]:
+        """The settings of :class:`PromptArguments` that are given."""
+        values = {name: getattr(self, name) for name in fields_of([PromptArguments])}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def __post_init__(self) -> None:
+        PromptArguments(**self.prompt)  # raises
+        checks: dict[str, Check] = {
+            "limit": AT_LEAST_1,
+            "k": (lambda x: 1 <= x <= MAX_K, f"1 to {MAX_K}"),
+            "temperature": NOT_NEGATIVE,
+            "top_p": SHARE,
+            "seed": NOT_NEGATIVE,
+            "max_new_tokens": AT_LEAST_1,
+            "batch_size": AT_LEAST_1,
+            "gpu_memory_utilization": SHARE,
+            "tensor_parallel_size": AT_LEAST_1,
+            "shard": (_is_shard, "N/M with N from 1 to M, as in 1/4"),
+            "output_dir": (lambda x: bool(x.strip()), "the path of a directory"),
+            "checkpoint": (lambda x: x in ("last", "best") or x.isdecimal(), "last, best or the number of a step"),
+        }
+        check_fields(self, checks)
+        if self.temperature == 0 and self.k > 1:
+            raise UsageError(
+                f"--temperature 0 samples the same completion {self.k} times: add --k 1, or set a temperature above 0."
+            )
+        for name in ("runs", "model", "regrade", "overwrite"):
+            if self.compare and getattr(self, name):
+                raise UsageError(f"--compare reads stored scores and --{name} evaluates: give one of them.")
+        for name in ("compare", "regrade", "overwrite"):
+            if self.shard and getattr(self, name):
+                raise UsageError(f"--shard samples a part of the completions and --{name} needs all: remove --shard.")
+        if self.regrade and self.overwrite:
+            raise UsageError("--regrade keeps the stored completions and --overwrite discards them: give one of them.")
+
+
+def _is_shard(text: str) -> bool:
+    found = re.fullmatch("([0-9]{1,4})/([0-9]{1,4})", text)
+    return found is not None and 1 <= int(found[1]) <= int(found[2])
