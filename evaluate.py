@@ -12,51 +12,38 @@ Completions are stored while they are sampled: the same command resumes an inter
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gtpo.cli.parse import parse_evaluation
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.runs.script import run_script
 
-if TYPE_CHECKING:
-    from gtpo.evaluation.jobs import Job
-
-# From the repository root this file shadows the Hugging Face package `evaluate`: heavy imports stay in the functions.
+# From the repository root this file shadows the Hugging Face package `evaluate`: heavy imports stay in the function.
 
 
 def main() -> None:
     flags, given = parse_evaluation(EvaluationArguments)
-    from gtpo.evaluation.compare import compare_sides, find_sides, format_comparisons, group_seeds
-    from gtpo.evaluation.jobs import find_stored_jobs, select_benchmarks
-    from gtpo.evaluation.scores import grade, write_results
-    from gtpo.evaluation.table import format_table
+    from gtpo.evaluation import compare, jobs, scores, table
 
     if flags.compare:
-        benchmarks = select_benchmarks(flags) if flags.benchmarks else ()
-        print(format_comparisons(compare_sides(find_sides(flags.compare, flags.output_dir, benchmarks))))
+        benchmarks = jobs.select_benchmarks(flags) if flags.benchmarks else ()
+        sides = compare.find_sides(flags.compare, flags.output_dir, benchmarks)
+        print(compare.format_comparisons(compare.compare_sides(sides)))
         return
-    jobs = find_stored_jobs(flags, given) if flags.regrade and not (flags.runs or flags.model) else sample(flags)
+    if flags.regrade and not (flags.runs or flags.model):
+        found = jobs.find_stored_jobs(flags, given)
+    else:
+        found, sampling, load = jobs.plan_evaluation(flags)
+        for job in [] if flags.regrade else found:
+            jobs.run_job(job, sampling, load, flags.overwrite, flags.shard)
     if flags.shard:
         print(f"Shard {flags.shard} is stored; the same command without --shard merges the shards and grades them.")
         return
-    entries = [grade(job.path, job.problems) for job in jobs]
-    results = write_results(Path(flags.output_dir), entries)
-    print(f"\n{format_table(entries)}\n")
+    entries = [scores.grade(job.path, job.problems) for job in found]
+    results = scores.write_results(Path(flags.output_dir), entries)
+    print(f"\n{table.format_table(entries)}\n")
     if len({entry.label for entry in entries}) > 1 and not flags.regrade:
-        print(f"{format_comparisons(compare_sides(group_seeds(entries)))}\n")
+        print(f"{compare.format_comparisons(compare.compare_sides(compare.group_seeds(entries)))}\n")
     print(f"Scores, settings and per-problem results: {results}")
-
-
-def sample(flags: EvaluationArguments) -> "list[Job]":
-    """Sample the completions of every target on every benchmark that are not stored yet; with --regrade, none."""
-    from gtpo.evaluation.jobs import run_job
-    from gtpo.evaluation.plan import plan_evaluation
-
-    jobs, sampling, load = plan_evaluation(flags)
-    if not flags.regrade:
-        for job in jobs:
-            run_job(job, sampling, load, flags.overwrite, flags.shard)
-    return jobs
 
 
 if __name__ == "__main__":

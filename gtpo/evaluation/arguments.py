@@ -35,12 +35,9 @@ class EvaluationArguments:
     )
     runs: list[str] = option(
         [],
-        "Run or adapter directories, compared in one table; `base` is the model they were trained from. "
-        "Default: the newest finished run under outputs/.",
+        "Run or adapter directories; `base` is the model they were trained from. Default: the newest finished run.",
     )
-    model: str | None = option(
-        None, "Base model to evaluate, without --runs: tiny, smol, llama, qwen, a Hub id or a path."
-    )
+    model: str | None = option(None, "Base model, without --runs: tiny, smol, llama, qwen, a Hub id or a path.")
     checkpoint: str = option("last", "Adapter of a run: last (the final one), best, or the number of a step.")
     limit: int | None = option(None, "Only the first N problems of each benchmark.")
     data_dir: str | None = option(None, "Directory of JSONL files to read instead of the Hub.")
@@ -61,27 +58,20 @@ class EvaluationArguments:
     backend: Literal["auto", "vllm", "transformers"] = option(
         "auto", "auto: vLLM on a GPU; Transformers without one, and for the tiny model."
     )
-    load_in_4bit: bool | None = option(
-        None,
-        "NF4 weights of the base model, on a GPU. Default: as in training, if this machine can; 16 bits without a run.",
-    )
+    load_in_4bit: bool | None = option(None, "NF4 base weights, on a GPU. Default: the run's, if this machine can.")
     system_prompt: str | None = option(None, "Text, a file, or none. Default: the run's; without a run the paper's.")
     tags: str | None = option(None, "Four tags of a completion. Default: the run's; without a run the paper's.")
     chat_template: str | None = option(None, "Jinja file. Default: the run's; without a run the tokenizer's.")
-    chat_template_kwargs: dict | str | None = option(
-        None, "Arguments of the chat template as JSON. Default: the run's."
-    )
+    chat_template_kwargs: dict | str | None = option(None, "Arguments of the template as JSON. Default: the run's.")
     batch_size: int = option(64, "Completions per batch, Transformers.")
     gpu_memory_utilization: float = option(0.9, "Share of GPU memory for vLLM, 0 to 1.")
     tensor_parallel_size: int = option(1, "GPUs that share one copy of the model, vLLM.")
-    shard: str | None = option(
-        None, "Sample only this part of the completions: 2/4 is the second of four. Without it all parts are merged."
-    )
+    shard: str | None = option(None, "Sample only this part, 2/4 is the second of four. Without it parts are merged.")
     output_dir: str = option("outputs/evaluation", "Directory of completions and scores.")
     compare: list[str] = option(
         [],
-        "Print the paired difference of stored scores, without a model: directories of evaluations "
-        "(outputs/evaluation/RUN) or evaluated runs. Names that differ only in -sN are seeds of one model.",
+        "Print the paired difference of stored scores: directories of evaluations (outputs/evaluation/RUN) or "
+        "evaluated runs. Names that differ only in -sN are seeds of one model.",
     )
     regrade: bool = option(False, "Grade stored completions again without a model: all, or those of --benchmarks.")
     overwrite: bool = option(False, "Discard stored completions and sample them again.")
@@ -120,17 +110,18 @@ class EvaluationArguments:
         }
         check_fields(self, checks)
         if self.temperature == 0 and self.k > 1:
-            raise UsageError(
-                f"--temperature 0 samples the same completion {self.k} times: add --k 1, or set a temperature above 0."
-            )
-        for name in ("runs", "model", "regrade", "overwrite"):
-            if self.compare and getattr(self, name):
-                raise UsageError(f"--compare reads stored scores and --{name} evaluates: give one of them.")
-        for name in ("compare", "regrade", "overwrite"):
-            if self.shard and getattr(self, name):
-                raise UsageError(f"--shard samples a part of the completions and --{name} needs all: remove --shard.")
-        if self.regrade and self.overwrite:
-            raise UsageError("--regrade keeps the stored completions and --overwrite discards them: give one of them.")
+            raise UsageError(f"--temperature 0 samples the same completion {self.k} times: add --k 1.")
+        for first, others in _EXCLUDE.items():
+            for other in others:
+                if getattr(self, first) and getattr(self, other):
+                    raise UsageError(f"--{first} and --{other} exclude each other: remove one of them.")
+
+
+_EXCLUDE = {  # stored scores, a part of the completions, stored completions: what needs more or discards them
+    "compare": ("runs", "model", "regrade", "overwrite", "shard"),
+    "shard": ("regrade", "overwrite"),
+    "regrade": ("overwrite",),
+}
 
 
 def _is_shard(text: str) -> bool:

@@ -15,8 +15,7 @@ from pathlib import Path
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import UsageError, printable
 from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
-from gtpo.evaluation.records import Entry, ProblemScores
-from gtpo.evaluation.scores import read_entries
+from gtpo.evaluation.records import Entry, ProblemScores, read_entries
 from gtpo.evaluation.table import lay_out
 from gtpo.reports.curves import COLORS, grid, plain_text
 from gtpo.runs.directory import label_of, run_label
@@ -24,8 +23,7 @@ from gtpo.runs.directory import label_of, run_label
 logger = logging.getLogger(__name__)
 
 _HOW = ("temperature", "top_p", "max_new_tokens", "load_in_4bit", "system_prompt", "tags")  # settings that may differ
-
-
+_Metric = Callable[[Entry, ProblemScores], float]  # the score of a problem of an entry
 Sides = dict[str, list[Entry]]  # what is compared: name -> the entries of one model, or of the seeds of one
 
 
@@ -86,12 +84,10 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
     Raises:
         UsageError: If a directory has no scores, or there are not two sides.
     """
-    found = {directory: _read_entries(Path(directory), Path(output_dir)) for directory in directories}
-    labels = [label for entries in found.values() for label in {entry.label for entry in entries}]
-    if len(set(labels)) < len(labels):
-        found = {name: [replace(e, label=f"{name}/{e.label}") for e in entries] for name, entries in found.items()}
-    stored = [entry for entries in found.values() for entry in entries]
-    return group_seeds([entry for entry in stored if not benchmarks or entry.benchmark in benchmarks])
+    found = [(name, entry) for name in directories for entry in _read_entries(Path(name), Path(output_dir))]
+    if len({(name, entry.label) for name, entry in found}) > len({entry.label for _, entry in found}):
+        found = [(name, replace(entry, label=f"{name}/{entry.label}")) for name, entry in found]
+    return group_seeds([entry for _, entry in found if not benchmarks or entry.benchmark in benchmarks])
 
 
 def group_seeds(entries: Sequence[Entry]) -> Sides:
@@ -138,13 +134,10 @@ def compare_sides(sides: Sides) -> list[Comparison]:
     first, *others = sides
     comparisons: list[Comparison] = []
     for other in others:
-        names = [list(dict.fromkeys(entry.benchmark for entry in sides[side])) for side in (first, other)]
-        common = [name for name in names[0] if name in names[1]]
+        theirs = {entry.benchmark for entry in sides[other]}
+        common = dict.fromkeys(entry.benchmark for entry in sides[first] if entry.benchmark in theirs)
         if not common:
-            raise UsageError(
-                f"{first} and {other} have no benchmark in common ({', '.join(names[0])} and {', '.join(names[1])}): "
-                "evaluate both on one."
-            )
+            raise UsageError(f"{first} and {other} have no benchmark in common: evaluate both on one.")
         for benchmark in common:
             entries = [[entry for entry in sides[side] if entry.benchmark == benchmark] for side in (first, other)]
             comparisons += _compare(benchmark, (first, other), entries)
@@ -156,10 +149,9 @@ def _compare(benchmark: str, names: tuple[str, str], entries: list[list[Entry]])
     problems = {tuple((p.id, p.gold) for p in entry.per_problem) for entry in everything}
     asked = {entry.settings.get("problems_hash") for entry in everything}
     if len(problems) > 1 or len(asked) > 1:
-        counts = ", ".join(f"{entry.label} {len(entry.per_problem)}" for entry in everything)
         raise UsageError(
-            f"the evaluations on {benchmark} have different problems ({counts}): evaluate all of them on the same "
-            "data, with the same --limit."
+            f"the evaluations of {' and '.join(names)} on {benchmark} have different problems: evaluate all of them on "
+            "the same data, with the same --limit."
         )
     for name in _HOW:
         if len({json.dumps(entry.settings.get(name)) for entry in everything}) > 1:
@@ -171,9 +163,6 @@ def _compare(benchmark: str, names: tuple[str, str], entries: list[list[Entry]])
         first, second = ([100 * statistics.fmean(values) for values in side] for side in seeds)
         means = [[statistics.fmean(values) for values in zip(*side, strict=True)] for side in seeds]
         yield Comparison(benchmark, metric, names, (first, second), (means[0], means[1]))
-
-
-_Metric = Callable[[Entry, ProblemScores], float]  # the score of a problem of an entry
 
 
 def _metrics(entries: Sequence[Entry]) -> dict[str, _Metric]:

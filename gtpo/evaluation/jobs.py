@@ -2,25 +2,24 @@
 
 import shlex
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 
-from gtpo.arguments import (
-    BENCHMARK_TITLES,
-    PromptArguments,
-    fields_of,
-    stored_prompt,
-)
+from gtpo.arguments import BENCHMARK_TITLES, PromptArguments, fields_of, stored_prompt
 from gtpo.data.load import load_benchmark, load_user_benchmark
 from gtpo.data.tables import is_user_data, short_name_of
 from gtpo.errors import UsageError, nearest, printable
+from gtpo.evaluation import sampling
 from gtpo.evaluation.arguments import DATA_FLAGS, MATH_VERIFY, EvaluationArguments
-from gtpo.evaluation.records import Head, Problems
+from gtpo.evaluation.records import Head, Origin, Problems
 from gtpo.evaluation.sampling import Sampler, Sampling, keys_of_shard, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.storage import (
-    CompletionFile,
+    check_settings,
     find_completion_files,
+    fingerprint,
     keys_of,
+    open_completions,
     problems_hash,
     read_head,
     scores_path,
@@ -28,8 +27,18 @@ from gtpo.evaluation.storage import (
     shard_paths,
     stored_keys,
 )
+from gtpo.evaluation.targets import (
+    choose_4bit,
+    choose_model,
+    choose_prompts,
+    find_targets,
+    is_tiny,
+    max_lora_rank,
+    short_name,
+)
 from gtpo.evaluation.user_grader import load_user_grader
 from gtpo.runs.bars import CompletionBar
+from gtpo.runs.provenance import provenance
 
 STORED_FLAGS = (  # --regrade reads them from the completion files
     *("checkpoint", "backend", "gpu_memory_utilization", "tensor_parallel_size", "limit"),
@@ -39,7 +48,7 @@ STORED_FLAGS = (  # --regrade reads them from the completion files
 
 @dataclass(frozen=True)
 class Job:
-    """One model on one benchmark; a completion file, ``LABEL/BENCHMARK.jsonl``, with another first line is refused."""
+    """One model on one benchmark; a completion file, ``LABEL/BENCHMARK.jsonl``, with other settings is refused."""
 
     path: Path
     problems: Problems
@@ -79,15 +88,11 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
             )
         name = source if source in BENCHMARK_TITLES else short_name_of(source, BENCHMARK_TITLES)
         if selected.setdefault(name, source) != source:
-            raise UsageError(
-                f"{selected[name]} and {source} are both called {name} in tables and files: rename one, or evaluate "
-                "them into different --output_dir."
-            )
+            raise UsageError(f"{selected[name]} and {source} are both called {name} in tables and files: rename one.")
     for flag in (*DATA_FLAGS[1:], "grader"):
         works_for_all = getattr(flags, flag) in (getattr(EvaluationArguments, flag), MATH_VERIFY)
         if not works_for_all and not selected.keys() - BENCHMARK_TITLES:
-            hint = ", or set it to math_verify" if flag == "grader" else ""
-            raise UsageError(f"--{flag} is for your own benchmarks, and --benchmarks has none: remove it{hint}.")
+            raise UsageError(f"--{flag} is for your own benchmarks, and --benchmarks has none: remove it.")
     return selected
 
 
@@ -105,6 +110,56 @@ def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int
     return Problems(rows[:limit], dropped, grader, flags.grader)
 
 
+def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Callable[[], Sampler]]:
+    """Every target on every benchmark, how completions are sampled, and what loads the model, once.
+
+    Raises:
+        UsageError: If a flag, a benchmark, a run or stored completions do not fit.
+    """
+    sources = select_benchmarks(flags)
+    targets = find_targets(flags.runs, flags.model, flags.checkpoint)
+    problems = {name: load_problems(name, source, flags, flags.limit) for name, source in sources.items()}
+    model = choose_model(targets, flags.model, slow=flags.backend != "auto")
+    backend = sampling.choose_sampler(flags.backend, is_tiny(model), flags.tensor_parallel_size)
+    chosen = {
+        "batch_size": flags.batch_size if backend == "transformers" else None,
+        "load_in_4bit": choose_4bit(flags.load_in_4bit, targets),
+    }
+    how = Sampling(**{name: getattr(flags, name) for name in fields_of([Sampling])} | chosen)
+    prompts = choose_prompts(flags.prompt, targets, model)
+    base, made_with = fingerprint(model) or model, provenance()
+    jobs = []
+    for target, prompt in zip(targets, prompts, strict=True):
+        adapter = fingerprint(target.adapter) if target.adapter else None
+        for name, asked in problems.items():
+            settings = {
+                "benchmark": name,
+                "problems": len(asked.rows),
+                "problems_hash": problems_hash(asked.rows),
+                "model": base,
+                "adapter": adapter,
+                "backend": backend,
+                **asdict(how),
+                **asdict(prompt),
+            }
+            data = {"source": sources[name], **{flag: getattr(flags, flag) for flag in DATA_FLAGS}}
+            data["grader"] = asked.graded_by
+            path = Path(flags.output_dir) / (target.label or f"base-{short_name(model)}") / f"{name}.jsonl"
+            if not flags.overwrite:
+                check_settings(path, settings, asked.rows)
+            origin = Origin(model, target.adapter and str(target.adapter), target.checkpoint, made_with, data)
+            jobs.append(Job(path, asked, Head(settings, origin)))
+
+    @cache
+    def load() -> Sampler:
+        if backend == "transformers":
+            return sampling.TransformersSampler(model, how, prompts[0])
+        memory, gpus = flags.gpu_memory_utilization, flags.tensor_parallel_size
+        return sampling.VLLMSampler(model, how, max_lora_rank(targets), memory, prompts[0], gpus)
+
+    return jobs, how, load
+
+
 def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) -> list[Job]:
     """The jobs whose completions are stored in the output directory: all, or those of ``--benchmarks``.
 
@@ -117,30 +172,27 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
     if stored_flags := [name for name in STORED_FLAGS if name in given]:
         raise UsageError(f"--regrade reads --{stored_flags[0]} from the stored completions: remove it.")
     sources = select_benchmarks(flags) if flags.benchmarks else None
-    paths = find_completion_files(Path(flags.output_dir), sources)
-    if not paths:
-        raise UsageError(
-            f"no stored completions in {flags.output_dir}: run an evaluation first, or name their directory with "
-            "--output_dir."
-        )
     jobs = []
-    for path in paths:
+    for path in find_completion_files(Path(flags.output_dir), sources):
         head = read_head(path)
         stored = head.origin.data
         source = sources[path.stem] if sources else stored["source"]
         known = {flag: stored[flag] for flag in DATA_FLAGS if flag in stored and flag not in given}
-        grader = stored.get("judge")
+        grader = stored.get("grader")
         if grader not in (None, MATH_VERIFY) and not flags.user_grader:
             raise UsageError(
                 f"{path} was graded by {grader}, which --regrade does not import automatically because it is "
                 f"code: if you trust it, add --grader {shlex.quote(grader)}."
             )
-        limit = head.settings.get("problems")
-        problems = load_problems(path.stem, source, replace(flags, **known), limit)
+        problems = load_problems(path.stem, source, replace(flags, **known), head.settings.get("problems"))
         if problems_hash(problems.rows) != head.settings.get("problems_hash"):
-            how = "name the directory of their data files with --data_dir" if source == path.stem else "restore them"
-            raise UsageError(f"{path} was created from different problems than {source} has now: {how}.")
+            raise UsageError(
+                f"{path} was created from different problems than {source} has now: restore them, or name the "
+                "directory of their data files with --data_dir."
+            )
         jobs.append(Job(path, problems, head))
+    if not jobs:
+        raise UsageError(f"no stored completions in {flags.output_dir}: run an evaluation first, or set --output_dir.")
     return jobs
 
 
@@ -158,11 +210,11 @@ def run_job(
     """
     problems, keys = job.problems.rows, keys_of(job.problems.rows, sampling.k)
     path, shards = shard_path(job.path, shard) if shard else job.path, shard_paths(job.path)
-    with CompletionFile(path, job.head, overwrite, problems) as file:
+    with open_completions(path, job.head, problems, overwrite) as file:
         if overwrite:
             scores_path(job.path).unlink(missing_ok=True)
         for other in [] if shard else shards:
-            file.merge(other)
+            file.merge(other, overwrite)
         others = [job.path, *shards] if shard else []
         done = file.done.union(*(stored_keys(other, job.head.settings, problems) for other in others))
         if done >= keys:

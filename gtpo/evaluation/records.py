@@ -1,13 +1,16 @@
 """Typed records of an evaluation: the problems of a benchmark, where completions come from, and the scores of a model.
 
-``read`` and ``write`` convert a record from and to JSON.
+``read`` and ``write`` convert a record from and to JSON; :func:`read_entries` is the reader of ``results.json``.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Self
 
 from gtpo.data.load import Problem as Problem
+from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import sizes_up_to
 from gtpo.evaluation.user_grader import UserGrader
 
@@ -43,10 +46,16 @@ class Origin:
     environment: dict = field(default_factory=dict)
     data: dict = field(default_factory=dict)
 
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Self:
+        """The origin in a JSON object; ``judge`` is an earlier name of ``grader``."""
+        data = {"grader" if name == "judge" else name: value for name, value in stored.get("data", {}).items()}
+        return cls(**_known(cls, stored) | {"data": data})
+
 
 @dataclass(frozen=True)
 class Head:
-    """The first line of a completion file: everything that determines the completions, and where they come from."""
+    """The settings of a completion file: everything that determines the completions, and where they come from."""
 
     settings: dict
     origin: Origin
@@ -58,7 +67,7 @@ class Head:
         Raises:
             KeyError, TypeError: If a key is missing.
         """
-        return cls(dict(stored["settings"]), _read(Origin, stored["about"]))
+        return cls(dict(stored["settings"]), Origin.read(stored["about"]))
 
     def write(self) -> dict[str, Any]:
         """The JSON object."""
@@ -130,8 +139,8 @@ class Entry:
             KeyError, TypeError: If a key is missing.
             ValueError: If the digits of a problem do not fit k.
         """
-        problems = [_read(ProblemScores, problem) for problem in stored["per_problem"]]
-        entry = _read(cls, stored, origin=_read(Origin, stored), per_problem=problems)
+        problems = [ProblemScores(**_known(ProblemScores, problem)) for problem in stored["per_problem"]]
+        entry = cls(**_known(cls, stored) | {"origin": Origin.read(stored), "per_problem": problems})
         if any(len(p.correct) != entry.k or len(p.majority) != len(sizes_up_to(entry.k)) for p in problems):
             raise ValueError(f"its problems do not have {entry.k} samples")
         return entry
@@ -144,6 +153,21 @@ class Entry:
         return stored | {"per_problem": [problem.write() for problem in self.per_problem]}
 
 
-def _read(cls: Any, stored: Mapping[str, Any], **values: Any) -> Any:
-    """A dataclass from a JSON object, of which other keys are ignored, and from values that are read already."""
-    return cls(**{item.name: stored[item.name] for item in fields(cls) if item.name in stored} | values)
+def read_entries(path: Path) -> list[Entry]:
+    """The entries of ``results.json``, or the one next to a completion file.
+
+    Raises:
+        UsageError: If the file cannot be read, or an entry lacks a key or has an invalid value.
+    """
+    try:
+        stored: Any = json.loads(path.read_bytes())
+        return [Entry.read(entry) for entry in (stored["results"] if path.name == "results.json" else [stored])]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is damaged ({error}): delete it; `evaluate.py --regrade --output_dir DIR` writes it again."
+        ) from error
+
+
+def _known(cls: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass in a JSON object, whose other keys are ignored."""
+    return {item.name: stored[item.name] for item in fields(cls) if item.name in stored}

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 from gtpo.arguments import PromptArguments
 from gtpo.data.load import Problem
 from gtpo.data.tokenizer import assistant_prefill, encode_prompt, end_of_turn, end_tokens, prepare_tokenizer
-from gtpo.errors import UsageError, first_line
+from gtpo.errors import UsageError
 from gtpo.evaluation.storage import Key, Row
 from gtpo.models.backend import (
     check_compute_capability,
@@ -35,10 +36,7 @@ class Sampling:
 
     Attributes:
         k: Completions per problem.
-        temperature: Sampling temperature; 0 is greedy.
-        top_p: Nucleus sampling; 1 disables it.
-        seed: Seed of all completions.
-        max_new_tokens: Maximum tokens of a completion.
+        temperature: 0 is greedy.
         batch_size: Completions per batch of Transformers, which share a random stream: it affects what is sampled. None
             for vLLM, which schedules its own batches and seeds each completion.
         load_in_4bit: The base model has NF4 weights, quantized when it is loaded; else 16 bits, and 32 on a CPU.
@@ -59,7 +57,6 @@ class Request:
 
     Attributes:
         id, sample: The problem, and the number of the sample, 0 to k - 1.
-        prompt_ids: Token ids of the prompt.
         prefill: What the prompt contains of the completion (:func:`gtpo.data.tokenizer.assistant_prefill`).
         end_ids: Tokens of the chat template that end the completion, in addition to those of the model.
     """
@@ -103,10 +100,8 @@ def choose_sampler(backend: str, tiny: bool, gpus: int = 1) -> str:
 
     Raises:
         UsageError: If vLLM is chosen and is not installed, or not in the pinned version, or the GPU is too old; for
-            more ``gpus`` than there are, or several and Transformers.
+            several ``gpus`` and Transformers.
     """
-    import torch
-
     if fault := check_compute_capability():
         raise UsageError(fault)
     if backend == "auto":
@@ -114,15 +109,7 @@ def choose_sampler(backend: str, tiny: bool, gpus: int = 1) -> str:
     if backend == "vllm":
         check_version("vllm")
     if gpus > 1 and backend == "transformers":
-        raise UsageError(
-            "--tensor_parallel_size is a setting of vLLM, and Transformers samples here: remove it, or set --backend "
-            "vllm."
-        )
-    if gpus > 1 and gpu_is_available() and gpus > (visible := torch.cuda.device_count()):
-        raise UsageError(
-            f"--tensor_parallel_size {gpus} needs {gpus} GPUs and this process sees {visible}: lower it, or change "
-            "CUDA_VISIBLE_DEVICES."
-        )
+        raise UsageError("--tensor_parallel_size is a setting of vLLM, and Transformers samples here: remove it.")
     return backend
 
 
@@ -130,19 +117,12 @@ def choose_sampler(backend: str, tiny: bool, gpus: int = 1) -> str:
 
 
 def load_prompt_tokenizer(sampler: Sampler, adapter: Path | None, prompt: PromptArguments) -> Any:
-    """The tokenizer that writes the prompts: the one saved with the adapter, or the base model's.
-
-    Raises:
-        UsageError: If the adapter's cannot be loaded, or a chat template fails.
-    """
+    """The tokenizer that writes the prompts: the one saved with the adapter, or the base model's."""
     from transformers import AutoTokenizer
 
     if adapter is None or not (adapter / "tokenizer_config.json").is_file():
         return sampler.tokenizer
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(adapter, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # of any type, as in load_base
-        raise UsageError(f"cannot load the tokenizer of {adapter}: {first_line(error)}.") from error
+    tokenizer = AutoTokenizer.from_pretrained(adapter, trust_remote_code=False, local_files_only=True)
     prepare_tokenizer(tokenizer, str(adapter), None, prompt)
     return tokenizer
 
@@ -160,8 +140,7 @@ def make_requests(
         UsageError: If a prompt and its completion exceed the context length of the model, or its chat template raises.
     """
     prompt, tokenizer = prompt or PromptArguments(), tokenizer or sampler.tokenizer
-    prefill = assistant_prefill(tokenizer, prompt)
-    end = end_of_turn(tokenizer)
+    prefill, end = assistant_prefill(tokenizer, prompt), end_of_turn(tokenizer)
     end_ids = () if end is None else (end,)
     requests = []
     for problem in problems:
@@ -242,11 +221,6 @@ class TransformersSampler:
                 end_ids = sorted({*self.end_ids, *batch[0].end_ids})
                 rows = self._generate(model, batch, TokenCounter(missing, end_ids, count_tokens), end_ids)
                 yield list(itertools.compress(rows, missing))
-        except torch.OutOfMemoryError as error:
-            raise UsageError(
-                f"out of GPU memory with batches of {self.sampling.batch_size} completions: lower --batch_size, and "
-                "name another --output_dir or add --overwrite (completions depend on the batches)."
-            ) from error
         finally:
             if adapter:
                 self.model = model.unload()
@@ -282,26 +256,13 @@ class TransformersSampler:
 
 
 def load_adapter(model: Any, adapter: Path) -> Any:
-    """Add a LoRA adapter to a model.
-
-    Raises:
-        UsageError: If the adapter does not fit the model.
-    """
-    import torch
+    """A model with a LoRA adapter; PEFT's error if it does not fit."""
     from peft import PeftModel
 
-    try:
-        with warnings.catch_warnings():
-            # PEFT only warns about layers without weights in the adapter; they would act like the base model.
-            warnings.filterwarnings("error", message="Found missing adapter keys")
-            return PeftModel.from_pretrained(model, str(adapter)).eval()
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # settings of a wrong type raise TypeError, AttributeError, KeyError and others
-        raise UsageError(
-            f"{adapter} does not fit {model.name_or_path}: {' '.join(str(error).split())[:300]} Use the base model "
-            "that the adapter was trained from."
-        ) from error
+    with warnings.catch_warnings():
+        # PEFT only warns about layers without weights in the adapter; they would act like the base model.
+        warnings.filterwarnings("error", message="Found missing adapter keys")
+        return PeftModel.from_pretrained(model, str(adapter)).eval()
 
 
 # vLLM
@@ -333,38 +294,26 @@ class VLLMSampler:
             dtype = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
         lora = {}
         if lora_rank is not None:
-            rank = next((allowed for allowed in VLLM_LORA_RANKS if allowed >= lora_rank), None)
-            if rank is None:
-                raise UsageError(
-                    f"the adapter has rank {lora_rank} and vLLM supports up to {VLLM_LORA_RANKS[-1]}: use --backend "
-                    "transformers."
-                )
+            rank = next((allowed for allowed in VLLM_LORA_RANKS if allowed >= lora_rank), lora_rank)
             lora = {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
         self.tokenizer, config = load_tokenizer(model, source_options(model), prompt)
-        try:
-            longest = int(config.get_text_config().max_position_embeddings)
-            self.context_length = min(longest, sampling.max_new_tokens + self.prompt_room)
-            self.llm = LLM(
-                model=model,
-                trust_remote_code=False,
-                dtype=dtype,
-                quantization="bitsandbytes" if sampling.load_in_4bit else None,  # NF4, as in load_base
-                generation_config="vllm",  # not the model's default sampling parameters
-                max_model_len=self.context_length,
-                gpu_memory_utilization=gpu_memory_utilization,
-                tensor_parallel_size=tensor_parallel_size,
-                seed=sampling.seed,
-                **lora,
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UsageError(
-                f"vLLM could not load {model}: {' '.join(str(error).split())[:300]} If GPU memory is short, change "
-                "--gpu_memory_utilization; a gated model needs `hf auth login`; --debug shows more."
-            ) from error
-        try:
+        longest = int(config.get_text_config().max_position_embeddings)
+        self.context_length = min(longest, sampling.max_new_tokens + self.prompt_room)
+        self.llm = LLM(
+            model=model,
+            trust_remote_code=False,
+            dtype=dtype,
+            quantization="bitsandbytes" if sampling.load_in_4bit else None,  # NF4, as in load_base
+            generation_config="vllm",  # not the model's default sampling parameters
+            max_model_len=self.context_length,
+            gpu_memory_utilization=gpu_memory_utilization,
+            tensor_parallel_size=tensor_parallel_size,
+            seed=sampling.seed,
+            **lora,
+        )
+        generation_config = None
+        with suppress(OSError):  # it has none
             generation_config = GenerationConfig.from_pretrained(model)
-        except OSError:
-            generation_config = None  # it has none
         self.end_ids = end_tokens(generation_config, self.tokenizer)
         self.numbers: dict[Path, int] = {}  # of the adapters
 
@@ -393,9 +342,8 @@ class VLLMSampler:
         prompts = [{"prompt_token_ids": request.prompt_ids} for request in missing]
         # The two halves of LLM.generate, so that each completion is stored when it finishes and not after the last one.
         # enqueue returns vLLM's internal request ids, 7-1a2b3c4d; an output has the part before the dash.
-        names = [
-            name.partition("-")[0] for name in self.llm.enqueue(prompts, params, lora_request=lora, use_tqdm=False)
-        ]
+        queued = self.llm.enqueue(prompts, params, lora_request=lora, use_tqdm=False)
+        names = [name.partition("-")[0] for name in queued]
         waiting = dict(zip(names, missing, strict=True))
         engine, lengths = self.llm.llm_engine, dict.fromkeys(names, 0)
         while engine.has_unfinished_requests():

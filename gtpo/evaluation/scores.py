@@ -5,7 +5,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock
 from tqdm import tqdm
@@ -13,7 +12,7 @@ from tqdm import tqdm
 from gtpo.arguments import PromptArguments, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k, sizes_up_to
-from gtpo.evaluation.records import Entry, Problems, ProblemScores
+from gtpo.evaluation.records import Entry, Problems, ProblemScores, read_entries
 from gtpo.evaluation.storage import find_completion_files, keys_of, read_completions, scores_path
 from gtpo.files import write_atomically
 from gtpo.grading import extract_answer, grade_text, math_verify_accepts, normalise, timeouts
@@ -34,9 +33,7 @@ def grade(path: Path, problems: Problems) -> Entry:
         UsageError: If completions are missing.
     """
     head, rows = read_completions(path)
-    prompt, k = PromptArguments(**stored_prompt(head.settings)).format, head.settings.get("k")
-    if type(k) is not int or k < 1:
-        raise UsageError(f"{path}, line 1 has k={k!r} in its settings, expected an integer >= 1: restore the file.")
+    prompt, k = PromptArguments(**stored_prompt(head.settings)).format, head.settings["k"]
     keys = keys_of(problems.rows, k)
     completions = {key: row for row in rows if (key := (row["id"], row["sample"])) in keys}
     if len(completions) != len(keys):
@@ -59,8 +56,7 @@ def grade(path: Path, problems: Problems) -> Entry:
             scores = _scores_of(answers, correct)
         else:
             verdicts = [grade_text(text, problem.gold, *prompt.tags[2:]) for text in texts]
-            answers, correct = [v.answer for v in verdicts], [v.correct for v in verdicts]
-            lenient_answers, lenient = [v.lenient_answer for v in verdicts], [v.correct_leniently for v in verdicts]
+            answers, correct, lenient_answers, lenient = map(list, zip(*verdicts, strict=True))
             scores, lenient_marks = _scores_of(answers, correct), _marks(lenient)
             is_same = (answers, correct) == (lenient_answers, lenient)
             lenient_scores = scores if is_same else _scores_of(lenient_answers, lenient)
@@ -73,7 +69,7 @@ def grade(path: Path, problems: Problems) -> Entry:
                 id=problem.id,
                 gold=problem.gold,
                 n=k,
-                c=sum(correct),
+                c=sum(correct),  # strict
                 formatted=sum(map(prompt.follows_format, texts)),
                 correct=_marks(correct),
                 correct_lenient=lenient_marks,
@@ -127,22 +123,6 @@ def write_results(directory: Path, entries: Sequence[Entry]) -> Path:
         stored = [entry.write() for path in paths if path.is_file() for entry in read_entries(path)]
         write_atomically(results, json.dumps({"results": stored}, indent=1))
     return results
-
-
-def read_entries(path: Path) -> list[Entry]:
-    """The entries of ``results.json``, or the one next to a completion file.
-
-    Raises:
-        UsageError: If the file cannot be read, or an entry lacks a key or has an invalid value.
-    """
-    try:
-        stored: Any = json.loads(path.read_bytes())
-        listed = stored["results"] if path.name == "results.json" else [stored]
-        return [Entry.read(entry) for entry in listed]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(
-            f"{path} is damaged ({error}): delete it; `evaluate.py --regrade --output_dir DIR` writes it again."
-        ) from error
 
 
 def _scores_of(answers: Sequence[str | None], correct: Sequence[bool]) -> dict[str, list[float]]:

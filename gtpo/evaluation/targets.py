@@ -20,10 +20,6 @@ from gtpo.runs.directory import OUTPUTS, RunDirectory, find_runs, label_of
 logger = logging.getLogger(__name__)
 
 LAST = EvaluationArguments.checkpoint
-_MODULE_NAME = re.compile(r"[\w.\-^$\\]+")  # may be anchored or escaped; without a repetition it matches in linear time
-_MATCHED = (  # settings that PEFT matches against the names of the model's modules, most of them as regular expressions
-    *("target_modules", "exclude_modules", "modules_to_save", "layers_pattern", "rank_pattern", "alpha_pattern"),
-)
 
 
 @dataclass(frozen=True)
@@ -44,17 +40,6 @@ class Target:
 # Adapters
 
 
-def newest_run() -> RunDirectory:
-    """The newest finished run under outputs/; UsageError if there is none."""
-    runs = find_runs([OUTPUTS], having="weights")
-    if not runs:
-        raise UsageError(
-            f"no finished run under {OUTPUTS}/: train one (`python train_gtpo.py --model tiny --dataset arithmetic` on "
-            "a CPU), name a run with --runs RUN, or evaluate a base model with --model tiny."
-        )
-    return runs[-1]
-
-
 def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = LAST) -> list[Target]:
     """The targets in the order of ``--runs``; without any, the base model that ``--model`` names, or the newest run.
 
@@ -66,7 +51,12 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
     if not adapters and model:
         return [Target("")]
     if not adapters:
-        adapters = [str(newest_run().path)]
+        if not (runs := find_runs([OUTPUTS], having="weights")):
+            raise UsageError(
+                f"no finished run under {OUTPUTS}/: train one (`python train_gtpo.py --model tiny --dataset "
+                "arithmetic` on a CPU), name a run with --runs RUN, or evaluate a base model with --model tiny."
+            )
+        adapters = [str(runs[-1].path)]
         logger.warning("evaluating %s, the newest finished run; --runs selects others", adapters[0])
     if not model and set(adapters) == {"base"}:
         raise UsageError("--runs base alone does not name a base model: add a run, or --model tiny|smol|llama|qwen.")
@@ -98,55 +88,34 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
     Raises:
         UsageError: If there is no such adapter.
     """
-    directory = Path(name)
+    directory, run = Path(name), RunDirectory(name)
     if _is_adapter(directory):
         if checkpoint != LAST:
             raise UsageError(f"--checkpoint {checkpoint} selects an adapter of a run, and {name} is an adapter itself.")
         return Target(label_of(directory), directory)
-    run = RunDirectory(directory)
     adapter = {LAST: run.adapter, "best": run.best}.get(checkpoint, run.checkpoint(checkpoint))
     if (run.model / "config.json").is_file():
         model = shlex.quote(str(run.model if checkpoint == LAST else adapter))
         raise UsageError(f"{name} trained all weights and has no adapter: evaluate it with --model {model}.")
     if not _is_adapter(adapter):
-        found = ", ".join(sorted(path.parent.name for path in directory.glob("*/adapter_config.json")))
-        runs = find_runs([directory], having="weights") or find_runs([OUTPUTS], having="weights")
-        newest = f"the newest finished runs are {', '.join(str(run.path) for run in runs[-3:]) or 'none'}"
-        if not directory.is_dir():
-            raise UsageError(f"{name} does not exist: {newest}.")
-        adapters = f"its adapters are {found}" if found else "it has no adapter"
-        raise UsageError(f"{name} has no {adapter.name}/adapter_config.json: {adapters}, {newest}.")
-    suffix = "" if checkpoint == LAST else f"@{checkpoint}"
-    return Target(label_of(directory) + suffix, adapter, checkpoint)
+        found = ", ".join(sorted(path.parent.name for path in directory.glob("*/adapter_config.json"))) or "none"
+        newest = ", ".join(str(run.path) for run in find_runs([OUTPUTS], having="weights")[-3:]) or "none"
+        raise UsageError(
+            f"{adapter} is not an adapter: those of {name} are {found}; the newest finished runs are {newest}."
+        )
+    return Target(label_of(directory) + ("" if checkpoint == LAST else f"@{checkpoint}"), adapter, checkpoint)
 
 
 def adapter_config(adapter: Path) -> dict[str, Any]:
     """The LoRA settings that PEFT stores with an adapter.
 
     Raises:
-        UsageError: If they are not those of a LoRA adapter, do not name a base model, or contain a regular expression;
-            or if the weights are missing.
+        UsageError: If they are not those of a LoRA adapter, or do not name a base model.
     """
     path = adapter / "adapter_config.json"
     config: dict[str, Any] = json.loads(path.read_bytes())
-    if not isinstance(config, dict) or not isinstance(config.get("base_model_name_or_path"), str):
-        raise UsageError(f"{path} has no base_model_name_or_path: add the Hub id or path of the base model.")
-    if config.get("peft_type") != "LORA":
-        raise UsageError(f"{path}: peft_type is {config.get('peft_type')!r}, only LORA adapters can be evaluated.")
-    for field in _MATCHED:
-        value = config.get(field) or []
-        for name in value if isinstance(value, list | dict) else [value]:
-            if not isinstance(name, str) or not _MODULE_NAME.fullmatch(name):
-                raise UsageError(
-                    f"{path}: {field} contains {name!r}, expected the name of a module: replace a regular expression "
-                    '(matching it may take forever) by a list such as ["q_proj", "v_proj"].'
-                )
-    pattern = config.get("rank_pattern") or {}
-    ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, dict) else [pattern])]
-    if any(type(rank) is not int for rank in ranks):
-        raise UsageError(f"{path}: the ranks are {', '.join(map(repr, ranks))}, expected whole numbers.")
-    if not (adapter / "adapter_model.safetensors").is_file():
-        raise UsageError(f"{adapter} has no adapter_model.safetensors: save it again with PEFT's save_pretrained.")
+    if config.get("peft_type") != "LORA" or not config.get("base_model_name_or_path"):
+        raise UsageError(f"{path}: expected peft_type LORA and the base model as base_model_name_or_path.")
     return config
 
 
@@ -166,18 +135,14 @@ def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
     """
     if asked is not None:
         return asked
-    trained = {
-        bool(_run_settings(target.adapter).get("load_in_4bit")): target.adapter for target in targets if target.adapter
-    }
+    trained = {bool(_run_settings(t.adapter).get("load_in_4bit")): t.adapter for t in targets if t.adapter}
     if len(trained) > 1:
-        raise UsageError(
-            f"{trained[True]} was trained on 4-bit weights and {trained[False]} was not: set --load_in_4bit true or "
-            "false for both, or evaluate them in two commands."
-        )
+        raise UsageError(f"{trained[True]} was trained on 4-bit weights, {trained[False]} not: set --load_in_4bit.")
     lacking = "a GPU" if not gpu_is_available() else "" if is_installed("bitsandbytes") else "bitsandbytes"
     if True in trained and lacking:
-        which = f"{trained[True]} was trained on 4-bit weights, which need {lacking}"
-        logger.warning("%s: it is evaluated on 16- or 32-bit weights", which)
+        logger.warning(
+            "%s was trained on 4-bit weights, which need %s: it is evaluated on others", trained[True], lacking
+        )
     return True in trained and not lacking
 
 
@@ -197,8 +162,7 @@ def choose_prompts(asked: dict[str, Any], targets: Sequence[Target], model: str 
     if len(prompts) < len(targets) and (other := next((t for t, prompt in prompts.items() if prompt != first), None)):
         name = _differing(first, prompts[other])[0]
         raise UsageError(
-            f"{next(iter(prompts)).adapter} and {other.adapter} were trained with different --{name}, so the prompt "
-            f"of the base model is ambiguous: set --{name}, or evaluate them in two commands."
+            f"the runs were trained with different --{name}, so that of the base model is ambiguous: set --{name}."
         )
     chosen = [prompts.get(target, first) for target in targets]
     for target, prompt in zip(targets, chosen, strict=True):
@@ -225,57 +189,29 @@ def _is_adapter(directory: Path) -> bool:
 # The base model
 
 
-def base_model(targets: Sequence[Target], model: str | None) -> str:
-    """The base model that all adapters were trained from; without adapters, the one that ``--model`` names.
-
-    Raises:
-        UsageError: If an adapter names none, or two name different ones.
-    """
-    bases: dict[str, Path] = {}
-    for target in targets:
-        if target.adapter:
-            named = adapter_config(target.adapter)["base_model_name_or_path"]
-            bases.setdefault(_find_base(named, target.adapter), target.adapter)
-    first, *others = bases or [MODEL_ALIASES.get(str(model), str(model))]
-    for other in others:
-        if not same_model(first, other):
-            raise UsageError(
-                f"{bases[first]} was trained from {first} and {bases[other]} from {other}: evaluate them in two "
-                "commands, `--regrade` prints all results in one table."
-            )
-    return first
-
-
-def _find_base(name: str, adapter: Path) -> str:
-    """The base model of an adapter.
-
-    A relative path is looked up here and above the adapter, where the run started. An absolute one that does not exist
-    any more is replaced by the run's ``--model``, looked up in the same way: the whole checkout may have moved.
-    """
-    moved = Path(name).is_absolute() and not Path(name).is_dir()
-    asked = str(_run_settings(adapter).get("model") or name) if moved else name
-    directories = [] if is_hub_id(asked) else [Path(), *adapter.resolve().parents]
-    return next((str(directory / asked) for directory in directories if (directory / asked).is_dir()), name)
-
-
 def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = False) -> str:
-    """The Hub id or path of the base model of the targets; the tiny base is built if it does not exist.
+    """The Hub id or path of the base model that all adapters were trained from; without adapters, ``asked``.
 
     ``asked``, the flag ``--model``, overrides where it is loaded from; ``slow`` accepts the paper's models on a CPU.
 
     Raises:
-        UsageError: As :func:`base_model`, :func:`refuse_large_model_without_gpu` and :func:`resolve_model`; or if
-            ``asked`` is not the model that the adapters were trained from.
+        UsageError: If two adapters name different models, ``asked`` is another one, it needs a GPU, or it is not found.
     """
-    base = base_model(targets, asked)
+    bases: dict[str, Path] = {}
+    for target in targets:
+        if target.adapter:
+            bases.setdefault(adapter_config(target.adapter)["base_model_name_or_path"], target.adapter)
+    first, *others = bases or [MODEL_ALIASES.get(str(asked), str(asked))]
+    for other in others:
+        if not same_model(first, other):
+            raise UsageError(
+                f"{bases[first]} was trained from {first}, {bases[other]} from {other}: evaluate them in two commands."
+            )
     if not slow:
-        refuse_large_model_without_gpu(asked or base)
-    model = resolve_model(asked or base)
-    if any(target.adapter for target in targets) and not same_model(model, base):
-        raise UsageError(
-            f"--model {asked} is not the model that the adapter was trained from, {base}: remove --model, the adapter "
-            "names its base model."
-        )
+        refuse_large_model_without_gpu(asked or first)
+    model = resolve_model(asked or first)
+    if bases and not same_model(model, first):
+        raise UsageError(f"--model {asked} is not what the adapter was trained from, {first}: remove --model.")
     return model
 
 
@@ -298,9 +234,8 @@ def refuse_large_model_without_gpu(model: str) -> None:
     large = any(same_model(model, MODEL_ALIASES[alias]) for alias in ("llama", "qwen"))
     if (large or model.endswith("bnb-4bit")) and not gpu_is_available():
         raise UsageError(
-            f"{model} needs a GPU and PyTorch sees none here: check torch.cuda.is_available() and the NVIDIA driver "
-            "(R580 or newer), evaluate --model tiny --benchmarks arithmetic on a CPU, or add --backend transformers "
-            "(takes hours)."
+            f"{model} needs a GPU and PyTorch sees none here: check torch.cuda.is_available() and the NVIDIA driver, "
+            "evaluate --model tiny --benchmarks arithmetic, or add --backend transformers (takes hours)."
         )
 
 

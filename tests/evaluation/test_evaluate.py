@@ -1,6 +1,5 @@
 """evaluate.py from the flags to the table, and that a kill loses nothing."""
 
-import errno
 import json
 import multiprocessing
 import os
@@ -51,107 +50,58 @@ def test_importing_the_script_imports_nothing_heavy_and_the_libraries_import_bes
     subprocess.run([sys.executable, "-c", code, str(ROOT)], cwd=ROOT, check=True)
 
 
-@pytest.mark.slow
-def test_without_a_run_and_without_a_gpu_the_error_says_what_to_do(tmp_path: Path) -> None:
-    argv = ["--benchmarks", "aime24", "aime25", "amc23", "--k", "64"]
-    ended = subprocess.run(
-        [sys.executable, ROOT / "evaluate.py", *argv],
-        cwd=tmp_path,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == (
-        "evaluate.py: no finished run under outputs/: train one (`python train_gtpo.py --model tiny --dataset "
-        "arithmetic` on a CPU), name a run with --runs RUN, or evaluate a base model with --model tiny.\n"
-    )
-    assert not list(tmp_path.iterdir())
+REFUSED = """
+--k 0|--k 10001|--output_dir=|--k x|--limit 0|--temperature -1|--temperature nan|--tensor_parallel_size 0|--shard 5/4
+--shard 0/4|--shard 1|--overwrite --shard 1/2|--regrade --shard 1/2|--shard 1/2 --compare a b|--temperature 0|--top_p 0
+--seed -1|--batch_size 0|--max_new_tokens 0|--checkpoint newest|--backend unsloth|--modle x|--regrade --k 8
+--regrade --overwrite|--compare a b --runs a|--compare a b --model tiny|--compare a b --regrade
+--compare a b --overwrite|--model tiny --tensor_parallel_size 2|--grader math-verify|--config none.yaml
+"""
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ("", "--benchmarks is missing: name one or more of gsm8k, math, math500"),
-        ("--benchmarks amc", r"unknown benchmark 'amc' \(did you mean 'amc23'\?\)"),
-        ("--benchmarks gsm8k --k 0", "--k is 0: expected 1 to 10000"),
-        ("--benchmarks gsm8k --k 10001", "--k is 10001: expected 1 to 10000"),
-        ("--benchmarks gsm8k --output_dir=", "--output_dir is '': expected the path of a directory"),
-        ("--benchmarks gsm8k --k x", "--k: invalid int value: 'x'"),
-        ("--benchmarks gsm8k --limit 0", "--limit is 0: expected at least 1"),
-        ("--benchmarks gsm8k --temperature -1", "--temperature is -1.0: expected a finite number >= 0"),
-        ("--benchmarks gsm8k --temperature nan", "--temperature is nan: expected a finite number >= 0"),
-        ("--benchmarks gsm8k --tensor_parallel_size 0", "--tensor_parallel_size is 0: expected at least 1"),
-        (
-            "--benchmarks arithmetic --model tiny --tensor_parallel_size 2",
-            "--tensor_parallel_size is a setting of vLLM, and Transformers samples here",
-        ),
-        ("--benchmarks gsm8k --shard 5/4", "--shard is '5/4': expected N/M with N from 1 to M, as in 1/4"),
-        ("--benchmarks gsm8k --shard 0/4", "--shard is '0/4': expected N/M"),
-        ("--benchmarks gsm8k --shard 1", "--shard is '1': expected N/M"),
-        ("--benchmarks gsm8k --shard 1/2 --overwrite", "--shard samples a part of the completions and --overwrite"),
-        ("--shard 1/2 --regrade", "--shard samples a part of the completions and --regrade needs all: remove --shard"),
-        ("--shard 1/2 --compare a b", "--shard samples a part of the completions and --compare needs all"),
-        ("--benchmarks gsm8k --temperature 0", "--temperature 0 samples the same completion 64 times: add --k 1"),
-        ("--benchmarks gsm8k --top_p 0", "--top_p is 0.0: expected a number above 0"),
-        ("--benchmarks gsm8k --seed -1", "--seed is -1: expected a finite number >= 0"),
-        ("--benchmarks gsm8k --batch_size 0", "--batch_size is 0: expected at least 1"),
-        ("--benchmarks gsm8k --max_new_tokens 0", "--max_new_tokens is 0: expected at least 1"),
-        (
-            "--benchmarks gsm8k --checkpoint newest",
-            "--checkpoint is 'newest': expected last, best or the number of a step",
-        ),
-        ("--benchmarks gsm8k --backend unsloth", "--backend: invalid choice: 'unsloth'"),
-        ("--benchmarks gsm8k --modle x", r"unknown option --modle \(did you mean '--model'\?\)"),
-        ("--regrade --k 8", "--regrade reads --k from the stored completions"),
-        ("--regrade --overwrite", "--regrade keeps the stored completions and --overwrite discards them"),
-    ],
-)
-def test_invalid_flags_are_refused(argv: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("flags", REFUSED.strip().replace("\n", "|").split("|"))
+def test_invalid_flags_are_refused_by_name(flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=message):
-        run(monkeypatch, *argv.split())
+    monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("a model was loaded"))
+    argv = flags.split()
+    with pytest.raises(UsageError) as refused:
+        run(monkeypatch, "--benchmarks", "arithmetic", *argv)
+    named = [word.partition("=")[0] for word in argv if word.startswith("--")]
+    assert any(name in str(refused.value) for name in [*named, "none.yaml"])
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "named"),
     [
-        ("benchmark: [gsm8k]", r"settings\.yaml: unknown setting 'benchmark' \(did you mean 'benchmarks'\?\)"),
-        ("benchmarks: [gsm9k]", r"unknown benchmark 'gsm9k' \(did you mean 'gsm8k'\?\)"),
-        ("benchmarks: [gsm8k]\nk: 0", "--k is 0: expected 1 to 10000"),
-        ("benchmarks: [gsm8k]\nregrade: true", "'regrade' is for the command line only"),
+        ("benchmark: [gsm8k]", "benchmark"),
+        ("benchmarks: [gsm9k]", "gsm8k"),
+        ("benchmarks: [gsm8k]\nk: 0", "--k"),
+        ("benchmarks: [gsm8k]\nregrade: true", "regrade"),
     ],
 )
 def test_a_file_of_settings_is_checked_like_flags(
-    settings: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("settings.yaml").write_text(settings)
-    with pytest.raises(UsageError, match=message):
-        run(monkeypatch, "--config", "settings.yaml")
-    with pytest.raises(UsageError, match=r"cannot read other\.yaml"):
-        run(monkeypatch, "--config", "other.yaml")
+    (tmp_path / "settings.yaml").write_text(settings)
+    with pytest.raises(UsageError, match=named):
+        run(monkeypatch, "--config", tmp_path / "settings.yaml")
 
 
-def test_an_unusable_benchmark_is_reported_before_anything_is_sampled(
+def test_unreadable_data_is_reported_before_anything_is_sampled(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("a model was loaded"))
-    argv = ["--model", tiny, "--k", 1, "--limit", 2, "--data_dir", tmp_path, "--benchmarks", "arithmetic"]
-    with pytest.raises(UsageError, match=r"amc2023\.jsonl does not exist or"):
-        run(monkeypatch, *argv, "amc23", "mine.csv")
-    assert not Path("outputs").exists()
-
-
-def test_unreadable_data_is_reported_before_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"amc2023\.jsonl does not exist .*--data_dir"):
-        run(monkeypatch, "--benchmarks", "amc23", "--model", "no-such/model", "--data_dir", tmp_path)
+    argv = ["--model", tiny, "--k", 1, "--limit", 2, "--benchmarks", "arithmetic"]
+    with pytest.raises(UsageError, match="amc2023"):
+        run(monkeypatch, *argv, "amc23", "--data_dir", tmp_path)
+    with pytest.raises(UsageError, match="mine"):
+        run(monkeypatch, *argv, "mine.csv")
     monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: (_ for _ in ()).throw(ConnectionError("no route")))
-    with pytest.raises(
-        UsageError, match=r"cannot read math-ai/amc23, split 'test', from the Hub .*: no route\. .*--data_dir"
-    ):
-        run(monkeypatch, "--benchmarks", "amc23", "--model", "no-such/model")
+    with pytest.raises(UsageError, match=r"math-ai/amc23.*--data_dir"):
+        run(monkeypatch, *argv, "amc23")
+    assert not Path("outputs").exists()
 
 
 # Evaluating
@@ -266,21 +216,6 @@ def test_the_newest_run_is_evaluated_and_named(
     assert [entry["label"] for entry in results(Path("outputs/evaluation"))] == ["demo-newer"]
 
 
-def test_a_model_that_the_adapter_was_not_trained_from_is_refused(
-    outputs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(UsageError, match=r"--model .*older is not the model that the adapter was trained from"):
-        run(monkeypatch, "--benchmarks", "arithmetic", "--runs", "outputs/older", "--model", outputs / "older")
-
-
-def test_the_papers_models_need_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gtpo.evaluation.targets.gpu_is_available", lambda: False)
-    for name in ("llama", "qwen", "Qwen/Qwen2.5-3B-Instruct"):
-        with pytest.raises(UsageError, match="needs a GPU and PyTorch sees none here"):
-            run(monkeypatch, "--benchmarks", "arithmetic", "--model", name)
-
-
 def test_the_command_line_overrides_the_file_of_settings(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,8 +258,6 @@ def test_a_larger_limit_and_k_keep_what_is_stored(tiny: Path, tmp_path: Path, mo
     assert (entry["problems"], entry["k"], head.settings["k"]) == (3, 4, 4)
     run(monkeypatch, "--regrade", "--output_dir", tmp_path)
     assert results(tmp_path)[0]["scores"] == entry["scores"]
-    with pytest.raises(UsageError, match="k was 4, is 2"):
-        run(monkeypatch, *argv, "--limit", 3, "--k", 2)
 
 
 def test_shards_sample_what_one_evaluation_samples(
@@ -347,7 +280,7 @@ def test_shards_sample_what_one_evaluation_samples(
     capsys.readouterr()
     for shard in ("1/3", "2/3", "3/3"):
         run(monkeypatch, *argv, "--output_dir", tmp_path / "shards", "--shard", shard)
-        assert capsys.readouterr().out.startswith(f"Shard {shard} is stored; the same command without --shard merges")
+        assert capsys.readouterr().out.startswith(f"Shard {shard} is stored")
     assert not [path for path in (tmp_path / "shards").rglob("*") if path.suffix in (".json", ".jsonl")]
     wholes = sorted((tmp_path / "one").glob("*/arithmetic.jsonl"))
     assert len(wholes) == 2
@@ -405,9 +338,11 @@ def test_ctrl_c_says_how_to_resume(
 def test_regrade_grades_stored_completions_without_a_model(
     store: Callable[..., Path],
     texts_by_hand: dict[str, list[str]],
+    tiny: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("a model was loaded"))
     path = store(texts_by_hand)
     store(texts_by_hand, "other")
     run(monkeypatch, "--regrade", "--output_dir", tmp_path, "--benchmarks", "arithmetic")
@@ -418,56 +353,10 @@ def test_regrade_grades_stored_completions_without_a_model(
     path.write_text(path.read_text().replace(json.dumps(wrong), json.dumps(right)))
     run(monkeypatch, "--regrade", "--output_dir", tmp_path)
     assert [entry["scores"]["pass"]["4"] for entry in results(tmp_path)] == pytest.approx([200 / 3, 100.0], abs=1e-5)
-
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(UsageError, match=r"has 11 of 12 completions: run the same evaluation without --regrade"):
-        run(monkeypatch, "--regrade", "--output_dir", tmp_path)
-    with pytest.raises(UsageError, match=r"no stored completions in .*: run an evaluation first"):
-        run(monkeypatch, "--regrade", "--output_dir", tmp_path / "elsewhere")
-
-
-def test_regrade_of_a_named_model_samples_nothing(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = [*SMALL, "--model", tiny, "--output_dir", tmp_path]
-    monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("a model was loaded"))
-    with pytest.raises(UsageError, match="does not exist: run the evaluation without --regrade"):
-        run(monkeypatch, *argv, "--regrade")
-
-
-def test_ctrl_c_before_the_first_completion_leaves_nothing(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("gtpo.evaluation.sampling.TransformersSampler._generate", interrupt)
-        run(patch, *SMALL, "--model", tiny, "--output_dir", tmp_path / "out")
-    assert list((tmp_path / "out").iterdir()) == []
-    run(monkeypatch, *SMALL, "--model", tiny, "--output_dir", tmp_path / "out", "--max_new_tokens", 3)
-    assert results(tmp_path / "out")[0]["settings"]["max_new_tokens"] == 3
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_one_sentence_with_a_command_that_works(
-    store: Callable[..., Path],
-    texts_by_hand: dict[str, list[str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    store(texts_by_hand)
-    monkeypatch.setattr("gtpo.evaluation.scores.write_atomically", full)
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--regrade", "--output_dir", str(tmp_path)])
-    with pytest.raises(SystemExit) as ended:
-        run_script(evaluate.main)
-    assert ended.value.code == 1
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        "evaluate.py: the disk is full ([Errno 28] No space left on device); free some space, then: python evaluate.py "
-        f"--regrade --output_dir {tmp_path}"
-    )
+    for more, named in (([], "has 11 of 12"), (["--model", tiny, "--benchmarks", "arithmetic"], "--regrade")):
+        with pytest.raises(UsageError, match=named):
+            run(monkeypatch, "--regrade", "--output_dir", tmp_path, *more)
 
 
 def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_stored(
@@ -486,22 +375,19 @@ def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_s
     assert own["data"] == {"source": "mine.csv", "data_dir": None, "dataset_config": None, "split": None} | {
         "prompt_column": "task",
         "answer_column": "gold",
-        "judge": None,
+        "grader": None,
     }
     assert own["dropped"] == {"without a readable gold answer": 1}
     assert "Rows dropped: 1 without a readable gold answer" in screen
     # a corrected gold answer: the completions are kept, and graded with the stored file and columns
     path = next(Path("out").glob("*/mine.jsonl"))
-    lines = path.read_text().splitlines()
-    path.write_text(
-        "\n".join(line.replace('"completion": "', '"completion": "<answer>5</answer>') for line in lines) + "\n"
-    )
+    path.write_text(path.read_text().replace('"completion": "', '"completion": "<answer>5</answer>'))
     Path("mine.csv").write_text('task,gold\n1 + 1?,2\n"Two, and two?",5\n')
     run(monkeypatch, "--regrade", "--output_dir", "out")
     own = next(entry for entry in results(Path("out")) if entry["benchmark"] == "mine")
     assert [(problem["gold"], problem["correct"]) for problem in own["per_problem"]] == [("2", "00"), ("5", "11")]
     Path("mine.csv").write_text("task,gold\nAnother?,2\n")
-    with pytest.raises(UsageError, match=r"was created from different problems than mine\.csv has now"):
+    with pytest.raises(UsageError, match="different problems"):
         run(monkeypatch, "--regrade", "--output_dir", "out", "--benchmarks", "mine.csv")
-    with pytest.raises(UsageError, match="was created with other settings"):
+    with pytest.raises(UsageError, match="other settings"):
         run(monkeypatch, *argv, *columns, "--benchmarks", "mine.csv")

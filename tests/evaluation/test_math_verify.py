@@ -9,10 +9,9 @@ import pytest
 from helpers.scripts import ROOT
 
 import evaluate
-from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.jobs import load_problems
-from gtpo.evaluation.scores import read_entries
+from gtpo.evaluation.records import read_entries
 from gtpo.evaluation.table import format_table
 from gtpo.grading import extract_answer, grade_text, is_correct, math_verify_accepts, sympy_fallback, timeouts
 from gtpo.grading.worker import shared_worker
@@ -102,7 +101,7 @@ def test_scores_table_and_comparison_name_the_grader(
 
     argv = ["--benchmarks", "mine.jsonl", "--model", tiny, "--k", 4, "--max_new_tokens", 3, "--output_dir", "out"]
     entry = run(*argv, "--grader", "math_verify")
-    assert entry["graded_by"]["grader"] == entry["data"]["judge"] == "math_verify"
+    assert entry["graded_by"]["grader"] == entry["data"]["grader"] == "math_verify"
     path = next(Path("out").glob("*/mine.jsonl"))
     head, *rows = map(json.loads, path.read_text().splitlines())
     for row, answer in zip(rows, ("18", "18 dollars", "2x = 18", "17"), strict=True):
@@ -128,10 +127,3 @@ def test_scores_table_and_comparison_name_the_grader(
     monkeypatch.setattr(sys, "argv", ["evaluate.py", "--compare", "both/ours", "both/theirs"])
     evaluate.main()
     assert "ours and theirs were graded by different graders: math_verify, ours" in caplog.messages
-
-
-def test_another_name_is_refused_where_no_benchmark_is_yours(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
-    argv = ["evaluate.py", "--benchmarks", "arithmetic", "--model", str(tiny), "--grader", "math-verify"]
-    monkeypatch.setattr(sys, "argv", argv)
-    with pytest.raises(UsageError, match=r"^--grader is for your own benchmarks.* remove it, or set it to math_verif"):
-        evaluate.main()

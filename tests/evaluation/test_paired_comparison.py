@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import evaluate
 import figures
 from gtpo.errors import UsageError
-from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.compare import (
     Comparison,
     compare_sides,
@@ -196,9 +195,9 @@ def test_a_users_grader_gives_no_lenient_comparison() -> None:
 
 def test_what_cannot_be_compared_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     a = entry("a", ["10"])
-    with pytest.raises(UsageError, match=r"a and b have no benchmark in common \(amc23 and aime24\)"):
+    with pytest.raises(UsageError, match="a and b have no benchmark in common"):
         compared(a, entry("b", ["10"], "aime24"))
-    with pytest.raises(UsageError, match=r"on amc23 have different problems \(a 1, b 2\): .* same --limit"):
+    with pytest.raises(UsageError, match="different problems"):
         compared(a, entry("b", ["10", "11"]))
     with pytest.raises(UsageError, match="different problems"):
         compared(a, entry("b", ["10"], settings={"problems_hash": "else"}))
@@ -291,9 +290,3 @@ def test_the_figure_shows_every_difference_its_interval_and_error(
 
 
 SEEDS = {"a": ["10", "11", "00", "00"], "b": ["11", "10", "00", "00"]}
-
-
-def test_compare_goes_with_no_evaluation() -> None:
-    for flag in ({"runs": ["a"]}, {"model": "tiny"}, {"regrade": True}, {"overwrite": True}):
-        with pytest.raises(UsageError, match=f"--compare reads stored scores and --{next(iter(flag))} evaluates"):
-            EvaluationArguments(compare=["a", "b"], **flag)

@@ -1,11 +1,13 @@
 """Records as JSON: what is stored is read and written without a change, and damage is named."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gtpo.evaluation.records import Entry, Head
+from gtpo.errors import UsageError
+from gtpo.evaluation.records import Entry, Head, read_entries
 
 # An entry of results.json as it is stored: these names may not change.
 STORED: dict[str, Any] = {
@@ -21,7 +23,7 @@ STORED: dict[str, Any] = {
     "adapter": "outputs/demo/gtpo/adapter",
     "checkpoint": "last",
     "environment": {"packages": {"torch": "2"}},
-    "data": {"source": "arithmetic", "data_dir": None, "judge": None},
+    "data": {"source": "arithmetic", "data_dir": None, "grader": None},
     "graded_by": {"git_revision": None, "math-verify": "0.8", "timeouts": 0},
     "per_problem": [
         {
@@ -36,6 +38,7 @@ STORED: dict[str, Any] = {
         }
     ],
 }
+ABOUT = {name: STORED[name] for name in ("model", "adapter", "checkpoint", "environment", "data")}
 
 
 def test_an_entry_is_written_as_it_was_read() -> None:
@@ -48,23 +51,34 @@ def test_an_entry_is_written_as_it_was_read() -> None:
     assert Entry.read(earlier).write() == earlier | {"data": {}, "dropped": {}, "graded_by": {}}
 
 
-def test_the_first_line_of_a_completion_file_is_written_as_it_was_read() -> None:
-    about = {name: STORED[name] for name in ("model", "adapter", "checkpoint", "environment", "data")}
-    line = {"settings": STORED["settings"], "about": about}
+def test_settings_are_written_as_they_were_read_and_judge_is_a_name_of_grader() -> None:
+    line = {"settings": STORED["settings"], "about": ABOUT}
     assert json.dumps(Head.read(line).write()) == json.dumps(line)
-    for damaged in ({"about": about}, {"settings": {}}, {"settings": {}, "about": {}}):
+    judged = {"source": "mine.csv", "judge": "own.py:f"}
+    for record in (Head.read(line | {"about": ABOUT | {"data": judged}}), Entry.read(STORED | {"data": judged})):
+        assert record.origin.data == {"source": "mine.csv", "grader": "own.py:f"}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *("{", "[]", json.dumps({"results": [3]})),
+        *(
+            json.dumps({"results": [{key: value for key, value in STORED.items() if key != name}]})
+            for name in ("label", "benchmark", "problems", "k", "scores", "intervals", "settings", "model")
+        ),
+        *(
+            json.dumps({"results": [STORED | {"per_problem": [STORED["per_problem"][0] | changes]}]})
+            for changes in ({"correct": "010"}, {"majority": "0"})
+        ),
+        json.dumps({"results": [STORED | {"per_problem": [{"id": "arithmetic/0"}]}]}),
+    ],
+)
+def test_damaged_results_are_refused_by_name(damaged: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(damaged)
+    with pytest.raises(UsageError, match="results"):
+        read_entries(path)
+    for head in ({"about": ABOUT}, {"settings": {}}, {"settings": {}, "about": {}}):
         with pytest.raises((KeyError, TypeError)):
-            Head.read(damaged)
-
-
-@pytest.mark.parametrize("changes", [{"correct": "010"}, {"majority": "0"}, {"id": None}])
-def test_a_problem_with_other_digits_or_without_a_key_is_refused(changes: dict[str, Any]) -> None:
-    problem = {name: value for name, value in (STORED["per_problem"][0] | changes).items() if value is not None}
-    with pytest.raises((TypeError, ValueError), match=r"its problems do not have 2 samples|missing .* 'id'"):
-        Entry.read(STORED | {"per_problem": [problem]})
-
-
-@pytest.mark.parametrize("name", ["label", "benchmark", "problems", "k", "scores", "intervals", "settings", "model"])
-def test_an_entry_without_a_key_is_refused(name: str) -> None:
-    with pytest.raises(TypeError, match=f"missing .*'{name}'"):
-        Entry.read({key: value for key, value in STORED.items() if key != name})
+            Head.read(head)

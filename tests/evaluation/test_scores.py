@@ -3,14 +3,15 @@
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gtpo.data.load import load_benchmark
 from gtpo.errors import UsageError
 from gtpo.evaluation import scores
+from gtpo.evaluation.compare import compare_sides, group_seeds
 from gtpo.evaluation.records import Problems
 from gtpo.evaluation.scores import grade, write_results
 from gtpo.grading import compare
@@ -69,23 +70,49 @@ def test_lenient_scores_by_hand(store: Callable[..., Path]) -> None:
     assert entry.scores["unreadable"] == 37.5  # u and b have no block
 
 
-def test_incomplete_completions_are_not_graded(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:
-    path = store(texts_by_hand)
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(UsageError, match=r"has 11 of 12 completions: run the same evaluation without --regrade"):
-        grade(path, Problems(load_benchmark("arithmetic")[:3]))
+def test_the_counter_of_pass_at_k_is_the_strict_count(store: Callable[..., Path]) -> None:
+    """Lenient and strict marks differ: pass@k, and pass@1 of a comparison, are those of the answer block."""
+    gold = load_benchmark("arithmetic")[0].gold
+    strict, lenient, wrong = f"<answer>{gold}</answer>", f"It is {gold}.", f"<answer>{int(gold) + 1}</answer>"
+    path = store({"arithmetic/0": [strict, lenient, lenient, wrong]})
+    entry = grade(path, Problems(load_benchmark("arithmetic")[:1]))
+    [problem] = entry.per_problem
+    assert (problem.c, problem.correct, problem.correct_lenient) == (1, "1000", "1110")
+    assert entry.scores["pass"] == {"1": 25.0, "2": 50.0, "4": 100.0}
+    assert entry.scores["pass_lenient"] == {"1": 75.0, "2": 100.0, "4": 100.0}
+    other = replace(entry, label="other", per_problem=[replace(problem, c=2, correct="1100")])
+    found = {c.metric: c for c in compare_sides(group_seeds([entry, other]))}
+    assert found["pass@1"].scores == ([25.0], [50.0]) and found["pass@1, lenient"].scores == ([75.0], [75.0])
 
 
-@pytest.mark.parametrize("k", [None, 0, "4"])
-def test_completions_without_a_k_are_not_graded(
-    k: Any, store: Callable[..., Path], texts_by_hand: dict[str, list[str]]
+def test_the_lenient_majority_votes_with_lenient_answers(store: Callable[..., Path]) -> None:
+    """Equal marks, other answers: two sentences that end in the same wrong number are one class, as blocks two."""
+    gold = load_benchmark("arithmetic")[0].gold
+    wrong, right = int(gold) + 1, f"<answer>{gold}</answer>"
+    texts = [f"<answer>We have some, {wrong}</answer>", right, f"<answer>There are now {wrong}</answer>", right]
+    entry = grade(store({"arithmetic/0": texts}), Problems(load_benchmark("arithmetic")[:1]))
+    assert entry.per_problem[0].correct == entry.per_problem[0].correct_lenient == "0101"
+    assert (entry.scores["maj"]["4"], entry.scores["maj_lenient"]["4"]) == (100.0, 0.0)  # a tie: wrong occurs first
+
+
+def test_an_empty_answer_block_is_unreadable(store: Callable[..., Path]) -> None:
+    path = store({"arithmetic/0": ["<answer></answer>", "<answer>$$</answer>", "<answer>7</answer>", "none"]})
+    assert grade(path, Problems(load_benchmark("arithmetic")[:1])).scores["unreadable"] == 75.0
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda text: text[: text.rstrip().rindex("\n") + 1], "11 of 12"),
+        (lambda text: text.replace('"arithmetic/1"', '"arithmetic/5"'), "8 of 12"),
+    ],
+)
+def test_incomplete_completions_are_not_graded(
+    damage: Callable[[str], str], named: str, store: Callable[..., Path], texts_by_hand: dict[str, list[str]]
 ) -> None:
     path = store(texts_by_hand)
-    head, *rows = path.read_text().splitlines(keepends=True)
-    settings = json.loads(head)
-    settings["settings"]["k"] = k
-    path.write_text("".join([json.dumps(settings) + "\n", *rows]))
-    with pytest.raises(UsageError, match=f"line 1 has k={k!r} in its settings, expected an integer >= 1: restore"):
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(UsageError, match=named):
         grade(path, Problems(load_benchmark("arithmetic")[:3]))
 
 
@@ -134,22 +161,6 @@ def test_two_evaluations_that_end_at_once_are_both_in_the_results(
     write_results(tmp_path, [first])
     other.join()
     assert json.loads((tmp_path / "results.json").read_text()) == {"results": [first.write(), second.write()]}
-
-
-def test_damaged_scores_of_another_evaluation_are_named(
-    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path
-) -> None:
-    first, second = (store(texts_by_hand, name) for name in ("first", "second"))
-    second.with_suffix(".json").write_text('{"label": ')
-    with pytest.raises(UsageError, match=r"second/arithmetic.json is damaged .*: delete it; `evaluate.py --regrade"):
-        write_results(tmp_path, [grade(first, Problems(load_benchmark("arithmetic")[:3]))])
-
-
-def test_a_foreign_completion_is_not_graded(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:
-    path = store(texts_by_hand)
-    path.write_text(path.read_text().replace('"arithmetic/1"', '"arithmetic/5"'))
-    with pytest.raises(UsageError, match=r"has 8 of 12 completions"):
-        grade(path, Problems(load_benchmark("arithmetic")[:3]))
 
 
 def test_the_scores_include_k_itself(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:

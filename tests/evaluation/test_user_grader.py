@@ -61,36 +61,22 @@ def test_a_grader_gets_the_columns_of_the_problem(mine: Path) -> None:
     assert later(problems[0], [], ["x", "y"]) == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("grader", "message"),
-    [
-        ("grader.py:run", r"^--grader grader.py:run: expected grader.py:FUNCTION with one .*: later, nothing, runs,"),
-        ("grader.py", r"^--grader grader.py: expected grader.py:FUNCTION with one of its functions"),
-        ("accuracy", r"^grader 'accuracy' is unknown: pick file.py:function or module:function\.$"),
-        ("other.py:f", r"^--grader other.py:f: other.py does not exist"),
-    ],
-)
+@pytest.mark.parametrize("grader", ["grader.py:run", "grader.py", "accuracy", "other.py:f", "grader.py:runs"])
 def test_an_unusable_grader_is_refused_before_a_model_is_loaded(
-    grader: str, message: str, mine: Path, monkeypatch: pytest.MonkeyPatch
+    grader: str, mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if grader == "grader.py:runs":  # it needs a column that the data has not
+        Path("mine.jsonl").write_text('{"prompt": "Write one."}\n')
     argv = ["evaluate.py", "--benchmarks", "mine.jsonl", "--model", "no-such/model", "--grader", grader]
     monkeypatch.setattr(sys, "argv", argv)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match="grader"):
         evaluate.main()
 
 
-def test_a_grader_that_needs_another_column_or_returns_no_numbers(mine: Path) -> None:
-    with pytest.raises(UsageError, match=r"grader.py:runs grader needs a column 'tests'.* or name another --grader"):
-        load_user_grader("grader.py:runs", ["answer"])
-    problem = Problem("mine/0", "?", "")
-    with pytest.raises(RunError, match=r"grader.py:nothing returned None for mine/0: .* run the same command again"):
-        load_user_grader("grader.py:nothing", [])(problem, [], ["x"])
-    with pytest.raises(RunError, match=r"grader.py:unknown returned nan for mine/0: expected a number; correct it"):
-        load_user_grader("grader.py:unknown", [])(problem, [], ["x"])
-    with pytest.raises(
-        RunError, match=r"the grader grader.py:words returned 'right' \(str\) in \['right'\]: expected a list"
-    ):
-        load_user_grader("grader.py:words", [])(problem, [], ["x"])
+@pytest.mark.parametrize("name", ["nothing", "unknown", "words"])
+def test_a_grader_that_returns_no_numbers_is_named(name: str, mine: Path) -> None:
+    with pytest.raises(RunError, match=f"grader.py:{name} returned"):
+        load_user_grader(f"grader.py:{name}", [])(Problem("mine/0", "?", ""), [], ["x"])
 
 
 def test_graded_scores_and_their_regrade(tiny: Path, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,10 +90,12 @@ def test_graded_scores_and_their_regrade(tiny: Path, mine: Path, monkeypatch: py
     assert [(p["correct"], p["gold"]) for p in entry["per_problem"]] == [("00", "{'text': 'x'}"), ("11", "None")]
     assert entry["scores"]["pass"] == {"1": 50, "2": 50}
     assert "pass_lenient" not in entry["scores"] and "correct_lenient" not in entry["per_problem"][0]
-    assert entry["data"]["judge"] == "grader.py:runs"
-    with pytest.raises(UsageError, match=r"was graded by grader.py:runs, which --regrade does not import automat"):
-        run("--regrade", "--output_dir", "out")
+    assert entry["data"]["grader"] == "grader.py:runs"
     path = next(Path("out").glob("*/mine.jsonl"))
+    for name in ("grader", "judge"):  # the second as earlier revisions stored it
+        path.write_text(path.read_text().replace('"grader": "', f'"{name}": "'))
+        with pytest.raises(UsageError, match="runs"):  # code, which is not imported automatically
+            run("--regrade", "--output_dir", "out")
     path.write_text(path.read_text().replace('"completion": "', '"completion": "Write one.'))
     entry = run("--regrade", "--output_dir", "out", "--grader", "grader.py:same_prompt")
     assert [p["correct"] for p in entry["per_problem"]] == ["11", "00"]

@@ -22,6 +22,7 @@ from gtpo.arguments import PromptArguments, fields_of
 from gtpo.cli.parse import parse, parse_evaluation
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
+from gtpo.evaluation.jobs import plan_evaluation
 from gtpo.paper.matrix import evaluations_of, experiments_of, figure_names, load_matrix
 from gtpo.paper.states import commands
 from gtpo.runs.directory import RunDirectory
@@ -103,20 +104,16 @@ def test_every_line_passes_a_dry_run(
             leave_adapter(directory, BASES[run.model])
         run.run.config.write_text(stored[config])
     assert len(stored) == 47
-    monkeypatch.setattr("gtpo.evaluation.jobs.run_job", lambda job, *_: planned.append(job))
-    import evaluate
-
     for _, *flags in calls[len(EXPERIMENTS) :]:
         on_cpu = ["--backend", "transformers", "--data_dir", str(data_dir)]
-        evaluate.sample(parse_evaluation(EvaluationArguments, [*flags, *on_cpu])[0])
+        planned += plan_evaluation(parse_evaluation(EvaluationArguments, [*flags, *on_cpu])[0])[0]
     expected = [str(work.result(run).with_suffix(".jsonl")) for work in EVALUATIONS for run in work.experiments]
     assert [str(job.path) for job in planned if job.head.origin.adapter] == expected
     assert sum(job.head.origin.adapter is None for job in planned) == sum(w.checkpoint == "last" for w in EVALUATIONS)
     mixed = [*EVALUATIONS[0].argv[1:], str(EVALUATIONS[-1].experiments[-1].run.path)]  # LLaMA, and one of Qwen
+    words = [*mixed, "--backend", "transformers", "--data_dir", str(data_dir)]
     with pytest.raises(UsageError, match="evaluate them in two commands"):
-        evaluate.sample(
-            parse_evaluation(EvaluationArguments, [*mixed, "--backend", "transformers", "--data_dir", str(data_dir)])[0]
-        )
+        plan_evaluation(parse_evaluation(EvaluationArguments, words)[0])
 
 
 def main(script: str, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
