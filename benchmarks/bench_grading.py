@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gtpo import grading
 from gtpo.data.load import load_benchmark
 from gtpo.evaluation.metrics import majority_at_k
-from gtpo.grading import compare, exact, structure, units
+from gtpo.grading import compare, numerals, structure, units
 
 SAMPLES = 64
 WRAPPINGS = ("{}", "${}$", r"\boxed{{{}}}", r"$\boxed{{{}}}$", "{}.", "The answer is ${}$.", " {}\n", "**{}**")
@@ -50,7 +50,13 @@ def measure(name: str, golds: list[str], pool: list[str], rng: random.Random, *,
         for completion in completions_G:
             grading.is_correct(grading.extract_answer(completion), gold)
     strict = time.perf_counter() - start
-    for cached in (compare.decide, grading.normalise, exact.parse_number, structure.parse_structure, units.split_unit):
+    for cached in (
+        compare.decide,
+        grading.normalise,
+        numerals.parse_number,
+        structure.parse_structure,
+        units.split_unit,
+    ):
         cached.cache_clear()
     calls, late = grading.worker_calls(), grading.timeouts()
     correct = total = won = 0

@@ -29,12 +29,12 @@ at least 10 significant digits; ``AB = 18`` and ``m + n = 18`` equal 18. ``2x = 
 not: an equation to solve, or a false statement, has no value.
 """
 
+from gtpo.grading.algebra import TimeBudget, math_verify_accepts
 from gtpo.grading.compare import equivalent, is_correct
 from gtpo.grading.extract import extract_answer, gsm8k_gold
 from gtpo.grading.latex import last_boxed
 from gtpo.grading.lenient import Verdicts, grade_text, lenient_answer
 from gtpo.grading.normalise import normalise
-from gtpo.grading.sympy_fallback import TimeBudget, math_verify_accepts
 from gtpo.grading.worker import timeouts, worker_calls
 
 __all__ = [

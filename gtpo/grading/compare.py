@@ -4,11 +4,11 @@ import re
 import time
 from functools import lru_cache
 
-from gtpo.grading.exact import parse_number, same_number
+from gtpo.grading.algebra import TimeBudget
 from gtpo.grading.latex import FUNCTIONS, TEXT, split_top_level
 from gtpo.grading.normalise import normalise
+from gtpo.grading.numerals import parse_number, same_number
 from gtpo.grading.structure import parse_structure
-from gtpo.grading.sympy_fallback import TimeBudget
 from gtpo.grading.units import split_unit, strip_units
 from gtpo.grading.worker import ComparisonFailed, shared_worker
 

@@ -1,7 +1,7 @@
 """Reads the answer out of a completion, and the gold answer out of a GSM8K solution."""
 
+from gtpo.grading.algebra import TimeBudget
 from gtpo.grading.compare import equivalent
-from gtpo.grading.sympy_fallback import TimeBudget
 from gtpo.prompts import ANSWER_CLOSE, ANSWER_OPEN
 
 

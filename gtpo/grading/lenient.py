@@ -8,12 +8,12 @@ import re
 from collections import deque
 from typing import NamedTuple
 
+from gtpo.grading.algebra import TimeBudget
 from gtpo.grading.compare import is_correct
-from gtpo.grading.exact import DECIMAL
 from gtpo.grading.extract import extract_answer
 from gtpo.grading.latex import TEXT, last_boxed
 from gtpo.grading.normalise import normalise
-from gtpo.grading.sympy_fallback import TimeBudget
+from gtpo.grading.numerals import DECIMAL
 from gtpo.prompts import ANSWER_CLOSE, ANSWER_OPEN
 
 _INTEGER = r"[0-9]{1,3}(?:(?:,|\{,\}|,\\!|\\,)[0-9]{3})+(?![0-9])(?:\.[0-9]+)?"  # with thousands separators

@@ -9,35 +9,29 @@ import inspect
 import math
 import reprlib
 import sys
-import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, cast
 
-from gtpo.errors import RunError, UsageError, counted, first_line, nearest
+from gtpo.errors import RunError, UsageError, first_line, nearest
 
 Reward = Callable[..., Any]  # a list of numbers, None where it does not apply; a coroutine of it for an async function
 
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
 NOT_COLUMNS = FROM_TRL | {"environments", "image", "images"}  # other names that TRL uses
-COLUMNS_OF_TABLE = frozenset(
-    ("step", "prompt", "completion", "advantage", "entropy", "delta", "conflicts", "messages", "gold_answer", "cut_off")
-)
 
 
 class Purpose(NamedTuple):
-    """What a function is loaded for."""
+    """What a function is loaded for; ``passed`` are its arguments in addition to the columns of the data."""
 
     flag: str
     noun: str
-    passed: frozenset[str]  # arguments in addition to the columns of the data
+    passed: frozenset[str]
     after_error: str
 
 
-TRAINING = Purpose(
-    "--reward", "reward", FROM_TRL, "run the same command again, or --resume a run that has a checkpoint"
-)
+TRAINING = Purpose("--reward", "reward", FROM_TRL, "run the same command again, or --resume a run with a checkpoint")
 GRADING = Purpose("--grader", "grader", frozenset({"prompts", "completions"}), "run the same command again")
 
 
@@ -65,36 +59,23 @@ def load_rewards(
     rewards = [checked_reward(known.get(name) or _import_reward(name, known, purpose), name, purpose) for name in names]
     by_name = {reward.__name__: reward for reward in rewards}
     for reward in rewards:
-        if (other := by_name[reward.__name__]) is not reward:
-            both = f"{reward.name} and {other.name} are both called {reward.__name__}"
-            raise UsageError(f"{purpose.flag} {both} in metrics and tables: rename one of the functions.")
-        _check_signature(reward, set(columns))
-        reward.columns_of_table = COLUMNS_OF_TABLE | by_name.keys()
+        if (other := by_name[reward.__name__]) is not reward:  # metrics and tables have one column for each name
+            raise UsageError(f"{purpose.flag} {reward.name} and {other.name} are both called {reward.__name__}.")
+        if columns:
+            _check_signature(reward, set(columns) - {"prompt", "completion"})  # TRL passes the prompts as `prompts`
     return rewards
 
 
-def _check_signature(reward: "CheckedReward", columns: Set[str]) -> None:
+def _check_signature(reward: "CheckedReward", columns: set[str]) -> None:
     try:
-        parameters = inspect.signature(reward.function).parameters.values()
+        inspect.signature(reward.function).bind(**dict.fromkeys(reward.purpose.passed | columns))
     except ValueError:  # some built-in functions have no signature
         return
-    purpose, what = reward.purpose, f"the {reward.name} {reward.purpose.noun}"
-    theirs = columns - {"prompt", "completion"}  # TRL passes the prompts as `prompts`
-    given = purpose.passed | theirs
-    if by_position := [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]:
+    except TypeError as error:
         raise UsageError(
-            f"{what} takes {by_position[-1]!r} by position, but is called by name: remove the `/` after it."
-        )
-    named = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    missing = [name for name, default in named.items() if default is inspect.Parameter.empty and name not in given]
-    if columns and missing:
-        name_it = "name it with --answer_column, " if missing[0] == "answer" else ""
-        raise UsageError(
-            f"{what} needs a column {missing[0]!r}{nearest(missing[0], given)}: {name_it}add it to the data or name "
-            f"another {purpose.flag} (columns of the data: {', '.join(sorted(theirs)) or 'none but the prompt'})."
-        )
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters) and (others := sorted(given - named.keys())):
-        raise UsageError(f"{what} does not accept {', '.join(others)}, passed to it: add **kwargs to its arguments.")
+            f"the {reward.purpose.noun} {reward.name} cannot be called with the columns {sorted(columns)}: {error}. "
+            "--answer_column names the gold answer; **columns takes what a function does not need."
+        ) from error
 
 
 def with_prefill(rewards: "Sequence[CheckedReward]", prefill: str) -> "list[CheckedReward]":
@@ -113,10 +94,8 @@ def _import_reward(name: str, known: Mapping[str, Reward], purpose: Purpose) -> 
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     path = Path(module.removesuffix(".py") + ".py")  # before a module of that name elsewhere
-    if module.endswith(".py") and not path.is_file():
-        raise UsageError(f"{purpose.flag} {name}: {path} does not exist.")
     try:
-        found = _import_file(path) if path.is_file() else importlib.import_module(module)
+        found = _import_file(path) if path.is_file() or module.endswith(".py") else importlib.import_module(module)
     except (Exception, SystemExit) as error:  # of the user's code
         what = f"{type(error).__name__}: {first_line(error)}"
         raise UsageError(f"{purpose.flag} {name} cannot be imported: {what}; --debug shows the traceback.") from error
@@ -134,21 +113,17 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-# What a function does while training
-
-
 class CheckedReward:
-    """A reward function under its own name; what it raises, logs and returns is checked at each call.
+    """A reward function under its own name; what it raises and returns is checked at each call.
 
     Attributes:
         function: The function itself. Columns of the data do not replace arguments bound by a ``functools.partial``.
         name: As the user names it.
         prefill: As for :func:`with_prefill`.
-        columns_of_table: Columns of the table of completions, which ``log_extra`` may not write.
         returned: What the last call returned: a number, or None where the reward does not apply.
 
     Raises:
-        RunError: At a call, if the function raises, or logs or returns anything else than expected.
+        RunError: At a call, if the function raises, or returns anything else than expected.
     """
 
     def __init__(self, function: Reward, name: str, purpose: Purpose) -> None:
@@ -156,11 +131,10 @@ class CheckedReward:
         self.__name__ = getattr(function, "__name__", name.rpartition(":")[2])  # TRL logs it under this name
         self.function, self.name, self.purpose = function, name, purpose
         self.prefill = ""
-        self.columns_of_table: Set[str] = COLUMNS_OF_TABLE
         self.returned: list[float | None] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self._errors_named(kwargs):
+        with self._errors_named():
             return self._checked(self.function(*args, **self._arguments(kwargs)), kwargs)
 
     def _arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,47 +142,30 @@ class CheckedReward:
         arguments = {name: value for name, value in kwargs.items() if name not in bound}
         if self.prefill:
             arguments["completions"] = [_prefilled(completion, self.prefill) for completion in kwargs["completions"]]
-        if log_metric := arguments.get("log_metric"):
+        if log_metric := arguments.get("log_metric"):  # metrics are stored as JSON
             arguments["log_metric"] = lambda name, value: log_metric(name, float(value))
-        if log_extra := arguments.get("log_extra"):
-            arguments["log_extra"] = functools.partial(self._log_extra, log_extra, len(kwargs["completions"]))
         return arguments
 
-    def _log_extra(self, log_extra: Callable[[str, list[Any]], None], rows: int, column: str, values: Any) -> None:
-        if column in self.columns_of_table:
-            raise ValueError(f"log_extra({column!r}, ...): the table of completions already has this column")
-        if len(listed := list(values)) != rows:
-            raise ValueError(f"log_extra({column!r}, ...): {len(listed)} values for {rows} completions")
-        log_extra(column, listed)
-
     @contextlib.contextmanager
-    def _errors_named(self, kwargs: Mapping[str, Any]) -> Iterator[None]:
+    def _errors_named(self) -> Iterator[None]:
         try:
             yield
-        except RunError:
-            raise
         except (Exception, SystemExit) as error:
-            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-            lines = [frame.lineno for frame in frames if frame.filename == frames[0].filename]  # not of a library
-            place = f" ({Path(frames[0].filename).name}, line {lines[-1]}; --debug shows more)" if frames else ""
-            is_chat = "'list'" in str(error) and not isinstance(kwargs.get("completions", [""])[0], str)
-            hint = '; the text of a completion is completion[0]["content"]' if is_chat else ""
-            raise self._error(f"raised {type(error).__name__}: {first_line(error)}{place}{hint}") from error
+            if isinstance(error, RunError):
+                raise
+            hint = ', the text of a completion is completion[0]["content"]' if "'list' object" in str(error) else ""
+            raise self._error(f"raised {type(error).__name__}: {first_line(error)}{hint} (see --debug)") from error
 
     def _checked(self, values: Any, kwargs: Mapping[str, Any]) -> list[float | None]:
-        """The values for TRL, which takes NaN for None: infinity instead. The trainer refuses both in ``returned``."""
-        listed = list(values) if isinstance(values, Iterable) else None  # a generator runs here
+        """The values for TRL, which broadcasts a single one, and takes NaN for None: infinity instead.
+
+        The trainer refuses both in ``returned``.
+        """
+        listed = list(values) if hasattr(values, "__iter__") else None  # a generator runs here
         count = len(kwargs.get("completions", listed or ()))
-        wrong = [value for value in listed or () if value is not None and not hasattr(value, "__float__")]
-        if listed is None or len(listed) != count or wrong:
-            found = f"{reprlib.repr(values)} ({type(values).__name__})"
-            if values is None:
-                found = "None (is a `return` missing?)"
-            elif listed and len(listed) != count:
-                found = f"{counted(len(listed), 'value')} for {counted(count, 'completion')}, {reprlib.repr(listed)}"
-            elif wrong and not isinstance(values, str):
-                found = f"{reprlib.repr(wrong[0])} ({type(wrong[0]).__name__}) in {reprlib.repr(listed)}"
-            raise self._error(f"returned {found}: expected a list with a number or None for each completion")
+        if listed is None or len(listed) != count or not all(v is None or hasattr(v, "__float__") for v in listed):
+            expected = f"expected a list with a number or None for each of {count} completions"
+            raise self._error(f"returned {reprlib.repr(values if listed is None else listed)}: {expected}")
         self.returned = [None if value is None else float(value) for value in listed]
         return [math.inf if value is not None and math.isnan(value) else value for value in self.returned]
 
@@ -218,7 +175,7 @@ class CheckedReward:
 
 class _CheckedAsyncReward(CheckedReward):
     async def __call__(self, *args: Any, **kwargs: Any) -> list[float | None]:  # TRL awaits it
-        with self._errors_named(kwargs):
+        with self._errors_named():
             return self._checked(await self.function(*args, **self._arguments(kwargs)), kwargs)
 
 

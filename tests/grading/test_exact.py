@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from gtpo.grading.exact import parse_number, rounding_tolerance, same_number
+from gtpo.grading.numerals import parse_number, rounding_tolerance, same_number
 
 
 @pytest.mark.parametrize(

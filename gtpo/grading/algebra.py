@@ -3,7 +3,7 @@
 import re
 from functools import lru_cache
 
-from gtpo.grading.exact import rounding_tolerance
+from gtpo.grading.numerals import rounding_tolerance
 from gtpo.grading.worker import ComparisonFailed, shared_worker
 
 TIME_LIMIT = 5.0  # seconds per comparison, over all elements of the answers, and per completion

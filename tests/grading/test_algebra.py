@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gtpo.grading import TimeBudget, compare, extract_answer, is_correct, sympy_fallback, timeouts, worker_calls
-from gtpo.grading.sympy_fallback import to_latex
+from gtpo.grading import TimeBudget, algebra, compare, extract_answer, is_correct, timeouts, worker_calls
+from gtpo.grading.algebra import to_latex
 from gtpo.grading.worker import ComparisonFailed, shared_worker
 from rewards import accuracy_reward
 
@@ -122,7 +122,7 @@ def test_the_exact_rules_count(monkeypatch: pytest.MonkeyPatch, fake_worker: Cal
 
 
 def test_waiting_for_another_thread_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sympy_fallback, "TIME_LIMIT", 0.1)
+    monkeypatch.setattr(algebra, "TIME_LIMIT", 0.1)
     monkeypatch.setattr(shared_worker, "_request", lambda request, limit: (b"1", 0.0))
     compare.decide.cache_clear()
     shared_worker._lock.acquire()
