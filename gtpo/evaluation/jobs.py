@@ -147,7 +147,7 @@ def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Ca
             path = Path(flags.output_dir) / (target.label or f"base-{short_name(model)}") / f"{name}.jsonl"
             if not flags.overwrite:
                 check_settings(path, settings, asked.rows)
-            origin = Origin(model, target.adapter and str(target.adapter), target.checkpoint, made_with, data)
+            origin = Origin(model, str(target.adapter) if target.adapter else None, target.checkpoint, made_with, data)
             jobs.append(Job(path, asked, Head(settings, origin)))
 
     @cache

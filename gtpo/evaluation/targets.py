@@ -13,7 +13,7 @@ from gtpo.arguments import MODEL_ALIASES, PromptArguments, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.models.backend import gpu_is_available, is_installed
-from gtpo.models.hub import check_model_files, is_hub_id
+from gtpo.models.hub import check_model_files
 from gtpo.models.load import resolve_model
 from gtpo.runs.directory import OUTPUTS, RunDirectory, find_runs, label_of
 

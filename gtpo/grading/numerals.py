@@ -1,4 +1,4 @@
-r"""Rule 2: numbers, compared exactly as `fractions.Fraction`. In English words: ``two and a half``, ``2\frac{1}{2}``."""
+r"""Rule 2: numbers, compared exactly as `fractions.Fraction`; in words: ``two and a half``, ``2\frac{1}{2}``."""
 
 import re
 from fractions import Fraction

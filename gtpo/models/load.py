@@ -9,7 +9,7 @@ from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Settings
 from gtpo.data.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
-from gtpo.errors import UsageError, first_line, nearest
+from gtpo.errors import UsageError, nearest
 from gtpo.models.backend import gpu_is_available
 from gtpo.models.hub import check_model_files, check_model_name, hub_is_reachable
 from gtpo.models.tiny import TINY_BASE, is_tiny_path

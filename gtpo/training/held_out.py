@@ -55,6 +55,9 @@ def isolated_rng(seed: int, device: torch.device) -> Iterator[None]:
 class HeldOutEvaluation(trl.GRPOTrainer):
     """Methods of a GRPOTrainer for held-out rows: each prompt counts once, and training is not disturbed."""
 
+    _logs: dict[str, Any]  # TRL's
+    log_completions: bool
+
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """TRL's evaluation, after which training continues bit-identically as without it.
 
