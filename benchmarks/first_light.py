@@ -7,10 +7,9 @@
     python benchmarks/first_light.py --page                    # the tables of docs/gpu.md, from results/gpu/
     python benchmarks/first_light.py --miniature               # on a CPU
 
-The stages run in the order of information per minute. Each has a time limit, prints one line, and is stored at once:
-an interrupted command continues with the stage that was running. A stage whose result is wrong says FAILED and why; the
-next one runs all the same. Models have random weights, and nothing is downloaded, but for those that learn: the shipped
-tiny base, and Qwen2.5-0.5B-Instruct where the Hub or its cache has it.
+Each stage has a time limit, prints one line, and is stored at once: an interrupted command continues with the stage that
+was running. A stage whose result is wrong says FAILED and why, and the next one runs. Models have random weights, and
+nothing is downloaded, but for those that learn: the tiny base, and Qwen2.5-0.5B-Instruct where it can be had.
 """
 
 import argparse
@@ -47,7 +46,7 @@ from checks import (  # noqa: E402
     metrics_of,
 )
 
-from gtpo.files import CONFIGS, write_atomically  # noqa: E402
+from gtpo.files import write_atomically  # noqa: E402
 from gtpo.models.memory import GIB, estimate, shape_of  # noqa: E402
 
 LEAST_COSINE = 0.98  # of the gradient of a LoRA matrix in 16 bits with that in float64
@@ -55,7 +54,6 @@ MAX_GAP = 0.2  # nats per token between trainer and sampler; bfloat16 engines di
 LEAST_GPU, LEAST_DISK = 38.0, 20.0  # GiB for the 8B shape in 16 bits
 LEARNING_STEPS = {"cuda": 30, "cpu": 2}
 REAL_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"  # 1 GB
-PACKAGES = "unsloth", "vllm", "bitsandbytes"
 REPLACEMENTS = f"""
 import sys
 sys.path += {[str(ROOT), str(ROOT / "tests")]}
@@ -79,16 +77,11 @@ class Fault(Exception):
 
 @dataclass
 class Bench:
-    """Where the stages run.
+    """Where the stages run: the device (cuda, or cpu for the miniature), and a directory of models and runs.
 
-    Attributes:
-        device: cuda, or cpu for the miniature.
-        work: Directory of models and runs.
-        launch: Runs a script; see :func:`launch_process`.
-        before: Python source that every process executes before its script: a fault, in a test.
-        real: Directory of a model with real weights, or None.
-        numbers: What the running stage has measured; stored even if it fails.
-        results: The numbers of the stages that are done.
+    ``launch`` runs a script, as :func:`launch_process`; ``before`` is Python source that every process executes before
+    its script, a fault in a test. ``real`` is a directory of real weights. ``numbers`` are what the running stage has
+    measured, stored even if it fails; ``results`` those of the stages that are done.
     """
 
     device: str
@@ -189,24 +182,27 @@ def attention(bench: Bench) -> str:
 
 def head(bench: Bench) -> str:
     """Time, memory and accuracy of the head next to the limit of two matmuls and the heads of TRL and Liger."""
-    file = bench.work / "head.json"
+    exact, file = bench.work / "head-errors.json", bench.work / "head.json"
+    bench.succeed(PARTS / "head.py", exact, bench.device, name="head-errors")
+    errors = json.loads(exact.read_text())
+    if faults := errors.pop("faults"):
+        bench.numbers["errors"] = errors
+        raise Fault("; ".join(faults))
     argv = ["--device", bench.device, *bench.sizes.benchmark, "--output", file]
     if bench.device == "cuda":
         argv += ["--length", 300] if gpu_gib() < LEAST_GPU else []  # for the logits path
         argv = argv if has_bfloat16() else [str(word).replace("bfloat16", "float16") for word in argv]
     bench.succeed(ROOT / "benchmarks" / "bench_loss.py", *argv, name="head")
-    bench.numbers |= json.loads(file.read_text())
+    bench.numbers |= json.loads(file.read_text()) | {"errors": errors}
     [(shape, measured)] = bench.numbers["shapes"].items()
-    errors, seconds = measured["accuracy"]["ours"], measured["seconds"]
+    seconds, off = measured["seconds"], measured["accuracy"]["ours"]
     bound = 1e-4 if shape.startswith("float32") else 0.03
-    if not (errors["gradient"] <= bound and errors["entropy"] <= bound):
-        raise Fault(f"the gradient is off by {errors['gradient']:.1%}, the entropy by {errors['entropy']:.1e} nats")
-    peers = ", ".join(
-        f"{name} {1e3 * seconds[name]:.0f}" for name in ("trl logits", "trl fused", "liger") if name in seconds
-    )
+    if not (off["gradient"] <= bound and off["entropy"] <= bound):
+        raise Fault(f"the gradient is off by {off['gradient']:.1%}, the entropy by {off['entropy']:.1e} nats")
+    peers = ", ".join(f"{x} {1e3 * seconds[x]:.0f}" for x in ("trl logits", "trl fused", "liger") if x in seconds)
     return (
         f"{1e3 * seconds['ours']:.0f} ms, {seconds['ours'] / seconds['limit']:.2f} x two matmuls ({peers}), "
-        f"{measured['peak_mib']['ours']:.0f} MiB, gradient off by {errors['gradient']:.1%}"
+        f"{measured['peak_mib']['ours']:.0f} MiB, gradient off by {off['gradient']:.1%}"
     )
 
 
@@ -237,20 +233,16 @@ def gradient(bench: Bench) -> str:
             about = json.loads(file.with_suffix(".json").read_text())
             reference = reference or reference_gradient(str(model), about["prompt_ids"], gamma=0.1)
             found = {key: load_file(file)[key].double() for key in reference}
-            cosines = {
-                key: float(torch.cosine_similarity(found[key].flatten(), g.flatten(), dim=0))
-                for key, g in reference.items()
-            }
+            pairs = {key: (found[key].flatten(), g.flatten()) for key, g in reference.items()}
+            cosines = {key: float(torch.cosine_similarity(*pair, dim=0)) for key, pair in pairs.items()}
             worst = min(cosines, key=cosines.__getitem__)
             norms = [math.sqrt(sum(float(g.square().sum()) for g in each.values())) for each in (found, reference)]
-            bench.numbers[name] = {
-                "cosine": cosines[worst],
-                "matrix": worst,
-                "norm": norms[0] / norms[1],
-                "attention": about["attention"],
+            norm = norms[0] / norms[1]
+            bench.numbers[name] = {"cosine": cosines[worst], "matrix": worst, "norm": norm} | {
+                "attention": about["attention"]
             }
-            if not (cosines[worst] >= LEAST_COSINE and 0.9 < norms[0] / norms[1] < 1.1):
-                low.append(f"{name}: cosine {cosines[worst]:.3f}, norm x {norms[0] / norms[1]:.2f} in {short(worst)}")
+            if not (cosines[worst] >= LEAST_COSINE and 0.9 < norm < 1.1):
+                low.append(f"{name}: cosine {cosines[worst]:.3f}, norm x {norm:.2f} in {worst}")
     if low:
         raise Fault("; ".join(low))
     return ", ".join(f"{name} {found['cosine']:.4f}" for name, found in bench.numbers.items()) + " (least cosine)"
@@ -271,11 +263,6 @@ def gpu_gib() -> float:
     return float(torch.cuda.get_device_properties(0).total_memory / GIB)
 
 
-def short(name: str) -> str:
-    """``layers.0.self_attn.q_proj.lora_A`` of the name of a LoRA matrix."""
-    return re.sub(r"^.*?(layers\.)|\.default\.weight$", r"\1", name)
-
-
 def rollouts(bench: Bench) -> str:
     """Four steps on every backend: the sampler generates with the adapter, and a frozen one stops the run."""
     for variant in VARIANTS:
@@ -288,7 +275,7 @@ def rollouts(bench: Bench) -> str:
         if len(rows) != STEPS or not all(map(math.isfinite, numbers["loss"] + numbers["entropy"])):
             raise Fault(f"{variant}: loss {numbers['loss']}, entropy {numbers['entropy']}")
         gaps = numbers["sampler_logp_gap"]
-        if "vllm" in VARIANTS[variant][0] and not all(gap is not None and gap < MAX_GAP for gap in gaps):
+        if "--use_vllm=true" in VARIANTS[variant] and not all(gap is not None and gap < MAX_GAP for gap in gaps):
             raise Fault(f"{variant}: the sampler has another adapter: it differs by {gaps} nats per token")
     code, output = frozen_run(bench)
     if not (code == 1 and "rollouts do not come from the adapter" in output):
@@ -304,15 +291,8 @@ def frozen_run(bench: Bench) -> tuple[int, str]:
     shutil.copytree(bench.trained("gtpo", "unsloth"), run, dirs_exist_ok=True)
     settings = yaml.safe_load((run / "config.yaml").read_text()) | {"output_dir": str(run)}
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
-    argv = [
-        "--backend=unsloth",
-        "--resume",
-        run,
-        "--max_steps",
-        STEPS + 1,
-        "--reward",
-        f"{PARTS / 'reward.py'}:text_sum",
-    ]
+    argv = ["--backend=unsloth", "--resume", run, "--max_steps", STEPS + 1]
+    argv += ["--reward", f"{PARTS / 'reward.py'}:text_sum"]
     return bench.run(ROOT / "train_gtpo.py", *argv, name="frozen", before=FREEZE)
 
 
@@ -331,10 +311,9 @@ def learning(bench: Bench) -> str:
         if LEARNING_STEPS[bench.device] >= 30 and gained[bench.device] < gained["cpu"] / 2:
             raise Fault(f"{verdicts[-1]}: formatting and accuracy, last third minus first")
     if bench.real is not None:
-        name = (
-            bench.real.parents[1] if bench.real.parent.name == "snapshots" else bench.real
-        ).name  # in the Hub's cache
-        argv = ["--model", bench.real, "--dataset", "arithmetic", *VARIANTS["unsloth"][1], *precision]
+        is_snapshot = bench.real.parent.name == "snapshots"  # of the Hub's cache
+        name = (bench.real.parents[1] if is_snapshot else bench.real).name
+        argv = ["--model", bench.real, "--dataset", "arithmetic", *VARIANTS["unsloth"], *precision]
         argv += ["--lora_rank", 16, "--learning_rate", 1e-5, f"--use_cpu={str(bench.device == 'cpu').lower()}"]
         argv += ["--max_prompt_length", 256, "--max_completion_length", 256, "--max_seq_length", 512]
         for method in ("gtpo", "grpo") if bench.device == "cuda" else ("gtpo",):
@@ -349,19 +328,16 @@ def points_gained(bench: Bench, method: str, name: str, *argv: object, device: s
     argv += ("--logging_steps", 1, "--report_to", "none", "--overwrite=true", "--output_dir", run)
     bench.succeed(ROOT / f"train_{method}.py", *argv, name=run.name, device=device)
     rows, third = metrics_of(run), max(1, steps // 3)
-    bench.numbers[f"{method} {name}"] = {
-        key: [row[key] for row in rows] for key in ("formatting", "accuracy", "entropy")
-    }
+    curves = "formatting", "accuracy", "entropy"
+    bench.numbers[f"{method} {name}"] = {key: [row[key] for row in rows] for key in curves}
     scores = [row["formatting"] + row["accuracy"] for row in rows]
     return statistics.mean(scores[-third:]) - statistics.mean(scores[:third])
 
 
 def real_weights(named: str | None, device: str) -> Path | None:
     """The directory of ``--model``, a directory or a Hub id; on a GPU that of REAL_MODEL if it can be had."""
-    if named is None and device == "cpu":
-        return None
-    if named is not None and Path(named).is_dir():
-        return Path(named).absolute()
+    if (named is None and device == "cpu") or (named is not None and Path(named).is_dir()):
+        return named and Path(named).absolute()
     from huggingface_hub import snapshot_download
 
     try:
@@ -393,7 +369,7 @@ def paper_step(bench: Bench) -> str:
             *("--max_completion_length", lengths[1], "--max_seq_length", sum(lengths)),
             *("--lora_rank", sizes.measured_rank, "--max_steps", 3, "--save_steps", 100, "--logging_steps", 1),
             *("--report_to", "none", "--log_completions", "false", "--output_dir", run, "--overwrite=true"),
-            *VARIANTS[variant][1],
+            *VARIANTS[variant],
             *(("--use_cpu=true",) if bench.device == "cpu" else ()),
         ]
         own = trainer == "ours"
@@ -418,13 +394,11 @@ def paper_step(bench: Bench) -> str:
 
 def timed(run: Path) -> dict[str, Any]:
     """Medians over the steps after the first, and the peak of the GPU's memory with the plan of ``--dry_run``."""
-    phases, rows = json.loads((run / "phases.json").read_text()), metrics_of(run)
-    settings = yaml.safe_load((run / "config.yaml").read_text())
-    steps = phases["steps"][1:]
-    names = sorted({name for step in steps for name in step})
+    phases, row = json.loads((run / "phases.json").read_text()), metrics_of(run)[-1]
+    settings, steps = yaml.safe_load((run / "config.yaml").read_text()), phases["steps"][1:]
     seconds = statistics.median(sum(step.values()) for step in steps)
-    row = rows[-1]
     longest = statistics.median(phases["longest"][1:])
+    names = sorted({name for step in steps for name in step})
     return {
         "seconds": {name: statistics.median(step.get(name, 0.0) for step in steps) for name in names},
         "seconds_of_a_step": seconds,
@@ -452,10 +426,30 @@ def evaluation(bench: Bench) -> str:
         bench.numbers[name] = {"samples": 2 * problems * k, "seconds": seconds, "targets": len(written)}
         if len(written) != 2:
             raise Fault(f"{name}: {len(written)} of 2 targets have completions")
+    if bench.device == "cuda":
+        bench.numbers["equal to PEFT"] = share = equal_to_peft(bench, run / "adapter")
+        if not share["adapter"] > share["of the base"]:
+            raise Fault(f"vLLM does not use the adapter: {share}")
     with_seeds, without = (bench.numbers[name]["seconds"] for name in ("with seeds", "without seeds"))
     return (
-        f"{with_seeds:.0f} s for {2 * problems * k} samples, {without:.0f} s without seeds per request, start included"
+        f"{with_seeds:.0f} s for {2 * problems * k} samples, {without:.0f} s without seeds per request, with the start"
     )
+
+
+def equal_to_peft(bench: Bench, adapter: Path) -> dict[str, float]:
+    """Shares of the first greedy tokens of vLLM with the adapter that PEFT has with it, and without."""
+    tokens = {}
+    for backend in ("transformers", "vllm"):
+        file = bench.work / f"greedy-{backend}.json"
+        bench.succeed(PARTS / "greedy.py", backend, bench.model("llama"), adapter, file, 4, name=file.stem)
+        tokens[backend] = json.loads(file.read_text())
+    pairs = {"adapter": "adapter", "of the base": "base"}
+    return {
+        name: statistics.mean(
+            a == b for a, b in zip(tokens["vllm"]["adapter"], tokens["transformers"][key], strict=True)
+        )
+        for name, key in pairs.items()
+    }
 
 
 def hours(bench: Bench) -> str:
@@ -471,23 +465,11 @@ def hours(bench: Bench) -> str:
     }
     text = ", ".join(f"{name} {value:.3g}" for name, value in bench.numbers.items())
     if step["model"] not in MEASURED_MODELS:
-        return f"{text}; not stored: the model is small"
-    file = CONFIGS / "experiments.yaml"
-    write_atomically(file, with_rates(file.read_text(), MEASURED_MODELS[step["model"]], bench.numbers | {"speedup": 1}))
-    return f"{text}; stored in configs/experiments.yaml, which `python reproduce.py all --scale paper --list` reads"
+        return f"{text}; not for configs/experiments.yaml: the model is small"
+    return f"{text}: set them for {MEASURED_MODELS[step['model']]} in configs/experiments.yaml, and speedup to 1"
 
 
 MEASURED_MODELS = {"llama-8b": "llama", "qwen-3b": "qwen"}
-
-
-def with_rates(text: str, model: str, rates: Mapping[str, float]) -> str:
-    """The text of configs/experiments.yaml with other rates of a model."""
-    for name, value in rates.items():
-        text, count = re.subn(rf"(?m)^(  {name}: {{.*?\b{model}: )[\d.]+", rf"\g<1>{value:.3g}", text)
-        if count != 1:
-            raise ValueError(f"{name} of {model} is {count} times in configs/experiments.yaml")
-    return text
-
 
 STAGES: dict[str, tuple[Callable[[Bench], str], int]] = {  # in the order of information per minute; minutes
     "machine": (machine, 1),

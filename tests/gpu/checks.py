@@ -1,25 +1,20 @@
-"""Shared by benchmarks/first_light.py and the GPU check: sizes for a GPU and for a CPU, model building, subprocesses.
+"""Parts of benchmarks/first_light.py: sizes for a GPU and for a CPU, model building, flags.
 
 Nothing is downloaded: the models have random weights in the shapes of Llama and Qwen, the tokenizer is that of the
 tiny model, padded to their vocabularies, and the dataset is the generated one.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from gtpo.models.memory import GIB, KNOWN, Shape
 
-ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 SPARE = 8  # rows of Qwen's embedding without a token, as in its released models: Qwen2Tokenizer adds <|endoftext|>
 STEPS = 4  # of a small run, with a checkpoint after half of them
@@ -39,7 +34,6 @@ class Sizes:
     group: int  # G of the measured run
     measured_rank: int
     benchmark: tuple[str, ...]  # flags of benchmarks/bench_loss.py
-    seconds: int  # timeout of a run
 
 
 SIZES = {
@@ -57,7 +51,6 @@ SIZES = {
         group=12,
         measured_rank=128,
         benchmark=("--shapes", "bfloat16:4096:128256", "--group", "12", "--length", "1500"),
-        seconds=1800,
     ),
     "cpu": Sizes(
         shapes={"llama": TOY, "qwen": replace(TOY, vocab_size=1100, tied=True)},
@@ -68,30 +61,16 @@ SIZES = {
         group=4,
         measured_rank=4,
         benchmark=("--shapes", "float32:64:512", "--group", "4", "--length", "16", "--rounds", "1"),
-        seconds=300,
     ),
 }
 
-# Packages that a run needs, and the flags that select it. All of them are given: the presets depend on the device.
-VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "unsloth": (
-        ("trl", "datasets", "math_verify", "unsloth", "unsloth_zoo", "vllm", "bitsandbytes"),
-        ("--backend=unsloth", "--load_in_4bit=true", "--use_vllm=true", "--optim=adamw_8bit"),
-    ),
-    "transformers": (
-        ("trl", "datasets", "math_verify", "peft"),
-        ("--backend=transformers", "--load_in_4bit=false", "--use_vllm=false", "--optim=adamw_torch"),
-    ),
-    "transformers-4bit": (
-        ("trl", "datasets", "math_verify", "peft", "bitsandbytes"),
-        ("--backend=transformers", "--load_in_4bit=true", "--use_vllm=false", "--optim=adamw_8bit"),
-    ),
-    "transformers-vllm": (
-        ("trl", "datasets", "math_verify", "peft", "vllm"),
-        ("--backend=transformers", "--load_in_4bit=false", "--use_vllm=true", "--optim=adamw_torch"),
-    ),
+# The flags that select a backend. All of them are given: the presets depend on the device.
+VARIANTS = {
+    "unsloth": ("--backend=unsloth", "--load_in_4bit=true", "--use_vllm=true", "--optim=adamw_8bit"),
+    "transformers": ("--backend=transformers", "--load_in_4bit=false", "--use_vllm=false", "--optim=adamw_torch"),
+    "transformers-4bit": ("--backend=transformers", "--load_in_4bit=true", "--use_vllm=false", "--optim=adamw_8bit"),
+    "transformers-vllm": ("--backend=transformers", "--load_in_4bit=false", "--use_vllm=true", "--optim=adamw_torch"),
 }
-GPU_ONLY = {"unsloth", "vllm", "bitsandbytes"}
 
 
 def describe(device: str) -> dict[str, Any]:
@@ -101,31 +80,16 @@ def describe(device: str) -> dict[str, Any]:
     about = provenance() | {"device": device}
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
+        query = ["nvidia-smi", "--id=0", "--query-gpu=driver_version", "--format=csv,noheader"]
         about |= {
             "gpu": properties.name,
-            "driver": driver_version(),
+            "driver": subprocess.run(query, capture_output=True, text=True).stdout.strip(),
             "cuda": torch.version.cuda,
             "capability": f"{properties.major}.{properties.minor}",
             "memory_gib": properties.total_memory / GIB,
             "bfloat16": torch.cuda.is_bf16_supported(including_emulation=False),
         }
     return about
-
-
-def driver_version() -> str | None:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return None
-
-
-def need(packages: Sequence[str], device: str) -> None:
-    """Skip the part if a package is missing or needs a GPU."""
-    if device == "cpu" and (missing := sorted(GPU_ONLY & set(packages))):
-        pytest.skip(f"needs a GPU: {', '.join(missing)} run there only")
-    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        pytest.skip(f"not installed: {', '.join(missing)}")
 
 
 def build_model(directory: Path, name: str, shape: Shape, device: str) -> Path:
@@ -190,27 +154,6 @@ def environment_of_runs(device: str) -> dict[str, str]:
     return variables
 
 
-def call(command: Sequence[str | Path], device: str, directory: Path, seconds: int) -> None:
-    """Run a script of this repository in ``directory``; its output goes to ``output.txt``.
-
-    Raises:
-        AssertionError: If it fails, with the end of its output.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    log = directory / "output.txt"
-    with log.open("w") as output:
-        ended = subprocess.run(
-            [sys.executable, *map(str, command)],
-            cwd=directory,
-            env=environment_of_runs(device),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            timeout=seconds,
-        )
-    assert ended.returncode == 0, f"exit code {ended.returncode}: {log.read_text()[-3000:]}"
-
-
 def flags(model: Path, variant: str, sizes: Sizes, device: str) -> list[str]:
     """The flags of a small run, without ``--output_dir``."""
     return [
@@ -220,7 +163,7 @@ def flags(model: Path, variant: str, sizes: Sizes, device: str) -> list[str]:
         *("--max_steps", str(STEPS), "--save_steps", str(STEPS // 2), "--logging_steps", "1"),
         *("--learning_rate", "1e-2", "--lr_scheduler_type", "constant", "--warmup_steps", "0"),
         *("--report_to", "none", "--seed", "1"),
-        *VARIANTS[variant][1],
+        *VARIANTS[variant],
         *(("--use_cpu", "true") if device == "cpu" else ()),
     ]
 
