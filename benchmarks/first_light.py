@@ -7,9 +7,9 @@
     python benchmarks/first_light.py --page                    # the tables of docs/gpu.md, from results/gpu/
     python benchmarks/first_light.py --miniature               # on a CPU
 
-Each stage has a time limit, prints one line, and is stored at once: an interrupted command continues with the stage that
-was running. A stage whose result is wrong says FAILED and why, and the next one runs. Models have random weights, and
-nothing is downloaded, but for those that learn: the tiny base, and Qwen2.5-0.5B-Instruct where it can be had.
+Each stage has a time limit, prints one line, and is stored at once: an interrupted command continues with the stage
+that was running. A stage whose result is wrong says FAILED and why, and the next one runs. Models have random weights,
+and nothing is downloaded, but for those that learn: the tiny base, and Qwen2.5-0.5B-Instruct where it can be had.
 """
 
 import argparse
@@ -337,7 +337,7 @@ def points_gained(bench: Bench, method: str, name: str, *argv: object, device: s
 def real_weights(named: str | None, device: str) -> Path | None:
     """The directory of ``--model``, a directory or a Hub id; on a GPU that of REAL_MODEL if it can be had."""
     if (named is None and device == "cpu") or (named is not None and Path(named).is_dir()):
-        return named and Path(named).absolute()
+        return Path(named).absolute() if named else None
     from huggingface_hub import snapshot_download
 
     try:
