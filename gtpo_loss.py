@@ -17,8 +17,7 @@ weight of a token of completion i, and the default is the paper's (``docs/method
     dapo       w_i = 1 / sum_i |o_i|   all tokens of the step alike [arXiv 2503.14476, Eq. 8]
     bnpo       the same over the tokens of one micro-batch, so it depends on its size [TRL]
 
-``gtpo.forward.head.linear_logps_and_entropy`` computes ``per_token_logps`` and ``token_entropy`` without the
-(B, T, V) logits.
+``gtpo.forward.head`` computes ``per_token_logps`` and ``token_entropy`` without the (B, T, V) logits.
 """
 
 import math
@@ -30,6 +29,7 @@ LN2 = math.log(2.0)
 FILTER_MODES = ("auto", "on", "off", "negative_only")
 CONFLICT_SPANS = ("anchored", "first_run", "common")
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo")
+ROUNDING = 1e-5  # below it |A_i| is the rounding error of a reward that equals its group's mean in float32
 
 
 def conflict_mask(
@@ -49,10 +49,9 @@ def conflict_spans(
 ) -> tuple[Tensor, Tensor]:
     """The opening and closing conflict spans M_fw and M_bw of Section 5.1.
 
-    A token is a conflict token at position p if a completion with A > 0 and one with A < 0 of the same group both have
-    it there. The forward span is the run of conflict tokens that starts at the first token; the backward span is the
-    same with positions counted from the last token of each completion. A row with A = 0 causes no conflict; it is
-    marked where it has a conflict token, and its weight stays 1 there.
+    A token is a conflict token at position p if completions with A > 0 and with A < 0 of one group both have it there.
+    The forward span is the run of conflict tokens that starts at the first token; the backward span is the same with
+    positions counted from the last token. A row with A = 0 causes no conflict, and where it is marked its weight is 1.
 
     Args:
         completion_ids: Token ids. Shape (B, T).
@@ -86,6 +85,11 @@ def conflict_spans(
     return forward, backward
 
 
+def sign_of(advantages: Tensor) -> Tensor:
+    """-1, 0 or 1: the sign of A_i, and 0 where A_i is rounding error. Any shape."""
+    return torch.where(advantages.abs() > ROUNDING, advantages.sign(), 0.0)
+
+
 def from_each_end(valid: Tensor) -> tuple[Tensor, Tensor]:
     """Columns of each row in the order of its tokens, from the first and from the last; then the others. (B, T) each"""
     columns = torch.arange(valid.shape[1], device=valid.device)
@@ -102,7 +106,7 @@ def grouped_tokens(ids: Tensor, valid: Tensor, group_size: int) -> Tensor:
 def _conflict_span(ids: Tensor, valid: Tensor, advantages: Tensor, group_size: int, span: str) -> Tensor:
     """The run of conflict tokens counted from the first column. Shapes (B, T), (B, T), (B,) -> bool (B, T)."""
     tokens = grouped_tokens(ids, valid, group_size)  # (P, G, T)
-    sign = advantages.sign().view(-1, group_size, 1)
+    sign = sign_of(advantages).view(-1, group_size, 1)
     positive, negative = sign > 0, sign < 0
     in_positive, in_negative = torch.zeros(2, *tokens.shape, dtype=torch.bool, device=ids.device)
     common = torch.ones_like(in_positive)
@@ -133,7 +137,8 @@ def conflict_weights(mask: Tensor, advantages: Tensor, positive_weight: float = 
         Shape (B, T), in the dtype of the advantages.
     """
     _check_rows("conflict_weights", mask, {"advantages": advantages})
-    on_mask = torch.where(advantages > 0, positive_weight, torch.where(advantages < 0, 0.0, 1.0)).to(advantages.dtype)
+    sign = sign_of(advantages)
+    on_mask = torch.where(sign > 0, positive_weight, torch.where(sign < 0, 0.0, 1.0)).to(advantages.dtype)
     return torch.where(mask, on_mask[:, None], torch.ones_like(on_mask)[:, None])
 
 
@@ -204,7 +209,7 @@ def entropy_filter(
     if not is_on:
         dropped = torch.zeros_like(dropped)
     elif mode == "negative_only":
-        dropped = dropped & (advantages < 0)
+        dropped = dropped & (sign_of(advantages) < 0)
     return (~dropped).to(entropy.dtype)
 
 
@@ -243,8 +248,7 @@ def gtpo_loss(
         importance_weights: pi_old / pi_sampler as TRL computes it; None does not correct. Shape (B, T) or (B, 1).
 
     Returns:
-        The loss, and detached 0-d tensors: ``entropy`` (mean <H>_i, nats) and ``filtered_fraction`` (share of rows with
-        delta = 0).
+        The loss, and detached 0-d tensors: ``entropy`` (mean <H>_i, nats), ``filtered_fraction`` (rows with delta = 0).
 
     Raises:
         ValueError: If the shapes disagree, ``loss_type`` is unknown, or it has no ``normalizer``.
@@ -339,7 +343,7 @@ def _aggregate(
 
 
 def _corrected(per_token: Tensor, importance_weights: Tensor | None) -> Tensor:
-    """Times the importance weights, which have shape (B, T) or (B, 1). Shape (B, T)."""
+    """Times the importance weights. Shape (B, T)."""
     if importance_weights is None:
         return per_token
     if importance_weights.shape not in (per_token.shape, (len(per_token), 1)):
@@ -350,8 +354,7 @@ def _corrected(per_token: Tensor, importance_weights: Tensor | None) -> Tensor:
 
 def _ratio(logps: Tensor, old_logps: Tensor | None, completion_mask: Tensor) -> Tensor:
     """r_it = pi / pi_old, with gradient; 1 without gradient on padding. Shape (B, T)."""
-    logps = _promote(logps)
-    old_logps = logps.detach() if old_logps is None else _promote(old_logps)
+    logps, old_logps = _promote(logps), _promote(logps.detach() if old_logps is None else old_logps)
     return (logps - old_logps).masked_fill(~completion_mask.bool(), 0.0).exp()
 
 
@@ -370,11 +373,8 @@ def _check_rows(name: str, mask: Tensor, per_row: dict[str, Tensor], **per_token
     """Raise ValueError unless ``mask`` is (B, T), every ``per_row`` tensor (B,) and every ``per_token`` one (B, T)."""
     for key, tensor in per_token.items():
         if tensor is not None and tensor.shape != mask.shape:
-            raise ValueError(
-                f"{name}: {key} has shape {tuple(tensor.shape)} but the mask covers (B, T) = {tuple(mask.shape)}."
-            )
+            raise ValueError(f"{name}: {key} has shape {tuple(tensor.shape)}, the mask (B, T) = {tuple(mask.shape)}.")
     for key, tensor in per_row.items():
         if mask.dim() != 2 or tensor.shape != mask.shape[:1]:
-            raise ValueError(
-                f"{name}: expected a mask (B, T) and {key} (B,), got {tuple(mask.shape)} and {tuple(tensor.shape)}."
-            )
+            shapes = f"{tuple(mask.shape)} and {tuple(tensor.shape)}"
+            raise ValueError(f"{name}: expected a mask (B, T) and {key} (B,), got {shapes}.")

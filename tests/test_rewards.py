@@ -171,7 +171,7 @@ def test_a_reward_gets_the_prompts_by_the_name_of_trl() -> None:
         return [0.0] * len(completions)
 
     assert load_rewards(["mine"], {"mine": by_trl}, ["prompt"])[0](completions=["a"], prompts=["b"]) == [0.0]
-    with pytest.raises(UsageError, match="the mine reward needs a column 'prompt'"):
+    with pytest.raises(UsageError, match=r"reward mine .*'prompt'"):
         load_rewards(["mine"], {"mine": by_column}, ["prompt", "completion"])
 
 
@@ -199,7 +199,5 @@ def test_empty_blocks_are_those_of_completions_in_the_format() -> None:
 def test_a_reward_that_raises_says_how_to_go_on() -> None:
     """Before the first checkpoint there is none to resume."""
     reward = checked_reward(lambda completions, **_: [1 / 0 for _ in completions], "mine.py:f")
-    with pytest.raises(
-        RunError, match=r"correct it, then run the same command again, or --resume a run that has a checkpoint\.$"
-    ):
+    with pytest.raises(RunError, match=r"ZeroDivisionError.*--resume a run with a checkpoint"):
         reward(completions=["a"])

@@ -19,6 +19,11 @@ from gtpo.errors import RunError, UsageError, first_line, nearest
 Reward = Callable[..., Any]  # a list of numbers, None where it does not apply; a coroutine of it for an async function
 
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
+RESERVED = {  # a function that logs under these names would write over what the run logs
+    "log_metric": frozenset({"step", "epoch", "loss", "learning_rate", "grad_norm", "num_tokens", "step_time"}),
+    "log_extra": frozenset({"step", "prompt", "completion", "advantage", "entropy", "delta", "conflicts"})
+    | {"messages", "gold_answer", "cut_off"},
+}
 NOT_COLUMNS = FROM_TRL | {"environments", "image", "images"}  # other names that TRL uses
 
 
@@ -142,9 +147,15 @@ class CheckedReward:
         arguments = {name: value for name, value in kwargs.items() if name not in bound}
         if self.prefill:
             arguments["completions"] = [_prefilled(completion, self.prefill) for completion in kwargs["completions"]]
-        if log_metric := arguments.get("log_metric"):  # metrics are stored as JSON
-            arguments["log_metric"] = lambda name, value: log_metric(name, float(value))
+        for log, convert in (("log_metric", float), ("log_extra", list)):  # metrics are stored as JSON
+            if log in arguments:
+                arguments[log] = functools.partial(self._log, log, arguments[log], convert)
         return arguments
+
+    def _log(self, log: str, of_trl: Callable[..., None], convert: Callable[..., Any], name: str, value: Any) -> None:
+        if name in RESERVED[log]:
+            raise self._error(f"calls {log}({name!r}, ...), a name of the run's own")
+        of_trl(name, convert(value))
 
     @contextlib.contextmanager
     def _errors_named(self) -> Iterator[None]:

@@ -57,7 +57,15 @@ from gtpo.training.initial_entropy import InitialEntropy
 from gtpo.training.record import Measured, record_loss, record_rollouts
 from gtpo.training.refusals import check_grpo_settings, check_gtpo_settings, check_inputs, deviations, logit_options
 from gtpo.training.rollout_check import check_rollouts, next_check
-from gtpo_loss import completion_entropy, conflict_spans, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
+from gtpo_loss import (
+    completion_entropy,
+    conflict_spans,
+    conflict_weights,
+    entropy_filter,
+    grpo_loss,
+    gtpo_loss,
+    sign_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -265,7 +273,7 @@ class GRPOTrainer(HeldOutEvaluation):
         """The tokens that may have a gradient; the head skips the others. Bool, shape (B, T)."""
         mask, advantages = inputs["conflict_mask"], inputs["advantages"][:, None]
         if self.gtpo.conflict_correction:
-            return ~mask | (advantages >= 0)  # lambda = 0 on the others
+            return ~mask | (sign_of(advantages) >= 0)  # lambda = 0 on the others
         return ((advantages != 0) | bool(self.beta or self.gtpo.gamma)).expand_as(mask)
 
     def _get_per_token_logps_and_entropies(

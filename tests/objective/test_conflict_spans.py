@@ -6,7 +6,7 @@ from helpers.reference import length_mask, pad, unpad
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gtpo_loss import conflict_mask
+from gtpo_loss import conflict_mask, conflict_weights, entropy_filter
 
 A, B, C, D, E = 1, 2, 3, 4, 5
 
@@ -90,3 +90,20 @@ def test_an_unknown_span_is_refused() -> None:
     ids = torch.ones(2, 3, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"'middle' is unknown: pick one of anchored, first_run, common"):
         conflict_mask(ids, ids, torch.tensor([1.0, -1.0]), 2, "middle")
+
+
+@pytest.mark.parametrize("span", ["anchored", "first_run", "common"])
+@pytest.mark.parametrize("rewards", [[0.8, 0.9, 0.3, 0.0, 0.5], [0.3, 0.6, 0.9, 0.6, 0.6]])
+def test_the_rounding_error_of_an_advantage_has_no_sign(span: str, rewards: list[float]) -> None:
+    """TRL's float32 A of a reward at the mean of its group is about 1e-7 where rewards are tenths, 0 where whole."""
+    group = [[A, B, C], [A, C, C], [D, B, C], [D, C, C], [D, B, D]]
+    completion_mask = length_mask([3] * 5, 3)
+    ids, entropy = pad(group, 3, 0, torch.int64), torch.ones(5)
+    outcomes = []
+    for scale in (1.0, 10.0):
+        scaled = torch.tensor(rewards) * scale if scale == 1 else torch.tensor([round(10 * r) for r in rewards]).float()
+        advantages = (scaled - scaled.mean()) / (scaled.std() + 1e-4)
+        mask = conflict_mask(ids, completion_mask, advantages, 5, span)
+        outcomes.append((mask, conflict_weights(mask, advantages), entropy_filter(entropy, advantages, 0.1, mode="on")))
+        outcomes[-1] += (entropy_filter(entropy, advantages, 0.1, mode="negative_only"),)
+    assert all(torch.equal(*pair) for pair in zip(*outcomes, strict=True))

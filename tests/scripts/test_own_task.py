@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from trl.trainer.utils import get_callable_name, is_async_callable
 from gtpo.arguments import DataArguments
 from gtpo.data.load import load_train, to_demonstrations
 from gtpo.errors import RunError, UsageError
-from gtpo.grading.user_functions import COLUMNS_OF_TABLE, GRADING, checked_reward, load_rewards
+from gtpo.grading.user_functions import GRADING, RESERVED, checked_reward, load_rewards
 from gtpo.prompts import PAPER, to_messages
 from rewards import accuracy_reward, format_reward, rewards_in
 
@@ -136,23 +137,20 @@ def test_rewards_load_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("names", "named"),
     [
-        (
-            ["acuracy"],
-            r"reward 'acuracy' is unknown \(did you mean 'accuracy'\?\): pick format, accuracy, file.py:function",
-        ),
-        (["no_such_module:fn"], "no_such_module:fn cannot be imported: ModuleNotFoundError: No module named"),
-        (["missing.py:fn"], r"^--reward missing\.py:fn: missing\.py does not exist\.$"),
-        (["missing.py"], r"^--reward missing\.py: missing\.py does not exist\.$"),
-        (["json:no_such_function"], "no_such_function: expected json:FUNCTION with one of its functions: detect_encod"),
-        (["format", "accuracy"], "needs a column 'answer': name it with --answer_column, add it to the data or name"),
-        ([], "--reward is empty"),
+        (["acuracy"], r"did you mean 'accuracy'"),
+        (["no_such_module:fn"], "no_such_module"),
+        (["missing.py:fn"], r"missing\.py"),
+        (["missing.py"], r"missing\.py"),
+        (["json:no_such_function"], "no_such_function.*detect_encoding"),
+        (["format", "accuracy"], "accuracy.*'answer'.*--answer_column"),
+        ([], "--reward"),
     ],
 )
-def test_an_unusable_reward_is_refused(names: list[str], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        load_rewards(names, KNOWN, ["prompt"])
+def test_an_unusable_reward_is_refused(names: list[str], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        load_rewards(names, KNOWN, ["prompt", "limit"])
 
 
 @pytest.mark.parametrize("name", ["rewards", "json"])
@@ -174,18 +172,29 @@ def test_a_file_with_the_name_of_a_project_module_is_loaded_from_its_path(tmp_pa
     assert reward(["abc"], limit=[5]) == [1.0]
 
 
-def test_a_reward_with_a_missing_column_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(REWARD + "def free(completions, prompts, bonus=1, **columns):\n    return []\n")
-    with pytest.raises(
-        UsageError, match=r"own.py:short reward needs a column 'limit': .*\(columns of the data: answer\)\.$"
-    ):
-        load_rewards([f"{tmp_path}/own.py:short"], KNOWN, ["prompt", "answer"])
-    (tmp_path / "own2.py").write_text("def alike(completions, prompt):\n    return []\n")
-    with pytest.raises(UsageError, match=r"alike reward needs a column 'prompt' \(did you mean 'prompts'\?\): "):
-        load_rewards([f"{tmp_path}/own2.py:alike"], KNOWN, ["prompt"])
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("completions, limit, **columns", "'limit'"),
+        ("completions, prompt, **columns", "'prompt'"),
+        ("completions, prompts", "'answer'"),  # TRL passes more than these
+        ("completions, /, **columns", "'completions'"),
+        ("completions, prompts, bonus=1, **columns", None),
+    ],
+)
+def test_a_reward_is_called_with_the_columns_when_it_is_loaded(
+    arguments: str, named: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(f"def mine({arguments}):\n    return []\n")
+    with pytest.raises(UsageError, match=rf"own\.py:mine .*{named}") if named else nullcontext():
+        load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt", "answer"])
+
+
+def test_a_reward_without_a_signature_and_a_grader_load(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def mine(completions, prompts): ...\n")
     (builtin,) = load_rewards(["builtins:max"], KNOWN, ["prompt"])
-    assert builtin.__name__ == "max"  # it has no signature to read
-    assert len(load_rewards([f"{tmp_path}/own.py:free"], KNOWN, ["prompt"])) == 1
+    assert builtin.__name__ == "max"
+    assert len(load_rewards([f"{tmp_path}/own.py:mine"], {}, ["prompt"], GRADING)) == 1  # a grader gets only these
 
 
 @pytest.mark.parametrize("column", ["completions", "completion_ids", "trainer_state", "log_extra", "prompts", "images"])
@@ -220,71 +229,35 @@ def test_the_functions_of_a_file_are_named(tmp_path: Path) -> None:
         load_rewards([f"{tmp_path}/own.py:limit"], KNOWN, ["prompt"])
 
 
-PLACE = r" \(own\.py, line 3; --debug shows more\)"
-
-
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("body", "named"),
     [
-        (
-            "return 1.0",
-            r"returned 1.0 \(float\): expected a list with a number or None for each completion; correct",
-        ),
-        ("return None", r"returned None \(is a `return` missing\?\): expected a list with a number"),
-        ("return 'ab'", r"returned 'ab' \(str\): expected"),
-        (
-            "return ['1', '2']",
-            r"returned '1' \(str\) in \['1', '2'\]: expected a list with a number or None",
-        ),
-        ("return [[1.0], [2.0]]", r"returned \[1\.0\] \(list\) in \[\[1\.0\], \[2\.0\]\]: expected a list with"),
-        ("return [1.0]", r"returned 1 value for 2 completions, \[1\.0\]: expected a list with"),
-        ("return completions[2]", rf"raised IndexError: list index out of range{PLACE}; correct it"),
-        ("return json.loads('{')", rf"raised JSONDecodeError: Expecting property name .*{PLACE}; correct it"),
-        ("raise SystemExit", rf"raised SystemExit: SystemExit{PLACE}; correct it"),
-        ("return (1 / 0 for _ in completions)", rf"raised ZeroDivisionError: division by zero{PLACE}; correct it"),
-        ("columns['log_metric']('z', 'abc')", rf"raised ValueError: could not convert .* 'abc'{PLACE}; correct"),
-        ("columns['log_metric']('z', [1, 2])", rf"raised TypeError: float\(\) argument must be .*{PLACE}; correct"),
-        ("columns['log_extra']('c', [1])", rf"raised ValueError: log_extra\('c', .*: 1 values for 2 compl.*{PLACE}"),
-        (
-            "columns['log_extra']('completion', [1, 1])",
-            r"raised ValueError: log_extra\('completion', .*: the table of c",
-        ),
-        ("columns['log_extra']('mine', [1, 1])", rf"raised .*: the table .* already has this column{PLACE}; correct"),
+        ("return 1.0", "returned 1.0"),
+        ("return None", "returned None"),
+        ("return 'ab'", "returned"),
+        ("return ['1', '2']", r"returned \['1', '2'\]"),
+        ("return [[1.0], [2.0]]", r"returned \[\[1\.0\]"),
+        ("return [1.0]", r"returned \[1\.0\]: .* each of 2 completions"),
+        ("return completions[2]", "IndexError: list index out of range"),
+        ("raise SystemExit", "SystemExit"),
+        ("return (1 / 0 for _ in completions)", "ZeroDivisionError: division by zero"),
+        ("columns['log_metric']('z', 'abc')", "ValueError: could not convert .* 'abc'"),
+        ("columns['log_metric']('step', 1)", r"log_metric\('step', \.\.\.\)"),
+        ("columns['log_extra']('completion', [1, 1])", r"log_extra\('completion', \.\.\.\)"),
+        ("return [[1].split() for _ in completions]", r"'split', the text of a completion is completion\[0\]"),
     ],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_what_a_reward_does_wrong_while_training_ends_in_a_sentence(
-    kind: str, body: str, message: str, tmp_path: Path
+    kind: str, body: str, named: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "own.py").write_text(f"import json\n{kind} mine(completions, **columns):\n    {body}\n")
+    (tmp_path / "own.py").write_text(f"{kind} mine(completions, **columns):\n    {body}\n")
     (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt"])
     assert is_async_callable(reward) == (kind == "async def")  # TRL awaits it then
-    with pytest.raises(RunError, match=rf"^the reward {tmp_path}/own\.py:mine {message}"):
+    with pytest.raises(RunError, match=rf"^the reward {tmp_path}/own\.py:mine .*{named}.*correct it"):
         logs = {"log_metric": lambda *_: None, "log_extra": lambda *_: None}
         result = reward(completions=["a", "b"], prompts=["p", "p"], **logs)
         asyncio.run(result) if kind == "async def" else None
-
-
-def test_a_reward_that_takes_a_completion_for_text_is_told_what_it_is(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(
-        "def mine(completions, **kwargs):\n    return [len(c.split()) for c in completions]"
-    )
-    (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt"])
-    with pytest.raises(RunError, match=r"'split' \(own\.py, line 2; .*\); the text of a completion is completion\[0\]"):
-        reward(completions=[[{"role": "assistant", "content": "a"}]])
-    assert reward(completions=["a b"]) == [2.0]  # without a conversation it is text
-
-
-def test_a_reward_that_does_not_take_all_arguments_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
-    """TRL passes more than the columns."""
-    (tmp_path / "own.py").write_text("def mine(completions, prompts): ...\n")
-    message = (
-        r"own\.py:mine reward does not accept completion_ids, limit, log_extra, log_metric, trainer_state, passed to "
-    )
-    with pytest.raises(UsageError, match=message + r"it: add \*\*kwargs to its arguments\.$"):
-        load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt", "limit"])
-    (tmp_path / "own2.py").write_text("def mine(completions, prompts): ...\n")
-    assert len(load_rewards([f"{tmp_path}/own2.py:mine"], {}, ["prompt"], GRADING)) == 1  # a grader gets only these
 
 
 def test_a_reward_of_nan_reaches_trl_as_infinity() -> None:
@@ -314,18 +287,12 @@ def test_two_rewards_of_one_name_are_refused(tmp_path: Path) -> None:
             "def f(completions, **columns): ...\ndef format_reward(completions): ...\n"
         )
     a, b = f"{tmp_path}/a.py:f", f"{tmp_path}/b.py:f"
-    with pytest.raises(UsageError, match=rf"^--reward {a} and {b} are both called f in metrics and tables: rename one"):
+    with pytest.raises(UsageError, match=rf"^--reward {a} and {b} are both called f"):
         load_rewards([a, b], KNOWN, ["prompt"])
     with pytest.raises(UsageError, match=r"a\.py:format_reward are both called format_reward"):
         load_rewards(["format", f"{tmp_path}/a.py:format_reward"], KNOWN, ["prompt"])
     with pytest.raises(UsageError, match=r"^--reward format and format are both called format_reward"):
         load_rewards(["format", "format"], KNOWN, ["prompt"])
-
-
-def test_a_reward_that_takes_arguments_by_position_only_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def mine(completions, /, **columns):\n    return []\n")
-    with pytest.raises(UsageError, match=r"own\.py:mine reward takes 'completions' by position, but .* remove the `/`"):
-        load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, [])
 
 
 def test_a_column_does_not_replace_an_argument_that_a_reward_binds() -> None:
@@ -369,7 +336,7 @@ def test_training_with_user_data_and_a_user_reward(tiny: Path, tmp_path: Path) -
     assert json.loads((tmp_path / "run" / "best" / "best.json").read_text())["step"] == best
     assert (tmp_path / "run" / "report.html").is_file()
     table = read_table(tmp_path / "run" / "completions" / "completions_00001.parquet")
-    assert set(table.column_names) == COLUMNS_OF_TABLE | {"short", "format_reward"}
+    assert set(table.column_names) == {"step"} | RESERVED["log_extra"] | {"short", "format_reward"}
 
 
 THINK = "<think> </think> <answer> </answer>"

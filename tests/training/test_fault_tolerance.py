@@ -511,8 +511,6 @@ def test_the_signal_of_slurm_never_exits_immediately(numbers: tuple[signal.Signa
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 14656 vs 14548"), 1, "disk"),
         (OSError(errno.EFBIG, "File too large"), 1, "ulimit -f"),
         (RuntimeError("Error while serializing: I/O error: File too large (os error 27)"), 1, "ulimit -f"),
-        (OSError(errno.EROFS, "Read-only file system", "c.png"), 1, "c.png"),
-        (FileNotFoundError(errno.ENOENT, "No such file", "run/metrics.jsonl"), 1, "metrics.jsonl"),
     ],
 )
 def test_a_script_exits_with_a_one_line_error(
