@@ -8,7 +8,7 @@ Prefix Grouper (arXiv 2506.05433) splits the attention in the same way.
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -175,6 +175,21 @@ def _aligned(ids: Tensor, mask: Tensor, left: bool) -> tuple[Tensor, Tensor]:
     return ids.gather(1, order), mask.gather(1, order)
 
 
+def computes_logits() -> AbstractContextManager[None]:
+    """The model returns logits, under Unsloth too."""
+    return _unsloth(skips_head=False)
+
+
+@contextmanager
+def _unsloth(skips_head: bool) -> Iterator[None]:
+    before = os.environ.get(UNSLOTH_SKIPS_HEAD, "0")
+    os.environ[UNSLOTH_SKIPS_HEAD] = str(int(skips_head))
+    try:
+        yield
+    finally:
+        os.environ[UNSLOTH_SKIPS_HEAD] = before
+
+
 @contextmanager
 def _last_hidden_states_of(decoder: Any) -> Iterator[list[Tensor]]:
     """Collect the last hidden states (B, T, H) that the decoder returns in each of its calls.
@@ -190,12 +205,10 @@ def _last_hidden_states_of(decoder: Any) -> Iterator[list[Tensor]]:
             seen.append(states)
 
     hook = decoder.register_forward_hook(keep)
-    before = os.environ.get(UNSLOTH_SKIPS_HEAD, "0")
-    os.environ[UNSLOTH_SKIPS_HEAD] = "1"
     try:
-        yield seen
+        with _unsloth(skips_head=True):
+            yield seen
     finally:
-        os.environ[UNSLOTH_SKIPS_HEAD] = before
         hook.remove()
     if not seen:
         raise UsageError(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from gtpo.training.rollout_check import INTERVAL, check_rollouts, next_check
+from gtpo.training.rollout_check import INTERVAL, check_rollouts, next_check, probe_sampler
 from gtpo_loss import LOSS_TYPES, completion_entropy, conflict_spans, conflict_weights, from_each_end, grouped_tokens
 
 
@@ -50,14 +50,19 @@ class RolloutCheck(_Observer):
     It compares the sampler's log-probabilities (vLLM's) with the policy's and with the base model's; without them, and
     without an adapter, it does nothing. ``train()`` raises RunError with both distances in nats per token.
 
-    ``interval``: most optimizer steps between two checks, each of which scores the rollouts twice; the first are at
-    steps 0, 1, 2, 4, 8. An untrained adapter is the base model: step 1 is the first one that can fail.
+    Before training, a probe with noise in ``lora_B`` shows a sampler that ignores the adapter, whatever the learning
+    rate. ``interval``: most optimizer steps between two checks of the rollouts; the first are at steps 0, 1, 2, 4, 8.
     """
 
     def __init__(self, trainer: Any, interval: int = INTERVAL) -> None:
         super().__init__(trainer, _generate_and_score_completions=self.on_batch)
         self.interval = interval
         self.next = 0
+
+    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if self.trainer.use_vllm:
+            probe_sampler(self.trainer)
+        super().on_train_begin(args, state, control, **kwargs)
 
     def on_batch(self, batch: dict[str, Any], *_: Any) -> None:
         step = self.trainer.state.global_step

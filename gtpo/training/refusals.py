@@ -100,7 +100,7 @@ def logit_options(config: Any, router_aux_loss_coef: float | None = 0.0) -> dict
         ``logit_scale`` and ``softcap`` of :func:`gtpo.forward.head.linear_logps_and_entropy`.
 
     Raises:
-        UsageError: For other scalings, and for the load-balancing loss of a mixture of experts.
+        UsageError: For the load-balancing loss of a mixture of experts. Other scalings end in check_head.
     """
     text = config.get_text_config()
     coefficient = getattr(text, "router_aux_loss_coef", 0.0) if router_aux_loss_coef is None else router_aux_loss_coef
@@ -109,9 +109,6 @@ def logit_options(config: Any, router_aux_loss_coef: float | None = 0.0) -> dict
             f"{text.model_type} models add a router loss, which is not supported: set router_aux_loss_coef to 0 to "
             "train without it."
         )
-    for name in ("output_multiplier", "lm_head_multiplier"):
-        if getattr(text, name, None) not in (None, 1.0):
-            raise UsageError(f"{text.model_type} models have {name} = {getattr(text, name)}: not supported.")
     scale = getattr(text, "logit_scale", None) or 1.0
     return {
         "logit_scale": scale / (getattr(text, "logits_scaling", None) or 1.0),

@@ -1,5 +1,6 @@
 """Whether the rollouts of a sampler such as vLLM come from the adapter that is trained; no other metric shows it."""
 
+import math
 from typing import Any
 
 import torch
@@ -8,9 +9,12 @@ from torch import Tensor
 from gtpo.errors import RunError
 from gtpo.processes import any_process
 from gtpo.training.fault_tolerance import non_finite_error
+from gtpo.training.held_out import isolated_rng
 
 INTERVAL = 20  # most optimizer steps between two checks, each of which scores the rollouts twice
 ENOUGH = 256  # tokens of a process, whose mean gap is known to a tenth
+NOISE = 0.7  # nats per token by which the probe moves the policy
+PROBE_TOKENS = 48
 MAX_GAP = 0.3  # nats per token; bfloat16 engines differ by 0.01 to 0.06
 
 
@@ -25,6 +29,72 @@ def sampler_gap(logps: Tensor, batch: dict[str, Any]) -> Tensor:
     return gap[batch["completion_mask"].bool() & gap.isfinite()].mean()
 
 
+def adapter_of(trainer: Any) -> Any:
+    """The policy if it has an adapter, whole on each process; else None."""
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    is_sharded = trainer.accelerator.distributed_type in ("FSDP", "DEEPSPEED")
+    return policy if hasattr(policy, "disable_adapter") and not is_sharded else None
+
+
+def score(trainer: Any, batch: dict[str, Any]) -> Tensor:
+    """ln pi of the completion tokens, with dropout as the model has it. Shape (B, T)."""
+    ids, mask = (torch.cat([batch[f"prompt_{part}"], batch[f"completion_{part}"]], 1) for part in ("ids", "mask"))
+    width, rows = batch["completion_ids"].shape[1], trainer.args.per_device_train_batch_size
+    scores = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, batch_size=rows)
+    logps: Tensor = scores[0]
+    return logps
+
+
+@torch.no_grad()
+def probe_sampler(trainer: Any) -> None:
+    """Raise RunError if the sampler (vLLM) does not generate with the adapter that it is handed.
+
+    The check of the rollouts sees it once the adapter has moved by more than rounding, hundreds of steps later at the
+    paper's learning rate. Here noise in ``lora_B`` moves the policy at once; the adapter and the random numbers are
+    restored. For any GRPOTrainer of TRL, before a step; about ten seconds. A model without an adapter passes.
+    """
+    if (policy := adapter_of(trainer)) is None:
+        return
+    weights = [weight for name, weight in policy.named_parameters() if "lora_B" in name]
+    before, training, step = [weight.clone() for weight in weights], policy.training, trainer._last_loaded_step
+    device, sampler = trainer.accelerator.device, getattr(trainer, "vllm_generation", None)
+    length = getattr(sampler, "max_completion_length", None)
+    prompt_ids, images, fields = trainer._tokenize_prompts([trainer.train_dataset[0]["prompt"]])
+
+    def batch_of(prompt: list[int], completion: list[int]) -> dict[str, Tensor]:
+        parts = {"prompt": torch.tensor([prompt], device=device), "completion": torch.tensor([completion])}
+        parts["completion"] = parts["completion"].to(device)
+        masks = {f"{name}_mask": torch.ones_like(ids) for name, ids in parts.items()}
+        return {f"{name}_ids": ids for name, ids in parts.items()} | masks
+
+    try:
+        policy.eval()
+        if length is not None:
+            sampler.max_completion_length = min(length, PROBE_TOKENS)
+        with isolated_rng(0, device):
+            question = batch_of(prompt_ids[0][:1], prompt_ids[0][1:])
+            with policy.disable_adapter():
+                base = score(trainer, question)
+            size = 1e-3
+            while (score(trainer, question) - base).abs().mean() < NOISE and size < 100:
+                size *= 2
+                for weight, old in zip(weights, before, strict=True):
+                    weight.copy_(old + size * torch.randn_like(weight))
+            trainer._last_loaded_step = -1  # TRL hands the weights over again
+            completions, logprobs = trainer._generate_single_turn(prompt_ids, images, fields, num_generations=1)
+        if logprobs is not None:
+            rollout = batch_of(prompt_ids[0], completions[0])
+            scored = [math.nan if logp is None else logp for logp in logprobs[0]]
+            check_rollouts(trainer, rollout | {"sampling_per_token_logps": torch.tensor([scored], device=device)})
+    finally:
+        for weight, old in zip(weights, before, strict=True):
+            weight.copy_(old)
+        policy.train(training)
+        trainer._last_loaded_step = -1 if trainer._last_loaded_step != step else step
+        if length is not None:
+            sampler.max_completion_length = length
+
+
 @torch.no_grad()
 def check_rollouts(trainer: Any, batch: dict[str, Any]) -> None:
     """Raise RunError if rollouts do not come from the adapter, or the sampler is far from policy and base model.
@@ -33,25 +103,15 @@ def check_rollouts(trainer: Any, batch: dict[str, Any]) -> None:
     separate the two. Instead, rollouts that are twice as close to the base model (adapter disabled) as to the policy
     count as sampled without the adapter. A model without an adapter passes.
     """
-    policy = trainer.accelerator.unwrap_model(trainer.model)
-    if not hasattr(policy, "disable_adapter"):
+    if not hasattr(policy := trainer.accelerator.unwrap_model(trainer.model), "disable_adapter"):
         return
-
     rows = int((batch["completion_mask"].sum(1).cumsum(0) < ENOUGH).sum()) + 1  # as few as have enough tokens
     batch = {name: part[:rows] for name, part in batch.items() if isinstance(part, Tensor) and part.dim()}
-
-    def score() -> Tensor:
-        ids, mask = (torch.cat([batch[f"prompt_{part}"], batch[f"completion_{part}"]], 1) for part in ("ids", "mask"))
-        width, at_once = batch["completion_ids"].shape[1], trainer.args.per_device_train_batch_size
-        scores = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, batch_size=at_once)
-        logps: Tensor = scores[0]
-        return logps
-
-    logps = score()
+    logps = score(trainer, batch)
     if any_process(not bool(logps.isfinite().all()), trainer.accelerator.device):
         raise non_finite_error("a log-probability of the policy", trainer, [batch | {"logps": logps}])
     with policy.disable_adapter():
-        of_base = score()
+        of_base = score(trainer, batch)
     policy_gap, base_gap = (
         trainer.accelerator.gather(sampler_gap(each, batch)).mean().item() for each in (logps, of_base)
     )

@@ -52,11 +52,12 @@ from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar
 from gtpo.training.completions_table import cut_off
 from gtpo.training.fault_tolerance import check_rewards, non_finite_error
 from gtpo.training.group_inspection import inspect_group
+from gtpo.training.head_check import check_head
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.initial_entropy import InitialEntropy
 from gtpo.training.record import Measured, record_loss, record_rollouts
 from gtpo.training.refusals import check_grpo_settings, check_gtpo_settings, check_inputs, deviations, logit_options
-from gtpo.training.rollout_check import check_rollouts, next_check
+from gtpo.training.rollout_check import check_rollouts, next_check, probe_sampler
 from gtpo_loss import (
     completion_entropy,
     conflict_spans,
@@ -86,6 +87,7 @@ class GRPOTrainer(HeldOutEvaluation):
     log_completions: bool
     _logs: dict[str, Any]
     _next_rollout_check = 0
+    _is_first_batch = True  # of this process: the sampler and the head are checked
     _by_prompt: bool | None = None  # prompts are encoded once; None until the model's first batch has shown it
     _bar: CompletionBar | None = None  # of the phase that generates, if it has one
     gtpo = GTPOArguments(conflict_correction=False, gamma=0.0)  # without its parts; the rest is for the metrics
@@ -121,7 +123,12 @@ class GRPOTrainer(HeldOutEvaluation):
     # Rollouts, rewards, conflict mask
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        is_first, self._is_first_batch = self._is_first_batch, False
+        if is_first and self.use_vllm:
+            probe_sampler(self)
         batch = super()._generate_and_score_completions(inputs)
+        if is_first:
+            check_head(self, batch)
         if batch.get("sampling_per_token_logps") is not None and self.state.global_step >= self._next_rollout_check:
             self._next_rollout_check = next_check(self.state.global_step)
             check_rollouts(self, batch)

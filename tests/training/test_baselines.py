@@ -388,7 +388,7 @@ def with_sampler(trainer: Any, scores: list[list[list[float | None]]]) -> Any:
         return canned_group(step), scores[step]
 
     trainer._generate_single_turn, trainer.use_vllm = sample, True
-    trainer._next_rollout_check = 9  # canned scores are those of no policy
+    trainer._next_rollout_check, trainer._is_first_batch = 9, False  # canned scores are those of no policy
     return trainer
 
 

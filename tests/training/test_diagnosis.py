@@ -11,7 +11,7 @@ from helpers.reference import naive_completion_entropy, naive_conflict_mask, nai
 from gtpo import ConflictMetrics, RolloutCheck
 from gtpo.errors import RunError
 from gtpo.training.initial_entropy import padded_batch
-from gtpo.training.rollout_check import check_rollouts
+from gtpo.training.rollout_check import check_rollouts, probe_sampler
 
 STEPS = {"max_steps": 3}
 
@@ -20,7 +20,7 @@ def with_sampler(trainer: Any, in_sync: bool = True) -> Any:
     """Canned completions with their log-probabilities under the policy, or under the base model: a stale sampler."""
 
     def sample(prompt_ids: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        group, model = canned_group(trainer.state.global_step), trainer.model
+        group, model = canned_group(trainer.state.global_step)[: len(prompt_ids)], trainer.model
         batch = padded_batch(prompt_ids, group, 0, torch.device("cpu"))
         ids, mask = (torch.cat([batch[f"prompt_{part}"], batch[f"completion_{part}"]], 1) for part in ("ids", "mask"))
         model.eval()
@@ -134,6 +134,42 @@ def test_a_stale_sampler_is_named_at_step_1(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="rollouts do not come from the adapter at step 1: "):
         trainer.train()
     assert trainer.state.global_step == 1
+
+
+@pytest.mark.parametrize("method", ["trl", "gtpo"])
+def test_a_sampler_that_ignores_the_adapter_is_named_before_the_first_step(
+    method: str, tiny: Path, tmp_path: Path
+) -> None:
+    """At the paper's learning rate the adapter would differ from the base model hundreds of steps later."""
+    trainer = with_sampler(untrained_adapter(make_trainer(method, tiny, tmp_path, learning_rate=1e-6)), in_sync=False)
+    trainer.use_vllm, trainer._last_loaded_step = True, -1
+    if method == "trl":
+        trainer.add_callback(RolloutCheck(trainer))
+    with pytest.raises(RunError, match="rollouts do not come from the adapter at step 0: "):
+        trainer.train()
+    assert all(not weight.any() for name, weight in trainer.model.named_parameters() if "lora_B" in name)
+
+
+def test_the_probe_of_a_sampler_leaves_no_trace(tiny: Path, tmp_path: Path) -> None:
+    trainer = with_sampler(untrained_adapter(make_trainer("trl", tiny, tmp_path)))
+    trainer.use_vllm, trainer._last_loaded_step = True, 7
+    before = {name: weight.clone() for name, weight in trainer.model.named_parameters()}
+    sample, seen, state = trainer._generate_single_turn, [], torch.get_rng_state()
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        seen.append((trainer._last_loaded_step, {n: w.clone() for n, w in trainer.model.named_parameters()}))
+        return sample(*args, **kwargs)
+
+    trainer._generate_single_turn = watched
+    trainer.model.train()
+    probe_sampler(trainer)
+    [(synced, weights)] = seen
+    assert synced == -1 == trainer._last_loaded_step and trainer.model.training  # handed over before and after
+    assert {name for name in before if not torch.equal(before[name], weights[name])} == {
+        n for n in before if "lora_B" in n
+    }
+    assert all(torch.equal(before[name], weight) for name, weight in trainer.model.named_parameters())
+    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_a_sampler_in_sync_passes(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,10 +89,6 @@ def test_models_whose_loss_or_logits_are_others_are_refused(tiny: Path, tmp_path
     with pytest.raises(UsageError, match="lm_head"):
         model = AutoModelForCausalLM.from_pretrained(tiny)
         build(tmp_path, get_peft_model(model, LoraConfig(target_modules=["lm_head"])), tokenizer)
-    scaled = AutoModelForCausalLM.from_pretrained(tiny)
-    scaled.config.lm_head_multiplier = 2.0
-    with pytest.raises(UsageError, match="lm_head_multiplier"):
-        build(tmp_path, scaled, tokenizer)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     sizes |= {"moe_intermediate_size": 16, "num_experts": 2, "num_experts_per_tok": 1, "vocab_size": 519}
     experts = Qwen3MoeForCausalLM(Qwen3MoeConfig(router_aux_loss_coef=0.001, **sizes))

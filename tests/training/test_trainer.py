@@ -19,11 +19,15 @@ from transformers import (
     CohereConfig,
     Gemma2Config,
     GraniteConfig,
+    HyperCLOVAXConfig,
+    InklingTextConfig,
     LlamaForCausalLM,
+    RecurrentGemmaConfig,
 )
 from trl import GRPOConfig
 
 from gtpo.errors import RunError, UsageError
+from gtpo.training.head_check import check_head
 from gtpo.training.initial_entropy import padded_batch
 from gtpo.training.trainer import GRPOTrainer
 
@@ -193,6 +197,43 @@ def test_the_head_applies_the_logit_scale_and_softcap_of_the_model(
         for row, each in zip(unpad(found, batch["completion_mask"]), expected, strict=True):
             assert row == pytest.approx(each, abs=1e-4)
     assert abs(plain[1][0][0] - math.log(len(tokenizer))) > 0.005  # not uniform, so the scaling has an effect
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        HyperCLOVAXConfig(logits_scaling=8.0, **SIZES),  # multiplies where Granite divides
+        RecurrentGemmaConfig(
+            logits_soft_cap=0.1, attention_window_size=64, lru_width=64, w_init_variance_scale=1.0, **SIZES
+        ),
+        InklingTextConfig(unpadded_vocab_size=400, **SIZES),  # cuts the logits
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_family_whose_logits_are_others_is_refused_at_the_first_batch(
+    config: Any, tiny: Path, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    config.update({"vocab_size": len(tokenizer), "pad_token_id": 0})
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    for method in ("gtpo", "grpo"):
+        trainer = make_trainer(method, tmp_path / "model", tmp_path / method, target_modules=None)
+        with pytest.raises(RunError, match=f"{config.model_type} models compute their logits: ln pi"):
+            trainer.train()
+        assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_check_of_the_head_bounds_its_error_by_rounding(dtype: torch.dtype, tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    trainer.model.to(dtype)
+    batch = batch_of(trainer)
+    check_head(trainer, batch)
+    trainer._logit_options["logit_scale"] = 1.1
+    with pytest.raises(RunError):
+        check_head(trainer, batch)
 
 
 # Groups and conflict masks
