@@ -9,6 +9,7 @@ from gtpo.forward.hidden_states import hidden_states_and_logits
 from gtpo.processes import any_process
 
 TOKENS = 64  # of one completion
+TF32 = 2**-10  # its rounding, of float32 on a GPU
 
 
 @torch.no_grad()
@@ -29,11 +30,9 @@ def check_head(trainer: Any, batch: dict[str, Any]) -> None:
     hidden, logits = (states[len(prompt) - 1 : len(ids) - 1] for states in (hidden, logits))  # (T, H), (T, V)
     logps, _ = trainer._head(causal_lm, hidden, completion)
     own = (logits.float() / trainer.temperature).log_softmax(-1).gather(-1, completion[:, None]).squeeze(-1)
-    device, dtypes = logits.device.type, [logits.dtype, hidden.dtype]
-    if torch.is_autocast_enabled(device):
-        dtypes.append(torch.get_autocast_dtype(device))
-    rounding = max(torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point)
-    bound = 1e-3 + rounding * logits.float().abs().amax() / trainer.temperature
+    precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(trainer.accelerator.mixed_precision, hidden.dtype)
+    rounding = max(torch.finfo(dtype).eps for dtype in (logits.dtype, hidden.dtype, precision))
+    bound = 1e-3 + max(rounding, TF32) * logits.float().abs().amax() / trainer.temperature
     difference = (logps.float() - own).abs().mean()
     if any_process(not bool(difference <= bound), logits.device):  # NaN too
         kind = trainer.model.config.model_type
