@@ -115,19 +115,19 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
 }
 MOST_ARROWS = 78
 BUDGETS = {  # room -> most lines; a feature makes room for itself
-    "cli": 695,
-    "data": 930,
-    "evaluation": 2050,
+    "cli": 696,
+    "data": 966,
+    "evaluation": 2056,
     "forward": 1115,
-    "grading": 1585,
-    "models": 1070,
+    "grading": 1594,
+    "models": 1072,
     "paper": 1270,
     "reports": 785,
     "runs": 720,
     "training": 2030,
     "": 695,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1580, 27_600, 62, 8_000  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1580, 27_700, 62, 8_000  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:

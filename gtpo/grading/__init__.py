@@ -29,7 +29,7 @@ at least 10 significant digits; ``AB = 18`` and ``m + n = 18`` equal 18. ``2x = 
 not: an equation to solve, or a false statement, has no value.
 """
 
-from gtpo.grading.algebra import TimeBudget, math_verify_accepts
+from gtpo.grading.algebra import TimeBudget, alternatives, math_verify_accepts
 from gtpo.grading.compare import equivalent, is_correct
 from gtpo.grading.extract import extract_answer, gsm8k_gold
 from gtpo.grading.latex import last_boxed
@@ -40,6 +40,7 @@ from gtpo.grading.worker import timeouts, worker_calls
 __all__ = [
     "TimeBudget",
     "Verdicts",
+    "alternatives",
     "equivalent",
     "extract_answer",
     "grade_text",
