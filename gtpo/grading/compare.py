@@ -16,7 +16,7 @@ _MAX_UNORDERED = 64  # elements compared in any order, which takes quadratic tim
 _COMPARISON = r"[<>]|\\(?:leq|geq|neq)(?![a-zA-Z])"
 _RELATION = f"=|{_COMPARISON}"
 _NEGATION = re.compile(r"\b(?:not?|never|neither|wrong|false|incorrect)\b|n't\b", re.IGNORECASE)
-_CONNECTIVE = re.compile(r"\b(and|or)\b|(\\cup(?![a-zA-Z])|∪)")
+_CONNECTIVE = re.compile(r"\b(and|or)\b|(\\cup(?![a-zA-Z])|\u222a)")
 _SOLUTIONS = re.compile(r"[\d=]|\\(?!text|mbox)")  # x = 1 and x = 2 is x = 1 or x = 2; A and B is not A or B
 _RANGE = re.compile(r"\d+(?:-\d+)+")  # a date, a range, a telephone number
 _NAME = re.compile(  # x, x_1, f(x), (x,y), \angle ABC, Area; not \sin x

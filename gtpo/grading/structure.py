@@ -10,7 +10,7 @@ Structure = tuple[str, tuple[str, ...]]
 
 @lru_cache(maxsize=2**14)
 def parse_structure(text: str) -> Structure:
-    """(kind, items) of an answer. Kinds: its two brackets, "matrix N" (N columns), "list", "set", "union", "" (scalar)."""
+    """(kind, items); kinds: the two brackets, "matrix N" (N columns), "list", "set", "union", "" (scalar)."""
     if whole := re.fullmatch(TEXT, text):
         text = whole["content"].strip()  # \text{A, B}
     if matrix := _matrix(text):
