@@ -24,9 +24,10 @@ batch takes at most the sum. All threads share the worker: each may wait that lo
 
 Conventions where public graders differ: ``10\%`` equals both ``10`` and ``0.1``; a unit may be missing but not wrong
 (75 cents is ``\$0.75``, 18 cents is not ``\$18``); ``1, 2`` equals ``2, 1`` and ``\{2, 1\}``, but ``(1, 2)`` only in
-that order; ``204_5`` equals only ``204_5``; a decimal equals an exact value if it is exact, or correct to the last of
-at least 10 significant digits; ``AB = 18`` and ``m + n = 18`` equal 18. ``2x = 18``, ``x + 1 = 18`` and ``1 = 18`` do
-not: an equation to solve, or a false statement, has no value.
+that order, and no set; ``3-4`` and ``2024-01-05`` as a whole equal only themselves; ``204_5`` equals only ``204_5``; a
+decimal equals an exact value if it is exact, or correct to the last of at least 10 significant digits; ``AB = 18`` and
+``m + n = 18`` equal 18. ``2x = 18``, ``x + 1 = 18`` and ``1 = 18`` do not: an equation to solve, or a false statement,
+has no value.
 """
 
 from gtpo.grading.algebra import TimeBudget, alternatives, math_verify_accepts

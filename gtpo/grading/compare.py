@@ -16,6 +16,9 @@ _MAX_UNORDERED = 64  # elements compared in any order, which takes quadratic tim
 _COMPARISON = r"[<>]|\\(?:leq|geq|neq)(?![a-zA-Z])"
 _RELATION = f"=|{_COMPARISON}"
 _NEGATION = re.compile(r"\b(?:not?|never|neither|wrong|false|incorrect)\b|n't\b", re.IGNORECASE)
+_CONNECTIVE = re.compile(r"\b(and|or)\b|(\\cup(?![a-zA-Z])|\u222a)")
+_SOLUTIONS = re.compile(r"[\d=]|\\(?!text|mbox)")  # x = 1 and x = 2 is x = 1 or x = 2; A and B is not A or B
+_RANGE = re.compile(r"\d+(?:-\d+)+")  # a date, a range, a telephone number
 _NAME = re.compile(  # x, x_1, f(x), (x,y), \angle ABC, Area; not \sin x
     rf"(?!.*\\(?:{FUNCTIONS}|frac|sqrt))(?:[A-Za-z\\(),' ]|_\{{\w+\}}|\\text\{{[^{{}}]*\}}"
     r"|\\(?:math(?:bf|rm|it|cal)|vec|overline|overrightarrow|boldsymbol)\{[A-Za-z]+\})+"
@@ -41,7 +44,7 @@ def equivalent(a: str, b: str, budget: TimeBudget | None = None) -> bool:
             above it count as different and as one of `timeouts`; once it is spent, no comparison starts.
     """
     first, second = sorted((normalise(a), normalise(b)))  # sorted: symmetric, and one cache entry per pair
-    if not first:
+    if not first or _other_connective(a, b):
         return False
     budget = budget or TimeBudget()
     is_same, seconds = decide(first, second) if budget.seconds_left > 0 else (None, 0.0)
@@ -50,6 +53,14 @@ def equivalent(a: str, b: str, budget: TimeBudget | None = None) -> bool:
         shared_worker.timeouts += 1
         return False
     return is_same
+
+
+def _other_connective(a: str, b: str) -> bool:
+    """True if one text joins conditions or words by "and", the other by "or"."""
+    found = [{"or" if cup else word for word, cup in _CONNECTIVE.findall(text)} for text in (a, b)]
+    if sorted(map(list, found)) != [["and"], ["or"]]:
+        return False
+    return bool(re.search(rf"{_COMPARISON}|[≤≥≠]|\\[lg](?:e|t)(?![a-zA-Z])", a + b)) or not _SOLUTIONS.search(a + b)
 
 
 @lru_cache(maxsize=2**16)
@@ -73,6 +84,8 @@ def _same(a: str, b: str, budget: TimeBudget) -> bool:
     """Compare two answers, or two elements of answers, in normal form."""
     if a == b:
         return bool(a)
+    if _RANGE.fullmatch(a) or _RANGE.fullmatch(b):
+        return False
     (name_a, value_a), (name_b, value_b) = _assignment(a, budget), _assignment(b, budget)
     if name_a and name_b:
         return _same(value_a, value_b, budget) if name_a == name_b else budget.sympy_equal(a, b)
@@ -105,7 +118,7 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
         name, values = "", [name, *values]
     for member in values[:-1]:
         is_formula = is_constant and _variables(member)
-        if not (is_formula or _same(member, value, budget)):
+        if not (is_formula or member == value or _same_structure(member, value, budget)):
             return "", text
     return name.replace(" ", ""), value
 
@@ -126,7 +139,7 @@ def _same_structure(a: str, b: str, budget: TimeBudget) -> bool:
     kinds = {kind_a, kind_b}
     if kinds == {""}:
         return _same_scalar(items_a[0], items_b[0], budget)
-    if kinds <= {"list", "union"}:  # the intervals of a union may be listed: x < 2 or x > 5
+    if kinds <= {"list", "set", "union"}:  # the intervals of a union may be listed: x < 2 or x > 5
         is_ranking = any(re.fullmatch(r"[A-Za-z ]{2,}", item) for item in items_a)  # a list of words
         same = _same_items(items_a, items_b, budget, ordered=is_ranking)
         return same or (kinds == {"union"} and budget.sympy_equal(a, b))
@@ -163,8 +176,10 @@ def _same_scalar(a: str, b: str, budget: TimeBudget) -> bool:
     if values is None:
         return False
     x, y = values
-    if x == y or ((x + y).isalpha() and x.casefold() == y.casefold()):
+    if x == y:
         return True
+    if re.fullmatch("[A-Za-z]+,[A-Za-z]+", f"{x},{y}") and (x.casefold() == y.casefold() or min(len(x), len(y)) > 1):
+        return x.casefold() == y.casefold()  # words of any length: on is not no, abc is not cba
     if values != (a, b) and (verdict := same_number(x, y)) is not None:
         return verdict
     if bool(re.search(_RELATION, x)) != bool(re.search(_RELATION, y)):
@@ -172,6 +187,9 @@ def _same_scalar(a: str, b: str, budget: TimeBudget) -> bool:
     for rule in (_same_in_base, _same_ratio, _same_words):
         if (verdict := rule(x, y)) is not None:
             return verdict
+    letters = _variables(x), _variables(y)
+    if letters[0] != letters[1] and {c.lower() for c in letters[0]} == {c.lower() for c in letters[1]}:
+        return False  # the grammar reads X as x
     if (parse_number(x) or parse_number(y)) and _variables(x + y) and "\\" not in x + y:
         return False  # an expression with a variable is not a number, unless functions cancel: those go to sympy
     return budget.sympy_equal(x, y)

@@ -22,7 +22,7 @@ _CHARACTERS = str.maketrans(
         **{"π": r"\pi ", "θ": r"\theta ", "∞": r"\infty ", "√": r"\sqrt ", "°": r"^\circ ", "º": r"^\circ "},
         **{"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap "},
         **{"∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "′": "'", "’": "'", "“": '"', "”": '"'},
-        **{**dict.fromkeys("€£¥", "$"), "¢": " cents", "。": "."},
+        **{"¢": " cents", "。": "."},
     }
 )
 _SCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789-+n0123456789")
@@ -75,7 +75,11 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
             r"^([-+]?)\s*(?:USD|US\s?\\?\$|\\?\$)\s*([-+]?\d[\d.]*)$",
             r"\1\2 dollars",
         ),  # an amount, which is not one of cents
-        (r"\\?\$|\\text\{\s*\$\s*\}", ""),  # currency, or math delimiters in a sentence
+        *(
+            (rf"^([-+]?)\s*(?:{sign}\s*([-+]?\d[\d.]*)|(\d[\d.]*)\s*{sign})$", rf"\1\2\3 {name}")
+            for sign, name in (("€", "euros"), ("£", "sterling"), ("¥", "yen"))
+        ),
+        (r"\\?[$€£¥]|\\text\{\s*\$\s*\}", ""),  # currency, or math delimiters in a sentence
         (r"[(\[]?\s*\\begin\{(?:[bB]matrix|smallmatrix|matrix|array)\}(?:\{[lcr| ]*\})?", r"\\begin{pmatrix}"),
         (r"\\end\{(?:[bB]matrix|smallmatrix|matrix|array)\}\s*[)\]]?", r"\\end{pmatrix}"),
         (rf"\s*,?\s*(?:\\(?:text|mbox)\s*\{{\s*,?\s*{_AND}\s*\}}|{_AND})\s*", ", "),  # "18 or 20" is a list
@@ -102,6 +106,8 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
     )
 ]
 _DEGREES = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z]))(?:\s*[CF]$)?")
+_SCALE = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degree)\s*(?:\\text\{\s*)?([CF])\}?$")
+_SCALES = {"C": "celsius", "F": "fahrenheit"}
 _THOUSANDS = re.compile(r"(?<![\d.])(?<!\d,)\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 _SPACED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")  # 10 000, if it is the whole answer
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\{(\d+)\}")
@@ -193,6 +199,7 @@ def _rewrite_degrees(text: str) -> str:
     """Degrees are a factor inside a function (sin 15 is not sin 15°) and a unit, removed, elsewhere."""
     if re.search(rf"\\(?:{FUNCTIONS})", text):
         text = re.sub(rf"(\d+(?:\.\d+)?){_DEGREES.pattern}", r"(\\frac{\1\\pi}{180})", text)
+    text = re.sub(rf"(?<=\d){_SCALE.pattern}", lambda m: rf"\text{{ {_SCALES[m[1]]}}}", text)
     return _DEGREES.sub("", text)
 
 

@@ -46,8 +46,10 @@ def same_number(a: str, b: str) -> bool | None:
         return True  # also 10% and 10: MATH uses both
     if x[1] != y[1]:
         return x[0] / (100 if x[1] else 1) == y[0] / (100 if y[1] else 1)
-    tolerance = rounding_tolerance(a, b)
-    return tolerance is not None and abs(x[0] - y[0]) <= tolerance
+    if (unit := rounding_tolerance(a, b)) is None:
+        return False
+    decimal, exact = (x[0], y[0]) if "." in a else (y[0], x[0])
+    return abs(decimal - exact) <= unit / 2 or 0 <= (exact - decimal) * (1 if decimal > 0 else -1) < unit  # cut off
 
 
 def rounding_tolerance(a: str, b: str) -> Fraction | None:

@@ -10,7 +10,7 @@ Structure = tuple[str, tuple[str, ...]]
 
 @lru_cache(maxsize=2**14)
 def parse_structure(text: str) -> Structure:
-    """(kind, items) of an answer. Kinds: its two brackets, "matrix N" (N columns), "list", "union", "" (scalar)."""
+    """(kind, items); kinds: the two brackets, "matrix N" (N columns), "list", "set", "union", "" (scalar)."""
     if whole := re.fullmatch(TEXT, text):
         text = whole["content"].strip()  # \text{A, B}
     if matrix := _matrix(text):
@@ -47,9 +47,11 @@ def _bracketed(kind: str, inner: str) -> Structure | None:
     if len(rows) > 1 and len({len(row) for _, row in rows}) == 1:
         return f"matrix {len(rows[0][1])}", tuple(entry for _, row in rows for entry in row)  # [[1,2],[3,4]]
     if kind == "{}" and len(items) > 1:
-        return "list", items  # a set has no order
+        return "set", items
     if len(items) > 1:
         return ("()" if len(items) > 2 and kind == "[]" else kind), items  # [1,2,3] is a vector, [1,2] an interval
+    if kind == "{}" and inner == r"\emptyset":
+        return "set", (inner,)
     if kind in ("()", "{}") and inner:
         return parse_structure(inner)  # redundant brackets
     return None

@@ -33,12 +33,19 @@ _UNITS = {
         "gal": "gal gallon",
         "$": "dollar usd buck",
         "c": "cent",
-        "euro": "euro",
+        "euro": "euro eur",
+        "sterling": "sterling",
+        "yen": "yen",
+        "/": "/ per",
+        "deg": "degree deg",
+        "rad": "radian rad",
+        "celsius": "celsius",
+        "fahrenheit": "fahrenheit",
         "am": "am",
         "pm": "pm",
         "2": "square sq 2",
         "3": "cubic cu 3",
-        "": "degree deg unit point way digit integer mph people person child children men women sheep fish deer mice "
+        "": "unit point way digit integer people person child children men women sheep fish deer mice "
         "each old total",  # match any unit
     }.items()
     for name in names.split()
@@ -52,6 +59,10 @@ _TRAILING = re.compile(
     rf"(?P<value>.*[\d)}}\]%]|.*\\pi)\s*(?:{TEXT}|(?P<words>(?<=[^a-zA-Z\\])[a-zA-Z][a-zA-Z./ ]*))"
     r"(?:\^\{?(?P<power>[23])\}?)?"
 )
+
+
+_RATES = (("mph", "mi/h"), ("kmh", "km/h"), ("kph", "km/h"))
+_EITHER = ({"deg", "celsius"}, {"deg", "fahrenheit"}, {"lb", "sterling"})  # degrees and pounds mean both
 
 
 class Measure(NamedTuple):
@@ -70,13 +81,18 @@ def strip_units(a: str, b: str) -> tuple[str, str] | None:
     x, y = split_unit(a), split_unit(b)
     if {x.unit, y.unit} == {"$", "c"}:
         return _in_dollars(x), _in_dollars(y)
-    if x.unit and y.unit and x.unit != y.unit:
+    if x.unit and y.unit and not _agree(x.unit, y.unit):
         return None
     if x.is_letter and (not y.unit or y.is_letter):
         x = Measure(a, None)
     if y.is_letter and not x.unit:
         y = Measure(b, None)
     return x.value, y.value
+
+
+def _agree(a: str, b: str) -> bool:
+    """Equal units, or one lacks a part: ``5 km`` for ``5 km/h``, ``5 degrees`` for ``5 degrees Celsius``."""
+    return a == b or ("/" in a) != ("/" in b) or {a, b} in _EITHER
 
 
 def _in_dollars(amount: Measure) -> str:
@@ -92,7 +108,12 @@ def split_unit(text: str) -> Measure:
     marked, words = match["content"], match["words"]
     if marked is not None and not re.fullmatch(r"[A-Za-z./,\s-]*[23]?", marked):
         return Measure(text, None)  # \text{ maybe 19}
-    tokens = re.findall(r"[a-z]\.m\.?|[a-z]+|/|\d", (words if marked is None else marked).lower())
+    written = (words if marked is None else marked).lower()
+    for short, long in _RATES:
+        written = re.sub(rf"\b{short}\b", long, written)
+    tokens = re.findall(r"[a-z]\.m\.?|[a-z]+|/|\d", written)
+    if len(tokens) == 2 and tokens[0].startswith("deg") and tokens[1] in ("celsius", "fahrenheit"):
+        del tokens[0]
     value, power = match["value"], match["power"] or ""
     if any(_NOT_UNITS.fullmatch(token) for token in tokens):
         return Measure(text, None)

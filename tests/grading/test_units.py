@@ -13,6 +13,8 @@ from gtpo.grading.units import split_unit, strip_units
         ("5 centimeters", "5", "cm"),
         (r"5\text{ cm}^{2}", "5", "2cm"),
         ("5 square cm", "5", "2cm"),
+        ("5 mph", "5", "/hmi"),
+        ("5 miles per hour", "5", "/hmi"),
         ("18 ducks", "18", ""),
         (r"18\text{ ways}", "18", ""),
         ("5 million", "5*10^{6}", None),

@@ -894,6 +894,61 @@ x^{10} </- 2x10
 x </- (x)2
 \text{(B)} </- (B) or (C)
 \text{(B)} </- (B) 12, (C) 15
+# words of two or three letters are words: their order counts
+no </- on
+abc </- cba
+abc </- bca
+xyz <- xyz
+no <- No
+# dates, ranges and telephone numbers equal nothing but themselves
+2024-01-05 <- 2024-01-05
+2024-01-05 </- 2024-05-01
+2024-01-05 </- 2018
+1999-31-12 </- 1999-12-31
+-679 </- 555-1234
+-1 </- 3-4
+-1 </- 2020-2021
+-1 <- 3 - 4 = -1
+# a unit may be missing but not wrong: speeds, angles, temperatures, currencies
+5\text{ km/h} </- 5 mph
+5\text{ km/h} </- 5 miles per hour
+5\text{ km/h} <- 5 kilometers per hour
+5\text{ km/h} <- 5 kph
+5\text{ mph} <- 5
+45\text{ radians} </- 45 degrees
+45\text{ radians} <- 45 rad
+5^\circ F </- 5^\circ C
+5^\circ C <- 5 degrees Celsius
+5^\circ C </- 5 degrees Fahrenheit
+5^\circ C <- 5 degrees
+5^\circ C <- 5°C
+5^\circ C <- 5
+\$5 </- €5
+\$5 </- £5
+€5 <- 5€
+€5 <- 5 euros
+£5 <- 5 pounds
+£1,234 <- 1234
+# "and" is not "or", but the solutions of an equation may have either
+x<2\text{ or }x>5 </- x<2 and x>5
+(-\infty,2)\cup(5,\infty) </- x<2 and x>5
+x \le 2 \text{ or } x \ge 5 </- x \le 2 \text{ and } x \ge 5
+\text{A and B} </- A or B
+\text{A and B} <- A, B
+x = 1 \text{ or } x = 2 <- x = 1 and x = 2
+\pi \text{ or } 2\pi <- \pi and 2\pi
+# a set is no tuple, and the set of the empty set is not empty
+(1,2) </- \{1,2\}
+\{1,2,3\} </- (1,2,3)
+\emptyset </- \{\emptyset\}
+# capital and small letters are different variables
+x^2+1 </- X^2+1
+x^2+1 <- 1+x^2
+# a long decimal is rounded or cut off
+\frac12 </- 0.50000000001
+-\frac23 <- -0.6666666666
+-\frac23 <- -0.6666666667
+-\frac23 </- -0.6666666665
 """
 
 
