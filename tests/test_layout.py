@@ -119,12 +119,12 @@ BUDGETS = {  # room -> most lines; a feature makes room for itself
     "data": 966,
     "evaluation": 2056,
     "forward": 1115,
-    "grading": 1594,
+    "grading": 1646,
     "models": 1072,
     "paper": 1270,
     "reports": 785,
     "runs": 720,
-    "training": 2030,
+    "training": 2031,
     "": 695,  # the ground
 }
 STUDY, TESTS, REACH, REACHED_LINES = 1580, 27_700, 62, 8_000  # lines, lines, files and lines that train_gtpo.py reaches
