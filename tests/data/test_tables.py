@@ -15,7 +15,7 @@ from datasets import Dataset
 from pyarrow import parquet
 
 from gtpo.arguments import DataArguments
-from gtpo.data.load import load_train, to_demonstrations
+from gtpo.data.load import load_train, load_user_benchmark, to_demonstrations
 from gtpo.data.tables import read_table
 from gtpo.errors import UsageError
 from gtpo.grading.user_functions import load_rewards
@@ -216,9 +216,16 @@ def test_an_unusable_json_file_is_refused(name: str, content: str, message: str,
 
 
 def test_numbers_in_the_answer_column_are_written_out(load: Callable[..., Dataset]) -> None:
-    answers = "18", "18.0", "2.50", "-0.0", "1e20", "9007199254740993"
+    answers = "18", "18.0", "2.50", "-0.0", "1e20", "9007199254740993", "16777216.0"
     lines = "".join(f'{{"prompt": "a", "answer": {answer}}}\n' for answer in answers)
-    assert load("own.jsonl", lines)["answer"][:] == ["18", "18", "2.5", "-0", "1e+20", "9007199254740993"]
+    assert load("own.jsonl", lines)["answer"][:] == ["18", "18", "2.5", "-0", "1e+20", "9007199254740993", "16777216"]
+
+
+def test_the_problems_of_a_benchmark_are_numbered_from_0(tmp_path: Path) -> None:
+    """Stored completions are matched by these ids."""
+    (tmp_path / "own.jsonl").write_text('{"prompt": "a", "answer": 1}\n' * 2)
+    flags = DataArguments(str(tmp_path / "own.jsonl"))
+    assert [problem.id for problem in load_user_benchmark("own", flags.dataset, flags)[0]] == ["own/0", "own/1"]
 
 
 # ---- Parquet ----

@@ -83,6 +83,28 @@ def settings(*argv: str, method: str = "gtpo") -> Any:
     return parse(method, classes, ["--output_dir", "run", *argv])
 
 
+def test_the_limit_of_the_training_rows_does_not_cut_the_held_out_rows(tmp_path: Path) -> None:
+    path = tmp_path / "held.jsonl"
+    path.write_text("".join(f'{{"prompt": "{i} + 1?", "answer": {i + 1}}}\n' for i in range(3)))
+    rows, held_out = load_rows(settings("--dataset", "arithmetic", "--limit", "2", "--eval_dataset", str(path)))
+    assert held_out is not None and (len(rows), len(held_out)) == (2, 3)
+
+
+def test_an_evaluation_draws_the_same_numbers_and_leaves_every_generator_as_it_was() -> None:
+    def draw() -> tuple[float, ...]:
+        return random.random(), float(np.random.random()), torch.rand(1).item()
+
+    def isolated(seed: int) -> tuple[float, ...]:
+        with isolated_rng(seed, torch.device("cpu")):
+            return draw()
+
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    drawn = [isolated(seed) for seed in (3, 3, 4)]
+    assert drawn[0] == drawn[1] and all(a != b for a, b in zip(drawn[0], drawn[2], strict=True))
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states[:2]
+    assert torch.equal(torch.get_rng_state(), states[2])
+
+
 def test_held_out_rows_imply_evaluations() -> None:
     trainer = settings("--eval_rows", "9", "--G", "4", "--prompts_per_step", "3").trainer
     found = (trainer.eval_strategy, trainer.eval_steps, trainer.num_generations_eval, trainer.metric_for_best_model)
