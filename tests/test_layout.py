@@ -113,21 +113,21 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
     "cli": {"models", "runs"},
     "paper": LOADING | {"evaluation"},
 }
-MOST_ARROWS = 80
+MOST_ARROWS = 78
 BUDGETS = {  # room -> most lines; a feature makes room for itself
-    "cli": 825,
-    "data": 930,
-    "evaluation": 2060,
-    "forward": 1105,
-    "grading": 1620,
-    "models": 1455,
+    "cli": 696,
+    "data": 966,
+    "evaluation": 2056,
+    "forward": 1115,
+    "grading": 1646,
+    "models": 1072,
     "paper": 1270,
-    "reports": 865,
-    "runs": 810,
-    "training": 2200,
-    "": 820,  # the ground
+    "reports": 785,
+    "runs": 720,
+    "training": 2031,
+    "": 695,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1580, 30252, 65, 8_850  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1580, 27_700, 62, 8_000  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:

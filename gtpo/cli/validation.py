@@ -80,9 +80,14 @@ def batch_geometry(
 def check_values(values: Mapping[str, Any]) -> None:
     """Refuse values that are wrong in silence, or that TRL and Transformers would fail on after hours."""
     for name, value in values.items():
-        if isinstance(value, float) and not math.isfinite(value):
+        if any(isinstance(x, float) and not math.isfinite(x) for x in (value if isinstance(value, list) else [value])):
             raise UsageError(f"--{name} is {value}: expected a finite number.")
     check_fields(argparse.Namespace(**values), CHECKS)
+    on_cpu = "on a CPU use `accelerate launch --config_file configs/accelerate/ddp.yaml`"
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and not gpu_is_available():
+        raise UsageError(f"FSDP needs GPUs: {on_cpu}.")
+    if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and "WORLD_SIZE" not in os.environ:
+        raise UsageError(f"`accelerate launch --cpu` starts one process: {on_cpu}, or python for one process.")
     if values["fsdp"] and int(os.environ.get("WORLD_SIZE", 1)) == 1:
         raise UsageError(
             "--fsdp needs several processes: accelerate launch --config_file configs/accelerate/fsdp2.yaml."

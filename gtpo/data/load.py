@@ -25,7 +25,7 @@ from gtpo.data.sources import ARITHMETIC_STEPS, BENCHMARKS, DATASETS, TRAIN, Row
 from gtpo.data.tables import FORMATS, Table, concatenate, is_on_hub, is_user_data, read_file, read_hub, read_table
 from gtpo.data.tokenizer import encode_prompt
 from gtpo.errors import UsageError, first_line, nearest
-from gtpo.grading import is_correct
+from gtpo.grading import alternatives, is_correct
 from gtpo.prompts import PAPER, PromptFormat
 
 if TYPE_CHECKING:
@@ -54,7 +54,11 @@ class Problem:
 
 
 def load_train(
-    data: DataArguments, seed: int = 0, dry_run: bool = False, prompt_format: PromptFormat = PAPER
+    data: DataArguments,
+    seed: int = 0,
+    dry_run: bool = False,
+    prompt_format: PromptFormat = PAPER,
+    for_sft: bool = False,
 ) -> "Dataset":
     """The rows of ``data.dataset``: columns prompt, answer, solution, and all others of your data under their names.
 
@@ -66,6 +70,7 @@ def load_train(
         dry_run: Do not ask the Hub. The rows of gsm8k and math are empty then, and their number and columns are enough
             for a plan; of another dataset of the Hub neither is known, and the result has no columns.
         prompt_format: The system prompt of questions, and the tags of solutions that are put into tags here.
+        for_sft: Without a column of solutions, the last turn of a conversation is one where it is the assistant's.
 
     Raises:
         UsageError: If the name is unknown, a file cannot be read or lacks a column, or a row cannot be used.
@@ -80,7 +85,7 @@ def load_train(
                 raise UsageError(f"--{flag} {value} is for your own data, not for {data.dataset}: remove it.")
         if data.split not in (None, "train", "test"):
             raise UsageError(f"--split is {data.split!r}: {data.dataset} has the splits train and test.")
-    return _load("--dataset", data, DATASETS, data.split or "train", seed, dry_run, prompt_format)
+    return _load("--dataset", data, DATASETS, data.split or "train", seed, dry_run, prompt_format, for_sft)
 
 
 def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
@@ -94,8 +99,9 @@ def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
     """
     data, seed = settings.data, settings.trainer.seed
     dry_run, prompt_format = settings.run.dry_run, settings.prompt.format
-    rows = load_train(data, seed, dry_run, prompt_format)
-    held_out = None if data.eval_dataset is None else _load_held_out(data, dry_run, prompt_format)
+    for_sft = settings.method == "sft"
+    rows = load_train(data, seed, dry_run, prompt_format, for_sft)
+    held_out = None if data.eval_dataset is None else _load_held_out(data, dry_run, prompt_format, for_sft)
     if not rows.column_names or (held_out is not None and not held_out.column_names):  # a dry run of the Hub
         return rows, None
     if held_out is None:
@@ -127,13 +133,13 @@ def hold_out(rows: "Dataset", count: int, seed: int) -> tuple["Dataset", "Datase
     return rows.select([i for i in range(len(rows)) if i not in chosen]), rows.select(sorted(chosen))
 
 
-def _load_held_out(data: DataArguments, dry_run: bool, prompt_format: PromptFormat) -> "Dataset":
+def _load_held_out(data: DataArguments, dry_run: bool, prompt_format: PromptFormat, for_sft: bool) -> "Dataset":
     """The rows of ``eval_dataset``: the test split of a benchmark, or your data."""
     name = str(data.eval_dataset)
     if name in BENCHMARK_TITLES and data.eval_split is not None:
         raise UsageError(f"--eval_split is for your own data, and {name} is evaluated on its test split: remove it.")
     data = replace(data, dataset=name, split=data.eval_split, limit=None)
-    return _load("--eval_dataset", data, list(BENCHMARK_TITLES), "test", 0, dry_run, prompt_format)
+    return _load("--eval_dataset", data, list(BENCHMARK_TITLES), "test", 0, dry_run, prompt_format, for_sft)
 
 
 def _load(
@@ -144,6 +150,7 @@ def _load(
     seed: int,
     dry_run: bool,
     prompt_format: PromptFormat,
+    for_sft: bool = False,
 ) -> "Dataset":
     """The rows of ``data.dataset``, which ``flag`` names: one split of a ``known`` dataset, or your data."""
     name = data.dataset
@@ -153,7 +160,7 @@ def _load(
                 f"{flag} {name!r} is unknown{nearest(name, known)}: pick one of {', '.join(known)}, or name a file "
                 f"({', '.join(FORMATS)}) or a Hub id (owner/name)."
             )
-        return _to_dataset({}) if dry_run and is_on_hub(name) else _load_own(data, prompt_format, split)
+        return _to_dataset({}) if dry_run and is_on_hub(name) else _load_own(data, prompt_format, split, for_sft)
     if name in ARITHMETIC_STEPS:
         train = split == "train"
         rows = list(arithmetic("train", ARITHMETIC_TRAIN_ROWS, seed)) if train else _arithmetic_test(name)
@@ -206,6 +213,7 @@ def load_user_benchmark(
     columns = _columns_of(table, flags, ("prompt", "answer"), required)
     kept, dropped = _usable(table, {role: columns[role] for role in required})
     roles = {column: role for role, column in columns.items()}
+    _say_how_lists_count(table, None if with_grader else columns["answer"], flags.all_answers)
     problems: list[Problem] = []
     for row, place in kept:
         question, others = _question(row[columns["prompt"]], place), {}
@@ -214,8 +222,8 @@ def load_user_benchmark(
             answer = others.get("answer")
             gold = answer if isinstance(answer, str) else repr(answer)
         else:
-            gold = _answer(row[columns["answer"]], f"{place}: column {columns['answer']!r}")
-        if with_grader or is_correct(gold, gold):
+            gold = _answer(row[columns["answer"]], f"{place}: column {columns['answer']!r}", flags.all_answers)
+        if with_grader or is_correct(alternatives(gold)[0], gold):
             problems.append(Problem(f"{name}/{len(problems)}", question, gold, others))
         else:
             dropped["without a readable gold answer"].append(place)
@@ -269,21 +277,27 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None
 # Your data
 
 
-def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: str) -> "Dataset":
+def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: str, for_sft: bool) -> "Dataset":
     table = read_table(data.dataset, data.split, default_split, data.dataset_config)
     roles = _columns_of(table, data, ("prompt", "answer", "solution"), required=("prompt",))
     kept, dropped = _usable(table, {role: name for role, name in roles.items() if role != "solution"})
     _report_dropped(table, dropped)
+    _say_how_lists_count(table, roles.get("answer"), data.all_answers)
     kept = kept[: data.limit]
     columns: dict[str, list[Any]] = {}
     for role, name in roles.items():
+        values = [(row[name], f"{place}: column {name!r}") for row, place in kept]
         if role == "prompt":
-            columns[role] = [prompt_format.to_messages(_question(row[name], place)) for row, place in kept]
+            ends_with_solution = for_sft and "solution" not in roles
+            questions = [_question(row[name], place, ends_with_solution) for row, place in kept]
+            if ends_with_solution and any(map(_is_answered, questions)):
+                columns["solution"] = [q[-1]["content"] if _is_answered(q) else None for q in questions]
+                questions = [q[:-1] if _is_answered(q) else q for q in questions]
+            columns[role] = [prompt_format.to_messages(question) for question in questions]
+        elif role == "answer":
+            columns[role] = [_answer(value, where, data.all_answers) for value, where in values]
         else:  # only a solution can be empty
-            read = _answer if role == "answer" else _text
-            columns[role] = [
-                None if _is_empty(row[name]) else read(row[name], f"{place}: column {name!r}") for row, place in kept
-            ]
+            columns[role] = [None if _is_empty(value) else _text(value, where) for value, where in values]
     others = [name for name in table.columns if name not in columns and name not in roles.values()]
     columns |= {name: [row[name] for row, _ in kept] for name in others}
     try:
@@ -344,11 +358,11 @@ def _is_empty(value: Any) -> bool:
     return value is None or value == [] or (isinstance(value, str) and not value.strip()) or value != value
 
 
-def _question(value: Any, where: str) -> Any:
+def _question(value: Any, where: str, may_be_answered: bool = False) -> Any:
     """A prompt as a string or a conversation; text that is a conversation in JSON is read as one: CSV has no lists.
 
     Raises:
-        UsageError: If it is neither.
+        UsageError: If it is neither, or the conversation has its answer as the last turn.
     """
     if isinstance(value, str):
         if not _CONVERSATION.match(value):
@@ -356,12 +370,26 @@ def _question(value: Any, where: str) -> Any:
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(value)
     turns = value if isinstance(value, list) and all(isinstance(turn, dict) for turn in value) else [{}]
+    if any(turn.keys() >= {"from", "value"} for turn in turns):
+        raise UsageError(
+            f"{where}: the prompt has turns with 'from' and 'value' (ShareGPT): rename them to 'role' and 'content', "
+            "human to user and gpt to assistant."
+        )
     if not all("role" in turn and (isinstance(turn.get("content"), str) or turn.get("tool_calls")) for turn in turns):
         raise UsageError(
             f"{where}: prompt {reprlib.repr(value)} is neither a string nor a conversation, in JSON "
             '[{"role": "user", "content": "..."}].'
         )
+    if _is_answered(value) and not may_be_answered:
+        raise UsageError(
+            f"{where}: the last turn of the prompt is the assistant's, so the model would be shown its answer: end the "
+            "prompt with the user's turn, and put the answer into --answer_column. train_sft.py takes it as it is."
+        )
     return value
+
+
+def _is_answered(question: Any) -> bool:
+    return isinstance(question, list) and question[-1]["role"] == "assistant"
 
 
 _CONVERSATION = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
@@ -374,11 +402,18 @@ def _text(value: Any, where: str) -> str:
     return f"{value:.0f}" if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else str(value)
 
 
-def _answer(value: Any, where: str) -> str:
-    """A gold answer as text; a list, as OlympiadBench has it, with commas between its elements."""
-    if isinstance(value, list):
-        return ", ".join(_text(element, where) for element in value)
-    return _text(value, where)
+def _answer(value: Any, where: str, all_answers: bool) -> str:
+    """A gold answer as text. Of a list any element counts, then it is JSON; or all, with commas between them."""
+    if not isinstance(value, list):
+        return _text(value, where)
+    texts = list(dict.fromkeys(_text(element, where) for element in value))
+    return texts[0] if len(texts) == 1 else ", ".join(texts) if all_answers else json.dumps(texts, ensure_ascii=False)
+
+
+def _say_how_lists_count(table: Table, column: str | None, all_answers: bool) -> None:
+    if column and any(isinstance(row[column], list) and len(row[column]) > 1 for row in table.rows):
+        how = "all elements are needed" if all_answers else "any element is right (--all_answers needs all of them)"
+        logger.warning("%s: answers are lists, of which %s", table.name, how)
 
 
 def _to_dataset(columns: dict[str, list[Any]]) -> "Dataset":

@@ -8,7 +8,7 @@ Prefix Grouper (arXiv 2506.05433) splits the attention in the same way.
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -175,23 +175,15 @@ def _aligned(ids: Tensor, mask: Tensor, left: bool) -> tuple[Tensor, Tensor]:
     return ids.gather(1, order), mask.gather(1, order)
 
 
-def computes_logits() -> AbstractContextManager[None]:
-    """The model returns logits, under Unsloth too."""
-    return _unsloth(skips_head=False)
+def hidden_states_and_logits(model: Callable[..., Any], decoder: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The last hidden states (T, H) of one sequence of ids, shape (T,), and the logits (T, V) of the same pass."""
+    with _last_hidden_states_of(decoder, skips_head=False) as hidden_states:
+        logits = model(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], use_cache=False).logits
+    return hidden_states[0][0], logits[0]
 
 
 @contextmanager
-def _unsloth(skips_head: bool) -> Iterator[None]:
-    before = os.environ.get(UNSLOTH_SKIPS_HEAD, "0")
-    os.environ[UNSLOTH_SKIPS_HEAD] = str(int(skips_head))
-    try:
-        yield
-    finally:
-        os.environ[UNSLOTH_SKIPS_HEAD] = before
-
-
-@contextmanager
-def _last_hidden_states_of(decoder: Any) -> Iterator[list[Tensor]]:
+def _last_hidden_states_of(decoder: Any, skips_head: bool = True) -> Iterator[list[Tensor]]:
     """Collect the last hidden states (B, T, H) that the decoder returns in each of its calls.
 
     Raises:
@@ -205,10 +197,12 @@ def _last_hidden_states_of(decoder: Any) -> Iterator[list[Tensor]]:
             seen.append(states)
 
     hook = decoder.register_forward_hook(keep)
+    before = os.environ.get(UNSLOTH_SKIPS_HEAD, "0")
+    os.environ[UNSLOTH_SKIPS_HEAD] = str(int(skips_head))
     try:
-        with _unsloth(skips_head=True):
-            yield seen
+        yield seen
     finally:
+        os.environ[UNSLOTH_SKIPS_HEAD] = before
         hook.remove()
     if not seen:
         raise UsageError(

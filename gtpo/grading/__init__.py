@@ -30,7 +30,7 @@ decimal equals an exact value if it is exact, or correct to the last of at least
 has no value.
 """
 
-from gtpo.grading.algebra import TimeBudget, math_verify_accepts
+from gtpo.grading.algebra import TimeBudget, alternatives, math_verify_accepts
 from gtpo.grading.compare import equivalent, is_correct
 from gtpo.grading.extract import extract_answer, gsm8k_gold
 from gtpo.grading.latex import last_boxed
@@ -41,6 +41,7 @@ from gtpo.grading.worker import timeouts, worker_calls
 __all__ = [
     "TimeBudget",
     "Verdicts",
+    "alternatives",
     "equivalent",
     "extract_answer",
     "grade_text",

@@ -1,5 +1,7 @@
 """Rule 5: math-verify in the worker process, for pairs that the exact rules cannot decide; and the time limits."""
 
+import contextlib
+import json
 import re
 from functools import lru_cache
 
@@ -51,14 +53,22 @@ class TimeBudget:
         return verdict
 
 
+def alternatives(gold: str) -> list[str]:
+    """The answers that count, of which any does: of ``["14", "14 apples"]``, a list in JSON, two; else `gold`."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if gold.startswith('["') and (found := json.loads(gold)) and all(isinstance(each, str) for each in found):
+            return list(found)
+    return [gold]
+
+
 def math_verify_accepts(answer: str | None, gold: str) -> bool:
     """True if math-verify alone says so, without the rules of this package. None (no answer) is wrong.
 
     So is an answer that exceeds a time or memory limit; it counts as one of `timeouts`.
     """
-    accepted = bool(answer) and _verify_alone(gold, answer)
-    shared_worker.timeouts += accepted is None
-    return bool(accepted)
+    verdicts = [_verify_alone(each, answer) for each in alternatives(gold)] if answer else []
+    shared_worker.timeouts += None in verdicts
+    return any(verdicts)
 
 
 @lru_cache(maxsize=2**16)

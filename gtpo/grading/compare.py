@@ -4,7 +4,7 @@ import re
 import time
 from functools import lru_cache
 
-from gtpo.grading.algebra import TimeBudget
+from gtpo.grading.algebra import TimeBudget, alternatives
 from gtpo.grading.latex import FUNCTIONS, TEXT, split_top_level
 from gtpo.grading.normalise import normalise
 from gtpo.grading.numerals import parse_number, same_number
@@ -30,8 +30,8 @@ _PART_OF_NAME = re.compile(  # its digits do not count: a_1, AB^2, |z|^2, \sin^2
 
 
 def is_correct(prediction: str | None, gold: str, budget: TimeBudget | None = None) -> bool:
-    """True if the answer `prediction` equals `gold`. None (no answer found) is wrong. `budget` as in `equivalent`."""
-    return prediction is not None and equivalent(gold, prediction, budget)
+    """True if `prediction` equals `gold` or one of its :func:`alternatives`. None (no answer found) is wrong."""
+    return prediction is not None and any(equivalent(each, prediction, budget) for each in alternatives(gold))
 
 
 def equivalent(a: str, b: str, budget: TimeBudget | None = None) -> bool:

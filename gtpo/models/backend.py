@@ -148,8 +148,8 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
     """Choose a backend, and import Unsloth if it is chosen. Call it before trl, transformers and peft are imported.
 
     Raises:
-        UsageError: If the backend is unknown, the GPU too old, or Unsloth is chosen and cannot run or is imported too
-            late.
+        UsageError: If the backend is unknown, the GPU too old, or Unsloth is chosen and cannot run, in several
+            processes, or is imported too late.
     """
     backend = choose_training_backend(backend, model)
     if fault := check_compute_capability():
@@ -160,6 +160,11 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
     if not gpu_is_available():
         raise UsageError(
             check_driver() or "--backend unsloth needs a GPU and PyTorch sees none: use --backend transformers."
+        )
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise UsageError(
+            "--backend unsloth (the default on a GPU) trains on one GPU, and this is one of several processes: add "
+            "--backend transformers --load_in_4bit false."
         )
     for package in GPU_PACKAGES:
         check_version(package)

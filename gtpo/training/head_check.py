@@ -3,13 +3,13 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gtpo.errors import RunError
-from gtpo.forward.hidden_states import computes_logits
+from gtpo.forward.hidden_states import hidden_states_and_logits
 from gtpo.processes import any_process
 
 TOKENS = 64  # of one completion
+TF32 = 2**-10  # its rounding, of float32 on a GPU
 
 
 @torch.no_grad()
@@ -20,28 +20,24 @@ def check_head(trainer: Any, batch: dict[str, Any]) -> None:
         trainer: Ours.
         batch: With ``prompt_ids``, ``completion_ids`` and their masks, of this process.
     """
-    lengths = batch["completion_mask"].sum(1)
-    row = int(lengths.argmax())
-    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-    one: dict[str, Tensor] = {name: batch[name][row : row + 1] for name in names}
-    one |= {name: one[name][:, :TOKENS] for name in names[2:]}
-    prompt, completion = (one[f"{part}_ids"][one[f"{part}_mask"].bool()] for part in ("prompt", "completion"))
-    ids, count = torch.cat([prompt, completion])[None], len(completion)
-    logps = trainer.scores(trainer.model_wrapped, one, 1)[0][one["completion_mask"].bool()]  # (count,)
-    with computes_logits():
-        logits = trainer.model_wrapped(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
-    logits = logits[0, len(prompt) - 1 : len(prompt) - 1 + count]
+    row = int(batch["completion_mask"].sum(1).argmax())
+    prompt, completion = (
+        batch[f"{part}_ids"][row][batch[f"{part}_mask"][row].bool()] for part in ("prompt", "completion")
+    )
+    completion = completion[:TOKENS]
+    causal_lm, ids = trainer._causal_lm(trainer.model), torch.cat([prompt, completion])
+    hidden, logits = hidden_states_and_logits(trainer.model_wrapped, causal_lm.get_decoder(), ids)
+    hidden, logits = (states[len(prompt) - 1 : len(ids) - 1] for states in (hidden, logits))  # (T, H), (T, V)
+    logps, _ = trainer._head(causal_lm, hidden, completion)
     own = (logits.float() / trainer.temperature).log_softmax(-1).gather(-1, completion[:, None]).squeeze(-1)
-    device, dtypes = logits.device.type, [logits.dtype, trainer.model.get_output_embeddings().weight.dtype]
-    if torch.is_autocast_enabled(device):
-        dtypes.append(torch.get_autocast_dtype(device))
-    rounding = max(torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point)
-    bound = 1e-3 + rounding * logits.float().abs().amax() / trainer.temperature
+    precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(trainer.accelerator.mixed_precision, hidden.dtype)
+    rounding = max(torch.finfo(dtype).eps for dtype in (logits.dtype, hidden.dtype, precision))
+    bound = 1e-3 + max(rounding, TF32) * logits.float().abs().amax() / trainer.temperature
     difference = (logps.float() - own).abs().mean()
     if any_process(not bool(difference <= bound), logits.device):  # NaN too
         kind = trainer.model.config.model_type
         raise RunError(
-            f"the loss does not know how {kind} models compute their logits: ln pi of {count} tokens is "
+            f"the loss does not know how {kind} models compute their logits: ln pi of {len(own)} tokens is "
             f"{logps.mean():.3g} on average in the loss and {own.mean():.3g} by the model's logits (difference "
             f"{difference:.2g} nats): train it with TRL's GRPOTrainer and gtpo_trl.py, or pick another model."
         )

@@ -1,6 +1,7 @@
 """Whether the rollouts of a sampler such as vLLM come from the adapter that is trained; no other metric shows it."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def probe_sampler(trainer: Any) -> None:
         return
     weights = [weight for name, weight in policy.named_parameters() if "lora_B" in name]
     before, training, step = [weight.clone() for weight in weights], policy.training, trainer._last_loaded_step
-    device, sampler = trainer.accelerator.device, getattr(trainer, "vllm_generation", None)
+    device, sampler = trainer.accelerator.device, getattr(trainer, "vllm_generation", None) or SimpleNamespace()
     length = getattr(sampler, "max_completion_length", None)
     prompt_ids, images, fields = trainer._tokenize_prompts([trainer.train_dataset[0]["prompt"]])
 

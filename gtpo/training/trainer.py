@@ -340,18 +340,25 @@ class GRPOTrainer(HeldOutEvaluation):
         by_prompt = self._encodes_prompts_once(forward, causal_lm, inputs)
         hidden_states = hidden_states_by_prompt if by_prompt else hidden_states_per_completion
         hidden = hidden_states(forward, causal_lm.get_decoder(), inputs)  # (N, H), each predicts its token
-        head = causal_lm.get_output_embeddings()
-        logps, entropy = linear_logps_and_entropy(
-            hidden,
-            gather_full_parameter(head.weight),
-            inputs["completion_ids"][completion_mask],
-            temperature=self.temperature,
-            bias=gather_full_parameter(getattr(head, "bias", None)),
-            grad_rows=None if grad_rows is None else grad_rows[completion_mask],
-            **self._logit_options,
-        )
+        grad_rows = None if grad_rows is None else grad_rows[completion_mask]
+        logps, entropy = self._head(causal_lm, hidden, inputs["completion_ids"][completion_mask], grad_rows)
         blank = torch.zeros(completion_mask.shape, dtype=logps.dtype, device=logps.device)
         return blank.masked_scatter(completion_mask, logps), blank.masked_scatter(completion_mask, entropy)
+
+    def _head(
+        self, causal_lm: Any, hidden: Tensor, targets: Tensor, grad_rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """ln pi of the targets and H, from the hidden states (N, H) that predict them. Shape (N,) each."""
+        head = causal_lm.get_output_embeddings()
+        return linear_logps_and_entropy(
+            hidden,
+            gather_full_parameter(head.weight),
+            targets,
+            temperature=self.temperature,
+            bias=gather_full_parameter(getattr(head, "bias", None)),
+            grad_rows=grad_rows,
+            **self._logit_options,
+        )
 
     def _encodes_prompts_once(self, forward: Any, causal_lm: Any, inputs: dict[str, Any]) -> bool:
         """Whether the rows of a micro-batch share prompts, and the model gives the same hidden states by prompt."""

@@ -37,7 +37,8 @@ FLAGS = """
 --max_steps 999999999999999999999|--max_steps 0|--max_steps -1 --num_train_epochs 0|--repetition_penalty 0
 --max_seq_length 0|--save_only_model|--resume_from_checkpoint x|--save_total_limit 0
 --model tinny|--model gpt2|--max_completion_length 1025|--bf16 maybe|--learning 1
---per_device_train_batch_size 5|--backend unsloth|--resume --overwrite|--gpu_memory_utilization 0
+--per_device_train_batch_size 5|--backend unsloth|--reward_weights nan nan
+--resume --overwrite|--gpu_memory_utilization 0
 """
 QUOTED = [["--G", ""], ["--output_dir", ""], ["--model", ""], ["--system_prompt", ""], ["--tags", "<a> <b>"]]
 QUOTED += [["--tags", "<a> <a> <b> <c>"], ["--run_name", "x\ny"]]

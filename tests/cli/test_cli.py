@@ -667,3 +667,13 @@ def test_a_resumed_run_imports_no_rewards_but_those_of_the_command_line(tmp_path
                 parse("gtpo", WITH_REWARDS["gtpo"], [*argv, *extra])
         argv += ["--reward", "format", name]
         assert parse("gtpo", WITH_REWARDS["gtpo"], argv).reward.reward == ["format", name]
+
+
+@pytest.mark.parametrize("variable", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_CPU"])
+def test_launchers_that_a_cpu_does_not_have_name_one_that_it_has(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fsdp2.yaml would train as DDP on a CPU, and with `accelerate launch --cpu` in one process."""
+    monkeypatch.setenv(variable, "true")
+    with pytest.raises(UsageError, match=r"configs/accelerate/ddp\.yaml"):
+        parsed("--model", "tiny", "--dataset", "arithmetic")

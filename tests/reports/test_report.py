@@ -1,12 +1,12 @@
 """One group as HTML: colours, strikethrough and escaping."""
 
 import dataclasses
-import html
 import re
 from html.parser import HTMLParser
 
 import pytest
 from helpers.hostile_html import HOSTILE
+from markupsafe import escape
 
 from gtpo.reports.groups import Group
 from gtpo.reports.html import group_html
@@ -126,7 +126,7 @@ def test_everything_is_escaped(text: str) -> None:
     assert table.rows == [["A", text, "⟨H⟩", "completion"], ["+0.00", "1", "0.500", text]]
     assert table.tags <= {"div", "p", "code", "table", "thead", "tbody", "tr", "th", "td", "span", "s"}
     prompt = group_html(dataclasses.replace(view, tokens=[["x"]], weights=[[1.0]], rewards={}))
-    assert html.escape(text) in prompt and Table(prompt).tags <= table.tags
+    assert escape(text) in prompt and Table(prompt).tags <= table.tags
 
 
 def test_text_inherits_the_colour_of_the_page() -> None:

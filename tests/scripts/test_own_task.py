@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from pyarrow.parquet import read_table
 from trl.trainer.utils import get_callable_name, is_async_callable
 
 from gtpo.arguments import DataArguments
-from gtpo.data.load import load_train, to_demonstrations
+from gtpo.data.load import load_train, load_user_benchmark, to_demonstrations
 from gtpo.errors import RunError, UsageError
+from gtpo.grading.algebra import math_verify_accepts
 from gtpo.grading.user_functions import GRADING, RESERVED, checked_reward, load_rewards
 from gtpo.prompts import PAPER, to_messages
 from rewards import accuracy_reward, format_reward, rewards_in
@@ -383,3 +385,42 @@ def test_csv_files_think_tags_and_no_system_prompt(
     first, second = entry["per_problem"]
     assert 0 < first["formatted"] <= 8 and first["c"] == first["formatted"] and second["c"] == 0 < second["formatted"]
     assert entry["scores"]["format"] == 100 * (first["formatted"] + second["formatted"]) / 16
+
+
+# ---- the formats of chats, and lists of answers ----
+
+TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+ANSWERED = [*TURNS, {"role": "assistant", "content": "It is 2."}]
+
+
+def test_a_conversation_that_ends_with_its_answer_trains_sft_alone(tmp_path: Path) -> None:
+    data = DataArguments(write(tmp_path / "own.jsonl", {"messages": ANSWERED}), prompt_column="messages")
+    with pytest.raises(UsageError, match=r"line 1 of .*: the last turn of the prompt is the assistant's"):
+        load_train(data)
+    with pytest.raises(UsageError, match="last turn"):
+        load_user_benchmark("own", data.dataset, replace(data, answer_column="messages"))
+    (row,) = to_demonstrations(load_train(data, for_sft=True))
+    assert row == {"prompt": TURNS, "completion": [{"role": "assistant", "content": "It is 2."}]}
+    with pytest.raises(UsageError, match="rename them to 'role'"):
+        load_train(DataArguments(write(tmp_path / "gpt.jsonl", {"prompt": [{"from": "human", "value": "Hi"}]})))
+
+
+def test_any_element_of_a_list_of_answers_counts_unless_all_are_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows: list[dict[str, object]] = [
+        {"prompt": "7 + 7?", "answer": ["14", "14 apples"]},
+        {"prompt": "x", "answer": [3]},
+    ]
+    path = write(tmp_path / "own.jsonl", *rows)
+    for all_answers, right, wrong in ((False, ("14", "14 apples"), "15"), (True, ("14, 14 apples",), "14")):
+        data = DataArguments(path, all_answers=all_answers)
+        golds = list(load_train(data)["answer"])
+        assert golds[1] == "3" and golds == [p.gold for p in load_user_benchmark("own", path, data)[0]]
+        rewards = accuracy_reward(
+            [f"<answer>{text}</answer>" for text in (*right, wrong)], answer=golds[:1] * (len(right) + 1)
+        )
+        assert [reward > 0 for reward in rewards] == [True] * len(right) + [False]
+        assert ("all elements are needed" if all_answers else "any element is right") in caplog.text
+        caplog.clear()
+    assert math_verify_accepts("14", '["15", "14"]') and not math_verify_accepts("16", '["15", "14"]')
