@@ -40,7 +40,7 @@ from gtpo.models.backend import (
     load_backend,
 )
 from gtpo.models.hub import check_model_name
-from gtpo.runs.directory import OUTPUTS, RunDirectory, find_runs, method_of
+from gtpo.runs.directory import OUTPUTS, RunDirectory, find_runs, method_of, own_runs
 from gtpo.runs.start import check_same_policy
 
 logger = logging.getLogger(__name__)
@@ -227,7 +227,7 @@ def _of_this_machine(start: _Start, preset: Path) -> dict[str, Any]:
 
 def _newest_run(method: str, name: str) -> RunDirectory:
     """The newest run of a method below outputs/ that has a checkpoint; an unfinished one before a finished one."""
-    found = [run for run in find_runs([OUTPUTS]) if run.has_checkpoint and run.path.match(name)]
+    found = [run for run in own_runs() if run.has_checkpoint and run.path.match(name)]
     runs = [run for run in found if method_of(run) == method]
     if not runs:
         raise UsageError(f"--resume: outputs/ has no run of train_{method}.py with a checkpoint: name or start one.")

@@ -1,13 +1,18 @@
 """Ask a trained model and its base model side by side, with the prompt of the run and the sampling of evaluate.py.
 
+A merged or base model (a directory, a Hub id, tiny) is asked alone.
+
 python -m gtpo.evaluation.chat outputs/RUN "Tom has 3 apples and buys 4 more. How many apples does he have?"
 python -m gtpo.evaluation.chat outputs/RUN --temperature 1.0    # a prompt loop; an empty line or Ctrl-D ends it
 """
 
 import argparse
+import re
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
+from gtpo.arguments import MODEL_ALIASES
 from gtpo.evaluation.records import Problem
 from gtpo.evaluation.sampling import Sampling, TransformersSampler, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.targets import choose_4bit, choose_model, choose_prompts, find_targets, short_name
@@ -17,15 +22,17 @@ from gtpo.runs.script import run_script
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m gtpo.evaluation.chat", description=__doc__, formatter_class=raw)
-    parser.add_argument("run", help="a run directory with an adapter, or the adapter's directory")
+    parser.add_argument("run", help="a run with an adapter, an adapter's directory, or a model")
     parser.add_argument("question", nargs="?", help="without it, questions are read line by line")
     parser.add_argument("--checkpoint", default="last", help="last, best, or the number of a step")
     parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
     parser.add_argument("--max_new_tokens", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
-    targets = find_targets(["base", flags.run], None, flags.checkpoint)
-    model, prompts = choose_model(targets, None), choose_prompts({}, targets)
+    asked = flags.run if is_model(flags.run) else None
+    targets = find_targets([] if asked else ["base", flags.run], asked, flags.checkpoint)
+    model = choose_model(targets, asked)
+    prompts = choose_prompts({}, targets, model)
     how = Sampling(1, flags.temperature, 1.0, flags.seed, flags.max_new_tokens, 1, choose_4bit(None, targets))
     sampler = TransformersSampler(model, how, prompts[0])
     for question in [flags.question] if flags.question else questions():
@@ -33,9 +40,14 @@ def main() -> None:
             tokenizer = load_prompt_tokenizer(sampler, target.adapter, prompt)
             requests = make_requests(sampler, [Problem("question", question, "")], how, prompt, tokenizer)
             ((row,),) = sampler.sample(requests, set(), target.adapter)
-            print(
-                f"\n--- {target.label or f'base model ({short_name(model)})'}\n{row['completion'].strip()}", flush=True
-            )
+            title = target.label or f"{'' if asked else 'base '}model ({short_name(model)})"
+            print(f"\n--- {title}\n{row['completion'].strip()}", flush=True)
+
+
+def is_model(name: str) -> bool:
+    """Whether a name is that of a model: an alias, a directory with one, or a Hub id; not a run or an adapter."""
+    is_hub_id = re.fullmatch(r"\w[\w.-]*/[\w.-]+", name) is not None and not Path(name).parent.exists()
+    return name in MODEL_ALIASES or (Path(name) / "config.json").is_file() or is_hub_id
 
 
 def questions() -> Iterator[str]:

@@ -34,7 +34,7 @@ from gtpo.evaluation.targets import (
     find_targets,
     is_tiny,
     max_lora_rank,
-    short_name,
+    model_label,
 )
 from gtpo.evaluation.user_grader import load_user_grader
 from gtpo.runs.bars import CompletionBar
@@ -144,7 +144,7 @@ def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Ca
             }
             data = {"source": sources[name], **{flag: getattr(flags, flag) for flag in DATA_FLAGS}}
             data["grader"] = asked.graded_by
-            path = Path(flags.output_dir) / (target.label or f"base-{short_name(model)}") / f"{name}.jsonl"
+            path = Path(flags.output_dir) / (target.label or model_label(model, targets)) / f"{name}.jsonl"
             if not flags.overwrite:
                 check_settings(path, settings, asked.rows)
             origin = Origin(model, str(target.adapter) if target.adapter else None, target.checkpoint, made_with, data)

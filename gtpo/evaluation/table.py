@@ -45,7 +45,7 @@ def _block(benchmark: str, rows: Sequence[Entry]) -> str:
     ]
     for row in rows:
         scores = row.scores
-        method = row.label if row.origin.adapter else "base"
+        method = row.label if row.origin.adapter else "model" if row.label.startswith("model-") else "base"
         model = short_name(row.origin.model) + (" (4-bit)" if row.settings.get("load_in_4bit") else "")
         numbers = [_numbers(scores[name], ks) for _, name, ks in groups]
         shares = [f"{share:.1f}" for share in (scores["format"], 100 - scores["finished"], scores["unreadable"])]

@@ -15,7 +15,7 @@ from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.models.backend import gpu_is_available, is_installed
 from gtpo.models.hub import check_model_files
 from gtpo.models.load import resolve_model
-from gtpo.runs.directory import OUTPUTS, RunDirectory, find_runs, label_of
+from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, own_runs
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
     if not adapters and model:
         return [Target("")]
     if not adapters:
-        if not (runs := find_runs([OUTPUTS], having="weights")):
+        if not (runs := own_runs(having="weights")):
             raise UsageError(
                 f"no finished run under {OUTPUTS}/: train one (`python train_gtpo.py --model tiny --dataset "
                 "arithmetic` on a CPU), name a run with --runs RUN, or evaluate a base model with --model tiny."
@@ -99,7 +99,7 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
         raise UsageError(f"{name} trained all weights and has no adapter: evaluate it with --model {model}.")
     if not _is_adapter(adapter):
         found = ", ".join(sorted(path.parent.name for path in directory.glob("*/adapter_config.json"))) or "none"
-        newest = ", ".join(str(run.path) for run in find_runs([OUTPUTS], having="weights")[-3:]) or "none"
+        newest = ", ".join(str(run.path) for run in own_runs(having="weights")[-3:]) or "none"
         raise UsageError(
             f"{adapter} is not an adapter: those of {name} are {found}; the newest finished runs are {newest}."
         )
@@ -237,6 +237,13 @@ def refuse_large_model_without_gpu(model: str) -> None:
             f"{model} needs a GPU and PyTorch sees none here: check torch.cuda.is_available() and the NVIDIA driver, "
             "evaluate --model tiny --benchmarks arithmetic, or add --backend transformers (takes hours)."
         )
+
+
+def model_label(model: str, targets: Sequence[Target]) -> str:
+    """The label of the row without an adapter: the base model, or, alone, the merged or final model of a run."""
+    if _run_settings(Path(model)) and not any(target.adapter for target in targets):
+        return f"model-{label_of(Path(model))}"
+    return f"base-{short_name(model)}"
 
 
 def is_tiny(model: str) -> bool:

@@ -139,6 +139,12 @@ def find_runs(directories: Iterable[Path], having: str = "settings") -> list[Run
     return [RunDirectory(path.parents[found[path].count("/")]) for path in ordered]
 
 
+def own_runs(having: str = "settings") -> list[RunDirectory]:
+    """The runs below outputs/ as :func:`find_runs`, without those of ``reproduce.py`` and of the study."""
+    studies = {OUTPUTS / "reproduce", OUTPUTS / "study"}
+    return [run for run in find_runs([OUTPUTS], having) if not studies & {*run.path.parents}]
+
+
 def method_of(run: RunDirectory) -> str | None:
     """gtpo, grpo or sft, by the settings of a run; None if they are not those of a run."""
     settings = run.read_config()

@@ -1,6 +1,7 @@
 """python -m gtpo.evaluation.chat: greedy completions of base and adapter, the run's prompt, the loop, its flags."""
 
 import io
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,19 @@ def test_the_prompt_of_the_run_is_used(
     for checkpoint, adapter in (("last", "adapter"), ("best", "best")):
         texts = shown([str(outputs / "older"), QUESTION, "--checkpoint", checkpoint], monkeypatch, capsys)
         assert texts == [greedy(tiny, path, messages) for path in (None, outputs / "older" / adapter)]
+
+
+def test_a_merged_or_base_model_is_asked_alone(
+    outputs: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = [greedy(tiny, None, to_messages(QUESTION))]
+    assert shown([str(tiny), QUESTION], monkeypatch, capsys) == expected
+    merged = shutil.copytree(tiny, outputs / "older" / "merged")
+    (outputs / "older" / "config.yaml").write_text("system_prompt: Be brief.\n")
+    brief = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
+    assert shown(["outputs/older/merged", QUESTION], monkeypatch, capsys) == [greedy(merged, None, brief)]
+    names = ("tiny", "Qwen/Qwen2.5-3B-Instruct", "outputs/older", "outputs/newest", "nowhere")
+    assert list(map(chat.is_model, names)) == [True, True, False, False, False]
 
 
 def test_flags_and_the_4_bit_base_of_the_run_reach_the_sampler(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import errno
 import json
 import resource
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from helpers.scripts import ROOT
 
+import evaluate
 from gtpo.arguments import ModelArguments, PromptArguments
 from gtpo.data.load import load_benchmark
 from gtpo.errors import UsageError
@@ -178,6 +180,28 @@ def test_an_evaluation_of_revision_eada378_is_read_graded_again_and_compared(tmp
     assert [c.metric for c in two] == ["pass@1", "pass@1, lenient", "pass@2", "maj@2"]
     with open_completions(job.path, job.head, job.problems.rows) as file:
         assert file.done == {(f"arithmetic/{i}", sample) for i in range(2) for sample in range(2)} and file.has_head
+
+
+def test_the_command_regrades_and_compares_an_evaluation_of_revision_eada378(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its key ``judge`` of the source is read as ``grader``; its (n, c) are those of the strict verdicts."""
+    directory = shutil.copytree(STORED, tmp_path / "evaluation")
+    assert '"judge"' in (directory / "gtpo-s3" / "arithmetic.jsonl").read_text()
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--regrade", "--output_dir", str(directory)])
+    evaluate.main()
+    before, after = (json.loads((path / "results.json").read_text())["results"] for path in (STORED, directory))
+    for old, new in zip(before, after, strict=True):
+        assert [(p["id"], p["n"], p["c"]) for p in new["per_problem"]] == [
+            (p["id"], p["n"], p["c"]) for p in old["per_problem"]
+        ]
+        assert all(p["c"] == p["correct"].count("1") for p in new["per_problem"])
+        assert new["scores"] == old["scores"] and "judge" not in new["data"]
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--compare", str(directory), str(STORED / "gtpo-s3")])
+    evaluate.main()
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "pass@1 " in line and "lenient" not in line]
+    assert "+0.0" in line and "0 / 0 / 2" in line
 
 
 def test_a_file_of_the_first_revisions_is_read(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
         "Qwen2.5-3B-Instruct  gtpo-gsm8k    3.3         0.8      97.5    12.5     2.2         30.0 to 45.0",
         "-" * 98,
     ]
+    merged = replace(base, label="model-outputs-merged")
+    assert format_table([merged]).splitlines()[5].startswith("Qwen2.5-3B-Instruct  model ")
     gtpo.scores["maj_lenient"]["8"] = 26.1  # strict: 25
     dropped = {"with an empty prompt": 2, "without a readable gold answer": 1}
     lines = format_table([replace(gtpo, dropped=dropped), base]).splitlines()

@@ -18,6 +18,7 @@ from gtpo.evaluation.targets import (
     choose_prompts,
     find_targets,
     max_lora_rank,
+    model_label,
     refuse_large_model_without_gpu,
     same_model,
 )
@@ -28,6 +29,12 @@ from gtpo.runs.directory import RunDirectory
 def test_without_runs_the_newest_finished_one_is_evaluated(outputs: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert find_targets([], None) == [Target("demo-newer", Path("outputs/demo/newer/adapter"), "last")]
     assert "outputs/demo/newer" in caplog.text
+    shutil.copytree(outputs / "older", outputs / "reproduce" / "tiny" / "gtpo-s1")  # newer
+    shutil.copytree(outputs / "older", outputs / "study" / "gtpo-s1")
+    for directory in (outputs / "reproduce", outputs / "study"):
+        for path in directory.rglob("*.json"):
+            path.touch()
+    assert find_targets([], None) == [Target("demo-newer", Path("outputs/demo/newer/adapter"), "last")]
     shutil.rmtree(outputs / "demo")
     assert find_targets([], None, "best") == [Target("older@best", Path("outputs/older/best"), "best")]
     shutil.rmtree(outputs / "older")
@@ -75,6 +82,15 @@ def test_of_several_runs_the_unfinished_one_is_skipped(outputs: Path, caplog: py
     (outputs / "failed" / "model" / "config.json").write_text("{}")
     with pytest.raises(UsageError, match="--model outputs/failed/model"):  # all weights were trained
         find_targets(["outputs/failed"], None)
+
+
+def test_the_merged_model_of_a_run_is_no_base_model(outputs: Path, tiny: Path) -> None:
+    merged = outputs / "older" / "merged"
+    assert model_label(str(merged), [Target("")]) == "base-merged"  # of no run
+    (outputs / "older" / "config.yaml").write_text("model: tiny\n")
+    assert model_label(str(merged), [Target("")]) == "model-older-merged"
+    assert model_label(str(merged), [Target(""), Target("other", outputs)]) == "base-merged"  # what it started from
+    assert model_label(str(tiny), [Target("")]) == f"base-{tiny.name}"
 
 
 def edit_config(adapter: Path | None, **changes: object) -> None:
