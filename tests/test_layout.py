@@ -116,18 +116,18 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
 MOST_ARROWS = 78
 BUDGETS = {  # room -> most lines; a feature makes room for itself
     "cli": 696,
-    "data": 966,
-    "evaluation": 2056,
-    "forward": 1115,
+    "data": 965,
+    "evaluation": 2075,
+    "forward": 1111,
     "grading": 1646,
     "models": 1072,
     "paper": 1270,
-    "reports": 785,
-    "runs": 720,
+    "reports": 780,
+    "runs": 726,
     "training": 2031,
     "": 695,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1580, 27_750, 62, 8_000  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1580, 27785, 62, 8_000  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:
