@@ -120,14 +120,14 @@ BUDGETS = {  # room -> most lines; a feature makes room for itself
     "evaluation": 2075,
     "forward": 1111,
     "grading": 1646,
-    "models": 1072,
+    "models": 1097,
     "paper": 1270,
     "reports": 780,
     "runs": 726,
     "training": 2031,
     "": 695,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1580, 27785, 62, 8_000  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1580, 27805, 62, 8_035  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:

@@ -14,6 +14,7 @@ import yaml
 
 from gtpo.arguments import MODEL_ALIASES, Settings
 from gtpo.errors import UsageError, counted, first_line
+from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.backend import gpu_is_available, plans_unsloth
 from gtpo.models.hub import GB, hub_is_reachable, is_hub_id
 
@@ -238,8 +239,32 @@ def describe_plan(settings: Settings, rows: int, size: float | None = None) -> s
         most = largest_batch(shape, values, settings.completions_per_step, size)
         fits = f"fits, with --per_device_train_batch_size up to {most}"
         lines.append(f"  this machine, {size:.1f} GiB: {verdict(shape, values, size, size) or fits}")
+    if not values["use_cpu"] and steps:
+        lines.append(f"hours: {hours(settings, steps)}")
     lines.append("changed settings; all: config.yaml of a run")
     return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(settings.changed_settings(), sort_keys=True)
+
+
+def hours(settings: Settings, steps: int) -> str:
+    """The time of a run on one A100 by the rates of configs/experiments.yaml, or why it is not known."""
+    rates, values = read_yaml(CONFIGS / "experiments.yaml")["paper"], settings.to_dict()
+    names = {alias for alias, target in MODEL_ALIASES.items() if settings.model.model in (alias, target)}
+    model = next(iter(names & rates["seconds_per_token"].keys()), None)
+    group, lengths = settings.group_size, rates["longest_completion"].get(settings.data.dataset, {})
+    if settings.method == "sft" or model is None or group not in lengths or settings.completions_per_step != group:
+        known = f"{', '.join(rates['seconds_per_token'])} on {', '.join(rates['longest_completion'])} with G of 8 or 12"
+        return f"not known; the authors' logs have {known}, one prompt a step"
+
+    def of(tokens: int) -> float:
+        per_step = tokens * rates["seconds_per_token"][model] + group * rates["seconds_per_micro_batch"][model]
+        return float(steps * per_step / 3600)
+
+    longest = values["max_completion_length"]
+    usual, most = of(lengths[group]), of(longest)
+    return (
+        f"{usual / rates['speedup'][model]:.1f} to {usual:.1f} on an A100, an estimate (configs/experiments.yaml); "
+        f"up to {most:.0f} if the policy collapses and writes {longest:,} tokens each"
+    )
 
 
 def _gpu_memory() -> float:

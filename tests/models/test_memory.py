@@ -32,7 +32,7 @@ from gtpo.arguments import (
 from gtpo.cli.parse import parse
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS
-from gtpo.models.memory import GIB, KNOWN, Shape, describe_plan, estimate, largest_batch, shape_of, verdict
+from gtpo.models.memory import GIB, KNOWN, Shape, describe_plan, estimate, hours, largest_batch, shape_of, verdict
 from gtpo.models.tiny import TINY_BASE
 
 SETTINGS: dict[str, Any] = {
@@ -186,6 +186,8 @@ def test_the_plan_of_listing_1() -> None:
         "#   weights 5.3, LoRA 1.2, gradients 1.2, optimizer 0.6, KV cache 8.1, activations 1.1, head 0.3, "
         "vLLM's LoRA 1.2, vLLM's activations and graphs 1.3",
         "#   this machine, 24.0 GiB: fits, with --per_device_train_batch_size up to 6",
+        "# hours: 32.4 to 64.8 on an A100, an estimate (configs/experiments.yaml); up to 166 if the policy collapses and "
+        "writes 1,500 tokens each",
         "# changed settings; all: config.yaml of a run",
     ]
     output_dir = "outputs/gtpo-llama-gsm8k-x"
@@ -204,6 +206,23 @@ def test_the_plan_is_a_config_that_gives_the_same_settings(tmp_path: Path) -> No
         again = parse("gtpo", CLASSES["gtpo"], ["--config", str(tmp_path / "run.yaml"), "--dry_run"])
         assert again.to_dict() == settings.to_dict()
         assert settings.changed_settings().keys() < {*settings.to_dict()} and len(settings.changed_settings()) <= 9
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        # 7,473 steps of 460 x 0.047 + 12 x 0.8 = 31.2 s; 1,500 tokens: 80.1 s
+        (("--model", "llama", "--G", "12"), "32.4 to 64.8 on an A100, .* up to 166 if the policy collapses"),
+        (("--model", "qwen", "--G", "8", "--dataset", "math"), "30.6 to 61.2 .* up to 99 "),
+        (("--model", "llama", "--G", "24"), "not known; the authors' logs have .* with G of 8 or 12, one prompt"),
+        (("--model", "llama", "--G", "8", "--prompts_per_step", "4"), "not known"),
+    ],
+)
+def test_the_hours_of_a_run_and_of_one_that_collapses(argv: tuple[str, ...], text: str) -> None:
+    steps = {"gsm8k": 7473, "math": 7500}["math" if "math" in argv else "gsm8k"]
+    settings = settings_of(*argv, "--max_steps", str(steps))
+    assert re.match(text, hours(settings, steps))
+    assert f"# hours: {hours(settings, steps)}\n" in describe_plan(settings, 0)
 
 
 @pytest.mark.parametrize(

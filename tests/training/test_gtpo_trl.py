@@ -76,7 +76,8 @@ def test_the_importance_weights_of_the_sampler_enter_the_loss(tiny: Path, tmp_pa
             group, noise = canned_group(trainer.state.global_step), itertools.cycle([-4.0, -5.0, -5.5, -7.0])
             return group, [[next(noise) for _ in row] for row in group]
 
-        trainer._generate_single_turn, trainer.use_vllm, trainer._next_rollout_check = sample, True, 9
+        trainer._generate_single_turn, trainer.use_vllm = sample, True
+        trainer._next_rollout_check, trainer._is_first_batch = 9, False
         trained.append(trained_weights(trainer))
     assert_same(*trained)
     assert_same(trained[0], train("gtpo_trl", tiny, tmp_path, max_steps=2)[0], differs=True)
