@@ -186,8 +186,8 @@ def test_the_plan_of_listing_1() -> None:
         "#   weights 5.3, LoRA 1.2, gradients 1.2, optimizer 0.6, KV cache 8.1, activations 1.1, head 0.3, "
         "vLLM's LoRA 1.2, vLLM's activations and graphs 1.3",
         "#   this machine, 24.0 GiB: fits, with --per_device_train_batch_size up to 6",
-        "# hours: 32.4 to 64.8 on an A100, an estimate (configs/experiments.yaml); up to 166 if the policy collapses and "
-        "writes 1,500 tokens each",
+        "# hours: 32.4 to 64.8 on an A100, an estimate (configs/experiments.yaml); up to 166 if the policy collapses "
+        "and writes 1,500 tokens each",
         "# changed settings; all: config.yaml of a run",
     ]
     output_dir = "outputs/gtpo-llama-gsm8k-x"
