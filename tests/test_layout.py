@@ -127,7 +127,7 @@ BUDGETS = {  # room -> most lines; a feature makes room for itself
     "training": 2031,
     "": 695,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1580, 27805, 62, 8_035  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1580, 27_820, 62, 8_035  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:

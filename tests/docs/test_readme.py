@@ -38,6 +38,19 @@ def test_the_demo_in_the_readme_is_the_stored_one() -> None:
         assert [float(number) for number in numbers] == [stored[f"{name}_before"], stored[f"{name}_after"]]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python train_gtpo.py --model llama --dataset gsm8k --G 12",
+        "python evaluate.py --benchmarks aime24 aime25 amc23 --k 64",
+        "python reproduce.py fig2",
+        "make test",
+    ],
+)
+def test_the_readme_has_the_commands_that_everything_is_built_for(command: str) -> None:
+    assert command in README
+
+
 def test_the_trl_script_of_the_readme_is_the_one_that_is_tested() -> None:
     """tests/docs/test_use_in_your_code.py runs the blocks of docs/use_in_your_code.md."""
     (block,) = re.findall(r"^```python\n(from datasets.*?)^```", README, re.MULTILINE | re.DOTALL)
