@@ -29,7 +29,6 @@ LN2 = math.log(2.0)
 FILTER_MODES = ("auto", "on", "off", "negative_only")
 CONFLICT_SPANS = ("anchored", "first_run", "common")
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo")
-ROUNDING = 1e-5  # below it |A_i| is the rounding error of a reward that equals its group's mean in float32
 
 
 def conflict_mask(
@@ -85,9 +84,11 @@ def conflict_spans(
     return forward, backward
 
 
-def sign_of(advantages: Tensor) -> Tensor:
-    """-1, 0 or 1: the sign of A_i, and 0 where A_i is rounding error. Any shape."""
-    return torch.where(advantages.abs() > ROUNDING, advantages.sign(), 0.0)
+def rewards_at_mean(rewards: Tensor, group_size: int) -> Tensor:
+    """Whether |R_i - mean R| <= 8 eps max |R| in the group: A_i is 0 and no rounding error. (B,) -> bool (B,)"""
+    groups = rewards.float().view(-1, group_size)
+    bound = 8 * torch.finfo(torch.float32).eps * groups.abs().amax(1, keepdim=True)
+    return ((groups - groups.mean(1, keepdim=True)).abs() <= bound).flatten()
 
 
 def from_each_end(valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,7 +107,7 @@ def grouped_tokens(ids: Tensor, valid: Tensor, group_size: int) -> Tensor:
 def _conflict_span(ids: Tensor, valid: Tensor, advantages: Tensor, group_size: int, span: str) -> Tensor:
     """The run of conflict tokens counted from the first column. Shapes (B, T), (B, T), (B,) -> bool (B, T)."""
     tokens = grouped_tokens(ids, valid, group_size)  # (P, G, T)
-    sign = sign_of(advantages).view(-1, group_size, 1)
+    sign = advantages.sign().view(-1, group_size, 1)
     positive, negative = sign > 0, sign < 0
     in_positive, in_negative = torch.zeros(2, *tokens.shape, dtype=torch.bool, device=ids.device)
     common = torch.ones_like(in_positive)
@@ -137,8 +138,7 @@ def conflict_weights(mask: Tensor, advantages: Tensor, positive_weight: float = 
         Shape (B, T), in the dtype of the advantages.
     """
     _check_rows("conflict_weights", mask, {"advantages": advantages})
-    sign = sign_of(advantages)
-    on_mask = torch.where(sign > 0, positive_weight, torch.where(sign < 0, 0.0, 1.0)).to(advantages.dtype)
+    on_mask = torch.where(advantages > 0, positive_weight, torch.where(advantages < 0, 0.0, 1.0)).to(advantages.dtype)
     return torch.where(mask, on_mask[:, None], torch.ones_like(on_mask)[:, None])
 
 
@@ -209,7 +209,7 @@ def entropy_filter(
     if not is_on:
         dropped = torch.zeros_like(dropped)
     elif mode == "negative_only":
-        dropped = dropped & (sign_of(advantages) < 0)
+        dropped = dropped & (advantages < 0)
     return (~dropped).to(entropy.dtype)
 
 

@@ -5,8 +5,8 @@
     trainer = GTPOTrainer(model, reward_funcs, args=GTPOConfig(output_dir="outputs/mine"), train_dataset=data)
     trainer.train()
 
-Overrides two methods of GRPOTrainer: ``_generate_and_score_completions`` marks the conflict tokens of whole groups, and
-``_compute_loss`` has the objective of Eq. 11. Tested with TRL 1.14, 1.15 and 1.16 (``make test-backend BACKEND=trl``).
+Overrides three methods of GRPOTrainer: ``_calculate_rewards`` keeps the rewards, ``_generate_and_score_completions``
+marks the conflict tokens of whole groups, ``_compute_loss`` has the objective of Eq. 11. Tested with TRL 1.14 to 1.16.
 """
 
 import itertools
@@ -27,6 +27,7 @@ from gtpo_loss import (
     conflict_weights,
     entropy_filter,
     gtpo_loss,
+    rewards_at_mean,
 )
 
 PROMPTS = 100  # Section 6: <H>_ini is measured on "the first 100 samples of the training set"
@@ -89,13 +90,11 @@ class GTPOTrainer(GRPOTrainer):
 
     GTPO (https://huggingface.co/papers/2508.03772) protects the tokens that rewarded and penalized completions share at
     their beginning and end: they are not penalized, and count double in rewarded completions. It filters completions
-    of high entropy and penalizes entropy. It has no KL term, no reference model and no clipping.
-
-    Text only, completions of a single turn: tools and images raise an error.
+    of high entropy and penalizes entropy. It has no KL term, no reference model and no clipping. Text only, completions
+    of a single turn: tools and images raise an error.
 
     Args:
-        model, reward_funcs, kwargs: As for GRPOTrainer.
-        args: A GTPOConfig.
+        model, reward_funcs, args, kwargs: As for GRPOTrainer; ``args`` is a GTPOConfig.
 
     Raises:
         ValueError: For a model with a router loss, which would be ignored.
@@ -108,9 +107,13 @@ class GTPOTrainer(GRPOTrainer):
         if self.aux_loss_enabled:
             raise ValueError("GTPOTrainer does not support the router loss: set router_aux_loss_coef to 0.")
 
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        rewards = super()._calculate_rewards(*args, **kwargs)  # of all processes, (B, functions)
+        self._rewards = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
+        return rewards
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if self._initial_entropy() is None:
-            # part of trainer_state.json, which a resumed run reads
+        if self._initial_entropy() is None:  # log_history is in trainer_state.json, which a resumed run reads
             self.state.log_history.append({"initial_entropy": self._measure_initial_entropy(), "step": 0})
         batch = super()._generate_and_score_completions(inputs)
         if unsupported := batch.keys() & {"tool_mask", "pixel_values"}:
@@ -119,9 +122,12 @@ class GTPOTrainer(GRPOTrainer):
         ids, mask = self._gather(batch["completion_ids"]), self._gather(batch["completion_mask"])  # whole groups
         group_size = self.num_generations if mode == "train" else self.num_generations_eval
         advantages = self.accelerator.gather(batch["advantages"])
+        if self.args.multi_objective_aggregation == "sum_then_normalize":  # A = 0 at the mean, without rounding
+            advantages = advantages.masked_fill(rewards_at_mean(self._rewards, group_size), 0.0)
         conflicts = conflict_mask(ids, mask, advantages, group_size, self.args.conflict_span)  # (B, T)
         rows, width = batch["completion_ids"].shape
         first = self.accelerator.process_index * rows
+        batch["advantages"] = advantages[first : first + rows]
         batch["conflict_mask"] = conflicts[first : first + rows, :width]  # TRL shuffles and splits it with the rows
         self._metrics[mode]["conflict_tokens"].append(conflicts.sum().item() / len(conflicts))
         self._metrics[mode]["conflict_fraction"].append((conflicts.sum() / mask.sum().clamp(min=1)).item())
@@ -151,9 +157,7 @@ class GTPOTrainer(GRPOTrainer):
             self._metrics[mode][name].append(self.accelerator.gather(value).mean().item())
         return loss / (self.current_gradient_accumulation_steps if mode == "train" else 1)
 
-    def _logps_and_entropy(
-        self, model: Any, batch: dict[str, Tensor], rows: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def _logps_and_entropy(self, model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """ln pi and H of the completion tokens. Shape (B, T) each."""
         logps, entropy, _ = self._get_per_token_logps_and_entropies(
             model,

@@ -32,9 +32,10 @@ TINY: dict[str, Any] = {  # the recipe of the tiny base; its hash names the dire
     "steps": 800,
     "batch_size": 32,
     "learning_rate": 2e-3,
-    "guessed": 0.25,  # share of short guesses; the others are worked solutions
+    "guessed": 0.62,  # share of short guesses; the others are worked solutions
     "remarks": 0.5,  # share of steps with a remark before them
-    "spoiled_format": 0.5,  # share of targets without one of the tags: leaves formatting to learn
+    "spoiled_format": 0.8,  # share of targets without one of the tags: leaves formatting to learn
+    "spoiled_reasoning_end": 0.6,  # share of these without </reasoning>; the others lack a tag drawn from all four
     "spoiled_answer": 0.05,  # share of worked solutions with a wrong result
     # Words of the targets; the choice between them is most of the entropy of the base.
     "openings": [
@@ -66,7 +67,8 @@ def imperfect_targets(
         reasoning, answer = _guess(row, generator) if generator.random() < TINY["guessed"] else _work(row, generator)
         target = to_completion(reasoning, answer)
         if generator.random() < TINY["spoiled_format"]:
-            target = target.replace(generator.choice(TAGS), "", 1).strip()
+            is_end = generator.random() < TINY["spoiled_reasoning_end"]
+            target = target.replace(TAGS[1] if is_end else generator.choice(TAGS), "", 1).strip()
         yield row["question"], target
 
 

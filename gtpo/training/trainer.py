@@ -7,7 +7,7 @@ Overridden methods of TRL's trainer, plain or as Unsloth rewrites it:
 * ``compute_loss``: ``gtpo/forward/hidden_states.py``, ``gtpo/forward/head.py``, then ``gtpo_loss.py``.
 * ``_get_per_token_logps_and_entropies``: the same head for the old policy and the reference.
 * ``_generate_single_turn``: ``gtpo/forward/generation.py`` where Transformers generates; stops at NaN probabilities.
-* ``_calculate_rewards``: stops at rewards that are not finite.
+* ``_calculate_rewards``: stops at rewards that are not finite; keeps R_i of all processes.
 * ``_load_from_checkpoint``: loads the trained adapter alongside KL's reference adapter.
 
 GTPO changes the objective and nothing else. What is measured and stored is in ``gtpo/training/record.py``.
@@ -65,7 +65,7 @@ from gtpo_loss import (
     entropy_filter,
     grpo_loss,
     gtpo_loss,
-    sign_of,
+    rewards_at_mean,
 )
 
 logger = logging.getLogger(__name__)
@@ -136,8 +136,11 @@ class GRPOTrainer(HeldOutEvaluation):
         rows, width = batch["completion_ids"].shape
         ids, valid = map(self._gather_rows, (batch["completion_ids"], batch["completion_mask"]))
         advantages = self.accelerator.gather(batch["advantages"])
+        if self.args.multi_objective_aggregation == "sum_then_normalize":  # A = 0 at the mean, without rounding
+            advantages = advantages.masked_fill(rewards_at_mean(self._rewards, group_size), 0.0)
         spans = conflict_spans(ids, valid, advantages, group_size, self.gtpo.conflict_span)
         first = self.accelerator.process_index * rows
+        batch["advantages"] = advantages[first : first + rows]
         batch["conflict_mask"] = (spans[0] | spans[1])[first : first + rows, :width]
         record_rollouts(self, inputs, batch, ids, valid, advantages, spans, group_size)
         return batch
@@ -211,6 +214,7 @@ class GRPOTrainer(HeldOutEvaluation):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         check_rewards(self, rewards, prompts, completions)
+        self._rewards = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
         return rewards
 
     def inspect_group(self, row: int) -> Group:
@@ -280,7 +284,7 @@ class GRPOTrainer(HeldOutEvaluation):
         """The tokens that may have a gradient; the head skips the others. Bool, shape (B, T)."""
         mask, advantages = inputs["conflict_mask"], inputs["advantages"][:, None]
         if self.gtpo.conflict_correction:
-            return ~mask | (sign_of(advantages) >= 0)  # lambda = 0 on the others
+            return ~mask | (advantages >= 0)  # lambda = 0 on the others
         return ((advantages != 0) | bool(self.beta or self.gtpo.gamma)).expand_as(mask)
 
     def _get_per_token_logps_and_entropies(

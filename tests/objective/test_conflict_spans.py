@@ -1,12 +1,16 @@
 """The readings of the conflict span that Section 5.1 leaves open, each against its own reference."""
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
 from helpers.reference import length_mask, pad, unpad
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from gtpo_loss import conflict_mask, conflict_weights, entropy_filter
+from gtpo_loss import conflict_mask, rewards_at_mean
 
 A, B, C, D, E = 1, 2, 3, 4, 5
 
@@ -92,18 +96,24 @@ def test_an_unknown_span_is_refused() -> None:
         conflict_mask(ids, ids, torch.tensor([1.0, -1.0]), 2, "middle")
 
 
-@pytest.mark.parametrize("span", ["anchored", "first_run", "common"])
-@pytest.mark.parametrize("rewards", [[0.8, 0.9, 0.3, 0.0, 0.5], [0.3, 0.6, 0.9, 0.6, 0.6]])
-def test_the_rounding_error_of_an_advantage_has_no_sign(span: str, rewards: list[float]) -> None:
-    """TRL's float32 A of a reward at the mean of its group is about 1e-7 where rewards are tenths, 0 where whole."""
-    group = [[A, B, C], [A, C, C], [D, B, C], [D, C, C], [D, B, D]]
-    completion_mask = length_mask([3] * 5, 3)
-    ids, entropy = pad(group, 3, 0, torch.int64), torch.ones(5)
-    outcomes = []
-    for scale in (1.0, 10.0):
-        scaled = torch.tensor(rewards) * scale if scale == 1 else torch.tensor([round(10 * r) for r in rewards]).float()
-        advantages = (scaled - scaled.mean()) / (scaled.std() + 1e-4)
-        mask = conflict_mask(ids, completion_mask, advantages, 5, span)
-        outcomes.append((mask, conflict_weights(mask, advantages), entropy_filter(entropy, advantages, 0.1, mode="on")))
-        outcomes[-1] += (entropy_filter(entropy, advantages, 0.1, mode="negative_only"),)
-    assert all(torch.equal(*pair) for pair in zip(*outcomes, strict=True))
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([0.8, 0.9, 0.3, 0.0, 0.5], [False, False, False, False, True]),
+        ([0.3, 0.6, 0.9, 0.6, 0.6], [False, True, False, True, True]),
+        ([0.1, 0.1, 0.1, 0.1, 0.1], [True] * 5),
+        ([0.0, 0.0, 0.0, 0.0, 0.0], [True] * 5),
+        ([1.0, 1.001, 0.999, 1.0005, 0.9995], [True, False, False, False, False]),
+    ],
+)
+@pytest.mark.parametrize("change", [lambda r: r, lambda r: 10 * r, lambda r: 0.1 * r, lambda r: r + 100.0])
+def test_a_reward_at_the_mean_of_its_group_is_there_in_any_unit(
+    change: Callable[[Tensor], Tensor], rewards: list[float], expected: list[bool]
+) -> None:
+    other = [1.0, 0.0, 0.0, 0.0, 0.0]
+    found = rewards_at_mean(torch.cat([change(torch.tensor(rewards)), torch.tensor(other)]), 5)
+    assert found.tolist() == [*expected, *[False] * 5]
+
+
+def test_a_reward_that_is_nan_is_not_at_the_mean() -> None:
+    assert rewards_at_mean(torch.tensor([math.nan, 1.0, 2.0, 2.0]), 2).tolist() == [False, False, True, True]

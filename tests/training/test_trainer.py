@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,23 @@ def test_the_check_of_the_head_bounds_its_error_by_rounding(dtype: torch.dtype, 
 
 
 # Groups and conflict masks
+
+
+@pytest.mark.parametrize("scaled", ["group", "none"])
+@pytest.mark.parametrize("method", ["gtpo", "gtpo_trl"])
+def test_rewards_in_another_unit_give_the_same_groups(method: str, scaled: str, tiny: Path, tmp_path: Path) -> None:
+    """0.6 is the mean of the group, but not in float32."""
+    rewards = [3, 6, 9, 6, 1, 11, 6, 2, 10, 6, 5, 7]
+    changes: list[Callable[[int], float]] = [float, lambda r: r / 10, lambda r: r + 100, lambda r: r / 10 + 100]
+    masks = []
+    for number, change in enumerate(changes):
+        trainer = make_trainer(method, tiny, tmp_path / str(number), scale_rewards=scaled)
+        trainer.reward_funcs = [lambda change=change, **kwargs: [change(reward) for reward in rewards]]
+        trainer.model.train()
+        batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+        assert (batch["advantages"] == 0).tolist() == [reward == 6 for reward in rewards]
+        masks.append(batch["conflict_mask"])
+    assert masks[0].any() and all(torch.equal(mask, masks[0]) for mask in masks)
 
 
 @pytest.mark.parametrize(
