@@ -1,7 +1,7 @@
 """GTPO (arXiv 2508.03772) on TRL. Names are imported on first use: ``import gtpo`` loads neither torch nor trl.
 
     from gtpo import GRPOTrainer, GTPOArguments, GTPOTrainer, load_backend
-    from gtpo import ConflictMetrics, RolloutCheck  # callbacks for TRL's own GRPOTrainer
+    from gtpo import ConflictMetrics, RolloutCheck, SamplerProbe  # callbacks for TRL's own GRPOTrainer
 
 With Unsloth, ``load_backend()`` comes first: it imports Unsloth before trl, transformers and peft.
 """
@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gtpo.arguments import GTPOArguments
     from gtpo.models.backend import load_backend
-    from gtpo.training.diagnosis import ConflictMetrics, RolloutCheck
+    from gtpo.training.diagnosis import ConflictMetrics, RolloutCheck, SamplerProbe
     from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
-__all__ = ["ConflictMetrics", "GRPOTrainer", "GTPOArguments", "GTPOTrainer", "RolloutCheck", "load_backend"]
+__all__ = [
+    "ConflictMetrics",
+    "GRPOTrainer",
+    "GTPOArguments",
+    "GTPOTrainer",
+    "RolloutCheck",
+    "SamplerProbe",
+    "load_backend",
+]
 
 _MODULES = {
     "ConflictMetrics": "gtpo.training.diagnosis",
@@ -23,6 +31,7 @@ _MODULES = {
     "GTPOArguments": "gtpo.arguments",
     "GTPOTrainer": "gtpo.training.trainer",
     "RolloutCheck": "gtpo.training.diagnosis",
+    "SamplerProbe": "gtpo.training.diagnosis",
     "load_backend": "gtpo.models.backend",
 }
 

@@ -81,7 +81,7 @@ class DataArguments:
     split: str | None = option(None, "Split of a Hub dataset, or of gsm8k, math, arithmetic; else train.")
     prompt_column: str = option("prompt", "Column of your data with the question, or with a conversation.")
     answer_column: str = option("answer", "Column of your data with the gold answer; rewards get it as `answer`.")
-    all_answers: bool = option(False, "Answers that are lists: all elements are needed, not any of them.")
+    answer_list: Literal["any", "all"] = option("any", "Answers that are lists: any element is right, or all.")
     solution_column: str = option("solution", "Column of your data with the reference completion, for SFT.")
     limit: int | None = option(None, "Only the first N usable rows.")
     eval_dataset: str | None = option(

@@ -213,7 +213,7 @@ def load_user_benchmark(
     columns = _columns_of(table, flags, ("prompt", "answer"), required)
     kept, dropped = _usable(table, {role: columns[role] for role in required})
     roles = {column: role for role, column in columns.items()}
-    _say_how_lists_count(table, None if with_grader else columns["answer"], flags.all_answers)
+    _say_how_lists_count(table, None if with_grader else columns["answer"], flags.answer_list)
     problems: list[Problem] = []
     for row, place in kept:
         question, others = _question(row[columns["prompt"]], place), {}
@@ -222,7 +222,7 @@ def load_user_benchmark(
             answer = others.get("answer")
             gold = answer if isinstance(answer, str) else repr(answer)
         else:
-            gold = _answer(row[columns["answer"]], f"{place}: column {columns['answer']!r}", flags.all_answers)
+            gold = _answer(row[columns["answer"]], f"{place}: column {columns['answer']!r}", flags.answer_list)
         if with_grader or is_correct(alternatives(gold)[0], gold):
             problems.append(Problem(f"{name}/{len(problems)}", question, gold, others))
         else:
@@ -282,7 +282,7 @@ def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: s
     roles = _columns_of(table, data, ("prompt", "answer", "solution"), required=("prompt",))
     kept, dropped = _usable(table, {role: name for role, name in roles.items() if role != "solution"})
     _report_dropped(table, dropped)
-    _say_how_lists_count(table, roles.get("answer"), data.all_answers)
+    _say_how_lists_count(table, roles.get("answer"), data.answer_list)
     kept = kept[: data.limit]
     columns: dict[str, list[Any]] = {}
     for role, name in roles.items():
@@ -295,7 +295,7 @@ def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: s
                 questions = [q[:-1] if _is_answered(q) else q for q in questions]
             columns[role] = [prompt_format.to_messages(question) for question in questions]
         elif role == "answer":
-            columns[role] = [_answer(value, where, data.all_answers) for value, where in values]
+            columns[role] = [_answer(value, where, data.answer_list) for value, where in values]
         else:  # only a solution can be empty
             columns[role] = [None if _is_empty(value) else _text(value, where) for value, where in values]
     others = [name for name in table.columns if name not in columns and name not in roles.values()]
@@ -402,18 +402,24 @@ def _text(value: Any, where: str) -> str:
     return f"{value:.0f}" if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else str(value)
 
 
-def _answer(value: Any, where: str, all_answers: bool) -> str:
+def _answer(value: Any, where: str, answer_list: str) -> str:
     """A gold answer as text. Of a list any element counts, then it is JSON; or all, with commas between them."""
     if not isinstance(value, list):
         return _text(value, where)
     texts = list(dict.fromkeys(_text(element, where) for element in value))
-    return texts[0] if len(texts) == 1 else ", ".join(texts) if all_answers else json.dumps(texts, ensure_ascii=False)
+    return (
+        texts[0]
+        if len(texts) == 1
+        else ", ".join(texts)
+        if answer_list == "all"
+        else json.dumps(texts, ensure_ascii=False)
+    )
 
 
-def _say_how_lists_count(table: Table, column: str | None, all_answers: bool) -> None:
+def _say_how_lists_count(table: Table, column: str | None, answer_list: str) -> None:
     if column and any(isinstance(row[column], list) and len(row[column]) > 1 for row in table.rows):
-        how = "all elements are needed" if all_answers else "any element is right (--all_answers needs all of them)"
-        logger.warning("%s: answers are lists, of which %s", table.name, how)
+        how = "all are needed" if answer_list == "all" else "any is right (--answer_list all: all are needed)"
+        logger.warning("%s: answers are lists: %s", table.name, how)
 
 
 def _to_dataset(columns: dict[str, list[Any]]) -> "Dataset":

@@ -25,7 +25,7 @@ DATA_FLAGS = (
     "split",
     "prompt_column",
     "answer_column",
-    "all_answers",
+    "answer_list",
 )  # --regrade reads them
 MAX_K = 10_000  # the most samples per problem in the literature (Brown et al. 2024, arXiv 2407.21787)
 
@@ -52,7 +52,7 @@ class EvaluationArguments:
     split: str | None = option(None, "Split of a Hub dataset; else test.")
     prompt_column: str = option("prompt", "Column of your benchmark with the question, or with a conversation.")
     answer_column: str = option("answer", "Column of your benchmark with the gold answer.")
-    all_answers: bool = option(False, "Answers that are lists: all elements are needed, not any of them.")
+    answer_list: Literal["any", "all"] = option("any", "Answers that are lists: any element is right, or all.")
     grader: str | None = option(
         None,
         "math_verify: math-verify alone compares the answers. Or a function that grades your benchmark, as "

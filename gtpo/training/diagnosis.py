@@ -2,6 +2,7 @@
 
     trainer = trl.GRPOTrainer(...)
     trainer.add_callback(ConflictMetrics(trainer))
+    trainer.add_callback(SamplerProbe(trainer))
     trainer.add_callback(RolloutCheck(trainer))
 
 TRL hands its callbacks no batch and no log-probabilities: each wraps a method of its trainer when training begins.
@@ -44,25 +45,35 @@ class _Observer(TrainerCallback):
         setattr(self.trainer, name, observed)
 
 
+class SamplerProbe(TrainerCallback):
+    """Stop a run whose sampler (vLLM) ignores the adapter, before its first step; about ten seconds.
+
+    Noise in ``lora_B`` moves the policy, the sampler is handed the adapter, both score one completion, and the adapter
+    is restored: the learning rate does not matter. Without vLLM or an adapter it does nothing. ``train()`` raises
+    RunError with the distance to the policy and to the base model in nats per token.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if self.trainer.use_vllm:
+            probe_sampler(self.trainer)
+
+
 class RolloutCheck(_Observer):
     """Stop a run whose rollouts do not come from the adapter: a sampler that is out of sync with the policy.
 
     It compares the sampler's log-probabilities (vLLM's) with the policy's and with the base model's; without them, and
     without an adapter, it does nothing. ``train()`` raises RunError with both distances in nats per token.
 
-    Before training, a probe with noise in ``lora_B`` shows a sampler that ignores the adapter, whatever the learning
-    rate. ``interval``: most optimizer steps between two checks of the rollouts; the first are at steps 0, 1, 2, 4, 8.
+    ``interval``: most optimizer steps between two checks; the first are at steps 0, 1, 2, 4, 8.
     """
 
     def __init__(self, trainer: Any, interval: int = INTERVAL) -> None:
         super().__init__(trainer, _generate_and_score_completions=self.on_batch)
         self.interval = interval
         self.next = 0
-
-    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        if self.trainer.use_vllm:
-            probe_sampler(self.trainer)
-        super().on_train_begin(args, state, control, **kwargs)
 
     def on_batch(self, batch: dict[str, Any], *_: Any) -> None:
         step = self.trainer.state.global_step

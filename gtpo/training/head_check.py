@@ -9,7 +9,7 @@ from gtpo.forward.hidden_states import hidden_states_and_logits
 from gtpo.processes import any_process
 
 TOKENS = 64  # of one completion
-TF32 = 2**-10  # its rounding, of float32 on a GPU
+TF32 = 2**-10  # its rounding, of float32 products on a GPU
 
 
 @torch.no_grad()
@@ -32,7 +32,8 @@ def check_head(trainer: Any, batch: dict[str, Any]) -> None:
     own = (logits.float() / trainer.temperature).log_softmax(-1).gather(-1, completion[:, None]).squeeze(-1)
     precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(trainer.accelerator.mixed_precision, hidden.dtype)
     rounding = max(torch.finfo(dtype).eps for dtype in (logits.dtype, hidden.dtype, precision))
-    bound = 1e-3 + max(rounding, TF32) * logits.float().abs().amax() / trainer.temperature
+    rounding = max(rounding, TF32) if logits.is_cuda else rounding
+    bound = 1e-3 + rounding * logits.float().abs().amax() / trainer.temperature
     difference = (logps.float() - own).abs().mean()
     if any_process(not bool(difference <= bound), logits.device):  # NaN too
         kind = trainer.model.config.model_type

@@ -375,7 +375,7 @@ def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_s
     assert own["data"] == {"source": "mine.csv", "data_dir": None, "dataset_config": None, "split": None} | {
         "prompt_column": "task",
         "answer_column": "gold",
-        "all_answers": False,
+        "answer_list": "any",
         "grader": None,
     }
     assert own["dropped"] == {"without a readable gold answer": 1}

@@ -413,14 +413,14 @@ def test_any_element_of_a_list_of_answers_counts_unless_all_are_asked_for(
         {"prompt": "x", "answer": [3]},
     ]
     path = write(tmp_path / "own.jsonl", *rows)
-    for all_answers, right, wrong in ((False, ("14", "14 apples"), "15"), (True, ("14, 14 apples",), "14")):
-        data = DataArguments(path, all_answers=all_answers)
+    for answer_list, right, wrong in (("any", ("14", "14 apples"), "15"), ("all", ("14, 14 apples",), "14")):
+        data = DataArguments(path, answer_list=answer_list)
         golds = list(load_train(data)["answer"])
         assert golds[1] == "3" and golds == [p.gold for p in load_user_benchmark("own", path, data)[0]]
         rewards = accuracy_reward(
             [f"<answer>{text}</answer>" for text in (*right, wrong)], answer=golds[:1] * (len(right) + 1)
         )
         assert [reward > 0 for reward in rewards] == [True] * len(right) + [False]
-        assert ("all elements are needed" if all_answers else "any element is right") in caplog.text
+        assert ("lists: all are needed" if answer_list == "all" else "lists: any is right") in caplog.text
         caplog.clear()
     assert math_verify_accepts("14", '["15", "14"]') and not math_verify_accepts("16", '["15", "14"]')

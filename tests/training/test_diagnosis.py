@@ -8,7 +8,7 @@ import torch
 from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
 from helpers.reference import naive_completion_entropy, naive_conflict_mask, naive_conflict_push
 
-from gtpo import ConflictMetrics, RolloutCheck
+from gtpo import ConflictMetrics, RolloutCheck, SamplerProbe
 from gtpo.errors import RunError
 from gtpo.training.initial_entropy import padded_batch
 from gtpo.training.rollout_check import check_rollouts, probe_sampler
@@ -144,7 +144,7 @@ def test_a_sampler_that_ignores_the_adapter_is_named_before_the_first_step(
     trainer = with_sampler(untrained_adapter(make_trainer(method, tiny, tmp_path, learning_rate=1e-6)), in_sync=False)
     trainer.use_vllm, trainer._last_loaded_step = True, -1
     if method == "trl":
-        trainer.add_callback(RolloutCheck(trainer))
+        trainer.add_callback(SamplerProbe(trainer))
     with pytest.raises(RunError, match="rollouts do not come from the adapter at step 0: "):
         trainer.train()
     assert all(not weight.any() for name, weight in trainer.model.named_parameters() if "lora_B" in name)

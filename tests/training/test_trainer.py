@@ -232,7 +232,7 @@ def test_the_check_of_the_head_bounds_its_error_by_rounding(dtype: torch.dtype, 
     trainer.model.to(dtype)
     batch = batch_of(trainer)
     check_head(trainer, batch)
-    trainer._logit_options["logit_scale"] = 1.1
+    trainer._logit_options["logit_scale"] = 1.02
     with pytest.raises(RunError):
         check_head(trainer, batch)
 
