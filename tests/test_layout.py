@@ -116,7 +116,7 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
 MOST_ARROWS = 78
 BUDGETS = {  # room -> most lines; a feature makes room for itself
     "cli": 696,
-    "data": 965,
+    "data": 971,
     "evaluation": 2075,
     "forward": 1111,
     "grading": 1646,
@@ -124,10 +124,10 @@ BUDGETS = {  # room -> most lines; a feature makes room for itself
     "paper": 1270,
     "reports": 780,
     "runs": 726,
-    "training": 2031,
-    "": 695,  # the ground
+    "training": 2047,
+    "": 701,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1580, 27_820, 62, 8_035  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1580, 27_820, 62, 8_045  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:
