@@ -298,13 +298,12 @@ def frozen_run(bench: Bench) -> tuple[int, str]:
 
 def learning(bench: Bench) -> str:
     """Thirty steps of GTPO and GRPO: the tiny base here and on the CPU, real weights where there are some."""
-    base = next((ROOT / "gtpo" / "models" / "tiny_base").glob("base-*"))
     precision = [] if bench.device == "cpu" else ["--bf16=false", f"--{'bf16' if has_bfloat16() else 'fp16'}=true"]
     verdicts = []
     for method in ("gtpo", "grpo"):
         gained = {}
         for device in dict.fromkeys((bench.device, "cpu")):
-            argv = ["--config", ROOT / "configs" / method / "tiny.yaml", "--model", base]
+            argv = ["--config", ROOT / "configs" / method / "tiny.yaml", "--model", "tiny"]
             argv += ["--backend=unsloth", "--use_cpu=false", *precision] if device == "cuda" else []
             gained[device] = points_gained(bench, method, device, *argv, device=device)
         verdicts.append(f"{method} " + ", ".join(f"{gain:+.0f} points ({device})" for device, gain in gained.items()))

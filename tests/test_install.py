@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from helpers.scripts import ROOT, user_environment
 
+from gtpo.models.tiny import TINY_BASE
+
 SHIPPED = ("gtpo", "gtpo_loss.py", "pyproject.toml", "README.md", "LICENSE", "requirements")
 OWN_FILES = ("config", "data", "models", "rewards", "trainer", "metrics", "evaluate", "figures", "report", "sampling")
 SCRIPT = """\
@@ -61,7 +63,11 @@ def test_the_wheel_holds_the_package_and_the_loss_alone(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.partition("/")[0] for name in names if ".dist-info" not in name}
     assert top == {"gtpo", "gtpo_loss.py"}
-    data = (path for part in ("models/tiny_base/**/*", "*/*.yaml", "*/*.jinja") for path in ROOT.glob(f"gtpo/{part}"))
+    data = (
+        path
+        for part in (f"models/tiny_base/{TINY_BASE.name}/*", "*/*.yaml", "*/*.jinja")
+        for path in ROOT.glob(f"gtpo/{part}")
+    )
     files = [*ROOT.glob("gtpo/**/*.py"), *(path for path in data if path.is_file())]
     ours = {str(path.relative_to(ROOT)) for path in files}
     assert {name for name in names if name.startswith("gtpo/")} == ours

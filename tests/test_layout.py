@@ -113,21 +113,21 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
     "cli": {"models", "runs"},
     "paper": LOADING | {"evaluation"},
 }
-MOST_ARROWS = 78
+MOST_ARROWS = 80
 BUDGETS = {  # room -> most lines; a feature makes room for itself
-    "cli": 696,
+    "cli": 698,
     "data": 971,
     "evaluation": 2075,
     "forward": 1111,
     "grading": 1646,
-    "models": 1097,
+    "models": 1103,
     "paper": 1270,
     "reports": 780,
     "runs": 726,
     "training": 2047,
     "": 701,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1580, 27_820, 62, 8_045  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1580, 27_860, 62, 8_050  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:

@@ -40,6 +40,7 @@ from gtpo.models.backend import (
     load_backend,
 )
 from gtpo.models.hub import check_model_name
+from gtpo.models.tiny import is_tiny
 from gtpo.runs.directory import OUTPUTS, RunDirectory, find_runs, method_of, own_runs
 from gtpo.runs.start import check_same_policy
 
@@ -148,6 +149,7 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
         UsageError: If the model or backend needs a GPU, there is none, and this is not a dry run.
     """
     alias = next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), None)
+    alias = "tiny" if is_tiny(model) else alias
     large = alias in ("llama", "qwen") or backend == "unsloth"
     if alias != "tiny" and (gpu_is_available() or (dry_run and large)):
         return CONFIGS / method / f"{alias if alias in ('llama', 'qwen') else 'qwen'}.yaml"

@@ -15,6 +15,7 @@ from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.models.backend import gpu_is_available, is_installed
 from gtpo.models.hub import check_model_files
 from gtpo.models.load import resolve_model
+from gtpo.models.tiny import is_tiny
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, own_runs
 
 logger = logging.getLogger(__name__)
@@ -244,11 +245,6 @@ def model_label(model: str, targets: Sequence[Target]) -> str:
     if _run_settings(Path(model)) and not any(target.adapter for target in targets):
         return f"model-{label_of(Path(model))}"
     return f"base-{short_name(model)}"
-
-
-def is_tiny(model: str) -> bool:
-    """Whether a resolved model is the tiny base."""
-    return (Path(model) / "tiny.json").is_file()
 
 
 def short_name(model: str) -> str:

@@ -12,7 +12,7 @@ from gtpo.data.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
 from gtpo.errors import UsageError, nearest
 from gtpo.models.backend import gpu_is_available
 from gtpo.models.hub import check_model_files, check_model_name, hub_is_reachable
-from gtpo.models.tiny import TINY_BASE, is_tiny_path
+from gtpo.models.tiny import TINY_BASE, is_tiny, shipped_instead
 from gtpo.processes import IS_MAIN_PROCESS
 
 logger = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ def build_policy(
     """
     path, prompt = resolve_model(arguments.model), prompt or PromptArguments()
     if IS_MAIN_PROCESS:
-        tiny = "tiny, a Llama of about a million parameters that is part of this package"
-        logger.warning("loading %s", tiny if path == str(TINY_BASE) else path)
+        tiny = f"{Path(path).name}, a Llama of about a million parameters that is part of this package"
+        logger.warning("loading %s", tiny if is_tiny(path) else path)
     if backend == "unsloth":
         return _load_unsloth(arguments, path, seed, use_vllm, prompt)
     from peft import LoraConfig, get_peft_model
@@ -190,10 +190,11 @@ def resolve_model(name: str) -> str:
         UsageError: If it is neither a directory nor a possible Hub id.
     """
     target = MODEL_ALIASES.get(name, name)
-    if is_tiny_path(target):
-        logger.warning("%s does not exist: using %s, whose weights may differ", target, TINY_BASE)
-    if target == "tiny" or is_tiny_path(target):
+    if target == "tiny":
         return str(TINY_BASE)
+    if shipped := shipped_instead(target):
+        logger.warning("%s does not exist: using %s, whose weights may differ", target, shipped)
+        return str(shipped)
     if Path(target).is_dir():
         return str(Path(target).absolute())  # an adapter names its base by this path, from any working directory
     check_model_name(name)

@@ -63,7 +63,7 @@ KNOWN = {  # a plan for them needs neither the Hub nor access to gated weights
     "llama": Shape(128256, 4096, 14336, 32, 32, 8, 128, tied=False),
     "qwen": Shape(151936, 2048, 11008, 36, 16, 2, 128, tied=True),
     "smol": Shape(49152, 576, 1536, 30, 9, 3, 64, tied=True),
-    "tiny": Shape(512, 160, 480, 2, 4, 4, 40, tied=False),
+    "tiny": Shape(513, 160, 480, 2, 4, 4, 40, tied=False),
 }
 
 

@@ -215,7 +215,7 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     if scale != "paper":
         base = matrix[scale]["base"][method]
         settings = base | matrix[scale]["runs"][name]
-        model = settings.get("model", "tiny")
+        model = "tiny" if scale in ("tiny", "collapse") else settings["model"]
         flags = _as_argv(settings)
         cost = matrix[scale]["minutes"][method] * settings["max_steps"] / base["max_steps"]
     else:

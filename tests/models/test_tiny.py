@@ -17,7 +17,7 @@ from gtpo.arguments import ModelArguments
 from gtpo.data.arithmetic import arithmetic
 from gtpo.grading import extract_answer, is_correct
 from gtpo.models.load import build_policy, load_base, resolve_model
-from gtpo.models.tiny import TINY_BASE, is_tiny_path, save_untrained_tiny
+from gtpo.models.tiny import TINY_BASE, is_tiny, save_untrained_tiny, shipped_instead
 from gtpo.prompts import TAGS, to_completion, to_messages
 from rewards import score_format
 
@@ -160,7 +160,7 @@ def shipped() -> Path:
 def test_the_shipped_base_is_of_this_recipe_and_used_from_any_directory(
     shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an edit of TINY: `python examples/tiny_base.py gtpo/models/tiny_base`, and delete the other one."""
+    """After an edit of TINY: `python examples/tiny_base.py gtpo/models/tiny_base`."""
     assert shipped.name == recipe.directory_name()
     assert json.loads((shipped / "tiny.json").read_text()) == recipe.TINY
     monkeypatch.chdir(tmp_path)
@@ -205,10 +205,13 @@ def test_the_recipe_trains_a_whole_base(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_base_that_is_gone_is_known_by_its_name(shipped: Path, caplog: pytest.LogCaptureFixture) -> None:
-    gone = f"/gone/outputs/tiny/{shipped.name}"
-    assert is_tiny_path(gone) and not is_tiny_path(shipped) and not is_tiny_path("/x/outputs/tiny/base-1")
-    assert resolve_model(gone) == str(shipped)
-    assert caplog.messages == [f"{gone} does not exist: using {shipped}, whose weights may differ"]
+    for base in (shipped, shipped.with_name("base-16f86973")):
+        gone = f"/gone/outputs/tiny/{base.name}"
+        assert is_tiny(base) and shipped_instead(gone) == base and shipped_instead(base) is None
+        assert resolve_model(gone) == str(base)
+        assert caplog.messages.pop() == f"{gone} does not exist: using {base}, whose weights may differ"
+        caplog.clear()
+    assert shipped_instead("/x/outputs/tiny/base-1") is None
 
 
 def test_adapter_of_tiny_loads_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

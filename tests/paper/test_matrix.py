@@ -77,7 +77,7 @@ def test_tiny_run_resolves(name: str) -> None:
     settings = MATRIX["tiny"]["base"][method] | MATRIX["tiny"]["runs"][name]
     for key, value in settings.items():
         assert resolved[{"G": "num_generations"}.get(key, key)] == value, key
-    assert (resolved["seed"], resolved["model"]) == (2, "tiny")
+    assert (resolved["seed"], resolved["model"]) == (2, "gtpo/models/tiny_base/base-16f86973")
     assert resolved["output_dir"] == f"outputs/reproduce/tiny/{name}-s2"
 
 
