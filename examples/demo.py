@@ -4,7 +4,7 @@
     python examples/demo.py --seed 1
 
 Runs train_gtpo.py, evaluate.py and figures.py as a user would and prints each command. Writes outputs/demo/: the run,
-its evaluation, curves.png and summary.json (accuracy and formatting before and after in percent, duration in seconds).
+its evaluation, curves.png and summary.json (accuracy and formatting before and after in percent, greedy and sampled).
 """
 
 import argparse
@@ -31,7 +31,7 @@ def run(*argv: str) -> None:
 
 
 def print_samples(evaluation: Path, count: int = 3) -> None:
-    """The first problems with the first sample of the base model and that of the trained one."""
+    """The first problems that the base model solves wrong and the trained one right, with both greedy completions."""
     sys.path.insert(0, str(REPOSITORY))
     from gtpo.data.load import load_benchmark
 

@@ -1,6 +1,7 @@
 """What was studied with small models on a CPU; docs/reproduction.md, figures.md and mechanism.md have the results.
 
     python -m study collapse                                      # GRPO with the published optimizer, half an hour
+    python -m study headroom                                      # GTPO and GRPO from a base whose mode is wrong
     python -m study smol                                          # SmolLM2, hours (`make smol`)
     python -m study mechanism --only tiny                         # what one update of each objective does
     python -m study claim fig2_late_accuracy --seeds 21 22 23     # one claim; without a name: lists all
@@ -31,15 +32,16 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     smol = commands.add_parser("smol", help="the runs of SmolLM2", allow_abbrev=False)
     collapse = commands.add_parser("collapse", help="GRPO with the published optimizer", allow_abbrev=False)
+    headroom = commands.add_parser("headroom", help="GTPO and GRPO from a base whose mode is wrong", allow_abbrev=False)
     mechanism = commands.add_parser("mechanism", help="one update of each objective", allow_abbrev=False)
     claim = commands.add_parser("claim", help="single claims, with other seeds", allow_abbrev=False)
     commands.add_parser("page", help="results/ and the generated pages", allow_abbrev=False)
     claim.add_argument("names", nargs="*", metavar="NAME", help="default: list the claims")
     mechanism.add_argument("--only", nargs="+", default=[""], metavar="PART", help="policies with such a part")
     mechanism.add_argument("--policy", metavar="NAME", help="measure only this policy, in this process")
-    for command in (smol, collapse, claim):
+    for command in (smol, collapse, headroom, claim):
         command.add_argument("--seeds", nargs="+", type=int, metavar="N", help="default: configs/experiments.yaml")
-    for command in (smol, collapse, mechanism, claim):
+    for command in (smol, collapse, headroom, mechanism, claim):
         command.add_argument("--jobs", type=int, metavar="N", help="runs at the same time")
         command.add_argument("--list", action="store_true", help="print states and costs, and exit")
     flags, matrix = parser.parse_args(), load_matrix()

@@ -16,7 +16,7 @@ from gtpo.files import CONFIGS, read_yaml
 from gtpo.runs.checkpoints import latest_complete
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of
 
-SCALES = ("tiny", "smol", "collapse", "paper")
+SCALES = ("tiny", "smol", "collapse", "headroom", "paper")
 RUNS = OUTPUTS / "reproduce"
 UNITS = dict.fromkeys(SCALES, "CPU minutes") | {"paper": "GPU hours"}  # of the costs
 Matrix = dict[str, Any]
@@ -215,7 +215,7 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     if scale != "paper":
         base = matrix[scale]["base"][method]
         settings = base | matrix[scale]["runs"][name]
-        model = "tiny" if scale in ("tiny", "collapse") else settings["model"]
+        model = "tiny" if scale in ("tiny", "collapse", "headroom") else settings["model"]
         flags = _as_argv(settings)
         cost = matrix[scale]["minutes"][method] * settings["max_steps"] / base["max_steps"]
     else:
