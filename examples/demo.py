@@ -19,6 +19,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SEED = 3407  # Listing 1
+ROWS = [(name, way) for way in ("greedy", "sampled") for name in ("accuracy", "formatting")]
 
 
 def run(*argv: str) -> None:
@@ -34,16 +35,19 @@ def print_samples(evaluation: Path, count: int = 3) -> None:
     """The first problems that the base model solves wrong and the trained one right, with both greedy completions."""
     sys.path.insert(0, str(REPOSITORY))
     from gtpo.data.load import load_benchmark
+    from gtpo.grading import extract_answer, is_correct
 
-    samples = {}
-    for path in evaluation.glob("*/arithmetic.jsonl"):  # the first line has the settings
-        rows = map(json.loads, reversed(path.read_text().splitlines()[1:]))  # of each problem the first sample stays
-        samples[path.parent.name] = {row["id"]: " ".join(row["completion"].split()) for row in rows}
-    base = next(name for name in samples if name.startswith("base"))
-    after = next(name for name in samples if name != base)
-    for problem in load_benchmark("arithmetic")[:count]:
-        print(f"\n{problem.question}  (right answer: {problem.gold})")
-        print(f"  before  {samples[base][problem.id]}\n  after   {samples[after][problem.id]}")
+    before, after = (
+        {row["id"]: " ".join(row["completion"].split()) for row in map(json.loads, path.read_text().splitlines()[1:])}
+        for path in sorted(evaluation.glob("*/arithmetic.jsonl"))  # base-tiny, then the run; the first line: settings
+    )
+    shown = 0
+    for problem in load_benchmark("arithmetic")[: len(after)]:
+        texts = before[problem.id], after[problem.id]
+        wrong, right = (is_correct(extract_answer(text), problem.gold) for text in texts)
+        if shown < count and right and not wrong:
+            shown += 1
+            print(f"\n{problem.question}  (right answer: {problem.gold})\n  before  {texts[0]}\n  after   {texts[1]}")
 
 
 def main() -> None:
@@ -67,35 +71,34 @@ def main() -> None:
     training = ["--model", "tiny", "--dataset", "arithmetic", "--G", "12", "--seed", str(flags.seed)]
     training += ["--max_steps", "12"] if flags.small else []
     run("train_gtpo.py", *training, "--output_dir", gtpo)
-    sampling = ["--benchmarks", "arithmetic", "--k", "8", "--limit", problems]
-    run("evaluate.py", *sampling, "--runs", "base", gtpo, "--output_dir", evaluation)
+    scores = {}
+    for way, sampling in (("greedy", ["--temperature", "0", "--k", "1"]), ("sampled", ["--k", "8"])):
+        runs = ["--limit", problems, "--runs", "base", gtpo, "--output_dir", f"{evaluation}/{way}"]
+        run("evaluate.py", "--benchmarks", "arithmetic", *sampling, *runs)
+        entries = json.loads((Path(evaluation) / way / "results.json").read_text())["results"]
+        for entry in entries:
+            when = "before" if entry["adapter"] is None else "after"
+            scores[f"accuracy_{when}_{way}"] = entry["scores"]["pass"]["1"]
+            scores[f"formatting_{when}_{way}"] = entry["scores"]["format"]
     run("figures.py", "--runs", gtpo, "--labels", "GTPO", "--output", str(directory / "curves.png"))
 
-    entries = json.loads((directory / "evaluation" / "results.json").read_text())["results"]
-    before = next(entry["scores"] for entry in entries if entry["adapter"] is None)
-    after = next(entry["scores"] for entry in entries if entry["adapter"] is not None)
-    summary = {
-        "accuracy_before": before["pass"]["1"],
-        "accuracy_after": after["pass"]["1"],
-        "formatting_before": before["format"],
-        "formatting_after": after["format"],
-        "seconds": round(time.time() - start, 1),
-    }
+    summary = scores | {"seconds": round(time.time() - start, 1)}
     (directory / "summary.json").write_text(json.dumps(summary, indent=2))
-    print_samples(directory / "evaluation")
+    print_samples(directory / "evaluation" / "greedy")
+    rows = [(name, way, *(summary[f"{name}_{when}_{way}"] for when in ("before", "after"))) for name, way in ROWS]
+    table = "\n".join(f"  {name:10} (%)  {way:8} {before:10.1f} {after:13.1f}" for name, way, before, after in rows)
     print(f"""
-{problems} held-out problems, eight samples each at temperature 1:
+{problems} held-out problems; sampled: eight completions each at temperature 1:
 
-                      before    after GTPO
-  accuracy   (%)      {summary["accuracy_before"]:6.1f}        {summary["accuracy_after"]:6.1f}
-  formatting (%)      {summary["formatting_before"]:6.1f}        {summary["formatting_after"]:6.1f}
+                                before    after GTPO
+{table}
 
 Accuracy needs the correct number in an answer block, formatting all four tags in order.
 
 Finished in {summary["seconds"]:.0f} s. {directory}/ contains:
   curves.png       accuracy, formatting, entropy and conflict tokens over the training steps
   gtpo/            the run: report.html, metrics.jsonl, sampled completions, checkpoints, the trained adapter
-  evaluation/      every sampled completion, and the scores
+  evaluation/      every completion, and the scores
   summary.json     the numbers above
 
 Next, train the GRPO baseline with the same settings and compare the curves:

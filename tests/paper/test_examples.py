@@ -1,5 +1,6 @@
 """examples/: the demo's commands and printed numbers, and the task with a reward of its own."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -23,11 +24,12 @@ output.mkdir(parents=True)
 scores = {"pass": {"1": 12.5}, "format": 25.0}, {"pass": {"1": 50.0}, "format": 100.0}
 entries = [{"adapter": adapter, "scores": s} for adapter, s in zip((None, "outputs/demo/gtpo/adapter"), scores)]
 (output / "results.json").write_text(json.dumps({"results": entries}))
-for label in ("base-tiny", "demo-gtpo"):
+for label, answer in (("base-tiny", 0), ("demo-gtpo", 8)):
     (output / label).mkdir()
-    rows = [{"id": f"arithmetic/{i}", "completion": f"{label}\\n{i}"} for i in range(4)]
+    rows = [{"id": f"arithmetic/{i}", "completion": f"<answer>{answer}</answer>"} for i in range(4)]
     (output / label / "arithmetic.jsonl").write_text("\\n".join(map(json.dumps, [{"settings": {}}, *rows])))
 """
+VALUES = (12.5, 50.0, 25.0, 100.0)
 
 
 @pytest.fixture
@@ -52,28 +54,32 @@ def demo(repository: Path, *argv: str, cwd: Path | None = None) -> subprocess.Co
 def test_demo_trains_evaluates_and_draws(cwd: str, repository: Path) -> None:
     done = demo(repository, "--small", "--seed", "5", cwd=repository / cwd)
     assert done.returncode == 0, done.stderr
-    train, evaluate, figures = (json.loads(line) for line in (repository / "calls.jsonl").read_text().splitlines())
+    train, greedy, evaluate, figures = (
+        json.loads(line) for line in (repository / "calls.jsonl").read_text().splitlines()
+    )
     training = "--model tiny --dataset arithmetic --G 12 --seed 5 --max_steps 12"
     assert train == ["train_gtpo.py", *training.split(), "--output_dir", "outputs/demo-s5/gtpo"]
     assert evaluate[0] == "evaluate.py" and evaluate[evaluate.index("--limit") + 1] == "40"
     assert figures[:3] == ["figures.py", "--runs", "outputs/demo-s5/gtpo"]
     summary = json.loads((repository / "outputs" / "demo-s5" / "summary.json").read_text())
     assert {name: summary[name] for name in summary if name != "seconds"} == {
-        "accuracy_before": 12.5,
-        "accuracy_after": 50.0,
-        "formatting_before": 25.0,
-        "formatting_after": 100.0,
+        f"{name}_{when}_{way}": value
+        for way in ("greedy", "sampled")
+        for (name, when), value in zip(
+            itertools.product(("accuracy", "formatting"), ("before", "after")), VALUES, strict=True
+        )
     }
-    assert "accuracy   (%)        12.5          50.0" in done.stdout
-    assert (
-        "How many apples does Tom have?  (right answer: 8)\n  before  base-tiny 0\n  after   demo-gtpo 0" in done.stdout
-    )
-    assert "demo-gtpo 2" in done.stdout and "demo-gtpo 3" not in done.stdout
+    assert greedy[greedy.index("--temperature") + 1] == "0" and "--temperature" not in evaluate
+    assert "accuracy   (%)  greedy         12.5          50.0" in done.stdout
+    assert "formatting (%)  sampled        25.0         100.0" in done.stdout
+    shown = "(right answer: 8)\n  before  <answer>0</answer>\n  after   <answer>8</answer>"
+    assert f"How many apples does Tom have?  {shown}" in done.stdout
+    assert done.stdout.count("\n  before  ") == 1  # the others are wrong after the training too
     assert f"python train_grpo.py {training} --output_dir outputs/demo-s5/grpo" in done.stdout
     assert (f"Working directory: {repository}" in done.stdout) == (cwd != ".")
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "1 1 1 "), ("2", "2 2 2 ")])
+@pytest.mark.parametrize(("given", "expected"), [(None, "1 1 1 1 "), ("2", "2 2 2 2 ")])
 def test_demo_runs_on_one_thread_unless_the_user_sets_another_number(
     given: str | None, expected: str, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
