@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import product
+from operator import mul
 from statistics import fmean
 from typing import Any
 
@@ -33,6 +34,15 @@ def verdict(margins: Sequence[float], size: float | None) -> str:
     if found.low > 0 or found.high < 0:
         return "holds" if found.low > 0 else "does not hold"
     return SMALL if size is not None and -size < found.low and found.high < size else "undecided"
+
+
+def exact_p(margins: Sequence[float]) -> float | None:
+    """The share of the 2^n choices of signs whose mean is at least as far from 0; None for one seed or more than 12."""
+    if not 2 <= len(margins) <= 12:
+        return None
+    signs = product((1, -1), repeat=len(margins))
+    sums = [abs(sum(map(mul, each, margins))) for each in signs]
+    return sum(found >= abs(sum(margins)) - 1e-9 for found in sums) / len(sums)
 
 
 def digits_of(unit: str) -> int:
@@ -75,6 +85,7 @@ def check(claim: Claim, results: Results, seeds: Sequence[int], window: int) -> 
         "value": None if value is None else round(value, 4),
         "threshold": None if threshold is None else round(threshold, 4),
         "half_width": round(found.half_width, 4) if found else None,
+        "exact_p": exact_p(list(margins.values())),
         "is_small": bool(found and size is not None and -limit < found.low and found.high < limit),
         "verdict": NOT_COUNTED if found and why else verdict(list(margins.values()), size),
         "why": why,

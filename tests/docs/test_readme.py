@@ -1,5 +1,6 @@
 """Every command of the README, in order, in one directory: small on the tiny model, as a dry run if it needs a GPU."""
 
+import itertools
 import json
 import re
 import shlex
@@ -33,9 +34,11 @@ def test_the_readme_is_short() -> None:
 
 def test_the_demo_in_the_readme_is_the_stored_one() -> None:
     stored = json.loads((ROOT / "results" / "demo" / "summary.json").read_text())
-    for name in ("accuracy", "formatting"):
-        (numbers,) = re.findall(rf"^  {name} +\(%\) +([\d.]+) +([\d.]+)$", README, re.MULTILINE)
-        assert [float(number) for number in numbers] == [stored[f"{name}_before"], stored[f"{name}_after"]]
+    for name, way in itertools.product(("accuracy", "formatting"), ("greedy", "sampled")):
+        (numbers,) = re.findall(rf"^  {name} +\(%\)  {way} +([\d.]+) +([\d.]+)$", README, re.MULTILINE)
+        assert [float(number) for number in numbers] == [
+            round(stored[f"{name}_{when}_{way}"], 1) for when in ("before", "after")
+        ]
 
 
 @pytest.mark.parametrize(

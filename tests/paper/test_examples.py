@@ -29,6 +29,7 @@ for label, answer in (("base-tiny", 0), ("demo-gtpo", 8)):
     rows = [{"id": f"arithmetic/{i}", "completion": f"<answer>{answer}</answer>"} for i in range(4)]
     (output / label / "arithmetic.jsonl").write_text("\\n".join(map(json.dumps, [{"settings": {}}, *rows])))
 """
+NAMES = ("accuracy", "formatting")
 VALUES = (12.5, 50.0, 25.0, 100.0)
 
 

@@ -10,7 +10,7 @@ from gtpo.paper.matrix import figure_names, find_figure, groups_of, load_matrix,
 from gtpo.paper.results import Results
 from study.claims import Claim, read_claims, run_of
 from study.measures import Curve, Measure, SeedRuns, quarters
-from study.verdicts import SIZES, check, verdict
+from study.verdicts import SIZES, check, exact_p, verdict
 
 MATRIX, ALL_CLAIMS = load_matrix(), read_claims()
 CLAIMS = {figure: claims for figure, claims in ALL_CLAIMS.items() if figure != "smol"}
@@ -233,6 +233,12 @@ def with_late(**values: dict[str, float]) -> SeedRuns:
             1: [{"step": step} | {key: value * (step == 4) for key, value in logged.items()} for step in (1, 2, 3, 4)]
         }
     return SeedRuns(Results(metrics, {}), 1, window=1)
+
+
+def test_the_exact_p_by_hand() -> None:
+    """Of the eight choices of signs +++ and --- are as far from 0 as 1 + 2 + 3; four as far as 3 + 3 - 1."""
+    assert exact_p([1.0, 2.0, 3.0]) == 2 / 8 and exact_p([3.0, 3.0, -1.0]) == 4 / 8
+    assert exact_p([1.0]) is None and exact_p([1.0] * 13) is None
 
 
 def test_the_sign_of_a_claim_is_that_of_the_paper() -> None:
