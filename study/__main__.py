@@ -1,7 +1,7 @@
 """What was studied with small models on a CPU; docs/reproduction.md, figures.md and mechanism.md have the results.
 
     python -m study collapse                                      # GRPO with the published optimizer, half an hour
-    python -m study headroom                                      # GTPO and GRPO from a base whose mode is wrong
+    python -m study headroom                                      # GTPO and GRPO from the base of `--model tiny`
     python -m study smol                                          # SmolLM2, hours (`make smol`)
     python -m study mechanism --only tiny                         # what one update of each objective does
     python -m study claim fig2_late_accuracy --seeds 21 22 23     # one claim; without a name: lists all
@@ -37,7 +37,8 @@ def main() -> None:
     claim = commands.add_parser("claim", help="single claims, with other seeds", allow_abbrev=False)
     commands.add_parser("page", help="results/ and the generated pages", allow_abbrev=False)
     claim.add_argument("names", nargs="*", metavar="NAME", help="default: list the claims")
-    mechanism.add_argument("--only", nargs="+", default=[""], metavar="PART", help="policies with such a part")
+    for command, things in ((mechanism, "policies"), (headroom, "runs")):
+        command.add_argument("--only", nargs="+", default=[""], metavar="PART", help=f"{things} with such a part")
     mechanism.add_argument("--policy", metavar="NAME", help="measure only this policy, in this process")
     for command in (smol, collapse, headroom, claim):
         command.add_argument("--seeds", nargs="+", type=int, metavar="N", help="default: configs/experiments.yaml")
@@ -62,7 +63,7 @@ def main() -> None:
         seeds = flags.seeds or seeds_of_all(matrix, scale)
         if scale != "tiny":
             figures, claims = [scale], []
-            experiments = experiments_of(matrix, figures, scale, seeds)
+            experiments = experiments_of(matrix, figures, scale, seeds, getattr(flags, "only", [""]))
             evaluations = evaluations_of(matrix, figures, scale, experiments)
         else:
             figures, claims = [], find_claims(flags.names)
