@@ -40,14 +40,17 @@ from study.claims import read_claims
 from study.collapse import DIRECTORY as COLLAPSE
 from study.collapse import STORED as COLLAPSE_METRICS
 from study.collapse import admission
-from study.measures import Curve, SeedRuns
+from study.measures import Curve, SeedRuns, quarters
 from study.mechanism import effect_of, policy_title, write_mechanism
 from study.rendering import render, wrapped
 from study.verdicts import NOT_COUNTED, SIZES, SMALL, check, verdict
 
 DIRECTORY = Path("results") / "tiny"
+HEADROOM = Path("results") / "headroom"
+RATE_SEEDS, COMPARED_SEEDS = range(331, 334), range(341, 361)  # of headroom
 SMOL, SMOL_SEEDS = Path("results") / "smol_comparison", range(1, 9)
 CLEARLY = 0.0001  # nats by an update of unit norm: what is less is not called higher
+ADAM = "grpo-g8-beta1e-6-adam0.999999"
 LOSES = 20.0  # points below an earlier value
 NOTHING = Results({}, {})
 PAGES = {  # template -> page
@@ -82,10 +85,12 @@ def summarize(
     smol: Results = NOTHING,
     mechanism: Mapping[str, Any] | None = None,
     collapse: Results = NOTHING,
+    headroom: Results = NOTHING,
 ) -> dict[str, Any]:
     """The content of summary.json: settings, claims with verdicts, the main differences, each run, Table 1.
 
-    ``results`` are those of results/tiny/, ``smol`` of results/smol_comparison/, ``collapse`` of results/collapse/.
+    ``results`` are those of results/tiny/, ``smol`` of results/smol_comparison/, ``collapse`` and ``headroom`` of
+    those directories.
     """
     spec, seeds = matrix["tiny"], seeds_of_all(matrix, "tiny")
     claims = [
@@ -104,6 +109,10 @@ def summarize(
         "effects": effects_of([*claims, *of_smol]),
         "tags": tags_of(mechanism or {}),
         "collapse": admission(matrix, collapse),
+        "headroom": _headroom(headroom, matrix["headroom"]["window"]),
+        "adam_fall": _pair(
+            [second - last for _, second, _, last in map(quarters, _curves(results, ADAM, "accuracy", spec["window"]))]
+        ),
         "smol": {
             "claims": of_smol,
             "runs": {
@@ -212,6 +221,29 @@ def draw_effects(effects: Sequence[dict[str, Any]], size: float) -> Any:
     axis.set_xlabel("← worse than GRPO      percentage points      better than GRPO →")
     add_legend(figure)
     return figure
+
+
+def _headroom(results: Results, window: int) -> dict[str, Any]:
+    """``rates``: each run with the seeds of the choice of a rate; ``compared``: GTPO minus GRPO at the end, paired."""
+    rates = {
+        name: _summary_of(Results({name: {s: rows for s, rows in seeds.items() if s in RATE_SEEDS}}, {}), name, window)
+        for name, seeds in sorted(results.metrics.items())
+    }
+    pairs: dict[str, list[float]] = {"accuracy": [], "formatting": [], "entropy": []}
+    for seed in COMPARED_SEEDS:
+        runs = SeedRuns(results, seed, window)
+        for metric, margins in pairs.items():
+            try:
+                margins.append(runs.curve("gtpo-0.3e-3", metric).late() - runs.curve("grpo-0.3e-3", metric).late())
+            except KeyError:
+                continue
+    seeds = len(pairs["accuracy"])
+    return {"rates": rates, "seeds": seeds, "compared": {metric: _pair(found) for metric, found in pairs.items()}}
+
+
+def _curves(results: Results, name: str, metric: str, window: int) -> list[list[float]]:
+    """The values of a metric, one list per seed."""
+    return [SeedRuns(results, seed, window).curve(name, metric).values for seed in results.metrics.get(name, {})]
 
 
 def _summary_of(results: Results, name: str, window: int) -> dict[str, Any]:
@@ -331,10 +363,12 @@ def write_page(matrix: Matrix) -> list[Path]:
     """
     tiny = experiments_of(matrix, select_figures(matrix, ["all"], "tiny"), "tiny")
     of_collapse = experiments_of(matrix, ["collapse"], "collapse")
+    of_headroom = experiments_of(matrix, ["headroom"], "headroom", [*RATE_SEEDS, *COMPARED_SEEDS])
     sources = (
         (DIRECTORY, "tiny", tiny, STORED),
         (SMOL, "smol", arms_of_smol(matrix), STORED),
         (COLLAPSE, "collapse", of_collapse, (*STORED, *COLLAPSE_METRICS)),
+        (HEADROOM, "headroom", of_headroom, (*STORED, *COLLAPSE_METRICS)),
     )
     for directory, scale, runs, metrics in sources:
         if finished := [(run.name, run.seed) for run in runs if run.run.is_finished]:
@@ -342,13 +376,14 @@ def write_page(matrix: Matrix) -> list[Path]:
             shutil.rmtree(directory, ignore_errors=True)
             condense(only(found, finished), directory, metrics)
     DIRECTORY.mkdir(parents=True, exist_ok=True)
-    results, smol, collapse = (read_results([path]) for path in (DIRECTORY, SMOL, COLLAPSE))
+    results, smol, collapse, headroom = (read_results([path]) for path in (DIRECTORY, SMOL, COLLAPSE, HEADROOM))
     written, _ = draw_all(matrix, select_figures(matrix, ["all"], "tiny"), "tiny", results, DIRECTORY, ["png"])
-    for name, directory, found in (("smol", SMOL, smol), ("collapse", COLLAPSE, collapse)):
+    drawn = (("smol", SMOL, smol), ("collapse", COLLAPSE, collapse), ("headroom", HEADROOM, headroom))
+    for name, directory, found in drawn:
         if found.metrics:
             draw(matrix, name, name, found).savefig(directory / f"{name}.png", dpi=100)
             written.append(directory / f"{name}.png")
-    summary = summarize(matrix, results, smol, write_mechanism(), collapse)
+    summary = summarize(matrix, results, smol, write_mechanism(), collapse, headroom)
     draw_effects(summary["effects"], SIZES["points"]).savefig(DIRECTORY / "effects.png", dpi=100)
     (DIRECTORY / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     for template, page in PAGES.items():

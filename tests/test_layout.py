@@ -127,7 +127,7 @@ BUDGETS = {  # room -> most lines; a feature makes room for itself
     "training": 2047,
     "": 701,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1600, 27_880, 62, 8_050  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1640, 27_890, 62, 8_050  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:

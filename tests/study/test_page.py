@@ -19,6 +19,7 @@ from study.mechanism import summaries_in
 from study.page import (
     DIRECTORY,
     EFFECTS,
+    HEADROOM,
     METRICS,
     NOTHING,
     PAGE,
@@ -259,9 +260,10 @@ def test_other_seeds_do_not_enter_the_stored_results() -> None:
 
 def test_page_has_the_numbers_of_the_stored_results() -> None:
     summary = json.loads((ROOT / DIRECTORY / "summary.json").read_text())
-    results, smol, collapse = (read_results([ROOT / path]) for path in (DIRECTORY, SMOL, COLLAPSE))
+    stored = [read_results([ROOT / path]) for path in (DIRECTORY, SMOL, COLLAPSE, HEADROOM)]
+    results, smol, collapse, headroom = stored
     mechanism = summaries_in(ROOT / mechanism_directory)
-    assert json.loads(json.dumps(summarize(MATRIX, results, smol, mechanism, collapse))) == summary
+    assert json.loads(json.dumps(summarize(MATRIX, results, smol, mechanism, collapse, headroom))) == summary
     assert [page_of(summary, template) for template in PAGES] == [(ROOT / page).read_text() for page in PAGES.values()]
     if mechanism:
         assert mechanism_page(mechanism) == (ROOT / MECHANISM_PAGE).read_text()
