@@ -120,14 +120,14 @@ BUDGETS = {  # room -> most lines; a feature makes room for itself
     "evaluation": 2075,
     "forward": 1111,
     "grading": 1646,
-    "models": 1103,
+    "models": 1105,
     "paper": 1270,
     "reports": 780,
     "runs": 726,
     "training": 2047,
     "": 701,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1640, 27_890, 62, 8_050  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1640, 27_900, 62, 8_055  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:

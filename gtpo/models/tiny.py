@@ -20,18 +20,19 @@ def shipped_instead(path: str | Path) -> Path | None:
     return base if is_tiny(base) and not Path(path).exists() else None
 
 
-def save_untrained_tiny(directory: str | Path, seed: int = 0, **shape: Any) -> Path:
+def save_untrained_tiny(directory: str | Path, seed: int = 0, base: Path = TINY_BASE, **shape: Any) -> Path:
     """Save the tiny base with untrained weights to ``directory``; deterministic in the seed.
 
     Args:
         directory: Where the model and its tokenizer are saved.
         seed: Of the weights.
+        base: Whose configuration and tokenizer it has.
         shape: Fields of the LlamaConfig that differ from those of the tiny base.
     """
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    LlamaForCausalLM(LlamaConfig.from_pretrained(TINY_BASE, use_cache=True, **shape)).save_pretrained(directory)
-    AutoTokenizer.from_pretrained(TINY_BASE, trust_remote_code=False).save_pretrained(directory)
+    LlamaForCausalLM(LlamaConfig.from_pretrained(base, use_cache=True, **shape)).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(base, trust_remote_code=False).save_pretrained(directory)
     return Path(directory)

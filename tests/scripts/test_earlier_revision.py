@@ -16,7 +16,7 @@ import torch
 from helpers.scripts import ROOT, Ended, user_environment
 from safetensors.torch import load_file
 
-from gtpo.models.tiny import save_untrained_tiny
+from gtpo.models.tiny import TINY_BASE, save_untrained_tiny
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ def letters(completions, **columns):
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
     """A directory with the run, its model and its reward."""
-    save_untrained_tiny(tmp_path / "tiny-model")
+    save_untrained_tiny(tmp_path / "tiny-model", base=TINY_BASE.with_name("base-16f86973"))
     (tmp_path / "letters.py").write_text(REWARD)
     shutil.copytree(STORED, tmp_path / "gtpo-s3")
     return tmp_path
