@@ -61,7 +61,7 @@ def test_one_failure_does_not_stop_the_rest(sandbox: Any, capsys: pytest.Capture
     assert len(sandbox.calls()) == 5
     printed = capsys.readouterr().out
     log = "outputs/reproduce/tiny/logs/gtpo-late-g8-s1.log"
-    assert f"gtpo-late-g8-s1 failed with exit code 1, see {log}; the command was `python train_gtpo.py --G 8" in printed
+    assert f"gtpo-late-g8-s1 failed with exit code 1, see {log}; the command was `python train_gtpo.py --" in printed
     assert "CUDA error" in (sandbox / log).read_text()
     assert "fig3: no run of gtpo-late-g8: " in printed and "fig3.png" in printed
     (sandbox / "fail").unlink()
