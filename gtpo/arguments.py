@@ -333,9 +333,6 @@ def fields_of(classes: Sequence[type]) -> dict[str, dataclasses.Field[Any]]:
 
 def check_eval_batch(batch_size: int, group_size: int, processes: int) -> None:
     """Refuse batches that are not made of whole groups."""
-    for name, value in (("per_device_eval_batch_size", batch_size), ("num_generations_eval", group_size)):
-        if value < 1:
-            raise UsageError(f"--{name} is {value}: expected at least 1.")
     if batch_size * processes % group_size:
         raise UsageError(
             f"--per_device_eval_batch_size {batch_size} x {processes} process(es) = {batch_size * processes} must be a "

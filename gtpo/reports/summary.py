@@ -167,7 +167,8 @@ def start_lines(settings: Settings, prompts: int, steps: int, done: int = 0, pro
         each += f"{_length_limit(settings):,} tokens"
     return [
         f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}: {settings.output_dir}",
-        f"{steps:,} steps of {each}; {prompts:,} prompts" + (f"; continues after step {done:,}" if done else ""),
+        f"{counted(steps, 'step')} of {each}; {counted(prompts, 'prompt')}"
+        + (f"; continues after step {done:,}" if done else ""),
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.scripts import ROOT
 from trl import GRPOConfig, SFTConfig
 
-from gtpo.cli.flags import check_flags, names_of, spelled_out
+from gtpo.cli.parse import check_flags, names_of, spelled_out
 from gtpo.errors import UsageError
 from train_gtpo import SETTINGS
 
