@@ -272,7 +272,7 @@ class _Start:
         if run and run.config.is_file() and (of := method_of(run)) not in (None, method):
             raise UsageError(f"{run.path} is a run of train_{of}.py: --resume it with that script.")
         config = str(run.config) if run and resumes else given.config
-        stored = read_yaml(config) if config else {}
+        stored = read_yaml(config, aliases=False) if config else {}
         beside = RunDirectory(Path(config or "").parent)
         is_run = beside.lock.exists() or beside.environment.exists()
         of_run = resumes or (is_run and Path(config or "").name == beside.config.name)
@@ -437,10 +437,9 @@ def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], gi
     name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
     values["output_dir"] = values["output_dir"] or str(OUTPUTS / _name(method, start.model, values["dataset"], name))
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
+    share = values.get("vllm_gpu_memory_utilization")
     if values.get("use_vllm") and values["vllm_mode"] == "colocate":  # TRL's names for two settings of ours
-        values["vllm_gpu_memory_utilization"] = (
-            values["vllm_gpu_memory_utilization"] or values["gpu_memory_utilization"]
-        )
+        values["vllm_gpu_memory_utilization"] = share or values["gpu_memory_utilization"]
         values["vllm_max_model_length"] = values["vllm_max_model_length"] or values["max_seq_length"]
 
 

@@ -87,7 +87,7 @@ class RunDirectory:
 
     def read_config(self) -> dict[str, Any]:
         """The settings as stored; raises as :func:`read_yaml`."""
-        return read_yaml(self.config)
+        return read_yaml(self.config, aliases=False)  # it may be a stranger's
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``, oldest first; a last line truncated by a kill is skipped.
@@ -161,11 +161,8 @@ SENDS = (  # settings that send something elsewhere; of a stored run none is fol
 
 def words_of(settings: Mapping[str, Any]) -> list[str]:
     """Settings as the words of a command line."""
-    return [
-        word
-        for name, value in settings.items()
-        for word in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))
-    ]
+    listed = {name: value if isinstance(value, list) else [value] for name, value in settings.items()}
+    return [word for name, values in listed.items() for word in (f"--{name}", *map(str, values))]
 
 
 def resume_command(run: RunDirectory) -> str:

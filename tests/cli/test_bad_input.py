@@ -45,20 +45,6 @@ def test_code_in_a_model_directory_is_not_run(tmp_path: Path) -> None:
     assert not ran.exists()
 
 
-def test_gated_weights_error_says_how_to_get_access(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoConfig
-
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise OSError("You are trying to access a gated repo.\nMake sure to have access to it at https://...")
-
-    monkeypatch.setattr(AutoConfig, "from_pretrained", refuse)
-    with pytest.raises(
-        UsageError,
-        match=r"^cannot load model .meta-llama/x.: it is gated, accept its license on the Hub, then `hf auth login`",
-    ):
-        load_base("meta-llama/x")
-
-
 def test_every_auto_class_is_told_not_to_run_remote_code() -> None:
     """Without the argument Transformers asks on the terminal whether to run the code of a model."""
     calls = [
