@@ -71,7 +71,6 @@ ELSEWHERE = {  # names in other projects -> ours, for "did you mean"
     "group_size": "num_generations",
     "reward_funcs": "reward",
     "max_new_tokens": "max_completion_length",
-    "use_lora": "lora_rank",
     "wandb": "report_to",
 }
 COMMAND_LINE_ONLY = ("config", "help", "dry_run", "resume", "overwrite", "regrade", "compare")
@@ -104,12 +103,9 @@ def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence
 
 
 def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = None) -> Settings:
-    """Read preset, ``--config`` and command line of a training run.
+    """Read preset, ``--config`` and command line, ``sys.argv[1:]`` by default, of a training run.
 
-    Args:
-        method: gtpo, grpo or sft: the preset directory, and the first part of the run's name.
-        classes: The dataclasses; the last one is TRL's trainer config.
-        argv: Command line without the program; ``sys.argv[1:]`` by default.
+    ``method`` is the preset directory, and the first part of the run's name; the last class is TRL's trainer config.
     """
     argv, parser = spelled_out(argv), _parser(classes)
     if HELP_FLAGS & set(argv):

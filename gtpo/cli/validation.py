@@ -21,7 +21,7 @@ _SIZES = (
     *("num_generations_eval", "steps_per_generation", "num_iterations", "max_completion_length", "save_total_limit"),
 )
 CHECKS: dict[str, Check] = {  # torch, TRL and Transformers refuse others before the first step
-    **dict.fromkeys(("max_grad_norm", "top_k", "beta", "epsilon", "epsilon_high"), NOT_NEGATIVE),
+    **dict.fromkeys(("weight_decay", "max_grad_norm", "top_k", "beta", "epsilon", "epsilon_high"), NOT_NEGATIVE),
     **dict.fromkeys(("top_p", "min_p"), _SHARE),
     **dict.fromkeys(("repetition_penalty", "temperature", "save_steps", "num_train_epochs"), _ABOVE_0),
     **dict.fromkeys(_SIZES, AT_LEAST_1),

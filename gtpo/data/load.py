@@ -38,19 +38,12 @@ ARITHMETIC_STEPS = {"arithmetic": (1, 2, 3), "arithmetic_hard": (4, 5)}  # bench
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem of a benchmark.
+    """A problem of a benchmark."""
 
-    Attributes:
-        id: ``BENCHMARK/NUMBER``.
-        question: Text, or a conversation.
-        gold: Gold answer as text.
-        columns: With ``--grader``: the other columns of its row, which the grader gets.
-    """
-
-    id: str
-    question: Any
+    id: str  # BENCHMARK/NUMBER
+    question: Any  # text, or a conversation
     gold: str
-    columns: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)  # of its row, for --grader
 
 
 # The datasets of the paper
@@ -279,9 +272,8 @@ def drop_long_prompts(rows: "Dataset", tokenizer: Any, settings: Settings) -> "D
     if not kept:
         raise UsageError(f"all {len(rows)} prompts are over {most} tokens: raise --max_prompt_length.")
     if len(kept) < len(rows):
-        first = next(i for i, length in enumerate(lengths) if length > most)
-        which = f"first: prompt {first + 1}, {lengths[first]} tokens; --max_prompt_length"
-        logger.warning("%d of %d prompts dropped: over %d tokens (%s)", len(rows) - len(kept), len(rows), most, which)
+        count = len(rows) - len(kept)
+        logger.warning("%d of %d prompts dropped: over %d tokens (--max_prompt_length)", count, len(rows), most)
     return rows.select(kept)
 
 

@@ -26,15 +26,9 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows and where each of them is stored.
+    """Rows, each with its place: ``line 3 of my.csv``, the last of its lines. All have all columns, perhaps None."""
 
-    Attributes:
-        name: The file or Hub id.
-        columns: Their names; each row has all of them, None where a JSON object lacks it.
-        rows: Each with its place, such as ``line 3 of my.csv``: the last of its lines.
-    """
-
-    name: str
+    name: str  # the file or Hub id
     columns: list[str]
     rows: list[tuple[Row, str]]
 

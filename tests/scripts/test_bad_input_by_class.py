@@ -25,7 +25,7 @@ FLAGS = """
 --max_completion_length -3|--max_prompt_length -1|--lora_rank -1
 --backend jax|--merge 8bit|--optim adamx|--lr_scheduler_type zigzag|--warmup_steps -4
 --save_steps 0|--save_steps -2|--num_iterations 0|--num_iterations -1|--top_p 1.5|--top_k -2
---min_p 2|--max_grad_norm -1|--lora_alpha 16|--gama 0.1|--loss_type cispo|--use_vllm --vllm_mode nowhere
+--min_p 2|--max_grad_norm -1|--lora_alpha 16|--gama 0.1|--loss_type cispo|--weight_decay -1
 --per_device_train_batch_size 0|--gradient_accumulation_steps 0|--steps_per_generation 0|--loss_type magic
 --scale_rewards sometimes|--epsilon -1|--nonsense 1|--learnin_rate 1|extra|--config nowhere.yaml|--run_name a/b
 --eval_rows 0|--eval_rows 5000|--eval_steps 3|--limit 0|--split dev
@@ -43,7 +43,7 @@ FLAGS = """
 --resume --overwrite|--gpu_memory_utilization 0
 """
 TRAINED = """
---learning_rate -1e-3|--weight_decay -1|--adam_beta1 1.0|--seed 99999999999|--fsdp full_shard|--lr_scheduler_kwargs bad
+--learning_rate -1e-3|--adam_beta1 1.0|--seed 99999999999|--fsdp full_shard|--lr_scheduler_kwargs bad
 --lr_scheduler_type cosine_with_min_lr|--optim_args garbage|--lora_target_modules nothing|--max_prompt_length 3
 --model no_eos|--report_to paper|--cache_implementation foo
 """  # without --dry_run: what torch, TRL, Transformers and PEFT refuse, and what the tokenizer shows
