@@ -92,12 +92,11 @@ def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence
     GPU nor packages are needed.
     """
     argv = spelled_out(argv)
-    asks_for_help = bool(HELP_FLAGS & set(argv))
-    if not asks_for_help:
-        check_flags(argv, "sft_config" if method == "sft" else "grpo_config", classes)
+    if HELP_FLAGS & set(argv):
+        return "transformers"  # parse prints it and exits
+    check_flags(argv, "sft_config" if method == "sft" else "grpo_config", classes)
     start = _Start.of(method, argv)
-    if not asks_for_help:
-        check_columns(DataArguments(**start.data))
+    check_columns(DataArguments(**start.data))
     load = choose_training_backend if start.dry_run else load_backend
     return load(start.backend, start.model)
 
