@@ -248,7 +248,7 @@ class _Start:
     run: RunDirectory | None
     config: str | None
     of_run: bool
-    data: dict[str, str]
+    data: dict[str, Any]
 
     @classmethod
     def of(cls, method: str, argv: Sequence[str]) -> "_Start":
