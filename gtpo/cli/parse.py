@@ -39,8 +39,7 @@ from gtpo.models.backend import (
     limit_openmp_spinning,
     load_backend,
 )
-from gtpo.models.hub import check_model_name
-from gtpo.models.tiny import is_tiny
+from gtpo.models.hub import check_model_name, is_tiny
 from gtpo.runs.directory import OUTPUTS, RunDirectory, find_runs, method_of, own_runs
 from gtpo.runs.start import check_same_policy
 

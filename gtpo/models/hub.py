@@ -1,10 +1,11 @@
-"""The Hugging Face Hub: whether it can be reached, access to a model, its cached files and the size of its weights."""
+"""Where a model is: the tiny base in this package, a directory, or the Hub with its cache and access."""
 
 import json
 import logging
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import UsageError, nearest
@@ -12,6 +13,9 @@ from gtpo.errors import UsageError, nearest
 logger = logging.getLogger(__name__)
 
 GB = 10**9
+TINY_BASE = (
+    Path(__file__).parent / "tiny_base" / "base-97e8bdbf"
+)  # part of the package; named by the hash of its recipe
 
 
 def hub_is_reachable() -> bool:
@@ -125,3 +129,35 @@ def check_model_files(directory: Path) -> None:
                 pass  # the header has the size of the file
         except SafetensorError as error:
             raise UsageError(f"{path} is incomplete or damaged ({error}): download or save it again.") from error
+
+
+# The tiny base: a Llama of about a million parameters that replaces the paper's instruct model.
+
+
+def is_tiny(model: str | Path) -> bool:
+    """Whether a directory is a tiny base, this one or an earlier one."""
+    return (Path(model) / "tiny.json").is_file()
+
+
+def shipped_instead(path: str | Path) -> Path | None:
+    """The tiny base here whose path another machine names; None for a path that exists, or is of none."""
+    base = TINY_BASE.parent / Path(path).name
+    return base if is_tiny(base) and not Path(path).exists() else None
+
+
+def save_untrained_tiny(directory: str | Path, seed: int = 0, base: Path = TINY_BASE, **shape: Any) -> Path:
+    """Save the tiny base with untrained weights to ``directory``; deterministic in the seed.
+
+    Args:
+        directory: Where the model and its tokenizer are saved.
+        seed: Of the weights.
+        base: Whose configuration and tokenizer it has.
+        shape: Fields of the LlamaConfig that differ from those of the tiny base.
+    """
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    LlamaForCausalLM(LlamaConfig.from_pretrained(base, use_cache=True, **shape)).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(base, trust_remote_code=False).save_pretrained(directory)
+    return Path(directory)

@@ -11,8 +11,7 @@ from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Setti
 from gtpo.data.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
 from gtpo.errors import UsageError, nearest
 from gtpo.models.backend import gpu_is_available
-from gtpo.models.hub import check_model_files, check_model_name, hub_is_reachable
-from gtpo.models.tiny import TINY_BASE, is_tiny, shipped_instead
+from gtpo.models.hub import TINY_BASE, check_model_files, check_model_name, hub_is_reachable, is_tiny, shipped_instead
 from gtpo.processes import IS_MAIN_PROCESS
 
 logger = logging.getLogger(__name__)

@@ -1,12 +1,12 @@
-"""Training curves of any runs. Matplotlib is imported when a figure is drawn."""
+"""Training curves of any runs, and the mean over seeds with its 95 % interval. Matplotlib is imported when needed."""
 
 import math
 from collections.abc import Collection, Sequence
+from math import fsum, sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gtpo.errors import UsageError
-from gtpo.reports.intervals import interval
 from gtpo.reports.metrics import reward_names, seed_curves
 from gtpo.runs.directory import run_of
 
@@ -19,6 +19,12 @@ PANELS = {  # metric -> axis label; percent of the maximum reward, as in the pap
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito, colorblind-safe
 LINE_STYLES = ("-", "--", ":", "-.")  # the next one where the colors repeat
 LN2 = math.log(2)
+LEAST_SEEDS = 3  # with two the interval is nine times as wide as their difference
+# 97.5 % quantiles of Student's t distribution with 2 to 30 degrees of freedom; with more, that of 30, which is wider
+T = (
+    *(4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120),
+    *(2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
 
 
 def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10) -> Any:
@@ -144,3 +150,23 @@ def add_legend(figure: Any) -> None:
         longest = max(len(label) for label in handles)
         columns = max(1, min(len(handles), int(figure.get_size_inches()[0] / (0.07 * longest + 0.5))))
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
+
+class Interval(NamedTuple):
+    """A mean over seeds with its 95 % t-interval."""
+
+    mean: float
+    half_width: float
+    low: float
+    high: float
+
+
+def interval(values: Sequence[float]) -> Interval | None:
+    """The mean and 95 % t-interval of one value per seed; None of fewer than ``LEAST_SEEDS``."""
+    if len(values) < LEAST_SEEDS:
+        return None
+    freedom = len(values) - 1
+    mean = fsum(values) / len(values)
+    deviation = sqrt(fsum((value - mean) ** 2 for value in values) / freedom)
+    half_width = T[min(freedom, 30) - 2] * deviation / sqrt(len(values))
+    return Interval(mean, half_width, mean - half_width, mean + half_width)

@@ -16,11 +16,13 @@ import json
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
+import torch
 from markupsafe import Markup
 
 from gtpo.arguments import (
@@ -34,17 +36,79 @@ from gtpo.arguments import (
 )
 from gtpo.files import write_atomically
 from gtpo.reports.curves import plot_training
-from gtpo.reports.groups import Group, read_group
 from gtpo.reports.metrics import reward_names
 from gtpo.reports.summary import find_problems, initial_entropy_text, score_lines
 from gtpo.runs.directory import RunDirectory, method_of
 from gtpo.runs.script import run_script
+from gtpo_loss import conflict_weights
 
 logger = logging.getLogger(__name__)
 
 SETTINGS = (ModelArguments, DataArguments, PromptArguments, RewardArguments, GTPOArguments, RunArguments)  # ours
 
 UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)  # a truncated file, or foreign
+
+
+@dataclass(frozen=True)
+class Group:
+    """A prompt and its G completions; every list has one element per completion.
+
+    Attributes:
+        prompt: The prompt as text; a group from a stored table lacks the special tokens.
+        tokens: Text of each token, the end-of-text token included. From a stored table: text of each span.
+        rewards: Name of a reward function -> its rewards; None where it gave none.
+        advantages: A_i.
+        weights: lambda of each token, Eq. 9.
+        entropy: <H>_i in nats.
+        keep: delta: 0 for a completion that the entropy filter drops, else 1.
+        messages: The turns of the prompt, {role, content}; None for a prompt that is plain text.
+        gold_answer: The answer of the data; None where it has none.
+        cut_off: Whether a completion was cut off at the length limit; empty where that is not known.
+    """
+
+    prompt: str
+    tokens: list[list[str]]
+    rewards: dict[str, list[float | None]]
+    advantages: list[float]
+    weights: list[list[float]]
+    entropy: list[float]
+    keep: list[float]
+    messages: list[dict[str, Any]] | None = None
+    gold_answer: str | None = None
+    cut_off: list[bool] = field(default_factory=list)
+
+
+def read_group(
+    table: str | Path, group_size: int, rewards: Sequence[str], positive_weight: float = 2.0
+) -> tuple[int, Group]:
+    """The step and the first group of a stored table of completions (``completions/*.parquet`` of a run).
+
+    ``rewards`` are the columns that are rewards, where the table has them; a reward function may log other columns.
+    ``positive_weight`` is the run's lambda on shared tokens with A > 0.
+    """
+    from pyarrow.parquet import read_table
+
+    rows = read_table(table).to_pylist()[:group_size]
+    tokens, weights = [], []
+    for row in rows:
+        on_span = conflict_weights(
+            torch.ones(1, 1, dtype=torch.bool), torch.tensor([row["advantage"]]), positive_weight
+        ).item()
+        edges = [0, *(edge for span in row["conflicts"] for edge in span), len(row["completion"])]
+        tokens.append([row["completion"][a:b] for a, b in itertools.pairwise(edges)])
+        weights.append([on_span if piece % 2 else 1.0 for piece in range(len(edges) - 1)])
+    return rows[0]["step"], Group(
+        prompt=rows[0]["prompt"],
+        tokens=tokens,
+        rewards={name: [row[name] for row in rows] for name in rewards if name in rows[0]},
+        advantages=[row["advantage"] for row in rows],
+        weights=weights,
+        entropy=[row["entropy"] for row in rows],
+        keep=[row["delta"] for row in rows],
+        messages=rows[0].get("messages"),
+        gold_answer=rows[0].get("gold_answer"),
+        cut_off=[row["cut_off"] for row in rows if "cut_off" in row],
+    )
 
 
 def _reward(value: float | None) -> str:

@@ -16,8 +16,15 @@ from gtpo.arguments import MODEL_ALIASES, PromptArguments, Settings, name_of
 from gtpo.errors import UsageError, command_again
 from gtpo.files import remove, write_atomically
 from gtpo.processes import IS_MAIN_PROCESS
-from gtpo.runs.checkpoints import MANIFEST, delete, latest_complete, sorted_checkpoints, steps_are_done
-from gtpo.runs.directory import RunDirectory, resume_command
+from gtpo.runs.directory import (
+    MANIFEST,
+    RunDirectory,
+    delete,
+    latest_complete,
+    resume_command,
+    sorted_checkpoints,
+    steps_are_done,
+)
 from gtpo.runs.provenance import provenance
 
 logger = logging.getLogger(__name__)

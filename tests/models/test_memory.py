@@ -32,8 +32,8 @@ from gtpo.arguments import (
 from gtpo.cli.parse import parse
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS
+from gtpo.models.hub import TINY_BASE
 from gtpo.models.memory import GIB, KNOWN, Shape, describe_plan, estimate, hours, largest_batch, shape_of, verdict
-from gtpo.models.tiny import TINY_BASE
 
 SETTINGS: dict[str, Any] = {
     "model": "llama",

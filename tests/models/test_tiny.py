@@ -16,8 +16,8 @@ from examples import tiny_base as recipe
 from gtpo.arguments import ModelArguments
 from gtpo.data.arithmetic import arithmetic
 from gtpo.grading import extract_answer, is_correct
+from gtpo.models.hub import TINY_BASE, is_tiny, save_untrained_tiny, shipped_instead
 from gtpo.models.load import build_policy, load_base, resolve_model
-from gtpo.models.tiny import TINY_BASE, is_tiny, save_untrained_tiny, shipped_instead
 from gtpo.prompts import TAGS, to_completion, to_messages
 from rewards import score_format
 

@@ -8,8 +8,7 @@ import pytest
 from helpers.hostile_html import HOSTILE
 from markupsafe import escape
 
-from gtpo.reports.groups import Group
-from gtpo.reports.html import group_html
+from gtpo.reports.html import Group, group_html
 
 GREEN, GREY, PLAIN = "rgba(46, 160, 67, 0.4)", "rgba(128, 128, 128, 0.4)", None
 

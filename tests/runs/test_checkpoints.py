@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gtpo.runs.checkpoints import (
+from gtpo.runs.directory import (
     MANIFEST,
     damage,
     delete,
@@ -125,7 +125,7 @@ def test_a_checkpoint_without_its_manifest_is_not_whole_while_it_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = checkpoint(tmp_path, 2)
-    monkeypatch.setattr("gtpo.runs.checkpoints.remove", lambda path: None)  # killed before a file is gone
+    monkeypatch.setattr("gtpo.runs.directory.remove", lambda path: None)  # killed before a file is gone
     delete(directory)
     assert (directory / "optimizer.pt").exists() and damage(directory) == "files.json is missing"
 

@@ -18,8 +18,7 @@ from trl import GRPOConfig
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments, Settings
 from gtpo.cli.parse import parse
 from gtpo.errors import UsageError
-from gtpo.runs.checkpoints import write_manifest
-from gtpo.runs.directory import RunDirectory
+from gtpo.runs.directory import RunDirectory, write_manifest
 from gtpo.runs.provenance import git_revision
 from gtpo.runs.start import check_run, how_to_continue, start_run
 

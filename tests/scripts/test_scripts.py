@@ -26,7 +26,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gtpo.models.tiny import save_untrained_tiny
+from gtpo.models.hub import save_untrained_tiny
 from rewards import format_reward
 
 ROOT = Path(__file__).parents[2]

@@ -36,8 +36,7 @@ from gtpo.errors import UsageError
 from gtpo.paper.results import Results, condense, read_results
 from gtpo.reports.curves import plot_training
 from gtpo.reports.summary import find_problems, held_out_text, scores, window_text
-from gtpo.runs.checkpoints import write_manifest
-from gtpo.runs.directory import RunDirectory
+from gtpo.runs.directory import RunDirectory, write_manifest
 from gtpo.runs.start import check_run, start_run
 from gtpo.training.callbacks import MetricsWriter
 from gtpo.training.held_out import eval_batches, isolated_rng

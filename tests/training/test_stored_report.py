@@ -18,8 +18,7 @@ from pyarrow.parquet import read_table, write_table
 from test_trainer import plain_logps_and_entropy
 
 from gtpo.prompts import to_messages
-from gtpo.reports.groups import read_group
-from gtpo.reports.html import write_report
+from gtpo.reports.html import read_group, write_report
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.callbacks import MetricsWriter
 from gtpo.training.initial_entropy import padded_batch
