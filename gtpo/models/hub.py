@@ -56,9 +56,7 @@ def _is_complete(snapshot: Path) -> bool:
 def check_access(model: str, copy: bool = False) -> str | None:
     """Whether the token of this machine may read a Hub model; a server error passes, because loading reports it.
 
-    Args:
-        model: Hub id.
-        copy: Unsloth trains on its own copy, which is not gated.
+    With ``copy`` Unsloth trains on its own copy, which is not gated.
     """
     from huggingface_hub import auth_check
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
@@ -93,11 +91,7 @@ def check_cache(size: float = 0) -> str | None:
 
 
 def check_model_name(name: str) -> None:
-    """Refuse what is neither an alias nor a directory, and cannot be a Hub id.
-
-    Raises:
-        UsageError: With the nearest alias.
-    """
+    """Refuse what is neither an alias nor a directory, and cannot be a Hub id."""
     target = MODEL_ALIASES.get(name, name)
     if target != "tiny" and not is_hub_id(target) and not Path(target).is_dir():
         what = "is not a directory" if "/" in target else f"is unknown{nearest(name, MODEL_ALIASES)}"
@@ -113,11 +107,7 @@ def is_hub_id(model: str) -> bool:
 
 
 def check_model_files(directory: Path) -> None:
-    """Read the headers of a model's or an adapter's weights. Pickled ones are refused: unpickling runs their code.
-
-    Raises:
-        UsageError: If there are only pickled weights, or a file is incomplete or damaged.
-    """
+    """Refuse weights of a model or an adapter that are pickled, because unpickling runs their code, or incomplete."""
     from safetensors import SafetensorError, safe_open
 
     weights, pickled = sorted(directory.glob("*.safetensors")), sorted(directory.glob("*model*.bin"))
@@ -131,7 +121,7 @@ def check_model_files(directory: Path) -> None:
             raise UsageError(f"{path} is incomplete or damaged ({error}): download or save it again.") from error
 
 
-# The tiny base: a Llama of about a million parameters that replaces the paper's instruct model.
+# The tiny base: a Llama of about a million parameters that replaces the paper's instruct model
 
 
 def is_tiny(model: str | Path) -> bool:
@@ -146,14 +136,7 @@ def shipped_instead(path: str | Path) -> Path | None:
 
 
 def save_untrained_tiny(directory: str | Path, seed: int = 0, base: Path = TINY_BASE, **shape: Any) -> Path:
-    """Save the tiny base with untrained weights to ``directory``; deterministic in the seed.
-
-    Args:
-        directory: Where the model and its tokenizer are saved.
-        seed: Of the weights.
-        base: Whose configuration and tokenizer it has.
-        shape: Fields of the LlamaConfig that differ from those of the tiny base.
-    """
+    """Save a tiny base with untrained weights, deterministic in the seed; ``shape``: changes of its LlamaConfig."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 

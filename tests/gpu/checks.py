@@ -29,9 +29,8 @@ class Sizes:
     shapes: dict[str, Shape]  # of the models to build, by family and size
     head: tuple[tuple[int, int, int], ...]  # rows, hidden size, vocabulary
     completion: int  # tokens of a completion in the small runs
-    long_prompt: int  # tokens of the prompts and completions of the measured run
-    long_completion: int
-    group: int  # G of the measured run
+    lengths: dict[str, tuple[int, int]]  # tokens of prompt and completion of the measured steps
+    group: int  # G of the measured steps
     measured_rank: int
     benchmark: tuple[str, ...]  # flags of benchmarks/bench_loss.py
 
@@ -46,8 +45,7 @@ SIZES = {
         },
         head=((384, 4096, 128256), (257, 2048, 151936), (129, 1000, 50257), (1, 4096, 128256)),
         completion=64,
-        long_prompt=4000,
-        long_completion=1500,
+        lengths={"gsm8k": (200, 460), "math": (200, 1150), "longest": (4000, 1500)},
         group=12,
         measured_rank=128,
         benchmark=("--shapes", "bfloat16:4096:128256", "--group", "12", "--length", "1500"),
@@ -56,8 +54,7 @@ SIZES = {
         shapes={"llama": TOY, "qwen": replace(TOY, vocab_size=1100, tied=True)},
         head=((40, 64, 4096), (17, 50, 2053), (1, 64, 4096)),
         completion=8,
-        long_prompt=96,
-        long_completion=12,
+        lengths={"gsm8k": (80, 6), "math": (80, 10), "longest": (96, 12)},
         group=4,
         measured_rank=4,
         benchmark=("--shapes", "float32:64:512", "--group", "4", "--length", "16", "--rounds", "1"),
@@ -188,7 +185,7 @@ def long_prompts(directory: Path, model: Path, tokens: int) -> Path:
             text = longer
         rows.append({"prompt": text})
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "prompts.jsonl"
+    path = directory / f"prompts-{tokens}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
