@@ -96,7 +96,7 @@ def check_model_name(name: str) -> None:
     if target != "tiny" and not is_hub_id(target) and not Path(target).is_dir():
         what = "is not a directory" if "/" in target else f"is unknown{nearest(name, MODEL_ALIASES)}"
         raise UsageError(
-            f"--model {name!r} {what}: pick tiny, smol, llama, qwen, a Hub id (owner/name) or a directory with a "
+            f"--model {name.rpartition('@')[2]!r} {what}: pick tiny, smol, llama, qwen, a Hub id (owner/name) or a directory with a "
             "config.json."
         )
 

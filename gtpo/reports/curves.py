@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Collection, Sequence
-from math import fsum, sqrt
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from gtpo.errors import UsageError
@@ -28,14 +28,10 @@ T = (
 
 
 def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10) -> Any:
-    """Panels over the training steps, four of them two by two: each run's logged values thin, their trailing mean bold.
+    """Panels over the training steps of each run, by legend label: logged values thin, their trailing mean bold.
 
     Held-out rows that were evaluated while training are a second, dotted line of the run. The accuracy in any format
     is a dash-dotted line next to the accuracy. A dashed line is the base model on held-out rows (``--eval_on_start``).
-
-    Args:
-        runs: Legend label -> the rows of :meth:`gtpo.runs.directory.RunDirectory.read_metrics`.
-        window: Steps of the trailing mean.
     """
     panels = {metric: plain_text(label) for metric, label in panels_of(runs.values()).items()}
     runs = {plain_text(name): rows for name, rows in runs.items()}
@@ -81,11 +77,7 @@ def panels_of(runs: Collection[list[dict[str, Any]]]) -> dict[str, str]:
 
 
 def draw_runs(runs: Sequence[str], labels: Sequence[str] | None, output: str, window: int) -> str:
-    """Write one figure that compares some run directories, labelled by their names by default; return its path.
-
-    Raises:
-        UsageError: If labels are missing or duplicate, or a run has no metrics.
-    """
+    """Write one figure that compares some run directories, labelled by their names by default; return its path."""
     labels = labels or [Path(run).name for run in runs]
     if not len(runs) == len(labels) == len(set(labels)):
         raise UsageError(f"{len(runs)} runs have the labels {', '.join(labels)}: give each its own with --labels.")
@@ -131,8 +123,7 @@ def plot_mean(axis: Any, legend: str, x: Sequence[float], curves: list[list[floa
     if found := [band for band in bands if band]:
         low, high = [band.low for band in found], [band.high for band in found]
         axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-    means = [sum(values) / len(values) for values in zip(*curves, strict=True)]
-    axis.plot(x, means, label=legend, **style)
+    axis.plot(x, [fmean(values) for values in zip(*curves, strict=True)], label=legend, **style)
 
 
 def plot_ln2(axis: Any) -> None:
@@ -165,8 +156,6 @@ def interval(values: Sequence[float]) -> Interval | None:
     """The mean and 95 % t-interval of one value per seed; None of fewer than ``LEAST_SEEDS``."""
     if len(values) < LEAST_SEEDS:
         return None
-    freedom = len(values) - 1
-    mean = fsum(values) / len(values)
-    deviation = sqrt(fsum((value - mean) ** 2 for value in values) / freedom)
-    half_width = T[min(freedom, 30) - 2] * deviation / sqrt(len(values))
+    mean = fmean(values)
+    half_width = T[min(len(values) - 1, 30) - 2] * stdev(values) / math.sqrt(len(values))
     return Interval(mean, half_width, mean - half_width, mean + half_width)

@@ -9,12 +9,12 @@ In a notebook:
 """
 
 import argparse
-import dataclasses
 import io
 import itertools
 import json
 import logging
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,15 +25,6 @@ import jinja2
 import torch
 from markupsafe import Markup
 
-from gtpo.arguments import (
-    DataArguments,
-    GTPOArguments,
-    ModelArguments,
-    PromptArguments,
-    RewardArguments,
-    RunArguments,
-    fields_of,
-)
 from gtpo.files import write_atomically
 from gtpo.reports.curves import plot_training
 from gtpo.reports.metrics import reward_names
@@ -44,8 +35,6 @@ from gtpo_loss import conflict_weights
 
 logger = logging.getLogger(__name__)
 
-SETTINGS = (ModelArguments, DataArguments, PromptArguments, RewardArguments, GTPOArguments, RunArguments)  # ours
-
 UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)  # a truncated file, or foreign
 
 
@@ -53,29 +42,19 @@ UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeErr
 class Group:
     """A prompt and its G completions; every list has one element per completion.
 
-    Attributes:
-        prompt: The prompt as text; a group from a stored table lacks the special tokens.
-        tokens: Text of each token, the end-of-text token included. From a stored table: text of each span.
-        rewards: Name of a reward function -> its rewards; None where it gave none.
-        advantages: A_i.
-        weights: lambda of each token, Eq. 9.
-        entropy: <H>_i in nats.
-        keep: delta: 0 for a completion that the entropy filter drops, else 1.
-        messages: The turns of the prompt, {role, content}; None for a prompt that is plain text.
-        gold_answer: The answer of the data; None where it has none.
-        cut_off: Whether a completion was cut off at the length limit; empty where that is not known.
+    A group from a stored table lacks the special tokens of the prompt, and has spans in place of tokens.
     """
 
     prompt: str
-    tokens: list[list[str]]
-    rewards: dict[str, list[float | None]]
-    advantages: list[float]
-    weights: list[list[float]]
-    entropy: list[float]
-    keep: list[float]
-    messages: list[dict[str, Any]] | None = None
+    tokens: list[list[str]]  # text of each token, the end-of-text token included
+    rewards: dict[str, list[float | None]]  # by reward function; None where it gave none
+    advantages: list[float]  # A_i
+    weights: list[list[float]]  # lambda of each token, Eq. 9
+    entropy: list[float]  # <H>_i in nats
+    keep: list[float]  # delta: 0 for a completion that the entropy filter drops, else 1
+    messages: list[dict[str, Any]] | None = None  # the turns of the prompt, {role, content}; None for plain text
     gold_answer: str | None = None
-    cut_off: list[bool] = field(default_factory=list)
+    cut_off: list[bool] = field(default_factory=list)  # at the length limit; empty where that is not known
 
 
 def read_group(
@@ -83,8 +62,7 @@ def read_group(
 ) -> tuple[int, Group]:
     """The step and the first group of a stored table of completions (``completions/*.parquet`` of a run).
 
-    ``rewards`` are the columns that are rewards, where the table has them; a reward function may log other columns.
-    ``positive_weight`` is the run's lambda on shared tokens with A > 0.
+    ``rewards``: the columns that are rewards; ``positive_weight``: the run's lambda on shared tokens with A > 0.
     """
     from pyarrow.parquet import read_table
 
@@ -167,11 +145,7 @@ def side_by_side(samples: Sequence[Sample]) -> str:
 
 
 def write_report(run_directory: str | Path, groups: int = 3) -> Path:
-    """Write ``report.html``: the curves of a run and a few of its groups, from first to last step; of SFT curves only.
-
-    Raises:
-        UsageError: If the run has no metrics.
-    """
+    """Write ``report.html``: the curves of a run, and a few of its groups from first to last step."""
     run = RunDirectory(run_directory)
     rows, settings = run.read_metrics(), run.read_config()
     svg = io.StringIO()
@@ -199,7 +173,7 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
         samples=Markup(side_by_side(samples)) if len(samples) > 1 else "",
         corrected=settings.get("conflict_correction"),
         groups=shown,
-        settings=sorted(changed_settings(settings).items()),
+        settings=sorted((name, value) for name, value in settings.items() if value is not None),
     )
     write_atomically(run.report, page)
     return run.report
@@ -224,23 +198,6 @@ def read_held_out(run: RunDirectory, count: int) -> list[Sample]:
     return samples
 
 
-def changed_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a run that differ from the defaults of TRL, Transformers and ours."""
-    from trl import GRPOConfig, SFTConfig
-
-    trainer = GRPOConfig if "num_generations" in settings else SFTConfig
-    fields = fields_of([trainer, *SETTINGS])
-    return {
-        name: value
-        for name, value in settings.items()
-        if value is not None and (name not in fields or value != _default(fields[name]))
-    }
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default_factory() if callable(field.default_factory) else field.default
-
-
 def _facts(run: RunDirectory, settings: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
     """Problems, scores, initial entropy, duration and the command that repeats the run."""
     lines = [f"{problem}." for problem in find_problems(rows, settings.get("max_completion_length")).values()]
@@ -251,7 +208,8 @@ def _facts(run: RunDirectory, settings: dict[str, Any], rows: list[dict[str, Any
     if seconds := sum(row.get("step_time") or 0.0 for row in rows):
         lines.append(f"Steps took {timedelta(seconds=round(seconds))} in all, without checkpoints and evaluations")
     if method := method_of(run):
-        lines.append(f"The same run again: python train_{method}.py --config {run.config} --output_dir outputs/NAME")
+        again = shlex.join([f"train_{method}.py", "--config", str(run.config)])
+        lines.append(f"The same run again: python {again} --output_dir outputs/NAME")
     return lines
 
 

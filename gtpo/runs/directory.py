@@ -43,11 +43,7 @@ def label_of(directory: Path) -> str:
 
 
 class RunDirectory:
-    """The files of one training run (docs/metrics.md, "The run directory").
-
-    Args:
-        path: ``output_dir`` of the run.
-    """
+    """The files of one training run, by its ``output_dir`` (docs/metrics.md, "The run directory")."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = path = Path(path)
@@ -74,12 +70,10 @@ class RunDirectory:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the final adapter or model is saved."""
         return any((self.path / name).is_file() for name in FILES["weights"])
 
     @property
-    def has_checkpoint(self) -> bool:
-        """Whether a checkpoint lists its files; they are not checked."""
+    def has_checkpoint(self) -> bool:  # complete when it was written
         return any(self.path.glob(f"checkpoint-*/{MANIFEST}"))
 
     def completion_tables(self) -> list[Path]:
@@ -98,9 +92,6 @@ class RunDirectory:
         """The lines of ``metrics.jsonl``, oldest first; a last line truncated by a kill is skipped.
 
         If a step was logged twice, the last line counts.
-
-        Raises:
-            UsageError: If the run has no metrics.
         """
         if not self.metrics.is_file():
             what = "contains no metrics.jsonl" if self.path.is_dir() else "is not a directory"
@@ -131,12 +122,7 @@ def run_of(directory: str | Path) -> RunDirectory:
 
 
 def find_runs(directories: Iterable[Path], having: str = "settings") -> list[RunDirectory]:
-    """The runs below some directories, least recently written first.
-
-    Args:
-        directories: Directories of runs, or of offline wandb runs (:func:`run_of`).
-        having: What a run must have, a key of ``FILES``.
-    """
+    """The runs below some directories that have a key of ``FILES``, least recently written first."""
     found = {
         path: name for directory in directories for name in FILES[having] for path in run_of(directory).path.rglob(name)
     }
@@ -159,7 +145,7 @@ def method_of(run: RunDirectory) -> str | None:
 
 
 def resume_command(run: RunDirectory) -> str:
-    """The command that continues a run, ready to paste; it names the user's rewards, as importing them requires."""
+    """The command that continues a run; it names the user's rewards, as importing them requires."""
     flags = ["--resume", str(run.path)]
     if not run.config.is_file():  # of another program that uses the trainer
         return shlex.join(flags)
