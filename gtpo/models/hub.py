@@ -95,10 +95,8 @@ def check_model_name(name: str) -> None:
     target = MODEL_ALIASES.get(name, name)
     if target != "tiny" and not is_hub_id(target) and not Path(target).is_dir():
         what = "is not a directory" if "/" in target else f"is unknown{nearest(name, MODEL_ALIASES)}"
-        raise UsageError(
-            f"--model {name.rpartition('@')[2]!r} {what}: pick tiny, smol, llama, qwen, a Hub id (owner/name) or a directory with a "
-            "config.json."
-        )
+        known = f"{', '.join(MODEL_ALIASES)}, a Hub id (owner/name) or a directory with a config.json"
+        raise UsageError(f"--model {name.rpartition('@')[2]!r} {what}: pick {known}.")  # a URL may have a password
 
 
 def is_hub_id(model: str) -> bool:
