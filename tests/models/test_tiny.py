@@ -65,9 +65,7 @@ def test_prompt_is_a_prefix_of_the_conversation(tokenizer: Any) -> None:
         answer = {"role": "assistant", "content": to_completion(row["reasoning"], row["gold"])}
         start = tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
         full = tokenizer.apply_chat_template([*prompt, answer])["input_ids"]
-        assert (
-            full[: len(start)] == start and len(start) < 100 and 1 < len(full) - len(start) < 64
-        )  # of the preset
+        assert full[: len(start)] == start and len(start) < 100 and 1 < len(full) - len(start) < 64  # of the preset
         assert full[-1] == tokenizer.eos_token_id and full[0] == tokenizer.bos_token_id
         assert full[len(start) : -1] == tokenizer.encode(answer["content"], add_special_tokens=False)
 
