@@ -52,6 +52,7 @@ from gtpo.files import write_atomically  # noqa: E402
 from gtpo.models.memory import GIB, estimate, hours_of_steps, shape_of  # noqa: E402
 
 LEAST_COSINE = 0.98  # of the gradient of a LoRA matrix in 16 bits with that in float64
+HEAD_ENTROPY = 3e-3  # nats, of the mean over rows; observed 4e-4 in bfloat16 on a CPU
 MAX_GAP = 0.2  # nats per token between trainer and sampler; bfloat16 engines differ by a few hundredths
 LEAST_GPU, LEAST_DISK = 38.0, 20.0  # GiB for the 8B shape in 16 bits
 LEARNING_STEPS = {"cuda": 30, "cpu": 2}
@@ -172,27 +173,25 @@ def attention(bench: Bench) -> str:
 
 def head(bench: Bench) -> str:
     """Time, memory and accuracy of the head next to the limit of two matmuls and the heads of TRL and Liger."""
-    exact, file = bench.work / "head-errors.json", bench.work / "head.json"
-    bench.succeed(PARTS / "head.py", exact, bench.device, name="head-errors")
-    errors = json.loads(exact.read_text())
-    if faults := errors.pop("faults"):
-        bench.numbers["errors"] = errors
-        raise Fault("; ".join(faults))
+    file = bench.work / "head.json"
     argv = ["--device", bench.device, *bench.sizes.benchmark, "--output", file]
     if bench.device == "cuda":
         argv += ["--length", 300] if bench.about["memory_gib"] < LEAST_GPU else []  # for the logits path
         argv = argv if bench.about["bfloat16"] else [str(word).replace("bfloat16", "float16") for word in argv]
     bench.succeed(ROOT / "benchmarks" / "bench_loss.py", *argv, name="head")
-    bench.numbers |= json.loads(file.read_text()) | {"errors": errors}
-    [(shape, measured)] = bench.numbers["shapes"].items()
-    seconds, off = measured["seconds"], measured["accuracy"]["ours"]
-    bound = 1e-4 if shape.startswith("float32") else 0.03
-    if not (off["gradient"] <= bound and off["entropy"] <= bound):
-        raise Fault(f"the gradient is off by {off['gradient']:.1%}, the entropy by {off['entropy']:.1e} nats")
+    bench.numbers |= json.loads(file.read_text())
+    for shape, measured in bench.numbers["shapes"].items():
+        off, is_float32 = measured["accuracy"]["ours"], shape.startswith("float32")
+        bounds = dict.fromkeys(("gradient", "gradient, confident"), 1e-4 if is_float32 else 0.03)
+        wrong = [f"{x} {off[x]:.1e}" for x, most in (bounds | {"entropy": HEAD_ENTROPY}).items() if not off[x] <= most]
+        if wrong:
+            raise Fault(f"{shape} is off by {', '.join(wrong)}")
+    measured = next(iter(bench.numbers["shapes"].values()))
+    seconds = measured["seconds"]
     peers = ", ".join(f"{x} {1e3 * seconds[x]:.0f}" for x in ("trl logits", "trl fused", "liger") if x in seconds)
     return (
         f"{1e3 * seconds['ours']:.0f} ms, {seconds['ours'] / seconds['limit']:.2f} x two matmuls ({peers}), "
-        f"{measured['peak_mib']['ours']:.0f} MiB, gradient off by {off['gradient']:.1%}"
+        f"{measured['peak_mib']['ours']:.0f} MiB, gradient off by {measured['accuracy']['ours']['gradient']:.1%}"
     )
 
 
@@ -451,7 +450,7 @@ MEASURED_MODELS = {"llama-8b": "llama", "qwen-3b": "qwen"}
 STAGES: dict[str, tuple[Callable[[Bench], str], int]] = {  # in the order of information per minute; minutes
     "attention": (attention, 5),
     "gradient": (gradient, 8),
-    "head": (head, 5),
+    "head": (head, 8),
     "rollouts": (rollouts, 12),
     "learning": (learning, 15),
     "step_gsm8k": (partial(measured_step, lengths="gsm8k"), 8),

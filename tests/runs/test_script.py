@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.scripts import ROOT, ScriptServer, user_environment
+from helpers.scripts import ROOT, user_environment
 
 from gtpo.runs import script
 from gtpo.training import loop
@@ -77,14 +77,3 @@ script.run_script(main)
     assert "Traceback" in stored.read_text() and "first line" in stored.read_text()
     shown = subprocess.run([sys.executable, "-c", lines, "--debug"], **run)  # type: ignore[call-overload]
     assert "Traceback" in shown.stderr and shown.returncode == 1
-
-
-@pytest.mark.parametrize(
-    ("imports", "how"), [("os.kill(os.getpid(), signal.SIGILL)", "SIGILL"), ("sys.exit(3)", "exit code 3")]
-)
-def test_a_script_server_that_died_says_how(imports: str, how: str, tmp_path: Path) -> None:
-    server = ScriptServer(tmp_path, imports=imports)
-    for _ in range(2):  # the second request finds no reader
-        with pytest.raises(RuntimeError, match=f"the process that runs the scripts ended with {how}:"):
-            server.run(tmp_path, "evaluate.py")
-    server.close()
