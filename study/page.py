@@ -34,8 +34,7 @@ from gtpo.paper.matrix import (
     select_figures,
 )
 from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results, rounded
-from gtpo.reports.curves import add_legend, grid
-from gtpo.reports.intervals import LEAST_SEEDS
+from gtpo.reports.curves import LEAST_SEEDS, add_legend, grid
 from study.claims import read_claims
 from study.collapse import DIRECTORY as COLLAPSE
 from study.collapse import STORED as COLLAPSE_METRICS

@@ -13,9 +13,8 @@ from gtpo.arguments import MODEL_ALIASES, PromptArguments, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.models.backend import gpu_is_available, is_installed
-from gtpo.models.hub import check_model_files
+from gtpo.models.hub import check_model_files, is_tiny
 from gtpo.models.load import resolve_model
-from gtpo.models.tiny import is_tiny
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, own_runs
 
 logger = logging.getLogger(__name__)

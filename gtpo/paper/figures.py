@@ -8,8 +8,7 @@ from typing import Any
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.paper.matrix import RUNS, Matrix, experiment, find_figure, groups_of, runs_of, scored_name
 from gtpo.paper.results import Results
-from gtpo.reports.curves import PANELS, add_legend, grid, line_style, plot_ln2, plot_mean, plot_seeds
-from gtpo.reports.intervals import interval
+from gtpo.reports.curves import PANELS, add_legend, grid, interval, line_style, plot_ln2, plot_mean, plot_seeds
 
 LABELS = PANELS | {
     "kl": "KL divergence (nats)",

@@ -65,13 +65,14 @@ def _how_to_continue() -> str:
 
 
 class _AboveTheBar(logging.Handler):
-    """Print warnings to stderr; a progress bar is cleared first and drawn again below them."""
+    """Print warnings to stderr, control characters escaped; a progress bar is cleared first and drawn again below."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        text = "\n".join(map(printable, self.format(record).splitlines()))
         if "tqdm" in sys.modules:
-            sys.modules["tqdm"].tqdm.write(self.format(record), file=sys.stderr)
+            sys.modules["tqdm"].tqdm.write(text, file=sys.stderr)
         else:
-            print(self.format(record), file=sys.stderr)
+            print(text, file=sys.stderr)
 
 
 def _exit(message: str, code: int) -> NoReturn:

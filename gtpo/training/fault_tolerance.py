@@ -21,8 +21,7 @@ from transformers import TrainerCallback
 from gtpo.errors import RunError
 from gtpo.files import apply_umask
 from gtpo.processes import any_process
-from gtpo.runs.checkpoints import rotate, write_manifest
-from gtpo.runs.directory import RunDirectory, resume_command
+from gtpo.runs.directory import RunDirectory, resume_command, rotate, write_manifest
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gtpo.errors import UsageError
-from gtpo.reports.groups import Group
+from gtpo.reports.html import Group
 from gtpo.training.completions_table import gold_answer, messages
 
 # State that a training step changes, besides the policy.

@@ -12,8 +12,7 @@ from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.reports.html import write_report
 from gtpo.reports.summary import RunMessages, log_summary
 from gtpo.reports.wandb import start_wandb
-from gtpo.runs.checkpoints import rotate, steps_are_done
-from gtpo.runs.directory import RunDirectory
+from gtpo.runs.directory import RunDirectory, rotate, steps_are_done
 from gtpo.runs.progress import ProgressBar
 from gtpo.runs.script import training_begins
 from gtpo.training.callbacks import BestAdapter, MetricsWriter

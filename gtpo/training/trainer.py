@@ -47,7 +47,7 @@ from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import any_process, gather_full_parameter, refuse_data_parallel
 from gtpo.prompts import TAGS
-from gtpo.reports.groups import Group
+from gtpo.reports.html import Group
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar
 from gtpo.training.completions_table import cut_off
 from gtpo.training.fault_tolerance import check_rewards, non_finite_error

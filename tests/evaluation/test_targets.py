@@ -22,7 +22,7 @@ from gtpo.evaluation.targets import (
     refuse_large_model_without_gpu,
     same_model,
 )
-from gtpo.models.tiny import TINY_BASE
+from gtpo.models.hub import TINY_BASE
 from gtpo.runs.directory import RunDirectory
 
 

@@ -39,8 +39,7 @@ from trl import SFTConfig, SFTTrainer
 from gtpo.errors import RunError, UsageError
 from gtpo.files import replace_directory
 from gtpo.grading.user_functions import checked_reward
-from gtpo.runs.checkpoints import MANIFEST, damage, sorted_checkpoints, write_manifest
-from gtpo.runs.directory import RunDirectory
+from gtpo.runs.directory import MANIFEST, RunDirectory, damage, sorted_checkpoints, write_manifest
 from gtpo.runs.script import run_script
 from gtpo.training import fault_tolerance
 from gtpo.training.callbacks import MetricsWriter
