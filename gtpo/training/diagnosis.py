@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from gtpo.training.rollout_check import INTERVAL, check_rollouts, next_check, probe_sampler
+from gtpo.training.checks import INTERVAL, check_rollouts, next_check, probe_sampler
 from gtpo_loss import LOSS_TYPES, completion_entropy, conflict_spans, conflict_weights, from_each_end, grouped_tokens
 
 

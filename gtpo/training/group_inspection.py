@@ -9,7 +9,7 @@ import torch
 
 from gtpo.errors import UsageError
 from gtpo.reports.groups import Group
-from gtpo.training.completions_table import gold_answer, messages
+from gtpo.training.record import cut_off, gold_answer, messages
 
 # State that a training step changes, besides the policy.
 _LOGGED = ("_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_next_rollout_check")
@@ -49,7 +49,7 @@ def inspect_group(trainer: Any, row: int) -> Group:
         keep=measured.keep.tolist(),
         messages=messages(example),
         gold_answer=gold_answer(example),
-        cut_off=trainer.cut_off(batch["completion_ids"], batch["completion_mask"]),
+        cut_off=cut_off(trainer, batch["completion_ids"], batch["completion_mask"]),
     )
 
 

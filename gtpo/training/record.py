@@ -1,18 +1,21 @@
 """What a step leaves in the metrics and in the table of completions; nothing here changes the loss."""
 
 import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate, compress
 from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from gtpo.training.completions_table import gold_answer, messages, spans_in_text
+from gtpo.training.callbacks import non_finite_error
+from gtpo.training.checks import sampler_gap
 from gtpo.training.diagnosis import conflict_metrics
-from gtpo.training.fault_tolerance import non_finite_error
-from gtpo.training.rollout_check import sampler_gap
-from gtpo.training.tag_logps import TAG_METRICS, tag_logps
+
+TAG_METRICS = tuple(f"tag_logps/{name}" for name in ("reasoning_start", "reasoning_end", "answer_start", "answer_end"))
 
 
 class Measured(NamedTuple):
@@ -49,7 +52,7 @@ def record_rollouts(
     decode = partial(trainer.processing_class.decode, skip_special_tokens=True)
     columns = {
         "conflicts": spans_in_text(ids, valid, spans[0] | spans[1], decode),
-        "cut_off": trainer.cut_off(ids, valid),
+        "cut_off": cut_off(trainer, ids, valid),
         "messages": gather_object([messages(row) for row in inputs]),
         "gold_answer": gather_object([gold_answer(row) for row in inputs]),
         "entropy": [None] * len(ids),  # this and delta are filled in with the loss
@@ -91,3 +94,72 @@ def record_loss(
     for name, logp in zip(TAG_METRICS, of_tags.tolist(), strict=True):
         if not math.isnan(logp):
             trainer._metrics[mode][name].append(logp)
+
+
+# Columns of the table in addition to TRL's
+
+
+def spans_in_text(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[Tensor], str]) -> list[list[list[int]]]:
+    """The conflict spans of each completion as [start, end) in the characters of its text. Shape (B, T) each.
+
+    ``decode`` gives the text of tokens, shape (t,).
+    """
+    return [_spans(*row, decode) for row in zip(ids, valid.bool(), mask, strict=True)]
+
+
+def _spans(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[Tensor], str]) -> list[list[int]]:
+    ids, mask = ids[valid], mask[valid]
+    edges = torch.diff(mask.int(), prepend=mask.new_zeros(1).int(), append=mask.new_zeros(1).int()).nonzero()[:, 0]
+    texts = [decode(ids[:edge]) for edge in edges.tolist()]
+    return [[len(start), len(end)] for start, end in zip(texts[::2], texts[1::2], strict=True)]
+
+
+def cut_off(trainer: Any, ids: Tensor, valid: Tensor) -> list[bool]:
+    """Whether each completion, shape (B, T), ends at the length limit, without an end token."""
+    end_ids = [*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]
+    last = ids.gather(1, (valid.sum(-1, keepdim=True) - 1).clamp(min=0))[:, 0]
+    return (~torch.isin(last, torch.tensor(end_ids, device=ids.device))).tolist()
+
+
+def messages(row: dict[str, Any]) -> list[dict[str, str]] | None:
+    """The turns of a row's prompt; None for plain text."""
+    turns = row.get("prompt")
+    if not isinstance(turns, list):
+        return None
+    return [{"role": str(turn["role"]), "content": str(turn.get("content") or "")} for turn in turns]
+
+
+def gold_answer(row: dict[str, Any]) -> str | None:
+    """The answer in the data; None where it has none."""
+    return None if row.get("answer") is None else str(row["answer"])
+
+
+def tag_logps(tokenizer: Any, ids: Tensor, valid: Tensor, logps: Tensor, tags: Sequence[str]) -> Tensor:
+    """Mean over the completions that have a tag of its ln pi, the sum over the tokens of its first occurrence.
+
+    Args:
+        tokenizer: Of the completions.
+        ids, valid, logps: Completion tokens, 1 on them, and ln pi of each. Shape (B, T).
+        tags: The four tags, of ASCII characters.
+
+    Returns:
+        Nats, NaN for a tag that no completion has. Shape (4,).
+    """
+    found = logps.new_full((len(ids), len(tags)), float("nan"))
+    for row, (tokens, mask) in enumerate(zip(ids.tolist(), valid.tolist(), strict=True)):
+        pieces = tokenizer.convert_ids_to_tokens(list(compress(tokens, mask)))
+        for column, tag in enumerate(tags):
+            if span := tag_span(pieces, tag):
+                found[row, column] = logps[row, valid[row].bool()][span[0] : span[1]].sum()
+    return found.nanmean(0)
+
+
+def tag_span(pieces: Sequence[str | None], tag: str) -> tuple[int, int] | None:
+    """The tokens [first, last + 1) that the first occurrence of a tag touches; None without one.
+
+    A piece is None where the model's vocabulary is larger than the tokenizer's.
+    """
+    texts = [piece or "" for piece in pieces]
+    start = "".join(texts).find(tag)
+    ends = list(accumulate(map(len, texts)))
+    return None if start < 0 else (bisect_right(ends, start), bisect_left(ends, start + len(tag)) + 1)

@@ -47,17 +47,14 @@ from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import any_process, gather_full_parameter, refuse_data_parallel
 from gtpo.prompts import TAGS
-from gtpo.reports.groups import Group
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar
-from gtpo.training.completions_table import cut_off
-from gtpo.training.fault_tolerance import check_rewards, non_finite_error
-from gtpo.training.group_inspection import inspect_group
-from gtpo.training.head_check import check_head
+from gtpo.training import group_inspection
+from gtpo.training.callbacks import check_rewards, non_finite_error
+from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.initial_entropy import InitialEntropy
 from gtpo.training.record import Measured, record_loss, record_rollouts
 from gtpo.training.refusals import check_grpo_settings, check_gtpo_settings, check_inputs, deviations, logit_options
-from gtpo.training.rollout_check import check_rollouts, next_check, probe_sampler
 from gtpo_loss import (
     completion_entropy,
     conflict_spans,
@@ -118,7 +115,7 @@ class GRPOTrainer(HeldOutEvaluation):
             logger.warning("Not the paper's objective: %s", other)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """None in the run directory; gtpo/training/card.py writes that of the trained adapter."""
+        """None in the run directory; gtpo/training/export.py writes that of the trained adapter."""
 
     # Rollouts, rewards, conflict mask
 
@@ -217,9 +214,7 @@ class GRPOTrainer(HeldOutEvaluation):
         self._rewards = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
         return rewards
 
-    def inspect_group(self, row: int) -> Group:
-        """:func:`gtpo.training.group_inspection.inspect_group` of this trainer."""
-        return inspect_group(self, row)
+    inspect_group = group_inspection.inspect_group  # one group as a step sees it, without training on it
 
     # The table of completions
 
@@ -231,10 +226,6 @@ class GRPOTrainer(HeldOutEvaluation):
             super().log(logs, start_time)
         finally:
             self.log_completions = shown
-
-    def cut_off(self, ids: Tensor, valid: Tensor) -> list[bool]:
-        """Whether each completion, shape (B, T), ends at the length limit."""
-        return cut_off(ids, valid, [*self.eos_token_ids, self._tokenizer.pad_token_id])
 
     # The objective
 
