@@ -118,8 +118,12 @@ def padded_batch(
     """TRL's layout: prompts (B, P) padded to the left, completions (B, T) to the right, and their masks."""
     batch = {}
     for name, lists, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
-        ids = [torch.tensor(row, dtype=torch.long) for row in lists]
-        ones = [torch.ones_like(row) for row in ids]
-        batch[f"{name}_ids"] = pad(ids, padding_value=pad_token_id, padding_side=side).to(device)
-        batch[f"{name}_mask"] = pad(ones, padding_value=0, padding_side=side).to(device)
+        batch[f"{name}_ids"], batch[f"{name}_mask"] = padded(lists, side, pad_token_id, device)
     return batch
+
+
+def padded(lists: list[list[int]], side: str, pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids and their mask. Shape (B, T) each."""
+    ids = [torch.tensor(row, dtype=torch.long) for row in lists]
+    mask = pad([torch.ones_like(row) for row in ids], padding_value=0, padding_side=side)
+    return pad(ids, padding_value=pad_token_id, padding_side=side).to(device), mask.to(device)
