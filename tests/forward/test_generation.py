@@ -153,16 +153,6 @@ def test_a_completion_does_not_depend_on_when_the_others_end() -> None:
     assert 0 < ended < len(rows)
 
 
-def test_the_seed_determines_the_completions() -> None:
-    model = tiny_llama()
-    draws = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        draws.append(generate(model.get_base_model(), *ONE, settings()).tolist())
-    assert draws[0] == draws[1] != draws[2]
-    assert len(set(map(tuple, draws[0]))) == len(draws[0])
-
-
 def test_each_prompt_is_encoded_once_and_finished_rows_leave_the_batch() -> None:
     model = tiny_llama().get_base_model()
     seen: list[tuple[int, ...]] = []
@@ -363,17 +353,15 @@ def test_other_settings_go_to_transformers(changed: dict[str, Any]) -> None:
     assert theirs.call_args.kwargs["attention_mask"] is ONE[1]
 
 
-def test_a_setting_of_the_model_s_own_generation_config_counts() -> None:
+@pytest.mark.parametrize("own", ["generation config", "inputs"])
+def test_what_a_model_brings_itself_goes_to_transformers(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = tiny_llama().get_base_model()
-    lm.generation_config.no_repeat_ngram_size = 2
+    if own == "inputs":
+        monkeypatch.setattr(LlamaForCausalLM, "prepare_inputs_for_generation", lambda self, *args, **kwargs: {})
+    else:
+        lm.generation_config.no_repeat_ngram_size = 2
     with mock.patch.object(LlamaForCausalLM, "generate", return_value="theirs"):
         assert generate(lm, *ONE, settings()) == "theirs"
-
-
-def test_a_model_that_prepares_its_own_inputs_goes_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LlamaForCausalLM, "prepare_inputs_for_generation", lambda self, *args, **kwargs: {})
-    with mock.patch.object(LlamaForCausalLM, "generate", return_value="theirs"):
-        assert generate(tiny_llama().get_base_model(), *ONE, settings()) == "theirs"
 
 
 SHAPE = {

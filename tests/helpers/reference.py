@@ -304,27 +304,6 @@ def plain_gtpo_loss(
     return -(delta.to(logps.dtype) * (advantages.to(logps.dtype) - gamma * entropy) * per_row).mean()
 
 
-def plain_grpo_loss(
-    logps: Tensor,
-    completion_mask: Tensor,
-    advantages: Tensor,
-    *,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
-    beta: float = 0.0,
-    ref_logps: Tensor | None = None,
-    old_logps: Tensor | None = None,
-) -> Tensor:
-    """-J of Eq. 1 and 2 in a few lines, differentiable, every operation in the dtype of ``logps``."""
-    mask = completion_mask.to(logps.dtype)
-    ratio = torch.exp(logps - (logps.detach() if old_logps is None else old_logps))
-    scale = advantages.to(logps.dtype)[:, None]
-    per_token = -torch.min(ratio * scale, ratio.clamp(1 - epsilon_low, 1 + epsilon_high) * scale)
-    if beta != 0.0 and ref_logps is not None:
-        per_token = per_token + beta * (torch.exp(ref_logps - logps) - (ref_logps - logps) - 1)
-    return ((per_token * mask).sum(-1) / mask.sum(-1).clamp(min=1)).mean()
-
-
 # --- the head --------------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,8 @@
 """metrics.jsonl and the wandb run."""
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,9 +31,10 @@ def lines(writer: MetricsWriter) -> list[dict[str, Any]]:
     return [json.loads(line) for line in writer.run.metrics.read_text().splitlines()]
 
 
-def resumed(directory: Path, step: int) -> MetricsWriter:
+def resumed(directory: Path, step: int, history: Sequence[dict[str, Any]] = ()) -> MetricsWriter:
     writer = MetricsWriter(RunDirectory(directory))
-    writer.on_train_begin(ARGS, TrainerState(global_step=step), TrainerControl())
+    state = TrainerState(global_step=step, log_history=list(history))
+    writer.on_train_begin(ARGS, state, TrainerControl())
     return writer
 
 
@@ -66,6 +69,26 @@ def test_resume_drops_steps_after_the_checkpoint_and_a_partial_line(torn: str, t
     assert lines(writer) == rows[1:]  # of a step that is there twice the last line
     log(writer, 3, loss=0.0)
     assert [line["step"] for line in lines(writer)] == [1, 1, 2, 3]
+
+
+def test_lines_that_are_lost_come_back_from_the_checkpoint(tmp_path: Path) -> None:
+    """Its log history has those of the steps before it; a line that is there stays as it is."""
+    history = [
+        {"loss": 3.0, "step": 1, "completion_length": 30.0, "step_time": 0.5},
+        {"eval_reward": 1.0, "eval_runtime": 2.0, "step": 1},
+        {"loss": 2.0, "grad_norm": math.inf, "step": 2},
+    ]
+    first = {"step": 1, "loss": 3.0, "completion_length": 30.0, "step_time": 0.5, "tokens_per_second": 720.0}
+    lost = [first, {"step": 1, "eval_reward": 1.0, "eval_runtime": 2.0}, {"step": 2, "loss": 2.0}]
+    assert lines(resumed(tmp_path, 2, history)) == lost
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "loss": 2.5}\n{"step": 3, "loss": 1.0}\n{"loss": 0.0}\nx\n')
+    assert lines(resumed(tmp_path, 2, history)) == [*lost[:2], {"step": 2, "loss": 2.5}]
+
+
+def test_metrics_contain_no_infinity(tmp_path: Path) -> None:
+    writer = resumed(tmp_path, 0)
+    log(writer, 1, loss=0.5, grad_norm=math.inf, mine=math.nan, kl=None)  # fp16 logs inf where it skips
+    assert lines(writer) == [{"step": 1, "loss": 0.5, "kl": None}]
 
 
 # wandb

@@ -10,8 +10,6 @@ import trl
 from helpers.canned import GROUP, _Canned, canned_group, make_trainer
 from helpers.reference import naive_conflict_mask, naive_conflict_weights
 
-from gtpo.errors import UsageError
-
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
 def test_group_of_a_trainer(method: str, tiny: Path, tmp_path: Path) -> None:
@@ -78,13 +76,6 @@ def test_inspect_group_has_no_side_effects(
     (plain_records, plain), (inspected_records, inspected) = trained(False), trained(True)
     assert plain_records == inspected_records
     assert all(torch.equal(plain[name], inspected[name]) for name in plain)
-
-
-def test_several_processes_are_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make_trainer("grpo", tiny, tmp_path)
-    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
-    with pytest.raises(UsageError, match="needs one process, and 2"):
-        trainer.inspect_group(0)
 
 
 def test_token_texts_keep_spaces_and_special_tokens(tiny: Path, tmp_path: Path) -> None:
