@@ -12,7 +12,7 @@ from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.reports.html import write_report
 from gtpo.reports.summary import RunMessages, log_summary
 from gtpo.reports.wandb import start_wandb
-from gtpo.runs.checkpoints import rotate, steps_are_done
+from gtpo.runs.checkpoints import steps_are_done
 from gtpo.runs.directory import RunDirectory
 from gtpo.runs.progress import ProgressBar
 from gtpo.runs.script import training_begins
@@ -63,8 +63,6 @@ def train(trainer: Any, checkpoint: str | None) -> None:
                 "%s is finished: its adapter and report are written again; a larger --max_steps trains further",
                 trainer.args.output_dir,
             )
-            if trainer.args.save_total_limit:  # a kill may have come before it
-                rotate(Path(trainer.args.output_dir), trainer.args.save_total_limit)
         trainer._load_from_checkpoint(checkpoint)
         return
     try:

@@ -153,20 +153,6 @@ def test_a_completion_does_not_depend_on_when_the_others_end() -> None:
     assert 0 < ended < len(rows)
 
 
-def test_each_prompt_is_encoded_once_and_finished_rows_leave_the_batch() -> None:
-    model = tiny_llama().get_base_model()
-    seen: list[tuple[int, ...]] = []
-    hook = model.register_forward_pre_hook(
-        lambda module, args, inputs: seen.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
-    )
-    torch.manual_seed(5)
-    rows = generate(model, *SEVERAL, settings())
-    hook.remove()
-    assert seen[0] == (4, 5)
-    lengths = [length_of(row) for row in rows[:, 5:].tolist()]
-    assert seen[1:] == [(sum(length > step for length in lengths), 1) for step in range(1, max(lengths))]
-
-
 @pytest.mark.parametrize(
     "changed",
     [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}, {"repetition_penalty": 3.0}, {"temperature": 0.2}],
@@ -214,12 +200,6 @@ def test_layers_compute_the_same_and_are_restored_bit_for_bit(packed: bool) -> N
     for name, weight in model.named_parameters():
         assert weight.data_ptr() == before[name][0] and torch.equal(weight, before[name][1])
     assert not any("forward" in module.__dict__ for module in model.modules())
-
-
-def test_no_lora_layer_runs_while_generating() -> None:
-    model = tiny_llama()
-    with mock.patch("peft.tuners.lora.Linear.forward", side_effect=AssertionError("not merged")):
-        generate(model.get_base_model(), *ONE, settings())
 
 
 def test_an_exception_restores_the_layers() -> None:

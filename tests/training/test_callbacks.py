@@ -135,18 +135,6 @@ def test_a_wandb_error_does_not_stop_the_run(tmp_path: Path, caplog: pytest.LogC
     assert caplog.text.count("Connection lost") == 1 and args.report_to == ["tensorboard"]
 
 
-def test_wandb_groups_runs_that_differ_only_in_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """wandb panels show the mean and spread of a group, so runs of an ablation must be in different groups."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setattr("wandb.init", lambda **options: Run(**options))
-    groups = {
-        name: start(tmp_path / name).group
-        for name in ("g12-s1", "g12-s2", "g12-s17", "g12", "g8", "gamma0.01-s1", "gamma0.1-s1")
-    }
-    assert groups["g12-s1"] == groups["g12-s2"] == groups["g12-s17"]
-    assert len(set(groups.values())) == 4
-
-
 def test_without_a_login_wandb_is_offline_and_the_run_keeps_its_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -157,7 +145,7 @@ def test_without_a_login_wandb_is_offline_and_the_run_keeps_its_id(
     first, second = (start(tmp_path / "a-run-s1", "--gamma", "0.25") for _ in range(2))
     assert f"wandb sync {tmp_path / 'a-run-s1' / 'wandb'}" in caplog.text
     assert first.id == second.id == (tmp_path / "a-run-s1" / "wandb_id").read_text() and first.resume == "allow"
-    assert (first.mode, first.name, first.config["gamma"]) == ("offline", "a-run-s1", 0.25)
+    assert (first.mode, first.name, first.group, first.config["gamma"]) == ("offline", "a-run-s1", "a-run", 0.25)
     assert first.settings.finish_timeout == 60  # an unreachable server does not block the exit
     assert not first.settings.use_dot_wandb and first.settings.x_disable_meta
 

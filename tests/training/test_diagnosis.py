@@ -1,6 +1,8 @@
 """ConflictMetrics and RolloutCheck on TRL's own GRPOTrainer: values against naive references, and no changed weight."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -204,6 +206,23 @@ def test_a_check_scores_only_enough_completions(tiny: Path, tmp_path: Path, monk
     monkeypatch.setattr("gtpo.training.checks.ENOUGH", first_two + 1)
     with pytest.raises(RunError, match="rollouts do not come from the adapter"):
         check_rollouts(trainer, batch)
+
+
+@pytest.mark.parametrize(
+    ("of_policy", "of_base", "passes"),
+    [(0.15, 0.1, True), (0.25, 0.1, False), (0.25, 9.0, True), (0.35, 9.0, False)],
+)
+def test_rollouts_may_be_up_to_twice_as_far_from_the_policy_as_from_the_base_model(
+    of_policy: float, of_base: float, passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding separates the sampler from both; a gap in nats per token."""
+    gaps = iter([of_policy, of_base])
+    monkeypatch.setattr("gtpo.training.checks.score", lambda *_: torch.full((2, 4), -next(gaps)))
+    batch = {"completion_mask": torch.ones(2, 4), "sampling_per_token_logps": torch.zeros(2, 4)}
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model, gather=lambda gap: gap, device=torch.device("cpu"))
+    model, state = SimpleNamespace(disable_adapter=nullcontext), SimpleNamespace(global_step=1)
+    with nullcontext() if passes else pytest.raises(RunError):
+        check_rollouts(SimpleNamespace(accelerator=accelerator, model=model, state=state), batch)
 
 
 @pytest.mark.parametrize(("target_modules", "in_sync"), [(None, True), (("q_proj",), None)])

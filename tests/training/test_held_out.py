@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import trl
 from datasets import Dataset
 from helpers import canned
 from helpers.canned import make_trainer, trained_weights
@@ -269,6 +270,16 @@ def test_evaluations_of_the_same_policy_are_equal(tiny: Path, tmp_path: Path) ->
     second = trainer.evaluate()
     times = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_model_preparation_time"}
     assert {k: v for k, v in first.items() if k not in times} == {k: v for k, v in second.items() if k not in times}
+
+
+def test_each_process_draws_numbers_of_its_own(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_sampling("grpo", tiny, tmp_path, rows_worth(WORTH))
+    monkeypatch.setattr(trl.GRPOTrainer, "evaluate", lambda self: {"drawn": torch.rand(1).item()})
+    drawn = []
+    for rank in (0, 1, 0):
+        trainer.accelerator = SimpleNamespace(process_index=rank, device=torch.device("cpu"), is_main_process=False)
+        drawn.append(trainer.evaluate()["drawn"])
+    assert drawn[0] == drawn[2] != drawn[1]
 
 
 def test_batches_that_split_a_group_are_refused(tiny: Path, tmp_path: Path) -> None:

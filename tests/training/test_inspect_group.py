@@ -6,7 +6,6 @@ from typing import Any
 import pandas
 import pytest
 import torch
-import trl
 from helpers.canned import GROUP, _Canned, canned_group, make_trainer
 from helpers.reference import naive_conflict_mask, naive_conflict_weights
 
@@ -103,17 +102,12 @@ def test_state_is_restored_when_a_reward_raises(tiny: Path, tmp_path: Path, monk
     assert not trainer._pending_metrics and not trainer._pending_extra_logs  # the next step would log them
 
 
-def test_the_check_of_the_rollouts_is_not_postponed(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = make_trainer("grpo", tiny, tmp_path)
-    score = trl.GRPOTrainer._generate_and_score_completions
-    monkeypatch.setattr(
-        trl.GRPOTrainer,
-        "_generate_and_score_completions",
-        lambda self, inputs: score(self, inputs) | {"sampling_per_token_logps": torch.zeros(1)},
-    )
-    checked: list[int] = []
-    monkeypatch.setattr("gtpo.training.trainer.check_rollouts", lambda trainer, batch: checked.append(1))
-    trainer.inspect_group(0)
-    assert checked and trainer._next_rollout_check == 0
+def test_the_rewards_are_those_of_the_group_after_a_step_too(tiny: Path, tmp_path: Path) -> None:
+    """Its rows follow those of the step in TRL's table. The check of the rollouts is not postponed."""
+    trainer = make_trainer("grpo", tiny, tmp_path, log_completions=True)
+    trainer.model.train()
+    trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+    trainer.state.global_step, trainer._next_rollout_check = 1, 1
+    expected = [float(sum(ids) % 3) for ids in canned_group(1)]
+    assert trainer.inspect_group(0).rewards == {"reward_parity": expected} and trainer._next_rollout_check == 1
+    assert expected != [float(sum(ids) % 3) for ids in canned_group(0)]
