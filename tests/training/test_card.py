@@ -17,7 +17,7 @@ from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptA
 from gtpo.cli.parse import parse
 from gtpo.prompts import SYSTEM_PROMPT, to_messages
 from gtpo.runs.directory import RunDirectory
-from gtpo.training.export import model_card, save_adapter
+from gtpo.training.loop import model_card, save_adapter
 
 ROWS = [{"prompt": to_messages("1 + 1?"), "answer": "2"}]
 

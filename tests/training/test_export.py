@@ -15,7 +15,7 @@ from trl import GRPOConfig
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments, Settings
 from gtpo.cli.parse import parse
 from gtpo.errors import RunError
-from gtpo.training.export import save_adapter
+from gtpo.training.loop import save_adapter
 
 
 def settings_of(directory: Path, model: Path, *argv: str, push_to_hub: bool = False) -> Settings:
@@ -55,7 +55,7 @@ def test_a_card_that_fails_does_not_fail_the_run(
     trained: tuple[Any, Path], tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer, run = trained
-    monkeypatch.setattr("gtpo.training.export.model_card", lambda *arguments: 1 / 0)
+    monkeypatch.setattr("gtpo.training.loop.model_card", lambda *arguments: 1 / 0)
     save_adapter(trainer, settings_of(run, tiny))
     assert (run / "adapter" / "adapter_model.safetensors").is_file()
     assert "ZeroDivisionError" in caplog.text
