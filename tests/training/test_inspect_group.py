@@ -104,10 +104,10 @@ def test_state_is_restored_when_a_reward_raises(tiny: Path, tmp_path: Path, monk
 
 def test_the_rewards_are_those_of_the_group_after_a_step_too(tiny: Path, tmp_path: Path) -> None:
     """Its rows follow those of the step in TRL's table. The check of the rollouts is not postponed."""
-    trainer = make_trainer("grpo", tiny, tmp_path, log_completions=True)
+    trainer = make_trainer("grpo", tiny, tmp_path, num_generations=GROUP // 2)
     trainer.model.train()
-    trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+    trainer._generate_and_score_completions([trainer.train_dataset[i // 6] for i in range(GROUP)])
     trainer.state.global_step, trainer._next_rollout_check = 1, 1
-    expected = [float(sum(ids) % 3) for ids in canned_group(1)]
-    assert trainer.inspect_group(0).rewards == {"reward_parity": expected} and trainer._next_rollout_check == 1
-    assert expected != [float(sum(ids) % 3) for ids in canned_group(0)]
+    before, expected = ([float(sum(ids) % 3) for ids in canned_group(step)] for step in (0, 1))
+    assert trainer.inspect_group(0).rewards == {"reward_parity": expected[:6]} != {"reward_parity": before[6:]}
+    assert trainer._next_rollout_check == 1
