@@ -224,7 +224,7 @@ class Document(HTMLParser):
 def test_the_page_has_settings_problems_scores_and_the_initial_entropy(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
     page = write_report(copy).read_text()
-    assert "0.100 nats before training" in page and "reward_parity" in page and "cut off" not in page
+    assert "0.100 nats before training" in page and "reward_parity" in page and "were cut off" not in page
     assert "<td>num_generations</td><td><code>12</code>" in page  # TRL's default is 8
     assert "<td>epsilon</td>" not in page and "<td>gamma</td>" not in page  # TRL's default, and ours
     settings = yaml.safe_load((copy / "config.yaml").read_text())
