@@ -11,7 +11,7 @@ import yaml
 from transformers.integrations import WandbCallback
 
 from gtpo.arguments import BENCHMARK_TITLES, MODEL_ALIASES, Settings
-from gtpo.data.sources import TRAIN
+from gtpo.data.load import TRAIN
 from gtpo.errors import RunError, first_line
 from gtpo.files import read_yaml, remove, replace_directory, write_atomically
 from gtpo.models.load import resolve_model
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 def run(trainer: Any, settings: Settings, checkpoint: str | None) -> None:
     """Train, from a checkpoint if there is one; save the adapter, write the report, and say how the run ended."""
     attach_callbacks(trainer, settings)
-    training_begins()
     train(trainer, checkpoint)
+    training_begins()  # also where the run was finished before
     save_adapter(trainer, settings)
     if not IS_MAIN_PROCESS:
         return
