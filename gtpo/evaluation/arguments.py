@@ -19,14 +19,8 @@ from gtpo.arguments import (
 from gtpo.errors import UsageError
 
 MATH_VERIFY = "math_verify"  # --grader
-DATA_FLAGS = (
-    "data_dir",
-    "dataset_config",
-    "split",
-    "prompt_column",
-    "answer_column",
-    "answer_list",
-)  # --regrade reads them
+# --regrade reads them from the completion files:
+DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column", "answer_list")
 MAX_K = 10_000  # the most samples per problem in the literature (Brown et al. 2024, arXiv 2407.21787)
 
 

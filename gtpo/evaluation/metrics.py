@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gtpo.grading import TimeBudget, equivalent, normalise
+from gtpo import grading
 
 TAIL = 0.025  # on each side of a 95 % interval
 
@@ -70,16 +70,16 @@ def majority_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int
     if len(answers) != len(correct):
         raise ValueError(f"{len(answers)} answers but {len(correct)} entries in correct: expected one per sample")
     _check_k(k, len(answers))
-    budget = TimeBudget(k)
+    budget = grading.TimeBudget(k)
     votes: list[int] = []
     firsts: list[tuple[str, bool]] = []  # the first answer of each class, and whether it is correct
     class_of: dict[str, int] = {}  # by normalised string, so that a repeated answer is compared only once
     for answer, is_correct in zip(answers[:k], correct[:k], strict=True):
-        form = normalise(answer or "")
+        form = grading.normalise(answer or "")
         if not form or answer is None:
             continue
         if form not in class_of:
-            same = (c for c, (first, _) in enumerate(firsts) if equivalent(first, answer, budget))
+            same = (c for c, (first, _) in enumerate(firsts) if grading.equivalent(first, answer, budget))
             class_of[form] = next(same, len(votes))
             if class_of[form] == len(votes):
                 votes.append(0)

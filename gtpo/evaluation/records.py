@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -12,7 +12,9 @@ from typing import Any, Self
 from gtpo.data.load import Problem as Problem
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import sizes_up_to
-from gtpo.evaluation.user_grader import UserGrader
+
+# Your --grader: (problem, its prompt as a conversation, completions) -> whether each is correct
+UserGrader = Callable[[Problem, list[dict[str, Any]], Sequence[str]], list[bool]]
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gtpo.arguments import PromptArguments
-from gtpo.data.load import Problem
 from gtpo.data.tokenizer import assistant_prefill, encode_prompt, end_of_turn, end_tokens, prepare_tokenizer
 from gtpo.errors import UsageError
+from gtpo.evaluation.records import Problem
 from gtpo.evaluation.storage import Key, Row
 from gtpo.models.backend import (
     check_compute_capability,

@@ -9,13 +9,13 @@ from pathlib import Path
 from filelock import FileLock
 from tqdm import tqdm
 
+from gtpo import grading
 from gtpo.arguments import PromptArguments, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entry, Problems, ProblemScores, read_entries
 from gtpo.evaluation.storage import find_completion_files, keys_of, read_completions, scores_path
 from gtpo.files import write_atomically
-from gtpo.grading import extract_answer, grade_text, math_verify_accepts, normalise, timeouts
 from gtpo.runs.provenance import git_revision
 
 
@@ -41,27 +41,27 @@ def grade(path: Path, problems: Problems) -> Entry:
             f"{path} has {len(completions)} of {len(keys)} completions: run the same evaluation without --regrade to "
             "resume it."
         )
-    timeouts_before = timeouts()
+    timeouts_before = grading.timeouts()
     per_problem, unreadable = [], 0
     by_metric: dict[str, list[list[float]]] = defaultdict(list)
     for problem in tqdm(problems.rows, desc="  grading", unit=" problems", leave=False):
         texts = [completions[problem.id, sample]["completion"] for sample in range(k)]
         lenient_marks = None
         if problems.graded_by:
-            answers = [extract_answer(text, None, *prompt.tags[2:]) for text in texts]
+            answers = [grading.extract_answer(text, None, *prompt.tags[2:]) for text in texts]
             if problems.grader:
                 correct = problems.grader(problem, prompt.to_messages(problem.question), texts)
             else:
-                correct = [math_verify_accepts(answer, problem.gold) for answer in answers]
+                correct = [grading.math_verify_accepts(answer, problem.gold) for answer in answers]
             scores = _scores_of(answers, correct)
         else:
-            verdicts = [grade_text(text, problem.gold, *prompt.tags[2:]) for text in texts]
+            verdicts = [grading.grade_text(text, problem.gold, *prompt.tags[2:]) for text in texts]
             answers, correct, lenient_answers, lenient = map(list, zip(*verdicts, strict=True))
             scores, lenient_marks = _scores_of(answers, correct), _marks(lenient)
             is_same = (answers, correct) == (lenient_answers, lenient)
             lenient_scores = scores if is_same else _scores_of(lenient_answers, lenient)
             scores |= {f"{metric}_lenient": lenient_scores[metric] for metric in ("pass", "maj")}
-        unreadable += sum(not normalise(answer or "") for answer in answers)
+        unreadable += sum(not grading.normalise(answer or "") for answer in answers)
         for metric, values in scores.items():
             by_metric[metric].append(values)
         per_problem.append(
@@ -97,7 +97,7 @@ def grade(path: Path, problems: Problems) -> Entry:
             "grader": problems.graded_by,
             "git_revision": git_revision(),
             "math-verify": importlib.metadata.version("math-verify"),
-            "timeouts": timeouts() - timeouts_before,
+            "timeouts": grading.timeouts() - timeouts_before,
         },
         per_problem=per_problem,
     )

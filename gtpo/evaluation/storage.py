@@ -18,9 +18,8 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 
 from gtpo.arguments import BENCHMARK_TITLES
-from gtpo.data.load import Problem
 from gtpo.errors import UsageError
-from gtpo.evaluation.records import Head
+from gtpo.evaluation.records import Head, Problem
 from gtpo.files import open_own
 from gtpo.prompts import to_messages
 

@@ -3,15 +3,12 @@
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from gtpo.data.load import Problem
 from gtpo.errors import RunError
+from gtpo.evaluation.records import Problem, UserGrader
 from gtpo.grading.user_functions import GRADING, load_rewards
-
-# (problem, its prompt as a conversation, completions) -> whether each is correct
-UserGrader = Callable[[Problem, list[dict[str, Any]], Sequence[str]], list[bool]]
 
 
 def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:

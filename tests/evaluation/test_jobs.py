@@ -88,7 +88,7 @@ def test_a_job_for_every_target_and_benchmark(
         checkpoint="best",
         output_dir=str(tmp_path),
     )
-    monkeypatch.setattr("gtpo.evaluation.jobs.choose_prompts", lambda *_: [PromptArguments(), THINK])
+    monkeypatch.setattr("gtpo.evaluation.targets.choose_prompts", lambda *_: [PromptArguments(), THINK])
     jobs, how, _ = plan_evaluation(flags)
     assert how == Sampling(k=2, temperature=0.5, top_p=0.9, seed=7, max_new_tokens=11, batch_size=5)
     labels, names = ("older@best", f"base-{tiny.name}"), ("arithmetic", "arithmetic_hard")
