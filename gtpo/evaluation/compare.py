@@ -79,9 +79,6 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
     """The sides in directories such as ``outputs/evaluation/RUN``, ``outputs/evaluation`` or ``outputs/RUN``.
 
     ``output_dir`` has the evaluations of a run directory. All ``benchmarks`` by default.
-
-    Raises:
-        UsageError: If a directory has no scores, or there are not two sides.
     """
     found = [(name, entry) for name in directories for entry in _read_entries(Path(name), Path(output_dir))]
     if len({(name, entry.label) for name, entry in found}) > len({entry.label for _, entry in found}):
@@ -90,11 +87,7 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
 
 
 def group_seeds(entries: Sequence[Entry]) -> Sides:
-    """The sides of some entries, in their order: labels that differ in ``-sN`` are one, unless all of them are.
-
-    Raises:
-        UsageError: If there are fewer than two.
-    """
+    """The sides of some entries, in their order: labels that differ in ``-sN`` are one, unless all of them are."""
     labels = dict.fromkeys(entry.label for entry in entries)
     names = {label: run_label(label)[0] for label in labels}
     if len(set(names.values())) < 2:
@@ -126,9 +119,6 @@ def compare_sides(sides: Sides) -> list[Comparison]:
     """The first side with each of the others, on all benchmarks that both have: pass@1, lenient and not, pass@k, maj@k.
 
     Settings that differ are logged.
-
-    Raises:
-        UsageError: If they have no benchmark in common, or other problems of one.
     """
     first, *others = sides
     comparisons: list[Comparison] = []

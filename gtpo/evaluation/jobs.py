@@ -51,9 +51,6 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
     """``--benchmarks`` without duplicates: name in tables and files -> name, path or Hub id on the command line.
 
     Your benchmark is named after its file or directory without the extension; ``gsm8k.csv`` keeps it.
-
-    Raises:
-        UsageError: If there are none, one is unknown, two have the same name, or there is a column for none of them.
     """
     if not flags.benchmarks:
         raise UsageError(f"--benchmarks is missing: name one or more of {', '.join(BENCHMARK_TITLES)}, or your file.")
@@ -75,11 +72,7 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
 
 
 def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int | None = None) -> Problems:
-    """The first ``limit`` problems of a benchmark, by name and source as :func:`select_benchmarks` gives them.
-
-    Raises:
-        UsageError: If they cannot be read.
-    """
+    """The first ``limit`` problems of a benchmark, by name and source as :func:`select_benchmarks` gives them."""
     if name in BENCHMARK_TITLES:
         graded_by = None if flags.user_grader else flags.grader
         return Problems(load_benchmark(name, flags.data_dir)[:limit], graded_by=graded_by)
@@ -89,11 +82,7 @@ def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int
 
 
 def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Callable[[], Sampler]]:
-    """Every target on every benchmark, how completions are sampled, and what loads the model, once.
-
-    Raises:
-        UsageError: If a flag, a benchmark, a run or stored completions do not fit.
-    """
+    """Every target on every benchmark, how completions are sampled, and what loads the model, once."""
     sources = select_benchmarks(flags)
     evaluated = targets.find_targets(flags.runs, flags.model, flags.checkpoint)
     problems = {name: load_problems(name, source, flags, flags.limit) for name, source in sources.items()}
@@ -142,10 +131,6 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
     """The jobs whose completions are stored in the output directory: all, or those of ``--benchmarks``.
 
     ``given`` are the names of the flags that the user has set.
-
-    Raises:
-        UsageError: If a flag is given that is stored with the completions, there are no completions, or the problems of
-            a benchmark have changed.
     """
     if stored_flags := [name for name in STORED_FLAGS if name in given]:
         raise UsageError(f"--regrade reads --{stored_flags[0]} from the stored completions: remove it.")
@@ -181,10 +166,6 @@ def run_job(
 
     The sampler is loaded only if something is missing; ``overwrite`` discards stored completions and scores first. A
     shard, ``N/M``, samples its part into a file of its own; without one, the shards are merged first.
-
-    Raises:
-        UsageError: If the file has other settings or is in use, or a prompt is too long.
-        OSError: If the completions cannot be written.
     """
     problems, keys = job.problems.rows, storage.keys_of(job.problems.rows, how.k)
     path, shards = storage.shard_path(job.path, shard) if shard else job.path, storage.shard_paths(job.path)

@@ -20,18 +20,7 @@ from gtpo.runs.provenance import git_revision
 
 
 def grade(path: Path, problems: Problems) -> Entry:
-    """Grade a completion file.
-
-    Args:
-        path: The completion file.
-        problems: The problems; there are no lenient scores with another grader than ours.
-
-    Returns:
-        Its entry of ``results.json``.
-
-    Raises:
-        UsageError: If completions are missing.
-    """
+    """The entry of a completion file in ``results.json``; lenient scores are those of our grader alone."""
     head, rows = read_completions(path)
     prompt, k = PromptArguments(**stored_prompt(head.settings)).format, head.settings["k"]
     keys = keys_of(problems.rows, k)
@@ -104,15 +93,9 @@ def grade(path: Path, problems: Problems) -> Entry:
 
 
 def write_results(directory: Path, entries: Sequence[Entry]) -> Path:
-    """Write each entry next to its completions, and ``results.json`` with all entries in the directory.
+    """Write each entry next to its completions, and all of the directory to ``results.json``; its path.
 
     Evaluations that end at the same time write one after the other, each with what the others have written.
-
-    Returns:
-        The path of ``results.json``.
-
-    Raises:
-        UsageError: If the stored scores of other completions are damaged.
     """
     results = directory / "results.json"
     with FileLock(directory / "results.lock"):

@@ -15,9 +15,6 @@ def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
     """The function of ``--grader``, ``file.py:function`` or ``module:function``; ``columns``: those of the benchmark.
 
     It is called as TRL calls a reward function; a completion is correct above 0.
-
-    Raises:
-        UsageError: As :func:`gtpo.grading.user_functions.load_rewards`.
     """
     [reward] = load_rewards([name], {}, columns, GRADING)
 

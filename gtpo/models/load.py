@@ -274,8 +274,10 @@ def _load_unsloth(
         use_gradient_checkpointing="unsloth",  # offloads activations to host memory
         random_state=seed,
     )
-    # Unsloth loads its own 4-bit copy of a known model; the adapter names the original model.
+    # Unsloth loads its own 4-bit copy of a known model; the adapter names the original model, and the copy beside it.
     model.peft_config["default"].base_model_name_or_path = path
+    if (copy := model.config._name_or_path) != path:
+        model.peft_config["default"].auto_mapping = {"quantized_copy": copy}
     _prepare_saving(model)
     return model, tokenizer
 
