@@ -29,8 +29,7 @@ def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
         correct = []
         for value in reward.returned:
             if value is None or math.isnan(value):
-                advice = f"correct it, then {GRADING.after_error}"
-                raise RunError(f"the grader {name} returned {value} for {problem.id}: expected a number; {advice}.")
+                raise RunError(f"the grader {name} returned {value} for {problem.id}: expected a number.")
             correct.append(value > 0)
         return correct
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gtpo.grading import TimeBudget, algebra, compare, extract_answer, is_correct, timeouts, worker_calls
+from gtpo.grading import TimeBudget, algebra, compare, extract_answer, is_correct, timeouts
 from gtpo.grading.algebra import to_latex
 from gtpo.grading.worker import ComparisonFailed, shared_worker
 from rewards import accuracy_reward
@@ -23,10 +23,10 @@ from rewards import accuracy_reward
     ],
 )
 def test_refused_texts_never_reach_sympy(text: str) -> None:
-    before = worker_calls()
+    before = shared_worker.calls
     for gold in ("x+1", r"\sin x", r"[0,1)\cup[2,3]"):
         assert not is_correct(text, gold)
-    assert worker_calls() == before
+    assert shared_worker.calls == before
 
 
 @pytest.mark.parametrize(

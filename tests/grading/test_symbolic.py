@@ -60,7 +60,7 @@ def test_the_process_outlasts_the_time_limit_of_a_comparison() -> None:
 def test_a_comparison_that_exceeds_the_memory_limit_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = worker.SCRIPT.read_text()
     greedy = tmp_path / "symbolic.py"
-    greedy.write_text(source.replace("return is_same(a, b, tolerance)", "return bool(bytes(MEMORY_LIMIT))"))
+    greedy.write_text(source.replace("else is_same(a, b, tolerance)", "else bool(bytes(MEMORY_LIMIT))"))
     assert greedy.read_text() != source
     monkeypatch.setattr(worker, "SCRIPT", greedy)
     own = Worker()
