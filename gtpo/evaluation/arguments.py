@@ -97,7 +97,7 @@ class EvaluationArguments:
         PromptArguments(**self.prompt)  # raises
         checks: dict[str, Check] = {
             "limit": AT_LEAST_1,
-            "k": AT_LEAST_1,
+            "k": (lambda x: 1 <= x <= 10_000, "1 to 10000"),  # as many as in arXiv 2407.21787
             "temperature": NOT_NEGATIVE,
             "top_p": SHARE,
             "seed": NOT_NEGATIVE,

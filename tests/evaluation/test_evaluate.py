@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -36,26 +35,11 @@ def results(directory: Path) -> list[dict]:
 # Flags
 
 
-@pytest.mark.slow
-def test_importing_the_script_imports_nothing_heavy_and_the_libraries_import_beside_it() -> None:
-    code = (
-        "import sys, evaluate\n"
-        "assert evaluate.__file__.startswith(sys.argv[1]), evaluate.__file__\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'peft', 'trl', 'numpy', 'vllm'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-        "del sys.modules['evaluate']\n"
-        "from transformers import Trainer; from trl import GRPOTrainer; from peft import get_peft_model\n"
-        "assert 'evaluate' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code, str(ROOT)], cwd=ROOT, check=True)
-
-
 REFUSED = """
---k 0|--k 10001|--output_dir=|--k x|--limit 0|--temperature -1|--temperature nan|--tensor_parallel_size 0|--shard 5/4
---shard 0/4|--shard 1|--overwrite --shard 1/2|--regrade --shard 1/2|--shard 1/2 --compare a b|--temperature 0|--top_p 0
---seed -1|--batch_size 0|--max_new_tokens 0|--checkpoint newest|--backend unsloth|--modle x|--regrade --k 8
+--output_dir=|--temperature nan|--tensor_parallel_size 0|--shard 5/4|--shard 0/4|--shard 1|--overwrite --shard 1/2
+--regrade --shard 1/2|--shard 1/2 --compare a b|--temperature 0|--seed -1|--batch_size 0|--modle x|--regrade --k 8
 --regrade --overwrite|--compare a b --runs a|--compare a b --model tiny|--compare a b --regrade
---compare a b --overwrite|--model tiny --tensor_parallel_size 2|--grader math-verify|--config none.yaml
+--compare a b --overwrite|--model tiny --tensor_parallel_size 2|--model tiny --k 1 amc23 --data_dir .
 """
 
 
@@ -67,41 +51,8 @@ def test_invalid_flags_are_refused_by_name(flags: str, tmp_path: Path, monkeypat
     with pytest.raises(UsageError) as refused:
         run(monkeypatch, "--benchmarks", "arithmetic", *argv)
     named = [word.partition("=")[0] for word in argv if word.startswith("--")]
-    assert any(name in str(refused.value) for name in [*named, "none.yaml"])
+    assert any(name in str(refused.value) for name in [*named, "amc2023"])
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ("benchmark: [gsm8k]", "benchmark"),
-        ("benchmarks: [gsm9k]", "gsm8k"),
-        ("benchmarks: [gsm8k]\nk: 0", "--k"),
-        ("benchmarks: [gsm8k]\nregrade: true", "regrade"),
-    ],
-)
-def test_a_file_of_settings_is_checked_like_flags(
-    settings: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "settings.yaml").write_text(settings)
-    with pytest.raises(UsageError, match=named):
-        run(monkeypatch, "--config", tmp_path / "settings.yaml")
-
-
-def test_unreadable_data_is_reported_before_anything_is_sampled(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("a model was loaded"))
-    argv = ["--model", tiny, "--k", 1, "--limit", 2, "--benchmarks", "arithmetic"]
-    with pytest.raises(UsageError, match="amc2023"):
-        run(monkeypatch, *argv, "amc23", "--data_dir", tmp_path)
-    with pytest.raises(UsageError, match="mine"):
-        run(monkeypatch, *argv, "mine.csv")
-    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: (_ for _ in ()).throw(ConnectionError("no route")))
-    with pytest.raises(UsageError, match=r"math-ai/amc23.*--data_dir"):
-        run(monkeypatch, *argv, "amc23")
-    assert not Path("outputs").exists()
 
 
 # Evaluating
@@ -167,18 +118,10 @@ def test_base_and_adapters_side_by_side(
     entries = {entry["label"]: entry for entry in results(directory)}
     assert list(entries) == [f"base-{tiny.name}", "older", "older-best"]
     base, older, best = entries.values()
-    assert (base["adapter"], older["adapter"], best["adapter"]) == (
-        None,
-        "outputs/older/adapter",
-        "outputs/older/best",
-    )
-    assert base["model"] == older["model"] == str(tiny)
-    assert older["checkpoint"] == "last"
-    assert base["settings"]["adapter"] is None
-    assert older["settings"]["adapter"] != best["settings"]["adapter"]
+    adapters_of = ["outputs/older/adapter", "outputs/older/best"]
+    assert [base["adapter"], older["adapter"], best["adapter"]] == [None, *adapters_of]
     assert base["problems"] == len(base["per_problem"]) == 10
-    assert base["settings"] | {"k": 4, "seed": 0, "temperature": 1.0, "batch_size": 3} == base["settings"]
-    assert base["environment"]["packages"]["transformers"]
+    assert all((p["n"], p["c"]) == (4, p["correct"].count("1")) for e in entries.values() for p in e["per_problem"])
     assert {"grader", "git_revision", "math-verify", "timeouts"} == set(base["graded_by"])
     assert json.loads((directory / "older" / "arithmetic.json").read_text()) == older
     texts = [
@@ -199,21 +142,9 @@ def test_base_and_adapters_side_by_side(
     run(monkeypatch, *SMALL, "--runs", "outputs/older", "base")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[1] for line in lines if line and line[0] == tiny.name] == ["older", "base"]
-
-    # Other settings are refused before a model is loaded.
-    with pytest.raises(UsageError, match="seed was 0, is 1"):
-        run(monkeypatch, *SMALL, "--runs", "outputs/older", "--seed", 1)
     shutil.copytree(adapters[1], outputs / "older" / "adapter", dirs_exist_ok=True)
-    with pytest.raises(UsageError, match=r"adapter was '.*', is '"):
+    with pytest.raises(UsageError, match="adapter"):  # another one, before a model is loaded
         run(monkeypatch, *SMALL, "--runs", "outputs/older")
-
-
-def test_the_newest_run_is_evaluated_and_named(
-    outputs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    run(monkeypatch, *SMALL, "--k", 1)
-    assert "evaluating outputs/demo/newer, the newest finished run; --runs selects others" in caplog.messages
-    assert [entry["label"] for entry in results(Path("outputs/evaluation"))] == ["demo-newer"]
 
 
 def test_the_command_line_overrides_the_file_of_settings(
@@ -246,26 +177,8 @@ def test_overwrite_samples_again(tiny: Path, tmp_path: Path, monkeypatch: pytest
     assert read_completions(path)[1] == before
 
 
-def test_a_larger_limit_and_k_keep_what_is_stored(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = ["--benchmarks", "arithmetic", "--max_new_tokens", 4, "--model", tiny, "--output_dir", tmp_path]
-    run(monkeypatch, *argv, "--limit", 2, "--k", 2)
-    path = tmp_path / f"base-{tiny.name}" / "arithmetic.jsonl"
-    before = read_completions(path)[1]
-    run(monkeypatch, *argv, "--limit", 3, "--k", 4)
-    head, rows = read_completions(path)
-    assert rows[:4] == before and len(rows) == 12
-    [entry] = results(tmp_path)
-    assert (entry["problems"], entry["k"], head.settings["k"]) == (3, 4, 4)
-    run(monkeypatch, "--regrade", "--output_dir", tmp_path)
-    assert results(tmp_path)[0]["scores"] == entry["scores"]
-
-
 def test_shards_sample_what_one_evaluation_samples(
-    tiny: Path,
-    adapters: list[Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny: Path, adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three disjoint parts of whole batches, then the merge: no completion and no score differs."""
 
@@ -277,10 +190,8 @@ def test_shards_sample_what_one_evaluation_samples(
     argv = [*SMALL, "--runs", "base", adapters[0]]
     run(monkeypatch, *argv, "--output_dir", tmp_path / "one")
     [expected] = results(tmp_path / "one")[:1]
-    capsys.readouterr()
     for shard in ("1/3", "2/3", "3/3"):
         run(monkeypatch, *argv, "--output_dir", tmp_path / "shards", "--shard", shard)
-        assert capsys.readouterr().out.startswith(f"Shard {shard} is stored")
     assert not [path for path in (tmp_path / "shards").rglob("*") if path.suffix in (".json", ".jsonl")]
     wholes = sorted((tmp_path / "one").glob("*/arithmetic.jsonl"))
     assert len(wholes) == 2
@@ -326,21 +237,15 @@ def test_ctrl_c_says_how_to_resume(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("gtpo.evaluation.jobs.run_job", interrupt)
-    monkeypatch.setattr(
-        sys, "argv", ["evaluate.py", *map(str, SMALL), "--model", str(tiny), "--output_dir", str(tmp_path)]
-    )
+    argv = map(str, [*SMALL, "--model", tiny, "--output_dir", tmp_path])
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *argv])
     with pytest.raises(SystemExit) as ended:
         run_script(evaluate.main)
-    assert ended.value.code == 130
-    assert "evaluate.py: interrupted; continue with: python evaluate.py --benchmarks" in capsys.readouterr().err
+    assert ended.value.code == 130 and "python evaluate.py --benchmarks" in capsys.readouterr().err
 
 
 def test_regrade_grades_stored_completions_without_a_model(
-    store: Callable[..., Path],
-    texts_by_hand: dict[str, list[str]],
-    tiny: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("a model was loaded"))
     path = store(texts_by_hand)
@@ -354,9 +259,8 @@ def test_regrade_grades_stored_completions_without_a_model(
     run(monkeypatch, "--regrade", "--output_dir", tmp_path)
     assert [entry["scores"]["pass"]["4"] for entry in results(tmp_path)] == pytest.approx([200 / 3, 100.0], abs=1e-5)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    for more, named in (([], "has 11 of 12"), (["--model", tiny, "--benchmarks", "arithmetic"], "--regrade")):
-        with pytest.raises(UsageError, match=named):
-            run(monkeypatch, "--regrade", "--output_dir", tmp_path, *more)
+    with pytest.raises(UsageError, match="11 of 12"):
+        run(monkeypatch, "--regrade", "--output_dir", tmp_path)
 
 
 def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_stored(
@@ -368,8 +272,7 @@ def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_s
     columns = ["--prompt_column", "task", "--answer_column", "gold"]
     run(monkeypatch, *argv, *columns, "--benchmarks", "mine.csv", "arithmetic")
     assert {entry["benchmark"] for entry in results(Path("out"))} == {"arithmetic", "mine"}
-    screen = capsys.readouterr().out
-    assert "mine: 2 problems, k = 2" in screen and "Arithmetic: 2 problems" in screen
+    assert "Rows dropped: 1 without a readable gold answer" in capsys.readouterr().out
     own = next(entry for entry in results(Path("out")) if entry["benchmark"] == "mine")
     assert [problem["gold"] for problem in own["per_problem"]] == ["2", "004"]
     assert own["data"] == {"source": "mine.csv", "data_dir": None, "dataset_config": None, "split": None} | {
@@ -379,7 +282,6 @@ def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_s
         "grader": None,
     }
     assert own["dropped"] == {"without a readable gold answer": 1}
-    assert "Rows dropped: 1 without a readable gold answer" in screen
     # a corrected gold answer: the completions are kept, and graded with the stored file and columns
     path = next(Path("out").glob("*/mine.jsonl"))
     path.write_text(path.read_text().replace('"completion": "', '"completion": "<answer>5</answer>'))

@@ -11,8 +11,6 @@ from helpers.scripts import ROOT
 import evaluate
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.jobs import load_problems
-from gtpo.evaluation.records import read_entries
-from gtpo.evaluation.table import format_table
 from gtpo.grading import algebra, extract_answer, grade_text, is_correct, math_verify_accepts, timeouts
 from gtpo.grading.worker import shared_worker
 
@@ -84,12 +82,8 @@ def test_the_problems_are_those_of_our_grader(source: str, tmp_path: Path, monke
     assert (ours.graded_by, theirs.graded_by, theirs.grader) == (None, "math_verify", None)
 
 
-def test_scores_table_and_comparison_name_the_grader(
-    tiny: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+def test_scores_and_table_name_the_grader(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.jsonl").write_text('{"prompt": "How much?", "answer": "18"}\n')
@@ -111,19 +105,6 @@ def test_scores_table_and_comparison_name_the_grader(
     entry = run("--regrade", "--output_dir", "out", "--grader", "math_verify")
     assert entry["per_problem"][0]["correct"] == "1010" and "pass_lenient" not in entry["scores"]
     assert "mine: 1 problems, k = 4, graded by math_verify\n" in capsys.readouterr().out
-    (theirs,) = read_entries(Path("out/results.json"))
     entry = run("--regrade", "--output_dir", "out")  # a plain switch: without it ours decides
     assert entry["per_problem"][0]["correct"] == "1100" and entry["graded_by"]["grader"] is None
     assert "graded by" not in capsys.readouterr().out
-    (ours,) = read_entries(Path("out/results.json"))
-    assert "graded by math_verify" in format_table([theirs])
-    for name in ("ours", "theirs"):
-        folder = Path("both") / name
-        folder.mkdir(parents=True)
-        (folder / "mine.jsonl").write_text(path.read_text())
-        entry = {"ours": ours, "theirs": theirs}[name]
-        (folder / "mine.json").write_text(json.dumps(entry.write() | {"label": name}))
-    caplog.clear()
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--compare", "both/ours", "both/theirs"])
-    evaluate.main()
-    assert "ours and theirs were graded by different graders: math_verify, ours" in caplog.messages

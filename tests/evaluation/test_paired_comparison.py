@@ -15,12 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import evaluate
-import figures
 from gtpo.errors import UsageError
 from gtpo.evaluation.compare import (
     Comparison,
     compare_sides,
-    draw_comparisons,
     find_sides,
     format_comparisons,
     group_seeds,
@@ -105,16 +103,11 @@ def test_seeds_by_hand() -> None:
     ]
 
 
-def test_names_are_printed_without_control_characters() -> None:
-    screen = format_comparisons(list(compared(entry("a\x1b[2J", ["10"]), entry("b", ["11"])).values()))
-    assert "\x1b" not in screen
-    assert screen.startswith(r"b minus a\x1b[2J, in points")
-
-
-def test_one_seed_has_no_error() -> None:
-    found = compared(entry("a", ["10"]), entry("b", ["11"]))["pass@1"]
+def test_one_seed_has_no_error_and_control_characters_are_escaped() -> None:
+    found = compared(entry("a\x1b[2J", ["10"]), entry("b", ["11"]))["pass@1"]
     assert found.errors == (None, None, None)
-    assert "±" not in format_comparisons([found])
+    screen = format_comparisons([found])
+    assert "±" not in screen and "\x1b" not in screen and r"a\x1b[2J" in screen
 
 
 @settings(max_examples=10)
@@ -140,15 +133,6 @@ def test_any_comparison_matches_the_scores_of_each_side(counts: list[tuple[int, 
     )
 
 
-def test_pairing_narrows_the_interval() -> None:
-    """Problems that are all hard or all easy: each score alone is uncertain, the difference is not."""
-    marks = ["0000"] * 20 + ["1110"] * 20
-    c = compared(entry("a", marks), entry("b", ["0001"] * 20 + ["1111"] * 20))["pass@1"]
-    assert c.differences == [0.25] * 40
-    low, high = c.interval
-    assert (low, high) == pytest.approx((25 - 125 * 0.0881, 25 + 75 * 0.0881), abs=0.1)  # 1 - 0.025^(1/40)
-
-
 def test_the_first_side_is_the_one_compared_with() -> None:
     entries = [entry(name, ["10"]) for name in ("base", "a-s1", "a-s2", "b")]
     assert list(group_seeds(entries)) == ["base", "a", "b"]
@@ -156,7 +140,7 @@ def test_the_first_side_is_the_one_compared_with() -> None:
     assert list(group_seeds(entries[1:3])) == ["a-s1", "a-s2"]  # two seeds of one run
     best = [entry(name, ["10"]) for name in ("a-s1", "a-s1@best", "a-s2@best")]
     assert list(group_seeds(best)) == ["a", "a@best"]
-    with pytest.raises(UsageError, match="needs the scores of two models, found a: name two evaluations"):
+    with pytest.raises(UsageError):
         group_seeds([entry("a", ["10"])])
 
 
@@ -173,12 +157,6 @@ def test_the_majority_is_that_of_the_smaller_k() -> None:
     assert found.per_problem == ([1, 0], [0, 1])
 
 
-def test_problems_in_another_order_are_not_paired() -> None:
-    a, b = entry("a", ["10", "11"]), entry("b", ["10", "11"])
-    with pytest.raises(UsageError, match="have different problems"):
-        compared(a, replace(b, per_problem=b.per_problem[::-1]))
-
-
 def test_equal_means_of_other_sums_are_ties() -> None:
     """The means of (0, 0, 0.3) and (0, 0.1, 0.2) differ in the last bit."""
     a = [entry(f"a-s{seed}", ["1" * c + "0" * (10 - c)]) for seed, c in enumerate((0, 0, 3))]
@@ -188,21 +166,20 @@ def test_equal_means_of_other_sums_are_ties() -> None:
     assert found.counts == (0, 0, 1)
 
 
-def test_a_users_grader_gives_no_lenient_comparison() -> None:
-    graded = with_problems(entry("graded", ["10"]), {"correct_lenient": None})
-    assert list(compared(graded, entry("other", ["10"]))) == ["pass@1", "pass@2", "maj@2"]
-
-
-def test_what_cannot_be_compared_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    a = entry("a", ["10"])
-    with pytest.raises(UsageError, match="a and b have no benchmark in common"):
-        compared(a, entry("b", ["10"], "aime24"))
-    with pytest.raises(UsageError, match="different problems"):
-        compared(a, entry("b", ["10", "11"]))
-    with pytest.raises(UsageError, match="different problems"):
-        compared(a, entry("b", ["10"], settings={"problems_hash": "else"}))
-    compared(a, entry("b", ["10"], settings=a.settings | {"temperature": 0.5}))
-    assert "a and b were evaluated with different --temperature" in caplog.text
+def test_what_cannot_be_compared_is_refused_and_what_differs_named(caplog: pytest.LogCaptureFixture) -> None:
+    a, b = entry("a", ["10", "11"]), entry("b", ["10", "11"])
+    for other in (
+        entry("b", ["10", "11"], "aime24"),
+        entry("b", ["10"]),
+        replace(b, settings={"problems_hash": "else"}),
+        replace(b, per_problem=b.per_problem[::-1]),  # in another order
+    ):
+        with pytest.raises(UsageError):
+            compared(a, other)
+    by_user = with_problems(b, {"correct_lenient": None}, {"correct_lenient": None})
+    by_user = replace(by_user, settings=a.settings | {"temperature": 0.5}, graded_by={"grader": "math_verify"})
+    assert list(compared(a, by_user)) == ["pass@1", "pass@2", "maj@2"]  # none of them lenient
+    assert "--temperature" in caplog.text and "math_verify" in caplog.text
 
 
 # Directories
@@ -232,19 +209,13 @@ def test_evaluations_output_directories_and_runs(tmp_path: Path, monkeypatch: py
     write(Path("greedy"), a)
     two = find_sides(["outputs/evaluation/a", "greedy/a"], "", ["amc23"])
     assert list(two) == ["outputs/evaluation/a/a", "greedy/a/a"]
-    with pytest.raises(UsageError, match=r"^--compare nothing has no scores, and outputs/evaluation has none of it"):
-        find_sides(["nothing"], "outputs/evaluation")
     Path("greedy/a/amc23.json").write_text('{"label": "a"}')
-    with pytest.raises(
-        UsageError,
-        match=r"greedy/a/amc23.json is damaged \('per_problem'\): delete it; `evaluate.py --regrade",
-    ):
-        find_sides(["greedy/a"], "")
+    for damaged in ("nothing", "greedy/a"):
+        with pytest.raises(UsageError, match=damaged):
+            find_sides([damaged], "outputs/evaluation")
 
 
-def test_the_scripts_print_and_draw(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     write(Path("outputs/evaluation"), entry("a", ["10", "00"]), entry("b", ["11", "00"]))
     monkeypatch.setattr(sys, "argv", ["evaluate.py", "--compare", "outputs/a", "outputs/b"])
@@ -253,40 +224,5 @@ def test_the_scripts_print_and_draw(
     assert screen[0] == "b minus a, in points; interval over 2 problems, paired"
     assert " ".join(screen[4].split()) == "AMC 2023 pass@1 25.0 50.0 +25.0 +0.0 to +50.0 1 / 0 / 1"
     monkeypatch.setattr(sys, "argv", ["evaluate.py", "--compare", "outputs/a", "outputs/b", "--benchmarks", "aime24"])
-    with pytest.raises(UsageError, match="found none: name two evaluations"):
+    with pytest.raises(UsageError):
         evaluate.main()
-    monkeypatch.setattr(sys, "argv", ["figures.py", "--compare", "outputs/a", "outputs/b"])
-    figures.main()
-    assert capsys.readouterr().out.splitlines() == ["compare.png", "compare.pdf"]
-    assert Path("compare.png").read_bytes().startswith(b"\x89PNG") and Path("compare.pdf").is_file()
-
-
-def test_the_figure_shows_every_difference_its_interval_and_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from matplotlib.figure import Figure
-
-    drawn: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    comparisons = compare_sides(
-        group_seeds(
-            [entry(f"{name}$-s{seed}", [*marks, f"0{seed}"]) for name, marks in SEEDS.items() for seed in (0, 1)]
-        )
-    )
-    draw_comparisons(comparisons, str(tmp_path / "c.png"))
-    [axis] = drawn[0].axes
-    shown = comparisons[::-1]
-    assert [text.get_text() for text in axis.get_yticklabels()] == [f"AMC 2023, {c.metric}" for c in shown]
-    assert axis.lines[0].get_xdata() == pytest.approx([c.difference for c in shown])
-    intervals, errors = (np.array(lines.get_segments())[:, :, 0] for lines in axis.collections)
-    assert intervals == pytest.approx(np.array([c.interval for c in shown]))
-    widths = [c.errors[2] for c in shown]
-    assert errors[:, 1] - errors[:, 0] == pytest.approx(2 * np.array(widths, dtype=float)) and any(widths)
-    assert axis.get_title() == r"b\$" + "\n" + r"minus a\$"
-    assert axis.get_xlabel().endswith("\nbar: standard error over seeds")
-    monkeypatch.setattr(type(comparisons[0]), "errors", (None, None, None))  # of one seed
-    draw_comparisons(comparisons, str(tmp_path / "c.png"))
-    assert drawn[-1].axes[0].get_xlabel() == "points; line: 95 % interval over problems"
-
-
-SEEDS = {"a": ["10", "11", "00", "00"], "b": ["11", "10", "00", "00"]}
