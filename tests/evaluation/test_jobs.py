@@ -78,20 +78,10 @@ def test_a_job_for_every_target_and_benchmark(
     assert settings.pop("model") == jobs[1].head.settings["model"] != str(tiny)  # a hash of the weights
     assert settings.pop("adapter") is not None
     assert settings == {  # written to every completion file: a new name here makes stored completions unusable
-        "benchmark": "arithmetic",
-        "problems": 3,
-        "backend": "transformers",
-        "k": 2,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "seed": 7,
-        "max_new_tokens": 11,
-        "batch_size": 5,
-        "load_in_4bit": False,
-        "tags": "<reasoning> </reasoning> <answer> </answer>",
-        "system_prompt": SYSTEM_PROMPT,
-        "chat_template": None,
-        "chat_template_kwargs": None,
+        **{"benchmark": "arithmetic", "problems": 3, "backend": "transformers", "k": 2, "temperature": 0.5},
+        **{"top_p": 0.9, "seed": 7, "max_new_tokens": 11, "batch_size": 5, "load_in_4bit": False},
+        **{"tags": "<reasoning> </reasoning> <answer> </answer>", "system_prompt": SYSTEM_PROMPT},
+        **{"chat_template": None, "chat_template_kwargs": None},
     }
     assert jobs[2].head.settings["tags"] == "<think> </think> <answer> </answer>"
     assert jobs[2].head.settings["system_prompt"] == "none" and jobs[2].prompt == THINK
@@ -153,10 +143,6 @@ def test_regrade_refuses_what_is_stored() -> None:
             find_stored_jobs(flags, given)
 
 
-def test_adapter_is_short_for_runs(tmp_path: Path) -> None:
+def test_adapter_is_short_for_runs() -> None:
     flags, given = parse_evaluation(EvaluationArguments, ["--adapter", "a", "b"])
     assert flags.runs == ["a", "b"] and given == {"runs"}
-    settings = tmp_path / "settings.yaml"
-    settings.write_text("adapter: [a]\n")
-    flags, given = parse_evaluation(EvaluationArguments, ["--config", str(settings)])
-    assert (flags, given) == (EvaluationArguments(runs=["a"]), {"config", "runs"})

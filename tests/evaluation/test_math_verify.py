@@ -12,7 +12,6 @@ import evaluate
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.jobs import load_problems
 from gtpo.grading import algebra, extract_answer, grade_text, is_correct, math_verify_accepts, timeouts
-from gtpo.grading.worker import shared_worker
 
 PAIRS = [  # gold answer, answer, ours, math-verify's
     ("18", "18.0", True, True),
@@ -55,31 +54,29 @@ def test_it_agrees_on_the_answers_that_lm_evaluation_harness_has_graded() -> Non
     ]
 
 
-def test_an_answer_over_the_limit_is_wrong_and_counted_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_over_the_limit_is_wrong_and_counted_each_time_and_none_is_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(algebra, "TIME_LIMIT", 0.3)
     before = timeouts()
     for _ in range(2):
         assert not math_verify_accepts("9^{9^{9^{9}}}!", "7")
     assert timeouts() == before + 2
     monkeypatch.undo()
+    for text in (f"__import__('os').mkdir('{tmp_path}/made')", "9**9**9", "(1).__class__"):
+        assert not math_verify_accepts(text, "7")
+    assert not list(tmp_path.iterdir())
     assert math_verify_accepts("x+x^{12}", "x^{12}+x")  # a new process answers
 
 
-def test_no_answer_is_evaluated_as_python(tmp_path: Path) -> None:
-    for text in (f"__import__('os').mkdir('{tmp_path}/made')", "9**9**9", "(1).__class__"):
-        assert not math_verify_accepts(text, "7")
-    assert not list(tmp_path.iterdir()) and shared_worker.process is not None
-
-
-@pytest.mark.parametrize("source", ["arithmetic", "mine.jsonl"])
-def test_the_problems_are_those_of_our_grader(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_problems_are_those_of_our_grader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "{1"}\n')
-    name = source.partition(".")[0]
-    ours, theirs = (load_problems(name, source, EvaluationArguments([source], grader=g)) for g in (None, "math_verify"))
-    assert (ours.rows, ours.dropped) == (theirs.rows, theirs.dropped)
-    assert source == "arithmetic" or (len(ours.rows), ours.dropped) == (1, {"without a readable gold answer": 1})
-    assert (ours.graded_by, theirs.graded_by, theirs.grader) == (None, "math_verify", None)
+    for name, source in (("arithmetic", "arithmetic"), ("mine", "mine.jsonl")):
+        flags = [EvaluationArguments([source], grader=grader) for grader in (None, "math_verify")]
+        ours, theirs = (load_problems(name, source, each) for each in flags)
+        assert (ours.rows, ours.dropped) == (theirs.rows, theirs.dropped)
+        assert (ours.graded_by, theirs.graded_by, theirs.grader) == (None, "math_verify", None)
 
 
 def test_scores_and_table_name_the_grader(

@@ -43,18 +43,9 @@ def entry(label: str, correct: list[str], benchmark: str = "amc23", **changed: A
         )
         for i, marks in enumerate(correct)
     ]
-    values: dict[str, Any] = {
-        "label": label,
-        "benchmark": benchmark,
-        "problems": len(problems),
-        "k": k,
-        "scores": {},
-        "intervals": {},
-        "settings": {"problems_hash": f"of {len(correct)}"},
-        "origin": Origin("some/model"),
-        "per_problem": problems,
-    }
-    return Entry(**values | changed)
+    values: dict[str, Any] = {"label": label, "benchmark": benchmark, "problems": len(problems), "k": k, "scores": {}}
+    values |= {"intervals": {}, "settings": {"problems_hash": f"of {len(correct)}"}, "origin": Origin("some/model")}
+    return Entry(**values | {"per_problem": problems} | changed)
 
 
 def compared(*entries: Entry) -> dict[str, Comparison]:
@@ -149,21 +140,17 @@ def with_problems(entry: Entry, *changes: dict[str, Any]) -> Entry:
     return replace(entry, per_problem=changed)
 
 
-def test_the_majority_is_that_of_the_smaller_k() -> None:
-    """maj@1, 2, 4 of a; maj@1, 2, 4, 8 of b, of which the third counts."""
+def test_equal_means_of_other_sums_are_ties_and_the_majority_is_that_of_the_smaller_k() -> None:
+    """The means of (0, 0, 0.3) and (0, 0.1, 0.2) differ in the last bit. maj@1, 2, 4 of a; maj@1, 2, 4, 8 of b."""
+    first, second = (
+        [entry(f"{name}-s{seed}", ["1" * c + "0" * (10 - c)]) for seed, c in enumerate(counts)]
+        for name, counts in (("a", (0, 0, 3)), ("b", (0, 1, 2)))
+    )
+    found = compared(*first, *second)["pass@1"]
+    assert found.per_problem[0] != found.per_problem[1] and found.counts == (0, 0, 1)
     a = with_problems(entry("a", ["0000", "0000"]), {"majority": "001"}, {"majority": "000"})
     b = with_problems(entry("b", ["0" * 8, "0" * 8]), {"majority": "1101"}, {"majority": "0010"})
-    found = compared(a, b)["maj@4"]
-    assert found.per_problem == ([1, 0], [0, 1])
-
-
-def test_equal_means_of_other_sums_are_ties() -> None:
-    """The means of (0, 0, 0.3) and (0, 0.1, 0.2) differ in the last bit."""
-    a = [entry(f"a-s{seed}", ["1" * c + "0" * (10 - c)]) for seed, c in enumerate((0, 0, 3))]
-    b = [entry(f"b-s{seed}", ["1" * c + "0" * (10 - c)]) for seed, c in enumerate((0, 1, 2))]
-    found = compared(*a, *b)["pass@1"]
-    assert found.per_problem[0] != found.per_problem[1]
-    assert found.counts == (0, 0, 1)
+    assert compared(a, b)["maj@4"].per_problem == ([1, 0], [0, 1])
 
 
 def test_what_cannot_be_compared_is_refused_and_what_differs_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -160,8 +160,7 @@ def test_tokens_are_counted_while_they_are_generated(tiny: Path, tmp_path: Path)
     sampler = TransformersSampler(str(with_generation_config(tiny, tmp_path / "model", eos_token_id=ends)), SETTINGS)
     requests = make_requests(sampler, ROWS, SETTINGS)
     done = {requests[0].key, requests[5].key}
-    counts: list[int] = []
-    seen = 0
+    counts, seen = [], 0
     for rows in sampler.sample(requests, done, None, counts.append):
         assert sum(counts[seen:]) == sum(row["tokens"] for row in rows)
         assert 1 < len(counts) - seen <= SETTINGS.max_new_tokens  # one call per step

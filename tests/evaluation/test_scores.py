@@ -11,7 +11,7 @@ import pytest
 from gtpo.data.load import load_benchmark
 from gtpo.evaluation import scores
 from gtpo.evaluation.compare import compare_sides, group_seeds
-from gtpo.evaluation.records import Problems
+from gtpo.evaluation.records import Entry, Problems
 from gtpo.evaluation.scores import grade, write_results
 from gtpo.grading import compare
 
@@ -33,10 +33,7 @@ def test_scores_by_hand(store: Callable[..., Path], texts_by_hand: dict[str, lis
         ("arithmetic/1", 4, 1, 4, "0001", "0001", "000"),
         ("arithmetic/2", 4, 0, 2, "0000", "0000", "000"),
     ]
-    assert (entry.scores["pass_lenient"], entry.scores["maj_lenient"]) == (
-        entry.scores["pass"],
-        entry.scores["maj"],
-    )
+    assert [entry.scores[f"{name}_lenient"] for name in ("pass", "maj")] == [entry.scores["pass"], entry.scores["maj"]]
     # Of 27 equally likely resamples of (0.75, 0.25, 0) the mean is 0 in one (3.7 %) and 0.75 in one.
     assert entry.intervals["pass"]["1"] == [0.0, 75.0]
 
@@ -64,12 +61,17 @@ def test_lenient_scores_by_hand(store: Callable[..., Path]) -> None:
     assert entry.scores["unreadable"] == 37.5  # u and b have no block
 
 
+def graded(store: Callable[..., Path], *texts: str) -> Entry:
+    """The entry of one problem."""
+    return grade(store({"arithmetic/0": list(texts)}), Problems(load_benchmark("arithmetic")[:1]))
+
+
 def test_the_counter_of_pass_at_k_is_the_strict_count(store: Callable[..., Path]) -> None:
     """Lenient and strict marks differ: pass@k, and pass@1 of a comparison, are those of the answer block."""
     gold = load_benchmark("arithmetic")[0].gold
-    strict, lenient, wrong = f"<answer>{gold}</answer>", f"It is {gold}.", f"<answer>{int(gold) + 1}</answer>"
-    path = store({"arithmetic/0": [strict, lenient, lenient, wrong]})
-    entry = grade(path, Problems(load_benchmark("arithmetic")[:1]))
+    entry = graded(
+        store, f"<answer>{gold}</answer>", f"It is {gold}.", f"It is {gold}.", f"<answer>{int(gold) + 1}</answer>"
+    )
     [problem] = entry.per_problem
     assert (problem.c, problem.correct, problem.correct_lenient) == (1, "1000", "1110")
     assert entry.scores["pass"] == {"1": 25.0, "2": 50.0, "4": 100.0}
@@ -81,17 +83,15 @@ def test_the_counter_of_pass_at_k_is_the_strict_count(store: Callable[..., Path]
 
 def test_the_lenient_majority_votes_with_lenient_answers(store: Callable[..., Path]) -> None:
     """Equal marks, other answers: two sentences that end in the same wrong number are one class, as blocks two."""
-    gold = load_benchmark("arithmetic")[0].gold
-    wrong, right = int(gold) + 1, f"<answer>{gold}</answer>"
-    texts = [f"<answer>We have some, {wrong}</answer>", right, f"<answer>There are now {wrong}</answer>", right]
-    entry = grade(store({"arithmetic/0": texts}), Problems(load_benchmark("arithmetic")[:1]))
+    right, wrong = f"<answer>{load_benchmark('arithmetic')[0].gold}</answer>", "<answer>{} -1</answer>"
+    entry = graded(store, wrong.format("We have some,"), right, wrong.format("There are now"), right)
     assert entry.per_problem[0].correct == entry.per_problem[0].correct_lenient == "0101"
     assert (entry.scores["maj"]["4"], entry.scores["maj_lenient"]["4"]) == (100.0, 0.0)  # a tie: wrong occurs first
 
 
 def test_an_empty_answer_block_is_unreadable(store: Callable[..., Path]) -> None:
-    path = store({"arithmetic/0": ["<answer></answer>", "<answer>$$</answer>", "<answer>7</answer>", "none"]})
-    assert grade(path, Problems(load_benchmark("arithmetic")[:1])).scores["unreadable"] == 75.0
+    texts = ["<answer></answer>", "<answer>$$</answer>", "<answer>7</answer>", "none"]
+    assert graded(store, *texts).scores["unreadable"] == 75.0
 
 
 def test_a_completion_above_its_time_budget_is_wrong_and_counted(

@@ -70,24 +70,19 @@ def never() -> Canned:
     raise AssertionError("the model was loaded")
 
 
-def test_a_complete_file_needs_no_model_and_is_not_changed(tmp_path: Path) -> None:
-    content = fill(tmp_path / "new" / "a.jsonl")
+def test_a_complete_file_needs_no_model_and_a_truncated_one_is_completed_to_the_same_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.jsonl"
+    content = fill(path)
     assert content.count(b"\n") == 1 + 7 * 3
-    assert fill(tmp_path / "new" / "a.jsonl", load=never) == content
-    head, rows = read_completions(tmp_path / "new" / "a.jsonl")
+    assert fill(path, load=never) == content
+    head, rows = read_completions(path)
     assert head == HEAD
     assert rows[0] == {"id": "arithmetic/0", "sample": 0, "completion": "arithmetic/0 é", "tokens": 1, "finished": True}
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.jsonl"]
-    (tmp_path / "new" / "a.jsonl").write_bytes(content[:-3])
-    assert read_completions(tmp_path / "new" / "a.jsonl")[1] == rows[:-1]  # without a partly written line
-
-
-@pytest.mark.parametrize("cut", [1, 40, 200, 500, 1000, -1])
-def test_a_truncated_file_is_completed_to_the_same_bytes(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "a.jsonl"
-    content = fill(path)
-    path.write_bytes(content[:cut])
-    assert fill(path) == content
+    assert [found.name for found in path.parent.iterdir()] == ["a.jsonl"]
+    for cut in (0, 1, 40, 200, 500, 1000, -1):
+        path.write_bytes(content[:cut])
+        assert cut != -1 or read_completions(path)[1] == rows[:-1]  # without a partly written line
+        assert fill(path) == content
 
 
 @pytest.mark.parametrize(
@@ -269,17 +264,15 @@ def test_the_hash_of_problems_depends_on_what_is_asked() -> None:
     assert problems_hash([replace(ROWS[0], question="Why?"), *ROWS[1:]]) != problems_hash(ROWS)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b'{"settings": {"k": 9}, "about": {}}\n', b'{"settings": {"k": 9}, "about": {}}\n{"i']
-)
-def test_a_file_without_completions_is_created_again(tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_completions_is_created_again(tmp_path: Path) -> None:
     """As after Ctrl-C or kill -9."""
     path = tmp_path / "label" / "a.jsonl"
     path.parent.mkdir()
-    path.write_bytes(content)
-    check_settings(path, SETTINGS)
-    assert find_completion_files(tmp_path, ["a"]) == []
-    assert fill(path) == fill(tmp_path / "b.jsonl")
+    for more in (b"", b'{"i'):
+        path.write_bytes(b'{"settings": {"k": 9}, "about": {}}\n' + more)
+        check_settings(path, SETTINGS)
+        assert find_completion_files(tmp_path, ["a"]) == []
+        assert fill(path) == fill(tmp_path / "b.jsonl")
     assert find_completion_files(tmp_path, ["a"]) == find_completion_files(tmp_path) == [path]
 
 

@@ -203,15 +203,15 @@ def test_the_base_has_the_precision_of_training_or_of_the_flag(
     assert choose_4bit(True, trained) is True
 
 
-@pytest.mark.parametrize("lacking", ["a GPU", "bitsandbytes"])
 def test_a_4bit_adapter_without_gpu_or_bitsandbytes_is_evaluated_with_a_warning(
-    lacking: str, trained: list[Target], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    trained: list[Target], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(targets, "gpu_is_available", lambda: lacking != "a GPU")
     monkeypatch.setattr(targets, "is_installed", lambda package: False)
-    assert choose_4bit(None, trained[1:]) is False and not caplog.messages
-    assert choose_4bit(None, trained[:1]) is False
-    assert "outputs/older/adapter" in caplog.text and f"need {lacking}" in caplog.text
+    for has_gpu in (False, True):
+        monkeypatch.setattr(targets, "gpu_is_available", lambda has_gpu=has_gpu: has_gpu)
+        assert choose_4bit(None, trained[1:]) is False and len(caplog.messages) == has_gpu
+        assert choose_4bit(None, trained[:1]) is False
+    assert ["bitsandbytes" in message for message in caplog.messages] == [False, True]
 
 
 THINK = "<think> </think> <answer> </answer>"
@@ -229,7 +229,7 @@ def test_adapters_are_asked_as_they_were_trained(prompted: list[Target], caplog:
     think, earlier, base = prompted
     expected = PromptArguments(tags=THINK, system_prompt="none")
     assert choose_prompts({}, [think, earlier]) == [expected, PromptArguments()]
-    assert caplog.messages == [f"the prompt of older has --tags '{THINK}', --system_prompt 'none'"]
+    assert len(caplog.messages) == 1 and THINK in caplog.text
     assert choose_prompts({}, [base, think]) == [expected, expected]  # the base model as its run
     assert choose_prompts({}, [base]) == [PromptArguments()]
     assert think.adapter
@@ -240,21 +240,18 @@ def test_adapters_are_asked_as_they_were_trained(prompted: list[Target], caplog:
         assert choose_prompts({}, [base], str(model)) == [expected]
 
 
-def test_flags_decide_the_prompt(prompted: list[Target]) -> None:
+def test_flags_decide_the_prompt_and_stored_texts_are_not_looked_up_as_files(
+    prompted: list[Target], tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="--tags"):
         choose_prompts({}, prompted)
     asked = EvaluationArguments(tags="a b c d", system_prompt="Be brief.").prompt
     assert choose_prompts(asked, prompted) == [PromptArguments(tags="a b c d", system_prompt="Be brief.")] * 3
-
-
-def test_stored_texts_are_not_looked_up_as_files(prompted: list[Target], tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("of the user")
     stored = {"system_prompt": str(secret), "chat_template": str(secret)}
     (tmp_path / "outputs/older/config.yaml").write_text(yaml.safe_dump(stored))
     [prompt] = choose_prompts({}, prompted[:1])
     assert (prompt.system_prompt, prompt.chat_template) == (str(secret), str(secret))
-    assert yaml.safe_load(yaml.safe_dump(vars(prompt))) == vars(prompt)  # plain strings
-    assert PromptArguments(**stored_prompt(vars(prompt))) == prompt  # as for --regrade
-    asked = EvaluationArguments(system_prompt=str(secret)).prompt
-    assert choose_prompts(asked, prompted[:1])[0].system_prompt == "of the user"
+    assert PromptArguments(**stored_prompt(yaml.safe_load(yaml.safe_dump(vars(prompt))))) == prompt  # as for --regrade
+    assert choose_prompts({"system_prompt": str(secret)}, prompted[:1])[0].system_prompt == "of the user"

@@ -13,18 +13,18 @@ from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.jobs import load_problems
 from gtpo.evaluation.user_grader import load_user_grader
 
-GRADER = """
+GRADER = """import functools
+
 def runs(completions, tests, prompts=None, **columns):
     return [float(all(test in c[0]["content"] for test in listed)) for c, listed in zip(completions, tests)]
 
 async def later(completions, answer, **columns):
     return [0.5 if c[0]["content"] == a["text"] else -1 for c, a in zip(completions, answer)]
 
-def nothing(completions, **columns):
-    return [None for _ in completions]
+def nothing(completions, value=None, **columns):
+    return [value for _ in completions]
 
-def unknown(completions, **columns):
-    return [float("nan") for _ in completions]
+unknown = functools.partial(nothing, value=float("nan"))
 
 def same_prompt(completions, prompts, **columns):
     return [float(p[-1]["content"] in c[0]["content"]) for p, c in zip(prompts, completions)]

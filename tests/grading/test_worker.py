@@ -14,16 +14,7 @@ import pytest
 from hostile import HOSTILE
 from verdicts import CASES
 
-from gtpo.grading import (
-    algebra,
-    compare,
-    equivalent,
-    extract_answer,
-    is_correct,
-    last_boxed,
-    timeouts,
-    worker,
-)
+from gtpo.grading import algebra, compare, equivalent, extract_answer, is_correct, last_boxed, timeouts, worker
 from gtpo.grading.worker import Worker, shared_worker
 
 ROOT = Path(worker.__file__).resolve().parents[2]
@@ -64,14 +55,6 @@ def test_a_late_comparison_is_wrong_and_counted_and_the_next_one_is_right(monkey
     assert timeouts() == before + 1
 
 
-def test_verdicts_are_the_same_in_other_threads() -> None:
-    sample = CASES[::7]
-    compare.decide.cache_clear()
-    with ThreadPoolExecutor(4) as pool:
-        verdicts = list(pool.map(lambda case: is_correct(case[1], case[0]), sample))
-    assert verdicts == [case[2] for case in sample]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the environment of another process")
 def test_the_process_inherits_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "WANDB_API_KEY", "SECRET"):
@@ -85,18 +68,19 @@ def test_the_process_inherits_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {line.partition(b"=")[0].decode() for line in inherited.split(b"\0") if line} <= set(worker.ENVIRONMENT)
 
 
-def test_an_alarm_of_the_caller_still_fires() -> None:
-    fired = threading.Event()
+def test_an_alarm_of_the_caller_still_fires_and_threads_get_the_same_verdicts() -> None:
+    fired, sample = threading.Event(), CASES[::7]
     previous = signal.signal(signal.SIGALRM, lambda *_: fired.set())
+    compare.decide.cache_clear()
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
-        compare.decide.cache_clear()
-        assert is_correct("x+x^2", "x(x+1)")
-        assert fired.wait(10) or signal.getitimer(signal.ITIMER_REAL)[0] == 0
+        with ThreadPoolExecutor(4) as pool:
+            verdicts = list(pool.map(lambda case: is_correct(case[1], case[0]), sample))
+        assert verdicts == [case[2] for case in sample]
+        assert fired.wait(10)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    assert fired.is_set()
 
 
 @pytest.mark.parametrize("when", ["it starts", "it waits", "it compares"])
