@@ -24,8 +24,6 @@ _TRAILING = re.compile(
     rf"(?P<value>.*[\d)}}\]%]|.*\\pi)\s*(?:{TEXT}|(?P<words>(?<=[^a-zA-Z\\])[a-zA-Z][a-zA-Z./ ]*))"
     r"(?:\^\{?(?P<power>[23])\}?)?"
 )
-
-
 _RATES = (("mph", "mi/h"), ("kmh", "km/h"), ("kph", "km/h"))
 _EITHER = ({"deg", "celsius"}, {"deg", "fahrenheit"}, {"lb", "sterling"})  # degrees and pounds mean both
 

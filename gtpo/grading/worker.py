@@ -139,8 +139,5 @@ os.register_at_fork(after_in_child=shared_worker.reset_after_fork)
 
 
 def timeouts() -> int:
-    """Number of pairs of answers in this process that a time or memory limit made different, from the cache too.
-
-    At most one per completion: such a completion has no answer or a wrong one, and is compared with nothing more.
-    """
+    """Pairs of answers in this process that a limit made different, from the cache too; at most one per completion."""
     return shared_worker.timeouts

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import os
 import shutil
 import sys
@@ -84,27 +83,22 @@ def test_the_seed_determines_the_completions(tiny: Path, sampled: dict) -> None:
     assert not {row["completion"] for row in other.values()} & {row["completion"] for row in sampled.values()}
 
 
-def test_temperature_and_top_p_shape_the_distribution(tiny: Path) -> None:
-    sampler = TransformersSampler(str(tiny), SETTINGS)
-    request = make_requests(sampler, ROWS[:1], Sampling(k=1, max_new_tokens=1))[0]
-    with torch.inference_mode():
-        logits = sampler.model(torch.tensor([request.prompt_ids])).logits[0, -1].double()
-    size = 600
-    texts = [sampler.tokenizer.decode([i], skip_special_tokens=True) for i in range(len(logits))]
-    for temperature in (1.0, 0.2):
-        settings = Sampling(k=size, temperature=temperature, max_new_tokens=1, batch_size=size)
-        sampler.sampling = settings
-        [rows] = sampler.sample(make_requests(sampler, ROWS[:1], settings), set(), None)
-        probability: dict[str, float] = {}  # of a text: tokens that are not complete characters share one
-        for text, p in zip(texts, torch.softmax(logits / temperature, dim=-1).tolist(), strict=True):
-            probability[text] = probability.get(text, 0.0) + p
-        mean = sum(p * math.log(p) for p in probability.values())
-        spread = math.sqrt(sum(p * math.log(p) ** 2 for p in probability.values()) - mean**2)
-        found = sum(math.log(probability[row["completion"]]) for row in rows) / size
-        assert abs(found - mean) < 4 * spread / math.sqrt(size), temperature
-    sampler.sampling = Sampling(k=20, top_p=1e-6, max_new_tokens=1, batch_size=20)
-    [rows] = sampler.sample(make_requests(sampler, ROWS[:1], sampler.sampling), set(), None)
-    assert {row["completion"] for row in rows} == {sampler.tokenizer.decode([int(logits.argmax())])}
+def test_generate_gets_the_settings_and_none_of_the_model(tiny: Path, tmp_path: Path, sampled: dict) -> None:
+    """tests/forward/test_generation.py checks the distribution that follows from them."""
+    defaults = {"do_sample": True, "top_k": 1, "top_p": 0.1, "temperature": 0.1, "repetition_penalty": 3.0}
+    model = with_generation_config(tiny, tmp_path / "model", **defaults)
+    assert run_sampler(model, SETTINGS) == sampled
+    sampler = TransformersSampler(str(model), dataclasses.replace(SETTINGS, temperature=0.2, top_p=0.7))
+    requests = make_requests(sampler, ROWS[:1], SETTINGS)
+    list(sampler.sample(requests, set(), None))
+    used = sampler.model.generation_config
+    assert (used.do_sample, used.temperature, used.top_p, used.top_k) == (True, 0.2, 0.7, 0)
+    sampler.sampling = dataclasses.replace(SETTINGS, top_p=1e-6)
+    [rows] = sampler.sample(requests, set(), None)
+    [greedy] = TransformersSampler(str(tiny), dataclasses.replace(SETTINGS, temperature=0.0)).sample(
+        requests, set(), None
+    )
+    assert [row["completion"] for row in rows] == [row["completion"] for row in greedy]
 
 
 def with_generation_config(tiny: Path, model: Path, **changes: object) -> Path:
@@ -113,9 +107,7 @@ def with_generation_config(tiny: Path, model: Path, **changes: object) -> Path:
     return model
 
 
-def test_of_the_generation_config_of_a_model_its_end_tokens_count(tiny: Path, tmp_path: Path, sampled: dict) -> None:
-    defaults = {"do_sample": True, "top_k": 1, "top_p": 0.1, "temperature": 0.1, "repetition_penalty": 3.0}
-    assert run_sampler(with_generation_config(tiny, tmp_path / "a", **defaults), SETTINGS) == sampled
+def test_a_completion_ends_at_any_end_token_of_the_generation_config(tiny: Path, tmp_path: Path) -> None:
     free, first = run_sampler(tiny, GREEDY), (ROWS[0].id, 0)
     tokenizer = AutoTokenizer.from_pretrained(tiny)
     second_token = tokenizer.encode(free[first]["completion"], add_special_tokens=False)[1]

@@ -104,7 +104,6 @@ def test_adapters_of_another_kind_and_damaged_ones_are_refused(outputs: Path, se
 def test_the_adapter_names_its_base_model(outputs: Path, tiny: Path) -> None:
     older, newer = find_targets(["outputs/older", "outputs/demo/newer"], None)
     assert choose_model([Target(""), older, newer], None) == str(tiny)
-    assert choose_model([Target("")], "qwen", slow=True) == "Qwen/Qwen2.5-3B-Instruct"
     edit_config(newer.adapter, base_model_name_or_path="meta-llama/Llama-3.1-8B-Instruct")
     with pytest.raises(UsageError, match="outputs/demo/newer"):
         choose_model([older, newer], None)
@@ -150,13 +149,11 @@ def test_the_largest_rank_of_the_adapters(outputs: Path) -> None:
 @pytest.mark.parametrize(
     ("a", "b", "same"),
     [
-        ("Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-3B-Instruct", True),
         ("meta-llama/Llama-3.1-8B-Instruct", "unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit", True),
         ("Qwen/Qwen2.5-3B-Instruct", "unsloth/Qwen2.5-3B-Instruct-bnb-4bit", True),
         ("here/outputs/tiny/base-1", "/was/there/outputs/tiny/base-1", True),
         ("here/outputs/tiny/base-1", "here/../here/outputs/tiny/base-1", True),
         ("here/outputs/tiny/base-1", "here/outputs/tiny/base-2", False),
-        ("Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-7B-Instruct", False),
         ("Qwen/Qwen2.5-3B-Instruct", "someone/Qwen2.5-3B-Instruct", False),
     ],
 )
@@ -175,6 +172,7 @@ def test_the_papers_models_need_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UsageError, match="GPU"):
             choose_model([Target("")], name)
     refuse_large_model_without_gpu("HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert choose_model([Target("")], "qwen", slow=True) == "Qwen/Qwen2.5-3B-Instruct"
     monkeypatch.setattr(targets, "gpu_is_available", lambda: True)
     refuse_large_model_without_gpu("llama")
 

@@ -169,11 +169,10 @@ def test_the_grader_imports_no_heavy_package_and_a_script_without_main_guard_run
 
 
 def test_a_process_that_cannot_start_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without = tmp_path / "symbolic.py"
-    without.write_text("import sys\nsys.modules['math_verify'] = None  # not installed\n" + worker.SCRIPT.read_text())
-    monkeypatch.setattr(worker, "SCRIPT", without)
-    with pytest.raises(RuntimeError, match=r"did not start \(.*math_verify.*requirements/cpu\.txt"):
-        Worker().compare("x+x^8", "x(x^7+1)", None, 5.0)
-    without.write_text("")
-    with pytest.raises(RuntimeError, match=r"did not start \(it exited immediately\)"):
-        Worker().compare("x+x^8", "x(x^7+1)", None, 5.0)
+    script = tmp_path / "symbolic.py"
+    without = "import sys\nsys.modules['math_verify'] = None  # not installed\n" + worker.SCRIPT.read_text()
+    monkeypatch.setattr(worker, "SCRIPT", script)
+    for text, reason in ((without, "math_verify"), ("", "exited")):
+        script.write_text(text)
+        with pytest.raises(RuntimeError, match=reason):
+            Worker().compare("x+x^8", "x(x^7+1)", None, 5.0)
