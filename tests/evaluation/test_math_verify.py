@@ -2,15 +2,17 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.scripts import ROOT
 
 import evaluate
+from gtpo.data.load import load_benchmark
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.jobs import load_problems
+from gtpo.evaluation.records import read_entries
 from gtpo.grading import algebra, extract_answer, grade_text, is_correct, math_verify_accepts, timeouts
 
 PAIRS = [  # gold answer, answer, ours, math-verify's
@@ -79,29 +81,17 @@ def test_the_problems_are_those_of_our_grader(tmp_path: Path, monkeypatch: pytes
         assert (ours.graded_by, theirs.graded_by, theirs.grader) == (None, "math_verify", None)
 
 
-def test_scores_and_table_name_the_grader(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_scores_and_table_name_the_grader_and_regrade_returns_to_ours(
+    store: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.jsonl").write_text('{"prompt": "How much?", "answer": "18"}\n')
-
-    def run(*argv: object) -> Any:
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, argv)])
+    gold = load_benchmark("arithmetic")[0].gold
+    answers = (gold, f"{gold} dollars", f"2x = {gold}", "-1")
+    store({"arithmetic/0": [f"<answer>{answer}</answer>" for answer in answers]})
+    argv = ["evaluate.py", "--regrade", "--output_dir", str(tmp_path)]
+    for more, correct in ((["--grader", "math_verify"], "1010"), ([], "1100")):
+        monkeypatch.setattr(sys, "argv", [*argv, *more])
         evaluate.main()
-        return json.loads(Path("out/results.json").read_text())["results"][0]
-
-    argv = ["--benchmarks", "mine.jsonl", "--model", tiny, "--k", 4, "--max_new_tokens", 3, "--output_dir", "out"]
-    entry = run(*argv, "--grader", "math_verify")
-    assert entry["graded_by"]["grader"] == entry["data"]["grader"] == "math_verify"
-    path = next(Path("out").glob("*/mine.jsonl"))
-    head, *rows = map(json.loads, path.read_text().splitlines())
-    for row, answer in zip(rows, ("18", "18 dollars", "2x = 18", "17"), strict=True):
-        row["completion"] = f"<reasoning>\n.\n</reasoning>\n<answer>\n{answer}\n</answer>"
-    path.write_text("".join(json.dumps(line) + "\n" for line in (head, *rows)))
-    capsys.readouterr()
-    entry = run("--regrade", "--output_dir", "out", "--grader", "math_verify")
-    assert entry["per_problem"][0]["correct"] == "1010" and "pass_lenient" not in entry["scores"]
-    assert "mine: 1 problems, k = 4, graded by math_verify\n" in capsys.readouterr().out
-    entry = run("--regrade", "--output_dir", "out")  # a plain switch: without it ours decides
-    assert entry["per_problem"][0]["correct"] == "1100" and entry["graded_by"]["grader"] is None
-    assert "graded by" not in capsys.readouterr().out
+        (entry,) = read_entries(tmp_path / "results.json")
+        assert entry.per_problem[0].correct == correct and ("pass_lenient" in entry.scores) == (not more)
+        assert entry.graded_by["grader"] == (more[1] if more else None)
+        assert ("graded by math_verify\n" in capsys.readouterr().out) == bool(more)
