@@ -175,7 +175,7 @@ def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = Fals
     if bases and not same_model(model, first):
         raise UsageError(f"--model {asked} is not what the adapter was trained from, {first}: remove --model.")
     for adapter, config in configs.items():
-        trained = (config.get("auto_mapping") or {}).get("quantized_copy") or config["base_model_name_or_path"]
+        trained = (config.get("auto_mapping") or {}).get("loaded_from") or config["base_model_name_or_path"]
         if trained.endswith("bnb-4bit") and Path(trained).name != Path(model).name:
             logger.warning(
                 "%s was trained on the 4-bit weights of %s and is evaluated on others: add --model %s",

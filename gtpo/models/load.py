@@ -275,9 +275,8 @@ def _load_unsloth(
         random_state=seed,
     )
     # Unsloth loads its own 4-bit copy of a known model; the adapter names the original model, and the copy beside it.
-    model.peft_config["default"].base_model_name_or_path = path
-    if (copy := model.config._name_or_path) != path:
-        model.peft_config["default"].auto_mapping = {"quantized_copy": copy}
+    config = model.peft_config["default"]
+    config.base_model_name_or_path, config.auto_mapping = path, {"loaded_from": model.config._name_or_path}
     _prepare_saving(model)
     return model, tokenizer
 

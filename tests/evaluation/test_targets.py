@@ -131,7 +131,7 @@ def test_other_weights_than_those_of_a_4bit_copy_are_named(
     """Unsloth alone names its copy as the base; our trainer names the original model, and the copy beside it."""
     original, copy = "Qwen/Qwen2.5-3B-Instruct", "unsloth/qwen2.5-3b-instruct-unsloth-bnb-4bit"
     [older] = find_targets(["outputs/older"], None)
-    ours = {"base_model_name_or_path": original, "auto_mapping": {"quantized_copy": copy}}
+    ours = {"base_model_name_or_path": original, "auto_mapping": {"loaded_from": copy}}
     edit_config(older.adapter, **(ours if recorded_by == "us" else {"base_model_name_or_path": copy}))
     assert choose_model([older], copy) == copy and not caplog.messages
     assert choose_model([older], original) == original
