@@ -79,6 +79,9 @@ def test_a_complete_file_needs_no_model_and_a_truncated_one_is_completed_to_the_
     assert head == HEAD
     assert rows[0] == {"id": "arithmetic/0", "sample": 0, "completion": "arithmetic/0 é", "tokens": 1, "finished": True}
     assert [found.name for found in path.parent.iterdir()] == ["a.jsonl"]
+    with open_completions(tmp_path / "b.jsonl", HEAD) as file:
+        file.append(rows)
+        assert (tmp_path / "b.jsonl").read_bytes() == content  # kept if the process is killed here
     for cut in (0, 1, 40, 200, 500, 1000, -1):
         path.write_bytes(content[:cut])
         assert cut != -1 or read_completions(path)[1] == rows[:-1]  # without a partly written line
