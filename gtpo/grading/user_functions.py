@@ -47,7 +47,6 @@ def load_rewards(
             ``function(completions, **columns) -> list[float | None]``, looked up in the working directory first.
         known: Name -> function, such as format and accuracy of the paper.
         columns: Columns of the dataset; none if they are not known yet, then only the functions are loaded.
-        purpose: What they are loaded for.
     """
     if not names:
         raise UsageError(f"--reward is empty: name {', '.join(known)}, file.py:function or module:function.")
@@ -165,7 +164,8 @@ class CheckedReward:
         return [math.inf if value is not None and math.isnan(value) else value for value in self.returned]
 
     def _error(self, what: str) -> RunError:
-        return RunError(f"the {self.purpose.noun} {self.name} {what}; correct it, then run the same command again.")
+        resume = ", or --resume a run with a checkpoint" if self.purpose is TRAINING else ""
+        return RunError(f"the {self.purpose.noun} {self.name} {what}; correct it, then run the command again{resume}.")
 
 
 class _CheckedAsyncReward(CheckedReward):
