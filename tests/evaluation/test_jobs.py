@@ -9,8 +9,7 @@ import pytest
 
 from gtpo.arguments import BENCHMARK_TITLES, PromptArguments
 from gtpo.cli.parse import parse_evaluation
-from gtpo.data.load import load_benchmark
-from gtpo.data.sources import ARITHMETIC_STEPS, BENCHMARKS
+from gtpo.data.load import ARITHMETIC_STEPS, BENCHMARKS, load_benchmark
 from gtpo.errors import UsageError
 from gtpo.evaluation import sampling
 from gtpo.evaluation.arguments import EvaluationArguments
