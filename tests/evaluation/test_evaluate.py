@@ -202,7 +202,7 @@ def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_s
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.csv").write_text('task,gold\n1 + 1?,2\n"Two, and two?",004\n3 + 3?,$\n')
+    Path("mine.csv").write_text('task,gold\n1 + 1?,2\n3 + 3?,$\n"Two, and two?",004\n')
     argv = ["--model", tiny, "--k", 2, "--max_new_tokens", 3, "--output_dir", "out", "--limit", 2]
     columns = ["--prompt_column", "task", "--answer_column", "gold"]
     run(monkeypatch, *argv, *columns, "--benchmarks", "mine.csv", "arithmetic")
