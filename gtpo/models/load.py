@@ -241,8 +241,9 @@ def _load_unsloth(
         use_gradient_checkpointing="unsloth",  # offloads activations to host memory
         random_state=seed,
     )
-    # Unsloth loads its own 4-bit copy of a known model; the adapter names the original model.
-    model.peft_config["default"].base_model_name_or_path = path
+    # Unsloth loads its own 4-bit copy of a known model; the adapter names the original model, and the copy beside it.
+    config = model.peft_config["default"]
+    config.base_model_name_or_path, config.auto_mapping = path, {"loaded_from": model.config._name_or_path}
     _prepare_saving(model)
     return model, tokenizer
 

@@ -113,8 +113,10 @@ def test_fast_inference_is_set_by_use_vllm(use_vllm: bool, unsloth: FakeUnsloth,
     expected = {"load_in_4bit": True, "max_seq_length": 99, "max_lora_rank": 8, "gpu_memory_utilization": 0.4, "r": 8}
     expected |= {"lora_alpha": 8, "random_state": 5, "use_gradient_checkpointing": "unsloth"}
     assert {name: unsloth.options[name] for name in expected} == expected
-    # The adapter names the requested model, not the 4-bit copy that Unsloth loads instead.
-    assert model.peft_config["default"].base_model_name_or_path == str(tiny)
+    # The adapter names the requested model, and beside it the 4-bit copy that Unsloth loads instead.
+    config = model.peft_config["default"]
+    assert config.base_model_name_or_path == str(tiny)
+    assert config.auto_mapping == {"loaded_from": "unsloth/its-own-copy-bnb-4bit"}
     assert tokenizer.pad_token != tokenizer.eos_token
 
 
