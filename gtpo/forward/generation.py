@@ -86,6 +86,7 @@ def _is_supported(model: Any, config: GenerationConfig) -> bool:
     }
     return (
         settings <= _SETTINGS
+        and model.device.type != "mps"  # it has no float64, which _sample draws with
         and config.max_new_tokens is not None
         and not model.config.is_encoder_decoder
         and type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation

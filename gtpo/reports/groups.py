@@ -40,6 +40,11 @@ class Group:
     cut_off: list[bool] = field(default_factory=list)
 
 
+def logged_text(logged: Any) -> str:
+    """A prompt or completion of TRL's table as text: since 1.16 the table has the messages of a conversation."""
+    return logged if isinstance(logged, str) else "\n".join(message["content"] for message in logged)
+
+
 def read_group(
     table: str | Path, group_size: int, rewards: Sequence[str], positive_weight: float = 2.0
 ) -> tuple[int, Group]:
@@ -56,11 +61,12 @@ def read_group(
         on_span = conflict_weights(
             torch.ones(1, 1, dtype=torch.bool), torch.tensor([row["advantage"]]), positive_weight
         ).item()
-        edges = [0, *(edge for span in row["conflicts"] for edge in span), len(row["completion"])]
-        tokens.append([row["completion"][a:b] for a, b in itertools.pairwise(edges)])
+        text = logged_text(row["completion"])
+        edges = [0, *(edge for span in row["conflicts"] for edge in span), len(text)]
+        tokens.append([text[a:b] for a, b in itertools.pairwise(edges)])
         weights.append([on_span if piece % 2 else 1.0 for piece in range(len(edges) - 1)])
     return rows[0]["step"], Group(
-        prompt=rows[0]["prompt"],
+        prompt=logged_text(rows[0]["prompt"]),
         tokens=tokens,
         rewards={name: [row[name] for row in rows] for name in rewards if name in rows[0]},
         advantages=[row["advantage"] for row in rows],

@@ -34,7 +34,7 @@ from gtpo.arguments import (
 )
 from gtpo.files import write_atomically
 from gtpo.reports.curves import plot_training
-from gtpo.reports.groups import Group, read_group
+from gtpo.reports.groups import Group, logged_text, read_group
 from gtpo.reports.metrics import reward_names
 from gtpo.reports.summary import find_problems, initial_entropy_text, score_lines
 from gtpo.runs.directory import RunDirectory, method_of
@@ -154,7 +154,7 @@ def read_held_out(run: RunDirectory, count: int) -> list[Sample]:
         try:
             stored = json.loads(path.read_bytes())
             rewards = {str(name): None if value is None else float(value) for name, value in stored["rewards"].items()}
-            samples.append(Sample(stored["step"], str(stored["prompt"]), str(stored["completion"]), rewards))
+            samples.append(Sample(stored["step"], *map(logged_text, (stored["prompt"], stored["completion"])), rewards))
         except UNREADABLE as error:
             logger.warning("%s cannot be read and is not shown: %s", path, error)
     return samples
