@@ -24,6 +24,8 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     logging.basicConfig(format="%(message)s", handlers=[_AboveTheBar()])
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    if sys.platform == "win32":
+        _exit("Windows is not supported: run it in WSL2, a Linux inside Windows.", 2)
     try:
         main()
         sys.stdout.flush()

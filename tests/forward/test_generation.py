@@ -376,6 +376,12 @@ def test_a_model_that_prepares_its_own_inputs_goes_to_transformers(monkeypatch: 
         assert generate(tiny_llama().get_base_model(), *ONE, settings()) == "theirs"
 
 
+def test_a_device_without_float64_goes_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaForCausalLM, "device", torch.device("mps"))
+    with mock.patch.object(LlamaForCausalLM, "generate", return_value="theirs"):
+        assert generate(tiny_llama().get_base_model(), *ONE, settings()) == "theirs"
+
+
 SHAPE = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": 2,
