@@ -33,8 +33,8 @@ LARGE = 2**18  # entries of a weight
 
 # Fields of a GenerationConfig that may differ from Transformers' defaults.
 _SETTINGS = {
-    "max_new_tokens", "max_length", "do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
-    "pad_token_id", "bos_token_id", "eos_token_id", "disable_compile", "transformers_version", "_from_model_config",
+    "max_new_tokens", "max_length", "do_sample", "temperature", "top_p", "top_k", "min_p", "pad_token_id",
+    "bos_token_id", "eos_token_id", "disable_compile", "transformers_version", "_from_model_config",
 }  # fmt: skip
 
 
