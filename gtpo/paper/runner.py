@@ -98,7 +98,7 @@ def _locked_log(work: Work) -> TextIO:
     import fcntl  # Windows has none; run_script says that it is not supported
 
     work.log.parent.mkdir(parents=True, exist_ok=True)
-    log = work.log.open("a")
+    log = work.log.open("a", encoding="utf-8")
     fcntl.flock(log, fcntl.LOCK_EX)
     return log
 

@@ -15,7 +15,7 @@ def state_of(experiment: Experiment) -> str:
     if experiment.log.is_file():
         import fcntl  # Windows has none
 
-        with experiment.log.open() as log:
+        with experiment.log.open(encoding="utf-8") as log:
             try:
                 fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -30,7 +30,7 @@ def start_wandb(settings: Settings) -> Any:
         "config": {"method": method} | settings.to_dict(),
         "project": os.environ.get("WANDB_PROJECT", "gtpo"),
         "name": name,
-        "id": identity.read_text(),
+        "id": identity.read_text(encoding="utf-8"),
         "resume": "allow",
         "group": run_label(name)[0],
         "dir": str(run_directory.path),

@@ -54,7 +54,7 @@ def training_begins() -> None:
 
 
 def _store_traceback() -> str:
-    with tempfile.NamedTemporaryFile("w", prefix="gtpo-", suffix=".log", delete=False) as file:
+    with tempfile.NamedTemporaryFile("w", prefix="gtpo-", suffix=".log", delete=False, encoding="utf-8") as file:
         traceback.print_exc(file=file)
     return file.name
 

@@ -36,7 +36,7 @@ class MetricsWriter(TrainerCallback):
         if state.global_step:
             args.eval_on_start = False  # its line is there
         if state.is_world_process_zero and self.run.metrics.exists():
-            lines = self.run.metrics.read_text(errors="replace").splitlines()
+            lines = self.run.metrics.read_text(errors="replace", encoding="utf-8").splitlines()
             kept = {  # a step that was logged twice: its last line
                 (_step(line), '"eval_runtime"' in line): line for line in lines if _step(line) <= state.global_step
             }
@@ -52,7 +52,7 @@ class MetricsWriter(TrainerCallback):
             completions = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
             metrics["tokens_per_second"] = metrics["completion_length"] * completions / metrics["step_time"]
         line = {"step": state.global_step} | metrics
-        with open_own(self.run.metrics) as file:
+        with open_own(self.run.metrics, encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         if self.wandb_run is not None:
             try:  # steps that a resumed run repeats are behind wandb's step and ignored by it
@@ -90,7 +90,7 @@ class BestAdapter(TrainerCallback):
         if not state.global_step:
             return
         if self.run.metrics.exists():  # MetricsWriter has removed the later steps
-            scores = [_score(json.loads(line)) for line in self.run.metrics.read_text().splitlines()]
+            scores = [_score(json.loads(line)) for line in self.run.metrics.read_text(encoding="utf-8").splitlines()]
             self.recent.extend(score for score in scores if score is not None)
         stored = self.run.read_best()
         if stored and stored["step"] <= state.global_step and (self.held_out_metric or "accuracy") in stored:
@@ -136,7 +136,7 @@ class BestAdapter(TrainerCallback):
             options = {"selected_adapters": ["default"], "save_embedding_layers": False}  # not KL's "ref"
         model.save_pretrained(unfinished, state_dict=self.weights, **options)
         self.tokenizer.save_pretrained(unfinished)
-        (unfinished / "best.json").write_text(json.dumps(self.best))
+        (unfinished / "best.json").write_text(json.dumps(self.best), encoding="utf-8")
         replace_directory(unfinished, self.directory)
         self.weights = None
 

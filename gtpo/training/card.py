@@ -45,7 +45,7 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
     entropy = initial_entropy_text(run)
     serve = ["vllm", "serve", where]
     if not merged:
-        served = hub_id or str(json.loads(config.read_text())["base_model_name_or_path"])
+        served = hub_id or str(json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"])
         serve = ["vllm", "serve", served, "--enable-lora", "--max-lora-rank", str(settings.model.lora_rank)]
         serve += ["--lora-modules", f"adapter={where}"]
     parts = [

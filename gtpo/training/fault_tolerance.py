@@ -117,13 +117,15 @@ def non_finite_error(
         directory.mkdir(parents=True, exist_ok=True)
         saved = f"; its batch is saved in {directory}"
     if rows:
-        (directory / f"rows-{rank}.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False))
+        (directory / f"rows-{rank}.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8")
     if batches:
         tensors = {f"{i}.{k}": v for i, batch in enumerate(batches) for k, v in batch.items() if isinstance(v, Tensor)}
         copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
         save_file(copies, directory / f"batch-{rank}.safetensors")  # <index of the micro-batch>.<name>
         texts = [trainer.processing_class.batch_decode(batch["completion_ids"]) for batch in batches]
-        (directory / f"completions-{rank}.json").write_text(json.dumps(texts, indent=1, ensure_ascii=False))
+        (directory / f"completions-{rank}.json").write_text(
+            json.dumps(texts, indent=1, ensure_ascii=False), encoding="utf-8"
+        )
         apply_umask(directory)
     again = f"Start again with --overwrite and {mend}."
     if run.has_checkpoint:

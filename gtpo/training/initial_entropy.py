@@ -129,7 +129,7 @@ def padded_batch(
 
 def _read_record(path: Path, step: int) -> dict[str, Any]:
     try:
-        record = dict(json.loads(path.read_text()))
+        record = dict(json.loads(path.read_text(encoding="utf-8")))
         return record | {"initial_entropy": float(record["initial_entropy"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(

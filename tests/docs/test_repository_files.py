@@ -1,4 +1,4 @@
-"""Files that no test runs as they are used: what the Dockerfile, workflows, batch scripts and CITATION.cff name exists."""
+"""Files that no test uses as a person does: Dockerfile, workflow, launch scripts, CITATION.cff; the repository's URL."""
 
 import re
 import shlex
@@ -18,8 +18,11 @@ WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_te
 SKY = yaml.safe_load((ROOT / "examples" / "sky.yaml").read_text())
 BATCH_SCRIPTS = sorted((ROOT / "examples" / "slurm").glob("*.sbatch"))
 STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
-COMMANDS = [step["run"] for step in STEPS if "run" in step]
-COMMANDS += re.findall(r"&& (make .*)", DOCKERFILE) + [" ".join(re.findall(r'"([^"]+)"', DOCKERFILE.splitlines()[-1]))]
+COMMANDS = [
+    *(step["run"] for step in STEPS if "run" in step),
+    *re.findall(r"&& (make .*)", DOCKERFILE),
+    " ".join(re.findall(r'"([^"]+)"', DOCKERFILE.splitlines()[-1])),
+]
 
 
 def test_the_dockerfile_installs_what_is_locked_for_its_python() -> None:
