@@ -1,4 +1,4 @@
-"""Files that no test uses as a person does: Dockerfile, workflow, launch scripts, CITATION.cff; the repository's URL."""
+"""Files that no test uses as people do: Dockerfile, workflow, launch scripts, CITATION.cff; the repository's URL."""
 
 import re
 import shlex
