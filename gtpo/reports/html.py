@@ -154,7 +154,8 @@ def read_held_out(run: RunDirectory, count: int) -> list[Sample]:
         try:
             stored = json.loads(path.read_bytes())
             rewards = {str(name): None if value is None else float(value) for name, value in stored["rewards"].items()}
-            samples.append(Sample(stored["step"], *map(logged_text, (stored["prompt"], stored["completion"])), rewards))
+            prompt, completion = logged_text(stored["prompt"]), logged_text(stored["completion"])
+            samples.append(Sample(stored["step"], prompt, completion, rewards))
         except UNREADABLE as error:
             logger.warning("%s cannot be read and is not shown: %s", path, error)
     return samples
