@@ -130,8 +130,8 @@ def train_tiny(root: Path) -> Path:
     trainer.train()
     trainer.model.save_pretrained(directory)
     losses = [round(entry["loss"], 4) for entry in trainer.state.log_history if "loss" in entry]
-    (directory / "losses.json").write_text(json.dumps(losses))
-    (directory / "tiny.json").write_text(json.dumps(TINY, indent=2))
+    (directory / "losses.json").write_text(json.dumps(losses), encoding="utf-8")
+    (directory / "tiny.json").write_text(json.dumps(TINY, indent=2), encoding="utf-8")
     return directory
 
 

@@ -135,7 +135,8 @@ class Worker:
 
 shared_worker = Worker()
 atexit.register(shared_worker.stop)
-os.register_at_fork(after_in_child=shared_worker.reset_after_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=shared_worker.reset_after_fork)
 
 
 def timeouts() -> int:

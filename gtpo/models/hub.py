@@ -49,7 +49,11 @@ def is_cached(model: str, copy: bool = False) -> bool:
 
 def _is_complete(snapshot: Path) -> bool:
     index = snapshot / "model.safetensors.index.json"
-    files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    files = (
+        set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if index.is_file()
+        else {"model.safetensors"}
+    )
     return all((snapshot / name).is_file() for name in files)
 
 

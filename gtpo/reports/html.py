@@ -56,6 +56,11 @@ class Group:
     cut_off: list[bool] = field(default_factory=list)  # at the length limit; empty where that is not known
 
 
+def logged_text(logged: Any) -> str:
+    """A prompt or completion of TRL's table as text: since 1.16 the table has the messages of a conversation."""
+    return logged if isinstance(logged, str) else "\n".join(message["content"] for message in logged)
+
+
 def read_group(
     table: str | Path, group_size: int, rewards: Sequence[str], positive_weight: float = 2.0
 ) -> tuple[int, Group]:
@@ -71,11 +76,12 @@ def read_group(
         on_span = conflict_weights(
             torch.ones(1, 1, dtype=torch.bool), torch.tensor([row["advantage"]]), positive_weight
         ).item()
-        edges = [0, *(edge for span in row["conflicts"] for edge in span), len(row["completion"])]
-        tokens.append([row["completion"][a:b] for a, b in itertools.pairwise(edges)])
+        text = logged_text(row["completion"])
+        edges = [0, *(edge for span in row["conflicts"] for edge in span), len(text)]
+        tokens.append([text[a:b] for a, b in itertools.pairwise(edges)])
         weights.append([on_span if piece % 2 else 1.0 for piece in range(len(edges) - 1)])
     return rows[0]["step"], Group(
-        prompt=rows[0]["prompt"],
+        prompt=logged_text(rows[0]["prompt"]),
         tokens=tokens,
         rewards={name: [row[name] for row in rows] for name in rewards if name in rows[0]},
         advantages=[row["advantage"] for row in rows],
@@ -191,7 +197,8 @@ def read_held_out(run: RunDirectory, count: int) -> list[Sample]:
         try:
             stored = json.loads(path.read_bytes())
             rewards = {str(name): None if value is None else float(value) for name, value in stored["rewards"].items()}
-            samples.append(Sample(stored["step"], str(stored["prompt"]), str(stored["completion"]), rewards))
+            prompt, completion = logged_text(stored["prompt"]), logged_text(stored["completion"])
+            samples.append(Sample(stored["step"], prompt, completion, rewards))
         except UNREADABLE as error:
             logger.warning("%s cannot be read and is not shown: %s", path, error)
     return samples

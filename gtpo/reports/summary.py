@@ -81,7 +81,7 @@ def _compared(rows: Rows, window: int) -> list[str]:
 def initial_entropy_text(run: RunDirectory) -> str | None:
     """<H>_ini and the state of the entropy filter in words; None where the run does not store both."""
     try:
-        record = json.loads(run.initial_entropy.read_text())
+        record = json.loads(run.initial_entropy.read_text(encoding="utf-8"))
         state = "on" if record["filter_on"] else "off"
         return f"{record['initial_entropy']:.3f} nats before training, entropy filter {state}"
     except (OSError, ValueError, KeyError, TypeError):

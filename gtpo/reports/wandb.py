@@ -24,7 +24,7 @@ def start_wandb(settings: Settings) -> Any:
 
     run_directory, method = RunDirectory(settings.output_dir), settings.method.upper()
     name, identity, mode = run_directory.path.name, run_directory.wandb_id, os.environ.get("WANDB_MODE")
-    stored = identity.read_text() if identity.is_file() and not identity.is_symlink() else ""
+    stored = identity.read_text(encoding="utf-8") if identity.is_file() and not identity.is_symlink() else ""
     if not re.fullmatch("[0-9a-z]{8}", stored):  # of a stranger's run it could be a file of the user
         stored = uuid.uuid4().hex[:8]
         remove(identity)

@@ -187,7 +187,7 @@ def write_manifest(checkpoint: Path) -> None:
 def damage(checkpoint: Path) -> str | None:
     """What is wrong with the files of a checkpoint, against its manifest; None if it is complete."""
     try:
-        files = json.loads((checkpoint / MANIFEST).read_text()).items()
+        files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")).items()
         if missing := [part for part in _NEEDED if not any(part in name for name, _ in files)]:
             return f"{MANIFEST} lists no {missing[0]} file"
         for name, stored in files:

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,16 +40,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "gtpo", directory / "gtpo", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "gtpo_loss.py", directory)
     return directory
-
-
-def test_what_is_installed() -> None:
-    """The page names the project and its extra as pyproject.toml does; nothing is installed here."""
-    (commands,) = section("Install", "bash")
-    targets = [line.partition(" #")[0].removeprefix("pip install ").strip('" ') for line in commands.splitlines()]
-    assert targets == ["path/to/gtpo", "path/to/gtpo[gpu]"]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["name"] == "gtpo"
-    assert "gpu" in project.get("optional-dependencies", {}) or "optional-dependencies" in project["dynamic"]
 
 
 def test_own_data_and_reward(tiny: Path, tmp_path: Path) -> None:

@@ -39,6 +39,13 @@ def test_from_the_first_step_on_an_error_is_one_of_the_run(monkeypatch: pytest.M
     assert script._training
 
 
+def test_windows_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit) as exited:
+        script.run_script(lambda: pytest.fail("it ran"))
+    assert exited.value.code == 2 and "WSL2" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("size", [10, 10**6], ids=["in the buffer", "written at once"])
 def test_a_reader_of_the_output_that_has_gone_is_one_line(size: int) -> None:
     code = "import time\nfrom gtpo.runs.script import run_script as run\n"

@@ -5,6 +5,7 @@ import shutil
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -119,9 +120,8 @@ def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(
 ) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
     for step in (0, 5, 10, 15, 20):
-        text = json.dumps(
-            {"step": step, "prompt": "2 < 3?", "completion": f"yes, {step}", "rewards": {"parity": step / 10}}
-        )
+        prompt, completion = "2 < 3?", [{"role": "assistant", "content": f"yes, {step}"}]  # TRL 1.16; 1.14 has text
+        text = json.dumps({"step": step, "prompt": prompt, "completion": completion, "rewards": {"parity": step / 10}})
         (copy / "completions" / f"held_out_{step:05d}.json").write_text(text)
     page = write_report(copy).read_text()
     section = page.split("<h2>One held-out prompt over training</h2>")[1].split("<h2>")[0]
@@ -133,11 +133,12 @@ def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(
     assert "yes, 20" in write_report(copy).read_text() and "held_out_00010.json cannot be read" in caplog.text
 
 
-def test_a_stored_table_with_two_groups_shows_the_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["abcd", [{"role": "assistant", "content": "abcd"}]], ids=["text", "TRL 1.16"])
+def test_a_stored_table_with_two_groups_shows_the_first(text: Any, tmp_path: Path) -> None:
     import pyarrow
     from pyarrow.parquet import write_table
 
-    row = {"step": 7, "prompt": "1 + 1?", "completion": "abcd", "entropy": 0.5, "delta": 1.0, "conflicts": [[1, 3]]}
+    row = {"step": 7, "prompt": "1 + 1?", "completion": text, "entropy": 0.5, "delta": 1.0, "conflicts": [[1, 3]]}
     rows = [row | {"advantage": advantage, "format": float(i)} for i, advantage in enumerate((1.0, -1.0, 0.0, 0.5))]
     write_table(pyarrow.Table.from_pylist(rows), tmp_path / "table.parquet")
     step, group = read_group(tmp_path / "table.parquet", 2, ["format"])
