@@ -14,7 +14,11 @@ from gtpo.cli.parse import parse_evaluation
 from gtpo.evaluation.arguments import EvaluationArguments
 
 PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "log.md")
-STANDS_FOR = {"Qwen/Qwen2.5-0.5B-Instruct": "tiny-model", "$i/4": "1/4"}  # a model of the Hub, a variable of the shell
+STANDS_FOR = {  # models of the Hub, a variable of the shell
+    "Qwen/Qwen2.5-0.5B-Instruct": "tiny-model",
+    "Qwen/Qwen3-4B": "tiny-model",
+    "$i/4": "1/4",
+}
 COMMANDS = [
     pytest.param(
         found[1],
