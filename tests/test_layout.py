@@ -110,7 +110,7 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
     "models": {"data", "forward", "runs"},
     "training": LOADING,
     "evaluation": LOADING,
-    "cli": {"models", "runs"},
+    "cli": {"data", "models", "runs"},
     "paper": LOADING | {"evaluation"},
 }
 MOST_ARROWS = 80

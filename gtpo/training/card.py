@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from gtpo.arguments import BENCHMARK_TITLES, MODEL_ALIASES, Settings
-from gtpo.data.sources import TRAIN
+from gtpo.data.load import TRAIN
 from gtpo.errors import UsageError
 from gtpo.files import read_yaml
 from gtpo.reports.summary import initial_entropy_text, score_lines

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 def run(trainer: Any, settings: Settings, checkpoint: str | None) -> None:
     """Train, from a checkpoint if there is one; save the adapter, write the report, and say how the run ended."""
     attach_callbacks(trainer, settings)
-    training_begins()
     train(trainer, checkpoint)
+    training_begins()  # also where the run was finished before
     save_adapter(trainer, settings)
     if not IS_MAIN_PROCESS:
         return
