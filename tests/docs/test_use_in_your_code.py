@@ -65,14 +65,6 @@ def test_own_data_and_reward(tiny: Path, tmp_path: Path) -> None:
     assert run(tmp_path, "load.py").split()[-1] == "16"  # the preset for a CPU
 
 
-def test_any_model_is_evaluated(tiny: Path, data_dir: Path, tmp_path: Path) -> None:
-    (command,) = section("Evaluate any model", "bash")
-    words = command.partition("#")[0].replace(HUB_MODEL, str(tiny)).split()[1:]
-    small = ["--limit", "1", "--max_new_tokens", "4", "--data_dir", str(data_dir)]
-    shown = run(tmp_path, f"{ROOT}/{words[0]}", *words[1:], *small)
-    assert "GSM8K: 1 problems, k = 64" in shown and "AIME 2024: 1 problems, k = 64" in shown
-
-
 def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: Path, installed: Path) -> None:
     script, load, inspect = section("A TRL script", "python")
     assert len([line for line in script.splitlines() if line and "import" not in line]) < 15

@@ -40,7 +40,7 @@ def test_verdicts_of_both_graders(gold: str, answer: str, ours: bool, theirs: bo
 
 
 def test_it_agrees_on_the_answers_that_lm_evaluation_harness_has_graded() -> None:
-    """The constructed completions of docs/evaluation.md: 413 of 416, and these are the others."""
+    """The constructed completions of benchmarks/harness/README.md: 413 of 416, and these are the others."""
     differ = []
     rows = [json.loads(line) for line in (ROOT / "tests/stored/harness/completions.jsonl").read_text().splitlines()]
     constructed = [row for row in rows if row["kind"] != "sampled"]
