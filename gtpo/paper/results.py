@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 METRICS_FILE, SCORES_FILE = "metrics.parquet", "evaluation.json"  # condensed results
 METRICS_INDEX, SCORES_INDEX = ["run", "seed", "step"], ["run", "benchmark", "seed"]
+GREEDY = "_greedy"  # ends the name of a benchmark at temperature 0
 ENTRY_KEYS = ("label", "adapter", "benchmark", "problems", "k", "scores", "counts")  # of a condensed evaluation
 Run = tuple[str, int]  # name and seed
 
@@ -91,6 +92,8 @@ def _scores_of(entry: dict[str, Any]) -> dict[str, Any]:
     adapter = Path(entry["adapter"] or "base/adapter")
     name, seed = split_name(adapter.parent)
     name += "@best" if adapter == RunDirectory(adapter.parent).best else ""
+    if entry.get("settings", {}).get("temperature") == 0:
+        entry = entry | {"benchmark": entry["benchmark"] + GREEDY}
     row = {"run": name, "benchmark": entry["benchmark"], "seed": seed or 0, "entry": entry}
     for kind, value in entry["scores"].items():
         row |= {f"{kind}@{k}": score for k, score in value.items()} if isinstance(value, dict) else {kind: value}
@@ -173,7 +176,7 @@ def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
     entries = []
     for entry in results.scores.get("entry", []):
         counts = [[problem["n"], problem["c"]] for problem in entry.get("per_problem", ())]
-        entry = entry | ({"counts": counts} if counts else {})
+        entry = {**entry, "counts": counts} if counts else entry
         entries.append({key: entry[key] for key in ENTRY_KEYS if key in entry})
     (directory / SCORES_FILE).write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
 
