@@ -23,7 +23,7 @@ from rewards import rewards_in
 from study.mechanism import measure, overview, policies_of, policy_list, run_policies
 from study.one_claim import claim_list, find_claims, report, work_of
 from study.page import comparison_lines, write_page
-from study.stages import MODELS, listing, run_stage, runs_of_stage
+from study.stages import MODELS, listing, run_stage
 
 
 def parser() -> argparse.ArgumentParser:
@@ -72,7 +72,7 @@ def main() -> None:
     elif flags.command == "claim" and not flags.names:
         print(claim_list())
     elif flags.command == "collapse" and flags.scale == "paper" and flags.list:
-        print(*listing(matrix, runs_of_stage(matrix, flags.stage, flags.model)), sep="\n")
+        print(*listing(matrix, flags.stage, flags.model), sep="\n")
     elif flags.command == "collapse" and flags.scale == "paper":
         lines, failures = run_stage(matrix, flags.stage, flags.model, flags.gpus, flags.slurm)
         print(*lines, sep="\n")

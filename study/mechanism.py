@@ -1,7 +1,6 @@
 """The one-step effects of fixed policies: what is measured, results/mechanism/, the figure and docs/mechanism.md."""
 
 import json
-import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,10 +56,6 @@ class Policy:
     @property
     def argv(self) -> tuple[str, ...]:
         return ("-m", "study", "mechanism", "--policy", self.name)
-
-    @property
-    def command(self) -> str:
-        return f"python {shlex.join(self.argv)}"
 
     @property
     def is_finished(self) -> bool:

@@ -13,7 +13,16 @@ from types import MappingProxyType
 from typing import Any
 
 from gtpo.paper.figures import LABELS, SCORES, draw, draw_all, mean_of
-from gtpo.paper.matrix import RUNS, Experiment, Matrix, experiments_of, find_figure, runs_of, seeds_of_all, select_figures
+from gtpo.paper.matrix import (
+    RUNS,
+    Experiment,
+    Matrix,
+    experiments_of,
+    find_figure,
+    runs_of,
+    seeds_of_all,
+    select_figures,
+)
 from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results, rounded
 from gtpo.reports.intervals import LEAST_SEEDS
 from study.claims import read_claims
@@ -134,7 +143,9 @@ def _curves(results: Results, name: str, metric: str) -> list[Any]:
 def scores_of(results: Results) -> dict[str, dict[str, dict[str, list[float | None]]]]:
     """Run -> benchmark -> score (``pass@1``, ``format``) -> mean and half width, in percent."""
     rows: dict[str, Any] = {}
-    for (name, benchmark), scored in results.scores.drop(columns="entry", errors="ignore").groupby(["run", "benchmark"]):
+    for (name, benchmark), scored in results.scores.drop(columns="entry", errors="ignore").groupby(
+        ["run", "benchmark"]
+    ):
         kept = [score for score in scored if re.match("(pass|maj)(_lenient)?@|format$", score)]
         pairs = {score: _pair(scored[score].dropna().tolist()) for score in kept}
         rows.setdefault(name, {})[benchmark] = {score: pair for score, pair in pairs.items() if pair[0] is not None}
@@ -241,7 +252,9 @@ def write_page(matrix: Matrix) -> list[Path]:
         found[scale] = read_results([directory])
         figures = {}
         if scale == "tiny":
-            written += draw_all(matrix, select_figures(matrix, ["all"], scale), scale, found[scale], directory, ["png"])[0]
+            written += draw_all(
+                matrix, select_figures(matrix, ["all"], scale), scale, found[scale], directory, ["png"]
+            )[0]
         elif found[scale].runs:
             figures = {f"{scale}.png": draw(matrix, scale, scale, found[scale])}
         if scale in COMPARED and found[scale].runs:
@@ -273,7 +286,11 @@ def store_origins(directory: Path, finished: Sequence[Experiment]) -> None:
     for run in finished:
         if run.run.environment.is_file():
             environment = json.loads(run.run.environment.read_text())
-            origins[run.label] = [environment.get("git_revision"), environment.get("platform"), environment.get("cpu_count")]
+            origins[run.label] = [
+                environment.get("git_revision"),
+                environment.get("platform"),
+                environment.get("cpu_count"),
+            ]
     path.write_text(json.dumps(origins, indent=1, sort_keys=True) + "\n")
 
 

@@ -14,17 +14,19 @@ from gtpo.errors import UsageError
 from gtpo.paper.matrix import RUNS, Experiment, Matrix, step_seconds
 from gtpo.paper.missing import run_missing
 from gtpo.paper.results import Results, read_results
-from gtpo.paper.states import state_of
+from gtpo.paper.states import table
 from gtpo.runs.directory import RunDirectory
 from study.collapse import PAPER
 from study.comparison import compare
 from study.measures import SeedRuns, late
 
 SEEDS, STEPS, GROUP, WINDOW = (3407, 1, 2), {1: 1000, 2: 1500}, 8, 100
-MODELS = {"llama": ("llama", 1.0), "llama-1b": ("meta-llama/Llama-3.2-1B-Instruct", 0.2)}  # share of LLaMA's hours: a guess
+MODELS = {
+    "llama": ("llama", 1.0),
+    "llama-1b": ("meta-llama/Llama-3.2-1B-Instruct", 0.2),
+}  # share of LLaMA's hours: a guess
 BETAS = {"adam0.9": ("0.9", "0.95"), "adam0.999999": ("0.999999", "0.999999")}
 FIRST = ("grpo", "adam0.9")
-TOKENS = (430, 1500)  # of the longest completion of a step: usually (configs/experiments.yaml), after a collapse
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def runs_of_stage(matrix: Matrix, stage: int, model: str) -> list[Stage]:
     """GRPO alone, or both objectives with both betas of Adam, with each seed; the first seed of all before the second."""
     name, share = MODELS[model]
     arms = [FIRST] if stage == 1 else [(method, betas) for betas in BETAS for method in ("grpo", "gtpo")]
-    seconds = share * step_seconds(matrix, "llama", GROUP, TOKENS[0])
+    usual, longest = (share * step_seconds(matrix, "llama", GROUP, tokens) / 3600 for tokens in tokens_of(matrix))
     found = []
     for seed in SEEDS:
         for method, betas in arms:
@@ -59,30 +61,30 @@ def runs_of_stage(matrix: Matrix, stage: int, model: str) -> list[Stage]:
             flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
             argv = (f"train_{method}.py", *flags, "--seed", str(seed), "--output_dir", str(run.path))
             log = RUNS / "paper" / "logs" / f"{run.path.name}.log"
-            of_run = Stage(run.path.name.rpartition("-s")[0], seed, name, argv, run, log, 0.0, steps=STEPS[stage])
+            of_run = Stage(run.path.name.rpartition("-s")[0], seed, "llama", argv, run, log, 0.0, steps=STEPS[stage])
             left = 0 if of_run.is_finished else STEPS[stage] - min(of_run.done, STEPS[stage])
-            found.append(replace(of_run, cost=left * seconds / 3600))
+            found.append(replace(of_run, cost=left * usual, collapsed=left * longest))
     return found
 
 
-def listing(matrix: Matrix, runs: Sequence[Stage]) -> list[str]:
-    """State and remaining hours of each run: without a collapse, and if it writes 1,500 tokens per completion."""
-    usual, longest = (step_seconds(matrix, "llama", GROUP, tokens) for tokens in TOKENS)
-    speedup, most = matrix["paper"]["speedup"]["llama"], longest / usual
-    lines = [f"{run.label:36} {state_of(run):11} {run.cost:5.1f} h, collapsed {run.cost * most:5.1f} h" for run in runs]
-    total = sum(run.cost for run in runs)
-    share = MODELS["llama-1b"][1]
+def tokens_of(matrix: Matrix) -> tuple[int, int]:
+    """The longest completion of a step: usually, and after a collapse."""
+    rates = matrix["paper"]
+    return rates["longest_completion"]["gsm8k"][GROUP], rates["collapsed_completion"]
+
+
+def listing(matrix: Matrix, stage: int, model: str) -> list[str]:
+    """The states and remaining hours of a stage."""
     return [
-        *lines,
-        f"{len(runs)} runs: {total / speedup:.0f} to {total:.0f} GPU hours on an A100; {total * most:.0f} if all collapse",
-        f"--model llama-1b: a cheaper screen, Llama-3.2-1B, about {share:.0%} of LLaMA's hours (a guess)",
+        table(matrix, [], "paper", runs_of_stage(matrix, stage, model), []),
+        f"--model llama-1b: a cheaper screen, Llama-3.2-1B, {MODELS['llama-1b'][1]:.0%} of LLaMA's hours (a guess)",
     ]
 
 
 def hours_of_stage(matrix: Matrix, stage: int) -> tuple[int, float, float, float]:
     """Runs that a stage adds, and their GPU hours: the least, the most, and if all collapse from the first step on."""
     steps = len(SEEDS) * (STEPS[1] if stage == 1 else 4 * STEPS[2] - STEPS[1])
-    usual, longest = (steps * step_seconds(matrix, "llama", GROUP, tokens) / 3600 for tokens in TOKENS)
+    usual, longest = (steps * step_seconds(matrix, "llama", GROUP, tokens) / 3600 for tokens in tokens_of(matrix))
     return (1 if stage == 1 else 3) * len(SEEDS), usual / matrix["paper"]["speedup"]["llama"], usual, longest
 
 

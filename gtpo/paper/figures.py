@@ -8,8 +8,21 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from gtpo.arguments import MODEL_ALIASES
-from gtpo.paper.matrix import RUNS, Matrix, experiment, find_figure, groups_of, runs_of, scored_name
-from gtpo.paper.results import Results
+from gtpo.errors import UsageError
+from gtpo.paper.matrix import (
+    RUNS,
+    SCALES,
+    Matrix,
+    experiment,
+    find_figure,
+    groups_of,
+    load_matrix,
+    models_of_runs,
+    runs_of,
+    scored_name,
+    select_figures,
+)
+from gtpo.paper.results import Results, read_results, read_wandb
 from gtpo.reports.curves import PANELS, add_legend, grid, line_style, plot_ln2, plot_mean
 from gtpo.reports.intervals import interval
 
@@ -113,10 +126,10 @@ def _of_model(scored: DataFrame, model: str) -> DataFrame:
 
 
 def table1(matrix: Matrix, scale: str, results: Results) -> DataFrame:
-    """Table 1 as rows: group, method, run, seeds, benchmark, score, k; in percent ours, half_width (95 %), paper.
+    """Table 1: a row per group, method and score, in percent; NaN for a number that does not exist.
 
     As in the paper, GRPO and GTPO are represented by the variant with the highest in-distribution pass@k at the largest
-    k. Our pass@k is the unbiased estimate. A number that does not exist is NaN.
+    k. Our pass@k is the unbiased estimate.
     """
     spec, rows = matrix["table1"], []
     for group, curves in groups_of(matrix, "table1", scale).items():
@@ -160,19 +173,17 @@ def table_markdown(rows: DataFrame) -> str:
         kind, _, lenient = score.partition("_")
         beside = bool(part["paper"].notna().any())
         title = f"{benchmark}, {kind}@k (%){', in any format' if lenient else ''}{', ours / paper' if beside else ''}"
-        methods = part.assign(method=part["method"] + " (" + part["run"].fillna("not run") + ")")
-        blocks.append(method_table([title, "", *(f"k = {k}" for k in part["k"].unique())], methods, beside))
+        ks = part["k"].unique()
+        lines = [f"| {title} | | {' | '.join(f'k = {k}' for k in ks)} |", "|---" * (2 + len(ks)) + "|"]
+        for (group, method), cells in part.groupby(["group", "method"], sort=False):
+            numbers = [
+                mean_cell(*ours) + (f" / {mean_cell(paper)}" if beside else "")
+                for *ours, paper in zip(cells["ours"], cells["half_width"], cells["paper"], strict=True)
+            ]
+            run = cells["run"].iloc[0] or "not run"
+            lines.append(f"| {group} | {method} ({run}) | {' | '.join(numbers)} |")
+        blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
-
-
-def method_table(head: Sequence[str], rows: DataFrame, beside: bool) -> str:
-    """Rows of Table 1 in Markdown: a line per group and method; with ``beside`` also the paper's number."""
-    lines = ["".join(f"| {name} " if name else "| " for name in head) + "|", "|---" * len(head) + "|"]
-    for (group, method), cells in rows.groupby(["group", "method"], sort=False):
-        papers = [f" / {mean_cell(paper)}" if beside else "" for paper in cells["paper"]]
-        numbers = [f"{mean_cell(*ours)}{p}" for *ours, p in zip(cells["ours"], cells["half_width"], papers, strict=True)]
-        lines.append(f"| {group} | {method} | {' | '.join(numbers)} |")
-    return "\n".join(lines)
 
 
 def mean_cell(value: float, half_width: float = nan) -> str:
@@ -185,6 +196,29 @@ def mean_cell(value: float, half_width: float = nan) -> str:
 # Files
 
 
+def draw_found(
+    figures: Sequence[str], scale: str | None, search: Sequence[str] | None, wandb: str | None, output: str
+) -> list[str]:
+    """Draw what figures.py found in directories or in wandb, below ``output``; the files, and what is missing."""
+    matrix, places = load_matrix(), [Path(place) for place in search or ["outputs"]]
+    for place in places if search else ():
+        if not place.is_dir():
+            raise UsageError(f"--search: {place} is not a directory.")
+    names = select_figures(matrix, figures or ["all"])
+    results = read_wandb(wandb) if wandb else read_results(places, models_of_runs(matrix))
+    lines, drawn = [], False
+    for each in [scale] if scale else SCALES:
+        written, missing = draw_all(matrix, names, each, results, Path(output) / each)
+        if not (written or scale or figures):
+            missing = [f"No runs at {each} scale: `python reproduce.py all --scale {each}` makes them."]
+        lines += [*map(str, written), *missing]
+        drawn |= bool(written)
+    if not drawn:
+        where = f"no run of configs/experiments.yaml in {wandb or ' '.join(map(str, places))}"
+        raise UsageError(f"{where}: `python reproduce.py fig3 --scale tiny` makes some; --runs draws any other runs.")
+    return lines
+
+
 def draw_all(
     matrix: Matrix,
     names: Sequence[str],
@@ -195,15 +229,10 @@ def draw_all(
 ) -> tuple[list[Path], list[str]]:
     """Write every figure that has a run, with a caption, and Table 1 as Markdown and CSV.
 
-    Args:
-        directory: By default ``figures/`` beside the runs.
-
-    Returns:
-        The files written, and a message for each missing run or evaluation.
+    Returns the files written, by default in ``figures/`` next to the runs, and what is missing.
     """
     directory = directory or RUNS / scale / "figures"
-    written: list[Path] = []
-    messages: list[str] = []
+    written, messages = [], []
     for name in names:
         messages += missing(matrix, name, scale, results)
         runs = runs_of(matrix, [name], scale)
@@ -241,28 +270,28 @@ def missing(matrix: Matrix, name: str, scale: str, results: Results) -> list[str
     return [f"{name}: {what} {', '.join(dict.fromkeys(runs))}: {command}" for what, runs in wanted.items() if runs]
 
 
+SCORES_TEXT = (
+    "Mean over seeds and its 95 % interval (Student's t, from three seeds on), percent; pass@k is the unbiased estimate, "
+    "the paper's that of the first k samples."
+)
+CURVES_TEXT = (
+    "Curves over training: trailing mean over {window} steps; line: mean over seeds, band: its 95 % interval (Student's "
+    "t, from three seeds on). Accuracy and formatting in percent of the maximum reward. Dashed: the base model on held-out "
+    "problems; its formatting is the share of completions with all tags."
+)
+
+
 def caption(matrix: Matrix, name: str, scale: str, results: Results) -> str:
     """The text below a figure: title, what is drawn, runs and seeds, the command, what is missing."""
     spec = find_figure(matrix, name)
-    window = matrix[scale]["window"]
-    lines = [f"**{spec['title']}** ({scale} scale)", ""]
-    if name == "table1":
+    text = SCORES_TEXT if name == "table1" else CURVES_TEXT.format(window=matrix[scale]["window"])
+    lines = [f"**{spec['title']}** ({scale} scale)", "", text]
+    if {*SCORES} & {*spec.get("panels", ())}:
+        best = " and ".join(f"{name}..." for name in matrix[scale]["best"])
         lines.append(
-            "Mean over seeds and its 95 % interval (Student's t, from three seeds on), percent; pass@k is the unbiased "
-            "estimate, the paper's that of the first k samples."
+            f"pass@k is the unbiased estimate; the runs {best} are evaluated at their highest accuracy reward, as the "
+            "paper's GRPO on LLaMA (Section 6.1)."
         )
-    else:
-        lines.append(
-            f"Curves over training: trailing mean over {window} steps; line: mean over seeds, band: its 95 % interval "
-            "(Student's t, from three seeds on). Accuracy and formatting in percent of the maximum reward. Dashed: the "
-            "base model on held-out problems; its formatting is the share of completions with all tags."
-        )
-        if set(SCORES) & set(spec["panels"]):
-            best = " and ".join(f"{name}..." for name in matrix[scale]["best"])
-            lines.append(
-                f"pass@k is the unbiased estimate; the runs {best} are evaluated at their highest accuracy reward, as "
-                "the paper's GRPO on LLaMA (Section 6.1)."
-            )
     lines += ["", "| | curve | run | seeds |", "|---|---|---|---|"]
     for group, curves in groups_of(matrix, name, scale).items():
         for legend, run in curves.items():

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gtpo.data.sources import BENCHMARKS
 from gtpo.errors import UsageError, nearest
@@ -22,14 +22,35 @@ UNITS = dict.fromkeys(SCALES, "CPU minutes") | {"paper": "GPU hours"}  # of the 
 Matrix = dict[str, Any]
 
 
+class Work(Protocol):
+    """What the runners do: a run, an evaluation, or a measurement of the study; finished work has no ``remaining`` words.
+
+    ``log`` is the terminal output of the script, locked while it runs.
+    """
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def log(self) -> Path: ...
+    @property
+    def argv(self) -> tuple[str, ...]: ...
+    @property
+    def is_finished(self) -> bool: ...
+    def remaining(self) -> tuple[str, ...]: ...
+
+
+def command_of(work: Work) -> str:
+    return f"python {shlex.join(work.argv)}"
+
+
 @dataclass(frozen=True)
 class Experiment:
-    """A training run of the matrix.
+    """A training run of the matrix: a kind of work.
 
     Attributes:
         argv: The train script and its flags.
-        log: Terminal output of the script; locked while it runs.
         cost: Estimated duration in ``UNITS``; at paper scale the upper end.
+        collapsed: The same of a policy that collapses at the first step and writes the longest completions.
         experiments: The runs that have to be finished: what it starts from.
     """
 
@@ -41,14 +62,11 @@ class Experiment:
     log: Path
     cost: float
     experiments: tuple["Experiment", ...] = ()
+    collapsed: float = 0.0
 
     @property
     def label(self) -> str:
         return f"{self.name}-s{self.seed}"
-
-    @property
-    def command(self) -> str:
-        return f"python {shlex.join(self.argv)}"
 
     @property
     def is_finished(self) -> bool:
@@ -65,13 +83,9 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One call of evaluate.py: the runs of one base model on one benchmark, all at the same checkpoint.
+    """One call of evaluate.py, a kind of work: the runs of one base model on one benchmark, all at the same checkpoint.
 
-    Attributes:
-        experiments: The runs that have to be finished.
-        flags: The flags of evaluate.py other than ``--runs``.
-        directory: ``--output_dir``.
-        log, cost: As of an experiment.
+    ``flags`` are those other than ``--runs``.
     """
 
     model: str
@@ -90,10 +104,6 @@ class Evaluation:
     @property
     def argv(self) -> tuple[str, ...]:
         return self._argv(self.experiments)
-
-    @property
-    def command(self) -> str:
-        return f"python {shlex.join(self.argv)}"
 
     @property
     def is_finished(self) -> bool:
@@ -182,15 +192,14 @@ def runs_of(matrix: Matrix, figures: Sequence[str], scale: str) -> list[str]:
 def _as_argv(settings: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for key, value in settings.items():
-        parts = value if isinstance(value, list) else [str(value).lower() if isinstance(value, bool) else value]
-        words += [f"--{key}", *map(str, parts)]
+        words += [f"--{key}", str(value).lower() if isinstance(value, bool) else str(value)]
     return words
 
 
 def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     """One run of the matrix with its command."""
     spec, method = matrix[scale], name.partition("-")[0]
-    run = RunDirectory(RUNS / scale / f"{name}-s{seed}")
+    run, collapsed = RunDirectory(RUNS / scale / f"{name}-s{seed}"), 0.0
     if scale != "paper":
         base = spec["base"][method]
         settings = base | spec["runs"][name]
@@ -204,11 +213,14 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
         if method != "sft":
             group = settings["num_generations"]
             seconds = step_seconds(matrix, model, group, spec["longest_completion"][dataset][group])
+            longest = step_seconds(matrix, model, group, spec["collapsed_completion"])
+            collapsed = spec["steps"][dataset] * longest / 3600
         cost = spec["steps"][dataset] * seconds / 3600
     argv = (f"train_{method}.py", *flags, "--seed", str(seed), "--output_dir", str(run.path))
+    log = RUNS / scale / "logs" / f"{run.path.name}.log"
     first = spec.get("first", name)
     after = () if first == name else (experiment(matrix, scale, first, 1),)
-    return Experiment(name, seed, model, argv, run, RUNS / scale / "logs" / f"{run.path.name}.log", cost, after)
+    return Experiment(name, seed, model, argv, run, log, cost, after, collapsed)
 
 
 def step_seconds(matrix: Matrix, model: str, group: int, tokens: int) -> float:
@@ -231,12 +243,8 @@ def experiments_of(
 ) -> list[Experiment]:
     """The runs of some figures without duplicates, after what they start from; the first seed of all before the second.
 
-    Args:
-        seeds: By default those of the figure, of ``all`` if the figures are all, or of the scale.
-        only: Parts of names: a run whose name has none of them is left out.
-
-    Raises:
-        UsageError: If no name has such a part.
+    ``seeds`` are by default those of the figure, of ``all`` if the figures are all, or of the scale. A run whose name has
+    none of the parts in ``only`` is left out.
     """
     order: list[tuple[int, str, int]] = []
     is_all = [*figures] == select_figures(matrix, ["all"], scale)
@@ -246,10 +254,7 @@ def experiments_of(
         names = [name for name in runs_of(matrix, [figure], scale) if any(part in name for part in only)]
         order += [(i, name, seed) for name in names for i, seed in enumerate(chosen)]
     if not order and (known := runs_of(matrix, figures, scale)):
-        raise UsageError(
-            f"--only {' '.join(only)} matches no run of {', '.join(figures)}{nearest(only[0], known)}: pick from "
-            f"{', '.join(known)}, or a part of these names."
-        )
+        raise UsageError(f"--only {' '.join(only)} matches none of {', '.join(known)}{nearest(only[0], known)}.")
     runs = dict.fromkeys((name, seed) for _, name, seed in sorted(order, key=lambda key: key[0]))
     return with_earlier([experiment(matrix, scale, name, seed) for name, seed in runs])
 
@@ -277,8 +282,8 @@ def evaluations_of(
 
 def models_of_runs(matrix: Matrix) -> dict[str, str]:
     """Name of a run of any figure -> the model that it trains."""
-    every = {scale: runs_of(matrix, select_figures(matrix, ["all"], scale), scale) for scale in SCALES}
-    return {name: experiment(matrix, scale, name, 1).model for scale, names in every.items() for name in names}
+    every = [(scale, name) for scale in SCALES for name in runs_of(matrix, figure_names(matrix), scale)]
+    return {name: experiment(matrix, scale, name, 1).model for scale, name in every}
 
 
 def scored_name(matrix: Matrix, scale: str, run: str) -> str:
