@@ -14,7 +14,6 @@ directory, with or without the seed (gtpo-g8-s1).
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.compare import compare_sides, draw_comparisons, find_sides
 from gtpo.paper.figures import draw_found
@@ -37,12 +36,12 @@ def main() -> None:
     add("--window", metavar="N", type=int, default=10, help="steps of the trailing mean of --runs [10]")
     flags = parser.parse_intermixed_args()
     if flags.output and not Path(flags.output).suffix and (flags.runs or flags.compare):
-        raise UsageError(f"--output {flags.output} is not a file name: add a name with a suffix, as in curves.png.")
+        parser.error(f"--output {flags.output} is not a file name: add a name with a suffix, as in curves.png.")
     if flags.runs:
         print(draw_runs(flags.runs, flags.labels, flags.output or "curves.png", flags.window))
     elif flags.compare:
-        sides = find_sides(flags.compare, EvaluationArguments.output_dir)
-        print(*draw_comparisons(compare_sides(sides), flags.output or "compare.png"), sep="\n")
+        compared = compare_sides(find_sides(flags.compare, EvaluationArguments.output_dir))
+        print(*draw_comparisons(compared, flags.output or "compare.png"), sep="\n")
     else:
         print(*draw_found(flags.figures, flags.scale, flags.search, flags.wandb, flags.output or "figures"), sep="\n")
 

@@ -1,4 +1,4 @@
-"""When a run collapses (the rules of docs/log.md), the figure of survival, and GTPO minus GRPO at their own best rates."""
+"""When a run collapses (the rules of docs/log.md), the figure of survival, GTPO minus GRPO at the best rate of each."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ class Seed:
 
 @dataclass(frozen=True)
 class Rule:
-    """``judge`` is given a run by its seed and name; a rate is admitted if at least so many seeds learn and are lost."""
+    """``judge`` is given a run by its seed and name; a rate is admitted if so many seeds or more learn and are lost."""
 
     judge: Callable[[SeedRuns, str], Seed]
     learn: int
@@ -131,7 +131,7 @@ MEASURES = {
 
 
 def admission(results: Results, window: int, family: Family) -> dict[str, dict[str, Any]]:
-    """Run of GRPO -> its seeds 301 to 304, how many learn and are lost, last quarters, and whether the rule admits it."""
+    """Run of GRPO -> its seeds of ``ADMISSION``, how many learn and are lost, and whether the rule admits it."""
     rows = {}
     for name in _of_method(results, "grpo", family):
         runs = [SeedRuns(results, seed, window) for seed in results.seeds(name) if seed in ADMISSION]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isnan
 from statistics import fmean
 
@@ -19,7 +20,7 @@ def quarters(values: Series) -> list[float]:
     """The means over the four quarters of at least four values; of fewer, the values."""
     parts = min(4, len(values))
     bounds = [round(i * len(values) / parts) for i in range(parts + 1)]
-    return [float(values.iloc[start:end].mean()) for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [float(values.iloc[start:end].mean()) for start, end in pairwise(bounds)]
 
 
 def late(values: Series, window: int = 1) -> float:

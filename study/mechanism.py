@@ -27,10 +27,7 @@ Summary = dict[str, Any]
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy whose one-step effects are measured: a run at one of its steps (0: before training), and how many groups.
-
-    A kind of work of :func:`gtpo.paper.runner.run_all`.
-    """
+    """A kind of work: the one-step effects of a policy, a run at one of its steps (0: before training)."""
 
     name: str
     run: Experiment
@@ -99,10 +96,10 @@ def run_policies(matrix: Matrix, only: Sequence[str], jobs: int | None) -> tuple
 
 def policy_list(policies: Sequence[Policy]) -> list[str]:
     """A line per policy whose updates are measured, and per run that they are checkpoints of."""
-    lines = [
-        f"{policy.name:16} {'finished' if policy.is_finished else 'missing':9} {policy.groups} groups of {policy.run.label}"
-        for policy in policies
-    ]
+    lines = []
+    for policy in policies:
+        state = "finished" if policy.is_finished else "missing"
+        lines.append(f"{policy.name:16} {state:9} {policy.groups} groups of {policy.run.label}")
     runs = dict.fromkeys(policy.run for policy in policies)
     return [*lines, *(f"{run.label:16} {state_of(run):9} {run.cost:g} CPU minutes" for run in runs)]
 

@@ -1,7 +1,7 @@
 """The experiment on a GPU that decides: does GRPO of LLaMA on GSM8K collapse in its first 1,500 steps, and GTPO not?
 
     python -m study collapse --scale paper --stage 1 --list     # GRPO, three seeds, 1,000 steps
-    python -m study collapse --scale paper --stage 2 --gpus 0 1 # only if two of three collapse: objective and betas of Adam
+    python -m study collapse --scale paper --stage 2 --gpus 0 1 # if two of three collapse: all four arms
 
 The rate is constant after a warm-up of 37 steps. So the schedule does not depend on ``--max_steps``: a run of stage 1
 stops at step 1,000, and stage 2 resumes it to 1,500 as if it had never stopped.
@@ -46,7 +46,7 @@ class Stage(Experiment):
 
 
 def runs_of_stage(matrix: Matrix, stage: int, model: str) -> list[Stage]:
-    """GRPO alone, or both objectives with both betas of Adam, with each seed; the first seed of all before the second."""
+    """GRPO alone, or both objectives with both betas of Adam; the first seed of all before the second."""
     name, share = MODELS[model]
     arms = [FIRST] if stage == 1 else [(method, betas) for betas in BETAS for method in ("grpo", "gtpo")]
     usual, longest = (share * step_seconds(matrix, "llama", GROUP, tokens) / 3600 for tokens in tokens_of(matrix))

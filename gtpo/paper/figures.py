@@ -104,8 +104,7 @@ def _plot(axis: Any, legend: str, curves: DataFrame, style: dict[str, Any]) -> N
 
 def _plot_scores(axis: Any, legend: str, scored: DataFrame, score: str, style: dict[str, Any]) -> None:
     """pass@k or maj@k over k on a logarithmic axis; ``scored``: a row per seed."""
-    curves = scored.filter(regex=rf"^{score}@").dropna(axis=1).T
-    curves.index = curves.index.str.partition("@").get_level_values(2).astype(int)
+    curves = scored.filter(regex=rf"^{score}@").dropna(axis=1).rename(columns=lambda name: int(name.split("@")[1])).T
     _plot(axis, legend, curves, style | {"marker": "o", "markersize": 3})
     if not curves.empty:
         axis.set_xscale("log", base=2)
@@ -156,7 +155,7 @@ def best_variant(results: Results, runs: Sequence[str], benchmark: str) -> str |
     scores = {}
     for run in runs:
         if not (passed := results.scored(run, benchmark).filter(regex="^pass@")).empty:
-            scores[run] = passed[max(passed, key=lambda name: int(name.partition("@")[2]))].mean()
+            scores[run] = passed[max(passed, key=lambda name: int(name.split("@")[1]))].mean()
     return max(scores, key=scores.__getitem__, default=None)
 
 
@@ -180,7 +179,7 @@ def table_markdown(rows: DataFrame) -> str:
                 mean_cell(*ours) + (f" / {mean_cell(paper)}" if beside else "")
                 for *ours, paper in zip(cells["ours"], cells["half_width"], cells["paper"], strict=True)
             ]
-            run = cells["run"].iloc[0] or "not run"
+            run = cells["run"].fillna("not run").iloc[0]
             lines.append(f"| {group} | {method} ({run}) | {' | '.join(numbers)} |")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
@@ -271,13 +270,13 @@ def missing(matrix: Matrix, name: str, scale: str, results: Results) -> list[str
 
 
 SCORES_TEXT = (
-    "Mean over seeds and its 95 % interval (Student's t, from three seeds on), percent; pass@k is the unbiased estimate, "
-    "the paper's that of the first k samples."
+    "Mean over seeds and its 95 % interval (Student's t, from three seeds on), percent; pass@k is the unbiased "
+    "estimate, the paper's that of the first k samples."
 )
 CURVES_TEXT = (
-    "Curves over training: trailing mean over {window} steps; line: mean over seeds, band: its 95 % interval (Student's "
-    "t, from three seeds on). Accuracy and formatting in percent of the maximum reward. Dashed: the base model on held-out "
-    "problems; its formatting is the share of completions with all tags."
+    "Curves over training: trailing mean over {window} steps; line: mean over seeds, band: its 95 % interval "
+    "(Student's t, from three seeds on). Accuracy and formatting in percent of the maximum reward. Dashed: the base "
+    "model on held-out problems; its formatting is the share of completions with all tags."
 )
 
 

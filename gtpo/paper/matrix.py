@@ -23,10 +23,7 @@ Matrix = dict[str, Any]
 
 
 class Work(Protocol):
-    """What the runners do: a run, an evaluation, or a measurement of the study; finished work has no ``remaining`` words.
-
-    ``log`` is the terminal output of the script, locked while it runs.
-    """
+    """What the runners do: a run, an evaluation, or a measurement of the study. ``log`` is locked while it is done."""
 
     @property
     def label(self) -> str: ...
@@ -243,8 +240,8 @@ def experiments_of(
 ) -> list[Experiment]:
     """The runs of some figures without duplicates, after what they start from; the first seed of all before the second.
 
-    ``seeds`` are by default those of the figure, of ``all`` if the figures are all, or of the scale. A run whose name has
-    none of the parts in ``only`` is left out.
+    ``seeds`` are by default those of the figure, of ``all`` if the figures are all, or of the scale. A run whose name
+    has none of the parts in ``only`` is left out.
     """
     order: list[tuple[int, str, int]] = []
     is_all = [*figures] == select_figures(matrix, ["all"], scale)

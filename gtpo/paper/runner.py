@@ -87,8 +87,8 @@ def _locked_log(work: Work) -> TextIO:
 def run_all(experiments: Sequence[Work], evaluations: Sequence[Work], slots: Sequence[Mapping[str, str]]) -> list[str]:
     """Do what is missing; a message for each run or evaluation that failed, which does not stop the others.
 
-    An evaluation waits for its ``experiments``. On several GPUs a long one is split into shards, so that none of them is
-    idle while the last one runs. ``slots``: the environment of each process at the same time, which may name its GPU.
+    An evaluation waits for its ``experiments``. On several GPUs a long one is split into shards, so that none of them
+    is idle while the last one runs. ``slots``: the environment of each process at the same time; it may name a GPU.
     """
     from tqdm import tqdm
 

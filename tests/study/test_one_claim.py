@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from helpers.results import results_of
 
 from gtpo.errors import UsageError
 from gtpo.paper.matrix import load_matrix, seeds_of_all
-from gtpo.paper.results import Results
 from study.claims import read_claims
 from study.one_claim import find_claims, report, work_of
 
@@ -89,7 +89,7 @@ def test_margins_of_the_seeds_are_printed() -> None:
         "grpo-g8-beta1e-6": {seed: [{"step": 1, "accuracy": 50.0 + 4 * seed}] for seed in (1, 2, 3)},
         "grpo-g8-beta1e-6-adam0.999999": {seed: [{"step": 1, "accuracy": 50.0}] for seed in (1, 2, 3)},
     }
-    lines = report(MATRIX, find_claims(["fig6_adam_costs_accuracy"] * 2), Results(curves, {}), [3, 2, 1])
+    lines = report(MATRIX, find_claims(["fig6_adam_costs_accuracy"] * 2), results_of(curves), [3, 2, 1])
     assert lines[1:] == [
         "  seed 3: +12.0 points",
         "  seed 2: +8.0 points",
@@ -106,7 +106,7 @@ def test_differences_are_printed_without_what_a_claim_allows() -> None:
         name: {seed: [{"step": 1, "accuracy": 50.0 - (1 + seed) * name.startswith("gtpo")}] for seed in (1, 2, 3)}
         for name in claim.runs
     }
-    assert report(MATRIX, [claim], Results(curves, {}), [1, 2, 3])[1:] == [
+    assert report(MATRIX, [claim], results_of(curves), [1, 2, 3])[1:] == [
         "  seed 1: -2.0 points",
         "  seed 2: -3.0 points",
         "  seed 3: -4.0 points",
