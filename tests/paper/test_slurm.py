@@ -62,6 +62,8 @@ for name in ("adapter", "best"):
     (run / name).mkdir()
     (run / name / "adapter_config.json").write_text("{}")
 """.replace("STEPS", str(STEPS))
+
+
 @pytest.fixture
 def slow(sandbox: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A sandbox in which a run takes a second, writes checkpoints, and stops on a signal as the real scripts do."""

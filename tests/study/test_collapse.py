@@ -45,9 +45,9 @@ def test_the_rule_by_hand() -> None:
 
 
 def test_half_of_the_gain_is_lost_from_the_base_that_guesses() -> None:
-    """33.6 %: from 73.6 a fall of 20 is half of the gain, of 19.9 is not."""
+    """33.6 %: from 73.6 a fall of 20.1 is half of the gain, of 19.9 is not."""
     rising = [0.4, 0.4, 0.4, 0.5]
-    found = results_of({"a": {1: run([40, 73.6, 60, 53.6], FLAT, rising), 2: run([40, 73.6, 60, 53.7], FLAT, rising)}})
+    found = results_of({"a": {1: run([40, 73.6, 60, 53.5], FLAT, rising), 2: run([40, 73.6, 60, 53.7], FLAT, rising)}})
     assert [GUESSING.judge(SeedRuns(found, seed, 50), "a").is_lost for seed in (1, 2)] == [True, False]
 
 
@@ -113,7 +113,9 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_greedy_and_sampled_scores_are_read_from_their_evaluations() -> None:
-    metrics = {name: {seed: run([50] * 4, FLAT, LOW) for seed in (331, 341, 342)} for name in ("grpo-1e-3", "gtpo-1e-3")}
+    metrics = {
+        name: {seed: run([50] * 4, FLAT, LOW) for seed in (331, 341, 342)} for name in ("grpo-1e-3", "gtpo-1e-3")
+    }
     scores = {
         name: {
             benchmark: {seed: {"scores": {"pass": {"1": value + seed}}} for seed in (341, 342)}

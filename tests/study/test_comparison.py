@@ -34,7 +34,9 @@ def test_p_of_many_seeds_is_sampled_and_always_the_same() -> None:
     assert sign_flip_p([1.0] * 40) == pytest.approx(1 / (2**16 + 1))  # the observed one alone
 
 
-@pytest.mark.parametrize(("only_first", "only_second", "p"), [(5, 0, 2 / 32), (4, 1, 12 / 32), (2, 2, 1.0), (0, 0, 1.0)])
+@pytest.mark.parametrize(
+    ("only_first", "only_second", "p"), [(5, 0, 2 / 32), (4, 1, 12 / 32), (2, 2, 1.0), (0, 0, 1.0)]
+)
 def test_mcnemar(only_first: int, only_second: int, p: float) -> None:
     first = [True] * only_first + [False] * only_second + [True, False]
     second = [False] * only_first + [True] * only_second + [True, False]
