@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from fake_runs import KS, MATRIX, SEEDS, STEPS, make_all, make_run, rows, value, write_run
 from helpers.results import results_of
-from hypothesis import given
-from hypothesis import strategies as st
 
 import gtpo.paper.figures
 import gtpo.reports.curves
@@ -80,15 +78,6 @@ def test_smoothing_by_hand() -> None:
     assert smooth([1.0, 2.0], 1) == [1.0, 2.0]
     assert smooth([4.0, 2.0], 100) == [4.0, 3.0]
     assert smooth([], 5) == []
-
-
-@given(st.lists(st.floats(-1e6, 1e6), max_size=30), st.integers(1, 40))
-def test_smoothing_is_the_mean_of_the_last_values(values: list[float], window: int) -> None:
-    smoothed = smooth(values, window)
-    assert len(smoothed) == len(values)
-    for i, mean in enumerate(smoothed):
-        last = values[: i + 1][-window:]
-        assert mean == pytest.approx(sum(last) / len(last))
 
 
 def test_ln_2_is_drawn_with_the_entropy_only() -> None:
@@ -177,20 +166,6 @@ def test_runs_with_the_same_name_need_labels(
         run_figures("--runs", *runs, "--output", output)
     run_figures("--runs", *runs, "--output", output, "--labels", "A", "B")
     assert seen == [{"A": rows(3), "B": rows(3, offset=9.0)}]
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--labels", "A", "B"], "1 runs have the labels A, B"),
-        (["--window", "0"], "--window is 0: expected at least 1"),
-    ],
-)
-def test_bad_usage_is_refused(argv: list[str], message: str, tmp_path: Path, run_figures: Callable[..., None]) -> None:
-    run = write_run(tmp_path / "run")
-    with pytest.raises(UsageError, match=message):
-        run_figures("--runs", run, *argv, "--output", str(tmp_path / "curves.png"))
-    assert not (tmp_path / "curves.png").exists()
 
 
 # The paper's figures, from small runs on disk
@@ -310,12 +285,6 @@ def test_a_group_of_curves_without_runs_is_left_out() -> None:
     rows = [{"step": step, "accuracy": 50.0, "formatting": 90.0, "entropy": 0.3} for step in (1, 2)]
     figure = draw(MATRIX, "smol", "smol", results_of({"grpo": {1: rows}}))
     assert [axis.get_title(loc="left") for axis in figure.axes if axis.get_title(loc="left")] == ["rate that learns"]
-
-
-@pytest.mark.parametrize("name", [name for name, spec in MATRIX["figures"].items() if "tiny" in spec])
-def test_figures_of_the_tiny_scale_are_as_wide_as_a_readme(name: str) -> None:
-    figure = draw(MATRIX, name, "tiny", results_of({}))
-    assert figure.get_size_inches()[0] == 9.0 and len(figure.axes) in (2, 3, 4, 8)
 
 
 def test_seeds_of_different_length_are_compared_at_common_steps() -> None:
@@ -451,16 +420,6 @@ def test_command_draws_what_the_runs_allow(
     assert "No runs at paper scale" in printed and "train_grpo.py --config configs/paper" not in printed
     run_figures("fig5b", "--search", "outputs", "--output", "other", "--scale", "tiny")
     assert {path.name for path in (tmp_path / "other" / "tiny").iterdir()} == {"fig5b.png", "fig5b.pdf", "fig5b.md"}
-
-
-def test_command_without_any_run_says_how_to_make_some(
-    tmp_path: Path, run_figures: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"no run of configs/experiments\.yaml in outputs: `python reproduce.py fig3"):
-        run_figures()
-    with pytest.raises(UsageError, match=r"figure 'fg3' is unknown \(did you mean 'fig3'\?\)"):
-        run_figures("fg3")
 
 
 def test_a_figure_named_after_search_is_not_taken_for_a_directory(

@@ -62,12 +62,6 @@ def test_paper_scale_shows_the_runs_of_the_paper() -> None:
         assert set(runs_of(MATRIX, [name], "paper")) == runs, title
 
 
-def test_no_two_tiny_runs_are_the_same() -> None:
-    settings = {name: repr(sorted(settings.items())) for name, settings in MATRIX["tiny"]["runs"].items()}
-    methods = {name: name.partition("-")[0] + settings[name] for name in settings}
-    assert len(set(methods.values())) == len(methods)
-
-
 @pytest.mark.parametrize("name", TINY_RUNS)
 def test_tiny_run_resolves(name: str) -> None:
     script, *flags = experiment(MATRIX, "tiny", name, 2).argv
@@ -180,13 +174,6 @@ def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureF
     }
     assert total.startswith("5 runs: 1 finished, 1 running, 1 interrupted, 2 missing; about 2 CPU minutes")
     assert sandbox.calls() == []
-
-
-def test_the_runs_of_smollm2_are_listed_by_the_study(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The minutes are those of the scale times the steps."""
-    assert sandbox.study("smol", "--list") == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("grpo-s1 ")]
-    assert line.split()[1:] == ["missing", "15.0", "CPU", "minutes"]
 
 
 def test_list_of_all_at_paper_scale(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:

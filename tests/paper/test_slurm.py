@@ -139,24 +139,6 @@ def test_a_killed_job_is_reported_and_the_same_command_resumes_it(
     check_runs(slow, "gtpo-g8-s1")
 
 
-@pytest.mark.slow
-def test_a_preempted_job_is_requeued_and_loses_no_step(slow: Any) -> None:
-    """With jobs of this machine. SIGUSR2 reaches submitit's process alone, which passes it on."""
-    argv = ["fig2", "--seeds", "1", "--only", "gtpo-g8", "--slurm", "cluster=local"]
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(slow.reproduce(*argv)))
-    thread.start()
-    for step in (2, 6):
-        wait_for(lambda step=step: f"gtpo-g8-s1 {step}" in steps_of(slow))
-        (job,) = processes(slow, "submitit.core._submit")
-        job.send_signal(signal.SIGUSR2)
-    thread.join(timeout=60)
-    assert codes == [0]
-    check_runs(slow, "gtpo-g8-s1")
-    assert steps_of(slow) == [f"gtpo-g8-s1 {step}" for step in range(1, STEPS + 1)]
-    assert (slow / "starts").read_text().split() == ["gtpo-g8-s1"] * 3
-
-
 @pytest.fixture
 def slurm(slow: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of a queue in place of Slurm, first in PATH."""
@@ -252,8 +234,10 @@ def test_time_limits(limit: str, expected: int) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    "gpu|partition=|partiton=gpu|time=2h|time=0|parallel=0|parallel=many|cluster=sge|nodes=2|gpus_per_node=2|"
-    "array_parallelism=4|cluster=local parallel=2".split("|"),
+    [
+        *("gpu", "partition=", "partiton=gpu", "time=2h", "time=0", "parallel=0", "parallel=many", "cluster=sge"),
+        *("nodes=2", "gpus_per_node=2", "array_parallelism=4", "cluster=local parallel=2"),
+    ],
 )
 def test_invalid_options_are_refused(words: str, slurm: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"--slurm {words.split('=')[0]}"):

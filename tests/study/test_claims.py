@@ -285,18 +285,6 @@ def test_in_the_world_of_the_paper_every_claim_holds(figure: str, claim: Claim) 
     assert checked["mean"] > checked["half_width"] and checked["verdict"] in ("holds", "not counted")
 
 
-def test_what_a_claim_reads() -> None:
-    kl = claim_of("fig1_kl_reacts_late")
-    assert kl.runs == ["grpo-late-g8-beta1e-6"] and [measure.name for measure in kl.measures] == ["kl", "formatting"]
-    table1 = claim_of("table1_late_maj_64")
-    names = ["gtpo-late-g8", "grpo-late-g8-beta0", "grpo-late-g8-beta1e-6", "gtpo-late-g12", "grpo-late-g12-beta0"]
-    assert (
-        table1.runs == names
-        and "grpo-late-g12-beta0@best" in table1.measures[-1].runs
-        and {measure.benchmark for measure in table1.measures} == {"arithmetic_hard"}
-    )
-
-
 def test_what_is_not_counted() -> None:
     """Accuracies at the floor, runs that are equal step by step (parts of one run are not), and what a row names."""
     accuracy = claim_of("fig3_entropy_control_repairs_accuracy")

@@ -83,7 +83,7 @@ def test_survival_and_its_figure() -> None:
 
 
 def test_each_arm_is_compared_at_its_own_best_rate() -> None:
-    """GRPO is best at 0.3e-3, GTPO at 1e-3; 3, 5 and 7 points; a pair of two origins and one of a single run are out."""
+    """GRPO is best at 0.3e-3, GTPO at 1e-3; 3, 5 and 7 points; a pair of two origins and a single run are out."""
     of_rates = {"grpo-0.3e-3": 60, "grpo-1e-3": 50, "gtpo-0.3e-3": 55, "gtpo-1e-3": 65, "grpo-headroom-1e-3": 99}
     metrics: dict[str, Any] = {
         name: {seed: run([value] * 4, FLAT, LOW) for seed in PUBLISHED.rates} for name, value in of_rates.items()
