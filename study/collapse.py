@@ -162,18 +162,15 @@ def comparison(
         for name in _of_method(results, method, family)
         if (seeds := [seed for seed in results.seeds(name) if seed in family.rates])
     }
-    of_arm = [[name for name in rates if name.startswith(method)] for method in ("grpo", "gtpo")]
-    arms = [max(names, key=lambda name: rates[name]["accuracy"][0]) for names in of_arm if names]
-    found: dict[str, Any] = {"rates": rates, "arms": arms, "seeds": 0, "rows": {}, "lost": {}}
+    complete = [name for name, row in rates.items() if row["seeds"] == len(family.rates)]
+    of_arm = [[name for name in complete if name.startswith(method)] for method in ("grpo", "gtpo")]
+    arms = [max(names, key=lambda name: rates[name]["accuracy"][0]) for names in of_arm if len(names) == len(RATES)]
+    found: dict[str, Any] = {"rates": rates, "arms": arms, "seeds": 0, "mixed": 0, "rows": {}, "lost": {}}
     found["command"] = family.command(arms)
     if len(arms) < 2:
         return found
-    pairs = [
-        seed
-        for seed in family.seeds
-        if all((arm, seed) in results.runs for arm in arms)
-        and origins.get(f"{arms[0]}-s{seed}") == origins.get(f"{arms[1]}-s{seed}")
-    ]
+    both = [seed for seed in family.seeds if all((arm, seed) in results.runs for arm in arms)]
+    pairs = [s for s in both if origins.get(f"{arms[0]}-s{s}") == origins.get(f"{arms[1]}-s{s}")]
     for name, (score, of) in MEASURES.items():
         differences = []
         for seed in pairs:
@@ -189,7 +186,7 @@ def comparison(
     for kind in ("is_lost", "falls"):
         grpo, gtpo = ([getattr(seed, kind) for seed in seeds] for seeds in judged)
         found["lost"][kind] = {"grpo": sum(grpo), "gtpo": sum(gtpo), "p": mcnemar_p(grpo, gtpo)}
-    return found | {"seeds": len(pairs)}
+    return found | {"seeds": len(pairs), "mixed": len(both) - len(pairs)}
 
 
 MEANS = ("accuracy", "formatting", "entropy")

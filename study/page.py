@@ -247,7 +247,8 @@ def write_page(matrix: Matrix) -> list[Path]:
             runs = {run: rows.reset_index() for results in (stored, new) for run, rows in results.runs.items()}
             merged = Results.of(runs, [*stored.scores.get("entry", ()), *new.scores.get("entry", ())])
             condense(merged, directory, (*STORED, *COLLAPSE_METRICS) if scale in COMPARED else STORED)
-            store_origins(directory, finished)
+            if scale in COMPARED:
+                store_origins(directory, finished)
         directory.mkdir(parents=True, exist_ok=True)
         found[scale] = read_results([directory])
         figures = {}

@@ -84,7 +84,8 @@ def test_survival_and_its_figure() -> None:
 
 def test_each_arm_is_compared_at_its_own_best_rate() -> None:
     """GRPO is best at 0.3e-3, GTPO at 1e-3; 3, 5 and 7 points; a pair of two origins and a single run are out."""
-    of_rates = {"grpo-0.3e-3": 60, "grpo-1e-3": 50, "gtpo-0.3e-3": 55, "gtpo-1e-3": 65, "grpo-headroom-1e-3": 99}
+    of_rates = {"grpo-0.3e-3": 60, "grpo-0.6e-3": 40, "grpo-1e-3": 50, "grpo-headroom-1e-3": 99}
+    of_rates |= {"gtpo-0.3e-3": 55, "gtpo-0.6e-3": 45, "gtpo-1e-3": 65}
     metrics: dict[str, Any] = {
         name: {seed: run([value] * 4, FLAT, LOW) for seed in PUBLISHED.rates} for name, value in of_rates.items()
     }
@@ -93,7 +94,7 @@ def test_each_arm_is_compared_at_its_own_best_rate() -> None:
         metrics["gtpo-1e-3"][seed] = run([30 + more] * 4, FLAT, LOW)
     metrics["gtpo-1e-3"][355] = run([99] * 4, FLAT, LOW)
     found = comparison(results_of(metrics), 50, PUBLISHED, {"grpo-0.3e-3-s354": ["a"], "gtpo-1e-3-s354": ["b"]})
-    assert found["arms"] == ["grpo-0.3e-3", "gtpo-1e-3"] and found["seeds"] == 3
+    assert found["arms"] == ["grpo-0.3e-3", "gtpo-1e-3"] and (found["seeds"], found["mixed"]) == (3, 1)
     assert found["rates"]["grpo-1e-3"] == {
         **{"accuracy": (50.0, 0.0), "formatting": (90.0, 0.0), "entropy": (pytest.approx(0.4), pytest.approx(0.0))},
         "seeds": 3,
@@ -106,6 +107,11 @@ def test_each_arm_is_compared_at_its_own_best_rate() -> None:
 
 
 def test_what_is_missing_is_named() -> None:
+    """Also while one of the rates lacks a seed: no arm is chosen."""
+    metrics: dict[str, Any] = {f"{m}-headroom-{rate}": {} for m in ("grpo", "gtpo") for rate in ("0.3e-3", "0.6e-3")}
+    for seeds in metrics.values():
+        seeds |= {seed: run([50] * 4, FLAT, LOW) for seed in GUESSED.rates}
+    assert comparison(results_of(metrics), 50, GUESSED)["arms"] == []
     empty = comparison(results_of({}), 50, GUESSED)
     rates = " ".join(f"{m}-headroom-{rate}" for m in ("grpo", "gtpo") for rate in ("0.3e-3", "0.6e-3", "1e-3"))
     assert empty["seeds"] == 0 and empty["rows"] == {}
@@ -113,8 +119,10 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_greedy_and_sampled_scores_are_read_from_their_evaluations() -> None:
+    names = [f"{method}-{rate}" for method in ("grpo", "gtpo") for rate in ("0.3e-3", "0.6e-3", "1e-3")]
     metrics = {
-        name: {seed: run([50] * 4, FLAT, LOW) for seed in (331, 341, 342)} for name in ("grpo-1e-3", "gtpo-1e-3")
+        name: {seed: run([50 + 9 * name.endswith("1e-3")] * 4, FLAT, LOW) for seed in (331, 332, 333, 341, 342)}
+        for name in names
     }
     scores = {
         name: {
