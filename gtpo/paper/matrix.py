@@ -195,6 +195,8 @@ def _as_argv(settings: Mapping[str, Any]) -> list[str]:
 
 def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     """One run of the matrix with its command."""
+    if seed < 0:
+        raise UsageError(f"--seeds has {seed}: expected 0 or more.")
     spec, method = matrix[scale], name.partition("-")[0]
     run, collapsed = RunDirectory(RUNS / scale / f"{name}-s{seed}"), 0.0
     if scale != "paper":
