@@ -162,9 +162,8 @@ def _clipped(results: Results) -> float | None:
 
 def _filtered(results: Results, pattern: str) -> float | None:
     """The share of completions that the filter drops in the runs whose names match, in percent."""
-    shares = [
-        rows["filtered_fraction"].dropna() for (name, _), rows in results.runs.items() if re.fullmatch(pattern, name)
-    ]
+    found = [rows for (name, _), rows in results.runs.items() if re.fullmatch(pattern, name)]
+    shares = [rows["filtered_fraction"].dropna() for rows in found if "filtered_fraction" in rows]
     return rounded(100 * sum(map(sum, shares)) / sum(map(len, shares))) if any(map(len, shares)) else None
 
 

@@ -70,7 +70,7 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
     stored = read_results([DIRECTORY])
     found = read_results([Path("outputs")])
     logged = [*found.metrics.columns]
-    assert stored.metrics[logged].equals(found.metrics[logged]) and "filtered_fraction" in stored.metrics
+    assert (stored.metrics[logged] == found.metrics[logged]).all(axis=None) and "filtered_fraction" in stored.metrics
     scores = [result.scored("gtpo-g8", "arithmetic")["entry"][2]["scores"] for result in (stored, found)]
     assert scores[0] == scores[1]
     (sandbox / "outputs").rename(sandbox / "gone")
