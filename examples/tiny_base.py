@@ -3,7 +3,7 @@
     python examples/tiny_base.py gtpo/models/tiny_base
 
 It is built from a seed and trained, all weights, on arithmetic with deliberately imperfect targets. Another CPU or
-PyTorch rounds to other weights. After an edit of the recipe, name the new directory in gtpo/models/tiny.py.
+PyTorch rounds to other weights. After an edit of the recipe, name the new directory in gtpo/models/hub.py.
 """
 
 import argparse

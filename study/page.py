@@ -24,7 +24,7 @@ from gtpo.paper.matrix import (
     select_figures,
 )
 from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results, rounded
-from gtpo.reports.intervals import LEAST_SEEDS
+from gtpo.reports.curves import LEAST_SEEDS
 from study.claims import read_claims
 from study.collapse import FAMILIES, admission, comparison, draw_survival
 from study.collapse import STORED as COLLAPSE_METRICS

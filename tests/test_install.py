@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.scripts import ROOT, user_environment
 
-from gtpo.models.tiny import TINY_BASE
+from gtpo.models.hub import TINY_BASE
 
 SHIPPED = ("gtpo", "gtpo_loss.py", "pyproject.toml", "README.md", "LICENSE", "requirements")
 OWN_FILES = ("config", "data", "models", "rewards", "trainer", "metrics", "evaluate", "figures", "report", "sampling")

@@ -23,8 +23,7 @@ from gtpo.paper.matrix import (
     select_figures,
 )
 from gtpo.paper.results import Results, read_results, read_wandb
-from gtpo.reports.curves import PANELS, add_legend, grid, line_style, plot_ln2, plot_mean
-from gtpo.reports.intervals import interval
+from gtpo.reports.curves import PANELS, add_legend, grid, interval, line_style, plot_ln2, plot_mean
 
 LABELS = PANELS | {
     "kl": "KL divergence (nats)",

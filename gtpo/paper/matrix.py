@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gtpo.data.sources import BENCHMARKS
+from gtpo.data.load import BENCHMARKS
 from gtpo.errors import UsageError, nearest
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.paper.results import GREEDY
-from gtpo.runs.checkpoints import latest_complete
-from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of
+from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, latest_complete
 
 SCALES = ("tiny", "smol", "collapse", "headroom", "paper")
 RUNS = OUTPUTS / "reproduce"

@@ -4,7 +4,7 @@ import fcntl
 from collections.abc import Sequence
 
 from gtpo.paper.matrix import UNITS, Evaluation, Experiment, Matrix, command_of, runs_of
-from gtpo.runs.checkpoints import MANIFEST
+from gtpo.runs.directory import MANIFEST
 
 STATES = ("finished", "running", "interrupted", "missing")
 

@@ -141,14 +141,13 @@ def test_command_writes_the_figure(
 
 
 @pytest.mark.parametrize("output", ["new/", "new", "new/.png"])
-@pytest.mark.parametrize("what", ["--runs", "--compare"])
 def test_an_output_without_a_file_name_is_refused(
-    what: str, output: str, tmp_path: Path, run_figures: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    output: str, tmp_path: Path, run_figures: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Matplotlib would write the hidden file new/.png."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        run_figures(what, write_run(tmp_path / "a"), write_run(tmp_path / "b"), "--output", output)
+        run_figures("--runs", write_run(tmp_path / "a"), write_run(tmp_path / "b"), "--output", output)
     assert not (tmp_path / "new").exists()
 
 

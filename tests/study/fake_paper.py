@@ -2,7 +2,7 @@
 
 import json
 
-from gtpo.runs.checkpoints import write_manifest
+from gtpo.runs.directory import write_manifest
 from study.stages import Stage
 
 
