@@ -10,21 +10,17 @@ Each figure is written as PNG and PDF with a caption. A run of configs/experimen
 directory, with or without the seed (gtpo-g8-s1).
 """
 
-import argparse
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from gtpo.cli.parse import refuse_unknown
-from gtpo.errors import UsageError
-from gtpo.paper.figures import draw_all
-from gtpo.paper.matrix import SCALES, load_matrix, models_of_runs, select_figures
-from gtpo.paper.results import read_results, read_wandb
+from gtpo.paper.figures import draw_found
+from gtpo.paper.matrix import SCALES
 from gtpo.reports.curves import draw_runs
 from gtpo.runs.script import run_script
 
 
 def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
+    parser = ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ... (default: all)")
     add("--scale", choices=SCALES, help="default: all")
@@ -34,32 +30,13 @@ def main() -> None:
     add("--labels", nargs="+", metavar="NAME", help="legend labels of --runs (default: their names)")
     add("--output", metavar="PATH", help="directory [figures]; the file with --runs [curves.png]")
     add("--window", metavar="N", type=int, default=10, help="steps of the trailing mean of --runs [10]")
-    flags, unknown = parser.parse_known_intermixed_args()
-    refuse_unknown(unknown, vars(flags))
-
+    flags = parser.parse_intermixed_args()
     if flags.output and not Path(flags.output).suffix and flags.runs:
-        raise UsageError(f"--output {flags.output} is not a file name: add a name with a suffix, as in curves.png.")
+        parser.error(f"--output {flags.output} is not a file name: add a name with a suffix, as in curves.png.")
     if flags.runs:
         print(draw_runs(flags.runs, flags.labels, flags.output or "curves.png", flags.window))
-        return
-    for place in flags.search or ():
-        if not Path(place).is_dir():
-            raise UsageError(f"--search: {place} is not a directory.")
-    places = flags.search or ["outputs"]
-    matrix = load_matrix()
-    names = select_figures(matrix, flags.figures or ["all"])
-    runs = [Path(place) for place in places]
-    results = read_wandb(flags.wandb) if flags.wandb else read_results(runs, models_of_runs(matrix))
-    any_written = False
-    for scale in [flags.scale] if flags.scale else SCALES:
-        written, missing = draw_all(matrix, names, scale, results, Path(flags.output or "figures") / scale)
-        if not (written or flags.scale or flags.figures):
-            missing = [f"No runs at {scale} scale: `python reproduce.py all --scale {scale}` makes them."]
-        print(*written, *missing, sep="\n")
-        any_written |= bool(written)
-    if not any_written:
-        where = f"no run of configs/experiments.yaml in {flags.wandb or ' '.join(places)}"
-        raise UsageError(f"{where}: `python reproduce.py fig3 --scale tiny` makes some; --runs draws any other runs.")
+    else:
+        print(*draw_found(flags.figures, flags.scale, flags.search, flags.wandb, flags.output or "figures"), sep="\n")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ configs/experiments.yaml lists the runs of each figure. Finished runs are skippe
 command continues where it stopped. Several may run at the same time. A failed run does not stop the others.
 """
 
-import argparse
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 
 from gtpo.paper.figures import draw_all
 from gtpo.paper.matrix import evaluations_of, experiments_of, load_matrix, select_figures
@@ -21,32 +21,27 @@ from gtpo.runs.script import run_script
 
 
 def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=raw)
+    parser = ArgumentParser(allow_abbrev=False, description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("figures", nargs="*", metavar="FIGURE", help="fig1 ... fig6, table1, ..., or all")
+    add("figures", nargs="+", metavar="FIGURE", help="fig1 ... fig6, table1, ..., or all")
     add("--scale", choices=("tiny", "paper"), default="tiny", help="tiny: on a CPU [tiny]; paper: on a GPU")
     add("--seeds", nargs="+", type=int, metavar="N", help="default: those in configs/experiments.yaml")
     add("--only", nargs="+", default=[""], metavar="PART", help="only runs with one of these parts in their name")
+    add("--list", action="store_true", help="print states and costs of runs and figures, and exit")
+    add("--commands", action="store_true", help="print a shell command per run, and exit")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--jobs", type=int, metavar="N", help="runs at the same time (default: tiny: cores; paper: 1)")
     where.add_argument("--gpus", nargs="+", metavar="ID", help="one run at a time on each of these GPUs, as in 0 1 2 3")
     where.add_argument("--slurm", nargs="+", metavar="KEY=VALUE", help="as Slurm jobs: docs/scaling.md, Many runs")
-    instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--list", action="store_true", help="print states and costs of runs and figures, and exit")
-    instead.add_argument("--commands", action="store_true", help="print a shell command per run, and exit")
-    flags = parser.parse_args()
-    matrix = load_matrix()
+    flags, matrix = parser.parse_args(), load_matrix()
     figures = select_figures(matrix, flags.figures, flags.scale)
     experiments = experiments_of(matrix, figures, flags.scale, flags.seeds, flags.only)
-    evaluations = evaluations_of(matrix, figures, flags.scale, experiments)
+    works = (flags.scale, experiments, evaluations_of(matrix, figures, flags.scale, experiments))
     if flags.list or flags.commands:
-        works = (flags.scale, experiments, evaluations)
         return print(table(matrix, figures, *works) if flags.list else commands(*works))
-    results, failures = run_missing(flags.scale, experiments, evaluations, flags.jobs, flags.gpus, flags.slurm)
+    results, failures = run_missing(*works, flags.jobs, flags.gpus, flags.slurm)
     written, missing = draw_all(matrix, figures, flags.scale, results)
-    missing = [text for text in missing if any(part in text for part in flags.only)]
-    print(*written, *missing, *failures, sep="\n")
+    print(*written, *(text for text in missing if any(part in text for part in flags.only)), *failures, sep="\n")
     sys.exit(1 if failures else 0)
 
 

@@ -1,6 +1,7 @@
 """What was studied with small models on a CPU; docs/reproduction.md, figures.md and mechanism.md have the results.
 
-    python -m study collapse                                      # GRPO with the published optimizer, half an hour
+    python -m study collapse                                      # GRPO and GTPO with the published optimizer
+    python -m study collapse --scale paper --stage 1 --list       # the same question on a GPU, with its hours
     python -m study headroom                                      # GTPO and GRPO from the base of `--model tiny`
     python -m study smol                                          # SmolLM2, hours (`make smol`)
     python -m study mechanism --only tiny                         # what one update of each objective does
@@ -19,33 +20,45 @@ from gtpo.paper.missing import run_missing
 from gtpo.paper.states import table
 from gtpo.runs.script import run_script
 from rewards import rewards_in
-from study.collapse import admission
-from study.collapse import table as collapse_table
 from study.mechanism import measure, overview, policies_of, policy_list, run_policies
 from study.one_claim import claim_list, find_claims, report, work_of
-from study.page import write_page
+from study.page import comparison_lines, write_page
+from study.stages import MODELS, listing, run_stage
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m study", description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    smol = commands.add_parser("smol", help="the runs of SmolLM2", allow_abbrev=False)
-    collapse = commands.add_parser("collapse", help="GRPO with the published optimizer", allow_abbrev=False)
-    headroom = commands.add_parser("headroom", help="GTPO and GRPO from a base whose mode is wrong", allow_abbrev=False)
-    mechanism = commands.add_parser("mechanism", help="one update of each objective", allow_abbrev=False)
-    claim = commands.add_parser("claim", help="single claims, with other seeds", allow_abbrev=False)
-    commands.add_parser("page", help="results/ and the generated pages", allow_abbrev=False)
-    claim.add_argument("names", nargs="*", metavar="NAME", help="default: list the claims")
-    for command, things in ((mechanism, "policies"), (headroom, "runs"), (collapse, "runs")):
-        command.add_argument("--only", nargs="+", default=[""], metavar="PART", help=f"{things} with such a part")
-    mechanism.add_argument("--policy", metavar="NAME", help="measure only this policy, in this process")
-    for command in (smol, collapse, headroom, claim):
-        command.add_argument("--seeds", nargs="+", type=int, metavar="N", help="default: configs/experiments.yaml")
-    for command in (smol, collapse, headroom, mechanism, claim):
-        command.add_argument("--jobs", type=int, metavar="N", help="runs at the same time")
-        command.add_argument("--list", action="store_true", help="print states and costs, and exit")
-    flags, matrix = parser.parse_args(), load_matrix()
+    helps = {
+        "smol": "the runs of SmolLM2",
+        "collapse": "GTPO and GRPO with the published optimizer",
+        "headroom": "GTPO and GRPO from a base whose mode is wrong",
+        "mechanism": "one update of each objective",
+        "claim": "single claims, with other seeds",
+        "page": "results/ and the generated pages",
+    }
+    added = {name: commands.add_parser(name, help=text, allow_abbrev=False) for name, text in helps.items()}
+    added["claim"].add_argument("names", nargs="*", metavar="NAME", help="default: list the claims")
+    added["mechanism"].add_argument("--policy", metavar="NAME", help="measure only this policy, in this process")
+    for name in ("headroom", "collapse", "mechanism"):
+        added[name].add_argument("--only", nargs="+", default=[""], metavar="PART", help="only names with such a part")
+    for name in ("smol", "collapse", "headroom", "claim"):
+        added[name].add_argument("--seeds", nargs="+", type=int, metavar="N", help="default: configs/experiments.yaml")
+    for name in ("smol", "collapse", "headroom", "mechanism", "claim"):
+        added[name].add_argument("--jobs", type=int, metavar="N", help="runs at the same time")
+        added[name].add_argument("--list", action="store_true", help="print states and costs, and exit")
+    stages = added["collapse"].add_argument_group("on a GPU")
+    stages.add_argument("--scale", choices=("tiny", "paper"), default="tiny", help="paper: LLaMA on GSM8K [tiny]")
+    stages.add_argument("--stage", type=int, choices=(1, 2), default=1, help="1: GRPO; 2: the four arms [1]")
+    stages.add_argument("--model", choices=MODELS, default="llama", help="llama-1b: a cheaper screen [llama]")
+    stages.add_argument("--gpus", nargs="+", metavar="ID", help="one run at a time on each of these GPUs")
+    stages.add_argument("--slurm", nargs="+", metavar="KEY=VALUE", help="as Slurm jobs: docs/scaling.md, Many runs")
+    return parser
+
+
+def main() -> None:
+    flags, matrix = parser().parse_args(), load_matrix()
     failures: list[str] = []
     if flags.command == "page":
         print(*write_page(matrix), sep="\n")
@@ -58,22 +71,27 @@ def main() -> None:
         print(*(policy.path for policy in policies if policy.is_finished), *overview(policies), sep="\n")
     elif flags.command == "claim" and not flags.names:
         print(claim_list())
+    elif flags.command == "collapse" and flags.scale == "paper" and flags.list:
+        print(*listing(matrix, flags.stage, flags.model), sep="\n")
+    elif flags.command == "collapse" and flags.scale == "paper":
+        lines, failures = run_stage(matrix, flags.stage, flags.model, flags.gpus, flags.slurm)
+        print(*lines, sep="\n")
     else:
-        scale = "tiny" if flags.command == "claim" else flags.command
+        claims = find_claims(flags.names) if flags.command == "claim" else []
+        scale = "tiny" if claims else flags.command
+        figures = [] if claims else [scale]
         seeds = flags.seeds or seeds_of_all(matrix, scale)
-        if scale != "tiny":
-            figures, claims = [scale], []
+        if claims:
+            experiments, evaluations = work_of(matrix, claims, seeds)
+        else:
             experiments = experiments_of(matrix, figures, scale, seeds, getattr(flags, "only", [""]))
             evaluations = evaluations_of(matrix, figures, scale, experiments)
-        else:
-            figures, claims = [], find_claims(flags.names)
-            experiments, evaluations = work_of(matrix, claims, seeds)
         if flags.list:
             return print(table(matrix, figures, scale, experiments, evaluations))
         results, failures = run_missing(scale, experiments, evaluations, flags.jobs)
         written, missing = draw_all(matrix, figures, scale, results)
-        rates = collapse_table(admission(matrix, results)) if scale == "collapse" else []
-        print(*report(matrix, claims, results, seeds), *rates, *written, *missing, sep="\n")
+        lines = comparison_lines(matrix, scale, results)
+        print(*report(matrix, claims, results, seeds), *lines, *written, *missing, sep="\n")
     print(*failures, sep="\n", end="\n" if failures else "")
     sys.exit(1 if failures else 0)
 

@@ -9,7 +9,7 @@ from gtpo.files import read_yaml
 from study.measures import Measure, SeedRuns
 
 Side = Measure | float
-SCALES = {"conflict_push": 1000, "rewards/word_reward/mean": 10}  # units per unit of the metric
+SCALES = {"conflict_push": 1000}  # units per unit of the metric
 
 
 @dataclass(frozen=True)
@@ -49,25 +49,17 @@ class Claim:
     @property
     def measured_side(self) -> int | None:
         """Which of (more, less) is measured if the other one is a number: 0 or 1; None if both are measured."""
-        kinds = {(isinstance(more, Measure), isinstance(less, Measure)) for more, less in self.pairs}
-        return {(True, False): 0, (False, True): 1}.get(kinds.pop()) if len(kinds) == 1 else None
+        [more, less], *_ = self.pairs
+        return 1 if isinstance(more, float) else 0 if isinstance(less, float) else None
 
     def sides(self, runs: SeedRuns) -> tuple[float, float]:
-        """``more`` and ``less`` of one seed, in the unit of the margin.
-
-        Raises:
-            KeyError: If a run, metric or score is missing.
-        """
+        """``more`` and ``less`` of one seed, in the unit of the margin; raises as :class:`SeedRuns`."""
         values = [[side.value(runs) if isinstance(side, Measure) else side for side in pair] for pair in self.pairs]
         scale = SCALES.get(self.measures[0].name, 1) / len(values)
         return scale * sum(more for more, _ in values), scale * sum(less for _, less in values)
 
     def margin(self, runs: SeedRuns) -> float:
-        """The margin of one seed; positive supports the claim.
-
-        Raises:
-            KeyError: As :meth:`sides`.
-        """
+        """The margin of one seed; positive supports the claim."""
         more, less = self.sides(runs)
         return more - less + self.allowed
 
@@ -79,25 +71,18 @@ def run_of(name: str) -> str:
 
 @cache
 def read_claims(path: Path = Path(__file__).parent / "claims.yaml") -> dict[str, tuple[Claim, ...]]:
-    """Figure -> its claims, in the order of the page; none outside a clone of the repository."""
-    figures = read_yaml(path) if path.is_file() else {}
-    return {figure: tuple(_claim(row) for row in rows) for figure, rows in figures.items()}
+    """Figure -> its claims, in the order of the page."""
+    return {figure: tuple(_claim(**row) for row in rows) for figure, rows in read_yaml(path).items()}
 
 
-def _claim(row: dict[str, Any]) -> Claim:
-    more, less = ([_side(side) for side in _listed(row[name])] for name in ("more", "less"))
-    pairs = tuple(zip(more, less, strict=True))
-    options = {name: row[name] for name in ("allowed", "not_counted") if name in row}
-    return Claim(row["name"], row["claim"], row["unit"], pairs, **options)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def _claim(name: str, claim: str, unit: str, more: Any, less: Any, **options: Any) -> Claim:
+    sides = [[_side(side) for side in (value if isinstance(value, list) else [value])] for value in (more, less)]
+    return Claim(name, claim, unit, tuple(zip(*sides, strict=True)), **options)
 
 
 def _side(value: float | dict[str, Any]) -> Side:
     if not isinstance(value, dict):
         return float(value)
-    of = tuple(value["of"])
     [(kind, name)] = [(key, item) for key, item in value.items() if key != "of"]
-    return Measure.score(name, kind, of) if "@" in kind else Measure.statistic(kind, name, of)
+    name, of = (kind, name) if "@" in kind else (name, kind)
+    return Measure(name, of, tuple(value["of"]))

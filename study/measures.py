@@ -1,111 +1,88 @@
 """What a claim measures: means over parts of the training, steps, scores of the evaluation, of the runs of one seed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
+from math import isnan
+from statistics import fmean
+
+from pandas import Series
 
 from gtpo.paper.results import Results
-from gtpo.reports.metrics import smooth
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A metric of a run, at the steps at which it was logged; the trailing mean is over ``window`` steps."""
-
-    steps: list[int]
-    values: list[float]
-    window: int
-
-    @cached_property
-    def smoothed(self) -> list[float]:
-        """The trailing mean."""
-        return smooth(self.values, self.window)
-
-    @property
-    def peak(self) -> int:
-        """Index of the highest value of the trailing mean, from the first full window on."""
-        return max(range(min(self.window, len(self.values)) - 1, len(self.values)), key=self.smoothed.__getitem__)
-
-    def early(self) -> float:
-        """Mean over the first quarter of the training."""
-        return quarters(self.values)[0]
-
-    def first_third(self) -> float:
-        """Mean over the first third of the training."""
-        return sum(self.values[: len(self.values) // 3]) / (len(self.values) // 3)
-
-    def last_third(self) -> float:
-        """Mean over the last third of the training."""
-        return sum(self.values[-(len(self.values) // 3) :]) / (len(self.values) // 3)
-
-    def late(self) -> float:
-        """Mean over the last quarter of the training."""
-        return quarters(self.values)[-1]
-
-    def mean(self) -> float:
-        """Mean over the training."""
-        return sum(self.values) / len(self.values)
-
-    def highest(self) -> float:
-        """The highest value of the trailing mean, from the first full window on."""
-        return self.smoothed[self.peak]
-
-    def fall(self) -> float:
-        """The highest value of the trailing mean minus the mean over the last quarter."""
-        return self.highest() - self.late()
-
-    def largest_loss(self) -> float:
-        """The largest fall of the trailing mean below an earlier value, from the first full window on."""
-        full = self.smoothed[min(self.window, len(self.values)) - 1 :]
-        return max(high - value for high, value in zip(accumulate(full, max), full, strict=True))
-
-    def rise_step(self) -> float:
-        """The step at which the trailing mean first reaches half of its highest value."""
-        half = max(self.smoothed) / 2
-        return next(step for step, value in zip(self.steps, self.smoothed, strict=True) if value >= half)
-
-    def fall_step(self) -> float:
-        """The step at which the trailing mean, after its highest value, has lost half of what it loses."""
-        steps, values = self.steps[self.peak :], self.smoothed[self.peak :]
-        middle = (values[0] + min(values)) / 2
-        return next(step for step, value in zip(steps, values, strict=True) if value <= middle)
+def trailing(values: Series, window: int) -> Series:
+    """The trailing mean over ``window`` steps, from the first full window on; of a shorter run its last one."""
+    return values.rolling(window, min_periods=1).mean().iloc[min(window, len(values)) - 1 :]
 
 
-def quarters(values: Sequence[float]) -> list[float]:
+def quarters(values: Series) -> list[float]:
     """The means over the four quarters of at least four values; of fewer, the values."""
     parts = min(4, len(values))
     bounds = [round(i * len(values) / parts) for i in range(parts + 1)]
-    return [sum(values[start:end]) / (end - start) for start, end in pairwise(bounds)]
+    return [float(values.iloc[start:end].mean()) for start, end in pairwise(bounds)]
+
+
+def late(values: Series, window: int = 1) -> float:
+    """Mean over the last quarter of the training."""
+    return quarters(values)[-1]
+
+
+def highest(values: Series, window: int) -> float:
+    return float(trailing(values, window).max())
+
+
+def fall(values: Series, window: int) -> float:
+    """The highest value of the trailing mean minus the mean over the last quarter."""
+    return highest(values, window) - late(values)
+
+
+def largest_loss(values: Series, window: int) -> float:
+    """The largest fall of the trailing mean below an earlier value."""
+    means = trailing(values, window)
+    return float((means.cummax() - means).max())
+
+
+def rise_step(values: Series, window: int) -> float:
+    """The step at which the trailing mean, also of the first steps, reaches half of its highest value."""
+    means = values.rolling(window, min_periods=1).mean()
+    return float((means >= means.max() / 2).idxmax())
+
+
+def fall_step(values: Series, window: int) -> float:
+    """The step at which the trailing mean, after its highest value, has lost half of what it loses."""
+    means = trailing(values, window)
+    after = means.loc[means.idxmax() :]
+    return float((after <= (after.iloc[0] + after.min()) / 2).idxmax())
+
+
+STATISTICS: dict[str, Callable[[Series, int], float]] = {
+    "early": lambda values, window: quarters(values)[0],
+    "first_third": lambda values, window: float(values.iloc[: len(values) // 3].mean()),
+    "last_third": lambda values, window: float(values.iloc[-(len(values) // 3) :].mean()),
+    "mean": lambda values, window: float(values.mean()),
+    **{function.__name__: function for function in (late, highest, fall, largest_loss, rise_step, fall_step)},
+}
 
 
 @dataclass(frozen=True)
 class SeedRuns:
-    """The runs of one seed; ``window``: steps of the trailing mean."""
+    """The runs of one seed; ``window``: steps of the trailing mean. A missing run, metric or score is a KeyError."""
 
     results: Results
     seed: int
     window: int
 
-    def curve(self, name: str, metric: str) -> Curve:
-        """A metric of a run.
-
-        Raises:
-            KeyError: If there is no such run or metric.
-        """
-        rows = [row for row in self.results.metrics[name][self.seed] if row.get(metric) is not None]
-        if not rows:
-            raise KeyError(metric)
-        return Curve([row["step"] for row in rows], [row[metric] for row in rows], self.window)
+    def curve(self, name: str, metric: str) -> Series:
+        """A metric of a run by step."""
+        return self.results.curve(name, self.seed, metric)
 
     def score(self, name: str, benchmark: str, score: str) -> float:
-        """A score of the evaluation in percent, ``pass@32``.
-
-        Raises:
-            KeyError: If the run is not evaluated on the benchmark.
-        """
-        kind, k = score.split("@")
-        return float(self.results.scores[name][benchmark][self.seed]["scores"][kind][k])
+        """A score of the evaluation in percent, ``pass@32``."""
+        value = float(self.results.scores.at[(name, benchmark, self.seed), score])
+        if isnan(value):
+            raise KeyError(score)
+        return value
 
 
 @dataclass(frozen=True)
@@ -113,32 +90,22 @@ class Measure:
     """A number per seed, the mean over some runs.
 
     Attributes:
-        name: A metric of the training, or a score of the evaluation.
-        benchmark: Of a score; None for a metric.
+        name: A metric of the training, or a score of the evaluation (``pass@32``, ``pass_lenient@1``).
+        of: The statistic of the metric, a key of ``STATISTICS``; the benchmark of a score.
         runs: Their names.
-        of_run: The number of one run.
     """
 
     name: str
-    benchmark: str | None
+    of: str
     runs: tuple[str, ...]
-    of_run: Callable[[SeedRuns, str], float]
+
+    @property
+    def benchmark(self) -> str | None:
+        """Of a score; None for a metric."""
+        return self.of if "@" in self.name else None
 
     def value(self, runs: SeedRuns) -> float:
-        """The number of one seed.
-
-        Raises:
-            KeyError: If a run, metric or score is missing.
-        """
-        return sum(self.of_run(runs, name) for name in self.runs) / len(self.runs)
-
-    @classmethod
-    def statistic(cls, name: str, metric: str, runs: tuple[str, ...]) -> "Measure":
-        """A statistic of a metric, a method of :class:`Curve` such as ``late``."""
-        of_curve = getattr(Curve, name)
-        return cls(metric, None, runs, lambda seed, run: float(of_curve(seed.curve(run, metric))))
-
-    @classmethod
-    def score(cls, benchmark: str, name: str, runs: tuple[str, ...]) -> "Measure":
-        """``pass@32``, ``maj@32``, or in any format ``pass_lenient@32``, in percent."""
-        return cls(name, benchmark, runs, lambda seed, run: seed.score(run, benchmark, name))
+        """The number of one seed; raises as :class:`SeedRuns`."""
+        if self.benchmark:
+            return fmean(runs.score(name, self.of, self.name) for name in self.runs)
+        return fmean(STATISTICS[self.of](runs.curve(name, self.name), runs.window) for name in self.runs)

@@ -3,24 +3,14 @@
 from collections.abc import Sequence
 
 from gtpo.errors import UsageError, nearest
-from gtpo.paper.matrix import (
-    Evaluation,
-    Experiment,
-    Matrix,
-    experiment,
-    plan_evaluations,
-)
+from gtpo.paper.matrix import Evaluation, Experiment, Matrix, experiment, plan_evaluations
 from gtpo.paper.results import Results
 from study.claims import Claim, read_claims, run_of
 from study.verdicts import check, digits_of
 
 
 def find_claims(names: Sequence[str]) -> list[Claim]:
-    """The claims of some names, without duplicates.
-
-    Raises:
-        UsageError: If a name is unknown.
-    """
+    """The claims of some names, without duplicates."""
     known = {claim.name: claim for claim in _tiny_claims()}
     for name in names:
         if name not in known:
@@ -55,9 +45,8 @@ def report(matrix: Matrix, claims: Sequence[Claim], results: Results, seeds: Seq
         found = check(claim, results, seeds, matrix["tiny"]["window"])
         unit, digits = found["unit"], digits_of(found["unit"])
         lines.append(f"{found['name']}: {found['claim']}")
-        lines += [
-            f"  seed {seed}: {margin - claim.allowed:+.{digits}f} {unit}" for seed, margin in found["margins"].items()
-        ]
+        for seed, margin in found["margins"].items():
+            lines.append(f"  seed {seed}: {margin - claim.allowed:+.{digits}f} {unit}")
         if found["mean"] is not None:
             lines.append(f"  mean: {found['difference']:+.{digits}f} ± {found['half_width']:.{digits}f} {unit}, 95 %")
         allows = f" (the claim allows a difference of -{claim.allowed:g} {unit})" if claim.allowed else ""

@@ -8,7 +8,7 @@ is, to first order, <g, grad m> / |g|. Training curves add the sampler, the opti
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from gtpo.training.trainer import GTPOTrainer
 from gtpo_loss import completion_entropy, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
 
 OTHERS = 64  # prompts whose solutions are scored
-TAKEN_EVERY, STEP = 10, 0.01  # every tenth group: an update of this norm is taken
 OBJECTIVES = (
     *("GRPO", "Dr. GRPO", "GTPO", "correction", "λ = 1 / 0", "entropy control", "entropy term"),
     *("GRPO, A > 0", "GRPO, A < 0"),
@@ -76,14 +75,11 @@ class OneStep:
 
     Args:
         trainer: A GTPOTrainer with ``train_dataset`` of columns prompt and solution; its micro-batch is a group.
-        taken: Objectives of which every tenth update is taken; of a large policy not all, as each scores the prompts.
         seed: Of the prompts that are scored, and of the order of the others.
     """
 
-    targets: tuple[str, ...] = TARGETS
-
-    def __init__(self, trainer: Any, taken: Collection[str] = OBJECTIVES, seed: int = 0) -> None:
-        self.trainer, self.taken = trainer, taken
+    def __init__(self, trainer: Any, seed: int = 0) -> None:
+        self.trainer = trainer
         self.weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
         order = torch.randperm(len(trainer.train_dataset), generator=torch.Generator().manual_seed(seed)).tolist()
         self.prompts = order[OTHERS:]
@@ -92,13 +88,11 @@ class OneStep:
         prompts = trainer._tokenize_prompts([example["prompt"] for example in examples])[0]
         torch.manual_seed(seed)
         self.parts = [*self._solutions(prompts, examples), *self._own(prompts, examples)]
-        counts = {name: sum(int(part[name].sum()) for part in self.parts if name in part) for name in self.targets}
+        counts = {name: sum(int(part[name].sum()) for part in self.parts if name in part) for name in TARGETS}
         self.counts = {name: count for name, count in counts.items() if count}  # a policy may have no tags of its own
-        self.start = dict.fromkeys(self.counts, 0.0)
         self.directions = {name: [torch.zeros_like(weight) for weight in self.weights] for name in self.counts}
         for part in self.parts:
             for name, value in self._targets(part).items():
-                self.start[name] += value.item()
                 gradients = torch.autograd.grad(value, self.weights, retain_graph=True)
                 for total, gradient in zip(self.directions[name], gradients, strict=True):
                     total += gradient
@@ -119,12 +113,6 @@ class OneStep:
         facts: dict[str, Any] = {"group": number} | {name: statistics.fmean(values) for name, values in rewards.items()}
         if not advantages.any():
             return facts | {"effects": {}}
-        lengths = mask.sum(-1).float()
-        facts |= {
-            "decided_by": [name for name, values in rewards.items() if len(set(values)) > 1],
-            "longer": (lengths[advantages > 0].mean() - lengths[advantages < 0].mean()).item(),
-            "conflict_tokens": batch["conflict_mask"].sum().item() / size,
-        }
         logps, token_entropy = trainer._logps_and_entropy(trainer.model, batch)
         entropy = completion_entropy(token_entropy, mask).detach()
         of_objective = coefficients(logps, entropy, mask, batch["conflict_mask"], advantages)
@@ -134,28 +122,11 @@ class OneStep:
             if of_token.any()
         }
         effects: dict[str, Any] = {}
-        facts |= {"entropy": entropy.mean().item(), "effects": effects}
+        facts |= {"conflict_tokens": batch["conflict_mask"].sum().item() / size, "entropy": entropy.mean().item()}
         for name, gradient in gradients.items():
             norm = _inner(gradient, gradient) ** 0.5
             effects[name] = {t: _inner(gradient, self.directions[t]) / norm for t in self.counts} | {"norm": norm}
-        if number % TAKEN_EVERY == 0:
-            facts["taken"] = {name: self._take(gradients[name]) for name in self.taken if name in gradients}
-        return facts
-
-    def _take(self, gradient: tuple[Tensor, ...]) -> dict[str, float]:
-        """The changes by an update of norm ``STEP``, per unit of norm."""
-        before = [weight.detach().clone() for weight in self.weights]
-        norm = _inner(gradient, gradient) ** 0.5
-        with torch.no_grad():
-            for weight, part in zip(self.weights, gradient, strict=True):
-                weight += STEP * part / norm
-            after = dict.fromkeys(self.counts, 0.0)
-            for part in self.parts:
-                for name, value in self._targets(part).items():
-                    after[name] += value.item()
-            for weight, stored in zip(self.weights, before, strict=True):
-                weight.copy_(stored)
-        return {name: (after[name] - self.start[name]) / STEP for name in self.counts}
+        return facts | {"effects": effects}
 
     def _solutions(self, prompts: list[list[int]], examples: list[dict[str, Any]]) -> Iterator[dict[str, Tensor]]:
         """Micro-batches of the reference solutions with the masks of their targets."""
@@ -222,16 +193,24 @@ def trainer_of(config: Mapping[str, Any], checkpoint: Path | None, rewards_in: C
     if checkpoint is not None:
         policy.load_adapter(str(checkpoint), "default", is_trainable=True)
     size = config["num_generations"]
+    args = GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        num_generations=size,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=1,
+        max_completion_length=config["max_completion_length"],
+        temperature=config["temperature"],
+        loss_type="grpo",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+    )
     trainer = GTPOTrainer(
         model=policy,
         processing_class=tokenizer,
         reward_funcs=load_rewards(config["reward"], rewards_in(prompt.format), rows.column_names),
-        args=config_of(
-            tempfile.mkdtemp(),
-            size,
-            max_completion_length=config["max_completion_length"],
-            temperature=config["temperature"],
-        ),
+        args=args,
         gtpo=GTPOArguments(entropy_filter="on", initial_entropy=0.0),
         train_dataset=rows,
     )
@@ -239,29 +218,11 @@ def trainer_of(config: Mapping[str, Any], checkpoint: Path | None, rewards_in: C
     return trainer
 
 
-def config_of(output_dir: str, group_size: int, **settings: Any) -> GRPOConfig:
-    """TRL's settings for groups that are sampled on a CPU, one at a time; ``settings`` are added to them."""
-    return GRPOConfig(
-        output_dir=output_dir,
-        num_generations=group_size,
-        per_device_train_batch_size=group_size,
-        gradient_accumulation_steps=1,
-        loss_type="grpo",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to="none",
-        **settings,
-    )
-
-
 def _inner(a: Iterable[Tensor], b: Iterable[Tensor]) -> float:
     return sum((x * y).sum(dtype=torch.float64).item() for x, y in zip(a, b, strict=True))
 
 
-def write_effects(
-    trainer: Any, path: Path, groups: int, taken: Collection[str] = OBJECTIVES, kind: type[OneStep] = OneStep
-) -> Iterator[int]:
+def write_effects(trainer: Any, path: Path, groups: int) -> Iterator[int]:
     """Append the effects of groups 0 to ``groups`` - 1 to a JSON Lines file, without those that it has; each number."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
     done = sum(line.endswith("\n") for line in lines)  # a kill may truncate the last one
@@ -269,7 +230,7 @@ def write_effects(
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(lines[:done]), encoding="utf-8")
-    one_step = kind(trainer, taken)
+    one_step = OneStep(trainer)
     for number in range(done, groups):
         line = json.dumps(one_step.of_group(number))
         with path.open("a", encoding="utf-8") as file:

@@ -3,16 +3,16 @@
 A run is identified by its name and seed; its directory is ``<name>-s<seed>``. Nothing is executed here.
 """
 
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gtpo.data.load import BENCHMARKS
 from gtpo.errors import UsageError, nearest
 from gtpo.files import CONFIGS, read_yaml
+from gtpo.paper.results import GREEDY
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, latest_complete
 
 SCALES = ("tiny", "smol", "collapse", "headroom", "paper")
@@ -21,14 +21,32 @@ UNITS = dict.fromkeys(SCALES, "CPU minutes") | {"paper": "GPU hours"}  # of the 
 Matrix = dict[str, Any]
 
 
+class Work(Protocol):
+    """What the runners do: a run, an evaluation, or a measurement of the study. ``log`` is locked while it is done."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def log(self) -> Path: ...
+    @property
+    def argv(self) -> tuple[str, ...]: ...
+    @property
+    def is_finished(self) -> bool: ...
+    def remaining(self) -> tuple[str, ...]: ...
+
+
+def command_of(work: Work) -> str:
+    return f"python {shlex.join(work.argv)}"
+
+
 @dataclass(frozen=True)
 class Experiment:
-    """A training run of the matrix.
+    """A training run of the matrix: a kind of work.
 
     Attributes:
         argv: The train script and its flags.
-        log: Terminal output of the script; locked while it runs.
         cost: Estimated duration in ``UNITS``; at paper scale the upper end.
+        collapsed: The same of a policy that collapses at the first step and writes the longest completions.
         experiments: The runs that have to be finished: what it starts from.
     """
 
@@ -40,14 +58,11 @@ class Experiment:
     log: Path
     cost: float
     experiments: tuple["Experiment", ...] = ()
+    collapsed: float = 0.0
 
     @property
     def label(self) -> str:
         return f"{self.name}-s{self.seed}"
-
-    @property
-    def command(self) -> str:
-        return f"python {shlex.join(self.argv)}"
 
     @property
     def is_finished(self) -> bool:
@@ -64,13 +79,9 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One call of evaluate.py: the runs of one base model on one benchmark, all at the same checkpoint.
+    """One call of evaluate.py, a kind of work: the runs of one base model on one benchmark, all at the same checkpoint.
 
-    Attributes:
-        experiments: The runs that have to be finished.
-        flags: The flags of evaluate.py other than ``--runs``.
-        directory: ``--output_dir``.
-        log, cost: As of an experiment.
+    ``flags`` are those other than ``--runs``.
     """
 
     model: str
@@ -91,17 +102,14 @@ class Evaluation:
         return self._argv(self.experiments)
 
     @property
-    def command(self) -> str:
-        return f"python {shlex.join(self.argv)}"
-
-    @property
     def is_finished(self) -> bool:
         return all(self.result(run).is_file() for run in self.experiments)
 
     def result(self, experiment: Experiment) -> Path:
         """The scores of a run, a JSON file."""
         suffix = "" if self.checkpoint == "last" else f"@{self.checkpoint}"
-        return self.directory / f"{label_of(experiment.run.path)}{suffix}" / f"{self.benchmark}.json"
+        benchmark = self.benchmark.removesuffix(GREEDY)
+        return self.directory / f"{label_of(experiment.run.path)}{suffix}" / f"{benchmark}.json"
 
     def remaining(self) -> tuple[str, ...]:
         """The script and flags for the finished runs without scores; none if there are no such runs."""
@@ -131,19 +139,10 @@ def shards_of(evaluation: Evaluation, gpus: int) -> list[Evaluation]:
 
 
 def load_matrix(path: Path = CONFIGS / "experiments.yaml") -> Matrix:
-    """The content of the YAML file.
-
-    Raises:
-        UsageError: Outside a clone: the installed package has no configs/. Or if a run, whose name is part of paths and
-            shell commands, is not called by letters, digits, ``.``, ``_``, ``-``.
-    """
+    """The content of the YAML file; the installed package has none."""
     if not path.is_file():
         raise UsageError(f"{path} does not exist: run this from a clone of the repository.")
-    matrix = read_yaml(path)
-    for name in [name for scale in SCALES for name in runs_of(matrix, figure_names(matrix), scale)]:
-        if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
-            raise UsageError(f"{path}: rename the run {name!r}: expected letters, digits, '.', '_' and '-' alone.")
-    return matrix
+    return read_yaml(path)
 
 
 def figure_names(matrix: Matrix) -> list[str]:
@@ -152,11 +151,7 @@ def figure_names(matrix: Matrix) -> list[str]:
 
 
 def find_figure(matrix: Matrix, name: str) -> dict[str, Any]:
-    """The entry of a figure or table.
-
-    Raises:
-        UsageError: If the name is unknown.
-    """
+    """The entry of a figure or table."""
     if name not in (known := figure_names(matrix)):
         raise UsageError(f"figure {name!r} is unknown{nearest(name, known)}: pick from {', '.join(known)}, or all.")
     return matrix["table1"] if name == "table1" else matrix["figures"][name]
@@ -168,13 +163,10 @@ def select_figures(matrix: Matrix, names: Sequence[str], scale: str | None = Non
     Raises:
         UsageError: If there is no name, a name is unknown, or a figure named has no runs at this scale.
     """
-    if not names:
-        raise UsageError(f"no figure given: pick from {', '.join(figure_names(matrix))}, or all.")
     if "all" in names:
         return [name for name in figure_names(matrix) if scale is None or groups_of(matrix, name, scale)]
-    for name in names:
-        entry = find_figure(matrix, name)
-        if scale is not None and not entry.get(scale):
+    for name in names or [""]:
+        if scale is not None and not groups_of(matrix, name, scale):
             raise UsageError(f"{name} has no runs at {scale} scale: choose another --scale.")
     return list(dict.fromkeys(names))
 
@@ -196,40 +188,43 @@ def runs_of(matrix: Matrix, figures: Sequence[str], scale: str) -> list[str]:
 def _as_argv(settings: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for key, value in settings.items():
-        parts = value if isinstance(value, list) else [str(value).lower() if isinstance(value, bool) else value]
-        words += [f"--{key}", *map(str, parts)]
+        words += [f"--{key}", str(value).lower() if isinstance(value, bool) else str(value)]
     return words
 
 
 def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
-    """One run of the matrix with its command.
-
-    Raises:
-        UsageError: If the seed is below 0.
-    """
+    """One run of the matrix with its command."""
     if seed < 0:
         raise UsageError(f"--seeds has {seed}: expected 0 or more.")
-    run = RunDirectory(RUNS / scale / f"{name}-s{seed}")
-    method = name.partition("-")[0]
+    spec, method = matrix[scale], name.partition("-")[0]
+    run, collapsed = RunDirectory(RUNS / scale / f"{name}-s{seed}"), 0.0
     if scale != "paper":
-        base = matrix[scale]["base"][method]
-        settings = base | matrix[scale]["runs"][name]
-        model = "tiny" if scale in ("tiny", "collapse", "headroom") else settings["model"]
+        base = spec["base"][method]
+        settings = base | spec["runs"][name]
         flags = _as_argv(settings)
-        cost = matrix[scale]["minutes"][method] * settings["max_steps"] / base["max_steps"]
+        model = settings["model"] if scale == "smol" else "tiny"
+        cost = spec["minutes"][method] * settings["max_steps"] / base["max_steps"]
     else:
         settings = read_yaml(CONFIGS / "paper" / f"{name}.yaml")
-        flags = ["--config", f"configs/paper/{name}.yaml"]
-        model, dataset, rates = settings["model"], settings["dataset"], matrix["paper"]
-        seconds = rates["seconds_per_solution"][model]
-        if method != "sft":  # the longest completion of a step, then loss and backward of each
-            group, each = settings["num_generations"], rates["seconds_per_micro_batch"][model]
-            seconds = rates["longest_completion"][dataset][group] * rates["seconds_per_token"][model] + group * each
-        cost = rates["steps"][dataset] * seconds / 3600
+        flags, model, dataset = ["--config", f"configs/paper/{name}.yaml"], settings["model"], settings["dataset"]
+        seconds = spec["seconds_per_solution"][model]
+        if method != "sft":
+            group = settings["num_generations"]
+            seconds = step_seconds(matrix, model, group, spec["longest_completion"][dataset][group])
+            longest = step_seconds(matrix, model, group, spec["collapsed_completion"])
+            collapsed = spec["steps"][dataset] * longest / 3600
+        cost = spec["steps"][dataset] * seconds / 3600
     argv = (f"train_{method}.py", *flags, "--seed", str(seed), "--output_dir", str(run.path))
-    first = matrix[scale].get("first", name)
+    log = RUNS / scale / "logs" / f"{run.path.name}.log"
+    first = spec.get("first", name)
     after = () if first == name else (experiment(matrix, scale, first, 1),)
-    return Experiment(name, seed, model, argv, run, RUNS / scale / "logs" / f"{run.path.name}.log", cost, after)
+    return Experiment(name, seed, model, argv, run, log, cost, after, collapsed)
+
+
+def step_seconds(matrix: Matrix, model: str, group: int, tokens: int) -> float:
+    """Seconds of a step at paper scale: its longest completion, then loss and backward of each."""
+    rates = matrix["paper"]
+    return float(tokens * rates["seconds_per_token"][model] + group * rates["seconds_per_micro_batch"][model])
 
 
 def seeds_of_all(matrix: Matrix, scale: str) -> list[int]:
@@ -246,12 +241,8 @@ def experiments_of(
 ) -> list[Experiment]:
     """The runs of some figures without duplicates, after what they start from; the first seed of all before the second.
 
-    Args:
-        seeds: By default those of the figure, of ``all`` if the figures are all, or of the scale.
-        only: Parts of names: a run whose name has none of them is left out.
-
-    Raises:
-        UsageError: If no name has such a part.
+    ``seeds`` are by default those of the figure, of ``all`` if the figures are all, or of the scale. A run whose name
+    has none of the parts in ``only`` is left out.
     """
     order: list[tuple[int, str, int]] = []
     is_all = [*figures] == select_figures(matrix, ["all"], scale)
@@ -261,10 +252,7 @@ def experiments_of(
         names = [name for name in runs_of(matrix, [figure], scale) if any(part in name for part in only)]
         order += [(i, name, seed) for name in names for i, seed in enumerate(chosen)]
     if not order and (known := runs_of(matrix, figures, scale)):
-        raise UsageError(
-            f"--only {' '.join(only)} matches no run of {', '.join(figures)}{nearest(only[0], known)}: pick from "
-            f"{', '.join(known)}, or a part of these names."
-        )
+        raise UsageError(f"--only {' '.join(only)} matches none of {', '.join(known)}{nearest(only[0], known)}.")
     runs = dict.fromkeys((name, seed) for _, name, seed in sorted(order, key=lambda key: key[0]))
     return with_earlier([experiment(matrix, scale, name, seed) for name, seed in runs])
 
@@ -292,8 +280,8 @@ def evaluations_of(
 
 def models_of_runs(matrix: Matrix) -> dict[str, str]:
     """Name of a run of any figure -> the model that it trains."""
-    every = {scale: runs_of(matrix, select_figures(matrix, ["all"], scale), scale) for scale in SCALES}
-    return {name: experiment(matrix, scale, name, 1).model for scale, names in every.items() for name in names}
+    every = [(scale, name) for scale in SCALES for name in runs_of(matrix, figure_names(matrix), scale)]
+    return {name: experiment(matrix, scale, name, 1).model for scale, name in every}
 
 
 def scored_name(matrix: Matrix, scale: str, run: str) -> str:
@@ -303,19 +291,20 @@ def scored_name(matrix: Matrix, scale: str, run: str) -> str:
 
 def plan_evaluations(matrix: Matrix, scale: str, needed: Iterable[tuple[Experiment, str]]) -> list[Evaluation]:
     """The evaluations of some runs on some benchmarks: one per base model, benchmark and checkpoint."""
+    spec, root = matrix[scale], RUNS / scale
     together: dict[tuple[str, str, str], dict[Experiment, None]] = {}
     for run, benchmark in needed:
-        drawn, both = ("best" if scored_name(matrix, scale, run.name) != run.name else "last"), matrix[scale]["both"]
-        for checkpoint in ("last", "best") if run.name.startswith(tuple(both)) else (drawn,):
+        drawn = "last" if scored_name(matrix, scale, run.name) == run.name else "best"
+        for checkpoint in ("last", "best") if run.name.startswith(tuple(spec["both"])) else (drawn,):
             together.setdefault((run.model, benchmark, checkpoint), {})[run] = None
-    directory, spec = RUNS / scale / "evaluation", matrix[scale]
     evaluations = []
     for (model, benchmark, checkpoint), runs in together.items():
-        sampling = spec["evaluation"][benchmark]
+        sampling, name = spec["evaluation"][benchmark], Path(model).name
+        directory = root / ("greedy" if benchmark.endswith(GREEDY) else "evaluation")
         flags = _as_argv({"benchmarks": benchmark, "checkpoint": checkpoint, **sampling, "output_dir": directory})
         samples = sampling["k"] * (sampling.get("limit") or BENCHMARKS[benchmark].rows)
         samples *= len(runs) + (checkpoint == "last")  # and the base
-        cost = samples * spec["seconds_per_sample"][Path(model).name] / (60 if UNITS[scale] == "CPU minutes" else 3600)
-        log = RUNS / scale / "logs" / f"evaluate-{Path(model).name}-{Path(benchmark).stem}-{checkpoint}.log"
+        cost = samples * spec["seconds_per_sample"][name] / (60 if UNITS[scale] == "CPU minutes" else 3600)
+        log = root / "logs" / f"evaluate-{name}-{Path(benchmark).stem}-{checkpoint}.log"
         evaluations.append(Evaluation(model, benchmark, checkpoint, tuple(runs), tuple(flags), directory, log, cost))
     return evaluations

@@ -19,16 +19,11 @@ def run_missing(
     gpus: Sequence[str] | None = None,
     slurm: Sequence[str] | None = None,
 ) -> tuple[Results, list[str]]:
-    """Do what is missing, here or as Slurm jobs; all results of the scale, and a message for each failure.
-
-    Raises:
-        UsageError: If the working directory is not a clone, or as :func:`slots_of` and :func:`read_cluster`.
-    """
-    if not Path("evaluate.py").is_file():
+    """Do what is missing, here or as Slurm jobs; all results of the scale, and a message for each failure."""
+    if not Path("evaluate.py").is_file():  # the scripts are those of the working directory
         raise UsageError(f"the working directory has no evaluate.py: first `cd {str(CONFIGS.parent)!r}`.")
-    root = RUNS / scale
     if slurm:
-        failures = run_jobs(experiments, evaluations, read_cluster(slurm, scale, root / "jobs"))
+        failures = run_jobs(experiments, evaluations, read_cluster(slurm, scale, RUNS / scale / "jobs"))
     else:
         failures = run_all(experiments, evaluations, slots_of(scale, gpus, jobs))
-    return read_results([root]), failures
+    return read_results([RUNS / scale]), failures

@@ -4,9 +4,13 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from pandas import DataFrame, Series, concat, read_parquet
 
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import UsageError
@@ -16,6 +20,10 @@ from gtpo.runs.directory import RunDirectory, find_runs, run_label
 logger = logging.getLogger(__name__)
 
 METRICS_FILE, SCORES_FILE = "metrics.parquet", "evaluation.json"  # condensed results
+METRICS_INDEX, SCORES_INDEX = ["run", "seed", "step"], ["run", "benchmark", "seed"]
+GREEDY = "_greedy"  # ends the name of a benchmark at temperature 0
+ENTRY_KEYS = ("label", "adapter", "benchmark", "problems", "k", "scores", "counts")  # of a condensed evaluation
+Run = tuple[str, int]  # name and seed
 
 
 @dataclass(frozen=True)
@@ -23,19 +31,77 @@ class Results:
     """Metrics and scores of some runs.
 
     Attributes:
-        metrics: Run name -> seed -> the rows of :meth:`gtpo.runs.directory.RunDirectory.read_metrics`.
-        scores: Run name (``NAME@best`` at its best step, ``base``) -> benchmark -> seed -> an entry of ``results.json``
-            (docs/evaluation.md).
+        metrics: A row per training step, with index run, seed, step and a column per metric.
+        scores: A row per evaluation, with index run (``NAME@best`` at its best step, ``base``), benchmark, seed; a
+            column per score in percent (``pass@8``, ``format``), and ``entry``, that of ``results.json``.
     """
 
-    metrics: dict[str, dict[int, list[dict[str, Any]]]]
-    scores: dict[str, dict[str, dict[int, dict[str, Any]]]]
+    metrics: DataFrame
+    scores: DataFrame
+
+    @classmethod
+    def of(cls, runs: Mapping[Run, Any], entries: Iterable[dict[str, Any]] = ()) -> "Results":
+        """From the rows of each run, and entries of ``results.json``; of two of the same run the later one counts."""
+        tables = [DataFrame(rows).assign(run=name, seed=seed) for (name, seed), rows in runs.items()]
+        metrics = concat(tables) if tables else DataFrame(columns=METRICS_INDEX)
+        rows = {tuple(row[key] for key in SCORES_INDEX): row for row in map(_scores_of, entries)}
+        scores = DataFrame(list(rows.values()), columns=None if rows else SCORES_INDEX)
+        return cls(metrics.set_index(METRICS_INDEX).sort_index(), scores.set_index(SCORES_INDEX).sort_index())
+
+    @cached_property
+    def runs(self) -> dict[Run, DataFrame]:
+        """Name and seed -> the metrics of a run by step."""
+        return {run: rows.droplevel(["run", "seed"]) for run, rows in self.metrics.groupby(level=["run", "seed"])}
+
+    @property
+    def names(self) -> set[str]:
+        """The runs that have metrics or scores."""
+        return {*(name for name, _ in self.runs), *self.scores.index.get_level_values("run")}
+
+    def seeds(self, name: str) -> list[int]:
+        """The seeds with metrics of a run."""
+        return [seed for run, seed in self.runs if run == name]
+
+    def curve(self, name: str, seed: int, metric: str) -> "Series[float]":
+        """A metric of a run by step.
+
+        Raises:
+            KeyError: If there is no such run or metric.
+        """
+        values = self.runs[name, seed][metric].dropna()
+        if values.empty:
+            raise KeyError(metric)
+        return values.astype(float)
+
+    def smoothed(self, name: str, metric: str, window: int) -> DataFrame:
+        """The trailing mean of a metric, a column per seed, at the steps that all seeds with this metric logged."""
+        curves = {}
+        for seed in self.seeds(name):
+            with suppress(KeyError):
+                curves[seed] = self.curve(name, seed, metric).rolling(window, min_periods=1).mean()
+        return concat(curves, axis=1, join="inner") if curves else DataFrame()
+
+    def scored(self, name: str | None, benchmark: str | None) -> DataFrame:
+        """The evaluations of a run on a benchmark by seed, with the scores that one of them has."""
+        index = self.scores.index
+        chosen = (index.get_level_values("run") == name) & (index.get_level_values("benchmark") == benchmark)
+        return self.scores[chosen].droplevel(["run", "benchmark"]).dropna(axis=1, how="all")
+
+
+def _scores_of(entry: dict[str, Any]) -> dict[str, Any]:
+    adapter = Path(entry["adapter"] or "base/adapter")
+    name, seed = split_name(adapter.parent)
+    name += "@best" if adapter == RunDirectory(adapter.parent).best else ""
+    if entry.get("settings", {}).get("temperature") == 0:
+        entry = entry | {"benchmark": entry["benchmark"] + GREEDY}
+    row = {"run": name, "benchmark": entry["benchmark"], "seed": seed or 0, "entry": entry}
+    for kind, value in entry["scores"].items():
+        row |= {f"{kind}@{k}": score for k, score in value.items()} if isinstance(value, dict) else {kind: value}
+    return row
 
 
 def split_name(directory: Path) -> tuple[str, int | None]:
-    """:func:`gtpo.runs.directory.run_label` of a directory, without a suffix ``-paper``: the run name in the
-    SFT files of ``configs/paper/``.
-    """
+    """The name and seed of a run; without a suffix ``-paper``, which the SFT files of ``configs/paper/`` have."""
     name, seed = run_label(directory.name)
     return name.removesuffix("-paper"), seed
 
@@ -43,16 +109,18 @@ def split_name(directory: Path) -> tuple[str, int | None]:
 def read_results(directories: list[Path], models: Mapping[str, str] | None = None) -> Results:
     """Every run and evaluation below some directories; of two with the same name and seed, the newer one.
 
-    A directory of condensed results (:func:`condense`) is read too, and an offline wandb run counts as its run.
+    Directories of condensed results (:func:`condense`) are read too, and an offline wandb run counts as its run.
 
     Args:
         directories: Where to look.
         models: Run name -> model; a run of that name with another model in its settings is left out.
     """
-    results = Results({}, {})
+    runs: dict[Run, Any] = {}
+    entries: list[dict[str, Any]] = []
     for directory in directories:
         if (directory / METRICS_FILE).is_file():
-            _read_condensed(directory, results)
+            runs |= dict(iter(read_parquet(directory / METRICS_FILE).groupby(["run", "seed"])))
+            entries += json.loads((directory / SCORES_FILE).read_text(encoding="utf-8"))
     for run in find_runs(directories, having="metrics"):
         name, seed = split_name(run.path)
         if not _has_model(run, expected := (models or {}).get(name)):
@@ -60,32 +128,21 @@ def read_results(directories: list[Path], models: Mapping[str, str] | None = Non
             continue
         if seed is None:
             seed = int(run.read_config().get("seed", 0)) if run.config.is_file() else 0
-        try:
-            rows = run.read_metrics()
-        except UsageError:  # no step is logged yet
-            continue
-        results.metrics.setdefault(name, {})[seed] = rows
+        with suppress(UsageError):  # no step is logged yet
+            runs[name, seed] = [row for row in run.read_metrics() if not is_held_out(row)]
     evaluations = {path for directory in directories for path in directory.rglob("results.json")}
     for path in sorted(evaluations, key=lambda path: path.stat().st_mtime):
         for entry in json.loads(path.read_text(encoding="utf-8"))["results"]:
             run = RunDirectory(Path(entry["adapter"] or "base/adapter").parent)
             if _has_model(run, (models or {}).get(split_name(run.path)[0])):
-                add_score(results, entry)
-    return results
+                entries.append(entry)
+    return Results.of(runs, entries)
 
 
 def _has_model(run: RunDirectory, expected: str | None) -> bool:
     """Whether a run trains a model, as far as its settings say."""
     stored = run.read_config().get("model") if expected and run.config.is_file() else None
     return stored is None or MODEL_ALIASES.get(stored, stored) == MODEL_ALIASES.get(str(expected), expected)
-
-
-def add_score(results: Results, entry: dict[str, Any]) -> None:
-    """Add an entry of ``results.json`` under the name and seed of its run: ``NAME@best`` at its best step, ``base``."""
-    adapter = Path(entry["adapter"] or "base/adapter")
-    name, seed = split_name(adapter.parent)
-    name += "@best" if adapter == RunDirectory(adapter.parent).best else ""
-    results.scores.setdefault(name, {}).setdefault(entry["benchmark"], {})[seed or 0] = entry
 
 
 def read_wandb(project: str) -> Results:
@@ -96,59 +153,34 @@ def read_wandb(project: str) -> Results:
     """
     import wandb
 
-    results = Results({}, {})
+    runs = {}
     try:
         for run in wandb.Api().runs(project):
             name, seed = split_name(Path(run.name))
-            rows = [row for row in run.scan_history() if row.get("step") is not None]
+            rows = [row for row in run.scan_history() if row.get("step") is not None and not is_held_out(row)]
             if rows:
-                seed = int(run.config.get("seed", 0)) if seed is None else seed
-                results.metrics.setdefault(name, {})[seed] = rows
+                runs[name, int(run.config.get("seed", 0)) if seed is None else seed] = rows
     except (wandb.errors.Error, ValueError, OSError) as error:
-        raise UsageError(
-            f"cannot read {project!r} from wandb: {error} Expected ENTITY/PROJECT and a login (`wandb login`)."
-        ) from error
-    return results
-
-
-# Condensed results, small enough for the repository
+        raise UsageError(f"cannot read {project!r} from wandb ({error}): give ENTITY/PROJECT and log in.") from error
+    return Results.of(runs)
 
 
 def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
-    """Write some metrics of every step, rounded to five significant digits, and the scores without completions."""
-    from pyarrow import Table, parquet
+    """Store some metrics of every step, rounded to five significant digits, and the scores without completions.
 
-    metrics = list(metrics)
+    ``counts`` of a score are samples and correct ones by problem, from which pass@k can be computed again.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {"run": name, "seed": seed, "step": row["step"]} | {key: rounded(row.get(key)) for key in metrics}
-        for name, seeds in sorted(results.metrics.items())
-        for seed, logged in sorted(seeds.items())
-        for row in logged
-        if not is_held_out(row)
-    ]
-    parquet.write_table(Table.from_pylist(rows), directory / METRICS_FILE, compression="zstd")
-    keys = ("label", "adapter", "benchmark", "problems", "k", "scores")
-    entries = [
-        {key: entry[key] for key in keys}
-        for _, benchmarks in sorted(results.scores.items())
-        for _, seeds in sorted(benchmarks.items())
-        for _, entry in sorted(seeds.items())
-    ]
+    kept = results.metrics.reindex(columns=list(metrics)).map(rounded).reset_index()
+    kept.to_parquet(directory / METRICS_FILE, compression="zstd", index=False)
+    entries = []
+    for entry in results.scores.get("entry", []):
+        counts = [[problem["n"], problem["c"]] for problem in entry.get("per_problem", ())]
+        entry = {**entry, "counts": counts} if counts else entry
+        entries.append({key: entry[key] for key in ENTRY_KEYS if key in entry})
     (directory / SCORES_FILE).write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n", encoding="utf-8")
 
 
 def rounded(value: float | None) -> float | None:
     """To five significant digits; None for NaN and infinity."""
     return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None
-
-
-def _read_condensed(directory: Path, results: Results) -> None:
-    from pyarrow.parquet import read_table
-
-    for row in read_table(directory / METRICS_FILE).to_pylist():
-        name, seed = row.pop("run"), row.pop("seed")
-        values = {key: value for key, value in row.items() if value is not None}
-        results.metrics.setdefault(name, {}).setdefault(seed, []).append(values)
-    for entry in json.loads((directory / SCORES_FILE).read_text(encoding="utf-8")):
-        add_score(results, entry)

@@ -15,13 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from graphlib import TopologicalSorter
 from multiprocessing import connection
-from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from gtpo.errors import UsageError
 from gtpo.models.backend import gpu_is_available, limit_openmp_spinning
-from gtpo.paper.matrix import Evaluation, shards_of
+from gtpo.paper.matrix import Evaluation, Work, command_of, shards_of
 
 Process = subprocess.Popen[bytes]
 
@@ -35,27 +34,10 @@ _forks = multiprocessing.get_context("forkserver")
 _polling = threading.Lock()
 
 
-class Work(Protocol):
-    """A run, an evaluation, or a measurement of ``study``; attributes as of :class:`gtpo.paper.matrix.Experiment`."""
-
-    @property
-    def label(self) -> str: ...
-    @property
-    def log(self) -> Path: ...
-    @property
-    def command(self) -> str: ...
-    @property
-    def is_finished(self) -> bool: ...
-    def remaining(self) -> tuple[str, ...]: ...
-
-
 def run_one(work: Work, environment: Mapping[str, str], started: Callable[[Process], None] | None = None) -> int:
     """Do what is left of a run or evaluation; waits while another process of this machine does it.
 
-    ``started`` is given the process of the script.
-
-    Returns:
-        The exit code of the script; 0 if nothing is left.
+    Returns the exit code of the script, whose process ``started`` is given; 0 if nothing is left.
     """
     with _locked_log(work) as log:  # the subprocess inherits it
         words = work.remaining()
@@ -104,17 +86,10 @@ def _locked_log(work: Work) -> TextIO:
 
 
 def run_all(experiments: Sequence[Work], evaluations: Sequence[Work], slots: Sequence[Mapping[str, str]]) -> list[str]:
-    """Do what is missing; an evaluation waits for its runs, and one that fails does not stop the others.
+    """Do what is missing; a message for each run or evaluation that failed, which does not stop the others.
 
-    On several GPUs a long evaluation is split into shards, so that none of them is idle while the last one runs.
-
-    Args:
-        experiments: The runs.
-        evaluations: The evaluations; each waits for its ``experiments``.
-        slots: The environment of each process at the same time, which names its GPU if it has one.
-
-    Returns:
-        A message for each run or evaluation that failed.
+    An evaluation waits for its ``experiments``. On several GPUs a long one is split into shards, so that none of them
+    is idle while the last one runs. ``slots``: the environment of each process at the same time; it may name a GPU.
     """
     from tqdm import tqdm
 
@@ -168,11 +143,7 @@ def run_all(experiments: Sequence[Work], evaluations: Sequence[Work], slots: Seq
 
 
 def slots_of(scale: str, gpus: Sequence[str] | None, jobs: int | None) -> list[dict[str, str]]:
-    """The environment of each run at the same time: ``--gpus``, ``--jobs``, or one per core; at paper scale 1.
-
-    Raises:
-        UsageError: If a GPU would have two runs, or there is no run.
-    """
+    """The environment of each run at the same time: ``--gpus``, ``--jobs``, or one per core; at paper scale 1."""
     if gpus:
         if len(set(gpus)) < len(gpus):
             raise UsageError(f"--gpus {' '.join(gpus)} names a GPU twice: each has one run at a time.")
@@ -197,4 +168,4 @@ def cores() -> int:
 
 def failure(work: Work, what: str) -> str:
     """The message about a run or evaluation that did not end well."""
-    return f"{work.label} {what}, see {work.log}; the command was `{work.command}`"
+    return f"{work.label} {what}, see {work.log}; the command was `{command_of(work)}`"

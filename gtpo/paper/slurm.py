@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gtpo.errors import UsageError, first_line, nearest
+from gtpo.errors import UsageError, first_line
 from gtpo.paper.matrix import Evaluation, Experiment
 from gtpo.paper.runner import Process, Work, cores, failure, run_one, threads_of
 
@@ -36,28 +36,16 @@ NOT_KEYS = (
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where jobs go.
+    """Where jobs go."""
 
-    Attributes:
-        name: slurm or local, an executor of submitit.
-        parallel: Jobs at the same time, of an array or on this machine; None leaves it to Slurm.
-        parameters: For ``submitit.AutoExecutor.update_parameters``.
-        folder: Directory of submitit's files.
-    """
-
-    name: str
-    parallel: int | None
-    parameters: dict[str, Any]
-    folder: Path
+    name: str  # slurm or local, an executor of submitit
+    parallel: int | None  # jobs at the same time, of an array or on this machine; None leaves it to Slurm
+    parameters: dict[str, Any]  # for submitit.AutoExecutor.update_parameters
+    folder: Path  # of submitit's files
 
     def submit(self, works: Sequence[Work], after: Sequence[str] = ()) -> dict[Work, Any]:
-        """Submit an array that starts when the jobs ``after`` have ended.
-
-        Raises:
-            UsageError: If Slurm refuses it.
-        """
+        """Submit an array that starts when the jobs ``after`` have ended."""
         import submitit
-        from submitit.core.utils import FailedJobError
 
         executor = submitit.AutoExecutor(self.folder, cluster=self.name, **{f"{self.name}_max_num_timeout": 1000})
         executor.update_parameters(
@@ -66,11 +54,8 @@ class Cluster:
             slurm_dependency=f"afterany:{':'.join(after)}" if after else None,
         )
         share = (self.parallel or 1) if self.name == "local" else 1
-        try:
-            with executor.batch():
-                jobs = [executor.submit(Job(work, share)) for work in works]
-        except FailedJobError as error:
-            raise UsageError(f"sbatch refuses the job: {error} Change the values of --slurm.") from error
+        with executor.batch():
+            jobs = [executor.submit(Job(work, share)) for work in works]
         return dict(zip(works, jobs, strict=True))
 
 
@@ -148,34 +133,29 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
     At paper ``scale`` a job has a GPU.
 
     Raises:
-        UsageError: If submitit or Slurm is missing, a key or value is invalid, or jobs of the same name are queued.
+        UsageError: If submitit or Slurm is missing, a value is invalid, a key is unknown or would give a run more than
+            one task or GPU, or jobs of the same name are queued.
     """
     try:
         from submitit import AutoExecutor, SlurmExecutor
     except ImportError as error:
         raise UsageError("--slurm needs submitit: `pip install submitit==1.5.4`.") from error
     shared = AutoExecutor._valid_parameters()
-    known = [*OWN_KEYS, *sorted({*SlurmExecutor._valid_parameters(), *shared}.difference(NOT_KEYS))]
+    known = {*OWN_KEYS, *SlurmExecutor._valid_parameters(), *shared}.difference(NOT_KEYS)
     given: dict[str, Any] = {}
-    for word in words:
-        key, _, value = word.partition("=")
-        if not value:
-            raise UsageError(f"--slurm {word!r} is not key=value, as in partition=gpu.")
-        if key not in known:
-            raise UsageError(
-                f"--slurm {key} is unknown{nearest(key, known)}: pick from {', '.join(known)}; each run is one task on "
-                "one GPU (gres=gpu:NAME:1 selects its type), examples/slurm/train.sbatch starts one large run."
-            )
+    for key, _, value in (word.partition("=") for word in words):
+        if key not in known or not value:
+            raise UsageError(f"--slurm {key}={value}: expected a value, and a key of {', '.join(sorted(known))}.")
         given[key] = [value] if key == "setup" else int(value) if re.fullmatch("0|[1-9][0-9]*", value) else value
     name, parallel, limit = given.pop("cluster", "slurm"), given.pop("parallel", None), given.pop("time", "24:00:00")
     if name not in ("slurm", "local"):
         raise UsageError(f"--slurm cluster={name}: expected slurm, or local for jobs on this machine.")
     if parallel is not None and (not isinstance(parallel, int) or parallel < 1):
         raise UsageError(f"--slurm parallel={parallel}: expected a number of jobs, at least 1.")
-    defaults = {"name": "gtpo", "slurm_signal_delay_s": 300, "timeout_min": minutes(str(limit))}
+    parameters = {"name": "gtpo", "slurm_signal_delay_s": 300, "timeout_min": minutes(str(limit))}
     if scale == "paper" and "gres" not in given:
-        defaults["gpus_per_node"] = 1
-    parameters = defaults | {key if key in shared else f"slurm_{key}": value for key, value in given.items()}
+        parameters["gpus_per_node"] = 1
+    parameters |= {key if key in shared else f"slurm_{key}": value for key, value in given.items()}
     if name == "slurm":
         _check_queue(str(parameters["name"]))
     elif scale == "paper" and (parallel or 1) > 1:
@@ -188,21 +168,17 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
 def _check_queue(name: str) -> None:
     """Refuse a second job of a run: the jobs of a command that was stopped stay in the queue."""
     if not shutil.which("sbatch"):
-        raise UsageError("--slurm: sbatch is not found; run this on a login node, or add cluster=local to try it here.")
+        raise UsageError("--slurm: sbatch is not found; run this on a login node, or add cluster=local.")
     squeue = ["squeue", "--me", "--noheader", "--array", "--format=%i", f"--name={name}"]
     queued = subprocess.run(squeue, check=True, capture_output=True, text=True).stdout.split()
     if queued:
-        raise UsageError(
-            f"--slurm: {len(queued)} jobs with the name {name} are in the queue: wait for them, cancel them with "
-            f"`scancel --me --name={name}`, or choose another name=... for other runs."
-        )
+        raise UsageError(f"--slurm: {len(queued)} jobs named {name} are queued: wait, or choose another name=...")
 
 
 def minutes(limit: str) -> int:
-    """A time limit in minutes; Slurm's format is minutes or [days-]hours:minutes:seconds, else UsageError."""
+    """A time limit in minutes; Slurm's format is minutes or [days-]hours:minutes:seconds."""
     match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):(\d\d):(\d\d)|(\d+))", limit)
     days, hours, mins, seconds, alone = (int(part or 0) for part in match.groups()) if match else (0,) * 5
-    total = alone or ((days * 24 + hours) * 60 + mins + (seconds > 0))
-    if not total:
-        raise UsageError(f"--slurm time={limit}: expected minutes or [days-]hours:minutes:seconds, as in 24:00:00.")
-    return total
+    if total := alone or ((days * 24 + hours) * 60 + mins + (seconds > 0)):
+        return total
+    raise UsageError(f"--slurm time={limit}: expected minutes or [days-]hours:minutes:seconds, as in 24:00:00.")

@@ -1,8 +1,8 @@
 """What reproduce.py prints without running anything: states and costs, and a shell command per run and evaluation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from gtpo.paper.matrix import UNITS, Evaluation, Experiment, Matrix, runs_of
+from gtpo.paper.matrix import UNITS, Evaluation, Experiment, Matrix, command_of, runs_of
 from gtpo.runs.directory import MANIFEST
 
 STATES = ("finished", "running", "interrupted", "missing")
@@ -31,10 +31,13 @@ def table(
     evaluations: Sequence[Evaluation],
 ) -> str:
     """The state and cost of each run and evaluation, the cost of each figure, and what remains."""
-    unit = UNITS[scale]
+    unit, speedup = UNITS[scale], matrix[scale].get("speedup", {})
     states = {run: state_of(run) for run in experiments}
-    width = max(len(label) for label in [run.label for run in experiments] + [work.label for work in evaluations])
-    lines = [f"{run.label:{width}}  {states[run]:11}  {run.cost:6.1f} {unit}" for run in experiments]
+    width = max(len(work.label) for work in (*experiments, *evaluations))
+    lines = []
+    for run in experiments:
+        collapsed = f", {run.collapsed:.0f} if it collapses at once" if run.collapsed else ""
+        lines.append(f"{run.label:{width}}  {states[run]:11}  {run.cost:6.1f} {unit}{collapsed}")
     for work in evaluations:
         scored = sum(work.result(run).is_file() for run in work.experiments)
         lines.append(f"{work.label:{width}}  {f'{scored} of {len(work.experiments)}':11}  {work.cost:6.1f} {unit}")
@@ -44,18 +47,16 @@ def table(
         left = sum(run.cost for run in shown if states[run] != "finished")
         total = sum(run.cost for run in shown)
         lines.append(f"{figure:{width}}  {len(shown):4} runs   {total:6.1f} {unit}, {left:.1f} remaining")
+    left_runs = [run for run in experiments if states[run] != "finished"]
+    least = sum(run.cost / speedup.get(run.model, 1) for run in left_runs)  # than the logs that the costs are from
+    hours = f"{least:.0f} to " * bool(speedup) + f"{sum(run.cost for run in left_runs):.0f}"
     counts = ", ".join(f"{list(states.values()).count(state)} {state}" for state in STATES)
-    training = hours_of([run for run in experiments if states[run] != "finished"], matrix[scale].get("speedup", {}))
     scoring = sum(work.cost for work in evaluations if not work.is_finished)
-    lines += ["", f"{len(experiments)} runs: {counts}; about {training} {unit} of training and {scoring:.0f} of"]
-    return "\n".join(lines) + " evaluation remaining (estimates, configs/experiments.yaml)."
-
-
-def hours_of(experiments: Sequence[Experiment], speedup: Mapping[str, float]) -> str:
-    """The sum of the costs: at the speed of the logs that they are from, and before that with ``speedup`` by model."""
-    least = sum(run.cost / speedup.get(run.model, 1) for run in experiments)
-    most = f"{sum(run.cost for run in experiments):.0f}"
-    return f"{least:.0f} to {most}" if speedup else most
+    lines += [
+        "",
+        f"{len(experiments)} runs: {counts}; about {hours} {unit} of training and {scoring:.0f} of evaluation",
+    ]
+    return "\n".join(lines) + " remaining (estimates, configs/experiments.yaml)."
 
 
 def commands(scale: str, experiments: Sequence[Experiment], evaluations: Sequence[Evaluation]) -> str:
@@ -66,8 +67,8 @@ def commands(scale: str, experiments: Sequence[Experiment], evaluations: Sequenc
         checkpoints = run.checkpoint("*") / MANIFEST
         again = f"$(ls {checkpoints} > /dev/null 2>&1 && echo --resume {run.path} || echo --overwrite true)"
         what = f"{experiment.label}; {experiment.cost:.1f} {UNITS[scale]}"
-        lines.append(f"[ -e {run.adapter / 'adapter_config.json'} ] || {experiment.command} {again}  # {what}")
+        lines.append(f"[ -e {run.adapter / 'adapter_config.json'} ] || {command_of(experiment)} {again}  # {what}")
     for work in evaluations:
         after = " ".join(run.label for run in work.experiments)
-        lines.append(f"{work.command}  # {work.label}; {work.cost:.1f} {UNITS[scale]}; after: {after}")
+        lines.append(f"{command_of(work)}  # {work.label}; {work.cost:.1f} {UNITS[scale]}; after: {after}")
     return "\n".join(lines)

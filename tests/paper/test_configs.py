@@ -3,29 +3,21 @@
 The meaning of a file name is written here by hand from the paper's text.
 """
 
-import dataclasses
 import functools
 import gc
-import itertools
-import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from helpers.canned import CannedGRPO, CannedGTPO
 from paper_runs import CLASSES, FIGURES
-from trl import SFTTrainer
 
 import gtpo.cli.parse
 import gtpo.training.trainer
-from gtpo.arguments import DataArguments, Settings
+from gtpo.arguments import Settings
 from gtpo.cli.parse import parse
-from gtpo.data.load import load_train, to_demonstrations
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.models.load import build_policy
 
 FILES = sorted((CONFIGS / "paper").glob("*.yaml"))
 
@@ -154,107 +146,6 @@ def test_files_that_its_header_mentions_exist(path: Path) -> None:
     header = path.read_text().partition("\n\n")[0]
     for name in re.findall(r"[\w./-]+\.(?:yaml|py)", header):
         assert any((directory / name).is_file() for directory in (CONFIGS.parent, path.parent)), name
-
-
-# One training step of each, on the untrained tiny model
-
-ON_A_CPU = [
-    *("--bf16", "false", "--optim", "adamw_torch", "--gradient_checkpointing", "false", "--report_to", "none"),
-    *("--dataloader_pin_memory", "false", "--max_steps", "1", "--save_strategy", "no", "--disable_tqdm", "true"),
-]
-ENTROPIES = (2.5, 0.695, 1.5, 0.9, 0.3, 0.69)  # <H>_i in turn for each sign of A_i; 0.695: above ln 2, below 0.7
-LOGGED = {
-    *("loss", "grad_norm", "learning_rate", "accuracy", "formatting", "reward", "entropy"),
-    *("conflict_tokens", "conflict_fraction", "completion_length", "step_time"),
-}
-
-
-def format_reward(completion_ids: list[list[int]], log_metric: Callable[..., None], **kwargs: Any) -> list[float]:
-    log_metric("formatting", 50.0)
-    return [10.0 if sum(ids) % 3 else 1.0 for ids in completion_ids]
-
-
-def accuracy_reward(completion_ids: list[list[int]], log_metric: Callable[..., None], **kwargs: Any) -> list[float]:
-    log_metric("accuracy", 50.0)
-    return [10.0 * (sum(ids) % 2) for ids in completion_ids]
-
-
-def one_step(built: Any) -> dict[str, float]:
-    """Train one step; its metrics."""
-    built.train()
-    logged = built.state.log_history[0]
-    assert math.isfinite(logged["loss"]) and math.isfinite(logged["grad_norm"]) and logged["grad_norm"] > 0
-    return logged
-
-
-@each_file
-@pytest.mark.slow
-def test_one_training_step(path: Path, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    method, values = method_of(path), named_values(path)
-    low_entropy = values["model"] == "llama"  # Section 6.1: Qwen "shows high-entropy behavior"
-    argv = [*ON_A_CPU, "--output_dir", str(tmp_path)]
-    if method != "sft":
-        argv += ["--use_vllm", "false", "--log_completions", "false"]
-        argv += ["--per_device_train_batch_size", str(values["num_generations"])]
-    if method == "gtpo":
-        argv += ["--initial_entropy", "0.3"]  # below ln 2: only --entropy_filter off keeps Qwen's filter off
-    settings = read(method, "--config", str(path), *argv)
-    model, args = dataclasses.replace(settings.model, model=str(tiny), load_in_4bit=False), settings.trainer
-    policy, tokenizer = build_policy(model, "transformers", args.seed)
-    rows = load_train(DataArguments("arithmetic")).select(range(4))
-    if method == "sft":
-        sft = SFTTrainer(model=policy, processing_class=tokenizer, args=args, train_dataset=to_demonstrations(rows))
-        assert one_step(sft).keys() >= {"loss", "grad_norm", "learning_rate", "entropy", "mean_token_accuracy"}
-        return
-
-    seen: list[tuple[list[float], list[float], torch.Tensor]] = []  # A, <H> and lambda
-    known: list[float] = []
-    entropy_filter, gtpo_loss = gtpo.training.trainer.entropy_filter, gtpo.training.trainer.gtpo_loss
-
-    def filter_known_entropies(entropy: Any, advantages: Any, *args: Any, **kwargs: Any) -> Any:
-        turns = {sign: itertools.cycle(ENTROPIES) for sign in (True, False)}
-        known[:] = [next(turns[advantage < 0]) for advantage in advantages.tolist()]
-        return entropy_filter(torch.tensor(known), advantages, *args, **kwargs)
-
-    def record_loss(*args: Any, **kwargs: Any) -> Any:
-        _, _, _, advantages, weights, *_ = args
-        seen.append((advantages.tolist(), list(known), weights))
-        assert kwargs["gamma"] == values.get("gamma", 0.1)
-        return gtpo_loss(*args, **kwargs)
-
-    monkeypatch.setattr(gtpo.training.trainer, "entropy_filter", filter_known_entropies)
-    monkeypatch.setattr(gtpo.training.trainer, "gtpo_loss", record_loss)
-    trainer_class, extra = (CannedGTPO, {"gtpo": settings.gtpo}) if method == "gtpo" else (CannedGRPO, {})
-    logged = one_step(
-        trainer_class(
-            model=policy,
-            processing_class=tokenizer,
-            reward_funcs=[format_reward, accuracy_reward],
-            args=args,
-            train_dataset=rows,
-            **extra,
-        )
-    )
-    of_method = {"gtpo": {"filtered_fraction"}, "grpo": {"kl"} if values.get("beta") else set()}[method]
-    assert logged.keys() >= LOGGED | of_method
-    assert not logged.keys() & ({"filtered_fraction", "kl"} - of_method)
-    if method == "grpo":
-        assert not seen
-        return
-
-    ((advantages, entropies, weights),) = seen  # one step, the whole group in it
-    mode, threshold = (
-        values.get("entropy_filter", "auto" if low_entropy else "off"),
-        values.get("entropy_threshold", math.log(2)),
-    )
-    filters = mode in ("negative_only", "auto")  # Llama's entropy is below ln 2
-    filtered = [
-        filters and entropy > threshold and (mode == "auto" or advantage < 0)
-        for entropy, advantage in zip(entropies, advantages, strict=True)
-    ]
-    assert any(filtered) == filters
-    assert logged["filtered_fraction"] == pytest.approx(sum(filtered) / len(filtered))
-    assert set(weights.unique().tolist()) == ({0.0, 1.0, 2.0} if values.get("conflict_correction", True) else {1.0})
 
 
 @pytest.mark.parametrize(

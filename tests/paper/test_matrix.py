@@ -62,12 +62,6 @@ def test_paper_scale_shows_the_runs_of_the_paper() -> None:
         assert set(runs_of(MATRIX, [name], "paper")) == runs, title
 
 
-def test_no_two_tiny_runs_are_the_same() -> None:
-    settings = {name: repr(sorted(settings.items())) for name, settings in MATRIX["tiny"]["runs"].items()}
-    methods = {name: name.partition("-")[0] + settings[name] for name in settings}
-    assert len(set(methods.values())) == len(methods)
-
-
 @pytest.mark.parametrize("name", TINY_RUNS)
 def test_tiny_run_resolves(name: str) -> None:
     script, *flags = experiment(MATRIX, "tiny", name, 2).argv
@@ -119,23 +113,6 @@ def test_all_has_more_seeds_than_a_figure() -> None:
     assert {run.seed for run in experiments_of(MATRIX, ALL[:-1], "tiny")} == {*range(1, 11)}
     assert {run.seed for run in experiments_of(MATRIX, ALL, "tiny", [9])} == {9}
     assert seeds_of_all(MATRIX, "paper") == [3407]
-
-
-@pytest.mark.parametrize(
-    "name", ["gtpo g8", "gtpo-$(touch evil)", "gtpo-`touch evil`", "gtpo\nevil", "../gtpo", "gtpo;"]
-)
-def test_a_name_with_shell_characters_is_refused(name: str, tmp_path: Path) -> None:
-    """The names of runs are part of paths and shell commands."""
-    figures = {"fig1": {"tiny": {"late": {"GTPO": "gtpo-g8"}}, "paper": {"LLaMA": {"GTPO": name}}}}
-    path = tmp_path / "experiments.yaml"
-    path.write_text(yaml.safe_dump({"figures": figures, "table1": {}}))
-    with pytest.raises(UsageError, match=r"experiments\.yaml: rename the run '.*': expected letters, digits"):
-        load_matrix(path)
-
-
-def test_unknown_figure_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"figure 'fig33' is unknown \(did you mean 'fig3'\?\): pick from fig1, "):
-        find_figure(MATRIX, "fig33")
 
 
 def test_all_selects_the_figures_that_have_runs() -> None:
@@ -199,13 +176,6 @@ def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureF
     assert sandbox.calls() == []
 
 
-def test_the_runs_of_smollm2_are_listed_by_the_study(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The minutes are those of the scale times the steps."""
-    assert sandbox.study("smol", "--list") == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("grpo-s1 ")]
-    assert line.split()[1:] == ["missing", "15.0", "CPU", "minutes"]
-
-
 def test_list_of_all_at_paper_scale(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Every config has a run with the paper's seed; three seeds for Table 1, Fig. 2 and Fig. 3; hours by hand."""
     assert sandbox.reproduce("all", "--scale", "paper", "--list") == 0
@@ -215,6 +185,7 @@ def test_list_of_all_at_paper_scale(sandbox: Any, capsys: pytest.CaptureFixture[
     seeds = {path.stem: (3407, 1, 2) if path.stem in three else (3407,) for path in (CONFIGS / "paper").glob("*.yaml")}
     assert sorted(labels) == sorted(f"{name}-s{seed}" for name in seeds for seed in seeds[name])
     assert labels[:47] == [label for label in labels if label.endswith("-s3407")]
+    assert f"{7473 * (1500 * 0.047 + 8 * 0.8) / 3600:.0f} if it collapses" in works
     one = 7473 * (430 * 0.047 + 8 * 0.8) / 3600  # Fig. 4b: three GTPO runs on LLaMA and GSM8K, G = 8
     (line,) = [line for line in by_figure.splitlines() if line.startswith("fig4b ")]
     assert line.split()[1:] == ["3", "runs", f"{3 * one:.1f}", "GPU", "hours,", f"{3 * one:.1f}", "remaining"]
@@ -251,8 +222,10 @@ def test_hours_in_the_documentation() -> None:
     assert all(hours in " ".join(readme.split()) for hours in (rounded[0], rounded[-1]))
 
 
-def test_an_unknown_part_is_refused(sandbox: Any) -> None:
-    with pytest.raises(UsageError, match=r"--only qwen-gsm9k matches no run of fig3.*: pick from gtpo-llama-gsm8k"):
+def test_unknown_names_are_refused(sandbox: Any) -> None:
+    with pytest.raises(UsageError, match="fig33"):
+        find_figure(MATRIX, "fig33")
+    with pytest.raises(UsageError, match="--only"):
         sandbox.reproduce("fig3", "--scale", "paper", "--only", "qwen-gsm9k", "--list")
 
 

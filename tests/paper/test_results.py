@@ -8,10 +8,22 @@ from typing import Any
 
 import pytest
 from fake_runs import entry, rows, write_run
+from helpers.results import results_of
 
 from gtpo.errors import UsageError
-from gtpo.paper.results import Results, add_score, condense, read_results, read_wandb
+from gtpo.paper.results import Results, condense, read_results, read_wandb
 from gtpo.runs.directory import RunDirectory, run_of
+
+
+def logged(results: Results) -> dict[str, dict[int, list[dict[str, Any]]]]:
+    """Run -> seed -> its rows, without missing values."""
+    found: dict[str, Any] = {}
+    for (name, seed), frame in results.runs.items():
+        records = frame.reset_index().to_dict("records")
+        found.setdefault(name, {})[seed] = [
+            {key: value for key, value in row.items() if value == value and value is not None} for row in records
+        ]
+    return found
 
 
 def test_metrics_are_read_in_order_without_a_truncated_line(tmp_path: Path) -> None:
@@ -37,41 +49,41 @@ def test_newer_of_two_runs_with_the_same_name_is_read(tmp_path: Path) -> None:
     for age, directory in ((100, "old"), (50, "new")):
         run = RunDirectory(write_run(tmp_path / directory / "gtpo-g8-s1", steps=2, offset=float(age)))
         os.utime(run.metrics, (1e9 - age, 1e9 - age))
-    assert read_results([tmp_path]).metrics["gtpo-g8"] == {1: rows(2, 50.0)}
+    assert logged(read_results([tmp_path]))["gtpo-g8"] == {1: rows(2, 50.0)}
 
 
 def test_run_without_a_seed_in_its_name_has_that_of_its_settings(tmp_path: Path) -> None:
     run = RunDirectory(write_run(tmp_path / "sft-llama-gsm8k-paper"))
     run.config.write_text("seed: 3407\n")
-    assert list(read_results([tmp_path]).metrics["sft-llama-gsm8k"]) == [3407]
+    assert read_results([tmp_path]).seeds("sft-llama-gsm8k") == [3407]
 
 
 def test_a_run_of_another_model_is_left_out_with_its_scores(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The demo's run is called gtpo, as one of SmolLM2."""
     run = RunDirectory(write_run(tmp_path / "gtpo"))
-    entry = {"adapter": str(run.adapter), "benchmark": "test", "scores": {}}
+    entry = {"adapter": str(run.adapter), "benchmark": "test", "label": "", "scores": {"pass": {"1": 5.0}}}
     (tmp_path / "results.json").write_text(json.dumps({"results": [entry]}))
     models = {"gtpo": "meta-llama/Llama-3.1-8B-Instruct"}
     for stored, is_read in (("seed: 1", True), ("model: tiny", False), ("model: llama", True)):
         run.config.write_text(f"{stored}\n")
-        assert ("gtpo" in read_results([tmp_path], models).metrics) == is_read
-        assert ("gtpo" in read_results([tmp_path], models).scores) == is_read
+        assert bool(read_results([tmp_path], models).seeds("gtpo")) == is_read
+        assert (not read_results([tmp_path], models).scored("gtpo", "test").empty) == is_read
         assert (f"{run.path} is left out: it does not train meta-llama/" in caplog.text) != is_read
         caplog.clear()
-        assert "gtpo" in read_results([tmp_path], {"grpo": "qwen"}).metrics
+        assert read_results([tmp_path], {"grpo": "qwen"}).seeds("gtpo")
 
 
 def test_run_that_has_not_logged_a_step_is_skipped(tmp_path: Path) -> None:
     RunDirectory(write_run(tmp_path / "gtpo-g8-s1")).metrics.write_text('{"step": 1, "lo')
     write_run(tmp_path / "gtpo-g8-s2")
-    assert list(read_results([tmp_path]).metrics["gtpo-g8"]) == [2]
+    assert read_results([tmp_path]).seeds("gtpo-g8") == [2]
 
 
 def test_offline_wandb_run_is_read_as_its_run(tmp_path: Path) -> None:
     offline = Path(write_run(tmp_path / "gtpo-g8-s2")) / "wandb" / "offline-run-20260101_000000-abc"
     offline.mkdir(parents=True)
     assert run_of(offline).read_metrics() == rows(3)
-    assert read_results([offline]).metrics == {"gtpo-g8": {2: rows(3)}}
+    assert logged(read_results([offline])) == {"gtpo-g8": {2: rows(3)}}
 
 
 def test_wandb_project_has_the_same_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +97,7 @@ def test_wandb_project_has_the_same_names(monkeypatch: pytest.MonkeyPatch) -> No
             return [SimpleNamespace(name=name, **vars(run)) for name in ("gtpo-g8-s2", "sft")]
 
     monkeypatch.setattr("wandb.Api", Api)
-    assert read_wandb("me/gtpo").metrics == {"gtpo-g8": {2: rows(3)}, "sft": {7: rows(3)}}
+    assert logged(read_wandb("me/gtpo")) == {"gtpo-g8": {2: rows(3)}, "sft": {7: rows(3)}}
     assert asked == ["me/gtpo"]
 
 
@@ -94,17 +106,34 @@ def test_unknown_wandb_project_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         raise ValueError("Could not find project <Project me/nothing>")
 
     monkeypatch.setattr("wandb.Api", type("Api", (), {"runs": refuse}))
-    with pytest.raises(UsageError, match="cannot read 'me/nothing' from wandb: Could not find project"):
+    with pytest.raises(UsageError, match="me/nothing"):
         read_wandb("me/nothing")
 
 
+def test_the_newer_of_two_evaluations_of_a_run_is_read(tmp_path: Path) -> None:
+    for age, name, score in ((50, "a", 7.0), (100, "b", 3.0)):
+        (tmp_path / name).mkdir()
+        row = {"label": "x", "adapter": "runs/gtpo-g8-s1/adapter", "benchmark": "gsm8k"}
+        row |= {"scores": {"pass": {"1": score}}}
+        (tmp_path / name / "results.json").write_text(json.dumps({"results": [row]}))
+        os.utime(tmp_path / name / "results.json", (1e9 - age, 1e9 - age))
+    assert read_results([tmp_path]).scored("gtpo-g8", "gsm8k")["pass@1"].to_dict() == {1: 7.0}
+
+
 def test_condensed_results_read_back(tmp_path: Path) -> None:
-    logged = [{"step": 1, "accuracy": 1 / 3, "kl": float("nan"), "loss": 5.0}, {"step": 2, "accuracy": 2.0, "kl": 0.5}]
-    results = Results({"gtpo-g8": {1: logged}}, {})
-    score = entry(Path("runs"), "gtpo-g8", 1, "arithmetic") | {"problems": 3, "k": 8, "intervals": {}, "per_problem": 9}
-    add_score(results, score)
-    condense(results, tmp_path / "new", ["accuracy", "kl"])
+    """Held-out rows are left out, the counts of the problems stay, and a greedy evaluation has a name of its own."""
+    steps = [{"step": 1, "accuracy": 1 / 3, "kl": float("nan"), "loss": 5.0}, {"step": 2, "accuracy": 2.0, "kl": 0.5}]
+    score = entry(Path("runs"), "gtpo-g8", 1, "arithmetic") | {"problems": 2, "k": 8, "intervals": {}}
+    score["per_problem"] = [{"id": "a", "n": 8, "c": 3}, {"id": "b", "n": 8, "c": 0}]
+    greedy = score | {"scores": {"pass": {"1": 44.0}, "format": 9.0}, "settings": {"temperature": 0.0}}
+    held_out = {"step": 2, "accuracy": 99.0, "eval_runtime": 1.0}
+    run = RunDirectory(write_run(tmp_path / "gtpo-g8-s1"))
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in [steps[0] | {"kl": None}, steps[1], held_out]))
+    (tmp_path / "results.json").write_text(json.dumps({"results": [score, greedy]}))
+    condense(read_results([tmp_path]), tmp_path / "new", ["accuracy", "kl"])
     read = read_results([tmp_path / "new"])
-    assert read.metrics == {"gtpo-g8": {1: [{"step": 1, "accuracy": 0.33333}, {"step": 2, "accuracy": 2.0, "kl": 0.5}]}}
-    del score["per_problem"], score["intervals"]
-    assert read.scores == {"gtpo-g8": {"arithmetic": {1: score}}}
+    assert logged(read) == {"gtpo-g8": {1: [{"step": 1, "accuracy": 0.33333}, {"step": 2, "accuracy": 2.0, "kl": 0.5}]}}
+    stored = read.scored("gtpo-g8", "arithmetic")["entry"][1]
+    assert stored["counts"] == [[8, 3], [8, 0]] and stored["scores"] == score["scores"] and "intervals" not in stored
+    assert read.scored("gtpo-g8", "arithmetic_greedy")[["pass@1", "format"]].loc[1].tolist() == [44.0, 9.0]
+    assert read.scored("gtpo-g8", "gsm8k").empty and results_of({}).names == set()

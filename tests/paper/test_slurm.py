@@ -4,7 +4,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -63,13 +62,6 @@ for name in ("adapter", "best"):
     (run / name).mkdir()
     (run / name / "adapter_config.json").write_text("{}")
 """.replace("STEPS", str(STEPS))
-DRIVER = """
-import sys
-import reproduce
-reproduce.draw_all = lambda *_: ([], [])
-sys.argv[0] = "reproduce.py"
-reproduce.main()
-"""
 
 
 @pytest.fixture
@@ -128,31 +120,6 @@ def kill(job: psutil.Process) -> None:
         process.kill()
 
 
-@pytest.mark.slow
-def test_a_figure_survives_the_kill_of_a_job_and_of_the_command(slow: Any) -> None:
-    """With jobs of this machine: one job is killed with all its processes, and the command that started them.
-
-    The other job continues, and the next command waits for it.
-    """
-    argv = ["fig2", "--seeds", "1", "--only", "gtpo-g", "--slurm", "cluster=local", "parallel=2"]
-    (slow / "hold").touch()
-    with open(slow / "driver.log", "w") as log:
-        driver = subprocess.Popen([sys.executable, "-c", DRIVER, *argv], stdout=log, stderr=log)
-    try:
-        wait_for(lambda: {"gtpo-g8-s1 5", "gtpo-g12-s1 5"} <= {*steps_of(slow)})
-    finally:
-        driver.kill()
-        driver.wait()
-    (script,) = processes(slow, "train_gtpo.py", "gtpo-g12-s1")
-    kill(script.parent())
-    (slow / "hold").unlink()
-    assert slow.reproduce(*argv) == 0
-    check_runs(slow, "gtpo-g8-s1", "gtpo-g12-s1")
-    steps = Counter(steps_of(slow))
-    assert all(count == 1 for step, count in steps.items() if int(step.split()[1]) <= 4)  # before the checkpoint
-    assert Counter((slow / "starts").read_text().split()) == {"gtpo-g8-s1": 1, "gtpo-g12-s1": 2}
-
-
 def test_a_killed_job_is_reported_and_the_same_command_resumes_it(
     slow: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,24 +137,6 @@ def test_a_killed_job_is_reported_and_the_same_command_resumes_it(
     assert "gtpo-g8-s1 was killed in job " in capsys.readouterr().out
     assert slow.reproduce(*argv) == 0
     check_runs(slow, "gtpo-g8-s1")
-
-
-@pytest.mark.slow
-def test_a_preempted_job_is_requeued_and_loses_no_step(slow: Any) -> None:
-    """With jobs of this machine. SIGUSR2 reaches submitit's process alone, which passes it on."""
-    argv = ["fig2", "--seeds", "1", "--only", "gtpo-g8", "--slurm", "cluster=local"]
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(slow.reproduce(*argv)))
-    thread.start()
-    for step in (2, 6):
-        wait_for(lambda step=step: f"gtpo-g8-s1 {step}" in steps_of(slow))
-        (job,) = processes(slow, "submitit.core._submit")
-        job.send_signal(signal.SIGUSR2)
-    thread.join(timeout=60)
-    assert codes == [0]
-    check_runs(slow, "gtpo-g8-s1")
-    assert steps_of(slow) == [f"gtpo-g8-s1 {step}" for step in range(1, STEPS + 1)]
-    assert (slow / "starts").read_text().split() == ["gtpo-g8-s1"] * 3
 
 
 @pytest.fixture
@@ -243,7 +192,7 @@ def test_jobs_of_slurm(slow: Any, slurm: Path, capsys: pytest.CaptureFixture[str
 def test_a_second_command_is_refused_while_jobs_are_queued(slow: Any, slurm: Path) -> None:
     for job, state in (("100_0", "RUNNING"), ("100_1", "PENDING"), ("99", "COMPLETED")):
         (slurm / "states" / job).write_text(state)
-    with pytest.raises(UsageError, match="2 jobs with the name gtpo are in the queue: wait for them, cancel them with"):
+    with pytest.raises(UsageError, match="2 jobs named gtpo"):
         slow.reproduce("fig2", "--seeds", "1", "--slurm", "partition=long")
     assert not list(slurm.glob("*.sh"))
 
@@ -284,35 +233,21 @@ def test_time_limits(limit: str, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words",
     [
-        (["gpu"], r"--slurm 'gpu' is not key=value, as in partition=gpu"),
-        (["partition="], r"--slurm 'partition=' is not key=value"),
-        (
-            ["partiton=gpu"],
-            r"--slurm partiton is unknown \(did you mean 'partition'\?\): pick from cluster, parallel, time",
-        ),
-        (["time=2h"], r"--slurm time=2h: expected minutes or \[days-\]hours:minutes:seconds"),
-        (["time=0"], r"--slurm time=0: expected minutes"),
-        (["parallel=0"], r"--slurm parallel=0: expected a number of jobs, at least 1"),
-        (["parallel=many"], r"--slurm parallel=many: expected a number of jobs"),
-        (["cluster=sge"], r"--slurm cluster=sge: expected slurm, or local"),
-        (["nodes=2"], r"--slurm nodes is unknown.*; each run is one task on one GPU .* examples/slurm/train\.sbatch"),
-        (["gpus_per_node=2"], r"--slurm gpus_per_node is unknown.*gres=gpu:NAME:1 selects its type"),
-        (["gpus_per_task=2"], r"--slurm gpus_per_task is unknown"),
-        (["array_parallelism=4"], r"--slurm array_parallelism is unknown"),
-        (["cluster=local", "parallel=2"], r"--slurm cluster=local has one GPU: remove parallel, or use --gpus 0 1"),
+        *("gpu", "partition=", "partiton=gpu", "time=2h", "time=0", "parallel=0", "parallel=many", "cluster=sge"),
+        *("nodes=2", "gpus_per_node=2", "array_parallelism=4", "cluster=local parallel=2"),
     ],
 )
-def test_invalid_options_are_refused(words: list[str], message: str, slurm: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=message):
-        read_cluster(words, "paper", tmp_path)
+def test_invalid_options_are_refused(words: str, slurm: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"--slurm {words.split('=')[0]}"):
+        read_cluster(words.split(), "paper", tmp_path)
 
 
 def test_without_slurm_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="sbatch is not found; run this on a login node, or add cluster=local"):
+    with pytest.raises(UsageError, match="sbatch is not found"):
         read_cluster(["partition=gpu"], "paper", tmp_path)
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(UsageError, match=r"--slurm needs submitit: `pip install submitit==1\.5\.4`"):
+    with pytest.raises(UsageError, match="--slurm needs submitit"):
         read_cluster(["cluster=local"], "paper", tmp_path)

@@ -1,5 +1,9 @@
 """Runs in which every claim of the paper holds."""
 
+from typing import Any
+
+from helpers.results import results_of
+
 from gtpo.paper.results import Results
 from study.claims import read_claims
 
@@ -29,13 +33,14 @@ WORLD = {
 
 def world() -> Results:
     """Three seeds whose accuracy differs by a thousandth."""
-    found = Results({}, {})
+    metrics: dict[str, Any] = {}
+    scores_of: dict[str, Any] = {}
     for name in {
         name: None for figure, claims in read_claims().items() if figure != "smol" for c in claims for name in c.runs
     }:
         accuracy, formatting, entropy = WORLD[max((key for key in WORLD if name.startswith(key)), key=len)]
         for seed in (1, 2, 3):
-            found.metrics.setdefault(name, {})[seed] = [
+            metrics.setdefault(name, {})[seed] = [
                 {
                     "step": 50 * step,
                     "accuracy": accuracy[part] * (1 + seed / 1000),
@@ -52,5 +57,5 @@ def world() -> Results:
             scores["format"] = 90.0
             for benchmark in ("arithmetic", "arithmetic_hard"):
                 for scored in (name, f"{name}@best"):
-                    found.scores.setdefault(scored, {}).setdefault(benchmark, {})[seed] = {"scores": scores}
-    return found
+                    scores_of.setdefault(scored, {}).setdefault(benchmark, {})[seed] = {"scores": scores}
+    return results_of(metrics, scores_of)

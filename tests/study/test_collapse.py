@@ -1,37 +1,136 @@
-"""The rule that admits a rate, by hand."""
+"""The rules of a collapse, survival and the comparison at the best rates, by hand."""
 
 from typing import Any
 
+import pytest
+from helpers.results import results_of
+from pandas import Series
+
 from gtpo.paper.matrix import load_matrix
-from gtpo.paper.results import Results
-from study.collapse import admission, table
+from study.collapse import FAMILIES, GUESSING, PAPER, admission, comparison, draw_survival, lost_step, survival
+from study.measures import SeedRuns
 
 MATRIX = load_matrix()
+PUBLISHED, GUESSED, PLAIN = FAMILIES
 
 
-def run(accuracy: list[float], formatting: list[float], entropy: list[float]) -> list[dict[str, Any]]:
-    """Four quarters of 50 steps each, the window of the trailing mean."""
-    quarters = [values for values in zip(accuracy, formatting, entropy, strict=True) for _ in range(50)]
-    return [{"step": i, "accuracy": a, "formatting": f, "entropy": e} for i, (a, f, e) in enumerate(quarters, 1)]
+def run(accuracy: list[float], formatting: list[float], entropy: list[float], steps: int = 50) -> list[dict[str, Any]]:
+    """Parts of 50 steps each, the window of the trailing mean."""
+    parts = [values for values in zip(accuracy, formatting, entropy, strict=True) for _ in range(steps)]
+    return [{"step": i, "accuracy": a, "formatting": f, "entropy": e} for i, (a, f, e) in enumerate(parts, 1)]
+
+
+FLAT, LOW = [90.0] * 4, [0.4] * 4
 
 
 def test_the_rule_by_hand() -> None:
     """The base has 49 %: 54 % is learned. 20 points of accuracy or 10 of formatting, with 0.05 nats, are lost."""
-    flat = [90.0] * 4
     seeds = {
-        301: run([50, 54, 40, 34], flat, [0.4, 0.4, 0.4, 0.46]),  # learns, loses 20
-        302: run([50, 53.9, 40, 20], flat, [0.4, 0.4, 0.4, 0.6]),  # does not learn, loses 33.9
-        303: run([50, 70, 60, 50], flat, [0.4, 0.4, 0.4, 0.449]),  # learns; loses 20, but entropy stays
+        301: run([50, 54, 40, 34], FLAT, [0.4, 0.4, 0.4, 0.46]),  # learns, loses 20
+        302: run([50, 53.9, 40, 20], FLAT, [0.4, 0.4, 0.4, 0.6]),  # does not learn, loses 33.9
+        303: run([50, 70, 60, 50], FLAT, [0.4, 0.4, 0.4, 0.449]),  # learns; loses 20, but entropy stays
         304: run([50, 70, 60, 51], [90, 95, 90, 85.1], [0.4, 0.4, 0.4, 0.6]),  # learns; 19 and 9.9 are not lost
+        305: run([0] * 4, FLAT, LOW),  # not a seed of the rule
     }
-    found = admission(MATRIX, Results({"grpo-1e-3": seeds}, {}))
-    row = found["grpo-1e-3"]
-    assert (row["learns"], row["lost"], row["admitted"]) == (3, 2, True)
+    row = admission(results_of({"grpo-1e-3": seeds}), 50, PUBLISHED)["grpo-1e-3"]
+    assert (row["seeds"], row["learns"], row["lost"], row["admitted"]) == ([301, 302, 303, 304], 3, 2, True)
     assert row["accuracy"] == [34.0, 20.0, 50.0, 51.0] and row["entropy"] == [0.06, 0.2, 0.049, 0.2]
-    assert list(found) == ["grpo-1e-3"] and table(found)[0].endswith("ADMITTED")
-    seeds[302] = run([50, 53, 53, 53], flat, [0.4] * 4)
-    row = admission(MATRIX, Results({"grpo-1e-3": seeds}, {}))["grpo-1e-3"]
+    seeds[302] = run([50, 53, 53, 53], FLAT, LOW)
+    row = admission(results_of({"grpo-1e-3": seeds}), 50, PUBLISHED)["grpo-1e-3"]
     assert (row["learns"], row["lost"], row["admitted"]) == (3, 1, False)
     seeds[304] = run([50, 70, 60, 51], [90, 95, 90, 85], [0.4, 0.4, 0.4, 0.6])  # 10 points of formatting
-    assert admission(MATRIX, Results({"grpo-1e-3": seeds}, {}))["grpo-1e-3"]["admitted"]
-    assert admission(MATRIX, Results({}, {})) == {}
+    assert admission(results_of({"grpo-1e-3": seeds}), 50, PUBLISHED)["grpo-1e-3"]["admitted"]
+    assert admission(results_of({"grpo-headroom-1e-3": seeds}), 50, PUBLISHED) == {}
+    assert list(admission(results_of({"grpo-headroom-1e-3": seeds}), 50, GUESSED)) == ["grpo-headroom-1e-3"]
+
+
+def test_half_of_the_gain_is_lost_from_the_base_that_guesses() -> None:
+    """33.6 %: from 73.6 a fall of 20.1 is half of the gain, of 19.9 is not."""
+    rising = [0.4, 0.4, 0.4, 0.5]
+    found = results_of({"a": {1: run([40, 73.6, 60, 53.5], FLAT, rising), 2: run([40, 73.6, 60, 53.7], FLAT, rising)}})
+    assert [GUESSING.judge(SeedRuns(found, seed, 50), "a").is_lost for seed in (1, 2)] == [True, False]
+
+
+def test_the_rule_of_the_paper_by_hand() -> None:
+    """A trailing mean of the format reward below 9.0 after it was above 9.5, also if it recovers; two of three."""
+    seeds = {1: [80, 96, 89, 99], 2: [80, 95, 80, 99], 3: [80, 96, 91, 91]}
+    found = results_of({"a": {seed: run([0] * 4, values, LOW, 100) for seed, values in seeds.items()}})
+    judged = [PAPER.judge(SeedRuns(found, seed, 100), "a") for seed in seeds]
+    assert [seed.is_lost for seed in judged] == [True, False, False] and not PAPER.admits(judged)
+    assert PAPER.admits([*judged, judged[0]])
+
+
+def test_the_step_of_the_loss() -> None:
+    """Trailing means over two: 60, 80, 70, 60, 40 from step 2 on; 20 below the highest at step 5."""
+    values = Series([60.0, 60.0, 100.0, 40.0, 80.0, 0.0], index=range(1, 7))
+    assert lost_step(values, 2, points=20.0) == 5 and lost_step(values, 2, points=41.0) is None
+    assert lost_step(values, 2, above=79.0, below=65.0) == 5 and lost_step(values, 2, above=80.0, below=65.0) is None
+    short = Series([90.0, 10.0], index=[1, 2])
+    assert lost_step(short, 50, points=20.0) is None  # the window is never full
+
+
+def test_survival_and_its_figure() -> None:
+    seeds = {1: run([60, 60, 30, 60], FLAT, LOW), 2: run([60, 60, 60, 60], FLAT, LOW)}
+    found = results_of({"grpo-1e-3": seeds, "grpo-1.2e-3": {1: seeds[1]}})
+    share = survival(found, "grpo-1e-3", 50)
+    assert share[1] == share[133] == 100.0 and share[134] == share[200] == 50.0  # 34 of 50 values are 30: 20.4 below
+    left, right = draw_survival(MATRIX, "collapse", found, 50).axes
+    labels = [line.get_label() for line in left.lines]
+    assert [label.rpartition(" (")[2] for label in labels] == ["n = 2)", "n = 1)"]
+    assert len({line.get_linestyle() for line in left.lines}) == 2  # distinct without colors
+    assert "ln 2" in [line.get_label() for line in right.lines]
+    assert list(left.lines[0].get_ydata())[-1] == 50.0
+
+
+def test_each_arm_is_compared_at_its_own_best_rate() -> None:
+    """GRPO is best at 0.3e-3, GTPO at 1e-3; 3, 5 and 7 points; a pair of two origins and a single run are out."""
+    of_rates = {"grpo-0.3e-3": 60, "grpo-0.6e-3": 40, "grpo-1e-3": 50, "grpo-headroom-1e-3": 99}
+    of_rates |= {"gtpo-0.3e-3": 55, "gtpo-0.6e-3": 45, "gtpo-1e-3": 65}
+    metrics: dict[str, Any] = {
+        name: {seed: run([value] * 4, FLAT, LOW) for seed in PUBLISHED.rates} for name, value in of_rates.items()
+    }
+    for seed, more in ((351, 3), (352, 5), (353, 7), (354, 90)):
+        metrics["grpo-0.3e-3"][seed] = run([60, 60, 60, 30], FLAT, [0.4, 0.4, 0.4, 0.5])
+        metrics["gtpo-1e-3"][seed] = run([30 + more] * 4, FLAT, LOW)
+    metrics["gtpo-1e-3"][355] = run([99] * 4, FLAT, LOW)
+    found = comparison(results_of(metrics), 50, PUBLISHED, {"grpo-0.3e-3-s354": ["a"], "gtpo-1e-3-s354": ["b"]})
+    assert found["arms"] == ["grpo-0.3e-3", "gtpo-1e-3"] and (found["seeds"], found["mixed"]) == (3, 1)
+    assert found["rates"]["grpo-1e-3"] == {
+        **{"accuracy": (50.0, 0.0), "formatting": (90.0, 0.0), "entropy": (pytest.approx(0.4), pytest.approx(0.0))},
+        "seeds": 3,
+    }
+    row = found["rows"]["accuracy"]
+    assert (row["seeds"], row["mean"], row["p"], row["holm"]) == (3, 5.0, 0.25, 0.5) and row["primary"]
+    assert found["rows"]["formatting"]["holm"] == 1.0 and "holm" not in found["rows"]["entropy"]
+    assert found["lost"]["is_lost"] == {"grpo": 3, "gtpo": 0, "p": 0.25}
+    assert found["command"].endswith("--only grpo-0.3e-3 gtpo-1e-3 --seeds $(seq 351 370)")
+
+
+def test_what_is_missing_is_named() -> None:
+    """Also while one of the rates lacks a seed: no arm is chosen."""
+    metrics: dict[str, Any] = {f"{m}-headroom-{rate}": {} for m in ("grpo", "gtpo") for rate in ("0.3e-3", "0.6e-3")}
+    for seeds in metrics.values():
+        seeds |= {seed: run([50] * 4, FLAT, LOW) for seed in GUESSED.rates}
+    assert comparison(results_of(metrics), 50, GUESSED)["arms"] == []
+    empty = comparison(results_of({}), 50, GUESSED)
+    rates = " ".join(f"{m}-headroom-{rate}" for m in ("grpo", "gtpo") for rate in ("0.3e-3", "0.6e-3", "1e-3"))
+    assert empty["seeds"] == 0 and empty["rows"] == {}
+    assert empty["command"] == f"python -m study collapse --only {rates} --seeds $(seq 305 307)"
+
+
+def test_greedy_and_sampled_scores_are_read_from_their_evaluations() -> None:
+    names = [f"{method}-{rate}" for method in ("grpo", "gtpo") for rate in ("0.3e-3", "0.6e-3", "1e-3")]
+    metrics = {
+        name: {seed: run([50 + 9 * name.endswith("1e-3")] * 4, FLAT, LOW) for seed in (331, 332, 333, 341, 342)}
+        for name in names
+    }
+    scores = {
+        name: {
+            benchmark: {seed: {"scores": {"pass": {"1": value + seed}}} for seed in (341, 342)}
+            for benchmark, value in (("arithmetic", sampled), ("arithmetic_greedy", greedy))
+        }
+        for name, sampled, greedy in (("grpo-1e-3", 10, 20), ("gtpo-1e-3", 11, 24))
+    }
+    rows = comparison(results_of(metrics, scores), 50, PLAIN)["rows"]
+    assert (rows["greedy accuracy"]["mean"], rows["pass@1"]["mean"]) == (4.0, 1.0)
+    assert rows["greedy accuracy"]["primary"] and rows["pass@1"]["primary"] and not rows["accuracy"]["primary"]

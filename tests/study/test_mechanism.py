@@ -9,17 +9,17 @@ import pytest
 from gtpo.errors import UsageError
 from gtpo.paper.matrix import load_matrix
 from study import mechanism
-from study.mechanism import effect_of, measure, page, policies_of, summaries_in, summarize, write_mechanism
+from study.mechanism import effect_of, page, policies_of, summaries_in, summarize, write_mechanism
 
 MATRIX = load_matrix()
 
 
-def group(number: int, grpo: float, gtpo: float, longer: float = 1.0) -> dict[str, Any]:
+def group(number: int, grpo: float, gtpo: float) -> dict[str, Any]:
     effects = {
         name: {"tags": value, "answer": 2 * value, "norm": 1.0} for name, value in (("GRPO", grpo), ("GTPO", gtpo))
     }
-    line = {"group": number, "format_reward": 1.0, "accuracy_reward": number / 4, "longer": longer}
-    return line | {"decided_by": ["accuracy_reward"], "effects": effects}
+    line = {"group": number, "format_reward": 1.0, "accuracy_reward": number / 4}
+    return line | {"effects": effects}
 
 
 def store(path: Path, lines: list[dict[str, Any]], end: str = "") -> None:
@@ -28,21 +28,20 @@ def store(path: Path, lines: list[dict[str, Any]], end: str = "") -> None:
 
 
 NOTHING = {"group": 9, "format_reward": 1.0, "accuracy_reward": 0.0, "effects": {}}
-GROUPS = [group(0, -1.0, 2.0), group(1, -2.0, 3.0), group(2, -3.0, 1.0, longer=-2.0), group(3, 2.0, 2.0)]
+GROUPS = [group(0, -1.0, 2.0), group(1, -2.0, 3.0), group(2, -3.0, 1.0), group(3, 2.0, 2.0)]
 
 
 def test_effects_by_hand() -> None:
     """Of -1, -2, -3, 2 the mean is -1; the differences 3, 5, 4, 0 have mean 3 and t(3) = 3.182 times 2.160 / 2."""
     summary = summarize([*GROUPS, NOTHING])
-    assert (summary["groups"], summary["informative"], summary["taken"]) == (5, 4, None)
+    assert (summary["groups"], summary["informative"]) == (5, 4)
     assert summary["rewards"] == {"format_reward": 1.0, "accuracy_reward": pytest.approx(0.3)}
     row = effect_of(summary, "GTPO", "tags")
-    assert (row["number"], row["mean"], row["below_0"]) == (4, 2.0, 0.0)
+    assert (row["number"], row["mean"]) == (4, 2.0)
     assert row["minus_grpo"] == [3.0, pytest.approx(3.1824 * 2.1602 / 2, abs=1e-3)]
     row = effect_of(summary, "GRPO", "answer")
-    assert (row["mean"], row["below_0"], row["half_width"]) == (-2.0, 0.75, pytest.approx(3.1824 * 2.1602, abs=1e-3))
-    assert effect_of(summary, "GRPO", "tags", "correct shorter")["mean"] == -3.0
-    assert effect_of(summary, "GRPO", "tags", "format decides")["number"] == 0
+    assert (row["mean"], row["half_width"]) == (-2.0, pytest.approx(3.1824 * 2.1602, abs=1e-3))
+    assert effect_of(summary, "GRPO", "own tags")["number"] == 0
 
 
 def test_what_is_being_measured_is_stored_as_far_as_it_is_whole(
@@ -61,10 +60,9 @@ def test_what_is_being_measured_is_stored_as_far_as_it_is_whole(
 
 
 def test_the_page_shows_what_there_is() -> None:
-    """Groups without tags of the policy's own, and a split with a single group, have dashes."""
+    """Groups without tags of the policy's own have dashes."""
     text = page({"tiny-base": summarize([*GROUPS, NOTHING])})
     assert "| the tiny model at its start | 5, 4 | 1.0, 0.3 | -1000.00 ± 3437.00 | +3000.00 ± 3437.00 | - | - |" in text
-    assert "| GRPO | -1000.00 ± 3437.00; - |" in text
 
 
 def test_the_list_names_the_run_that_is_trained_first(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,14 +90,7 @@ class Drawn:
         path.write_text("figure")
 
 
-def test_a_policy_is_named_exactly_and_its_run_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_policies_are_found_by_a_part_of_their_name() -> None:
     assert [policy.name for policy in policies_of(MATRIX, ["tiny step"])] == ["tiny step 40", "tiny step 120"]
-    with pytest.raises(UsageError, match=r"no policy is called nothing: expected a part of tiny base, tiny step 40"):
+    with pytest.raises(UsageError, match="nothing"):
         policies_of(MATRIX, ["nothing"])
-    with pytest.raises(UsageError, match="no policy is called 'tiny step': pick from tiny base, tiny step 40"):
-        measure(MATRIX, "tiny step", None)  # type: ignore[arg-type]
-    with pytest.raises(
-        UsageError, match=r"checkpoint-40 does not exist: `python -m study mechanism --only 'tiny step 40'` makes"
-    ):
-        measure(MATRIX, "tiny step 40", None)  # type: ignore[arg-type]

@@ -3,12 +3,11 @@
 from typing import Any
 
 import pytest
+from helpers.results import results_of
 
 from gtpo.errors import UsageError
-from gtpo.paper.matrix import load_matrix, seeds_of_all
-from gtpo.paper.results import Results
-from study.claims import read_claims
-from study.one_claim import find_claims, report, work_of
+from gtpo.paper.matrix import load_matrix
+from study.one_claim import find_claims, report
 
 MATRIX = load_matrix()
 
@@ -47,21 +46,6 @@ def test_only_what_reads_scores_is_evaluated(sandbox: Any, capsys: pytest.Captur
     assert sandbox.calls() == []
 
 
-def test_seeds_are_those_of_the_matrix_by_default(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sandbox.study("claim", "fig6_adam_costs_accuracy", "--list") == 0
-    works, total = capsys.readouterr().out.split("\n\n")
-    assert len(works.splitlines()) == 2 * len(seeds_of_all(MATRIX, "tiny")) and total.startswith("40 runs: ")
-
-
-def test_claim_alone_lists_every_name_with_its_sentence(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sandbox.study("claim") == 0
-    lines = capsys.readouterr().out.splitlines()
-    claims = [claim for figure, claims in read_claims().items() if figure != "smol" for claim in claims]
-    assert lines[::2] == [claim.name for claim in claims]
-    assert lines[1::2] == [f"    {claim.sentence}" for claim in claims]
-    assert sandbox.calls() == []
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -75,21 +59,13 @@ def test_bad_usage_is_refused(argv: list[str], message: str, sandbox: Any) -> No
     assert sandbox.calls() == []
 
 
-def test_a_failed_run_leaves_its_seed_out(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    (sandbox / "fail").write_text("grpo-g8-beta0.04-s2")
-    assert sandbox.study("claim", "spans_anchored_is_ahead_of_common", "fig5a_kl_costs_accuracy", "--seeds", "2") == 1
-    printed = capsys.readouterr().out
-    assert "seed 2: +0.0 points\n  verdict: too few seeds\nfig5a_kl_costs_accuracy" in printed
-    assert "verdict: not run" in printed and "grpo-g8-beta0.04-s2 failed with exit code 1" in printed
-
-
 def test_margins_of_the_seeds_are_printed() -> None:
     """Seeds 1 to 3 differ by 4, 8 and 12 points: mean 8, half width 4 · 4.303 / sqrt(3)."""
     curves = {
         "grpo-g8-beta1e-6": {seed: [{"step": 1, "accuracy": 50.0 + 4 * seed}] for seed in (1, 2, 3)},
         "grpo-g8-beta1e-6-adam0.999999": {seed: [{"step": 1, "accuracy": 50.0}] for seed in (1, 2, 3)},
     }
-    lines = report(MATRIX, find_claims(["fig6_adam_costs_accuracy"] * 2), Results(curves, {}), [3, 2, 1])
+    lines = report(MATRIX, find_claims(["fig6_adam_costs_accuracy"] * 2), results_of(curves), [3, 2, 1])
     assert lines[1:] == [
         "  seed 3: +12.0 points",
         "  seed 2: +8.0 points",
@@ -106,22 +82,10 @@ def test_differences_are_printed_without_what_a_claim_allows() -> None:
         name: {seed: [{"step": 1, "accuracy": 50.0 - (1 + seed) * name.startswith("gtpo")}] for seed in (1, 2, 3)}
         for name in claim.runs
     }
-    assert report(MATRIX, [claim], Results(curves, {}), [1, 2, 3])[1:] == [
+    assert report(MATRIX, [claim], results_of(curves), [1, 2, 3])[1:] == [
         "  seed 1: -2.0 points",
         "  seed 2: -3.0 points",
         "  seed 3: -4.0 points",
         "  mean: -3.0 ± 2.5 points, 95 %",
         "  verdict: undecided (the claim allows a difference of -5 points)",
-    ]
-
-
-def test_runs_shared_by_claims_are_made_once() -> None:
-    experiments, evaluations = work_of(MATRIX, find_claims(["fig2_late_pass_1", "table1_late_pass_64"]), [7, 8, 7])
-    assert len(experiments) == 2 * 5 and [run.seed for run in experiments] == [7] * 5 + [8] * 5
-    works = [(work.benchmark, work.checkpoint, len(work.experiments)) for work in evaluations]
-    assert sorted(works) == [
-        ("arithmetic", "best", 10),
-        ("arithmetic", "last", 10),
-        ("arithmetic_hard", "best", 10),
-        ("arithmetic_hard", "last", 10),
     ]

@@ -1,0 +1,17 @@
+"""Results from nested dictionaries."""
+
+from typing import Any
+
+from gtpo.paper.results import Results
+
+
+def results_of(metrics: dict[str, Any], scores: dict[str, Any] | None = None) -> Results:
+    """From run -> seed -> rows, and run (``NAME@best``, ``base``) -> benchmark -> seed -> the rest of an entry."""
+    entries = []
+    for name, benchmarks in (scores or {}).items():
+        run, at, _ = name.partition("@")
+        for benchmark, seeds in benchmarks.items():
+            for seed, entry in seeds.items():
+                adapter = None if name == "base" else f"runs/{run}-s{seed}/{'best' if at else 'adapter'}"
+                entries.append({"label": run, "adapter": adapter, "benchmark": benchmark, **entry})
+    return Results.of({(name, seed): rows for name, seeds in metrics.items() for seed, rows in seeds.items()}, entries)

@@ -1,0 +1,50 @@
+"""Paired comparisons, by hand and against slow references."""
+
+from itertools import product
+from math import comb
+
+import numpy as np
+import pytest
+
+from study.comparison import compare, holm, mcnemar_p, sign_flip_p
+
+
+def test_the_interval_and_p_by_hand() -> None:
+    """Of the eight choices of signs +++ and --- are as far from 0 as 1 + 2 + 3; t(2) = 4.303, half width 4.303 / √3."""
+    found = compare([1.0, 2.0, 3.0])
+    assert (found["seeds"], found["mean"], found["p"]) == (3, 2.0, 2 / 8)
+    assert found["half_width"] == pytest.approx(4.303 / 3**0.5)
+    assert sign_flip_p([3.0, 3.0, -1.0]) == 4 / 8 and sign_flip_p([1.0]) is None
+    assert compare([])["mean"] is None and compare([1.0, 2.0])["half_width"] is None
+
+
+def test_p_is_the_share_of_all_signs() -> None:
+    differences = np.random.default_rng(1).normal(0.5, 1.0, 10).tolist()
+    observed = abs(sum(differences))
+    sums = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) for signs in product((1, -1), repeat=10)]
+    assert sign_flip_p(differences) == pytest.approx(sum(value >= observed - 1e-9 for value in sums) / 2**10)
+    assert sign_flip_p([1.0] * 20) == 2 / 2**20  # exact for 20 seeds
+
+
+def test_p_of_many_seeds_is_sampled_and_always_the_same() -> None:
+    """21 differences of 1: their sum is that of 15 to 21 equal signs, or more extreme; exact by the binomial."""
+    differences = [1.0] * 15 + [-1.0] * 6
+    exact = 2 * sum(comb(21, k) for k in range(7)) / 2**21
+    assert sign_flip_p(differences) == pytest.approx(exact, abs=0.005) == sign_flip_p(differences)
+    assert sign_flip_p([1.0] * 40) == pytest.approx(1 / (2**16 + 1))  # the observed one alone
+
+
+@pytest.mark.parametrize(
+    ("only_first", "only_second", "p"), [(5, 0, 2 / 32), (4, 1, 12 / 32), (2, 2, 1.0), (0, 0, 1.0)]
+)
+def test_mcnemar(only_first: int, only_second: int, p: float) -> None:
+    first = [True] * only_first + [False] * only_second + [True, False]
+    second = [False] * only_first + [True] * only_second + [True, False]
+    assert mcnemar_p(first, second) == p == mcnemar_p(second, first)
+    assert sign_flip_p([float(a) - float(b) for a, b in zip(first, second, strict=True)]) == p  # the same test
+
+
+def test_holm_by_hand() -> None:
+    """0.01 · 3, 0.03 · 2, and 0.04, which is not below the one before; never above 1."""
+    assert holm({"a": 0.04, "b": 0.01, "c": 0.03}) == {"b": 0.03, "c": 0.06, "a": 0.06}
+    assert holm({"a": 0.6, "b": 0.7}) == {"a": 1.0, "b": 1.0}
