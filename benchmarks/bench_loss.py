@@ -328,7 +328,7 @@ def mask_case(groups: int, group: int, length: int, shared: int) -> tuple[Tensor
 
 
 def compare_masks(revision: str, rounds: int, threads: list[int]) -> dict[str, Any]:
-    """Seconds of :func:`conflict_mask` and of that of a revision, in interleaved rounds, by the wall clock."""
+    """Seconds of :func:`conflict_mask` and of that of a revision, in interleaved rounds."""
     shown = subprocess.run(["git", "show", f"{revision}:gtpo_loss.py"], cwd=ROOT, capture_output=True, check=True)
     earlier = types.ModuleType("earlier")
     exec(compile(shown.stdout, "gtpo_loss.py", "exec"), vars(earlier))
@@ -340,7 +340,7 @@ def compare_masks(revision: str, rounds: int, threads: list[int]) -> dict[str, A
         entry = cases.setdefault(f"{groups} x {group} x {length}, {shared} shared", {})
         for count in threads:
             torch.set_num_threads(count)
-            seconds = medians(steps, rounds, "cpu", time.perf_counter)
+            seconds = medians(steps, rounds, "cpu")
             entry[str(count)] = seconds | {"ratio": seconds["before"] / seconds["now"]}
             print(f"{groups} x {group}, {count} thread(s): {entry[str(count)]}", file=sys.stderr)
     return provenance("cpu", ("torch",)) | {"before": revision, "rounds": rounds, "conflict_mask": cases}
