@@ -15,8 +15,7 @@ SETTINGS = (DataArguments, FormatArguments, RewardArguments, ModelArguments, Run
 
 
 def main() -> None:
-    # before trl, transformers and peft are imported: Unsloth patches them
-    backend = load_backend_from_flags("gtpo", SETTINGS)
+    backend = load_backend_from_flags("gtpo", SETTINGS)  # before trl, transformers and peft: Unsloth patches them
     from trl import GRPOConfig
 
     from gtpo import GTPOTrainer
@@ -42,15 +41,8 @@ def main() -> None:
     rows = drop_long_prompts(rows, tokenizer, settings)
     held_out = held_out and drop_long_prompts(held_out, tokenizer, settings)
     start_run(settings)
-    trainer = GTPOTrainer(
-        model=policy,
-        processing_class=tokenizer,
-        reward_funcs=rewards,
-        args=settings.trainer,
-        gtpo=settings.gtpo,
-        train_dataset=rows,
-        eval_dataset=held_out,
-    )
+    prompts = {"train_dataset": rows, "eval_dataset": held_out}
+    trainer = GTPOTrainer(policy, rewards, settings.trainer, gtpo=settings.gtpo, processing_class=tokenizer, **prompts)
     run(trainer, settings, checkpoint)
 
 

@@ -15,8 +15,7 @@ SETTINGS = (DataArguments, PromptArguments, ModelArguments, RunArguments)
 
 
 def main() -> None:
-    # before trl, transformers and peft are imported: Unsloth patches them
-    backend = load_backend_from_flags("sft", SETTINGS)
+    backend = load_backend_from_flags("sft", SETTINGS)  # before trl, transformers and peft: Unsloth patches them
     from trl import SFTConfig, SFTTrainer
 
     from gtpo.data.load import drop_long_prompts, load_rows, to_demonstrations
@@ -39,13 +38,8 @@ def main() -> None:
     rows = drop_long_prompts(rows, tokenizer, settings)
     held_out = held_out and drop_long_prompts(held_out, tokenizer, settings)
     start_run(settings)
-    trainer = SFTTrainer(
-        model=policy,
-        processing_class=tokenizer,
-        args=settings.trainer,
-        train_dataset=rows,
-        eval_dataset=held_out,
-    )
+    prompts = {"train_dataset": rows, "eval_dataset": held_out}
+    trainer = SFTTrainer(policy, args=settings.trainer, processing_class=tokenizer, **prompts)
     keep_adapter_in_float32(trainer.model)
     run(trainer, settings, checkpoint)
 

@@ -23,22 +23,14 @@ def share_keys(model: Any) -> None:
 
 
 def attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    position_bias: Tensor | None = None,
-    **kwargs: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Transformers' ``sdpa_attention_forward``, bit-identical, without repeated keys and values."""
-    shares_keys = query.shape[1] > key.shape[1]
-    if query.device.type != "cpu" or attention_mask is None or position_bias is not None or not shares_keys:
-        given = {"dropout": dropout, "scaling": scaling, "position_bias": position_bias, **kwargs}
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
+    is_covered = query.device.type == "cpu" and attention_mask is not None and options.get("position_bias") is None
+    if not is_covered or query.shape[1] == key.shape[1]:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    dropout, scale = options.get("dropout", 0.0), options.get("scaling")
     attended = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
+        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scale, enable_gqa=True
     )
     return attended.transpose(1, 2).contiguous(), None

@@ -34,7 +34,6 @@ def linear_logps_and_entropy(
     grad_rows: Tensor | None = None,
     logit_scale: float = 1.0,
     softcap: float | None = None,
-    entropy_grad: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """ln pi(target) and the entropy of pi = softmax(z), row by row, without storing the logits z.
 
@@ -49,9 +48,8 @@ def linear_logps_and_entropy(
 
     where nothing cancels for pi_y close to 1. With a frozen head (LoRA), the forward computes d ln pi_y / dh on the
     same tile (two matmuls in total) and the backward scales it. With a trainable ``weight`` or ``bias``, the backward
-    recomputes the tiles (four matmuls in total, in float32), and so it does for the gradient of the entropy,
-    dH / dz_k = -pi_k (ln pi_k + H). Autocast has no effect: the matmuls run in the dtype of ``weight``, the sums in
-    float32 (float64).
+    recomputes the tiles (four matmuls in total, in float32). Autocast has no effect: the matmuls run in the dtype of
+    ``weight``, the sums in float32 (float64).
 
     Args:
         hidden: Last hidden states of the tokens that predict the targets. Shape (N, H).
@@ -63,38 +61,30 @@ def linear_logps_and_entropy(
             head, skip the second matmul. None means all. Shape (N,).
         logit_scale: Factor on the logits, > 0: ``logit_scale`` of Cohere, 1 / ``logits_scaling`` of Granite.
         softcap: Soft cap of the logits, > 0: ``final_logit_softcapping`` of Gemma 2. None means no cap.
-        entropy_grad: Whether the entropies have a gradient, in all rows.
 
     Returns:
-        Log-probabilities, with gradient, and entropies, by default without, in nats. Shape (N,) each.
+        Log-probabilities, with gradient, and entropies, without, in nats. Shape (N,) each.
 
     Raises:
         ValueError: If the shapes disagree, or the temperature, scale or cap is not positive.
     """
-    if (
-        hidden.dim() != 2
-        or weight.dim() != 2
-        or hidden.shape[1] != weight.shape[1]
-        or targets.shape != hidden.shape[:1]
-    ):
-        raise ValueError(
-            f"expected hidden (N, H), weight (V, H) and targets (N,), got {tuple(hidden.shape)}, {tuple(weight.shape)} "
-            f"and {tuple(targets.shape)}: flatten the completion tokens first."
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"expected a bias of shape ({len(weight)},), got {tuple(bias.shape)}.")
-    if not temperature > 0:
-        raise ValueError(f"temperature {temperature} is not positive: greedy sampling has no log-probabilities.")
-    if not logit_scale > 0 or (softcap is not None and not softcap > 0):
-        raise ValueError(f"logit_scale {logit_scale} and softcap {softcap} must be positive (softcap may be None).")
     if grad_rows is None:
         grad_rows = torch.ones_like(targets, dtype=torch.bool)
-    elif grad_rows.shape != targets.shape:
-        raise ValueError(f"expected grad_rows of shape {tuple(targets.shape)}, got {tuple(grad_rows.shape)}.")
+    expected = (len(targets), weight.shape[-1]), (len(weight), hidden.shape[-1]), hidden.shape[:1], hidden.shape[:1]
+    found = tuple(tensor.shape for tensor in (hidden, weight, targets, grad_rows))
+    if found != expected or (bias is not None and bias.shape != weight.shape[:1]):
+        raise ValueError(
+            "expected hidden (N, H), weight (V, H), targets (N,), grad_rows (N,) and bias (V,), got "
+            f"{', '.join(map(str, map(tuple, found)))} and {bias if bias is None else tuple(bias.shape)}: flatten the "
+            "completion tokens first."
+        )
+    if not (temperature > 0 and logit_scale > 0 and (softcap is None or softcap > 0)):
+        raise ValueError(
+            f"temperature {temperature}, logit_scale {logit_scale} and softcap {softcap} must be positive."
+        )
     trainable_head = weight.requires_grad or (bias is not None and bias.requires_grad)
-    function = _TrainableHead if trainable_head or entropy_grad else _FrozenHead
-    logps, entropy = function.apply(hidden, weight, bias, targets, grad_rows, temperature, logit_scale, softcap)
-    return logps, entropy if entropy_grad else entropy.detach()
+    function = _TrainableHead if trainable_head else _FrozenHead
+    return function.apply(hidden, weight, bias, targets, grad_rows, temperature, logit_scale, softcap)  # type: ignore[no-any-return]
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -130,18 +120,16 @@ class _TrainableHead(torch.autograd.Function):
         head = _Head(weight, bias, _sum_dtype(hidden), *settings)
         with torch.autocast(hidden.device.type, enabled=False):
             logps, entropy, _, _ = _scan(head, hidden, targets, None)
-        ctx.save_for_backward(hidden, weight, bias, targets, grad_rows, logps, entropy)
+        ctx.save_for_backward(hidden, weight, bias, targets, grad_rows, logps)
         ctx.settings = settings
-        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(entropy)
         return logps, entropy
 
     @staticmethod
-    def backward(ctx, grad_logps, grad_entropy):  # type: ignore[no-untyped-def]
-        hidden, weight, bias, targets, grad_rows, logps, entropy = ctx.saved_tensors
+    def backward(ctx, grad_logps, _):  # type: ignore[no-untyped-def]
+        hidden, weight, bias, targets, grad_rows, logps = ctx.saved_tensors
         head = _Head(weight, bias, logps.dtype, *ctx.settings)
-        grad_logps = torch.zeros_like(logps) if grad_logps is None else torch.where(grad_rows, grad_logps, 0.0)
-        upstream = grad_logps * head.gain
-        of_entropy = None if grad_entropy is None else grad_entropy * head.gain
+        upstream = torch.where(grad_rows, grad_logps, 0.0) * head.gain
         grad_hidden = torch.zeros(hidden.shape, dtype=logps.dtype, device=hidden.device)
         grad_weight = torch.zeros(
             weight.shape if ctx.needs_input_grad[1] else (), dtype=logps.dtype, device=weight.device
@@ -154,12 +142,9 @@ class _TrainableHead(torch.autograd.Function):
                 z_y = head.finish(head.target_products(hidden[rows], targets[rows]), targets[rows])
                 for columns in _chunks(len(weight), tile_columns):
                     z = head.finish(head.products(hidden[rows], columns), columns)
-                    log_pi = (z - (z_y - logps[rows])[:, None]).clamp_(-MAX_DEFICIT, 0.0)
-                    pi = log_pi.exp()
+                    pi = (z - (z_y - logps[rows])[:, None]).clamp_(-MAX_DEFICIT, 0.0).exp_()
                     is_target = targets[rows, None] == torch.arange(columns.start, columns.stop, device=targets.device)
                     grad = torch.where(is_target, surprise, -pi) * upstream[rows, None]
-                    if of_entropy is not None:
-                        grad -= pi * (log_pi + entropy[rows, None]) * of_entropy[rows, None]
                     grad = _times(grad, head.slope(z))
                     grad_hidden[rows] += grad @ weight[columns].to(logps.dtype)
                     if ctx.needs_input_grad[1]:

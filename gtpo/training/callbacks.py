@@ -1,23 +1,31 @@
-"""Callbacks of a training run: metrics.jsonl and wandb, the best adapter.
+"""Callbacks of a training run: metrics.jsonl and wandb, the best adapter, and fault tolerance.
 
-``metrics.jsonl`` (one line per logged step, written immediately) and wandb get the same names and values.
+``metrics.jsonl`` (one line per logged step, written immediately) and wandb get the same names and values. The processes
+of a run see a fault (a signal, a value that is not finite) at different times, so they agree before they act on it.
 """
 
 import json
 import logging
 import math
+import signal
+import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from peft import PeftModel, get_peft_model_state_dict
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from gtpo.errors import RunError
-from gtpo.files import open_own, remove, replace_directory, write_atomically
-from gtpo.processes import gather_full_parameter
-from gtpo.reports.metrics import is_held_out
-from gtpo.runs.directory import RunDirectory
+from gtpo.files import apply_umask, open_own, remove, replace_directory, write_atomically
+from gtpo.processes import any_process, gather_full_parameter
+from gtpo.runs.checkpoints import rotate, write_manifest
+from gtpo.runs.directory import RunDirectory, resume_command
 
 logger = logging.getLogger(__name__)
 
@@ -32,31 +40,27 @@ class MetricsWriter(TrainerCallback):
         self.run, self.wandb_run = run, wandb_run
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
-        # A resumed run restarts at its checkpoint: later steps are logged again.
         if state.global_step:
             args.eval_on_start = False  # its line is there
-        if state.is_world_process_zero and self.run.metrics.exists():
-            lines = self.run.metrics.read_text(errors="replace").splitlines()
-            kept = {  # a step that was logged twice: its last line
-                (_step(line), '"eval_runtime"' in line): line for line in lines if _step(line) <= state.global_step
-            }
-            write_atomically(self.run.metrics, "".join(line + "\n" for line in kept.values()))
+        if not state.is_world_process_zero:
+            return
+        # A resumed run restarts at its checkpoint and logs later steps again; the checkpoint has the lines before it.
+        lines = {_key(line := _line(logs, logs["step"], args)): line for logs in state.log_history}
+        stored = self.run.metrics.read_text(errors="replace").splitlines() if self.run.metrics.exists() else []
+        lines |= {_key(line): line for line in map(_parsed, stored) if line["step"] <= state.global_step}
+        if lines or stored:
+            write_atomically(self.run.metrics, "".join(json.dumps(lines[key]) + "\n" for key in sorted(lines)))
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
         is_summary = "train_loss" in (logs or ())  # the last call
         if not state.is_world_process_zero or not logs or is_summary:
             return
-        # JSON has no inf and no NaN; fp16 logs grad_norm = inf at a step that the loss scaler skips
-        metrics = {key: v for key, v in logs.items() if not isinstance(v, float) or math.isfinite(v)}
-        if metrics.get("step_time") and "completion_length" in metrics:
-            completions = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-            metrics["tokens_per_second"] = metrics["completion_length"] * completions / metrics["step_time"]
-        line = {"step": state.global_step} | metrics
+        line = _line(logs, state.global_step, args)
         with open_own(self.run.metrics) as file:
             file.write(json.dumps(line) + "\n")
         if self.wandb_run is not None:
             try:  # steps that a resumed run repeats are behind wandb's step and ignored by it
-                half = WANDB_STEPS // 2 if is_held_out(metrics) else 0  # after the step's line
+                half = WANDB_STEPS // 2 if _key(line)[1] else 0  # after the step's line
                 self.wandb_run.log(line, step=state.global_step * WANDB_STEPS + half, commit=True)
             except Exception as error:  # its service process died; training continues
                 logger.warning("wandb: %s; training continues without it, metrics.jsonl is complete", error)
@@ -149,9 +153,195 @@ def _score(metrics: dict[str, Any]) -> Any:
     return metrics.get("accuracy", metrics.get("reward"))
 
 
-def _step(line: str) -> float:
-    """The step of a metrics line; infinity for one that is damaged."""
+def _line(logs: dict[str, Any], step: int, args: Any) -> dict[str, Any]:
+    """The line of what the trainer logs at a step."""
+    # JSON has no inf and no NaN; fp16 logs grad_norm = inf at a step that the loss scaler skips
+    line = {"step": step} | {key: v for key, v in logs.items() if not isinstance(v, float) or math.isfinite(v)}
+    if line.get("step_time") and "completion_length" in line:
+        completions = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+        line["tokens_per_second"] = line["completion_length"] * completions / line["step_time"]
+    return line
+
+
+def _key(line: dict[str, Any]) -> tuple[float, bool]:
+    """Its step, and whether it is an evaluation of held-out rows."""
+    return line["step"], "eval_runtime" in line
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """A line of the file; one that is damaged belongs to no step."""
     try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return math.inf
+        line = dict(json.loads(text))
+        return line | {"step": int(line["step"])}
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return {"step": math.inf}
+
+
+# Fault tolerance, for any trainer of Transformers
+
+
+class StopOnSignal(TrainerCallback):
+    """On Ctrl-C, SIGTERM, SIGHUP or SIGUSR2 finish the step, write a checkpoint, exit with 128 plus its number.
+
+    SIGHUP stays ignored where it is, as under nohup. SIGUSR2 is Slurm's, before preemption or the time limit (SIGUSR1
+    is NCCL's): it may be sent twice, and never exits immediately; another second signal does. Add it last.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.before: dict[int, Any] = {}
+
+    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if threading.current_thread() is threading.main_thread():  # only the main thread receives signals
+            numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2]
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+                numbers.append(signal.SIGHUP)
+            self.before = {number: signal.signal(number, self._note) for number in numbers}
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self.received is None:
+            logger.warning("\nfinishing this step and writing a checkpoint; press Ctrl-C again to exit immediately")
+            self.received = number
+        if number != signal.SIGUSR2:
+            self.restore(keep=(signal.SIGUSR2,))
+
+    def restore(self, keep: Sequence[int] = ()) -> None:
+        """Hand the signals, except some, back to the handlers they had before training."""
+        for number in self.before.keys() - set(keep):
+            signal.signal(number, self.before.pop(number))
+
+    def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if any_process(self.received is not None, args.device):
+            control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        self.restore()
+        if state.global_step < state.max_steps and any_process(self.received is not None, args.device):
+            if state.is_world_process_zero:
+                how = resume_command(RunDirectory(args.output_dir))
+                logger.warning("stopped after step %d; continue with: %s", state.global_step, how)
+            raise SystemExit(128 + (self.received or signal.SIGTERM))
+
+
+class StopOnNonFinite(TrainerCallback):
+    """Stop the run before the optimizer applies a non-finite gradient, or anything saves weights that are not finite.
+
+    With fp16 such gradients are part of loss scaling: Accelerate skips the step.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):  # type: ignore[no-untyped-def]
+        if not args.fp16:
+            gradients = {n: weight.grad for n, weight in model.named_parameters() if weight.grad is not None}
+            self._check("the gradient", gradients, args)
+
+    def on_optimizer_step(self, args, state, control, model=None, **kwargs):  # type: ignore[no-untyped-def]
+        trained = {n: weight.detach() for n, weight in model.named_parameters() if weight.requires_grad}
+        self._check("the updated weight", trained, args)
+
+    def _check(self, what: str, tensors: dict[str, Tensor], args: Any) -> None:
+        # one transfer to the host for all tensors; of a sharded one each process checks its part
+        parts = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors.values()]
+        flags = [part.isfinite().all() for part in parts]
+        if any_process(bool(flags) and not bool(torch.stack(flags).all()), args.device):
+            name = next((n for n, flag in zip(tensors, flags, strict=True) if not flag), "on another process")
+            batches = getattr(self.trainer, "_buffered_inputs", None) or []
+            raise non_finite_error(f"{what} ({name})", self.trainer, batches)
+
+
+def non_finite_error(
+    what: str,
+    trainer: Any,
+    batches: Sequence[dict[str, Any]] = (),
+    rows: Sequence[dict[str, Any]] = (),
+    mend: str = "a lower --learning_rate, --max_grad_norm or --temperature",
+) -> RunError:
+    """The error for a non-finite value, after what is known of the step is saved in the run directory.
+
+    ``batches``: the micro-batches of the step, as TRL's trainer stores them. ``rows``: prompts, completions and rewards
+    of a step that has no batch yet. ``mend``: what to change before the run continues.
+    """
+    step, run = trainer.state.global_step + 1, RunDirectory(trainer.args.output_dir)
+    saved = ""
+    if batches or rows:  # SFT has neither
+        directory, rank = run.non_finite_dump(step), trainer.accelerator.process_index
+        directory.mkdir(parents=True, exist_ok=True)
+        saved = f"; its batch is saved in {directory}"
+    if rows:
+        (directory / f"rows-{rank}.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False))
+    if batches:
+        tensors = {f"{i}.{k}": v for i, batch in enumerate(batches) for k, v in batch.items() if isinstance(v, Tensor)}
+        copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        save_file(copies, directory / f"batch-{rank}.safetensors")  # <index of the micro-batch>.<name>
+        texts = [trainer.processing_class.batch_decode(batch["completion_ids"]) for batch in batches]
+        (directory / f"completions-{rank}.json").write_text(json.dumps(texts, indent=1, ensure_ascii=False))
+        apply_umask(directory)
+    again = f"Start again with --overwrite and {mend}."
+    if run.has_checkpoint:
+        again = f"Continue from the last checkpoint with `{resume_command(run)}` and {mend}, or start again."
+    return RunError(f"{what} is not finite in step {step}: the run stops, no checkpoint contains it{saved}. {again}")
+
+
+def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], completions: Sequence[Any]) -> None:
+    """Raise RunError for rewards that are not finite, or a batch without a reward; every process has to call it.
+
+    ``rewards`` is what TRL has made of the rewards of all processes, shape (B, number of functions); prompts and
+    completions are of this process.
+    """
+    names = trainer.reward_func_names
+    returned = [  # TRL reads NaN as None: no reward for this completion
+        getattr(function, "returned", rewards[:, column].tolist())  # a reward model has no None
+        for column, function in enumerate(trainer.reward_funcs)
+    ]
+    flat = ((name, float(v)) for name, values in zip(names, returned, strict=True) for v in values if v is not None)
+    wrong = next((f"the reward {name} = {value}" for name, value in flat if not math.isfinite(value)), None)
+    wrong = next(filter(None, gather_object([wrong])), None)
+    if wrong is None and not (rewards * trainer.reward_weights.to(rewards.device)).nansum(1).square().sum().isfinite():
+        wrong = f"the advantage for a reward of {rewards.nan_to_num().abs().max():.3g}"  # the group's std overflows
+    if wrong is not None:
+        columns = ["prompt", "completion", *names]
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(prompts, completions, *returned, strict=False)]
+        raise non_finite_error(wrong, trainer, rows=rows, mend="a reward function that returns numbers, or None")
+    if rewards.isnan().all():
+        raise RunError(
+            f"{' and '.join(names)} returned None for all {len(rewards)} completions of step "
+            f"{trainer.state.global_step + 1}, so none has a reward: return a number where the reward applies."
+        )
+
+
+class CompleteCheckpoints(TrainerCallback):
+    """Write the manifest of a checkpoint when all its files are written; a checkpoint without one is not resumed.
+
+    Only then ``save_total_limit`` deletes older ones: Transformers' trainer does so earlier, and by file times. Add it
+    after the callbacks that write into a checkpoint.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.limit: int | None = None
+
+    def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        self.limit, args.save_total_limit = args.save_total_limit, None
+        if not state.global_step:
+            return
+        state.compute_steps(args, state.max_steps)  # Transformers keeps logging, eval and save steps of the checkpoint
+        # TRL's SFTTrainer restarts the count at zero.
+        counts = [row["num_tokens"] for row in state.log_history if "num_tokens" in row]
+        self.trainer._total_train_tokens = int(counts[-1]) if counts else 0
+        if hasattr(self.trainer, "_buffered_inputs"):  # TRL generates again where several steps share completions
+            self.trainer._step = state.global_step * args.gradient_accumulation_steps
+
+    def on_save(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()  # each process writes its random state
+        if state.is_world_process_zero:
+            checkpoint = RunDirectory(args.output_dir).checkpoint(state.global_step)
+            (checkpoint / "training_args.bin").unlink(missing_ok=True)  # an unused pickle
+            write_manifest(checkpoint)
+            if self.limit:
+                rotate(checkpoint.parent, self.limit)
+
+    def on_train_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        args.save_total_limit = self.limit

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from gtpo.training.rollout_check import INTERVAL, check_rollouts, next_check, probe_sampler
+from gtpo.training.checks import INTERVAL, check_rollouts, next_check, probe_sampler
 from gtpo_loss import LOSS_TYPES, completion_entropy, conflict_spans, conflict_weights, grouped_tokens, token_places
 
 
@@ -148,13 +148,8 @@ def conflict_metrics(
 ) -> dict[str, float]:
     """Conflict tokens, and where there are any the push on them, by name, over the rows of all processes.
 
-    Args:
-        trainer: Its ``loss_type`` and ``max_completion_length`` weight a token.
-        ids, valid: Completions, and 1 on their tokens. Shape (B, T).
-        spans: M_fw and M_bw of :func:`gtpo_loss.conflict_spans`. Shape (B, T) each.
-        advantages: A_i. Shape (B,).
-        group_size: G.
-        positive_weight: lambda of a conflict token with A_i > 0.
+    ``ids``, ``valid`` and ``spans`` (M_fw and M_bw) as for :func:`conflict_push`; ``advantages``: A_i, shape (B,). The
+    trainer's ``loss_type`` and ``max_completion_length`` weight a token; with A_i > 0 lambda is ``positive_weight``.
     """
     mask = spans[0] | spans[1]
     found = {

@@ -4,7 +4,6 @@ import itertools
 import json
 import logging
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +12,9 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler, pad
 
-from gtpo.errors import UsageError
 from gtpo.files import write_atomically
 from gtpo.runs.directory import RunDirectory
-from gtpo.training.fault_tolerance import non_finite_error
+from gtpo.training.callbacks import non_finite_error
 from gtpo.training.held_out import isolated_rng
 from gtpo_loss import filter_is_on
 
@@ -39,7 +37,7 @@ class InitialEntropy(TrainerCallback):
 
     @property
     def value(self) -> float:
-        """In nats; UsageError if a resumed run has no readable record of it, RunError if it is NaN or infinite."""
+        """In nats; RunError if it is NaN or infinite."""
         if self.measured is None:
             self.measured = self._read_or_measure()
         return self.measured
@@ -54,7 +52,7 @@ class InitialEntropy(TrainerCallback):
         if settings.initial_entropy is not None:
             record = {"initial_entropy": settings.initial_entropy, "given": True}
         elif trainer.state.global_step > 0:  # resumed
-            record = _read_record(path, trainer.state.global_step)
+            record = json.loads(path.read_text())
         else:
             record = self._measure()
         value = float(record["initial_entropy"])
@@ -120,18 +118,12 @@ def padded_batch(
     """TRL's layout: prompts (B, P) padded to the left, completions (B, T) to the right, and their masks."""
     batch = {}
     for name, lists, side in (("prompt", prompt_ids, "left"), ("completion", completion_ids, "right")):
-        ids = [torch.tensor(row, dtype=torch.long) for row in lists]
-        ones = [torch.ones_like(row) for row in ids]
-        batch[f"{name}_ids"] = pad(ids, padding_value=pad_token_id, padding_side=side).to(device)
-        batch[f"{name}_mask"] = pad(ones, padding_value=0, padding_side=side).to(device)
+        batch[f"{name}_ids"], batch[f"{name}_mask"] = padded(lists, side, pad_token_id, device)
     return batch
 
 
-def _read_record(path: Path, step: int) -> dict[str, Any]:
-    try:
-        record = dict(json.loads(path.read_text()))
-        return record | {"initial_entropy": float(record["initial_entropy"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{path} cannot be read, and step {step} is too late to measure the initial entropy: set --initial_entropy."
-        ) from error
+def padded(lists: list[list[int]], side: str, pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids and their mask. Shape (B, T) each."""
+    ids = [torch.tensor(row, dtype=torch.long) for row in lists]
+    mask = pad([torch.ones_like(row) for row in ids], padding_value=0, padding_side=side)
+    return pad(ids, padding_value=pad_token_id, padding_side=side).to(device), mask.to(device)

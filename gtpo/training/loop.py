@@ -16,9 +16,8 @@ from gtpo.runs.checkpoints import rotate, steps_are_done
 from gtpo.runs.directory import RunDirectory
 from gtpo.runs.progress import ProgressBar
 from gtpo.runs.script import training_begins
-from gtpo.training.callbacks import BestAdapter, MetricsWriter
+from gtpo.training.callbacks import BestAdapter, CompleteCheckpoints, MetricsWriter, StopOnNonFinite, StopOnSignal
 from gtpo.training.export import save_adapter
-from gtpo.training.fault_tolerance import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
 
 logger = logging.getLogger(__name__)
 

@@ -73,14 +73,7 @@ def deviations(args: Any) -> str:
 
 
 def check_inputs(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments of a trainer whose effect on the batch the loss does not carry.
-
-    Args:
-        arguments: The keyword arguments of TRL's GRPOTrainer, ``model`` among them.
-
-    Raises:
-        UsageError: For tools, environments, rollout functions and virtual tokens.
-    """
+    """Raise UsageError for arguments of TRL's GRPOTrainer, ``model`` among them, that the loss does not carry."""
     from peft import PromptLearningConfig
 
     refuse_options_of_trl([name for name in _NOT_CARRIED_ARGUMENTS if arguments.get(name)])
@@ -90,17 +83,10 @@ def check_inputs(arguments: Mapping[str, Any]) -> None:
 
 
 def logit_options(config: Any, router_aux_loss_coef: float | None = 0.0) -> dict[str, Any]:
-    """How a model scales its logits in Transformers: Gemma caps, Cohere multiplies, Granite divides.
+    """How a model scales its logits, for ``linear_logps_and_entropy``: Gemma caps, Cohere multiplies, Granite divides.
 
-    Args:
-        config: Of the model.
-        router_aux_loss_coef: The trainer's; None stands for the model's.
-
-    Returns:
-        ``logit_scale`` and ``softcap`` of :func:`gtpo.forward.head.linear_logps_and_entropy`.
-
-    Raises:
-        UsageError: For the load-balancing loss of a mixture of experts. Other scalings end in check_head.
+    UsageError for the load-balancing loss of a mixture of experts (a coefficient of None is the model's).
+    :func:`gtpo.training.checks.check_head` finds any other scaling.
     """
     text = config.get_text_config()
     coefficient = getattr(text, "router_aux_loss_coef", 0.0) if router_aux_loss_coef is None else router_aux_loss_coef

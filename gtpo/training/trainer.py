@@ -30,7 +30,6 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from transformers import ProcessorMixin
 from trl.models import unwrap_model_for_generation
-from trl.trainer.utils import pad
 
 from gtpo.arguments import GTPOArguments
 from gtpo.errors import UsageError
@@ -47,17 +46,14 @@ from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import any_process, gather_full_parameter, refuse_data_parallel
 from gtpo.prompts import TAGS
-from gtpo.reports.groups import Group
 from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar
-from gtpo.training.completions_table import cut_off
-from gtpo.training.fault_tolerance import check_rewards, non_finite_error
-from gtpo.training.group_inspection import inspect_group
-from gtpo.training.head_check import check_head
+from gtpo.training import record
+from gtpo.training.callbacks import check_rewards, non_finite_error
+from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
 from gtpo.training.held_out import HeldOutEvaluation
-from gtpo.training.initial_entropy import InitialEntropy
+from gtpo.training.initial_entropy import InitialEntropy, padded
 from gtpo.training.record import Measured, record_loss, record_rollouts
 from gtpo.training.refusals import check_grpo_settings, check_gtpo_settings, check_inputs, deviations, logit_options
-from gtpo.training.rollout_check import check_rollouts, next_check, probe_sampler
 from gtpo_loss import (
     completion_entropy,
     conflict_spans,
@@ -118,7 +114,7 @@ class GRPOTrainer(HeldOutEvaluation):
             logger.warning("Not the paper's objective: %s", other)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """None in the run directory; gtpo/training/card.py writes that of the trained adapter."""
+        """None in the run directory; gtpo/training/export.py writes that of the trained adapter."""
 
     # Rollouts, rewards, conflict mask
 
@@ -178,21 +174,19 @@ class GRPOTrainer(HeldOutEvaluation):
 
     def _sample(self, prompt_ids: list[list[int]]) -> list[list[int]]:
         """A completion of each prompt, up to its first end token."""
-        prompts = [torch.tensor(ids) for ids in prompt_ids]
-        ids = pad(prompts, padding_value=self._tokenizer.pad_token_id, padding_side="left")
-        mask = pad([torch.ones_like(prompt) for prompt in prompts], padding_value=0, padding_side="left")
+        ids, mask = padded(prompt_ids, "left", self._tokenizer.pad_token_id, self.accelerator.device)
         with (
-            self.open_bar("generating", len(prompts)) as bar,
+            self.open_bar("generating", len(prompt_ids)) as bar,
             unwrap_model_for_generation(
                 self.model_wrapped, self.accelerator, generation_kwargs=self.generation_kwargs
             ) as policy,
         ):
             rows = generate(
                 self._causal_lm(policy),
-                ids.to(self.accelerator.device),
-                mask.to(self.accelerator.device),
+                ids,
+                mask,
                 self.generation_config,
-                TokenCounter([True] * len(prompts), self.eos_token_ids, bar.count_tokens),
+                TokenCounter([True] * len(ids), self.eos_token_ids, bar.count_tokens),
             )
         completions, ends = rows[:, ids.shape[1] :].tolist(), set(self.eos_token_ids)
         lengths = [next((t + 1 for t, token in enumerate(row) if token in ends), len(row)) for row in completions]
@@ -217,9 +211,7 @@ class GRPOTrainer(HeldOutEvaluation):
         self._rewards = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
         return rewards
 
-    def inspect_group(self, row: int) -> Group:
-        """:func:`gtpo.training.group_inspection.inspect_group` of this trainer."""
-        return inspect_group(self, row)
+    inspect_group = record.inspect_group  # one group as a step sees it, without training on it
 
     # The table of completions
 
@@ -231,10 +223,6 @@ class GRPOTrainer(HeldOutEvaluation):
             super().log(logs, start_time)
         finally:
             self.log_completions = shown
-
-    def cut_off(self, ids: Tensor, valid: Tensor) -> list[bool]:
-        """Whether each completion, shape (B, T), ends at the length limit."""
-        return cut_off(ids, valid, [*self.eos_token_ids, self._tokenizer.pad_token_id])
 
     # The objective
 

@@ -1,5 +1,7 @@
 """The functions of gtpo_loss.py composed as in the trainer: from token entropies to the loss."""
 
+from typing import Any
+
 from torch import Tensor
 
 from gtpo_loss import LN2, completion_entropy, entropy_filter, gtpo_loss
@@ -16,17 +18,8 @@ def composed_gtpo_loss(
     gamma: float = 0.1,
     threshold: float = LN2,
     filter_mode: str = "auto",
-    old_per_token_logps: Tensor | None = None,
+    **options: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     entropy = completion_entropy(token_entropy, completion_mask)
     keep = entropy_filter(entropy, advantages, initial_entropy, threshold, filter_mode)
-    return gtpo_loss(
-        per_token_logps,
-        entropy,
-        completion_mask,
-        advantages,
-        weights,
-        keep,
-        gamma=gamma,
-        old_per_token_logps=old_per_token_logps,
-    )
+    return gtpo_loss(per_token_logps, entropy, completion_mask, advantages, weights, keep, gamma=gamma, **options)

@@ -31,92 +31,9 @@ from gtpo_loss import (
     LOSS_TYPES,
     conflict_spans,
     conflict_weights,
-    grpo_loss,
-    gtpo_loss,
 )
 
-T_MAX = 20
-LENGTHS = [5, 1, 9, 3, 0, 7]
-COUNTS = {"grpo": None, "dr_grpo": 6 * T_MAX, "dapo": 25, "bnpo": 25}  # 25 tokens in 6 rows
-TOKEN_WEIGHTS = {  # w_i by the definitions of the papers
-    "grpo": [1 / 6 / max(1, n) for n in LENGTHS],
-    "dr_grpo": [1 / 6 / T_MAX] * 6,
-    "dapo": [1 / 25] * 6,
-    "bnpo": [1 / 25] * 6,
-}
 PLAIN = {"gamma": 0.0, "entropy_filter": "off", "conflict_correction": False}  # GTPO without any of its parts
-
-
-def random_batch(seed: int = 0) -> dict[str, Any]:
-    """Rows of unequal length in float64, one of them empty, with garbage in the padding of the importance weights."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=generator, dtype=torch.float64)
-
-    mask = length_mask(LENGTHS, 9)
-    logps = -3 * uniform(6, 9)
-    return {
-        "mask": mask,
-        "advantages": torch.tensor([1.2, -0.7, 0.0, -1.1, 0.4, 0.9], dtype=torch.float64),
-        "logps": logps,
-        "old": logps + 0.8 * (uniform(6, 9) - 0.5),
-        "ref": logps + uniform(6, 9) - 0.5,
-        "entropy": uniform(6, 9),
-        "weights": torch.where(uniform(6, 9) < 0.3, 2.0, 1.0).double(),
-        "keep": torch.tensor([1.0, 1, 0, 1, 1, 1], dtype=torch.float64),
-        "importance": (0.5 + uniform(6, 9)).masked_fill(mask == 0, math.nan),
-    }
-
-
-def assert_loss(loss: Tensor, leaf: Tensor, expected: tuple[Any, ...]) -> None:
-    """Value and gradient against a naive reference; the gradient of the padding is zero."""
-    loss.backward()
-    assert loss.item() == pytest.approx(expected[0], abs=1e-12)
-    torch.testing.assert_close(leaf.grad, pad(expected[1], 9, 0.0, torch.float64), atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize("old", [False, True], ids=["on-policy", "old-logps"])
-@pytest.mark.parametrize("corrected", [None, "token", "sequence"])
-def test_gtpo_and_grpo_equal_the_naive_references(loss_type: str, old: bool, corrected: str | None) -> None:
-    batch = random_batch()
-    mask, advantages, weights = batch["mask"], batch["advantages"], None
-    if corrected is not None:  # importance weights (B, T) or (B, 1), and one per token for the reference
-        weights = batch["importance"] if corrected == "token" else batch["importance"][:, :1].nan_to_num(nan=0.5)
-    tensors: dict[str, Any] = {"loss_type": loss_type, "normalizer": COUNTS[loss_type], "importance_weights": weights}
-    tensors["old_per_token_logps"] = batch["old"] if old else None
-    lists: dict[str, Any] = {"token_weights": TOKEN_WEIGHTS[loss_type]}
-    lists["importance"] = None if weights is None else unpad(weights.expand(6, 9), mask)
-    lists["old_logps"] = unpad(batch["old"], mask) if old else None
-    logps, entropies = unpad(batch["logps"], mask), unpad(batch["entropy"], mask)
-
-    leaf = batch["logps"].clone().requires_grad_()
-    entropy = torch.tensor(naive_completion_entropy(entropies), dtype=torch.float64)
-    loss, metrics = gtpo_loss(leaf, entropy, mask, advantages, batch["weights"], batch["keep"], gamma=0.3, **tensors)
-    lambdas, delta = unpad(batch["weights"], mask), batch["keep"].tolist()
-    gtpo = {"weights": lambdas, "token_entropy": entropies, "gamma": 0.3, "delta": delta}
-    assert_loss(loss, leaf, naive_gtpo_loss(logps, advantages.tolist(), **gtpo, **lists))
-    assert metrics["filtered_fraction"].item() == pytest.approx(1 / 6)
-
-    leaf = batch["logps"].clone().requires_grad_()
-    grpo = {"epsilon_low": 0.1, "epsilon_high": 0.28, "beta": 0.04}
-    loss, metrics = grpo_loss(leaf, mask, advantages, ref_per_token_logps=batch["ref"], **grpo, **tensors)
-    expected = naive_grpo_loss(logps, advantages.tolist(), ref_logps=unpad(batch["ref"], mask), **grpo, **lists)
-    assert_loss(loss, leaf, expected)
-    assert metrics["kl"].item() == pytest.approx(expected[2], abs=1e-12)
-
-
-def test_the_loss_refuses_what_it_cannot_divide_by() -> None:
-    batch = random_batch()
-    inputs = batch["logps"], batch["mask"], batch["advantages"]
-    with pytest.raises(ValueError, match="cispo"):
-        grpo_loss(*inputs, loss_type="cispo", normalizer=25)
-    for loss_type in LOSS_TYPES[1:]:
-        with pytest.raises(ValueError, match="normalizer"):
-            grpo_loss(*inputs, loss_type=loss_type)
-    with pytest.raises(ValueError, match="importance_weights"):
-        grpo_loss(*inputs, importance_weights=torch.ones(6))
 
 
 # --- the push on conflict tokens -------------------------------------------------------------------------------------

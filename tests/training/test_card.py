@@ -18,8 +18,7 @@ from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptA
 from gtpo.cli.parse import parse
 from gtpo.prompts import SYSTEM_PROMPT, to_messages
 from gtpo.runs.directory import RunDirectory
-from gtpo.training.card import model_card
-from gtpo.training.export import save_adapter
+from gtpo.training.export import model_card, save_adapter
 
 ROWS = [{"prompt": to_messages("1 + 1?"), "answer": "2"}]
 

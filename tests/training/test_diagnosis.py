@@ -10,8 +10,8 @@ from helpers.reference import naive_completion_entropy, naive_conflict_mask, nai
 
 from gtpo import ConflictMetrics, RolloutCheck, SamplerProbe
 from gtpo.errors import RunError
+from gtpo.training.checks import check_rollouts, probe_sampler
 from gtpo.training.initial_entropy import padded_batch
-from gtpo.training.rollout_check import check_rollouts, probe_sampler
 
 STEPS = {"max_steps": 3}
 
@@ -195,13 +195,13 @@ def test_a_check_scores_only_enough_completions(tiny: Path, tmp_path: Path, monk
     trainer._get_per_token_logps_and_entropies = counted
     first_two = sum(map(len, canned_group(0)[:2]))
     for enough in (first_two, first_two + 1, 10_000):
-        monkeypatch.setattr("gtpo.training.rollout_check.ENOUGH", enough)
+        monkeypatch.setattr("gtpo.training.checks.ENOUGH", enough)
         check_rollouts(trainer, batch)
     assert scored == [2, 2, 3, 3, GROUP, GROUP]  # each by the policy and by the base model
     batch["sampling_per_token_logps"][2:] -= 9.0  # beyond the first two completions nothing is looked at
-    monkeypatch.setattr("gtpo.training.rollout_check.ENOUGH", first_two)
+    monkeypatch.setattr("gtpo.training.checks.ENOUGH", first_two)
     check_rollouts(trainer, batch)
-    monkeypatch.setattr("gtpo.training.rollout_check.ENOUGH", first_two + 1)
+    monkeypatch.setattr("gtpo.training.checks.ENOUGH", first_two + 1)
     with pytest.raises(RunError, match="rollouts do not come from the adapter"):
         check_rollouts(trainer, batch)
 

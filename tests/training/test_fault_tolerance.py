@@ -42,9 +42,8 @@ from gtpo.grading.user_functions import checked_reward
 from gtpo.runs.checkpoints import MANIFEST, damage, sorted_checkpoints, write_manifest
 from gtpo.runs.directory import RunDirectory
 from gtpo.runs.script import run_script
-from gtpo.training import fault_tolerance
-from gtpo.training.callbacks import MetricsWriter
-from gtpo.training.fault_tolerance import CompleteCheckpoints, StopOnNonFinite, StopOnSignal
+from gtpo.training import callbacks
+from gtpo.training.callbacks import CompleteCheckpoints, MetricsWriter, StopOnNonFinite, StopOnSignal
 from gtpo.training.loop import attach_callbacks, train
 from gtpo.training.trainer import GRPOTrainer
 
@@ -252,7 +251,7 @@ def test_a_gradient_that_is_not_finite_on_another_process_stops_this_one(
 ) -> None:
     trainer = tracked("gtpo", tiny, tmp_path / "run")
     before = [weight.detach().clone() for weight in trainer.model.parameters()]
-    monkeypatch.setattr(fault_tolerance, "any_process", lambda here, device: True)
+    monkeypatch.setattr(callbacks, "any_process", lambda here, device: True)
     with pytest.raises(RunError, match="gradient"):
         trainer.train()
     assert all(map(torch.equal, before, trainer.model.parameters()))

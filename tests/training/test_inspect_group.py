@@ -88,7 +88,7 @@ def test_several_processes_are_refused(tiny: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_token_texts_keep_spaces_and_special_tokens(tiny: Path, tmp_path: Path) -> None:
-    from gtpo.training.group_inspection import _token_texts
+    from gtpo.training.record import _token_texts
 
     tokenizer = make_trainer("grpo", tiny, tmp_path).processing_class
     text = "<reasoning>\n3 + 4 = 7\n</reasoning> Ann has more."

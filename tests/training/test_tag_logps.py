@@ -7,7 +7,7 @@ import torch
 from transformers import AutoTokenizer
 
 from gtpo.prompts import TAGS
-from gtpo.training.tag_logps import tag_logps, tag_span
+from gtpo.training.record import tag_logps, tag_span
 
 
 def test_a_tag_touches_every_token_that_has_a_part_of_it() -> None:

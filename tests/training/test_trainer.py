@@ -28,7 +28,7 @@ from transformers import (
 from trl import GRPOConfig
 
 from gtpo.errors import RunError, UsageError
-from gtpo.training.head_check import check_head
+from gtpo.training.checks import check_head
 from gtpo.training.initial_entropy import padded_batch
 from gtpo.training.trainer import GRPOTrainer
 

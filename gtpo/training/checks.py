@@ -1,4 +1,8 @@
-"""Whether the rollouts of a sampler such as vLLM come from the adapter that is trained; no other metric shows it."""
+"""Checks by log-probabilities: the loss against the model's own logits, the sampler (vLLM) against the policy.
+
+Some families scale or cut their logits in ways that no config names; a sampler may ignore the adapter that is trained.
+No other metric shows either.
+"""
 
 import math
 from types import SimpleNamespace
@@ -8,15 +12,51 @@ import torch
 from torch import Tensor
 
 from gtpo.errors import RunError
+from gtpo.forward.hidden_states import hidden_states_and_logits
 from gtpo.processes import any_process
-from gtpo.training.fault_tolerance import non_finite_error
+from gtpo.training.callbacks import non_finite_error
 from gtpo.training.held_out import isolated_rng
+from gtpo.training.initial_entropy import padded_batch
 
+HEAD_TOKENS = 64  # of one completion
+TF32 = 2**-10  # its rounding, of float32 products on a GPU
 INTERVAL = 20  # most optimizer steps between two checks, each of which scores the rollouts twice
 ENOUGH = 256  # tokens of a process, whose mean gap is known to a tenth
 NOISE = 0.7  # nats per token by which the probe moves the policy
 PROBE_TOKENS = 48
 MAX_GAP = 0.3  # nats per token; bfloat16 engines differ by 0.01 to 0.06
+
+
+@torch.no_grad()
+def check_head(trainer: Any, batch: dict[str, Any]) -> None:
+    """Raise RunError if ln pi of the loss is not that of the model's logits, beyond the rounding of their dtype.
+
+    Args:
+        trainer: Ours.
+        batch: With ``prompt_ids``, ``completion_ids`` and their masks, of this process.
+    """
+    row = int(batch["completion_mask"].sum(1).argmax())
+    prompt, completion = (
+        batch[f"{part}_ids"][row][batch[f"{part}_mask"][row].bool()] for part in ("prompt", "completion")
+    )
+    completion = completion[:HEAD_TOKENS]
+    causal_lm, ids = trainer._causal_lm(trainer.model), torch.cat([prompt, completion])
+    hidden, logits = hidden_states_and_logits(trainer.model_wrapped, causal_lm.get_decoder(), ids)
+    hidden, logits = (states[len(prompt) - 1 : len(ids) - 1] for states in (hidden, logits))  # (T, H), (T, V)
+    logps, _ = trainer._head(causal_lm, hidden, completion)
+    own = (logits.float() / trainer.temperature).log_softmax(-1).gather(-1, completion[:, None]).squeeze(-1)
+    precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(trainer.accelerator.mixed_precision, hidden.dtype)
+    rounding = max(torch.finfo(dtype).eps for dtype in (logits.dtype, hidden.dtype, precision))
+    rounding = max(rounding, TF32) if logits.is_cuda else rounding
+    bound = 1e-3 + rounding * logits.float().abs().amax() / trainer.temperature
+    difference = (logps.float() - own).abs().mean()
+    if any_process(not bool(difference <= bound), logits.device):  # NaN too
+        kind = trainer.model.config.model_type
+        raise RunError(
+            f"the loss does not know how {kind} models compute their logits: ln pi of {len(own)} tokens is "
+            f"{logps.mean():.3g} on average in the loss and {own.mean():.3g} by the model's logits (difference "
+            f"{difference:.2g} nats): train it with TRL's GRPOTrainer and gtpo_trl.py, or pick another model."
+        )
 
 
 def next_check(step: int, interval: int = INTERVAL) -> int:
@@ -62,18 +102,12 @@ def probe_sampler(trainer: Any) -> None:
     length = getattr(sampler, "max_completion_length", None)
     prompt_ids, images, fields = trainer._tokenize_prompts([trainer.train_dataset[0]["prompt"]])
 
-    def batch_of(prompt: list[int], completion: list[int]) -> dict[str, Tensor]:
-        parts = {"prompt": torch.tensor([prompt], device=device), "completion": torch.tensor([completion])}
-        parts["completion"] = parts["completion"].to(device)
-        masks = {f"{name}_mask": torch.ones_like(ids) for name, ids in parts.items()}
-        return {f"{name}_ids": ids for name, ids in parts.items()} | masks
-
     try:
         policy.eval()
         if length is not None:
             sampler.max_completion_length = min(length, PROBE_TOKENS)
         with isolated_rng(0, device):
-            question = batch_of(prompt_ids[0][:1], prompt_ids[0][1:])
+            question = padded_batch([prompt_ids[0][:1]], [prompt_ids[0][1:]], 0, device)
             with policy.disable_adapter():
                 base = score(trainer, question)
             size = 1e-3
@@ -84,7 +118,7 @@ def probe_sampler(trainer: Any) -> None:
             trainer._last_loaded_step = -1  # TRL hands the weights over again
             completions, logprobs = trainer._generate_single_turn(prompt_ids, images, fields, num_generations=1)
         if logprobs is not None:
-            rollout = batch_of(prompt_ids[0], completions[0])
+            rollout = padded_batch(prompt_ids, completions, 0, device)
             scored = [math.nan if logp is None else logp for logp in logprobs[0]]
             check_rollouts(trainer, rollout | {"sampling_per_token_logps": torch.tensor([scored], device=device)})
     finally:
