@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache
@@ -37,14 +38,29 @@ def hidden_states_per_completion(forward: Callable[..., Any], decoder: Any, inpu
     Returns:
         Shape (N, H) for the N tokens of ``completion_mask``, row by row.
     """
-    prompt_lengths = inputs["prompt_mask"].sum(-1)
+    prompt, completion = split_masks(inputs)
+    mask = np.concatenate([prompt, completion], 1)
+    order = (~mask).argsort(axis=1, kind="stable")[:, : max(mask.sum(1).max(), 1)]  # as wide as the longest row
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-    ids, mask = _aligned(ids, mask, left=True)
+    order_, mask_ = (torch.from_numpy(part).to(ids.device) for part in (order, np.take_along_axis(mask, order, 1)))
     with _last_hidden_states_of(decoder) as hidden_states:
-        forward(input_ids=ids, attention_mask=mask, use_cache=False)
-    rows, positions = inputs["completion_mask"].nonzero(as_tuple=True)
-    return hidden_states[0][rows, prompt_lengths[rows] + positions - 1]
+        forward(input_ids=ids.gather(1, order_), attention_mask=mask_.long(), use_cache=False)
+    rows, columns = completion.nonzero()
+    places = prompt.sum(1)[rows] + completion.cumsum(1)[rows, columns] - 2  # of the tokens before them
+    rows_, places_ = (torch.from_numpy(part).to(ids.device) for part in (rows, places))
+    return hidden_states[0][rows_, places_]
+
+
+def host_masks(inputs: Inputs) -> Tensor:
+    """``prompt_mask`` and ``completion_mask`` next to each other on the host. Bool, shape (B, P + T)."""
+    return torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1).bool().cpu()
+
+
+def split_masks(inputs: Inputs) -> tuple[Any, Any]:
+    """The masks of prompts (B, P) and completions (B, T) as NumPy arrays; without a transfer with ``host_masks``."""
+    both = inputs["host_masks"] if "host_masks" in inputs else host_masks(inputs)
+    prompt, completion = np.split(both.numpy(), [inputs["prompt_mask"].shape[1]], axis=1)
+    return prompt, completion
 
 
 def hidden_states_by_prompt(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> Tensor:
@@ -107,7 +123,7 @@ def _rows_of_similar_length(mask: Tensor, others: int) -> tuple[Tensor, ...]:
 
 def distinct_prompts(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """The different prompts (U, P) of the rows, padded to the left, their mask (U, P), and each row's prompt (B,)."""
-    ids, mask = _aligned(inputs["prompt_ids"], inputs["prompt_mask"], left=False)
+    ids, mask = _aligned(inputs["prompt_ids"], inputs["prompt_mask"])
     width = ids.shape[1]
     both, prompt_of = torch.cat([ids * mask, mask], dim=1).unique(dim=0, return_inverse=True)
     return both[:, :width], both[:, width:], prompt_of
@@ -168,10 +184,9 @@ def are_equal(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> bool
     return True
 
 
-def _aligned(ids: Tensor, mask: Tensor, left: bool) -> tuple[Tensor, Tensor]:
-    """Tokens moved to one side by the mask, as wide as the longest row: an id equal to the pad id is a token."""
-    width = max(int(mask.sum(-1).max()), 1)
-    order = (1 - mask).argsort(dim=1, stable=True)[:, :width] if left else mask.argsort(dim=1, stable=True)[:, -width:]
+def _aligned(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens moved to the right by the mask, as wide as the longest row: an id equal to the pad id is a token."""
+    order = mask.argsort(dim=1, stable=True)[:, -max(int(mask.sum(-1).max()), 1) :]
     return ids.gather(1, order), mask.gather(1, order)
 
 
