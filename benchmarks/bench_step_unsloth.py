@@ -41,7 +41,12 @@ def unsloth_model(shape: str, directory: Path) -> Any:
     AutoTokenizer.from_pretrained(directory / "tokenizer").save_pretrained(directory / shape)
     loader = unsloth.FastLanguageModel
     model, _ = loader.from_pretrained(
-        str(directory / shape), max_seq_length=2048, load_in_4bit=False, dtype=torch.float32, device_map="cpu"
+        str(directory / shape),
+        max_seq_length=512,
+        load_in_4bit=False,
+        dtype=torch.float32,
+        device_map="cpu",
+        use_gradient_checkpointing=True,  # "unsloth" copies activations to pinned memory
     )
     model = loader.get_peft_model(model, r=16, target_modules=LINEAR, use_gradient_checkpointing=True)
     for name, weight in model.named_parameters():
