@@ -14,7 +14,7 @@ directory, with or without the seed (gtpo-g8-s1).
 import argparse
 from pathlib import Path
 
-from gtpo.cli.flags import refuse_unknown
+from gtpo.cli.parse import refuse_unknown
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.paper.figures import draw_all

@@ -26,12 +26,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ConflictMetrics": "gtpo.training.diagnosis",
-    "GRPOTrainer": "gtpo.training.trainer",
+    **dict.fromkeys(("ConflictMetrics", "RolloutCheck", "SamplerProbe"), "gtpo.training.diagnosis"),
+    **dict.fromkeys(("GRPOTrainer", "GTPOTrainer"), "gtpo.training.trainer"),
     "GTPOArguments": "gtpo.arguments",
-    "GTPOTrainer": "gtpo.training.trainer",
-    "RolloutCheck": "gtpo.training.diagnosis",
-    "SamplerProbe": "gtpo.training.diagnosis",
     "load_backend": "gtpo.models.backend",
 }
 

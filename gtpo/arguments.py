@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -207,13 +208,10 @@ def _read_file(name: str, path: str) -> str:
 
 
 def _json_object(name: str, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise UsageError(f"--{name} is {text!r}: expected a JSON object such as '{{\"enable_thinking\": false}}'.")
-    return value
+    with suppress(ValueError, RecursionError):
+        if isinstance(value := json.loads(text), dict):
+            return value
+    raise UsageError(f"--{name} is {text!r}: expected a JSON object such as '{{\"enable_thinking\": false}}'.")
 
 
 @dataclass
@@ -333,9 +331,6 @@ def fields_of(classes: Sequence[type]) -> dict[str, dataclasses.Field[Any]]:
 
 def check_eval_batch(batch_size: int, group_size: int, processes: int) -> None:
     """Refuse batches that are not made of whole groups."""
-    for name, value in (("per_device_eval_batch_size", batch_size), ("num_generations_eval", group_size)):
-        if value < 1:
-            raise UsageError(f"--{name} is {value}: expected at least 1.")
     if batch_size * processes % group_size:
         raise UsageError(
             f"--per_device_eval_batch_size {batch_size} x {processes} process(es) = {batch_size * processes} must be a "
@@ -345,26 +340,18 @@ def check_eval_batch(batch_size: int, group_size: int, processes: int) -> None:
 
 @dataclass
 class Settings:
-    """All settings of one training run.
+    """All settings of one training run; None where a method has no such group."""
 
-    Attributes:
-        method: gtpo, grpo or sft.
-        data, model, run, prompt, reward, gtpo: The groups of this module; None where the method has no such group.
-        trainer: TRL's GRPOConfig or SFTConfig.
-        given: Its fields before TRL and Transformers resolve them: what can be read back.
-        changed: Names of the settings that differ from the preset and the defaults, before others follow from them.
-    """
-
-    method: str
+    method: str  # gtpo, grpo or sft
     data: DataArguments
     model: ModelArguments
     run: RunArguments
-    trainer: Any
+    trainer: Any  # TRL's GRPOConfig or SFTConfig
     prompt: PromptArguments = field(default_factory=PromptArguments)
     reward: Any = None  # RewardArguments
     gtpo: Any = None  # GTPOArguments
-    given: dict[str, Any] = field(default_factory=dict)
-    changed: frozenset[str] = frozenset()
+    given: dict[str, Any] = field(default_factory=dict)  # of the trainer, before TRL resolves it: what can be read back
+    changed: frozenset[str] = frozenset()  # not as in preset and defaults, before other settings follow from them
 
     @property
     def output_dir(self) -> Path:

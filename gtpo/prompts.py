@@ -21,15 +21,10 @@ SYSTEM_PROMPT = default_system_prompt()
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """The system prompt, and the tags of a completion; by default the paper's.
+    """The system prompt, and the tags of a completion; by default the paper's."""
 
-    Attributes:
-        system_prompt: None: the question alone.
-        tags: The opening and closing tag of the reasoning, and those of the answer.
-    """
-
-    system_prompt: str | None = SYSTEM_PROMPT
-    tags: tuple[str, str, str, str] = TAGS
+    system_prompt: str | None = SYSTEM_PROMPT  # None: the question alone
+    tags: tuple[str, str, str, str] = TAGS  # around the reasoning, and around the answer
 
     def to_messages(self, question: str | list[dict[str, str]]) -> list[dict[str, str]]:
         """The conversation that asks one question, or one as it is; the chat template turns it into tokens."""

@@ -37,7 +37,7 @@ def main() -> None:
     claim = commands.add_parser("claim", help="single claims, with other seeds", allow_abbrev=False)
     commands.add_parser("page", help="results/ and the generated pages", allow_abbrev=False)
     claim.add_argument("names", nargs="*", metavar="NAME", help="default: list the claims")
-    for command, things in ((mechanism, "policies"), (headroom, "runs")):
+    for command, things in ((mechanism, "policies"), (headroom, "runs"), (collapse, "runs")):
         command.add_argument("--only", nargs="+", default=[""], metavar="PART", help=f"{things} with such a part")
     mechanism.add_argument("--policy", metavar="NAME", help="measure only this policy, in this process")
     for command in (smol, collapse, headroom, claim):

@@ -110,7 +110,7 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
     "models": {"data", "forward", "runs"},
     "training": LOADING,
     "evaluation": LOADING,
-    "cli": {"models", "runs"},
+    "cli": {"data", "models", "runs"},
     "paper": LOADING | {"evaluation"},
 }
 MOST_ARROWS = 80
@@ -329,7 +329,7 @@ import transformers, peft, trl
 from trl import GRPOConfig, GRPOTrainer, SFTTrainer
 from transformers import Trainer
 import evaluate, figures, reproduce, train_gtpo, train_grpo, train_sft
-import gtpo.training.callbacks, gtpo.evaluation.sampling, gtpo.training.export, gtpo.paper.figures
+import gtpo.training.callbacks, gtpo.evaluation.sampling, gtpo.training.loop, gtpo.paper.figures
 import gtpo.reports.html, gtpo.training.trainer
 print("all imported")
 """

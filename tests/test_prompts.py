@@ -79,23 +79,22 @@ def test_files_are_read_when_the_settings_are(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("name", "value"),
     [
-        ({"tags": "<think> </think>"}, r"--tags is '<think> </think>': expected four different tags"),
-        ({"tags": "<a> <a> <b> </b>"}, "expected four different tags, none a part of another"),
-        ({"tags": "<a> </a> <a>> </b>"}, "none a part of another"),
-        ({"system_prompt": "  "}, "--system_prompt is empty: expected text, a file with text, or none"),
-        ({"system_prompt": "missing.txt"}, r"--system_prompt missing.txt cannot be read: .*No such file"),
-        ({"chat_template": "missing.jinja"}, "--chat_template missing.jinja cannot be read"),
-        ({"chat_template_kwargs": "[1]"}, r"--chat_template_kwargs is '\[1\]': expected a JSON object such as"),
-        ({"chat_template_kwargs": "{enable"}, "expected a JSON object"),
+        ("tags", "<think> </think>"),
+        ("tags", "<a> <a> <b> </b>"),
+        ("tags", "<a> </a> <a>> </b>"),
+        ("system_prompt", "  "),
+        ("system_prompt", "missing.txt"),
+        ("chat_template", "missing.jinja"),
+        ("chat_template_kwargs", "[1]"),
+        ("chat_template_kwargs", "{enable"),
     ],
 )
-def test_prompt_settings_that_cannot_be_used_are_refused(settings: dict[str, str], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        PromptArguments(**settings)
-    with pytest.raises(UsageError, match=message):
-        EvaluationArguments(**settings)
+def test_prompt_settings_that_cannot_be_used_are_refused(name: str, value: str) -> None:
+    for cls in (PromptArguments, EvaluationArguments):
+        with pytest.raises(UsageError, match=f"--{name}"):
+            cls(**{name: value})
 
 
 def test_training_stores_the_prompt_and_hands_trl_the_template_arguments(tmp_path: Path) -> None:
@@ -106,9 +105,8 @@ def test_training_stores_the_prompt_and_hands_trl_the_template_arguments(tmp_pat
         stored = settings.to_dict()
         assert stored["tags"] == THINK and "<think>" in stored["system_prompt"]
         assert stored["chat_template_kwargs"] == {"enable_thinking": False}
-        assert getattr(settings.trainer, "chat_template_kwargs", {"enable_thinking": False}) == {
-            "enable_thinking": False
-        }
+        if method == "grpo":
+            assert settings.trainer.chat_template_kwargs == {"enable_thinking": False}
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored))
         again = parse(method, (*classes, config), ["--config", str(tmp_path / "config.yaml")])
         assert again.to_dict() == stored
@@ -131,9 +129,8 @@ def test_a_system_prompt_without_the_tags_of_the_rewards_is_a_warning(
 ) -> None:
     classes = (DataArguments, PromptArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig)
     parse("grpo", classes, ["--model", "tiny", "--output_dir", str(tmp_path), *flags])
-    said = [text for text in caplog.messages if "system_prompt" in text]
-    expected = f"--system_prompt lacks {missing}, which the rewards need: add them, or set --tags"
-    assert said == ([] if missing is None else [expected])
+    said = " ".join(text for text in caplog.messages if "system_prompt" in text)
+    assert missing in said if missing else said == ""
 
 
 def test_rows_have_the_prompt_and_the_tags() -> None:

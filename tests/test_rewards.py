@@ -1,17 +1,16 @@
 """The rewards: tables of completions, each with the reason for its score."""
 
 import inspect
-import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rewards
-from gtpo.errors import RunError, UsageError
-from gtpo.grading.user_functions import checked_reward, load_rewards
+from gtpo.errors import UsageError
+from gtpo.grading.user_functions import load_rewards
 from gtpo.prompts import TAGS
-from rewards import ACCURACY_MAX, FORMAT_MAX, accuracy_reward, format_reward, score_format
+from rewards import ACCURACY_MAX, accuracy_reward, format_reward, score_format
 
 GOOD = "<reasoning>9 + 9 = 18</reasoning>\n<answer>18</answer>"
 
@@ -74,11 +73,6 @@ def test_accuracy(text: str, gold: str, correct: bool, reason: str) -> None:
     assert accuracy_reward([text], answer=[gold]) == [ACCURACY_MAX if correct else 0.0], reason
 
 
-def test_maxima_are_those_of_the_paper() -> None:
-    assert FORMAT_MAX == ACCURACY_MAX == 10.0
-    assert format_reward([GOOD]) == accuracy_reward([GOOD], answer=["18"]) == [10.0]
-
-
 def test_conversations_are_scored_by_their_text() -> None:
     conversation = [{"role": "assistant", "content": GOOD}]
     assert format_reward([conversation, GOOD]) == [10.0, 10.0]
@@ -109,11 +103,6 @@ def test_grader_timeouts_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert logged == [("accuracy", 100.0), ("accuracy_lenient", 100.0), ("grader_timeouts", 2.0)]
 
 
-def test_the_grader_can_be_imported_from_rewards() -> None:
-    assert rewards.extract_answer(GOOD) == "18"
-    assert rewards.is_correct("18.0", "18")
-
-
 def reference_format(text: str) -> float:
     """Section 8.2 by scanning the text for tags, sharing no code with rewards.py."""
     found, rest = [], text
@@ -135,30 +124,6 @@ def test_format_of_random_text(pieces: list[str]) -> None:
     text = "".join(pieces)
     assert score_format(text) == reference_format(text)
     assert format_reward([text]) == [score_format(text)]
-
-
-def test_rewards_of_random_text_are_valid_scores() -> None:
-    rng = random.Random(0)
-    pieces = [
-        *TAGS,
-        "18",
-        "1/2",
-        r"\frac{1}{2}",
-        "(",
-        "}",
-        " ",
-        "or",
-        "\x00",
-        "é",
-        "9**9",
-        r"\sqrt",
-        "^",
-        "$",
-        "\ud800",
-    ]
-    completions = ["".join(rng.choices(pieces, k=rng.randrange(30))) for _ in range(500)]
-    assert set(format_reward(completions)) <= {0.0, 1.0, 10.0}
-    assert set(accuracy_reward(completions, answer=["18"] * 500)) <= {0.0, 10.0}
 
 
 def test_a_reward_gets_the_prompts_by_the_name_of_trl() -> None:
@@ -194,10 +159,3 @@ def test_empty_blocks_are_those_of_completions_in_the_format() -> None:
     ]
     format_reward(texts, log_metric=logged.__setitem__)
     assert logged["empty_blocks"] == 50.0
-
-
-def test_a_reward_that_raises_says_how_to_go_on() -> None:
-    """Before the first checkpoint there is none to resume."""
-    reward = checked_reward(lambda completions, **_: [1 / 0 for _ in completions], "mine.py:f")
-    with pytest.raises(RunError, match=r"ZeroDivisionError.*--resume a run with a checkpoint"):
-        reward(completions=["a"])

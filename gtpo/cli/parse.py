@@ -3,9 +3,13 @@
 Precedence, lowest first: the preset of method and model (``configs/<method>/<model>.yaml``), the file given with
 ``--config``, the command line. A YAML key is a flag without its dashes: one parser checks both, and an unknown key is
 an error that names it. Presets are part of the repository, not of the installed package.
+
+Importing TRL's trainer config takes seconds, and a misspelled flag should not: the names of all flags are read from the
+source of the dataclasses first.
 """
 
 import argparse
+import ast
 import copy
 import json
 import logging
@@ -13,13 +17,16 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from gtpo.arguments import (
     MODEL_ALIASES,
+    SHORT_NAMES,
+    DataArguments,
     ModelArguments,
     PromptArguments,
     RunArguments,
@@ -28,8 +35,8 @@ from gtpo.arguments import (
     name_of,
     stored_prompt,
 )
-from gtpo.cli.flags import REMOVED, TRUE, check_flags, given_on, one_spelling, refuse_unknown, similar, spelled_out
 from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings
+from gtpo.data.load import check_columns
 from gtpo.errors import UsageError, nearest
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.backend import (
@@ -38,11 +45,11 @@ from gtpo.models.backend import (
     gpu_is_available,
     limit_openmp_spinning,
     load_backend,
+    plans_unsloth,
 )
 from gtpo.models.hub import check_model_name
 from gtpo.models.tiny import is_tiny
-from gtpo.runs.directory import OUTPUTS, RunDirectory, find_runs, method_of, own_runs
-from gtpo.runs.start import check_same_policy
+from gtpo.runs.directory import OUTPUTS, SENDS, RunDirectory, find_runs, method_of, own_runs, words_of
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -50,6 +57,22 @@ _T = TypeVar("_T")
 limit_openmp_spinning(os.environ)  # OpenMP reads it when PyTorch is imported
 
 HELP_FLAGS = {"-h", "--help"}
+TRUE = ("yes", "true", "t", "y", "1")  # as HfArgumentParser
+REMOVED = {  # settings of earlier revisions -> the value of stored runs that changed nothing
+    "early_stopping_patience": None,
+    "positive_advantage_weight": 1.0,
+    "negative_advantage_weight": 1.0,
+}
+ELSEWHERE = {  # names in other projects -> ours, for "did you mean"
+    "lr": "learning_rate",
+    "batch_size": "prompts_per_step",
+    "epochs": "num_train_epochs",
+    "steps": "max_steps",
+    "group_size": "num_generations",
+    "reward_funcs": "reward",
+    "max_new_tokens": "max_completion_length",
+    "wandb": "report_to",
+}
 COMMAND_LINE_ONLY = ("config", "help", "dry_run", "resume", "overwrite", "regrade", "compare")
 DERIVED = (  # from other settings, unless given
     *("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
@@ -65,34 +88,23 @@ _UNSLOTH_RESOLVES = {  # changes that its trainer needs, none of which changes w
 def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence[str] | None = None) -> str:
     """:func:`gtpo.models.backend.load_backend` for a command line; the first call of a train script.
 
-    The names of the flags are checked first, because all that follows takes seconds.
-
-    Args:
-        method, argv: As for :func:`parse`.
-        classes: The dataclasses of the script, without TRL's trainer config.
-
-    Returns:
-        "unsloth" or "transformers"; with ``--dry_run`` neither GPU nor packages are needed.
+    The names of flags and columns are checked first, because all that follows takes seconds. With ``--dry_run`` neither
+    GPU nor packages are needed.
     """
     argv = spelled_out(argv)
-    if not HELP_FLAGS & set(argv):
-        check_flags(argv, "sft_config" if method == "sft" else "grpo_config", classes)
+    if HELP_FLAGS & set(argv):
+        return "transformers"  # parse prints it and exits
+    check_flags(argv, "sft_config" if method == "sft" else "grpo_config", classes)
     start = _Start.of(method, argv)
+    check_columns(DataArguments(**start.data))
     load = choose_training_backend if start.dry_run else load_backend
     return load(start.backend, start.model)
 
 
 def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = None) -> Settings:
-    """Read preset, ``--config`` and command line of a training run.
+    """Read preset, ``--config`` and command line, ``sys.argv[1:]`` by default, of a training run.
 
-    Args:
-        method: gtpo, grpo or sft: the preset directory, and the first part of the run's name.
-        classes: The dataclasses; the last one is TRL's trainer config.
-        argv: Command line without the program; ``sys.argv[1:]`` by default.
-
-    Raises:
-        UsageError: If a key or value is invalid.
-        SystemExit: After ``--help``.
+    ``method`` is the preset directory, and the first part of the run's name; the last class is TRL's trainer config.
     """
     argv, parser = spelled_out(argv), _parser(classes)
     if HELP_FLAGS & set(argv):
@@ -105,28 +117,25 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     plain = _read(parser, [])
     parser.set_defaults_with_config(**_of_this_machine(start, preset))
     if start.config:
-        parser.set_defaults_with_config(**_read_file(parser, start.config))
+        of_file = _read_file(parser, start.config)
+        parser.set_defaults_with_config(**(_what_stays(of_file, plain, given, start) if start.of_run else of_file))
     values = _read(parser, argv)
-    check_values(values)
+    has_gpu = values["dry_run"] or gpu_is_available()  # of a plan, wherever it is made
+    check_values(values, has_gpu, has_gpu and plans_unsloth(values))
     if start.of_run:
         values |= {name: value for name, value in stored_prompt(values).items() if name not in given}
     changed = frozenset(name for name, value in values.items() if value != plain[name])
     if start.of_run and "reward" not in given and (code := [r for r in values.get("reward", ()) if ":" in r]):
         raise UsageError(  # the run may be a stranger's
-            f"{start.config} names the reward {code[0]}, which --resume does not import automatically because it is "
-            f"code: if you trust it, add --reward {shlex.join(values['reward'])}."
+            f"{start.config} names the reward {code[0]}, which is not imported automatically because it is code: if "
+            f"you trust it, add --reward {shlex.join(values['reward'])}."
         )
     _derive(method, preset, start, values, given)
     return _build_settings(method, classes, values, changed)
 
 
 def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[_T, set[str]]:
-    """An evaluation's settings ``cls`` from ``--config`` and the command line, and the names of those that are given.
-
-    Raises:
-        UsageError: If a key or value is invalid.
-        SystemExit: After ``--help``.
-    """
+    """The settings ``cls`` of an evaluation from ``--config`` and the command line, and the names that are given."""
     argv, parser = spelled_out(argv), _parser([cls])
     if HELP_FLAGS & set(argv):
         _print_help(parser, {})
@@ -135,18 +144,76 @@ def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[
     return cls(**_read(parser, argv)), {*given_on(argv), *of_file}
 
 
+# The names of flags
+
+
+def check_flags(argv: Sequence[str], config: str, classes: Sequence[type]) -> None:
+    """Refuse unknown flags on a command line from :func:`spelled_out`, before TRL is imported.
+
+    ``config`` is the file of TRL's trainer config, grpo_config or sft_config; ``classes`` are our dataclasses.
+    """
+    names = [*names_of(config), *fields_of(classes), "config"]
+    known = {*names, *(f"no_{name}" for name in names)}  # HfArgumentParser's for --log_completions false
+    unknown = [f"--{name}" for name in given_on(argv) if name not in known]
+    if not any(flag.startswith("--unsloth_") for flag in unknown):  # fields that Unsloth adds to TRL's configs
+        refuse_unknown(unknown, names)
+
+
+def names_of(config: str) -> set[str]:
+    """The fields of TRL's trainer config, grpo_config or sft_config, with Transformers'; nothing is imported."""
+    roots = {package: Path(str(find_spec(package).origin)).parent for package in ("transformers", "trl")}  # type: ignore[union-attr]
+    files = [roots["transformers"] / "training_args.py"]
+    files += [roots["trl"] / "trainer" / f"{name}.py" for name in ("base_config", config)]
+    return {
+        item.target.id
+        for file in files
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name.endswith(("TrainingArguments", "Config"))
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and not item.target.id.startswith("_")
+    }
+
+
+def refuse_unknown(unknown: Sequence[str], names: Iterable[str]) -> None:
+    """Raise a UsageError for the first word that no option has taken, with the nearest of ``names``."""
+    flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+    if flags:
+        close = similar(flags[0].removeprefix("--").replace("-", "_"), [*names, "help"], "--")
+        raise UsageError(f"unknown option {flags[0]}{close}; --help lists all options.")
+    if unknown:
+        raise UsageError(f"unexpected argument {unknown[0]!r}: every setting is an option, --key value.")
+
+
+def similar(name: str, names: Iterable[str], dashes: str = "") -> str:
+    """`` (did you mean 'x'?)``: our name for a setting of other projects, or the nearest name; empty without one."""
+    if name == "lora_alpha":
+        return f" (alpha is the rank, '{dashes}lora_rank' [Listing 1])"
+    return nearest(ELSEWHERE.get(name, name), [*names, *SHORT_NAMES]).replace("'", f"'{dashes}", 1)
+
+
+def spelled_out(argv: Sequence[str] | None) -> list[str]:
+    """A command line, by default that of the process, with names of flags in full and with underscores."""
+    words = []
+    for word in sys.argv[1:] if argv is None else argv:
+        flag, equals, value = word.partition("=")
+        is_flag = flag.startswith("--")
+        words.append(f"--{name_of(flag[2:].replace('-', '_'))}{equals}{value}" if is_flag else word)
+    return words
+
+
+def given_on(argv: Sequence[str]) -> list[str]:
+    """The names of the settings on a command line from :func:`spelled_out`."""
+    return [word[2:].partition("=")[0] for word in argv if word.startswith("--")]
+
+
 # Presets and the machine
 
 
 def preset_for(method: str, model: str, backend: str | None = None, dry_run: bool = False) -> Path:
     """The preset of a model: its own; for another model Qwen's on a GPU and ``cpu.yaml`` without.
 
-    ``smol.yaml`` is for a CPU: on a GPU SmolLM2 takes Qwen's too. A directory with its name counts as SmolLM2.
-
-    A dry run plans a llama or qwen run for a GPU where there is none.
-
-    Raises:
-        UsageError: If the model or backend needs a GPU, there is none, and this is not a dry run.
+    ``smol.yaml`` is for a CPU: on a GPU SmolLM2 takes Qwen's too. A directory with its name counts as SmolLM2. A dry
+    run plans a llama or qwen run for a GPU where there is none; otherwise a missing GPU is a UsageError.
     """
     alias = next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), None)
     alias = "tiny" if is_tiny(model) else alias
@@ -171,10 +238,8 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
 class _Start:
     """What decides how everything else is read, before TRL is imported.
 
-    Attributes:
-        run: The run that is resumed; None also where ``--resume`` is for the directory that ``--config`` names.
-        config: The file of ``--config``, else that of the run.
-        of_run: Whether the settings are those that the run has stored.
+    ``config`` is the file of ``--config``, else that of the resumed ``run``; ``of_run``: a run has stored it, perhaps a
+    stranger's. ``data`` has the dataset and the names of its columns.
     """
 
     model: str
@@ -183,31 +248,34 @@ class _Start:
     run: RunDirectory | None
     config: str | None
     of_run: bool
+    data: dict[str, Any]
 
     @classmethod
     def of(cls, method: str, argv: Sequence[str]) -> "_Start":
-        """Raises a UsageError if a file that the flags name cannot be read, or the run cannot be resumed."""
         given = _early_flags(argv)
         path = given.output_dir if given.resume == "auto" else given.resume
         run = RunDirectory(path) if given.resume and path else None
         if given.resume == "auto" and path and run and not run.config.is_file():
             run = None  # the same command again, before the run has begun
         elif given.resume == "auto" and not path and not given.config:
-            named = _name(method, given.model or "*", given.dataset or "*", given.run_name or "*")
-            run = _newest_run(method, named if given.run_name else "*")
-        of_run = run is not None and given.config is None
-        if run and of_run and not run.config.is_file():
+            directory = _name(method, given.model or "*", given.dataset or "*", given.run_name or "*")
+            run = _newest_run(method, directory if given.run_name else "*")
+        resumes = run is not None and given.config is None
+        if run and resumes and not run.config.is_file():
             known = [str(other.path) for other in find_runs([OUTPUTS, run.path])]
             raise UsageError(f"--resume: {path} is not a run (no config.yaml){nearest(path, known)}: name one.")
         if run and run.config.is_file() and (of := method_of(run)) not in (None, method):
             raise UsageError(f"{run.path} is a run of train_{of}.py: --resume it with that script.")
-        config = str(run.config) if run and of_run else given.config
-        stored = read_yaml(config) if config else {}
+        config = str(run.config) if run and resumes else given.config
+        stored = read_yaml(config, aliases=False) if config else {}
+        beside = RunDirectory(Path(config or "").parent)
+        is_run = beside.lock.exists() or beside.environment.exists()
+        of_run = resumes or (is_run and Path(config or "").name == beside.config.name)
         model = given.model or stored.get("model") or ModelArguments.model
-        if run:
-            check_same_policy(run, {"model": model})
         backend = given.backend or stored.get("backend") or ModelArguments.backend
-        return cls(model, backend, (given.dry_run or "").lower() in TRUE, run, config, of_run)
+        named = {name: getattr(given, name) or stored.get(name) for name in _DATA}
+        data = {name: value for name, value in named.items() if isinstance(value, str)}
+        return cls(model, backend, (given.dry_run or "").lower() in TRUE, run, config, of_run, data)
 
 
 def _of_this_machine(start: _Start, preset: Path) -> dict[str, Any]:
@@ -227,6 +295,15 @@ def _of_this_machine(start: _Start, preset: Path) -> dict[str, Any]:
     return adapted
 
 
+def _what_stays(stored: Mapping[str, Any], plain: Mapping[str, Any], given: set[str], start: _Start) -> dict[str, Any]:
+    """The settings of a run without those that send something elsewhere: these come from the command line."""
+    known = {name: stored[name] for name in SENDS if name in stored}
+    sent = {name: value for name, value in known.items() if value not in (None, False, "none", plain[name])}
+    if others := {name: value for name, value in sent.items() if name not in given}:
+        logger.warning("not taken from %s: if the run is yours, add %s", start.config, shlex.join(words_of(others)))
+    return {name: value for name, value in stored.items() if name not in sent}
+
+
 def _newest_run(method: str, name: str) -> RunDirectory:
     """The newest run of a method below outputs/ that has a checkpoint; an unfinished one before a finished one."""
     found = [run for run in own_runs() if run.has_checkpoint and run.path.match(name)]
@@ -244,21 +321,17 @@ def _name(method: str, model: str, dataset: str, run_name: str) -> str:
 # The parser
 
 
+_DATA = ("dataset", "prompt_column", "answer_column", "solution_column")
+
+
 def _early_flags(argv: Sequence[str]) -> argparse.Namespace:
     """Some options of a command line, None where not given."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("model", "backend", "config", "dataset", "output_dir", "run_name"):
+    for name in ("model", "backend", "config", "output_dir", "run_name", *_DATA):
         parser.add_argument(f"--{name}")
     parser.add_argument("--resume", nargs="?", const="auto")
     parser.add_argument("--dry_run", nargs="?", const="true")
-    return _known(parser, argv)[0]
-
-
-def _known(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    try:
-        return parser.parse_known_args(list(argv))
-    except argparse.ArgumentError as error:
-        raise UsageError(one_spelling(error)) from error
+    return parser.parse_known_args(list(argv))[0]
 
 
 def _parser(classes: Sequence[type]) -> Any:
@@ -303,7 +376,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
 def _read(parser: Any, words: Sequence[str]) -> dict[str, Any]:
     """The value of every setting: its default, or that of a command line."""
     fields = fields_of(parser.dataclass_types)
-    namespace, unknown = _known(parser, words)
+    namespace, unknown = parser.parse_known_args(list(words))
     refuse_unknown(unknown, [*fields, "config"])
     values = {name: value for name, value in vars(namespace).items() if name in fields}
     if isinstance(reporters := values.get("report_to"), list) and len(reporters) == 1:
@@ -359,22 +432,17 @@ def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], gi
     name = values["run_name"] or time.strftime("%Y%m%d-%H%M%S")
     values["output_dir"] = values["output_dir"] or str(OUTPUTS / _name(method, start.model, values["dataset"], name))
     values["run_name"] = values["run_name"] or Path(values["output_dir"]).name
+    share = values.get("vllm_gpu_memory_utilization")
     if values.get("use_vllm") and values["vllm_mode"] == "colocate":  # TRL's names for two settings of ours
-        for name, ours in (
-            ("vllm_gpu_memory_utilization", "gpu_memory_utilization"),
-            ("vllm_max_model_length", "max_seq_length"),
-        ):
-            values[name] = values[name] or values[ours]
+        values["vllm_gpu_memory_utilization"] = share or values["gpu_memory_utilization"]
+        values["vllm_max_model_length"] = values["vllm_max_model_length"] or values["max_seq_length"]
 
 
 def _batch_sizes(values: Mapping[str, Any], given: set[str], processes: int) -> dict[str, int]:
     """Batch size and accumulation; those of a file give way to G or prompts_per_step of the command line."""
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    group, prompts, (batch, steps) = (
-        values.get("num_generations", 1),
-        values["prompts_per_step"],
-        map(values.get, names),
-    )
+    group, prompts = values.get("num_generations", 1), values["prompts_per_step"]
+    batch, steps = map(values.get, names)
     if batch and given & {"num_generations", "prompts_per_step"} and not given & set(names):
         share = group * (prompts or 1) / processes
         batch, steps = max((n for n in range(1, batch + 1) if share % n == 0), default=batch), None  # no more memory

@@ -12,25 +12,19 @@ from typing import Any
 
 from gtpo.arguments import AT_LEAST_1, NOT_NEGATIVE, Check, check_eval_batch, check_fields
 from gtpo.errors import UsageError
-from gtpo.models.backend import gpu_is_available, plans_unsloth
 
 EVALUATIONS = 10  # of a run, unless --eval_steps is given
-_SEED: Check = (lambda x: 0 <= x < 2**32, "0 to 4,294,967,295")
 _SHARE: Check = (lambda x: 0 <= x <= 1, "0 to 1")
-_BELOW_1: Check = (lambda x: 0 <= x < 1, "at least 0 and less than 1")
 _ABOVE_0: Check = (lambda x: x > 0, "more than 0")
-CHECKS: dict[str, Check] = {
-    **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "top_k", "beta"), NOT_NEGATIVE),
-    **dict.fromkeys(("seed", "data_seed"), _SEED),
+_SIZES = (
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size", "prompts_per_step"),
+    *("num_generations_eval", "steps_per_generation", "num_iterations", "max_completion_length", "save_total_limit"),
+)
+CHECKS: dict[str, Check] = {  # torch, TRL and Transformers refuse others before the first step
+    **dict.fromkeys(("weight_decay", "max_grad_norm", "top_k", "beta", "epsilon", "epsilon_high"), NOT_NEGATIVE),
     **dict.fromkeys(("top_p", "min_p"), _SHARE),
-    **dict.fromkeys(("adam_beta1", "adam_beta2"), _BELOW_1),
-    **dict.fromkeys(("adam_epsilon", "repetition_penalty", "temperature"), _ABOVE_0),
-    **dict.fromkeys(("steps_per_generation", "save_total_limit", "num_iterations", "prompts_per_step"), AT_LEAST_1),
-    **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), AT_LEAST_1),
-    **dict.fromkeys(("max_completion_length",), AT_LEAST_1),
-    **dict.fromkeys(("epsilon", "epsilon_high"), NOT_NEGATIVE),
-    **dict.fromkeys(("save_steps", "num_train_epochs"), _ABOVE_0),
-    "logging_steps": NOT_NEGATIVE,
+    **dict.fromkeys(("repetition_penalty", "temperature", "save_steps", "num_train_epochs"), _ABOVE_0),
+    **dict.fromkeys(_SIZES, AT_LEAST_1),
     "output_dir": (lambda x: x.strip(), "a directory"),
     "num_generations": (lambda x: 2 <= x <= 4096, "2 to 4,096"),
     "max_steps": (lambda x: x == -1 or 1 <= x <= 10**9, "1 to 1,000,000,000, or -1 for --num_train_epochs"),
@@ -58,9 +52,6 @@ def batch_geometry(
 
     batch size * accumulation * processes = G * prompts per step. What is not given is derived; with nothing given a
     step is one prompt in one micro-batch.
-
-    Raises:
-        UsageError: If they do not divide.
     """
     completions = num_generations * (prompts_per_step or 1)
     if batch_size and accumulation_steps and not prompts_per_step:
@@ -77,27 +68,22 @@ def batch_geometry(
     return batch, steps
 
 
-def check_values(values: Mapping[str, Any]) -> None:
+def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -> None:
     """Refuse values that are wrong in silence, or that TRL and Transformers would fail on after hours."""
     for name, value in values.items():
         if any(isinstance(x, float) and not math.isfinite(x) for x in (value if isinstance(value, list) else [value])):
             raise UsageError(f"--{name} is {value}: expected a finite number.")
     check_fields(argparse.Namespace(**values), CHECKS)
     on_cpu = "on a CPU use `accelerate launch --config_file configs/accelerate/ddp.yaml`"
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and not gpu_is_available():
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and not has_gpu:
         raise UsageError(f"FSDP needs GPUs: {on_cpu}.")
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and "WORLD_SIZE" not in os.environ:
         raise UsageError(f"`accelerate launch --cpu` starts one process: {on_cpu}, or python for one process.")
-    if values["fsdp"] and int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        raise UsageError(
-            "--fsdp needs several processes: accelerate launch --config_file configs/accelerate/fsdp2.yaml."
-        )
     if values["backend"] == "transformers" and values.get("use_vllm") and values["load_in_4bit"]:
         raise UsageError(  # https://github.com/huggingface/trl/issues/4973
             "TRL cannot sync 4-bit weights to vLLM: use --backend unsloth, --load_in_4bit false or --use_vllm false."
         )
-    has_gpu = values["dry_run"] or gpu_is_available()  # of a plan, wherever it is made
-    if values.get("use_vllm") and values["vllm_mode"] == "server" and has_gpu and plans_unsloth(values):
+    if values.get("use_vllm") and values["vllm_mode"] == "server" and with_unsloth:
         raise UsageError(
             "--vllm_mode server does not work with the backend unsloth, whose engine is in the training process: use "
             "--vllm_mode colocate, or --backend transformers --load_in_4bit false."
@@ -117,23 +103,10 @@ def check_values(values: Mapping[str, Any]) -> None:
             f"{values['max_seq_length']}: lower --max_prompt_length or --max_completion_length, or raise "
             "--max_seq_length."
         )
-    if values["push_to_hub"] and not values["hub_token"]:
-        from huggingface_hub import get_token
-
-        if get_token() is None:
-            raise UsageError("--push_to_hub needs a token of the Hugging Face Hub: `hf auth login` or set HF_TOKEN.")
 
 
 def evaluation_settings(values: Mapping[str, Any], processes: int) -> dict[str, Any]:
-    """TRL's settings of the evaluation while training, derived where not given.
-
-    Args:
-        values: Every setting; None for ``per_device_eval_batch_size`` that is not given.
-        processes: Processes of the run.
-
-    Raises:
-        UsageError: If a setting has no effect, or groups do not divide.
-    """
+    """TRL's settings of the evaluation while training, derived where not given."""
     if values["eval_dataset"] is None and values["eval_rows"] is None:
         for name in _ONLY_WITH_ROWS:
             if values.get(name) not in (None, False, "no"):
@@ -145,8 +118,8 @@ def evaluation_settings(values: Mapping[str, Any], processes: int) -> dict[str, 
         derived["eval_steps"] = 1 / EVALUATIONS
     batch = values["per_device_eval_batch_size"]
     if "num_generations" in values:
-        group = 1 if values["num_generations_eval"] is None else values["num_generations_eval"]
-        unit = group // math.gcd(group, processes) if group > 0 else 1
+        group = values["num_generations_eval"] or 1
+        unit = group // math.gcd(group, processes)
         batch = batch or -(-values["per_device_train_batch_size"] // unit) * unit
         check_eval_batch(batch, group, processes)
         derived["num_generations_eval"] = group

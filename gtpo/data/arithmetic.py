@@ -16,13 +16,9 @@ _THINGS = ("apples", "books", "cards", "coins", "eggs", "pens", "shells", "stamp
 
 
 def arithmetic(split: str, size: int, seed: int, steps: tuple[int, ...] = (1, 2, 3)) -> Iterator[Row]:
-    """``size`` word problems {question, gold, reasoning}; no training problem is a test problem, for any seed.
+    """``size`` distinct word problems {question, gold, reasoning} of so many operations, of the split train or test.
 
-    Args:
-        split: "train" or "test".
-        size: Number of distinct problems.
-        seed: Seed of the generator.
-        steps: Possible numbers of operations in a problem.
+    No training problem is a test problem, for any seed.
     """
     generator = random.Random(f"{split}-{seed}")
     seen: set[str] = set()

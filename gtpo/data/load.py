@@ -13,7 +13,7 @@ import random
 import re
 import reprlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from gtpo.arguments import BENCHMARK_TITLES, DataArguments, Settings
 from gtpo.data.arithmetic import arithmetic
-from gtpo.data.sources import ARITHMETIC_STEPS, BENCHMARKS, DATASETS, TRAIN, Row, Source
-from gtpo.data.tables import FORMATS, Table, concatenate, is_on_hub, is_user_data, read_file, read_hub, read_table
+from gtpo.data.tables import FORMATS, Row, Table, is_on_hub, is_user_data, read_file, read_hub, read_table
 from gtpo.data.tokenizer import encode_prompt
-from gtpo.errors import UsageError, first_line, nearest
-from gtpo.grading import alternatives, is_correct
+from gtpo.errors import UsageError, nearest
+from gtpo.grading import alternatives, gsm8k_gold, is_correct, last_boxed
 from gtpo.prompts import PAPER, PromptFormat
 
 if TYPE_CHECKING:
@@ -34,23 +33,138 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ARITHMETIC_TRAIN_ROWS, ARITHMETIC_TEST_ROWS = 4000, 500
+ARITHMETIC_STEPS = {"arithmetic": (1, 2, 3), "arithmetic_hard": (4, 5)}  # benchmark -> operations in a problem
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem of a benchmark.
+    """A problem of a benchmark."""
 
-    Attributes:
-        id: ``BENCHMARK/NUMBER``.
-        question: Text, or a conversation.
-        gold: Gold answer as text.
-        columns: With ``--grader``: the other columns of its row, which the grader gets.
-    """
-
-    id: str
-    question: Any
+    id: str  # BENCHMARK/NUMBER
+    question: Any  # text, or a conversation
     gold: str
-    columns: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)  # of its row, for --grader
+
+
+# The datasets of the paper
+
+Read = Callable[[Row], tuple[str, str | None, str | None]]  # question, gold, reasoning
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a split is stored, and how its rows are read."""
+
+    hub_id: str
+    configs: tuple[str, ...]
+    hub_split: str
+    file: str  # in --data_dir
+    columns: tuple[str, ...]
+    read: Read
+    rows: int = 0  # with a readable gold answer
+
+
+def _read_gsm8k(row: Row) -> tuple[str, str | None, str | None]:
+    reasoning = row["answer"].rpartition("####")[0].strip()
+    without_calculator = re.sub(r"<<[^<>]*>>", "", reasoning)  # <<3*4=12>>
+    return row["question"], gsm8k_gold(row["answer"]), without_calculator
+
+
+def _read_math(row: Row) -> tuple[str, str | None, str | None]:
+    return row["problem"], last_boxed(row["solution"]), row["solution"]
+
+
+_MATH_CONFIGS = (
+    *("algebra", "counting_and_probability", "geometry", "intermediate_algebra"),
+    *("number_theory", "prealgebra", "precalculus"),
+)
+_GSM8K = ("openai/gsm8k", ("main",))
+_MATH = ("EleutherAI/hendrycks_math", _MATH_CONFIGS)
+_OF_GSM8K: tuple[tuple[str, ...], Read] = (("question", "answer"), _read_gsm8k)
+_OF_MATH: tuple[tuple[str, ...], Read] = (("problem", "solution"), _read_math)
+_OF_AIME: tuple[tuple[str, ...], Read] = (("problem", "answer"), lambda row: (row["problem"], row["answer"], None))
+
+TRAIN = {
+    "gsm8k": Source(*_GSM8K, "train", "gsm8k_train.jsonl", *_OF_GSM8K, 7473),
+    "math": Source(*_MATH, "train", "math_train.jsonl", *_OF_MATH, 7498),
+}
+BENCHMARKS = {
+    "gsm8k": Source(*_GSM8K, "test", "gsm8k_test.jsonl", *_OF_GSM8K, 1319),
+    "math": Source(*_MATH, "test", "math_test.jsonl", *_OF_MATH, 5000),
+    "math500": Source(
+        *("HuggingFaceH4/MATH-500", ("default",), "test", "math500_test.jsonl", ("problem", "solution", "answer")),
+        read=lambda row: (row["problem"], row["answer"], row["solution"]),
+        rows=500,
+    ),
+    "aime24": Source("HuggingFaceH4/aime_2024", ("default",), "train", "aime2024.jsonl", *_OF_AIME, 30),
+    "aime25": Source("math-ai/aime25", ("default",), "test", "aime2025.jsonl", *_OF_AIME, 30),
+    "amc23": Source(
+        *("math-ai/amc23", ("default",), "test", "amc2023.jsonl", ("question", "answer")),
+        read=lambda row: (row["question"], row["answer"], None),
+        rows=40,
+    ),
+}
+DATASETS = (*TRAIN, "arithmetic")
+
+
+def _rows_of(name: str, split: str, data_dir: str | None, seed: int = 0) -> list[Row]:
+    """The rows {question, gold, reasoning} of a dataset of the paper, or of arithmetic: split train, or its test."""
+    if name in ARITHMETIC_STEPS:
+        if split == "train":
+            return list(arithmetic("train", ARITHMETIC_TRAIN_ROWS, seed))
+        return list(arithmetic("test", ARITHMETIC_TEST_ROWS, seed=0, steps=ARITHMETIC_STEPS[name]))
+    source = (TRAIN if split == "train" else BENCHMARKS)[name]
+    if data_dir is None:
+        try:
+            parts = [read_hub(source.hub_id, config, source.hub_split) for config in source.configs]
+        except UsageError as error:
+            raise UsageError(f"{error} Or set --data_dir to a directory that contains {source.file}.") from error
+        table = Table.of(source.hub_id, (row for part in parts for row in part.rows))
+    else:
+        table = read_file(Path(data_dir) / source.file, f"for {name}, --data_dir must contain {source.file}.")
+    kept, dropped = _usable(table, _columns_of(table, {column: column for column in source.columns}, source.columns))
+    rows = []
+    for row, place in kept:
+        texts = {column: _text(row[column], f"{place}: column {column!r}") for column in source.columns}
+        question, gold, reasoning = source.read(texts)
+        if gold is None:
+            dropped["without a readable gold answer"].append(place)
+        else:
+            rows.append({"question": question, "gold": gold, "reasoning": reasoning})
+    _report_dropped(table, dropped)
+    return rows
+
+
+# Training rows and problems
+
+
+def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
+    """Training rows and held-out rows, which have the same columns; None without ``eval_dataset`` and ``eval_rows``.
+
+    The seed of the run also chooses the rows that are held out.
+    """
+    data, seed = settings.data, settings.trainer.seed
+    how = settings.run.dry_run, settings.prompt.format, settings.method == "sft"
+    rows, held_out = load_train(data, seed, *how), None
+    if data.eval_dataset is not None:
+        own = replace(data, dataset=data.eval_dataset, split=data.eval_split, limit=None)
+        held_out = load_train(own, 0, *how, held_out=True)
+    if not rows.column_names or (held_out is not None and not held_out.column_names):  # a dry run of the Hub
+        return rows, None
+    if held_out is None and data.eval_rows is None:
+        return rows, None
+    if held_out is None:
+        rows, held_out = hold_out(rows, int(data.eval_rows or 0), seed)
+    elif data.eval_rows not in (None, len(held_out)):
+        _, held_out = hold_out(held_out, int(data.eval_rows or 0), seed)
+    if "answer" in rows.column_names and "answer" not in held_out.column_names:
+        raise UsageError(f"--eval_dataset {data.eval_dataset} has no column 'answer', and the training rows have.")
+    held_out = held_out.select_columns([name for name in rows.column_names if name in held_out.column_names])
+    trained = {json.dumps(prompt) for prompt in rows["prompt"]}
+    known = sum(json.dumps(prompt) in trained for prompt in held_out["prompt"])
+    if known and not settings.run.dry_run:
+        logger.warning("%d of %d held-out prompts are also prompts of training rows", known, len(held_out))
+    return rows, held_out
 
 
 def load_train(
@@ -59,6 +173,7 @@ def load_train(
     dry_run: bool = False,
     prompt_format: PromptFormat = PAPER,
     for_sft: bool = False,
+    held_out: bool = False,
 ) -> "Dataset":
     """The rows of ``data.dataset``: columns prompt, answer, solution, and all others of your data under their names.
 
@@ -66,111 +181,31 @@ def load_train(
 
     Args:
         data: Which rows, and the columns of your data; answer and solution are optional.
-        seed: Seed of the generated arithmetic problems; other datasets ignore it.
+        seed: Of the generated arithmetic problems.
         dry_run: Do not ask the Hub. The rows of gsm8k and math are empty then, and their number and columns are enough
             for a plan; of another dataset of the Hub neither is known, and the result has no columns.
         prompt_format: The system prompt of questions, and the tags of solutions that are put into tags here.
         for_sft: Without a column of solutions, the last turn of a conversation is one where it is the assistant's.
-
-    Raises:
-        UsageError: If the name is unknown, a file cannot be read or lacks a column, or a row cannot be used.
+        held_out: The rows are those of ``--eval_dataset``, by default of its test split.
     """
-    if data.data_dir is not None and not Path(data.data_dir).is_dir():
-        raise UsageError(
-            f"--data_dir {data.data_dir} is not a directory: name one with JSONL files, or remove --data_dir."
-        )
-    if data.dataset in DATASETS:
-        for flag in ("prompt_column", "answer_column", "solution_column", "dataset_config"):
-            if (value := getattr(data, flag)) != getattr(DataArguments, flag):
-                raise UsageError(f"--{flag} {value} is for your own data, not for {data.dataset}: remove it.")
-        if data.split not in (None, "train", "test"):
-            raise UsageError(f"--split is {data.split!r}: {data.dataset} has the splits train and test.")
-    return _load("--dataset", data, DATASETS, data.split or "train", seed, dry_run, prompt_format, for_sft)
-
-
-def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
-    """Training rows and held-out rows, which have the same columns; None without ``eval_dataset`` and ``eval_rows``.
-
-    Args:
-        settings: Of the run; its seed also chooses the rows that are held out.
-
-    Raises:
-        UsageError: As :func:`load_train`, for too few rows, or if held-out rows have no answers and training rows have.
-    """
-    data, seed = settings.data, settings.trainer.seed
-    dry_run, prompt_format = settings.run.dry_run, settings.prompt.format
-    for_sft = settings.method == "sft"
-    rows = load_train(data, seed, dry_run, prompt_format, for_sft)
-    held_out = None if data.eval_dataset is None else _load_held_out(data, dry_run, prompt_format, for_sft)
-    if not rows.column_names or (held_out is not None and not held_out.column_names):  # a dry run of the Hub
-        return rows, None
-    if held_out is None:
-        if data.eval_rows is None:
-            return rows, None
-        rows, held_out = hold_out(rows, data.eval_rows, seed)
-    else:
-        if data.eval_rows is not None and data.eval_rows != len(held_out):
-            _, held_out = hold_out(held_out, data.eval_rows, seed)
-        if "answer" in rows.column_names and "answer" not in held_out.column_names:
-            raise UsageError(f"--eval_dataset {data.eval_dataset} has no column 'answer', and the training rows have.")
-        held_out = held_out.select_columns([name for name in rows.column_names if name in held_out.column_names])
-    trained = {json.dumps(prompt) for prompt in rows["prompt"]}
-    known = sum(json.dumps(prompt) in trained for prompt in held_out["prompt"])
-    if known and not dry_run:
-        logger.warning("%d of %d held-out prompts are also prompts of training rows", known, len(held_out))
-    return rows, held_out
-
-
-def hold_out(rows: "Dataset", count: int, seed: int) -> tuple["Dataset", "Dataset"]:
-    """(rest, held out): rows chosen by the seed, and the others; both in the order of the rows.
-
-    Raises:
-        UsageError: If one of them would be empty.
-    """
-    if not 1 <= count < len(rows):
-        raise UsageError(f"--eval_rows is {count}: expected 1 to {len(rows) - 1} of the {len(rows)} rows.")
-    chosen = set(random.Random(seed).sample(range(len(rows)), count))
-    return rows.select([i for i in range(len(rows)) if i not in chosen]), rows.select(sorted(chosen))
-
-
-def _load_held_out(data: DataArguments, dry_run: bool, prompt_format: PromptFormat, for_sft: bool) -> "Dataset":
-    """The rows of ``eval_dataset``: the test split of a benchmark, or your data."""
-    name = str(data.eval_dataset)
-    if name in BENCHMARK_TITLES and data.eval_split is not None:
-        raise UsageError(f"--eval_split is for your own data, and {name} is evaluated on its test split: remove it.")
-    data = replace(data, dataset=name, split=data.eval_split, limit=None)
-    return _load("--eval_dataset", data, list(BENCHMARK_TITLES), "test", 0, dry_run, prompt_format, for_sft)
-
-
-def _load(
-    flag: str,
-    data: DataArguments,
-    known: Sequence[str],
-    split: str,
-    seed: int,
-    dry_run: bool,
-    prompt_format: PromptFormat,
-    for_sft: bool = False,
-) -> "Dataset":
-    """The rows of ``data.dataset``, which ``flag`` names: one split of a ``known`` dataset, or your data."""
-    name = data.dataset
+    known = tuple(BENCHMARK_TITLES) if held_out else DATASETS
+    name, split = data.dataset, data.split or ("test" if held_out else "train")
     if name not in known:
         if not is_user_data(name):
             raise UsageError(
-                f"{flag} {name!r} is unknown{nearest(name, known)}: pick one of {', '.join(known)}, or name a file "
-                f"({', '.join(FORMATS)}) or a Hub id (owner/name)."
+                f"--{'eval_' * held_out}dataset {name!r} is unknown{nearest(name, known)}: pick one of "
+                f"{', '.join(known)}, or name a file ({', '.join(FORMATS)}) or a Hub id (owner/name)."
             )
         return _to_dataset({}) if dry_run and is_on_hub(name) else _load_own(data, prompt_format, split, for_sft)
-    if name in ARITHMETIC_STEPS:
-        train = split == "train"
-        rows = list(arithmetic("train", ARITHMETIC_TRAIN_ROWS, seed)) if train else _arithmetic_test(name)
-    else:
-        source = (TRAIN if split == "train" else BENCHMARKS)[name]
-        if dry_run and data.data_dir is None:
-            empty = [""] * min(source.rows, data.limit or source.rows)
-            return _to_dataset(dict.fromkeys(("prompt", "answer", "solution"), empty))
-        rows = _read(name, source, data.data_dir)
-    rows = rows[: data.limit]
+    for flag in () if held_out else ("prompt_column", "answer_column", "solution_column", "dataset_config"):
+        if (value := getattr(data, flag)) != getattr(DataArguments, flag):
+            raise UsageError(f"--{flag} {value} is for your own data, not for {name}: remove it.")
+    if split not in (splits := ("test",) if held_out else ("train", "test")):
+        raise UsageError(f"--{'eval_' * held_out}split is {split!r}: expected {' or '.join(splits)} of {name}.")
+    if dry_run and data.data_dir is None and name not in ARITHMETIC_STEPS:
+        count = (TRAIN if split == "train" else BENCHMARKS)[name].rows
+        return _to_dataset(dict.fromkeys(("prompt", "answer", "solution"), [""] * min(count, data.limit or count)))
+    rows = _rows_of(name, split, data.data_dir, seed)[: data.limit]
     columns = {
         "prompt": [prompt_format.to_messages(row["question"]) for row in rows],
         "answer": [row["gold"] for row in rows],
@@ -180,72 +215,65 @@ def _load(
     return _to_dataset(columns)
 
 
-def load_benchmark(name: str, data_dir: str | None = None) -> list[Problem]:
-    """The problems of a benchmark of ``BENCHMARK_TITLES``, in the order of the source.
+def hold_out(rows: "Dataset", count: int, seed: int) -> tuple["Dataset", "Dataset"]:
+    """(rest, held out): rows chosen by the seed, and the others; both in the order of the rows."""
+    if not 1 <= count < len(rows):
+        raise UsageError(f"--eval_rows is {count}: expected 1 to {len(rows) - 1} of the {len(rows)} rows.")
+    chosen = set(random.Random(seed).sample(range(len(rows)), count))
+    return rows.select([i for i in range(len(rows)) if i not in chosen]), rows.select(sorted(chosen))
 
-    Raises:
-        UsageError: If they cannot be read.
-    """
-    rows = _arithmetic_test(name) if name in ARITHMETIC_STEPS else _read(name, BENCHMARKS[name], data_dir)
+
+def load_benchmark(name: str, data_dir: str | None = None) -> list[Problem]:
+    """The problems of a benchmark of ``BENCHMARK_TITLES``, in the order of the source."""
+    rows = _rows_of(name, "test", data_dir)
     return [Problem(f"{name}/{i}", row["question"], row["gold"]) for i, row in enumerate(rows)]
 
 
 def load_user_benchmark(
-    name: str, source: str, flags: DataArguments, with_grader: bool = False
+    name: str, source: str, flags: DataArguments, with_grader: bool = False, limit: int | None = None
 ) -> tuple[list[Problem], dict[str, int]]:
     """The problems of your benchmark, and why rows were dropped -> their number.
 
     A question may be a conversation. A row whose gold answer the grader cannot read, so that no completion could be
-    right, is dropped and counted.
+    right, is dropped and counted. After ``limit`` problems no row is read.
 
-    Args:
-        name: Its name in the ids.
-        source: A file or a Hub id.
-        flags: The names of its columns, and its split.
-        with_grader: With your ``--grader`` a gold answer can be anything, or missing, and a problem has the columns of
-            its row.
-
-    Raises:
-        UsageError: If it cannot be read or lacks a column, or no row is left.
+    With your ``--grader`` a gold answer can be anything, or missing, and a problem has the columns of its row.
     """
-    table = read_table(source, flags.split, "test", flags.dataset_config)
     required = ("prompt",) if with_grader else ("prompt", "answer")
-    columns = _columns_of(table, flags, ("prompt", "answer"), required)
-    kept, dropped = _usable(table, {role: columns[role] for role in required})
-    roles = {column: role for role, column in columns.items()}
+    for table, is_all in _growing(source, flags, "test", limit):
+        columns = _columns_of(table, _named(flags, ("prompt", "answer")), required)
+        kept, dropped = _usable(table, {role: columns[role] for role in required})
+        roles = {column: role for role, column in columns.items()}
+        problems: list[Problem] = []
+        for row, place in kept:
+            question, others = _question(row[columns["prompt"]], place), {}
+            if with_grader:
+                others = {roles.get(name, name): value for name, value in row.items() if name != columns["prompt"]}
+                answer = others.get("answer")
+                gold = answer if isinstance(answer, str) else repr(answer)
+            else:
+                gold = _answer(row[columns["answer"]], f"{place}: column {columns['answer']!r}", flags.answer_list)
+            if with_grader or is_correct(alternatives(gold)[0], gold):
+                problems.append(Problem(f"{name}/{len(problems)}", question, gold, others))
+            else:
+                dropped["without a readable gold answer"].append(place)
+        if is_all or len(problems) >= (limit or math.inf):
+            break
     _say_how_lists_count(table, None if with_grader else columns["answer"], flags.answer_list)
-    problems: list[Problem] = []
-    for row, place in kept:
-        question, others = _question(row[columns["prompt"]], place), {}
-        if with_grader:
-            others = {roles.get(column, column): value for column, value in row.items() if column != columns["prompt"]}
-            answer = others.get("answer")
-            gold = answer if isinstance(answer, str) else repr(answer)
-        else:
-            gold = _answer(row[columns["answer"]], f"{place}: column {columns['answer']!r}", flags.answer_list)
-        if with_grader or is_correct(alternatives(gold)[0], gold):
-            problems.append(Problem(f"{name}/{len(problems)}", question, gold, others))
-        else:
-            dropped["without a readable gold answer"].append(place)
     _report_dropped(table, dropped)
-    return problems, {reason: len(places) for reason, places in dropped.items()}
+    return problems[:limit], {reason: len(places) for reason, places in dropped.items()}
 
 
 def drop_long_prompts(rows: "Dataset", tokenizer: Any, settings: Settings) -> "Dataset":
-    """Drop prompts of more than ``max_prompt_length`` tokens, chat template included; their number is logged.
-
-    Raises:
-        UsageError: If no prompt remains, or the chat template fails on one.
-    """
+    """Drop prompts of more than ``max_prompt_length`` tokens, chat template included; their number is logged."""
     most, template_kwargs = settings.data.max_prompt_length, settings.prompt.template_kwargs
     lengths = [len(encode_prompt(tokenizer, prompt, **template_kwargs)) for prompt in rows["prompt"]]
     kept = [i for i, length in enumerate(lengths) if length <= most]
     if not kept:
         raise UsageError(f"all {len(rows)} prompts are over {most} tokens: raise --max_prompt_length.")
     if len(kept) < len(rows):
-        first = next(i for i, length in enumerate(lengths) if length > most)
-        which = f"first: prompt {first + 1}, {lengths[first]} tokens; --max_prompt_length"
-        logger.warning("%d of %d prompts dropped: over %d tokens (%s)", len(rows) - len(kept), len(rows), most, which)
+        count = len(rows) - len(kept)
+        logger.warning("%d of %d prompts dropped: over %d tokens (--max_prompt_length)", count, len(rows), most)
     return rows.select(kept)
 
 
@@ -254,19 +282,16 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None
 
     Rows without a solution are dropped and counted. Arguments of the chat template are a third column, from which TRL
     takes them.
-
-    Raises:
-        UsageError: If no row has a solution.
     """
     if not rows.column_names:  # a dry run of a dataset of the Hub
         return rows
-    if "solution" not in rows.column_names:
-        raise UsageError(
-            "SFT needs reference solutions: the dataset has no column 'solution' (--solution_column names another)."
-        )
-    pairs = [(prompt, text) for prompt, text in zip(rows["prompt"], rows["solution"], strict=True) if text is not None]
+    solutions = rows["solution"] if "solution" in rows.column_names else []
+    pairs = [(prompt, text) for prompt, text in zip(rows["prompt"], solutions, strict=False) if text is not None]
     if not pairs:
-        raise UsageError(f"SFT needs reference solutions: the column 'solution' of all {len(rows)} rows is empty.")
+        raise UsageError(
+            f"SFT needs reference solutions, and none of the {len(rows)} rows has one: --solution_column names their "
+            "column."
+        )
     if len(pairs) < len(rows):
         logger.warning("%d of %d rows dropped: with an empty solution", len(rows) - len(pairs), len(rows))
     turns = [[{"role": "assistant", "content": solution}] for _, solution in pairs]
@@ -277,10 +302,40 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None
 # Your data
 
 
+ROLES = ("prompt", "answer", "solution")
+
+
+def check_columns(data: DataArguments) -> None:
+    """Refuse a file without a column that the flags name; few rows are read, and nothing heavy is imported."""
+    if data.dataset in DATASETS or not Path(data.dataset).is_file():
+        return
+    for table, is_all in _growing(data.dataset, data, "train", limit=100):
+        try:
+            _columns_of(table, _named(data, ROLES))
+            return
+        except UsageError:  # of JSON objects the later ones may have it
+            if is_all:
+                raise
+
+
+def _growing(source: str, flags: DataArguments, split: str, limit: int | None) -> Iterator[tuple[Table, bool]]:
+    """The first ``limit`` rows, then four times as many and so on, for those who need more; and whether it is all."""
+    while limit is not None:
+        table = read_table(source, flags, split, limit)
+        is_all = len(table.rows) < limit
+        yield table, is_all
+        if is_all:
+            return
+        limit *= 4
+    yield read_table(source, flags, split), True
+
+
 def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: str, for_sft: bool) -> "Dataset":
-    table = read_table(data.dataset, data.split, default_split, data.dataset_config)
-    roles = _columns_of(table, data, ("prompt", "answer", "solution"), required=("prompt",))
-    kept, dropped = _usable(table, {role: name for role, name in roles.items() if role != "solution"})
+    for table, is_all in _growing(data.dataset, data, default_split, data.limit):
+        roles = _columns_of(table, _named(data, ROLES))
+        kept, dropped = _usable(table, {role: name for role, name in roles.items() if role != "solution"})
+        if is_all or len(kept) >= (data.limit or math.inf):
+            break
     _report_dropped(table, dropped)
     _say_how_lists_count(table, roles.get("answer"), data.answer_list)
     kept = kept[: data.limit]
@@ -299,39 +354,29 @@ def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: s
         else:  # only a solution can be empty
             columns[role] = [None if _is_empty(value) else _text(value, where) for value, where in values]
     others = [name for name in table.columns if name not in columns and name not in roles.values()]
-    columns |= {name: [row[name] for row, _ in kept] for name in others}
-    try:
-        return _to_dataset(columns)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:  # of Arrow
-        raise UsageError(f"the columns of {table.name} cannot be stored: {first_line(error)}.") from error
+    return _to_dataset(columns | {name: [row[name] for row, _ in kept] for name in others})
 
 
-def _columns_of(table: Table, flags: DataArguments, roles: Sequence[str], required: Sequence[str]) -> dict[str, str]:
-    """Role -> column of your data; without roles that are optional, not named and have no column.
+def _named(flags: DataArguments, roles: Sequence[str]) -> dict[str, str]:
+    return {role: getattr(flags, f"{role}_column") for role in roles}
 
-    Raises:
-        UsageError: If a column is missing.
-    """
-    columns: dict[str, str] = {}
-    for role in roles:
-        name = getattr(flags, f"{role}_column")
-        if name in table.columns:
-            columns[role] = name
-        elif role in required or name != role:
-            advice = f"name the one with the {role} with --{role}_column"
-            if len(table.columns) == 1 and any(mark in table.columns[0] for mark in ";\t"):
-                advice = "a CSV file has commas between its columns"
+
+def _columns_of(table: Table, named: Mapping[str, str], required: Sequence[str] = ("prompt",)) -> dict[str, str]:
+    """Role -> column of your data; without roles that are optional, not named and have no column."""
+    for role, name in named.items():
+        if name not in table.columns and (role in required or name != role):
             raise UsageError(
                 f"{table.name} has no column {name!r}{nearest(name, table.columns)}: it has "
-                f"{', '.join(map(repr, table.columns))}; {advice}."
+                f"{', '.join(map(repr, table.columns))}; --prompt_column, --answer_column and --solution_column name "
+                "those of your data."
             )
-    return columns
+    return {role: name for role, name in named.items() if name in table.columns}
 
 
 def _usable(table: Table, columns: Mapping[str, str]) -> tuple[list[tuple[Row, str]], dict[str, list[str]]]:
     """The rows with a value in each column, with their places; and reason -> places of the others."""
     kept, dropped = [], defaultdict(list)
-    for row, place in zip(table.rows, table.locations, strict=True):
+    for row, place in table.rows:
         if empty := next((role for role, name in columns.items() if _is_empty(row[name])), None):
             dropped[f"with an empty {empty}"].append(place)
         else:
@@ -340,11 +385,7 @@ def _usable(table: Table, columns: Mapping[str, str]) -> tuple[list[tuple[Row, s
 
 
 def _report_dropped(table: Table, dropped: Mapping[str, list[str]]) -> None:
-    """Log how many rows are dropped, by reason.
-
-    Raises:
-        UsageError: If no row is left.
-    """
+    """Log how many rows are dropped, by reason; a UsageError if no row is left."""
     count, total = sum(map(len, dropped.values())), len(table.rows)
     reasons = ", ".join(f"{len(places)} {reason} (first: {places[0]})" for reason, places in dropped.items())
     if count == total:
@@ -359,11 +400,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _question(value: Any, where: str, may_be_answered: bool = False) -> Any:
-    """A prompt as a string or a conversation; text that is a conversation in JSON is read as one: CSV has no lists.
-
-    Raises:
-        UsageError: If it is neither, or the conversation has its answer as the last turn.
-    """
+    """A prompt as a string or a conversation; text that is a conversation in JSON is read as one: CSV has no lists."""
     if isinstance(value, str):
         if not _CONVERSATION.match(value):
             return value
@@ -407,17 +444,13 @@ def _answer(value: Any, where: str, answer_list: str) -> str:
     if not isinstance(value, list):
         return _text(value, where)
     texts = list(dict.fromkeys(_text(element, where) for element in value))
-    return (
-        texts[0]
-        if len(texts) == 1
-        else ", ".join(texts)
-        if answer_list == "all"
-        else json.dumps(texts, ensure_ascii=False)
-    )
+    if len(texts) == 1 or answer_list == "all":
+        return ", ".join(texts)
+    return json.dumps(texts, ensure_ascii=False)
 
 
 def _say_how_lists_count(table: Table, column: str | None, answer_list: str) -> None:
-    if column and any(isinstance(row[column], list) and len(row[column]) > 1 for row in table.rows):
+    if column and any(isinstance(row[column], list) and len(row[column]) > 1 for row, _ in table.rows):
         how = "all are needed" if answer_list == "all" else "any is right (--answer_list all: all are needed)"
         logger.warning("%s: answers are lists: %s", table.name, how)
 
@@ -426,36 +459,3 @@ def _to_dataset(columns: dict[str, list[Any]]) -> "Dataset":
     from datasets import Dataset
 
     return Dataset.from_dict(columns)
-
-
-# The datasets of the paper
-
-
-def _arithmetic_test(name: str) -> list[Row]:
-    return list(arithmetic("test", ARITHMETIC_TEST_ROWS, seed=0, steps=ARITHMETIC_STEPS[name]))
-
-
-def _read(name: str, source: Source, data_dir: str | None) -> list[Row]:
-    if data_dir is None:
-        try:
-            parts = [read_hub(source.hub_id, config, source.hub_split) for config in source.configs]
-        except UsageError as error:
-            raise UsageError(f"{error} Or set --data_dir to a directory that contains {source.file}.") from error
-        table = concatenate(source.hub_id, parts)
-    else:
-        table = read_file(Path(data_dir) / source.file, f"for {name}, --data_dir must contain {source.file}.")
-    if missing := [column for column in source.columns if column not in table.columns]:
-        raise UsageError(
-            f"{table.name} has no column {missing[0]!r}: expected {source.columns}, found {table.columns}."
-        )
-    kept, dropped = _usable(table, {column: column for column in source.columns})
-    rows = []
-    for row, place in kept:
-        texts = {column: _text(row[column], f"{place}: column {column!r}") for column in source.columns}
-        question, gold, reasoning = source.read(texts)
-        if gold is None:
-            dropped["without a readable gold answer"].append(place)
-        else:
-            rows.append({"question": question, "gold": gold, "reasoning": reasoning})
-    _report_dropped(table, dropped)
-    return rows

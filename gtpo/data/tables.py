@@ -9,34 +9,34 @@ import json
 import os
 import re
 import reprlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from gtpo.arguments import DataArguments
 from gtpo.errors import UsageError, first_line
 
 Row = dict[str, Any]
 FORMATS = (".jsonl", ".csv", ".parquet")
-NOT_READ = (".json", ".gz", ".arrow")  # data of other formats, which is refused rather than skipped
+NOT_READ = (".json", ".gz", ".arrow")  # data of other formats, which is refused rather than taken for a Hub id
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows and where each of them is stored.
+    """Rows, each with its place: ``line 3 of my.csv``, the last of its lines. All have all columns, perhaps None."""
 
-    Attributes:
-        name: The file or Hub id.
-        columns: Their names; each row has all of them.
-        rows: Column -> value; None where a JSON object lacks it.
-        locations: Of each row, such as ``line 3 of my.csv``: the last of its lines.
-    """
-
-    name: str
+    name: str  # the file or Hub id
     columns: list[str]
-    rows: list[Row]
-    locations: list[str]
+    rows: list[tuple[Row, str]]
+
+    @classmethod
+    def of(cls, name: str, rows: Iterable[tuple[Row, str]]) -> "Table":
+        rows = list(rows)
+        columns = list(dict.fromkeys(chain.from_iterable(row for row, _ in rows)))
+        return cls(name, columns, [({column: row.get(column) for column in columns}, place) for row, place in rows])
 
 
 def is_user_data(source: str) -> bool:
@@ -46,93 +46,71 @@ def is_user_data(source: str) -> bool:
 
 def is_on_hub(source: str) -> bool:
     """Whether your data is a dataset of the Hub."""
-    return not _is_path(source) and _HUB_ID.fullmatch(source) is not None
+    return not _is_path(source)
 
 
 def _is_path(source: str) -> bool:
-    return _ending(Path(source)) in FORMATS + NOT_READ or os.path.lexists(source)
+    return Path(source).suffix.lower() in FORMATS + NOT_READ or os.path.lexists(source)
 
 
 def short_name_of(source: str, taken: Collection[str]) -> str:
     """A short name for your data: that of the file without its extension, or the last part of the Hub id.
 
-    Args:
-        source: Path or Hub id.
-        taken: Names that mean something else: ``gsm8k.csv`` stays as it is, ``./gsm8k`` gets the name above it.
+    Of ``taken``, which mean something else, ``gsm8k.csv`` stays as it is, and ``me/gsm8k`` becomes ``me-gsm8k``.
     """
     path = Path(source).resolve()
-    short = path.stem if _ending(path) in FORMATS else path.name
+    short = path.stem if path.suffix.lower() in FORMATS else path.name
     if short not in taken:
         return short
     return path.name if short != path.name else f"{path.parent.name}-{path.name}"
 
 
-def read_table(source: str, split: str | None, default_split: str, config: str | None = None) -> Table:
-    """All rows of a file, or of one split of a dataset of the Hub.
-
-    Args:
-        source: Path or Hub id.
-        split: The split of a dataset of the Hub that the user names.
-        default_split: The one that is read otherwise.
-        config: Configuration of a Hub dataset.
-
-    Raises:
-        UsageError: If it does not exist or cannot be read, or a line is damaged.
-    """
+def read_table(source: str, flags: DataArguments, default_split: str, most: int | None = None) -> Table:
+    """The first ``most`` rows of a file, or of one split of a dataset of the Hub."""
     if is_on_hub(source):
-        return read_hub(source, config, split or default_split)
-    for flag, value in (("dataset_config", config), ("split", split)):
-        if value is not None:
+        return read_hub(source, flags.dataset_config, flags.split or default_split, most)
+    for flag in ("dataset_config", "split"):
+        if (value := getattr(flags, flag)) is not None:
             raise UsageError(f"--{flag} {value} is for a dataset of the Hub, and {source} is a path: remove it.")
-    return read_file(Path(source))
+    return read_file(Path(source), most=most)
 
 
-def read_file(path: Path, if_missing: str = "expected a file or a Hub id (owner/name).") -> Table:
-    """All rows of one file, whose ending names the format; ``if_missing`` is advice for a file that does not exist.
-
-    Raises:
-        UsageError: As :func:`read_table`.
-    """
+def read_file(
+    path: Path, if_missing: str = "expected a file or a Hub id (owner/name).", most: int | None = None
+) -> Table:
+    """The first rows of a file, whose ending names the format; ``if_missing`` is advice if it does not exist."""
     readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
     if not path.is_file():
         raise UsageError(f"{path} does not exist or is not a regular file: {if_missing}")
-    if (ending := _ending(path)) not in readers:
+    if (ending := path.suffix.lower()) not in readers:
         raise UsageError(
             f"{path}: unknown format, expected .jsonl (one JSON object per line), .csv or .parquet, not compressed."
         )
     try:
-        rows = readers[ending](path)
+        rows = list(islice(readers[ending](path), most))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
     if not rows:
         raise UsageError(f"{path} has no rows.")
     unit = "row" if ending == ".parquet" else "line"
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    table = Table(str(path), columns, list(rows.values()), [f"{unit} {number} of {path}" for number in rows])
-    return concatenate(str(path), [table])
+    return Table.of(str(path), ((row, f"{unit} {number} of {path}") for number, row in rows))
 
 
-def concatenate(name: str, tables: Sequence[Table]) -> Table:
-    """The rows of several tables, each with the columns of all of them."""
-    columns = list(dict.fromkeys(column for table in tables for column in table.columns))
-    rows = [{column: row.get(column) for column in columns} for table in tables for row in table.rows]
-    return Table(name, columns, rows, [location for table in tables for location in table.locations])
+# One format each: numbers and rows
 
 
-# One format each: number -> row
-
-
-def _read_jsonl(path: Path) -> dict[int, Row]:
-    rows = {}
-    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), 1):
-        if line.strip():
+def _read_jsonl(path: Path) -> Iterable[tuple[int, Row]]:
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
             try:
-                rows[number] = json.loads(line, object_pairs_hook=_object)
+                row = json.loads(line, object_pairs_hook=_object)
             except ValueError as error:
                 raise ValueError(f"line {number} is not valid JSON: {error}") from error
-            if not isinstance(rows[number], dict):
-                raise ValueError(f"line {number} is {reprlib.repr(rows[number])}, expected a JSON object")
-    return rows
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} is {reprlib.repr(row)}, expected a JSON object")
+            yield number, row
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Row:
@@ -141,18 +119,20 @@ def _object(pairs: list[tuple[str, Any]]) -> Row:
     return row
 
 
-def _read_csv(path: Path) -> dict[int, Row]:
-    """The rows by the line where they end; empty lines are skipped.
+def _read_csv(path: Path) -> Iterable[tuple[int, Row]]:
+    """Numbered by the line where they end; empty lines are skipped.
 
-    pandas alone would shift the columns of a row that is longer than the header.
+    Not by pandas, which shifts the columns of a row that is longer than the header.
     """
-    from pandas import read_csv
-
-    lines = []
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         try:
             header = next(reader, [])
+            if len(header) == 1 and (mark := next((mark for mark in ";\t" if mark in header[0]), None)):
+                raise ValueError(
+                    f"the header {header[0]!r} has {mark!r} between the columns: save it with commas between columns "
+                    "and points in decimal numbers"
+                )
             if len({*header, ""}) <= len(header):
                 raise ValueError(f"duplicate or empty column name in the header {header}")
             for row in filter(None, reader):
@@ -161,27 +141,23 @@ def _read_csv(path: Path) -> dict[int, Row]:
                         f"line {reader.line_num} has more or fewer fields than the header ({', '.join(header)}): put "
                         "a field that contains a comma into double quotes"
                     )
-                lines.append(reader.line_num)
+                yield reader.line_num, dict(zip(header, row, strict=True))
         except csv.Error as error:
             raise ValueError(f"the row that ends at line {reader.line_num} is not valid CSV: {error}") from error
-    if not lines:
-        return {}
-    table = read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
-    return dict(zip(lines, table.to_dict("records"), strict=True))
 
 
-def _read_parquet(path: Path) -> dict[int, Row]:
+def _read_parquet(path: Path) -> Iterable[tuple[int, Row]]:
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
-        return dict(enumerate(file.read().to_pylist(), 1))
+        yield from enumerate(chain.from_iterable(batch.to_pylist() for batch in file.iter_batches(1024)), 1)
 
 
 # The Hub
 
 
-def read_hub(hub_id: str, config: str | None, split: str) -> Table:
-    """All rows of one split of a dataset of the Hub; errors as :func:`read_table`."""
+def read_hub(hub_id: str, config: str | None, split: str, most: int | None = None) -> Table:
+    """The first rows of one split of a dataset of the Hub."""
     from datasets import load_dataset
 
     try:
@@ -194,9 +170,5 @@ def read_hub(hub_id: str, config: str | None, split: str) -> Table:
         ) from error
     if not len(data):
         raise UsageError(f"{hub_id} has no rows in its split {split!r}.")
-    locations = [f"row {number} of {hub_id}" for number in range(1, len(data) + 1)]
-    return Table(hub_id, data.column_names, data.to_list(), locations)
-
-
-def _ending(path: Path) -> str:
-    return path.suffix.lower()
+    rows = data.select(range(len(data))[:most]).to_list()
+    return Table.of(hub_id, ((row, f"row {number} of {hub_id}") for number, row in enumerate(rows, 1)))

@@ -52,9 +52,6 @@ def prepare_tokenizer(
         path: Where it comes from, for messages.
         vocab_size: Rows of the model's embedding; a tokenizer can have more tokens.
         prompt: Chat template, which replaces the tokenizer's own, and its arguments.
-
-    Raises:
-        UsageError: If there is no EOS token, or the chat template fails.
     """
     if tokenizer.eos_token_id is None:
         raise UsageError(
@@ -109,11 +106,7 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
 
 
 def encode_prompt(tokenizer: Any, messages: Messages, /, **template_kwargs: Any) -> list[int]:
-    """The token ids of a conversation up to the answer, by the tokenizer's chat template and its arguments.
-
-    Raises:
-        UsageError: If the template raises, or renders nothing.
-    """
+    """The token ids of a conversation up to the answer, by the tokenizer's chat template and its arguments."""
     try:
         ids: list[int] = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False, **template_kwargs
@@ -147,9 +140,6 @@ def check_answer_is_kept(tokenizer: Any, messages: Messages, prompt: PromptArgum
     """Refuse a chat template that leaves tags of an answer out: SFT would train on another text.
 
     Templates of reasoning models drop the text between ``<think>`` and ``</think>`` in earlier turns, or in all.
-
-    Raises:
-        UsageError: Names the first tag of the last message that is missing.
     """
     text = tokenizer.apply_chat_template(messages, tokenize=False, **prompt.template_kwargs)
     missing = [tag for tag in prompt.tags.split() if tag in messages[-1]["content"] and tag not in text]

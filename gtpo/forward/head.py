@@ -84,7 +84,7 @@ def linear_logps_and_entropy(
         )
     trainable_head = weight.requires_grad or (bias is not None and bias.requires_grad)
     function = _TrainableHead if trainable_head else _FrozenHead
-    return function.apply(hidden, weight, bias, targets, grad_rows, temperature, logit_scale, softcap)  # type: ignore[no-any-return]
+    return function.apply(hidden, weight, bias, targets, grad_rows, temperature, logit_scale, softcap)
 
 
 class _FrozenHead(torch.autograd.Function):

@@ -220,7 +220,7 @@ def describe_plan(settings: Settings, rows: int, size: float | None = None) -> s
     parts = estimate(shape, values)
     lines = [
         f"{settings.method.upper()} of {model} on {settings.data.dataset}: {settings.output_dir}",
-        f"{f'{rows:,}' if rows else 'not yet known'} training rows, {f'{steps:,} ' if steps else ''}steps of "
+        f"{f'{rows:,}' if rows else 'not yet known'} training rows, {counted(steps, 'step') if steps else 'steps'} of "
         f"{counted(prompts, 'prompt')} x {counted(settings.group_size, 'completion')} per process",
     ]
     if is_hub_id(MODEL_ALIASES.get(model, model)):

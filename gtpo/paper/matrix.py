@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gtpo.data.sources import BENCHMARKS
+from gtpo.data.load import BENCHMARKS
 from gtpo.errors import UsageError, nearest
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.runs.checkpoints import latest_complete

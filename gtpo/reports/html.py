@@ -37,7 +37,7 @@ from gtpo.reports.curves import plot_training
 from gtpo.reports.groups import Group, read_group
 from gtpo.reports.metrics import reward_names
 from gtpo.reports.summary import find_problems, initial_entropy_text, score_lines
-from gtpo.runs.directory import RunDirectory, method_of
+from gtpo.runs.directory import RunDirectory, command_of, method_of
 from gtpo.runs.script import run_script
 
 logger = logging.getLogger(__name__)
@@ -186,8 +186,9 @@ def _facts(run: RunDirectory, settings: dict[str, Any], rows: list[dict[str, Any
         lines.append(f"⟨H⟩_ini, the mean token entropy: {entropy}, threshold {above:.3f} nats")
     if seconds := sum(row.get("step_time") or 0.0 for row in rows):
         lines.append(f"Steps took {timedelta(seconds=round(seconds))} in all, without checkpoints and evaluations")
-    if method := method_of(run):
-        lines.append(f"The same run again: python train_{method}.py --config {run.config} --output_dir outputs/NAME")
+    if method_of(run):
+        again = command_of(run, "--config", str(run.config), "--output_dir", "outputs/NAME")
+        lines.append(f"The same run again: {again}")
     return lines
 
 

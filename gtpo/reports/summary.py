@@ -17,6 +17,7 @@ from gtpo.arguments import BENCHMARK_TITLES, Settings
 from gtpo.errors import counted
 from gtpo.reports.metrics import Rows, finite_values, is_held_out, of_training, reward_names
 from gtpo.runs.directory import RunDirectory
+from gtpo.runs.script import training_begins
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +143,7 @@ class RunMessages(TrainerCallback):
         self.told: set[str] = set()
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        training_begins()  # what optimizer and schedule refuse comes before
         if state.is_world_process_zero:
             for line in start_lines(self.settings, self.prompts, state.max_steps, state.global_step, args.world_size):
                 logger.warning(line)
@@ -167,7 +169,8 @@ def start_lines(settings: Settings, prompts: int, steps: int, done: int = 0, pro
         each += f"{_length_limit(settings):,} tokens"
     return [
         f"{settings.method.upper()} of {settings.model.model} on {settings.data.dataset}: {settings.output_dir}",
-        f"{steps:,} steps of {each}; {prompts:,} prompts" + (f"; continues after step {done:,}" if done else ""),
+        f"{counted(steps, 'step')} of {each}; {counted(prompts, 'prompt')}"
+        + (f"; continues after step {done:,}" if done else ""),
     ]
 
 

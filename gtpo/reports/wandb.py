@@ -2,13 +2,14 @@
 
 import logging
 import os
+import re
 import shlex
 import uuid
 from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import Settings
-from gtpo.files import write_atomically
+from gtpo.files import remove, write_atomically
 from gtpo.runs.directory import RunDirectory, run_label
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,9 @@ def start_wandb(settings: Settings) -> Any:
 
     run_directory, method = RunDirectory(settings.output_dir), settings.method.upper()
     name, identity, mode = run_directory.path.name, run_directory.wandb_id, os.environ.get("WANDB_MODE")
-    if not identity.is_file():
+    known = identity.read_text() if identity.is_file() and not identity.is_symlink() else ""
+    if not re.fullmatch("[0-9a-z]{8}", known):  # of a stranger's run it could be a file of the user
+        remove(identity)
         write_atomically(identity, uuid.uuid4().hex[:8])
     options: dict[str, Any] = {
         "tags": [method, Path(settings.model.model).name, settings.data.dataset, f"seed {settings.trainer.seed}"],

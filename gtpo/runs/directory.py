@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ class RunDirectory:
 
     def read_config(self) -> dict[str, Any]:
         """The settings as stored; raises as :func:`read_yaml`."""
-        return read_yaml(self.config)
+        return read_yaml(self.config, aliases=False)  # it may be a stranger's
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``, oldest first; a last line truncated by a kill is skipped.
@@ -153,12 +153,30 @@ def method_of(run: RunDirectory) -> str | None:
     return "gtpo" if "gamma" in settings else "grpo" if "num_generations" in settings else "sft"
 
 
+SENDS = (  # settings that send something elsewhere; of a stored run none is followed unless it is given again
+    *("push_to_hub", "hub_model_id", "report_to", "log_completions_hub_repo"),
+    *("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
+)
+
+
+def words_of(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as the words of a command line."""
+    listed = {name: value if isinstance(value, list) else [value] for name, value in settings.items()}
+    return [word for name, values in listed.items() for word in (f"--{name}", *map(str, values))]
+
+
 def resume_command(run: RunDirectory) -> str:
-    """The command that continues a run, ready to paste; it names the user's rewards, as importing them requires."""
-    flags = ["--resume", str(run.path)]
+    """The command that continues a run, ready to paste."""
+    return command_of(run, "--resume", str(run.path))
+
+
+def command_of(run: RunDirectory, *flags: str) -> str:
+    """A command for the script of a run; it names the user's rewards and where the run sends something."""
     if not run.config.is_file():  # of another program that uses the trainer
         return shlex.join(flags)
-    script, rewards = f"train_{method_of(run)}.py", run.read_config().get("reward", [])
-    if any(":" in name for name in rewards):
-        flags += ["--reward", *rewards]
-    return shlex.join(["python", sys.argv[0] if Path(sys.argv[0]).name == script else script, *flags])
+    script, settings = f"train_{method_of(run)}.py", run.read_config()
+    again = {name: settings[name] for name in SENDS if settings.get(name) not in (None, False, "none")}
+    if any(":" in name for name in settings.get("reward", [])):
+        again["reward"] = settings["reward"]
+    script = sys.argv[0] if Path(sys.argv[0]).name == script else script
+    return shlex.join(["python", script, *flags, *words_of(again)])

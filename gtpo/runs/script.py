@@ -6,11 +6,12 @@ import os
 import sys
 import tempfile
 import traceback
+from argparse import ArgumentError
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from gtpo.errors import RunError, UsageError, last_line
+from gtpo.errors import RunError, UsageError, last_line, printable
 
 _training = False
 
@@ -29,10 +30,10 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         sys.stdout.flush()
     except KeyboardInterrupt:
         _exit(f"interrupted; continue with: {_how_to_continue()}", 130)
-    except (UsageError, RunError) as error:
+    except (UsageError, ArgumentError, RunError) as error:
         if debug:
             raise
-        _exit(str(error), 2 if isinstance(error, UsageError) else 1)
+        _exit(printable(" ".join(str(error).split())), 1 if isinstance(error, RunError) else 2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python fails at its exit
         _exit("the output pipe was closed", 141)

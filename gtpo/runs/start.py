@@ -17,14 +17,14 @@ from gtpo.errors import UsageError, command_again
 from gtpo.files import remove, write_atomically
 from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.runs.checkpoints import MANIFEST, delete, latest_complete, sorted_checkpoints, steps_are_done
-from gtpo.runs.directory import RunDirectory, resume_command
+from gtpo.runs.directory import SENDS, RunDirectory, resume_command
 from gtpo.runs.provenance import provenance
 
 logger = logging.getLogger(__name__)
 
 _NOT_OF_TRAINING = {  # what may differ when a finished run is saved, merged or uploaded again
-    *("output_dir", "run_name", "data_dir", "report_to"),
-    *("merge", "push_to_hub", "hub_model_id", "hub_private_repo"),
+    *("output_dir", "run_name", "data_dir", "merge", "hub_private_repo"),
+    *SENDS,
 }
 _locks: dict[str, FileLock] = {}  # held until the process ends
 

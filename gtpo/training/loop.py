@@ -1,23 +1,29 @@
-"""The training loop of a run: its callbacks, start or resume, and what is left behind."""
+"""A run from its callbacks to its end: start or resume, the saved adapter with its model card, merge and upload."""
 
+import json
 import logging
+import shlex
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from transformers.integrations import WandbCallback
 
-from gtpo.arguments import Settings
+from gtpo.arguments import BENCHMARK_TITLES, MODEL_ALIASES, Settings
+from gtpo.data.load import TRAIN
+from gtpo.errors import RunError, first_line
+from gtpo.files import read_yaml, remove, replace_directory, write_atomically
+from gtpo.models.load import resolve_model
 from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.reports.html import write_report
-from gtpo.reports.summary import RunMessages, log_summary
+from gtpo.reports.summary import RunMessages, initial_entropy_text, log_summary, score_lines
 from gtpo.reports.wandb import start_wandb
-from gtpo.runs.checkpoints import rotate, steps_are_done
+from gtpo.runs.checkpoints import steps_are_done
 from gtpo.runs.directory import RunDirectory
 from gtpo.runs.progress import ProgressBar
 from gtpo.runs.script import training_begins
 from gtpo.training.callbacks import BestAdapter, CompleteCheckpoints, MetricsWriter, StopOnNonFinite, StopOnSignal
-from gtpo.training.export import save_adapter
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +31,8 @@ logger = logging.getLogger(__name__)
 def run(trainer: Any, settings: Settings, checkpoint: str | None) -> None:
     """Train, from a checkpoint if there is one; save the adapter, write the report, and say how the run ended."""
     attach_callbacks(trainer, settings)
-    training_begins()
     train(trainer, checkpoint)
+    training_begins()  # also where the run was finished before
     save_adapter(trainer, settings)
     if not IS_MAIN_PROCESS:
         return
@@ -63,8 +69,6 @@ def train(trainer: Any, checkpoint: str | None) -> None:
                 "%s is finished: its adapter and report are written again; a larger --max_steps trains further",
                 trainer.args.output_dir,
             )
-            if trainer.args.save_total_limit:  # a kill may have come before it
-                rotate(Path(trainer.args.output_dir), trainer.args.save_total_limit)
         trainer._load_from_checkpoint(checkpoint)
         return
     try:
@@ -73,3 +77,149 @@ def train(trainer: Any, checkpoint: str | None) -> None:
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, StopOnSignal):
                 callback.restore()
+
+
+def save_adapter(trainer: Any, settings: Settings) -> None:
+    """Save the trained adapter with tokenizer and model card to ``adapter/``, completely or not at all.
+
+    A model of which all weights were trained goes to ``model/``. ``merge: 16bit`` also writes ``merged/``;
+    ``push_to_hub`` uploads the merged model, or what was trained.
+    """
+    run = RunDirectory(settings.output_dir)
+    trained = run.adapter if settings.model.lora_rank else run.model
+    unfinished = run.path / f"{trained.name}.tmp"
+    if trainer.is_world_process_zero():
+        remove(unfinished)
+    trainer.save_model(str(unfinished))  # every process takes part; the main one writes
+    if not trainer.is_world_process_zero():
+        return
+    (unfinished / "training_args.bin").unlink(missing_ok=True)  # a pickle; config.yaml has the settings
+    remove(unfinished / "ref")  # the reference of GRPO's KL: the adapter at step 0
+    (run.path / "README.md").unlink(missing_ok=True)  # TRL's, of a checkpoint
+    _write_card(unfinished, trained, settings, trainer)
+    replace_directory(unfinished, trained)
+    merges = settings.run.merge == "16bit"
+    if merges:
+        merge_adapter(run.adapter, resolve_model(settings.model.model), run.merged)
+        _write_card(run.merged, run.merged, settings, trainer)
+    if settings.given.get("push_to_hub"):
+        _upload(run.merged if merges else trained, settings, trainer)
+
+
+def _write_card(directory: Path, where: Path | str, settings: Settings, trainer: Any) -> None:
+    """Write the card of what is in a directory; ``where`` is the path or Hub id that its quick start loads."""
+    name = where if isinstance(where, str) else str(where.resolve())
+    try:
+        write_atomically(directory / "README.md", model_card(settings, trainer.train_dataset, directory, name))
+    except Exception as error:  # must not fail the run
+        logger.warning("no model card (%s: %s); the run is complete", type(error).__name__, error)
+
+
+def merge_adapter(adapter: str | Path, base: str, directory: str | Path) -> None:
+    """Save ``base`` with the adapter merged into its weights as a standalone model in bfloat16.
+
+    The base is loaded in bfloat16 into host memory, two bytes per parameter; 4-bit training weights are not used.
+    """
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    directory, unfinished = Path(directory), Path(f"{directory}.tmp")
+    remove(unfinished)
+    model = AutoModelForCausalLM.from_pretrained(base, trust_remote_code=False, dtype=torch.bfloat16, device_map="cpu")
+    PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(unfinished)
+    AutoTokenizer.from_pretrained(adapter, trust_remote_code=False).save_pretrained(unfinished)
+    replace_directory(unfinished, directory)
+
+
+def _upload(directory: Path, settings: Settings, trainer: Any) -> None:
+    from huggingface_hub import HfApi
+
+    hub, name = HfApi(), settings.trainer.hub_model_id or settings.output_dir.name
+    try:
+        repository = hub.create_repo(name, private=settings.trainer.hub_private_repo, exist_ok=True).repo_id
+        _write_card(directory, repository, settings, trainer)
+        hub.upload_folder(folder_path=directory, repo_id=repository, commit_message="Trained weights")
+    except Exception as error:  # no network, no write access, invalid name
+        again = shlex.join(["hf", "upload", name, str(directory)])
+        raise RunError(f"not uploaded: {first_line(error)}. {directory} is complete: `{again}` uploads it.") from error
+
+
+def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
+    """The card as Markdown with the YAML front matter of the Hub: what the weights are, their scores, how to use them.
+
+    Args:
+        settings: All settings of the run.
+        rows: The training prompts, a dataset; the first one has the system prompt.
+        weights: Directory of the adapter or of the merged model.
+        where: Its path or Hub id, which the quick start loads.
+    """
+    run, merged = RunDirectory(settings.output_dir), not (weights / "adapter_config.json").is_file()
+    method = read_yaml(Path(__file__).parent / "methods.yaml")[settings.method]
+    base = MODEL_ALIASES.get(settings.model.model, settings.model.model)
+    hub_id = None if base == "tiny" or Path(base).is_dir() else base
+    data = settings.data.dataset
+    source = TRAIN[data].hub_id if data in TRAIN else None
+    what = "A model with a LoRA adapter merged into its weights" if merged else "A LoRA adapter"
+    if settings.model.lora_rank == 0:
+        what = "A model of which all weights were trained"
+    front_matter = {
+        "base_model": hub_id,
+        "datasets": [source] if source else None,
+        "library_name": "transformers" if merged else "peft",
+        "pipeline_tag": "text-generation",
+        "tags": [settings.method, "trl", *([] if merged else ["lora"])],
+    }
+    entropy = initial_entropy_text(run)
+    scores = score_lines(run, run.read_metrics()) if run.metrics.is_file() else []
+    parts = [
+        f"---\n{_yaml(front_matter)}---",
+        f"# {settings.trainer.hub_model_id or run.path.name}",
+        f"{what}, trained with {method['name']} on "
+        f"{f'[{source}](https://huggingface.co/datasets/{source})' if source else f'`{data}`'}.",
+        f"- **Base model**: {f'[{hub_id}](https://huggingface.co/{hub_id})' if hub_id else f'`{base}`'}\n"
+        f"- **Method**: {method['text']}\n"
+        + (f"- **Initial entropy**: {entropy}\n" if entropy else "")
+        + "- **License**: that of the base model",
+        "## Quick start",
+        _quick_start(settings, where, rows, merged),
+        *(["## Scores", "\n".join(f"- {line}" for line in scores)] if scores else []),
+        "## Settings",
+        f"<details><summary>Every setting</summary>\n\n~~~~~~~~yaml\n{_yaml(settings.to_dict())}~~~~~~~~\n\n</details>",
+        *([f"## Citation\n\n```bibtex\n{method['citation']}```"] if "citation" in method else []),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _quick_start(settings: Settings, where: str, rows: Any, merged: bool) -> str:
+    package, loader = ("transformers", "AutoModelForCausalLM") if merged else ("peft", "AutoPeftModelForCausalLM")
+    known = settings.data.dataset in BENCHMARK_TITLES
+    question = "Tom has 3 apples and buys 4 more. How many apples does he have?" if known else "Your question"
+    prompt = rows[0].get("prompt") if len(rows) else None
+    turns = [turn for turn in prompt if turn.get("role") == "system"] if isinstance(prompt, list) else []
+    messages = "\n".join(
+        f"    {json.dumps({'role': turn['role'], 'content': turn['content']}, ensure_ascii=False)},"
+        for turn in [*turns, {"role": "user", "content": question}]
+    )
+    length = getattr(settings.trainer, "max_completion_length", None) or 256
+    extra = "".join(f"{name}={value!r}, " for name, value in settings.prompt.template_kwargs.items())
+    return f"""```python
+from {package} import {loader}
+from transformers import AutoTokenizer
+
+path = {json.dumps(where, ensure_ascii=False)}
+tokenizer = AutoTokenizer.from_pretrained(path)
+model = {loader}.from_pretrained(path, device_map="auto")
+messages = [
+{messages}
+]
+inputs = tokenizer.apply_chat_template(
+    messages, {extra}add_generation_prompt=True, return_tensors="pt", return_dict=True
+)
+output = model.generate(**inputs.to(model.device), max_new_tokens={length}, do_sample=True, temperature=1.0)
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+```"""
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    return str(yaml.safe_dump({key: value for key, value in values.items() if value is not None}, allow_unicode=True))

@@ -1,6 +1,6 @@
 """What TRL's trainer accepts and the loss here would ignore: refused by name, before weights are loaded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import trl
@@ -18,15 +18,11 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "off_policy_mask_threshold": (None,),
     "use_bias_correction_kl": (False,),
     "use_liger_kernel": (False,),
+    "entropy_coef": (0.0,),
+    "use_adaptive_entropy": (False,),
+    "top_entropy_quantile": (1.0,),
+    "mask_truncated_completions": (False,),
 }
-# Of TRL, not of the paper, and never run here: the values without effect.
-_NOT_CARRIED = {
-    "entropy_coef": 0.0,
-    "use_adaptive_entropy": False,
-    "top_entropy_quantile": 1.0,
-    "mask_truncated_completions": False,
-}
-_NOT_CARRIED_ARGUMENTS = ("tools", "environment_factory", "rollout_func")
 _OF_THE_PAPER = {
     "loss_type": "grpo",
     "scale_rewards": "group",
@@ -39,20 +35,13 @@ def check_grpo_settings(args: Any) -> None:
     """Raise UsageError for the first setting of TRL's GRPOConfig that the objective does not implement."""
     for name, values in _SUPPORTED.items():
         if getattr(args, name) not in values and not (name == "use_bias_correction_kl" and args.beta == 0):
-            expected = " or ".join(map(repr, values))
-            raise UsageError(f"{name} = {getattr(args, name)!r} is not supported: expected {expected}.")
-    names = [name for name, value in _NOT_CARRIED.items() if getattr(args, name) != value]
+            raise _not_carried(f"{name} = {getattr(args, name)!r} (not {' or '.join(map(repr, values))})")
     if trl.GRPOTrainer.__name__.startswith("Unsloth") and args.use_vllm and args.vllm_importance_sampling_correction:
-        names.append("vllm_importance_sampling_correction")  # Unsloth takes it out of TRL's method
-    refuse_options_of_trl(names)
+        raise _not_carried("vllm_importance_sampling_correction")  # Unsloth takes it out of TRL's method
 
 
-def refuse_options_of_trl(names: Sequence[str]) -> None:
-    """Raise UsageError if there are any: options of TRL's trainer that change its loss and are not carried here."""
-    if names:
-        raise UsageError(
-            f"{' and '.join(names)} not supported: TRL's GRPOTrainer has it; gtpo.ConflictMetrics measures it there."
-        )
+def _not_carried(what: str) -> UsageError:
+    return UsageError(f"{what} is not supported: TRL's GRPOTrainer has it; gtpo.ConflictMetrics measures it there.")
 
 
 def check_gtpo_settings(args: Any) -> None:
@@ -76,7 +65,8 @@ def check_inputs(arguments: Mapping[str, Any]) -> None:
     """Raise UsageError for arguments of TRL's GRPOTrainer, ``model`` among them, that the loss does not carry."""
     from peft import PromptLearningConfig
 
-    refuse_options_of_trl([name for name in _NOT_CARRIED_ARGUMENTS if arguments.get(name)])
+    if found := [name for name in ("tools", "environment_factory", "rollout_func") if arguments.get(name)]:
+        raise _not_carried(found[0])
     for config in (arguments.get("peft_config"), *getattr(arguments.get("model"), "peft_config", {}).values()):
         if isinstance(config, PromptLearningConfig):
             raise UsageError(f"{type(config).__name__} puts virtual tokens before the prompt: use LoRA.")

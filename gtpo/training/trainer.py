@@ -119,7 +119,7 @@ class GRPOTrainer(HeldOutEvaluation):
             logger.warning("Not the paper's objective: %s", other)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """None in the run directory; gtpo/training/export.py writes that of the trained adapter."""
+        """None in the run directory; gtpo/training/loop.py writes that of the trained adapter."""
 
     # Rollouts, rewards, conflict mask
 

@@ -145,23 +145,13 @@ def test_small_numbers_in_yaml(text: str, tmp_path: Path) -> None:
     assert isinstance(got, float) and got == 1e-6
 
 
-@pytest.mark.parametrize("value", ["auto", "on", "off", "negative_only"])
-def test_every_entropy_filter_can_be_set_in_yaml(value: str, tmp_path: Path) -> None:
-    """YAML 1.1 reads a bare on or off as a boolean; the setting must accept it."""
-    assert settings("--config", config_file(tmp_path, f"entropy_filter: {value}\n"))["entropy_filter"] == value
-
-
-def test_g_is_num_generations(tmp_path: Path) -> None:
-    assert settings("--G", "8")["num_generations"] == 8
-    assert settings("--num_generations", "8")["num_generations"] == 8
-    assert settings("--config", config_file(tmp_path, "G: 6\n"))["num_generations"] == 6
-    assert settings("--config", config_file(tmp_path, "num_generations: 6\n"), "--G", "4")["num_generations"] == 4
-
-
 @pytest.mark.parametrize(
     ("line", "key", "value"),
     [
         ("lora_target_modules: [q_proj, v_proj]", "lora_target_modules", ["q_proj", "v_proj"]),
+        ("G: 6", "num_generations", 6),
+        ("entropy_filter: on", "entropy_filter", "on"),  # YAML 1.1 reads a boolean
+        ("entropy_filter: off", "entropy_filter", "off"),
         ("gamma: 0", "gamma", 0.0),
         ("lora_target_modules: q_proj", "lora_target_modules", ["q_proj"]),
         ("conflict_correction: false", "conflict_correction", False),
@@ -199,23 +189,6 @@ def test_every_field_is_a_flag_and_a_yaml_key(
 # ---- stored settings reproduce the run ----
 
 
-@pytest.mark.parametrize("method", CLASSES)
-def test_resolved_settings_round_trip(method: str, tmp_path: Path) -> None:
-    argv = ["--lora_target_modules", "q_proj", "v_proj", "--learning_rate", "3e-5", "--max_steps", "7"]
-    argv += ["--lr_scheduler_kwargs", '{"a": 1}', "--run_name", "x"]
-    if method == "gtpo":
-        argv += ["--entropy_filter", "off", "--initial_entropy", "0.25", "--conflict_correction", "false", "--gamma=0"]
-    resolved = settings(*argv, method=method)
-    reloaded = settings("--config", config_file(tmp_path, yaml.safe_dump(resolved)), method=method)
-    assert reloaded == resolved
-    assert (reloaded["learning_rate"], reloaded["lora_target_modules"]) == (3e-5, ["q_proj", "v_proj"])
-
-
-def test_two_integrations_can_be_named() -> None:
-    assert settings("--report_to", "wandb", "none")["report_to"] == ["wandb", "none"]
-    assert settings("--report_to", "wandb")["report_to"] == "wandb"
-
-
 @pytest.mark.parametrize("flag", ["--bf16", "--gradient_checkpointing", "--log_completions"])
 def test_a_flag_that_is_true_or_false_may_stand_alone(flag: str) -> None:
     name = flag.removeprefix("--")
@@ -234,6 +207,8 @@ def test_names_of_trl_are_taken() -> None:
         ("gtpo", ["--include_num_input_tokens_seen", "true"]),
         ("gtpo", ["--report_to", "all"]),
         ("gtpo", ["--report_to", "none"]),
+        ("gtpo", ["--gamma", "0", "--entropy_filter", "off", "--initial_entropy", "0.25", "--max_steps", "7"]),
+        ("grpo", ["--learning_rate", "3.0e-5", "--lora_target_modules", "q_proj", "--lr_scheduler_kwargs", '{"a": 1}']),
         ("gtpo", ["--generation_batch_size", "96"]),
         ("gtpo", ["--steps_per_generation", "2"]),
         ("gtpo", ["--accelerator_config", '{"split_batches": false}']),
@@ -246,8 +221,7 @@ def test_what_is_stored_is_what_was_given_and_can_be_read_back(method: str, argv
     """TRL and Transformers resolve these to values that the parser does not accept."""
     stored = settings(*argv, "--run_name", "x", method=method)
     for flag, value in zip(argv[::2], argv[1::2], strict=True):
-        kept = stored[flag.removeprefix("--")]
-        assert kept in (value, float(value) if value.isdecimal() else None, value == "true", [value])
+        assert stored[flag.removeprefix("--")] in (value, [value], yaml.safe_load(value))
     again = settings("--config", config_file(tmp_path, yaml.safe_dump(stored)), method=method)
     assert again == stored
 
@@ -256,7 +230,8 @@ def test_what_is_stored_is_what_was_given_and_can_be_read_back(method: str, argv
 
 
 @pytest.mark.parametrize(
-    ("key", "nearest"), [("gama", "gamma"), ("learning_rat", "learning_rate"), ("lr", "learning_rate")]
+    ("key", "nearest"),
+    [("gama", "gamma"), ("learning_rat", "learning_rate"), ("lr", "learning_rate"), ("lora_alpha", "lora_rank")],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(key: str, nearest: str, tmp_path: Path) -> None:
     for argv in (["--config", config_file(tmp_path, f"{key}: 1\n")], [f"--{key}", "1"], [f"--{key}=1"]):
@@ -272,7 +247,6 @@ def test_an_unknown_name_is_refused_with_the_nearest(key: str, nearest: str, tmp
 def test_large_model_without_gpu_error_suggests_a_cpu_command(method: str, model: str) -> None:
     with pytest.raises(UsageError, match="GPU") as caught:
         settings("--model", model, method=method)
-    assert "\n" not in str(caught.value)
     command = re.search(r"`python (\S+) (.*?)`", str(caught.value))
     assert command and command[1] == f"train_{method}.py"
     assert settings(*shlex.split(command[2]), method=method)["model"] == "tiny"  # the suggested command works
@@ -325,11 +299,6 @@ def test_batch_sizes_computed_by_hand(given_sizes: tuple[int, ...], expected: tu
 
 
 # ---- the shipped presets ----
-
-
-def test_every_method_has_its_presets() -> None:
-    names = {f"{path.parent.name}/{path.stem}" for path in PRESETS}
-    assert names >= {f"{method}/{model}" for method in CLASSES for model in ("tiny", "smol", "cpu", "llama", "qwen")}
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -486,22 +455,6 @@ def test_resuming_a_run_of_another_method_is_refused(settings_of_run: str, scrip
                 settings("--resume", str(tmp_path), method=method)
 
 
-def test_resuming_a_missing_run_names_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "outputs" / "gtpo-a").mkdir(parents=True)
-    (tmp_path / "outputs" / "gtpo-a" / "config.yaml").write_text("model: tiny\n")
-    for path in ("outputs/gtpo-b", "outputs", "docs"):
-        with pytest.raises(UsageError, match=f"--resume.*{path}" + "(.*'outputs/gtpo-a')?"):
-            settings("--resume", path)
-
-
-def test_bare_resume_takes_model_and_backend_from_the_run(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("model: qwen\nbackend: transformers\n")
-    start = cli._Start.of("sft", ["--output_dir", str(tmp_path), "--resume"])
-    assert (start.model, start.backend) == ("qwen", "transformers")
-    assert cli._Start.of("sft", ["--output_dir", str(tmp_path / "new"), "--resume"]).model == "tiny"
-
-
 def test_dry_run_of_a_large_model_needs_no_gpu() -> None:
     """`--dry_run > run.yaml` on a laptop is the configuration of a GPU run."""
     got = parsed("--model", "llama", "--dry_run")
@@ -520,17 +473,6 @@ def test_colocated_vllm_gets_the_memory_share_and_length(monkeypatch: pytest.Mon
     assert (got["vllm_gpu_memory_utilization"], got["vllm_max_model_length"]) == (0.4, 5500)
     got = settings("--model", "llama", "--use_cpu", "true", "--vllm_gpu_memory_utilization", "0.2")
     assert (got["vllm_gpu_memory_utilization"], got["vllm_max_model_length"]) == (0.2, 5500)
-
-
-def test_publishing_needs_a_token_and_does_not_store_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "")  # restored after the test
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    with pytest.raises(UsageError, match="hf auth login"):
-        settings("--push_to_hub", "true")
-    got = parse("gtpo", CLASSES["gtpo"], ["--push_to_hub", "true", "--hub_token", "hf_secret"])
-    assert got.to_dict()["push_to_hub"] is True and "hf_secret" not in yaml.safe_dump(got.to_dict())
-    assert got.trainer.push_to_hub is False and got.trainer.hub_token is None  # the Trainer would upload at each save
-    assert os.environ["HF_TOKEN"] == "hf_secret"
 
 
 def test_the_config_file_overrides_what_the_machine_sets(tmp_path: Path) -> None:
@@ -557,15 +499,6 @@ def test_resume_of_a_run_by_its_name_takes_its_settings(
     os.utime(newer / "config.yaml", (2**32, 2**32))
     resumed = parsed(*dataset, *name, "--resume")
     assert (resumed.gtpo.gamma, resumed.output_dir) == (0.25, run)
-
-
-def test_texts_of_a_resumed_run_are_not_looked_up_as_files(tmp_path: Path) -> None:
-    file = tmp_path / "secret.txt"
-    file.write_text("of the user")
-    texts = {"system_prompt": str(file), "chat_template": str(file)}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(parsed().to_dict() | texts))
-    prompt = parsed("--resume", str(tmp_path)).prompt
-    assert (prompt.system_prompt, prompt.chat_template) == (str(file), str(file))
 
 
 # ---- commands that are typed again ----
@@ -632,41 +565,67 @@ def test_batch_sizes_of_a_file_give_way_to_groups_on_the_command_line(
         settings("--config", config_file(tmp_path, "G: 5\nper_device_train_batch_size: 3\n"))
 
 
-def test_resuming_with_another_model_says_so_before_it_asks_for_a_gpu(tmp_path: Path) -> None:
-    run = stored_run(tmp_path / "run")
-    with pytest.raises(UsageError, match="--model tiny"):
-        settings("--resume", str(run), "--model", "llama")
-
-
 def test_all_linear_is_one_word_for_peft(tmp_path: Path) -> None:
     for argv in (
-        ("--lora_target_modules", "all-linear"),
-        ("--config", config_file(tmp_path, "lora_target_modules: all-linear\n")),
+        ["--lora_target_modules", "all-linear"],
+        ["--config", config_file(tmp_path, "lora_target_modules: all-linear\n")],
     ):
-        got = parsed(*argv)
-        assert got.model.target_modules == "all-linear"
-        again = parsed("--config", config_file(tmp_path, yaml.safe_dump(got.to_dict())))
-        assert again.model.target_modules == "all-linear"
+        assert parsed(*argv).model.target_modules == "all-linear"
     assert parsed("--lora_target_modules", "q_proj").model.target_modules == ["q_proj"]
 
 
 WITH_REWARDS: dict[str, tuple[type, ...]] = {"gtpo": (RewardArguments, *CLASSES["gtpo"])}
 
 
-def test_a_resumed_run_imports_no_rewards_but_those_of_the_command_line(tmp_path: Path) -> None:
-    run = stored_run(tmp_path / "run")
-    (tmp_path / "mine.py").write_text("")
-    (run / "inside.py").write_text("")
-    for name in (f"{tmp_path}/mine.py:f", "subprocess:call", f"{run}/inside.py:f"):
-        stored = yaml.safe_load((run / "config.yaml").read_text()) | {"reward": ["format", name]}
-        (run / "config.yaml").write_text(yaml.safe_dump(stored))
-        argv = ["--resume", str(run)]
-        command = rf"because it is code: if you trust it, add --reward format {re.escape(name)}\."
-        for extra in ([], ["--dry_run"]):
-            with pytest.raises(UsageError, match=command):
-                parse("gtpo", WITH_REWARDS["gtpo"], [*argv, *extra])
-        argv += ["--reward", "format", name]
-        assert parse("gtpo", WITH_REWARDS["gtpo"], argv).reward.reward == ["format", name]
+@pytest.fixture
+def of_a_stranger(tmp_path: Path) -> Path:
+    """A run whose config.yaml names code, a file of the user, and places elsewhere."""
+    run, secret = stored_run(tmp_path / "run"), tmp_path / "secret.txt"
+    secret.write_text("of the user")
+    (run / "run.lock").write_text("")
+    sends = {"push_to_hub": True, "hub_model_id": "stranger/m", "report_to": ["wandb"]}
+    sends |= {"log_completions_hub_repo": "stranger/d", "trackio_space_id": "stranger/s"}
+    planted = {"reward": ["format", "evil.py:f"], "system_prompt": str(secret), "chat_template": str(secret)}
+    config = yaml.safe_load((run / "config.yaml").read_text()) | sends | planted
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    return run
+
+
+@pytest.mark.parametrize("flag", ["--resume", "--config"])
+def test_a_stored_run_imports_reads_and_sends_nothing_that_the_command_line_does_not_name(
+    flag: str, of_a_stranger: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    argv = [flag, str(of_a_stranger if flag == "--resume" else of_a_stranger / "config.yaml")]
+    for extra in ([], ["--dry_run"]):
+        with pytest.raises(UsageError, match=r"--reward format evil\.py:f"):
+            parse("gtpo", WITH_REWARDS["gtpo"], [*argv, *extra])
+    argv += ["--reward", "format", "evil.py:f"]
+    plain = parse("gtpo", WITH_REWARDS["gtpo"], argv)
+    secret = str(of_a_stranger.parent / "secret.txt")
+    assert (plain.prompt.system_prompt, plain.prompt.chat_template) == (secret, secret)  # text, not the file
+    got = plain.to_dict()
+    assert (got["push_to_hub"], got["report_to"], got["hub_model_id"]) == (False, "none", None)
+    assert (got["log_completions_hub_repo"], got["trackio_space_id"]) == (None, None)
+    again = "--push_to_hub True --hub_model_id stranger/m --report_to wandb"
+    assert again in caplog.text
+    named = parse("gtpo", WITH_REWARDS["gtpo"], [*argv, *again.split()]).to_dict()
+    assert (named["push_to_hub"], named["report_to"], named["hub_model_id"]) == (True, "wandb", "stranger/m")
+
+
+def test_a_stored_run_that_sent_nothing_stays_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the preset would."""
+    large = ("--model", "llama", "--dry_run")
+    assert settings(*large)["report_to"] == "wandb"
+    run = stored_run(tmp_path / "run", *large, "--report_to", "none")
+    assert settings("--resume", str(run), "--dry_run")["report_to"] == "none" and "not taken" not in caplog.text
+
+
+def test_a_token_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "")  # restored after the test
+    got = parse("gtpo", CLASSES["gtpo"], ["--push_to_hub", "true", "--hub_token", "hf_secret"])
+    assert got.to_dict()["push_to_hub"] is True and "hf_secret" not in yaml.safe_dump(got.to_dict())
+    assert got.trainer.push_to_hub is False and got.trainer.hub_token is None  # the Trainer would upload at each save
+    assert os.environ["HF_TOKEN"] == "hf_secret"
 
 
 @pytest.mark.parametrize("variable", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_CPU"])

@@ -2,20 +2,16 @@
 
 import json
 import logging
-import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas
-import pyarrow
 import pytest
 from datasets import Dataset
-from pyarrow import parquet
 
 from gtpo.arguments import DataArguments
-from gtpo.data.load import load_train, load_user_benchmark, to_demonstrations
+from gtpo.data.load import check_columns, load_train, load_user_benchmark, to_demonstrations
 from gtpo.data.tables import read_table
 from gtpo.errors import UsageError
 from gtpo.grading.user_functions import load_rewards
@@ -61,29 +57,6 @@ def test_a_column_whose_name_is_taken_is_left_out(load: Callable[..., Dataset]) 
     assert rows["answer"][:] == ["2"] and set(rows.column_names) == {"prompt", "answer"}
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({}, r"has no column 'prompt': it has 'task', 'gold'; name the one with the prompt with --prompt_column\.$"),
-        ({"prompt_column": "tsk"}, r"has no column 'tsk' \(did you mean 'task'\?\): it has 'task', 'gold'; "),
-        ({"prompt_column": "task", "answer_column": "answers"}, r"has no column 'answers': .*--answer_column\.$"),
-        ({**NAMED, "solution_column": "steps"}, r"has no column 'steps': .*--solution_column\.$"),
-        ({**NAMED, "split": "test"}, r"^--split test is for a dataset of the Hub, and \S+ is a path: remove it"),
-        ({**NAMED, "dataset_config": "main"}, r"^--dataset_config main is for a dataset of the Hub"),
-    ],
-)
-def test_a_column_that_is_missing_is_named(flags: dict[str, str], message: str, load: Callable[..., Dataset]) -> None:
-    with pytest.raises(UsageError, match=message):
-        load("own.csv", "task,gold\na,b\n", **flags)
-
-
-@pytest.mark.parametrize("name", ["gsm8k", "math", "arithmetic"])
-@pytest.mark.parametrize("flag", ["prompt_column", "answer_column", "solution_column", "dataset_config"])
-def test_the_datasets_of_the_paper_refuse_names_of_columns(name: str, flag: str) -> None:
-    with pytest.raises(UsageError, match=rf"^--{flag} mine is for your own data, not for {name}: remove"):
-        load_train(DataArguments(name, **{flag: "mine"}), dry_run=True)
-
-
 def test_splits_and_limits_of_the_datasets_of_the_paper(data_dir: Path) -> None:
     assert len(load_train(DataArguments("math", limit=7), dry_run=True)) == 7
     assert len(load_train(DataArguments("gsm8k", split="test"), dry_run=True)) == 1319
@@ -92,10 +65,9 @@ def test_splits_and_limits_of_the_datasets_of_the_paper(data_dir: Path) -> None:
     assert len(rows) == 3 and rows["prompt"][0] == to_messages(first["question"])
     held_out = load_train(DataArguments("arithmetic", split="test"))
     assert len(held_out) == 500 and held_out["prompt"][0] != load_train(DataArguments("arithmetic"))["prompt"][0]
-    with pytest.raises(UsageError, match=r"^--split is 'dev': gsm8k has the splits train and test\.$"):
-        load_train(DataArguments("gsm8k", split="dev"), dry_run=True)
-    with pytest.raises(UsageError, match="--limit is 0: expected at least 1"):
-        DataArguments(limit=0)
+    for flag in ("split", "prompt_column", "answer_column", "solution_column", "dataset_config"):
+        with pytest.raises(UsageError, match=f"^--{flag} "):
+            load_train(DataArguments("gsm8k", **{flag: "mine"}), dry_run=True)
 
 
 # ---- rows that cannot be used ----
@@ -108,8 +80,7 @@ def test_dropped_rows_are_counted_by_reason_and_the_limit_counts_the_others(
     with caplog.at_level(logging.WARNING):
         rows = load("own.csv", text, **NAMED, limit=2)
     assert rows["answer"][:] == ["1", "3"] and rows["prompt"][1] == to_messages("c\nc")
-    expected = r"3 of 6 rows dropped: 2 with an empty prompt \(first: line 3 of \S+own\.csv\), "
-    assert re.search(expected + r"1 with an empty answer \(first: line 4 of \S+own\.csv\)", caplog.text)
+    assert "3 of 6 rows" in caplog.text and "line 3 of" in caplog.text and "line 4 of" in caplog.text
 
 
 def test_rows_without_a_solution_are_dropped_for_sft_alone(
@@ -118,9 +89,10 @@ def test_rows_without_a_solution_are_dropped_for_sft_alone(
     rows = load("own.csv", "prompt,answer,solution\na,1,s\nb,2,\n")
     assert rows["solution"][:] == ["s", None]
     assert to_demonstrations(rows)["completion"][:] == [[{"role": "assistant", "content": "s"}]]
-    assert "1 of 2 rows dropped: with an empty solution" in caplog.text
-    with pytest.raises(UsageError, match="the column 'solution' of all 1 rows is empty"):
-        to_demonstrations(rows.select([1]))
+    assert "1 of 2 rows" in caplog.text
+    for without in (rows.select([1]), load("none.csv", "prompt,answer\na,1\n")):
+        with pytest.raises(UsageError, match="--solution_column"):
+            to_demonstrations(without)
 
 
 # ---- CSV ----
@@ -137,35 +109,10 @@ def test_a_csv_line_is_that_of_the_file_also_after_a_field_with_line_breaks(
     load: Callable[..., Dataset], tmp_path: Path
 ) -> None:
     load("own.csv", 'prompt\n"a\n\nb"\n\nc\r\nd\n')
-    places = read_table(str(tmp_path / "own.csv"), None, "train").locations
-    assert [place.split()[1] for place in places] == ["4", "6", "7"]  # where they end
-    with pytest.raises(
-        UsageError, match=r"line 7 has more or fewer fields than the header \(task, gold\): put a field"
-    ):
+    table = read_table(str(tmp_path / "own.csv"), DataArguments(), "train")
+    assert [place.split()[1] for _, place in table.rows] == ["4", "6", "7"]  # where they end
+    with pytest.raises(UsageError, match="line 7 "):
         load("own.csv", 'task,gold\n"a\n\nb",1\n\nc,2\nd, e,3\n', **NAMED)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", r"^\S+own\.csv has no rows\.$"),
-        ("task,gold\n", r"^\S+own\.csv has no rows"),
-        ("task;gold\na;b\n", r"^\S+own\.csv has no column 'task': it has 'task;gold'; a CSV file has commas"),
-        ("task\tgold\na\tb\n", r"it has 'task\\tgold'"),
-        ("task,gold\na\n", r"^\S+own\.csv cannot be read: line 2 has more or fewer fields than the header"),
-        ('task,gold\na,1\nb,"2\n\n', r"the row that ends at line 4 is not valid CSV: unexpected end of data"),
-        ('task,gold\na,"1"2\n', r"the row that ends at line 2 is not valid CSV: ',' expected after '\"'"),
-        (
-            "task,gold\na,1\nb,é\n".encode("latin-1"),
-            r"own\.csv cannot be read: 'utf-8' codec can't decode byte 0xe9 in position 16",
-        ),
-        ("task,gold\na,1\n".encode("utf-16"), r"own\.csv cannot be read: 'utf-8' codec can't decode"),
-    ],
-)
-def test_an_unusable_csv_file_is_refused(content: str | bytes, message: str, load: Callable[..., Dataset]) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
-        load("own.csv", content, **NAMED)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_conversation_in_a_cell_is_json(load: Callable[..., Dataset]) -> None:
@@ -175,44 +122,59 @@ def test_a_conversation_in_a_cell_is_json(load: Callable[..., Dataset]) -> None:
     assert load("own.csv", 'prompt\n"[{1}, {2}] has how many sets?"\n')["prompt"][0] == to_messages(
         "[{1}, {2}] has how many sets?"
     )
-    with pytest.raises(UsageError, match=r"^line 2 of \S+: prompt .* is neither a string nor a conversation, in JSON"):
-        load("own.csv", "prompt\n\"[{'role': 'user', 'content': 'Hi'}]\"\n")
-    with pytest.raises(UsageError, match=r"^line 2 of \S+: prompt .*'content': 5.* is neither"):
-        load("own.csv", 'prompt\n"[{""role"": ""user"", ""content"": 5}]"\n')
+
+
+@pytest.mark.parametrize(("name", "mark"), [("semicolons.csv", "';'"), ("tabs.csv", r"'\\t'")])
+def test_a_csv_file_with_other_separators_is_told_so(name: str, mark: str, load: Callable[..., Dataset]) -> None:
+    """Also where decimal commas make another number of fields."""
+    text = "task;gold\nA;1,5\n" if "semi" in name else "task\tgold\nA\t1\n"
+    with pytest.raises(UsageError, match=f"{name}.*{mark} between the columns"):
+        load(name, text, **NAMED)
+
+
+def test_a_line_of_white_space_is_a_row_without_a_prompt(load: Callable[..., Dataset]) -> None:
+    assert len(load("own.csv", "prompt\na\n \n\nb\n")) == 2
+
+
+# ---- how much is read ----
+
+
+def write_rows(path: Path, count: int) -> None:
+    """The first of every three rows has no prompt; after the last one comes a line that is no row."""
+    lines = ["task,gold", *(f"{'' if i % 3 == 0 else f'q{i}'},{i}" for i in range(count)), "damaged,line,here"]
+    if path.suffix == ".jsonl":
+        values = (line.split(",") for line in lines[1:-1])
+        lines = [*(json.dumps({"task": task, "gold": gold}) for task, gold in values), "{"]
+    path.write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("name", ["own.csv", "own.jsonl"])
+def test_a_limit_reads_what_it_needs(name: str, tmp_path: Path) -> None:
+    """The damaged last line is not reached; rows that cannot be used do not count."""
+    write_rows(tmp_path / name, 1000)
+    flags = DataArguments(str(tmp_path / name), limit=5, **NAMED)
+    assert load_train(flags)["answer"][:] == ["1", "2", "4", "5", "7"]
+    problems, _ = load_user_benchmark("own", flags.dataset, flags, limit=5)
+    assert [problem.gold for problem in problems] == ["1", "2", "4", "5", "7"]
+    with pytest.raises(UsageError, match="line 100"):
+        load_train(DataArguments(str(tmp_path / name), **NAMED))
+
+
+def test_a_limit_reads_the_first_rows_of_parquet(tmp_path: Path) -> None:
+    pandas.DataFrame({"prompt": [f"q{i}" for i in range(5000)]}).to_parquet(tmp_path / "own.parquet")
+    assert len(read_table(str(tmp_path / "own.parquet"), DataArguments(), "train", 1500).rows) == 1500
+
+
+def test_columns_are_checked_by_the_first_rows_and_where_one_is_missing_by_all(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"task": "a"}\n' * 500 + '{"task": "b", "gold": "1"}\n')
+    check_columns(DataArguments(str(path), **NAMED))
+    for flag in ("prompt_column", "answer_column", "solution_column"):
+        with pytest.raises(UsageError, match=f"nowhere.*--{flag}"):
+            check_columns(DataArguments(str(path), **NAMED | {flag: "nowhere"}))
 
 
 # ---- JSON ----
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        (
-            "own.jsonl",
-            '{"prompt": "a"}\n{"prompt" "b"}\n',
-            r"own\.jsonl cannot be read: line 2 is not valid JSON: .* column 11 ",
-        ),
-        ("own.jsonl", '[{"prompt": "a"}]', r"line 1 is \[{'prompt': 'a'}\], expected a JSON object"),
-        (
-            "own.jsonl",
-            '[\n{"prompt": "a"}\n]',
-            r"own\.jsonl cannot be read: line 1 is not valid JSON: ",
-        ),
-        (
-            "own.json",
-            '[{"prompt": "a"}]',
-            r"own\.json: unknown format, expected \.jsonl \(one JSON object per line\), \.csv or",
-        ),
-        ("own.json.gz", "", r"own\.json\.gz: unknown format, .*, not compressed\.$"),
-        ("own.csv.GZ", "", r"own\.csv\.GZ: unknown format, .*, not compressed\.$"),
-        ("own.arrow", "", r"own\.arrow: unknown format"),
-        ("own.jsonl", '{"prompt": "a", "answer": NaN}\n', "no usable row: 1 with an empty answer"),
-        ("own.jsonl", '{"prompt": "a", "answer": Infinity}\n', r"^line 1 of \S+: column 'answer' is inf: expected"),
-    ],
-)
-def test_an_unusable_json_file_is_refused(name: str, content: str, message: str, load: Callable[..., Dataset]) -> None:
-    with pytest.raises(UsageError, match=message):
-        load(name, content)
 
 
 def test_numbers_in_the_answer_column_are_written_out(load: Callable[..., Dataset]) -> None:
@@ -240,20 +202,7 @@ def test_a_parquet_file_as_pandas_writes_it_keeps_integers_with_gaps(
     with caplog.at_level(logging.WARNING):
         rows = load_train(DataArguments(str(tmp_path / "own.parquet"), **NAMED))
     assert rows["answer"][:] == ["18", "7"] and rows["turn"][:] == [1, 3]
-    assert re.search(r"1 with an empty answer \(first: row 2 of \S+own\.parquet\)", caplog.text)
-
-
-def test_an_unusable_parquet_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "own.parquet"
-    path.write_bytes(b"task,gold\na,b\n")
-    with pytest.raises(UsageError, match=r"own\.parquet cannot be read: .*magic bytes.*\.$"):
-        load_train(DataArguments(str(path)))
-    parquet.write_table(pyarrow.table({"prompt": ["a", "b"], "answer": [{"is": "1"}, {"is": "2"}]}), path)
-    with pytest.raises(UsageError, match=r"^row 1 of \S+own\.parquet: column 'answer' is {'is': '1'}: expected"):
-        load_train(DataArguments(str(path)))
-    parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], "string")}), path)
-    with pytest.raises(UsageError, match=r"own\.parquet has no rows"):
-        load_train(DataArguments(str(path)))
+    assert "row 2 of" in caplog.text
 
 
 # ---- the Hub ----
@@ -271,21 +220,7 @@ def test_a_dataset_of_the_hub_is_loaded_with_its_config_and_split(monkeypatch: p
     assert rows.to_list() == [{"prompt": to_messages("a"), "answer": "18", "level": 1}]
     load_train(DataArguments("owner/name", **NAMED))
     assert asked == [(("owner/name", "main"), {"split": "dev"}), (("owner/name", None), {"split": "train"})]
-    with pytest.raises(UsageError, match=r"^owner/name has no column 'prompt': it has 'task', 'gold', 'level'"):
-        load_train(DataArguments("owner/name"))
-
-
-def test_a_dataset_that_the_hub_does_not_give_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **kwargs: Any) -> Dataset:
-        raise ValueError("Config name is missing.\nPlease pick one among the available configs: ['main', 'socratic']")
-
-    monkeypatch.setattr("datasets.load_dataset", fail)
-    with pytest.raises(
-        UsageError, match=r"^cannot read owner/name, split 'train', from the Hub .*'main', 'socratic'\]"
-    ):
-        load_train(DataArguments("owner/name"))
-    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: Dataset.from_dict({"prompt": []}))
-    with pytest.raises(UsageError, match=r"^owner/name has no rows in its split 'train'"):
+    with pytest.raises(UsageError, match="--prompt_column"):
         load_train(DataArguments("owner/name"))
 
 
@@ -299,40 +234,3 @@ def test_a_dry_run_does_not_ask_the_hub_and_knows_no_columns(monkeypatch: pytest
     )
     (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], {}, rows.column_names)
     assert reward(["a"], keyword=["b"]) == [1.0]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "no_such.csv",
-            r"^no_such\.csv does not exist or is not a regular file: expected a file or a Hub id",
-        ),
-        ("data/no_such.parquet", r"^data/no_such\.parquet does not exist"),
-        (
-            "gsm8",
-            r"^--dataset 'gsm8' is unknown \(did you mean 'gsm8k'\?\): pick one of gsm8k, math, arithmetic, or name",
-        ),
-        ("own.txt", r"own\.txt: unknown format, expected \.jsonl"),
-        ("data/no_such.json.gz", r"^data/no_such\.json\.gz does not exist or"),
-        ("", r"^--dataset '' is unknown: pick one of gsm8k, math, arithmetic, or name a file"),
-        ("..", r"^\.\. does not exist or is not a regular file"),
-        ("pipe.jsonl", r"^pipe\.jsonl does not exist or is not a regular file"),
-        ("/dev/zero", r"^/dev/zero does not exist or is not a regular file"),
-        ("loop", r"^loop does not exist or is not a regular file: "),
-        ("gone.csv", r"^gone\.csv does not exist or is not a regular file: "),
-    ],
-)
-def test_a_name_that_is_nothing_is_refused(
-    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "here" / "base").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "here")
-    Path("own.txt").write_text("a")
-    Path("base/config.json").write_text("{}")
-    Path("base/rows.jsonl").write_text('{"prompt": "a"}')
-    os.mkfifo("pipe.jsonl")
-    Path("loop").symlink_to("loop")
-    Path("gone.csv").symlink_to("no_such.csv")
-    with pytest.raises(UsageError, match=message):
-        load_train(DataArguments(name))

@@ -87,9 +87,7 @@ def test_a_free_token_pads(roles: dict[str, Any], expected: str, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         prepare_tokenizer(tokenizer, "some/model")
     assert tokenizer.pad_token == expected
-    had = "pads with its EOS token" if "pad_token" in roles else "has no padding token"
-    assert f"the tokenizer of some/model {had}: padding is {expected}" in caplog.text
-    assert ("no other token is free" in caplog.text) == (expected == roles["eos_token"])
+    assert f"padding is {expected}" in caplog.text
 
 
 def test_the_choice_is_saved_and_not_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -101,6 +99,7 @@ def test_the_choice_is_saved_and_not_made_again(tmp_path: Path, caplog: pytest.L
         caplog.clear()
         prepare_tokenizer(loaded, str(tmp_path))
     assert (loaded.pad_token, loaded.eos_token, caplog.text) == ("<|endoftext|>", "<|im_end|>", "")
+    assert loaded.chat_template == CHATML
 
 
 def test_a_token_without_a_row_in_the_embedding_does_not_pad() -> None:
@@ -115,11 +114,6 @@ def test_a_token_for_unknown_characters_does_not_pad() -> None:
     tokenizer.chat_template = "two"
     prepare_tokenizer(tokenizer, "some/model")
     assert tokenizer.pad_token == "</s>"
-
-
-def test_a_tokenizer_without_eos_is_refused() -> None:
-    with pytest.raises(UsageError, match="some/model has no EOS token, so a completion cannot end: set eos_token"):
-        prepare_tokenizer(byte_level(["<pad>"]), "some/model")
 
 
 # ---- where only EOS can pad ----
@@ -244,7 +238,7 @@ def test_without_a_system_role_the_system_text_begins_the_first_question(
     expected = [tokenizer.apply_chat_template(t, tokenize=False) for t in (merged, merged + again, again)]
     with caplog.at_level(logging.WARNING):
         prepare_tokenizer(tokenizer, "some/model")
-    assert "some/model has no system role: the system prompt begins the first question" in caplog.text
+    assert "system role" in caplog.text
     tokenizer.save_pretrained(tmp_path)
     for loaded in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):  # the adapter's tokenizer does it as well
         found = [loaded.apply_chat_template(t, tokenize=False) for t in (TURNS, TURNS + again, again)]
@@ -255,17 +249,11 @@ def test_without_a_system_role_the_system_text_begins_the_first_question(
     assert tokenizer.chat_template == template
 
 
-def test_a_template_with_a_system_role_stays_as_it_is() -> None:
-    tokenizer = byte_level(**SMOLLM2)
-    prepare_tokenizer(tokenizer, "some/model")
-    assert tokenizer.chat_template == CHATML
-
-
 def test_without_a_template_the_prompt_is_plain_text(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = byte_level(["<eos>", "<pad>"], None, eos_token="<eos>", pad_token="<pad>")
     with caplog.at_level(logging.WARNING):
         prepare_tokenizer(tokenizer, "some/model")
-    assert "some/model has no chat template: its prompts are plain text" in caplog.text
+    assert "--chat_template" in caplog.text
     prompt = "Be brief.\n\nQuestion: 2 + 2?\n\nAnswer:\n"
     assert tokenizer.decode(encode_prompt(tokenizer, TURNS)) == prompt
     full = tokenizer.apply_chat_template([*TURNS, {"role": "assistant", "content": "4"}], tokenize=False)
@@ -281,12 +269,6 @@ def test_the_plain_template_begins_with_bos_where_the_tokenizer_does() -> None:
     assert encode_prompt(tokenizer, TURNS)[:2] == [256, tokenizer.convert_tokens_to_ids("B")]
 
 
-def test_a_template_that_fails_on_a_question_alone_is_refused() -> None:
-    tokenizer = byte_level(["<eos>"], "{{ raise_exception('\x1b[31mno\x07') }}", eos_token="<eos>")
-    with pytest.raises(UsageError, match=r"fails on a user message \(TemplateError: \\x1b\[31mno\\x07\)"):
-        prepare_tokenizer(tokenizer, "some/model")
-
-
 THINKS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>{% endfor %}" + (
     "{% if add_generation_prompt %}[assistant]{% if enable_thinking is not defined or enable_thinking %}<think>\n"
     "{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
@@ -294,22 +276,17 @@ THINKS = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>{% endf
 
 
 @pytest.mark.parametrize(
-    ("template", "arguments", "message"),
+    ("template", "arguments"),
     [
-        ("{# nothing #}", {}, "^the chat template of.* renders nothing.*name another --chat_template"),
-        (
-            CHATML,
-            {"messages": []},
-            r"fails on a user message \(TypeError: .*'messages'\): correct .*--chat_template_kwargs",
-        ),
-        (CHATML, {"tools": 5}, r"fails on a user message \(TypeError: .*: correct .*--chat_template_kwargs"),
+        ("{# nothing #}", {}),
+        ("{{ raise_exception('\x1b[31mno\x07') }}", {}),
+        (CHATML, {"messages": []}),
+        (CHATML, {"tools": 5}),
     ],
 )
-def test_a_template_or_arguments_that_render_nothing_are_refused(
-    template: str, arguments: dict[str, Any], message: str
-) -> None:
+def test_a_template_or_arguments_that_render_nothing_are_refused(template: str, arguments: dict[str, Any]) -> None:
     prompt = PromptArguments(chat_template=template, chat_template_kwargs=arguments)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=r"--chat_template_kwargs.*--chat_template"):
         prepare_tokenizer(byte_level(["</s>"], eos_token="</s>"), "m", None, prompt)
 
 
@@ -354,12 +331,6 @@ def test_sft_is_refused_where_the_template_drops_the_reasoning() -> None:
     tokenizer = byte_level(**SMOLLM2 | {"template": template})
     answer = {"role": "assistant", "content": "<think>2</think><answer>2</answer>"}
     prompt = PromptArguments(tags="<think> </think> <answer> </answer>")
-    with pytest.raises(UsageError, match="leaves <think> out of an answer, so SFT would not learn it"):
+    with pytest.raises(UsageError, match="<think>"):
         check_answer_is_kept(tokenizer, [*TURNS, answer], prompt)
     check_answer_is_kept(byte_level(**SMOLLM2), [*TURNS, answer], prompt)
-
-
-def test_a_template_of_the_user_replaces_the_tokenizers(tiny: Path) -> None:
-    prompt = PromptArguments(chat_template="{% for m in messages %}{{ m['content'] }}|{% endfor %}")
-    _, tokenizer = models.load_base(str(tiny), prompt=prompt)
-    assert tokenizer.apply_chat_template(TURNS, tokenize=False) == "Be brief.|2 + 2?|"

@@ -10,8 +10,7 @@ import pytest
 
 from gtpo.arguments import BENCHMARK_TITLES, PromptArguments, fields_of
 from gtpo.cli.parse import parse_evaluation
-from gtpo.data.load import Problem, load_benchmark
-from gtpo.data.sources import ARITHMETIC_STEPS, BENCHMARKS
+from gtpo.data.load import ARITHMETIC_STEPS, BENCHMARKS, Problem, load_benchmark
 from gtpo.errors import UsageError
 from gtpo.evaluation import sampling
 from gtpo.evaluation.arguments import EvaluationArguments

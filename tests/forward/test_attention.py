@@ -66,12 +66,6 @@ def test_dropout_draws_as_in_transformers() -> None:
     assert not torch.equal(attention(Module(), *states, mask)[0], expected)
 
 
-def test_values_may_be_narrower_than_keys() -> None:
-    (query, key, value), mask = drawn(5, 20)
-    expected, _ = sdpa_attention_forward(Module(), query, key, value[..., :8], mask)
-    assert torch.equal(attention(Module(), query, key, value[..., :8], mask)[0], expected)
-
-
 @pytest.mark.parametrize("change", [{"attention_mask": None}, {"position_bias": torch.ones(1, 6, 5, 25)}])
 def test_anything_else_is_left_to_transformers(change: dict[str, Any]) -> None:
     states, mask = drawn(5, 20)

@@ -84,17 +84,6 @@ def test_logits_of_three_tokens_are_those_of_the_model(name: str, large: int, mo
             assert (found - expected[:, place]).abs().max() < 2e-5 * expected.abs().max()
 
 
-@torch.no_grad()
-def test_no_mask_is_a_mask_of_ones() -> None:
-    model = llama()
-    ids = torch.randint(VOCABULARY, (3, 6), generator=torch.Generator().manual_seed(1))
-    expected = model(input_ids=ids, use_cache=False).logits[:, -1]
-    cache = DynamicCache(config=model.config)
-    model(input_ids=ids[:, :5], past_key_values=cache)
-    found = next_logits(model, cache, length=6)(ids[:, 5], torch.full((3,), 5), None)
-    assert (found - expected).abs().max() < 2e-5 * expected.abs().max()
-
-
 class Other(LlamaForCausalLM):
     """A subclass may compute something else."""
 

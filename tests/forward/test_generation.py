@@ -153,30 +153,6 @@ def test_a_completion_does_not_depend_on_when_the_others_end() -> None:
     assert 0 < ended < len(rows)
 
 
-def test_the_seed_determines_the_completions() -> None:
-    model = tiny_llama()
-    draws = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        draws.append(generate(model.get_base_model(), *ONE, settings()).tolist())
-    assert draws[0] == draws[1] != draws[2]
-    assert len(set(map(tuple, draws[0]))) == len(draws[0])
-
-
-def test_each_prompt_is_encoded_once_and_finished_rows_leave_the_batch() -> None:
-    model = tiny_llama().get_base_model()
-    seen: list[tuple[int, ...]] = []
-    hook = model.register_forward_pre_hook(
-        lambda module, args, inputs: seen.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
-    )
-    torch.manual_seed(5)
-    rows = generate(model, *SEVERAL, settings())
-    hook.remove()
-    assert seen[0] == (4, 5)
-    lengths = [length_of(row) for row in rows[:, 5:].tolist()]
-    assert seen[1:] == [(sum(length > step for length in lengths), 1) for step in range(1, max(lengths))]
-
-
 @pytest.mark.parametrize(
     "changed",
     [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}, {"repetition_penalty": 3.0}, {"temperature": 0.2}],
@@ -224,12 +200,6 @@ def test_layers_compute_the_same_and_are_restored_bit_for_bit(packed: bool) -> N
     for name, weight in model.named_parameters():
         assert weight.data_ptr() == before[name][0] and torch.equal(weight, before[name][1])
     assert not any("forward" in module.__dict__ for module in model.modules())
-
-
-def test_no_lora_layer_runs_while_generating() -> None:
-    model = tiny_llama()
-    with mock.patch("peft.tuners.lora.Linear.forward", side_effect=AssertionError("not merged")):
-        generate(model.get_base_model(), *ONE, settings())
 
 
 def test_an_exception_restores_the_layers() -> None:
@@ -363,17 +333,15 @@ def test_other_settings_go_to_transformers(changed: dict[str, Any]) -> None:
     assert theirs.call_args.kwargs["attention_mask"] is ONE[1]
 
 
-def test_a_setting_of_the_model_s_own_generation_config_counts() -> None:
+@pytest.mark.parametrize("own", ["generation config", "inputs"])
+def test_what_a_model_brings_itself_goes_to_transformers(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = tiny_llama().get_base_model()
-    lm.generation_config.no_repeat_ngram_size = 2
+    if own == "inputs":
+        monkeypatch.setattr(LlamaForCausalLM, "prepare_inputs_for_generation", lambda self, *args, **kwargs: {})
+    else:
+        lm.generation_config.no_repeat_ngram_size = 2
     with mock.patch.object(LlamaForCausalLM, "generate", return_value="theirs"):
         assert generate(lm, *ONE, settings()) == "theirs"
-
-
-def test_a_model_that_prepares_its_own_inputs_goes_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LlamaForCausalLM, "prepare_inputs_for_generation", lambda self, *args, **kwargs: {})
-    with mock.patch.object(LlamaForCausalLM, "generate", return_value="theirs"):
-        assert generate(tiny_llama().get_base_model(), *ONE, settings()) == "theirs"
 
 
 SHAPE = {

@@ -304,72 +304,26 @@ def plain_gtpo_loss(
     return -(delta.to(logps.dtype) * (advantages.to(logps.dtype) - gamma * entropy) * per_row).mean()
 
 
-def plain_grpo_loss(
-    logps: Tensor,
-    completion_mask: Tensor,
-    advantages: Tensor,
-    *,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
-    beta: float = 0.0,
-    ref_logps: Tensor | None = None,
-    old_logps: Tensor | None = None,
-) -> Tensor:
-    """-J of Eq. 1 and 2 in a few lines, differentiable, every operation in the dtype of ``logps``."""
-    mask = completion_mask.to(logps.dtype)
-    ratio = torch.exp(logps - (logps.detach() if old_logps is None else old_logps))
-    scale = advantages.to(logps.dtype)[:, None]
-    per_token = -torch.min(ratio * scale, ratio.clamp(1 - epsilon_low, 1 + epsilon_high) * scale)
-    if beta != 0.0 and ref_logps is not None:
-        per_token = per_token + beta * (torch.exp(ref_logps - logps) - (ref_logps - logps) - 1)
-    return ((per_token * mask).sum(-1) / mask.sum(-1).clamp(min=1)).mean()
-
-
 # --- the head --------------------------------------------------------------------------------------------------------
 
 
-def naive_head(
-    hidden: Rows,
-    weight: Rows,
-    targets: list[int],
+def plain_head(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
     *,
     temperature: float = 1.0,
-    bias: list[float] | None = None,
-    grad_logps: list[float] | None = None,
-) -> tuple[list[float], list[float], Rows, Rows, list[float]]:
-    """Log-probabilities, entropies and the gradients to hidden, weight and bias, by hand from the softmax."""
-    vocabulary, width = len(weight), len(weight[0])
-    logps, entropies = [], []
-    grad_hidden = [[0.0] * width for _ in hidden]
-    grad_weight = [[0.0] * width for _ in weight]
-    grad_bias = [0.0] * vocabulary
-    for n, (h, target) in enumerate(zip(hidden, targets, strict=True)):
-        logits = [
-            (math.fsum(a * b for a, b in zip(h, w, strict=True)) + (bias[v] if bias is not None else 0.0)) / temperature
-            for v, w in enumerate(weight)
-        ]
-        top = max(logits)
-        log_z = top + math.log(math.fsum(math.exp(z - top) for z in logits))
-        logp = [z - log_z for z in logits]
-        logps.append(logp[target])
-        entropies.append(-math.fsum(math.exp(x) * x for x in logp))
-        upstream = grad_logps[n] if grad_logps is not None else 1.0
-        for v in range(vocabulary):
-            grad_logit = upstream * ((1.0 if v == target else 0.0) - math.exp(logp[v])) / temperature
-            grad_bias[v] += grad_logit
-            for k in range(width):
-                grad_hidden[n][k] += grad_logit * weight[v][k]
-                grad_weight[v][k] += grad_logit * h[k]
-    return logps, entropies, grad_hidden, grad_weight, grad_bias
-
-
-def plain_head(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, bias: Tensor | None = None
+    bias: Tensor | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The logits path: all (N, V) logits, log-softmax, gather; every operation in the dtype of ``hidden``."""
-    logits = hidden @ weight.T
-    if bias is not None:
-        logits = logits + bias
+    """The logits path: all (N, V) logits, log-softmax, gather; every operation in the dtype of ``hidden``.
+
+    As in Transformers: scale, then cap; the sampling temperature comes last.
+    """
+    logits = (hidden @ weight.T if bias is None else hidden @ weight.T + bias) * logit_scale
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
     logps = torch.log_softmax(logits / temperature, dim=-1)
     entropy = -(logps.exp() * logps).sum(-1)
     return logps.gather(-1, targets[:, None]).squeeze(-1), entropy.detach()

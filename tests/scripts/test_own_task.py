@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import logging
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +19,7 @@ from gtpo.arguments import DataArguments
 from gtpo.data.load import load_train, load_user_benchmark, to_demonstrations
 from gtpo.errors import RunError, UsageError
 from gtpo.grading.algebra import math_verify_accepts
-from gtpo.grading.user_functions import GRADING, RESERVED, checked_reward, load_rewards
+from gtpo.grading.user_functions import RESERVED, checked_reward, load_rewards
 from gtpo.prompts import PAPER, to_messages
 from rewards import accuracy_reward, format_reward, rewards_in
 
@@ -44,11 +42,6 @@ def write(path: Path, *rows: dict[str, object]) -> str:
     return str(path)
 
 
-def nested(depth: int) -> list:
-    """Empty lists in each other."""
-    return [nested(depth - 1)] if depth else []
-
-
 def test_a_question_gets_the_system_prompt_and_other_columns_are_kept(tmp_path: Path) -> None:
     path = write(
         tmp_path / "own.jsonl", {"prompt": "1 + 1?", "answer": 2, "limit": 9}, {"prompt": "Hi", "answer": 3, "limit": 8}
@@ -69,61 +62,6 @@ def test_a_column_missing_from_some_rows_drops_no_row(tmp_path: Path) -> None:
     assert load_train(DataArguments(path))["hint"][:] == ["b", None]
 
 
-def test_rows_with_an_empty_value_are_dropped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = write(
-        tmp_path / "own.jsonl",
-        *({"prompt": p, "answer": a} for p, a in [("a", "1"), ("", "2"), ("c", None), ("d", "0")]),
-    )
-    with caplog.at_level(logging.WARNING):
-        rows = load_train(DataArguments(path))
-    assert list(rows["answer"]) == ["1", "0"]
-    assert "2 of 4 rows dropped" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([{"question": "a"}], "has no column 'prompt'"),
-        ([{"prompt": ""}], r"has no usable row: 1 with an empty prompt \(first: line 1 of \S+own\.jsonl\)\.$"),
-        ([{"prompt": 5}], "prompt 5 is neither a string nor a conversation"),
-        ([{"prompt": ["a", "b"]}], "is neither a string nor a conversation"),
-        ([{"prompt": "a"}, {"prompt": 5}], r"^line 2 of \S+own\.jsonl: prompt 5 is neither"),
-        (
-            [{"prompt": [{"role": "user"}]}],
-            r"^line 1 of \S+: prompt \[{'role': 'user'}\] is neither a string nor a conversation",
-        ),
-        (
-            [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": {"x": 1}}],
-            r"^line 2 of \S+: column 'answer' is {'x'",
-        ),
-        (
-            [{"prompt": "a", "solution": True}],
-            r"^line 1 of \S+: column 'solution' is True: expected a string or a number",
-        ),
-        (
-            [{"prompt": "a", "n": 1}, {"prompt": "a", "n": 2.5}, {"prompt": "", "n": "x"}, {"prompt": "a", "n": "x"}],
-            r"^the columns of \S+own\.jsonl cannot be stored: .*'x'",
-        ),
-        ([{"prompt": "a", "n": 1}, {"prompt": "a", "n": 2**70}], r"^the columns of \S+ cannot be stored: .*int"),
-        ([{"prompt": "a", "n": "\ud800"}], r"^the columns of \S+ cannot be stored: 'utf-8' codec can't encode"),
-        ([{"prompt": "a", "n": nested(500)}], r"^the columns of \S+ cannot be stored: "),
-        ([], "has no rows"),
-        (None, "does not exist"),
-    ],
-)
-def test_an_unusable_file_is_refused(rows: list[dict[str, object]] | None, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "own.jsonl"
-    if rows is not None:
-        write(path, *rows)
-    with pytest.raises(UsageError, match=message):
-        load_train(DataArguments(str(path)))
-
-
-def test_sft_requires_a_solution_column(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no column 'solution'"):
-        to_demonstrations(load_train(DataArguments(write(tmp_path / "own.jsonl", {"prompt": "a"}))))
-
-
 def test_rewards_load_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_rewards.py").write_text(REWARD)
     monkeypatch.chdir(tmp_path)
@@ -141,16 +79,25 @@ def test_rewards_load_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("names", "named"),
     [
-        (["acuracy"], r"did you mean 'accuracy'"),
+        (["acuracy"], "acuracy"),
         (["no_such_module:fn"], "no_such_module"),
         (["missing.py:fn"], r"missing\.py"),
         (["missing.py"], r"missing\.py"),
-        (["json:no_such_function"], "no_such_function.*detect_encoding"),
-        (["format", "accuracy"], "accuracy.*'answer'.*--answer_column"),
+        (["json:no_such_function"], "no_such_function"),
+        (["broken.py:f"], r"broken\.py"),
+        (["exits.py:f"], r"exits\.py"),
+        (["exits.py"], r"exits\.py"),
+        (["format", "accuracy"], "--answer_column"),
+        (["format", "format"], "--reward"),
         ([], "--reward"),
     ],
 )
-def test_an_unusable_reward_is_refused(names: list[str], named: str) -> None:
+def test_an_unusable_reward_is_refused(
+    names: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.py").write_text("def f(:\n")
+    Path("exits.py").write_text("raise SystemExit(3)\n")
     with pytest.raises(UsageError, match=named):
         load_rewards(names, KNOWN, ["prompt", "limit"])
 
@@ -192,13 +139,6 @@ def test_a_reward_is_called_with_the_columns_when_it_is_loaded(
         load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt", "answer"])
 
 
-def test_a_reward_without_a_signature_and_a_grader_load(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def mine(completions, prompts): ...\n")
-    (builtin,) = load_rewards(["builtins:max"], KNOWN, ["prompt"])
-    assert builtin.__name__ == "max"
-    assert len(load_rewards([f"{tmp_path}/own.py:mine"], {}, ["prompt"], GRADING)) == 1  # a grader gets only these
-
-
 @pytest.mark.parametrize("column", ["completions", "completion_ids", "trainer_state", "log_extra", "prompts", "images"])
 def test_a_column_with_a_name_of_trl_is_refused(column: str) -> None:
     with pytest.raises(UsageError, match=f"the data has a column '{column}', a name that TRL uses"):
@@ -206,47 +146,21 @@ def test_a_column_with_a_name_of_trl_is_refused(column: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("def short(:\n", "SyntaxError: invalid syntax"),
-        ("import no_such_package_of_mine\n", "ModuleNotFoundError: No module named 'no_such_package_of_mine'"),
-        ("raise SystemExit(3)\n", "SystemExit: 3"),
-        ("1 / 0\n", "ZeroDivisionError: division by zero"),
-        ("raise KeyError\n", "KeyError: KeyError"),
-    ],
-)
-def test_a_file_that_cannot_be_imported_is_told_in_a_sentence(text: str, what: str, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(text)
-    with pytest.raises(UsageError, match=rf"^--reward {tmp_path}/own\.py:short cannot be imported: {what}") as caught:
-        load_rewards([f"{tmp_path}/own.py:short"], KNOWN, ["prompt"])
-    assert "\n" not in str(caught.value) and caught.value.__cause__ is not None  # --debug shows it
-
-
-def test_the_functions_of_a_file_are_named(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def _text(x): ...\ndef short(c): ...\nasync def judged(c): ...\nlimit = 5\n")
-    file = re.escape(f"{tmp_path}/own.py")
-    with pytest.raises(UsageError, match=rf"--reward {file}: expected {file}:FUNCTION .* its functions: judged, short"):
-        load_rewards([f"{tmp_path}/own.py"], KNOWN, ["prompt"])
-    with pytest.raises(UsageError, match=r"own\.py:limit: expected .*own\.py:FUNCTION with one of its functions"):
-        load_rewards([f"{tmp_path}/own.py:limit"], KNOWN, ["prompt"])
-
-
-@pytest.mark.parametrize(
     ("body", "named"),
     [
-        ("return 1.0", "returned 1.0"),
-        ("return None", "returned None"),
-        ("return 'ab'", "returned"),
-        ("return ['1', '2']", r"returned \['1', '2'\]"),
-        ("return [[1.0], [2.0]]", r"returned \[\[1\.0\]"),
-        ("return [1.0]", r"returned \[1\.0\]: .* each of 2 completions"),
-        ("return completions[2]", "IndexError: list index out of range"),
+        ("return 1.0", "1.0"),
+        ("return None", "None"),
+        ("return 'ab'", "'b'"),
+        ("return ['1', '2']", "'1'"),
+        ("return [[1.0], [2.0]]", "1.0"),
+        ("return [1.0]", "2 completions"),
+        ("return completions[2]", "IndexError"),
         ("raise SystemExit", "SystemExit"),
-        ("return (1 / 0 for _ in completions)", "ZeroDivisionError: division by zero"),
-        ("columns['log_metric']('z', 'abc')", "ValueError: could not convert .* 'abc'"),
-        ("columns['log_metric']('step', 1)", r"log_metric\('step', \.\.\.\)"),
-        ("columns['log_extra']('completion', [1, 1])", r"log_extra\('completion', \.\.\.\)"),
-        ("return [[1].split() for _ in completions]", r"'split', the text of a completion is completion\[0\]"),
+        ("return (1 / 0 for _ in completions)", "ZeroDivisionError"),
+        ("columns['log_metric']('z', 'abc')", "ValueError"),
+        ("columns['log_metric']('step', 1)", "'step'"),
+        ("columns['log_extra']('completion', [1, 1])", "'completion'"),
+        ("return [[1].split() for _ in completions]", r"completion\[0\]"),
     ],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
@@ -256,7 +170,7 @@ def test_what_a_reward_does_wrong_while_training_ends_in_a_sentence(
     (tmp_path / "own.py").write_text(f"{kind} mine(completions, **columns):\n    {body}\n")
     (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt"])
     assert is_async_callable(reward) == (kind == "async def")  # TRL awaits it then
-    with pytest.raises(RunError, match=rf"^the reward {tmp_path}/own\.py:mine .*{named}.*correct it"):
+    with pytest.raises(RunError, match=rf"own\.py:mine .*{named}"):
         logs = {"log_metric": lambda *_: None, "log_extra": lambda *_: None}
         result = reward(completions=["a", "b"], prompts=["p", "p"], **logs)
         asyncio.run(result) if kind == "async def" else None
@@ -289,12 +203,9 @@ def test_two_rewards_of_one_name_are_refused(tmp_path: Path) -> None:
             "def f(completions, **columns): ...\ndef format_reward(completions): ...\n"
         )
     a, b = f"{tmp_path}/a.py:f", f"{tmp_path}/b.py:f"
-    with pytest.raises(UsageError, match=rf"^--reward {a} and {b} are both called f"):
-        load_rewards([a, b], KNOWN, ["prompt"])
-    with pytest.raises(UsageError, match=r"a\.py:format_reward are both called format_reward"):
-        load_rewards(["format", f"{tmp_path}/a.py:format_reward"], KNOWN, ["prompt"])
-    with pytest.raises(UsageError, match=r"^--reward format and format are both called format_reward"):
-        load_rewards(["format", "format"], KNOWN, ["prompt"])
+    for names in ([a, b], ["format", f"{tmp_path}/a.py:format_reward"]):
+        with pytest.raises(UsageError, match="--reward"):
+            load_rewards(names, KNOWN, ["prompt"])
 
 
 def test_a_column_does_not_replace_an_argument_that_a_reward_binds() -> None:
@@ -395,14 +306,12 @@ ANSWERED = [*TURNS, {"role": "assistant", "content": "It is 2."}]
 
 def test_a_conversation_that_ends_with_its_answer_trains_sft_alone(tmp_path: Path) -> None:
     data = DataArguments(write(tmp_path / "own.jsonl", {"messages": ANSWERED}), prompt_column="messages")
-    with pytest.raises(UsageError, match=r"line 1 of .*: the last turn of the prompt is the assistant's"):
+    with pytest.raises(UsageError, match=r"line 1 of .*assistant"):
         load_train(data)
-    with pytest.raises(UsageError, match="last turn"):
+    with pytest.raises(UsageError, match="assistant"):
         load_user_benchmark("own", data.dataset, replace(data, answer_column="messages"))
     (row,) = to_demonstrations(load_train(data, for_sft=True))
     assert row == {"prompt": TURNS, "completion": [{"role": "assistant", "content": "It is 2."}]}
-    with pytest.raises(UsageError, match="rename them to 'role'"):
-        load_train(DataArguments(write(tmp_path / "gpt.jsonl", {"prompt": [{"from": "human", "value": "Hi"}]})))
 
 
 def test_any_element_of_a_list_of_answers_counts_unless_all_are_asked_for(

@@ -7,12 +7,11 @@ import difflib
 import functools
 import json
 import math
-import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gtpo.models.tiny import save_untrained_tiny
 from rewards import format_reward
 
 ROOT = Path(__file__).parents[2]
@@ -207,55 +205,12 @@ def test_sft_on_arithmetic(sft_run: Path, tiny: Path) -> None:
     assert 5 < lines_of(sft_run)[0]["loss"] < 8
 
 
-def test_best_adapter_is_kept(gtpo_run: Path, parrot: Path) -> None:
-    best = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(parrot), gtpo_run / "best")
-    assert torch.isfinite(logits(best.eval())).all()
-
-
-def test_gtpo_model_card_cites_the_paper(gtpo_run: Path) -> None:
-    card = (gtpo_run / "adapter" / "README.md").read_text()
-    assert "2508.03772" in card
-    assert "huggingface.co/None" not in card  # the base model is named or left out
-
-
-def test_baseline_model_cards_do_not_cite_gtpo(grpo_run: Path, sft_run: Path) -> None:
-    assert "2402.03300" in (grpo_run / "adapter" / "README.md").read_text()
-    assert (sft_run / "adapter" / "README.md").is_file()
-    assert "2508.03772" not in (sft_run / "adapter" / "README.md").read_text()
+def test_each_model_card_cites_its_method(gtpo_run: Path, grpo_run: Path, sft_run: Path) -> None:
+    gtpo, grpo, sft = ((run / "adapter" / "README.md").read_text() for run in (gtpo_run, grpo_run, sft_run))
+    assert "2508.03772" in gtpo and "2402.03300" in grpo and "2508.03772" not in sft
 
 
 # ---- resuming ----
-
-TIMES = ("step_time", "tokens_per_second", "num_tokens")
-
-
-@pytest.mark.slow
-def test_resumed_run_equals_an_uninterrupted_run(run: Run, gtpo_run: Path, work_dir: Path) -> None:
-    """Killed while writing the line of step 4, after checkpoint-2: steps 3 and 4 run again, with the same results."""
-    killed = work_dir / "runs" / "killed"
-    shutil.copytree(gtpo_run, killed)
-    for name in ("checkpoint-4", "adapter", "best"):
-        shutil.rmtree(killed / name, ignore_errors=True)
-    metrics = (killed / "metrics.jsonl").read_text()
-    (killed / "metrics.jsonl").write_text(metrics[: metrics.index('"step": 4') + 30])
-    config = yaml.safe_load((killed / "config.yaml").read_text())
-    (killed / "config.yaml").write_text(yaml.safe_dump(config | {"output_dir": str(killed)}))
-    measured = (killed / "initial_entropy.json").read_bytes()
-
-    ended = run("train_gtpo.py", "--resume", str(killed))
-    assert ended.code == 0, ended.stderr[-3000:]
-    assert_run_is_complete(killed, 4, CURVES | SPEED)
-    assert (
-        killed / "initial_entropy.json"
-    ).read_bytes() == measured  # read from the file, not measured on a trained policy
-    kept = (killed / "metrics.jsonl").read_text()
-    assert kept.startswith(metrics[: metrics.index('{"step": 3')])  # steps 1 and 2 did not run again
-    for before, after in zip(lines_of(gtpo_run), lines_of(killed), strict=True):
-        names = before.keys() - set(TIMES)
-        assert {name: after[name] for name in names} == pytest.approx({name: before[name] for name in names}, rel=1e-4)
-    adapters = [load_file(path / "adapter" / "adapter_model.safetensors") for path in (gtpo_run, killed)]
-    for name, weight in adapters[0].items():
-        torch.testing.assert_close(adapters[1][name], weight, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -276,78 +231,6 @@ def test_resumed_gtpo_uses_the_stored_entropy(run: Run, gtpo_run: Path, work_dir
 # ---- invalid usage ----
 
 ARITHMETIC = ("--model", "{tiny}", "--dataset", "arithmetic", "--max_steps", "1", *SMALL)
-INVALID_USAGE: dict[str, tuple[Sequence[str], str]] = {
-    "unknown-model": (("--model", "nobody/nothing", *ARITHMETIC[2:]), "nobody/nothing"),
-    "missing-model-directory": (("--model", "{tiny}/missing", *ARITHMETIC[2:]), "missing"),
-    "no-eos": (("--model", "{no_eos}", *ARITHMETIC[2:]), "no EOS token"),
-    "unknown-dataset": ((*ARITHMETIC, "--dataset", "gsm8"), "gsm8k"),
-    "missing-data-directory": ((*ARITHMETIC, "--dataset", "gsm8k", "--data_dir", "nowhere"), "nowhere"),
-    "missing-data-file": ((*ARITHMETIC, "--dataset", "gsm8k", "--data_dir", "{empty}"), "gsm8k_train.jsonl"),
-    "dataset-without-network": ((*ARITHMETIC, "--dataset", "gsm8k"), "data_dir"),
-    "unknown-key": ((*ARITHMETIC, "--gama", "0.1"), "--gamma"),
-    "unknown-key-in-file": ((*ARITHMETIC, "--config", "{bad_config}"), "gamma"),
-    "missing-config": ((*ARITHMETIC, "--config", "nowhere.yaml"), "nowhere.yaml"),
-    "config-without-value": ((*ARITHMETIC, "--config"), "--config"),
-    "model-without-value": (("--dataset", "arithmetic", "--model"), "--model"),
-    "group-of-one": ((*ARITHMETIC, "--G", "1"), "--num_generations is 1"),
-    "indivisible-batch": ((*ARITHMETIC, "--per_device_train_batch_size", "3"), "divide"),
-    "beta-with-gtpo": ((*ARITHMETIC, "--beta", "0.04"), "beta"),
-    "negative-gamma": ((*ARITHMETIC, "--gamma", "-1"), "gamma"),
-    "llama-without-gpu": (("--model", "llama", "--dataset", "gsm8k"), "--model tiny"),
-    "unsloth-without-gpu": ((*ARITHMETIC, "--backend", "unsloth"), "GPU"),
-    "unknown-backend": ((*ARITHMETIC, "--backend", "jax"), "jax"),
-    "vllm-missing": ((*ARITHMETIC, "--use_vllm", "true"), "vllm"),
-    "other-objective": ((*ARITHMETIC, "--loss_type", "cispo"), "loss_type"),
-    "all-prompts-too-long": ((*ARITHMETIC, "--max_prompt_length", "3"), "max_prompt_length"),
-    "lora-on-head": ((*ARITHMETIC, "--lora_target_modules", "lm_head"), "lm_head"),
-    "unknown-layers": ((*ARITHMETIC, "--lora_target_modules", "nothing"), "nothing"),
-    "negative-rank": ((*ARITHMETIC, "--lora_rank", "-1"), "rank"),
-    "temperature-zero": ((*ARITHMETIC, "--temperature", "0"), "temperature"),
-    "no-run-to-resume": ((*ARITHMETIC, "--resume"), "resume"),
-    "unknown-reporter": ((*ARITHMETIC, "--report_to", "paper"), "paper"),
-}
-OF_TRL = ("vllm-missing", "unknown-reporter")
-
-
-@pytest.fixture(scope="module")
-def refused(run: Run, tiny: Path, work_dir: Path) -> Callable[[str], tuple[Ended, Path]]:
-    """Run an invalid command once; return its result and its run directory."""
-    paths = {"tiny": str(tiny), "bad_config": str(work_dir / "bad.yaml"), "no_eos": str(work_dir / "no_eos")}
-    paths["empty"] = str(work_dir / "empty")
-    (work_dir / "empty").mkdir()
-    (work_dir / "bad.yaml").write_text("gama: 0.1\n")
-    save_untrained_tiny(work_dir / "no_eos")
-    tokenizer = work_dir / "no_eos" / "tokenizer_config.json"
-    tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"eos_token": None}))
-    seen: dict[str, tuple[Ended, Path]] = {}
-
-    def run_case(case: str) -> tuple[Ended, Path]:
-        if case not in seen:
-            directory = work_dir / "bad" / case
-            argv = [argument.format(**paths) for argument in INVALID_USAGE[case][0]]
-            seen[case] = run("train_gtpo.py", "--output_dir", str(directory), *argv), directory
-        return seen[case]
-
-    return run_case
-
-
-@pytest.mark.parametrize("case", INVALID_USAGE)
-def test_invalid_usage_gives_a_one_line_error(case: str, refused: Callable[[str], tuple[Ended, Path]]) -> None:
-    ended, _ = refused(case)
-    assert "Traceback" not in ended.stderr, ended.stderr[-600:]
-    assert ended.code == 2
-    lines = [line for line in ended.stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("train_gtpo.py: ")]
-    assert len(errors) == 1 and lines[-1] == errors[0]
-    assert INVALID_USAGE[case][1] in errors[0]
-    assert not any(line.startswith("usage:") for line in lines)
-
-
-@pytest.mark.parametrize("case", INVALID_USAGE)
-def test_invalid_usage_creates_no_run_directory(case: str, refused: Callable[[str], tuple[Ended, Path]]) -> None:
-    """But for errors of TRL's own trainer, whose directory the corrected command takes."""
-    files = set(os.listdir(refused(case)[1])) if refused(case)[1].exists() else set()
-    assert files == ({"config.yaml", "environment.json", "run.lock"} if case in OF_TRL else set())
 
 
 def test_existing_run_is_refused(run: Run, gtpo_run: Path, tiny: Path) -> None:
@@ -355,19 +238,13 @@ def test_existing_run_is_refused(run: Run, gtpo_run: Path, tiny: Path) -> None:
     argv = [argument.format(tiny=tiny) for argument in ARITHMETIC]
     ended = run("train_gtpo.py", *argv, "--output_dir", str(gtpo_run))
     assert ended.code == 2 and "Traceback" not in ended.stderr
-    assert ended.stderr.strip().splitlines()[-1].startswith(f"train_gtpo.py: {gtpo_run} exists: --resume")
+    assert "--resume" in ended.stderr.splitlines()[-1] and "--overwrite" in ended.stderr.splitlines()[-1]
     assert {path: path.stat().st_mtime_ns for path in gtpo_run.rglob("*")} == before
 
 
 def test_debug_shows_the_traceback(run: Run) -> None:
     ended = run("train_gtpo.py", "--gamma", "-1", "--debug")
     assert ended.code == 1 and "Traceback" in ended.stderr and "UsageError" in ended.stderr
-
-
-def test_help_needs_no_model(run: Run) -> None:
-    for script in ("train_gtpo.py", "train_grpo.py", "train_sft.py"):
-        ended = run(script, "--help")
-        assert ended.code == 0 and "--dataset" in ended.stdout and script in ended.stdout
 
 
 def test_dry_run_prints_the_settings_as_yaml(run: Run, tiny: Path, work_dir: Path) -> None:
@@ -393,9 +270,3 @@ def test_train_scripts_differ_only_in_the_method() -> None:
     ]
     grpo, gtpo = ([word for word in text if word] for text in words)
     assert grpo == gtpo
-
-
-def test_the_adapter_is_saved_before_the_report() -> None:
-    """A kill while the report is drawn leaves a finished run."""
-    text = (ROOT / "gtpo" / "training" / "loop.py").read_text()
-    assert 0 < text.index("    save_adapter(trainer, settings)") < text.index("write_report(settings.")

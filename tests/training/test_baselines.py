@@ -72,20 +72,6 @@ def test_conflict_push_computed_by_hand() -> None:
     assert opening == (0.25, 1.5) and closing == (-0.25, 0.5)
 
 
-def test_conflict_push_counts_no_padding() -> None:
-    # the second completion lies wholly in its backward span: one conflict token, (1/2) 1 - (1/2) 1/2
-    assert push_of([[5, 6], [6]], [1.0, -0.5], 2, [0.5, 0.5])[0] == 0.25
-
-
-def test_conflict_push_of_equal_weights_cancels_on_a_prefix_of_the_whole_group() -> None:
-    completions, advantages = [[1, 2, 5], [1, 2, 6, 7], [1, 2], [1, 2, 8, 3, 4]], [1.5, -0.5, -0.5, -0.5]
-    lengths = [1 / len(row) for row in completions]
-    push, corrected = push_of(completions, advantages, 4, [0.25] * 4)
-    assert push == pytest.approx(0.0, abs=1e-15) and corrected == pytest.approx(0.75)  # Dr. GRPO and DAPO
-    push, _ = push_of(completions, advantages, 4, [length / 4 for length in lengths])
-    assert push == pytest.approx((1.5 / 3 - 0.5 * (1 / 4 + 1 / 2 + 1 / 5)) / 4)  # GRPO: 1/|o_i| leaves a rest
-
-
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_conflict_push_equals_the_naive_reference(loss_type: str) -> None:
     completions = canned_group(0) + canned_group(1)

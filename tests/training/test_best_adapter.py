@@ -75,12 +75,21 @@ def test_a_best_adapter_of_a_later_step_than_the_checkpoint_is_measured_again(tm
         assert callback.best == known
 
 
-def test_a_short_run_averages_an_eighth_of_its_steps(tiny: Path, tmp_path: Path) -> None:
-    run = FakeTraining(tmp_path, tiny, max_steps=17)
-    for accuracy in (90, 30, 60, 80, 10):  # means over 2 steps: 60, 45, 70, 45
+@pytest.mark.parametrize(
+    ("max_steps", "accuracies", "best"),
+    [
+        (17, (90, 30, 60, 80, 10), {"accuracy": 70.0, "step": 4}),  # an eighth, 2 steps: means 60, 45, 70, 45
+        (1, (50, 50), {"accuracy": 50.0, "step": 1}),  # the first of equal ones
+    ],
+)
+def test_a_short_run_averages_an_eighth_of_its_steps(
+    max_steps: int, accuracies: tuple[int, ...], best: dict[str, float], tiny: Path, tmp_path: Path
+) -> None:
+    run = FakeTraining(tmp_path, tiny, max_steps)
+    for accuracy in accuracies:
         run.step(accuracy)
     run.call("on_train_end")
-    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"accuracy": 70.0, "step": 4}
+    assert json.loads((tmp_path / "best" / "best.json").read_text()) == best and stored_step(tmp_path) == best["step"]
 
 
 def test_a_resumed_run_restores_its_window_and_best_step(
@@ -112,15 +121,6 @@ def test_the_saved_adapter_loads_in_peft_with_the_trained_weights(tiny: Path, tm
         if weight.requires_grad:
             assert torch.equal(weight, trained[name]), name
     assert AutoTokenizer.from_pretrained(tmp_path / "best").chat_template
-
-
-def test_the_first_of_equally_good_steps_is_kept(tiny: Path, tmp_path: Path) -> None:
-    run = FakeTraining(tmp_path, tiny, max_steps=1)
-    for accuracy in (50, 50):
-        run.step(accuracy)
-    assert run.callback.best == {"accuracy": 50.0, "step": 1}
-    run.call("on_train_end")
-    assert stored_step(tmp_path) == 1
 
 
 def test_the_accuracy_selects_before_the_reward(tiny: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptA
 from gtpo.cli.parse import parse
 from gtpo.prompts import SYSTEM_PROMPT, to_messages
 from gtpo.runs.directory import RunDirectory
-from gtpo.training.export import model_card, save_adapter
+from gtpo.training.loop import model_card, save_adapter
 
 ROWS = [{"prompt": to_messages("1 + 1?"), "answer": "2"}]
 
@@ -53,7 +52,6 @@ def test_the_front_matter_of_a_hub_model(adapter: Path) -> None:
     card = model_card(settings, ROWS, adapter, "me/my-model")
     common = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": ["gtpo", "trl", "lora"]}
     assert front_matter(card) == common | {"base_model": "Qwen/Qwen2.5-3B-Instruct", "datasets": ["openai/gsm8k"]}
-    assert "vllm serve Qwen/Qwen2.5-3B-Instruct " in card
     ModelCard(card)  # the Hub's reader accepts it
     card = card_of(adapter)  # a local base and generated data are left out
     assert front_matter(card) == common
@@ -67,20 +65,12 @@ def test_each_method_names_its_paper(adapter: Path) -> None:
     assert "## Citation" not in sft and "arxiv" not in sft
 
 
-def test_the_command_of_vllm_is_quoted_and_has_the_rank_of_the_adapter(adapter: Path) -> None:
-    (command,) = re.findall("```bash\n(.*)\n```", card_of(adapter, "--lora_rank", "64"))
-    assert shlex.split(command) == [
-        *("vllm", "serve", "/models/the base", "--enable-lora", "--max-lora-rank", "64"),
-        *("--lora-modules", "adapter=me/my model"),
-    ]
-
-
 def test_a_merged_model_needs_no_base(adapter: Path) -> None:
     merged = adapter.parent / "merged"
     merged.mkdir()
     card = model_card(settings_of(adapter.parent), ROWS, merged, "me/merged")
     assert front_matter(card)["library_name"] == "transformers" and "lora" not in front_matter(card)["tags"]
-    assert "peft" not in card.partition("## Quick start")[2].lower() and "vllm serve me/merged\n" in card
+    assert "peft" not in card.partition("## Quick start")[2].lower()
 
 
 def test_scores_and_initial_entropy(adapter: Path) -> None:

@@ -1,6 +1,8 @@
 """ConflictMetrics and RolloutCheck on TRL's own GRPOTrainer: values against naive references, and no changed weight."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -183,27 +185,21 @@ def test_a_sampler_in_sync_passes(tiny: Path, tmp_path: Path, monkeypatch: pytes
     assert steps == [0, 1, 2, 4, 7]
 
 
-def test_a_check_scores_only_enough_completions(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = with_sampler(make_trainer("trl", tiny, tmp_path))
-    batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
-    score, scored = trainer._get_per_token_logps_and_entropies, []
-
-    def counted(model: Any, ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        scored.append(len(ids))
-        return score(model, ids, *args, **kwargs)
-
-    trainer._get_per_token_logps_and_entropies = counted
-    first_two = sum(map(len, canned_group(0)[:2]))
-    for enough in (first_two, first_two + 1, 10_000):
-        monkeypatch.setattr("gtpo.training.checks.ENOUGH", enough)
-        check_rollouts(trainer, batch)
-    assert scored == [2, 2, 3, 3, GROUP, GROUP]  # each by the policy and by the base model
-    batch["sampling_per_token_logps"][2:] -= 9.0  # beyond the first two completions nothing is looked at
-    monkeypatch.setattr("gtpo.training.checks.ENOUGH", first_two)
-    check_rollouts(trainer, batch)
-    monkeypatch.setattr("gtpo.training.checks.ENOUGH", first_two + 1)
-    with pytest.raises(RunError, match="rollouts do not come from the adapter"):
-        check_rollouts(trainer, batch)
+@pytest.mark.parametrize(
+    ("of_policy", "of_base", "passes"),
+    [(0.15, 0.1, True), (0.25, 0.1, False), (0.25, 9.0, True), (0.35, 9.0, False)],
+)
+def test_rollouts_may_be_up_to_twice_as_far_from_the_policy_as_from_the_base_model(
+    of_policy: float, of_base: float, passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding separates the sampler from both; a gap in nats per token."""
+    gaps = iter([of_policy, of_base])
+    monkeypatch.setattr("gtpo.training.checks.score", lambda *_: torch.full((2, 4), -next(gaps)))
+    batch = {"completion_mask": torch.ones(2, 4), "sampling_per_token_logps": torch.zeros(2, 4)}
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model, gather=lambda gap: gap, device=torch.device("cpu"))
+    model, state = SimpleNamespace(disable_adapter=nullcontext), SimpleNamespace(global_step=1)
+    with nullcontext() if passes else pytest.raises(RunError):
+        check_rollouts(SimpleNamespace(accelerator=accelerator, model=model, state=state), batch)
 
 
 @pytest.mark.parametrize(("target_modules", "in_sync"), [(None, True), (("q_proj",), None)])

@@ -15,7 +15,7 @@ from trl import GRPOConfig
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments, Settings
 from gtpo.cli.parse import parse
 from gtpo.errors import RunError
-from gtpo.training.export import save_adapter
+from gtpo.training.loop import save_adapter
 
 
 def settings_of(directory: Path, model: Path, *argv: str, push_to_hub: bool = False) -> Settings:
@@ -55,7 +55,7 @@ def test_a_card_that_fails_does_not_fail_the_run(
     trained: tuple[Any, Path], tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer, run = trained
-    monkeypatch.setattr("gtpo.training.export.model_card", lambda *arguments: 1 / 0)
+    monkeypatch.setattr("gtpo.training.loop.model_card", lambda *arguments: 1 / 0)
     save_adapter(trainer, settings_of(run, tiny))
     assert (run / "adapter" / "adapter_model.safetensors").is_file()
     assert "ZeroDivisionError" in caplog.text
@@ -77,7 +77,7 @@ def test_merged_weights_are_base_plus_adapter_in_16_bits(trained: tuple[Any, Pat
     assert merged.keys() == base.keys()
     assert AutoTokenizer.from_pretrained(run / "merged").chat_template
     card = (run / "merged" / "README.md").read_text()
-    assert "2508.03772" in card and f"vllm serve {run / 'merged'}" in card and "--enable-lora" not in card
+    assert "2508.03772" in card and f'path = "{run / "merged"}"' in card
 
 
 class Hub:

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import trl
 from datasets import Dataset
 from helpers import canned
 from helpers.canned import make_trainer, trained_weights
@@ -30,7 +32,6 @@ from gtpo.arguments import (
     Settings,
 )
 from gtpo.cli.parse import parse
-from gtpo.cli.validation import evaluation_settings
 from gtpo.data.load import hold_out, load_rows, load_train
 from gtpo.errors import UsageError
 from gtpo.paper.results import Results, condense, read_results
@@ -118,13 +119,6 @@ def test_the_batch_is_a_multiple_of_the_group() -> None:
     assert sizes == [4, 4, 6, 8]
 
 
-def test_several_processes_share_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    values: dict[str, Any] = settings("--eval_rows", "9").to_dict()
-    values |= {"num_generations_eval": 6, "per_device_eval_batch_size": None, "per_device_train_batch_size": 4}
-    assert evaluation_settings(values, processes=4)["per_device_eval_batch_size"] == 6  # 24 completions
-    assert evaluation_settings(values, processes=3)["per_device_eval_batch_size"] == 4  # 12
-
-
 def test_the_metric_is_the_reward_or_the_loss_where_there_is_no_accuracy() -> None:
     assert settings("--eval_rows", "9", "--reward", "format").trainer.metric_for_best_model == "eval_reward"
     trainer = settings("--eval_rows", "9", method="sft").trainer
@@ -138,35 +132,24 @@ def test_without_held_out_rows_nothing_is_evaluated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
+    "argv",
     [
-        *(
-            (words, rf"^--{words[0]} has no effect without held-out rows: add --eval_dataset or --eval_rows\.$")
-            for words in (
-                ["eval_steps", "5"],
-                ["eval_strategy", "steps"],
-                ["eval_on_start", "true"],
-                ["eval_delay", "3"],
-                ["num_generations_eval", "2"],
-                ["metric_for_best_model", "reward"],
-            )
-        ),
-        (["eval_rows", "9", "--eval_steps", "0"], r"^--eval_steps is 0\.0: expected at least 1, or a share"),
-        (["eval_rows", "9", "--num_generations_eval", "0"], "^--num_generations_eval is 0: expected at least 1"),
-        (
-            ["eval_rows", "9", "--num_generations_eval", "3", "--per_device_eval_batch_size", "4"],
-            r"--per_device_eval_batch_size 4 x 1 process\(es\) = 4 must be a multiple of --num_generations_eval 3",
-        ),
-        (
-            ["eval_rows", "9", "--load_best_model_at_end", "true"],
-            "^--load_best_model_at_end is True: expected false, because best/",
-        ),
-        (["save_strategy", "best"], "^--save_strategy is .*best.*: expected steps or epoch, because best/"),
+        "--eval_steps 5",  # these have no effect without held-out rows
+        "--eval_strategy steps",
+        "--eval_on_start true",
+        "--eval_delay 3",
+        "--num_generations_eval 2",
+        "--metric_for_best_model reward",
+        "--eval_steps 0 --eval_rows 9",
+        "--num_generations_eval 0 --eval_rows 9",
+        "--per_device_eval_batch_size 4 --num_generations_eval 3 --eval_rows 9",
+        "--load_best_model_at_end true --eval_rows 9",  # best/ has it
+        "--save_strategy best",
     ],
 )
-def test_settings_without_effect_or_out_of_range_are_refused(argv: list[str], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        settings(f"--{argv[0]}", *argv[1:])
+def test_settings_without_effect_or_out_of_range_are_refused(argv: str) -> None:
+    with pytest.raises(UsageError, match=argv.split()[0]):
+        settings(*argv.split())
 
 
 def test_a_file_that_says_no_evaluation_gives_way_to_held_out_rows(tmp_path: Path) -> None:
@@ -192,7 +175,7 @@ def test_every_row_is_held_out_or_trained_on() -> None:
 @pytest.mark.parametrize("count", [0, -1, 20, 21])
 def test_a_number_of_rows_that_leaves_nothing_is_refused(count: int) -> None:
     rows = Dataset.from_dict({"prompt": ["Row"] * 20})
-    with pytest.raises(UsageError, match=rf"^--eval_rows is {count}: expected 1 to 19 of the 20 rows\.$"):
+    with pytest.raises(UsageError, match="--eval_rows"):
         hold_out(rows, count, seed=0)
 
 
@@ -244,7 +227,7 @@ def test_a_file_of_held_out_rows(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert held_out is not None and list(held_out["answer"]) == ["4", "5", "6"]
     assert held_out.column_names == ["prompt", "answer"]  # what the rewards see in training
     assert caplog.messages == ["1 of 3 held-out prompts are also prompts of training rows"]
-    with pytest.raises(UsageError, match=r"c\.jsonl has no column 'answer', and the training rows have\.$"):
+    with pytest.raises(UsageError, match="'answer'"):
         load_rows(settings_for(DataArguments(str(tmp_path / "a.jsonl"), eval_dataset=str(tmp_path / "c.jsonl"))))
 
 
@@ -263,36 +246,20 @@ def test_a_metric_is_the_mean_over_the_rows(method: str, tiny: Path, tmp_path: P
     assert {"eval_conflict_tokens", "eval_frac_reward_zero_std"} <= trainer.evaluate().keys()
 
 
-def test_the_entropy_is_that_of_the_completions(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_draws_numbers_of_its_own(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_sampling("grpo", tiny, tmp_path, rows_worth(WORTH))
-    entropies: list[float] = []
-    score = trainer._generate_and_score_completions
-
-    def noting(rows: Any) -> Any:
-        batch = score(rows)
-        entropies.extend(trainer.mean_entropies(batch).tolist())
-        return batch
-
-    monkeypatch.setattr(trainer, "_generate_and_score_completions", noting)
-    with torch.no_grad():
-        assert trainer.evaluate()["eval_entropy"] == pytest.approx(sum(entropies) / 5, abs=1e-6)
-    assert len(entropies) == 5 and max(entropies) - min(entropies) > 1e-3
-
-
-def test_evaluations_of_the_same_policy_are_equal(tiny: Path, tmp_path: Path) -> None:
-    """The random numbers are those of the seed, also after training has drawn some."""
-    trainer = make_sampling("grpo", tiny, tmp_path, rows_worth(WORTH))
-    first = trainer.evaluate()
-    torch.rand(7)
-    second = trainer.evaluate()
-    times = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_model_preparation_time"}
-    assert {k: v for k, v in first.items() if k not in times} == {k: v for k, v in second.items() if k not in times}
+    monkeypatch.setattr(trl.GRPOTrainer, "evaluate", lambda self: {"drawn": torch.rand(1).item()})
+    drawn = []
+    for rank in (0, 1, 0):
+        trainer.accelerator = SimpleNamespace(process_index=rank, device=torch.device("cpu"), is_main_process=False)
+        drawn.append(trainer.evaluate()["drawn"])
+    assert drawn[0] == drawn[2] != drawn[1]
 
 
 def test_batches_that_split_a_group_are_refused(tiny: Path, tmp_path: Path) -> None:
     trainer = make_sampling("grpo", tiny, tmp_path, rows_worth(WORTH))
     trainer.num_generations_eval = 3
-    with pytest.raises(UsageError, match=r"--per_device_eval_batch_size 2 x 1 process\(es\) = 2 must be a multiple of"):
+    with pytest.raises(UsageError, match="--per_device_eval_batch_size"):
         trainer.evaluate()
 
 
@@ -378,52 +345,28 @@ def test_the_initial_entropy_has_its_own_random_numbers(tiny: Path, tmp_path: Pa
 # Resume
 
 
-def started(directory: Path, *argv: str) -> None:
-    """A run with a checkpoint of step 2."""
-    run = settings("--output_dir", str(directory), "--max_steps", "10", *argv)
-    start_run(run)
-    checkpoint = directory / "checkpoint-2"
+@pytest.mark.parametrize(
+    ("before", "flags", "is_kept"),
+    [
+        ("", "--eval_rows 5", False),
+        ("--eval_rows 5", "--eval_rows 6", False),
+        ("--eval_rows 5", "--seed 6", False),  # the seed decides which rows
+        ("--eval_dataset arithmetic", "--eval_dataset x.jsonl", False),
+        ("", "--eval_dataset arithmetic", True),
+        ("--eval_rows 5", "", True),
+        ("--eval_dataset arithmetic", "--seed 6", True),
+    ],
+)
+def test_a_resumed_run_keeps_its_held_out_rows(before: str, flags: str, is_kept: bool, tmp_path: Path) -> None:
+    start_run(settings("--output_dir", str(tmp_path), "--max_steps", "10", *before.split()))
+    checkpoint = tmp_path / "checkpoint-2"
     checkpoint.mkdir()
     for name in ("adapter_model.safetensors", "optimizer.pt", "rng_state.pth"):
         (checkpoint / name).write_text("")
     (checkpoint / "trainer_state.json").write_text('{"global_step": 2, "max_steps": 10}')
     write_manifest(checkpoint)
-
-
-@pytest.mark.parametrize(
-    ("before", "flags", "message"),
-    [
-        ([], ["--eval_rows", "5"], "it was started with --eval_rows None, not 5; remove --eval_rows"),
-        (["--eval_rows", "5"], ["--eval_rows", "6"], "it was started with --eval_rows 5, not 6; remove --eval_rows"),
-        (["--eval_rows", "5"], ["--seed", "6"], "has other held-out rows: it was started with --seed 3407, not 6"),
-        (
-            ["--eval_dataset", "arithmetic"],
-            ["--eval_dataset", "x.jsonl"],
-            "with --eval_dataset arithmetic, not x",
-        ),
-    ],
-)
-def test_a_resumed_run_keeps_its_held_out_rows(
-    before: list[str], flags: list[str], message: str, tmp_path: Path
-) -> None:
-    started(tmp_path, *before)
-    with pytest.raises(UsageError, match=message):
-        check_run(settings("--resume", str(tmp_path), *flags), rows=100)
-
-
-@pytest.mark.parametrize(
-    ("before", "flags"),
-    [
-        ([], ["--eval_dataset", "arithmetic"]),
-        (["--eval_rows", "5"], []),
-        (["--eval_dataset", "arithmetic"], ["--seed", "6"]),
-    ],
-)
-def test_a_run_is_resumed_with_the_rows_it_has_or_with_others_than_its_own(
-    before: list[str], flags: list[str], tmp_path: Path
-) -> None:
-    started(tmp_path, *before)
-    assert check_run(settings("--resume", str(tmp_path), *flags), rows=100) == str(tmp_path / "checkpoint-2")
+    with nullcontext() if is_kept else pytest.raises(UsageError, match=flags.split()[0]):
+        assert check_run(settings("--resume", str(tmp_path), *flags.split()), rows=100) == str(checkpoint)
 
 
 def test_a_resumed_run_does_not_evaluate_its_start_again(tmp_path: Path) -> None:

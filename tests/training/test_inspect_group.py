@@ -6,11 +6,8 @@ from typing import Any
 import pandas
 import pytest
 import torch
-import trl
 from helpers.canned import GROUP, _Canned, canned_group, make_trainer
 from helpers.reference import naive_conflict_mask, naive_conflict_weights
-
-from gtpo.errors import UsageError
 
 
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
@@ -80,13 +77,6 @@ def test_inspect_group_has_no_side_effects(
     assert all(torch.equal(plain[name], inspected[name]) for name in plain)
 
 
-def test_several_processes_are_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make_trainer("grpo", tiny, tmp_path)
-    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
-    with pytest.raises(UsageError, match="needs one process, and 2"):
-        trainer.inspect_group(0)
-
-
 def test_token_texts_keep_spaces_and_special_tokens(tiny: Path, tmp_path: Path) -> None:
     from gtpo.training.record import _token_texts
 
@@ -112,17 +102,12 @@ def test_state_is_restored_when_a_reward_raises(tiny: Path, tmp_path: Path, monk
     assert not trainer._pending_metrics and not trainer._pending_extra_logs  # the next step would log them
 
 
-def test_the_check_of_the_rollouts_is_not_postponed(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = make_trainer("grpo", tiny, tmp_path)
-    score = trl.GRPOTrainer._generate_and_score_completions
-    monkeypatch.setattr(
-        trl.GRPOTrainer,
-        "_generate_and_score_completions",
-        lambda self, inputs: score(self, inputs) | {"sampling_per_token_logps": torch.zeros(1)},
-    )
-    checked: list[int] = []
-    monkeypatch.setattr("gtpo.training.trainer.check_rollouts", lambda trainer, batch: checked.append(1))
-    trainer.inspect_group(0)
-    assert checked and trainer._next_rollout_check == 0
+def test_the_rewards_are_those_of_the_group_after_a_step_too(tiny: Path, tmp_path: Path) -> None:
+    """Its rows follow those of the step in TRL's table. The check of the rollouts is not postponed."""
+    trainer = make_trainer("grpo", tiny, tmp_path, num_generations=GROUP // 2)
+    trainer.model.train()
+    trainer._generate_and_score_completions([trainer.train_dataset[i // 6] for i in range(GROUP)])
+    trainer.state.global_step, trainer._next_rollout_check = 1, 1
+    before, expected = ([float(sum(ids) % 3) for ids in canned_group(step)] for step in (0, 1))
+    assert trainer.inspect_group(0).rewards == {"reward_parity": expected[:6]} != {"reward_parity": before[6:]}
+    assert trainer._next_rollout_check == 1

@@ -1,17 +1,24 @@
-"""Security: remote code is not run, gated weights give a clear error, secrets are not stored."""
+"""Security: remote code is not run, secrets are not stored, a printed command can be pasted."""
 
 import ast
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from trl import GRPOConfig
 
+from gtpo.cli.parse import parse
 from gtpo.errors import RunError, UsageError
 from gtpo.models.load import load_base
+from gtpo.reports.wandb import start_wandb
+from gtpo.runs.directory import RunDirectory, command_of
+from train_gtpo import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 SECRETS = {"HF_TOKEN": "hf_secretOfTheHub", "WANDB_API_KEY": "secretOfWandb".ljust(40, "x")}
@@ -40,23 +47,9 @@ def test_code_in_a_model_directory_is_not_run(tmp_path: Path) -> None:
     code = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}
     (directory / "config.json").write_text(json.dumps({"model_type": "theirs", "auto_map": code}))
     (directory / "theirs.py").write_text(f"open({str(ran)!r}, 'w')\n")
-    with pytest.raises(UsageError, match="it contains its own Python code, which is not executed"):
+    with pytest.raises(UsageError, match="Python code"):
         load_base(str(directory))
     assert not ran.exists()
-
-
-def test_gated_weights_error_says_how_to_get_access(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoConfig
-
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise OSError("You are trying to access a gated repo.\nMake sure to have access to it at https://...")
-
-    monkeypatch.setattr(AutoConfig, "from_pretrained", refuse)
-    with pytest.raises(
-        UsageError,
-        match=r"^cannot load model .meta-llama/x.: it is gated, accept its license on the Hub, then `hf auth login`",
-    ):
-        load_base("meta-llama/x")
 
 
 def test_every_auto_class_is_told_not_to_run_remote_code() -> None:
@@ -69,6 +62,31 @@ def test_every_auto_class_is_told_not_to_run_remote_code() -> None:
     ]
     assert len(calls) >= 9
     assert [call for call in calls if "trust_remote_code=False" not in call[2]] == []
+
+
+@pytest.mark.parametrize("planted", ["a link", "hf_secretOfTheHub"])
+def test_the_wandb_id_of_a_stored_run_sends_no_text_of_a_file(
+    planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr("wandb.init", lambda **options: SimpleNamespace(define_metric=lambda *_, **__: None, **options))
+    (tmp_path / "secret").write_text("abcd1234")  # as the id of a run
+    identity = tmp_path / "wandb_id"
+    identity.symlink_to(tmp_path / "secret") if planted == "a link" else identity.write_text(planted)
+    settings = parse("gtpo", (*SETTINGS, GRPOConfig), ["--output_dir", str(tmp_path)])
+    first, second = start_wandb(settings).id, start_wandb(settings).id
+    assert first == second == identity.read_text() and first not in ("abcd1234", planted)
+    assert (tmp_path / "secret").read_text() == "abcd1234" and not identity.is_symlink()
+
+
+def test_a_printed_command_is_quoted_and_names_code_and_where_the_run_sends_something(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "a b;touch PWNED;$(touch PWNED)")
+    run.path.mkdir()
+    stored = {"model": "tiny", "gamma": 0.1, "reward": ["format", "my file.py:f"], "report_to": "none"}
+    run.config.write_text(json.dumps(stored | {"push_to_hub": True, "hub_model_id": "me/m"}))
+    sends = ["--push_to_hub", "True", "--hub_model_id", "me/m"]
+    expected = ["python", "train_gtpo.py", "--config", str(run.config), *sends, "--reward", "format", "my file.py:f"]
+    assert shlex.split(command_of(run, "--config", str(run.config))) == expected
 
 
 @pytest.mark.parametrize("text", ["\x1b[31mred", "bell\x07", "\u202eright to left", "\x9b2J", "\ud800"])
