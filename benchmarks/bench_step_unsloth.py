@@ -37,7 +37,8 @@ LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 def unsloth_model(shape: str, directory: Path) -> Any:
     torch.manual_seed(0)
     save_untrained_tiny(directory / "tokenizer")
-    LlamaForCausalLM(LlamaConfig(**SHAPES[shape])).save_pretrained(directory / shape)
+    config = LlamaConfig(**SHAPES[shape], pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    LlamaForCausalLM(config).save_pretrained(directory / shape)
     AutoTokenizer.from_pretrained(directory / "tokenizer").save_pretrained(directory / shape)
     loader = unsloth.FastLanguageModel
     model, _ = loader.from_pretrained(
