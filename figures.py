@@ -5,7 +5,6 @@
     python figures.py --search results/tiny                 # from the results stored in this repository
     python figures.py --wandb ENTITY/PROJECT                # from wandb
     python figures.py --runs outputs/A outputs/B --labels GTPO GRPO --output curves.png    # any runs, in one figure
-    python figures.py --compare outputs/A outputs/B         # paired difference of two evaluated runs
 
 Each figure is written as PNG and PDF with a caption. A run of configs/experiments.yaml is found by the name of its
 directory, with or without the seed (gtpo-g8-s1).
@@ -16,7 +15,6 @@ from pathlib import Path
 
 from gtpo.cli.parse import refuse_unknown
 from gtpo.errors import UsageError
-from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.paper.figures import draw_all
 from gtpo.paper.matrix import SCALES, load_matrix, models_of_runs, select_figures
 from gtpo.paper.results import read_results, read_wandb
@@ -34,22 +32,15 @@ def main() -> None:
     add("--wandb", metavar="ENTITY/PROJECT", help="read the runs from wandb instead")
     add("--runs", nargs="+", metavar="RUN", help="draw these run directories in one figure instead")
     add("--labels", nargs="+", metavar="NAME", help="legend labels of --runs (default: their names)")
-    add("--compare", nargs="+", metavar="DIR", help="draw the comparison of evaluate.py --compare instead")
-    add("--output", metavar="PATH", help="directory [figures]; the file with --runs [curves.png] and --compare")
+    add("--output", metavar="PATH", help="directory [figures]; the file with --runs [curves.png]")
     add("--window", metavar="N", type=int, default=10, help="steps of the trailing mean of --runs [10]")
     flags, unknown = parser.parse_known_intermixed_args()
     refuse_unknown(unknown, vars(flags))
 
-    if flags.output and not Path(flags.output).suffix and (flags.runs or flags.compare):
+    if flags.output and not Path(flags.output).suffix and flags.runs:
         raise UsageError(f"--output {flags.output} is not a file name: add a name with a suffix, as in curves.png.")
     if flags.runs:
         print(draw_runs(flags.runs, flags.labels, flags.output or "curves.png", flags.window))
-        return
-    if flags.compare:
-        from gtpo.evaluation.compare import compare_sides, draw_comparisons, find_sides
-
-        sides = find_sides(flags.compare, EvaluationArguments.output_dir)
-        print(*draw_comparisons(compare_sides(sides), flags.output or "compare.png"), sep="\n")
         return
     for place in flags.search or ():
         if not Path(place).is_dir():

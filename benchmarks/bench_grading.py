@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gtpo import grading
 from gtpo.data.load import load_benchmark
 from gtpo.evaluation.metrics import majority_at_k
-from gtpo.grading import compare, numerals, structure, units
+from gtpo.grading import compare, numerals, structure, units, worker
 
 SAMPLES = 64
 WRAPPINGS = ("{}", "${}$", r"\boxed{{{}}}", r"$\boxed{{{}}}$", "{}.", "The answer is ${}$.", " {}\n", "**{}**")
@@ -58,7 +58,7 @@ def measure(name: str, golds: list[str], pool: list[str], rng: random.Random, *,
         units.split_unit,
     ):
         cached.cache_clear()
-    calls, late = grading.worker_calls(), grading.timeouts()
+    calls, late = worker.shared_worker.calls, grading.timeouts()
     correct = total = won = 0
     seconds = 0.0
     for gold, completions_G in zip(golds, completions, strict=True):
@@ -69,7 +69,7 @@ def measure(name: str, golds: list[str], pool: list[str], rng: random.Random, *,
             won += sum(majority_at_k(extracted_G, correct_G, k) for k in (4, 8, 16, 32, 64)) >= 3
         seconds += time.perf_counter() - start
         correct, total = correct + sum(correct_G), total + len(correct_G)
-    no_sympy = 1 - (grading.worker_calls() - calls) / total
+    no_sympy = 1 - (worker.shared_worker.calls - calls) / total
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
         f"{name:14}{total:12,}{correct:9,}{strict:9.1f}{seconds:9.1f}{total / seconds:12,.0f}{no_sympy:10.2%}"

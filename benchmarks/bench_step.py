@@ -52,7 +52,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from gtpo import ConflictMetrics, RolloutCheck
 from gtpo.arguments import GTPOArguments
-from gtpo.models.tiny import save_untrained_tiny
+from gtpo.models.hub import save_untrained_tiny
 from gtpo.training.checks import INTERVAL
 from gtpo.training.initial_entropy import padded_batch
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer

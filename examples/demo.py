@@ -38,7 +38,10 @@ def print_samples(evaluation: Path, count: int = 3) -> None:
     from gtpo.grading import extract_answer, is_correct
 
     before, after = (
-        {row["id"]: " ".join(row["completion"].split()) for row in map(json.loads, path.read_text().splitlines()[1:])}
+        {
+            row["id"]: " ".join(row["completion"].split())
+            for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()[1:])
+        }
         for path in sorted(evaluation.glob("*/arithmetic.jsonl"))  # base-tiny, then the run; the first line: settings
     )
     shown = 0
@@ -75,7 +78,7 @@ def main() -> None:
     for way, sampling in (("greedy", ["--temperature", "0", "--k", "1"]), ("sampled", ["--k", "8"])):
         runs = ["--limit", problems, "--runs", "base", gtpo, "--output_dir", f"{evaluation}/{way}"]
         run("evaluate.py", "--benchmarks", "arithmetic", *sampling, *runs)
-        entries = json.loads((Path(evaluation) / way / "results.json").read_text())["results"]
+        entries = json.loads((Path(evaluation) / way / "results.json").read_text(encoding="utf-8"))["results"]
         for entry in entries:
             when = "before" if entry["adapter"] is None else "after"
             scores[f"accuracy_{when}_{way}"] = entry["scores"]["pass"]["1"]
@@ -83,7 +86,7 @@ def main() -> None:
     run("figures.py", "--runs", gtpo, "--labels", "GTPO", "--output", str(directory / "curves.png"))
 
     summary = scores | {"seconds": round(time.time() - start, 1)}
-    (directory / "summary.json").write_text(json.dumps(summary, indent=2))
+    (directory / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
     print_samples(directory / "evaluation" / "greedy")
     rows = [(name, way, *(summary[f"{name}_{when}_{way}"] for when in ("before", "after"))) for name, way in ROWS]
     table = "\n".join(f"  {name:10} (%)  {way:8} {before:10.1f} {after:13.1f}" for name, way, before, after in rows)

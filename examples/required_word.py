@@ -49,4 +49,4 @@ def rows(size: int = 400) -> Iterator[dict[str, str]]:
 
 if __name__ == "__main__":
     lines = [json.dumps(row) + "\n" for row in rows()]
-    Path(__file__).with_suffix(".jsonl").write_text("".join(lines))
+    Path(__file__).with_suffix(".jsonl").write_text("".join(lines), encoding="utf-8")

@@ -38,7 +38,7 @@ def write_data(directory: Path) -> None:
         )
     directory.mkdir(parents=True, exist_ok=True)
     for name, of_name in rows.items():
-        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of_name))
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of_name), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python examples/tiny_base.py gtpo/models/tiny_base
 
 It is built from a seed and trained, all weights, on arithmetic with deliberately imperfect targets. Another CPU or
-PyTorch rounds to other weights. After an edit of the recipe, name the new directory in gtpo/models/tiny.py.
+PyTorch rounds to other weights. After an edit of the recipe, name the new directory in gtpo/models/hub.py.
 """
 
 import argparse
@@ -130,8 +130,8 @@ def train_tiny(root: Path) -> Path:
     trainer.train()
     trainer.model.save_pretrained(directory)
     losses = [round(entry["loss"], 4) for entry in trainer.state.log_history if "loss" in entry]
-    (directory / "losses.json").write_text(json.dumps(losses))
-    (directory / "tiny.json").write_text(json.dumps(TINY, indent=2))
+    (directory / "losses.json").write_text(json.dumps(losses), encoding="utf-8")
+    (directory / "tiny.json").write_text(json.dumps(TINY, indent=2), encoding="utf-8")
     return directory
 
 

@@ -16,7 +16,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Write a file completely or not at all: to a temporary name, then rename."""
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.unlink(missing_ok=True)  # never through a link
-    unfinished.write_text(text)
+    unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
 
 

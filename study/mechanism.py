@@ -15,8 +15,7 @@ from gtpo.paper.matrix import RUNS, Experiment, Matrix, experiment, with_earlier
 from gtpo.paper.results import rounded
 from gtpo.paper.runner import run_all, slots_of
 from gtpo.paper.states import state_of
-from gtpo.reports.curves import grid
-from gtpo.reports.intervals import LEAST_SEEDS
+from gtpo.reports.curves import LEAST_SEEDS, grid
 from study.rendering import render
 
 SPLITS: dict[str, Callable[[dict[str, Any]], bool]] = {
@@ -241,11 +240,13 @@ def write_mechanism() -> dict[str, dict[str, Any]]:
             shutil.copyfile(path, DIRECTORY / path.name)
     summaries = summaries_in(DIRECTORY)
     if summaries:
-        (DIRECTORY / "summary.json").write_text(json.dumps(summaries, indent=1, ensure_ascii=False) + "\n")
+        (DIRECTORY / "summary.json").write_text(
+            json.dumps(summaries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         draw_mechanism({policy_title(name): of for name, of in summaries.items()}).savefig(
             DIRECTORY / "mechanism.png", dpi=100
         )
-        PAGE.write_text(page(summaries))
+        PAGE.write_text(page(summaries), encoding="utf-8")
     return summaries
 
 
@@ -257,7 +258,9 @@ def summaries_in(directory: Path) -> dict[str, dict[str, Any]]:
 
 def _groups_in(path: Path) -> list[dict[str, Any]]:
     """The groups of a file; a last line that is being written is left out."""
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [
+        json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
+    ]
 
 
 def _informative(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

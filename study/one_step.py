@@ -263,15 +263,15 @@ def write_effects(
     trainer: Any, path: Path, groups: int, taken: Collection[str] = OBJECTIVES, kind: type[OneStep] = OneStep
 ) -> Iterator[int]:
     """Append the effects of groups 0 to ``groups`` - 1 to a JSON Lines file, without those that it has; each number."""
-    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
     done = sum(line.endswith("\n") for line in lines)  # a kill may truncate the last one
     if done >= groups:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(lines[:done]))
+    path.write_text("".join(lines[:done]), encoding="utf-8")
     one_step = kind(trainer, taken)
     for number in range(done, groups):
         line = json.dumps(one_step.of_group(number))
-        with path.open("a") as file:
+        with path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
         yield number

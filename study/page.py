@@ -34,8 +34,7 @@ from gtpo.paper.matrix import (
     select_figures,
 )
 from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results, rounded
-from gtpo.reports.curves import add_legend, grid
-from gtpo.reports.intervals import LEAST_SEEDS
+from gtpo.reports.curves import LEAST_SEEDS, add_legend, grid
 from study.claims import read_claims
 from study.collapse import DIRECTORY as COLLAPSE
 from study.collapse import STORED as COLLAPSE_METRICS
@@ -385,10 +384,13 @@ def write_page(matrix: Matrix) -> list[Path]:
             written.append(directory / f"{name}.png")
     summary = summarize(matrix, results, smol, write_mechanism(), collapse, headroom)
     draw_effects(summary["effects"], SIZES["points"]).savefig(DIRECTORY / "effects.png", dpi=100)
-    (DIRECTORY / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+    (DIRECTORY / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for template, page in PAGES.items():
-        page.write_text(page_of(summary, template))
-    README.write_text(fill(README.read_text(), "found", what_was_found(PAGE.read_text())))
+        page.write_text(page_of(summary, template), encoding="utf-8")
+    README.write_text(
+        fill(README.read_text(encoding="utf-8"), "found", what_was_found(PAGE.read_text(encoding="utf-8"))),
+        encoding="utf-8",
+    )
     files = [DIRECTORY / name for name in (METRICS_FILE, SCORES_FILE, "effects.png", "summary.json")]
     return [path for path in (*files, *written, *PAGES.values(), README) if path.is_file()]
 

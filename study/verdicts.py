@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from gtpo.paper.results import Results
-from gtpo.reports.intervals import interval
+from gtpo.reports.curves import interval
 from study.claims import Claim
 from study.measures import SeedRuns
 

@@ -4,7 +4,7 @@
     python benchmarks/harness/agreement.py --disagreements   # from the stored verdicts of the harness
 
 A constructed completion counts by the strict rule, since its answer block has the answer that the harness finds in its
-own form; a sampled one by the lenient rule. docs/evaluation.md explains the disagreements.
+own form; a sampled one by the lenient rule. benchmarks/harness/README.md explains the disagreements.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def reason(verdict: Verdict) -> str:
 
 
 def table(verdicts: list[Verdict]) -> list[str]:
-    """A line per scorer, with the numbers of docs/evaluation.md."""
+    """A line per scorer, with the numbers of benchmarks/harness/README.md."""
     lines = []
     for key, group in groupby(sorted(verdicts, key=_group), _group):
         benchmark, sampled, scorer = key

@@ -47,8 +47,7 @@ from gtpo.models.backend import (
     load_backend,
     plans_unsloth,
 )
-from gtpo.models.hub import check_model_name
-from gtpo.models.tiny import is_tiny
+from gtpo.models.hub import check_model_name, is_tiny
 from gtpo.runs.directory import OUTPUTS, SENDS, RunDirectory, find_runs, method_of, own_runs, words_of
 
 logger = logging.getLogger(__name__)

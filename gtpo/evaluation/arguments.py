@@ -19,15 +19,8 @@ from gtpo.arguments import (
 from gtpo.errors import UsageError
 
 MATH_VERIFY = "math_verify"  # --grader
-DATA_FLAGS = (
-    "data_dir",
-    "dataset_config",
-    "split",
-    "prompt_column",
-    "answer_column",
-    "answer_list",
-)  # --regrade reads them
-MAX_K = 10_000  # the most samples per problem in the literature (Brown et al. 2024, arXiv 2407.21787)
+# --regrade reads them from the completion files:
+DATA_FLAGS = ("data_dir", "dataset_config", "split", "prompt_column", "answer_column", "answer_list")
 
 
 @dataclass
@@ -104,7 +97,7 @@ class EvaluationArguments:
         PromptArguments(**self.prompt)  # raises
         checks: dict[str, Check] = {
             "limit": AT_LEAST_1,
-            "k": (lambda x: 1 <= x <= MAX_K, f"1 to {MAX_K}"),
+            "k": (lambda x: 1 <= x <= 10_000, "1 to 10000"),  # as many as in arXiv 2407.21787
             "temperature": NOT_NEGATIVE,
             "top_p": SHARE,
             "seed": NOT_NEGATIVE,

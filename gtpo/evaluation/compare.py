@@ -17,7 +17,6 @@ from gtpo.errors import UsageError, printable
 from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entry, ProblemScores, read_entries
 from gtpo.evaluation.table import lay_out
-from gtpo.reports.curves import COLORS, grid, plain_text
 from gtpo.runs.directory import label_of, run_label
 
 logger = logging.getLogger(__name__)
@@ -80,9 +79,6 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
     """The sides in directories such as ``outputs/evaluation/RUN``, ``outputs/evaluation`` or ``outputs/RUN``.
 
     ``output_dir`` has the evaluations of a run directory. All ``benchmarks`` by default.
-
-    Raises:
-        UsageError: If a directory has no scores, or there are not two sides.
     """
     found = [(name, entry) for name in directories for entry in _read_entries(Path(name), Path(output_dir))]
     if len({(name, entry.label) for name, entry in found}) > len({entry.label for _, entry in found}):
@@ -91,11 +87,7 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
 
 
 def group_seeds(entries: Sequence[Entry]) -> Sides:
-    """The sides of some entries, in their order: labels that differ in ``-sN`` are one, unless all of them are.
-
-    Raises:
-        UsageError: If there are fewer than two.
-    """
+    """The sides of some entries, in their order: labels that differ in ``-sN`` are one, unless all of them are."""
     labels = dict.fromkeys(entry.label for entry in entries)
     names = {label: run_label(label)[0] for label in labels}
     if len(set(names.values())) < 2:
@@ -127,9 +119,6 @@ def compare_sides(sides: Sides) -> list[Comparison]:
     """The first side with each of the others, on all benchmarks that both have: pass@1, lenient and not, pass@k, maj@k.
 
     Settings that differ are logged.
-
-    Raises:
-        UsageError: If they have no benchmark in common, or other problems of one.
     """
     first, *others = sides
     comparisons: list[Comparison] = []
@@ -200,27 +189,3 @@ def _block(names: tuple[str, str], comparisons: Sequence[Comparison]) -> str:
     if max(seeds) > 1:
         title += f"; ± standard error over {seeds[0]} and {seeds[1]} seeds"
     return "\n".join([title, rule, lines[0], rule, *lines[1:], rule])
-
-
-def draw_comparisons(comparisons: Sequence[Comparison], output: str) -> list[str]:
-    """Draw the differences with their intervals, one panel per pair of sides; the paths of ``output`` and of a PDF."""
-    pairs = list(dict.fromkeys(comparison.names for comparison in comparisons))
-    figure, axes = grid(1, len(pairs), width=5.0, height=1.5 + 0.25 * len(comparisons) / len(pairs))
-    for axis, names in zip(axes[0], pairs, strict=True):
-        shown = [c for c in reversed(comparisons) if c.names == names]
-        heights, differences = range(len(shown)), [c.difference for c in shown]
-        axis.plot(differences, heights, "o", color=COLORS[0])
-        axis.hlines(heights, *zip(*(c.interval for c in shown), strict=True), color=COLORS[0])
-        bars = [(c.difference - (c.errors[2] or 0), c.difference + (c.errors[2] or 0)) for c in shown]
-        axis.hlines(heights, *zip(*bars, strict=True), color=COLORS[0], linewidth=6, alpha=0.35)
-        titles = [plain_text(BENCHMARK_TITLES.get(c.benchmark, c.benchmark)) for c in shown]
-        axis.set_yticks(heights, [f"{title}, {c.metric}" for title, c in zip(titles, shown, strict=True)], fontsize=8)
-        axis.axvline(0, color="black", linewidth=1)
-        errors = "\nbar: standard error over seeds" if any(c.errors[2] for c in shown) else ""
-        axis.set_xlabel(f"points; line: 95 % interval over problems{errors}", fontsize=8)
-        axis.set_title(f"{plain_text(names[1])}\nminus {plain_text(names[0])}", fontsize=9)
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
-    paths = list(dict.fromkeys([output, str(Path(output).with_suffix(".pdf"))]))
-    for path in paths:
-        figure.savefig(path, dpi=150)
-    return paths

@@ -10,32 +10,10 @@ from gtpo.arguments import BENCHMARK_TITLES, PromptArguments, fields_of, stored_
 from gtpo.data.load import load_benchmark, load_user_benchmark
 from gtpo.data.tables import is_user_data, short_name_of
 from gtpo.errors import UsageError, nearest, printable
-from gtpo.evaluation import sampling
+from gtpo.evaluation import sampling, storage, targets
 from gtpo.evaluation.arguments import DATA_FLAGS, MATH_VERIFY, EvaluationArguments
 from gtpo.evaluation.records import Head, Origin, Problems
-from gtpo.evaluation.sampling import Sampler, Sampling, keys_of_shard, load_prompt_tokenizer, make_requests
-from gtpo.evaluation.storage import (
-    check_settings,
-    find_completion_files,
-    fingerprint,
-    keys_of,
-    open_completions,
-    problems_hash,
-    read_head,
-    scores_path,
-    shard_path,
-    shard_paths,
-    stored_keys,
-)
-from gtpo.evaluation.targets import (
-    choose_4bit,
-    choose_model,
-    choose_prompts,
-    find_targets,
-    is_tiny,
-    max_lora_rank,
-    model_label,
-)
+from gtpo.evaluation.sampling import Sampler, Sampling
 from gtpo.evaluation.user_grader import load_user_grader
 from gtpo.runs.bars import CompletionBar
 from gtpo.runs.provenance import provenance
@@ -73,9 +51,6 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
     """``--benchmarks`` without duplicates: name in tables and files -> name, path or Hub id on the command line.
 
     Your benchmark is named after its file or directory without the extension; ``gsm8k.csv`` keeps it.
-
-    Raises:
-        UsageError: If there are none, one is unknown, two have the same name, or there is a column for none of them.
     """
     if not flags.benchmarks:
         raise UsageError(f"--benchmarks is missing: name one or more of {', '.join(BENCHMARK_TITLES)}, or your file.")
@@ -97,11 +72,7 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
 
 
 def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int | None = None) -> Problems:
-    """The first ``limit`` problems of a benchmark, by name and source as :func:`select_benchmarks` gives them.
-
-    Raises:
-        UsageError: If they cannot be read.
-    """
+    """The first ``limit`` problems of a benchmark, by name and source as :func:`select_benchmarks` gives them."""
     if name in BENCHMARK_TITLES:
         graded_by = None if flags.user_grader else flags.grader
         return Problems(load_benchmark(name, flags.data_dir)[:limit], graded_by=graded_by)
@@ -111,31 +82,27 @@ def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int
 
 
 def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Callable[[], Sampler]]:
-    """Every target on every benchmark, how completions are sampled, and what loads the model, once.
-
-    Raises:
-        UsageError: If a flag, a benchmark, a run or stored completions do not fit.
-    """
+    """Every target on every benchmark, how completions are sampled, and what loads the model, once."""
     sources = select_benchmarks(flags)
-    targets = find_targets(flags.runs, flags.model, flags.checkpoint)
+    evaluated = targets.find_targets(flags.runs, flags.model, flags.checkpoint)
     problems = {name: load_problems(name, source, flags, flags.limit) for name, source in sources.items()}
-    model = choose_model(targets, flags.model, slow=flags.backend != "auto")
-    backend = sampling.choose_sampler(flags.backend, is_tiny(model), flags.tensor_parallel_size)
+    model = targets.choose_model(evaluated, flags.model, slow=flags.backend != "auto")
+    backend = sampling.choose_sampler(flags.backend, targets.is_tiny(model), flags.tensor_parallel_size)
     chosen = {
         "batch_size": flags.batch_size if backend == "transformers" else None,
-        "load_in_4bit": choose_4bit(flags.load_in_4bit, targets),
+        "load_in_4bit": targets.choose_4bit(flags.load_in_4bit, evaluated),
     }
     how = Sampling(**{name: getattr(flags, name) for name in fields_of([Sampling])} | chosen)
-    prompts = choose_prompts(flags.prompt, targets, model)
-    base, made_with = fingerprint(model) or model, provenance()
+    prompts = targets.choose_prompts(flags.prompt, evaluated, model)
+    base, made_with = storage.fingerprint(model) or model, provenance()
     jobs = []
-    for target, prompt in zip(targets, prompts, strict=True):
-        adapter = fingerprint(target.adapter) if target.adapter else None
+    for target, prompt in zip(evaluated, prompts, strict=True):
+        adapter = storage.fingerprint(target.adapter) if target.adapter else None
         for name, asked in problems.items():
             settings = {
                 "benchmark": name,
                 "problems": len(asked.rows),
-                "problems_hash": problems_hash(asked.rows),
+                "problems_hash": storage.problems_hash(asked.rows),
                 "model": base,
                 "adapter": adapter,
                 "backend": backend,
@@ -144,9 +111,9 @@ def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Ca
             }
             data = {"source": sources[name], **{flag: getattr(flags, flag) for flag in DATA_FLAGS}}
             data["grader"] = asked.graded_by
-            path = Path(flags.output_dir) / (target.label or model_label(model, targets)) / f"{name}.jsonl"
+            path = Path(flags.output_dir) / (target.label or targets.model_label(model, evaluated)) / f"{name}.jsonl"
             if not flags.overwrite:
-                check_settings(path, settings, asked.rows)
+                storage.check_settings(path, settings, asked.rows)
             origin = Origin(model, str(target.adapter) if target.adapter else None, target.checkpoint, made_with, data)
             jobs.append(Job(path, asked, Head(settings, origin)))
 
@@ -155,7 +122,7 @@ def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Ca
         if backend == "transformers":
             return sampling.TransformersSampler(model, how, prompts[0])
         memory, gpus = flags.gpu_memory_utilization, flags.tensor_parallel_size
-        return sampling.VLLMSampler(model, how, max_lora_rank(targets), memory, prompts[0], gpus)
+        return sampling.VLLMSampler(model, how, targets.max_lora_rank(evaluated), memory, prompts[0], gpus)
 
     return jobs, how, load
 
@@ -164,17 +131,13 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
     """The jobs whose completions are stored in the output directory: all, or those of ``--benchmarks``.
 
     ``given`` are the names of the flags that the user has set.
-
-    Raises:
-        UsageError: If a flag is given that is stored with the completions, there are no completions, or the problems of
-            a benchmark have changed.
     """
     if stored_flags := [name for name in STORED_FLAGS if name in given]:
         raise UsageError(f"--regrade reads --{stored_flags[0]} from the stored completions: remove it.")
     sources = select_benchmarks(flags) if flags.benchmarks else None
     jobs = []
-    for path in find_completion_files(Path(flags.output_dir), sources):
-        head = read_head(path)
+    for path in storage.find_completion_files(Path(flags.output_dir), sources):
+        head = storage.read_head(path)
         stored = head.origin.data
         source = sources[path.stem] if sources else stored["source"]
         known = {flag: stored[flag] for flag in DATA_FLAGS if flag in stored and flag not in given}
@@ -185,7 +148,7 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
                 f"code: if you trust it, add --grader {shlex.quote(grader)}."
             )
         problems = load_problems(path.stem, source, replace(flags, **known), head.settings.get("problems"))
-        if problems_hash(problems.rows) != head.settings.get("problems_hash"):
+        if storage.problems_hash(problems.rows) != head.settings.get("problems_hash"):
             raise UsageError(
                 f"{path} was created from different problems than {source} has now: restore them, or name the "
                 "directory of their data files with --data_dir."
@@ -197,35 +160,31 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
 
 
 def run_job(
-    job: Job, sampling: Sampling, load: Callable[[], Sampler], overwrite: bool = False, shard: str | None = None
+    job: Job, how: Sampling, load: Callable[[], Sampler], overwrite: bool = False, shard: str | None = None
 ) -> None:
     """Sample the completions that are not in the file yet, and append them as they finish.
 
     The sampler is loaded only if something is missing; ``overwrite`` discards stored completions and scores first. A
     shard, ``N/M``, samples its part into a file of its own; without one, the shards are merged first.
-
-    Raises:
-        UsageError: If the file has other settings or is in use, or a prompt is too long.
-        OSError: If the completions cannot be written.
     """
-    problems, keys = job.problems.rows, keys_of(job.problems.rows, sampling.k)
-    path, shards = shard_path(job.path, shard) if shard else job.path, shard_paths(job.path)
-    with open_completions(path, job.head, problems, overwrite) as file:
+    problems, keys = job.problems.rows, storage.keys_of(job.problems.rows, how.k)
+    path, shards = storage.shard_path(job.path, shard) if shard else job.path, storage.shard_paths(job.path)
+    with storage.open_completions(path, job.head, problems, overwrite) as file:
         if overwrite:
-            scores_path(job.path).unlink(missing_ok=True)
+            storage.scores_path(job.path).unlink(missing_ok=True)
         for other in [] if shard else shards:
             file.merge(other, overwrite)
         others = [job.path, *shards] if shard else []
-        done = file.done.union(*(stored_keys(other, job.head.settings, problems) for other in others))
+        done = file.done.union(*(storage.stored_keys(other, job.head.settings, problems) for other in others))
         if done >= keys:
             return
         sampler = load()
-        tokenizer = load_prompt_tokenizer(sampler, job.adapter, job.prompt)
-        requests = make_requests(sampler, problems, sampling, job.prompt, tokenizer)
-        mine = keys_of_shard(requests, sampling.batch_size, shard) if shard else keys
+        tokenizer = sampling.load_prompt_tokenizer(sampler, job.adapter, job.prompt)
+        requests = sampling.make_requests(sampler, problems, how, job.prompt, tokenizer)
+        mine = sampling.keys_of_shard(requests, how.batch_size, shard) if shard else keys
         if done >= mine:
             return
-        with CompletionBar(job.title, len(mine), len(done & mine), sampling.max_new_tokens) as bar:
+        with CompletionBar(job.title, len(mine), len(done & mine), how.max_new_tokens) as bar:
             for rows in sampler.sample(requests, done | (keys - mine), job.adapter, bar.count_tokens):
                 file.append(rows)
                 bar.count_completions(rows)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gtpo.grading import TimeBudget, equivalent, normalise
+from gtpo import grading
 
 TAIL = 0.025  # on each side of a 95 % interval
 
@@ -43,11 +43,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def first_k_pass(correct: Sequence[bool], k: int) -> float:
-    """1 if any of the first k samples of a problem is correct, else 0: pass@k as estimated in Table 1 of the paper.
-
-    Raises:
-        ValueError: If k is not between 1 and the number of samples.
-    """
+    """1 if any of the first k samples of a problem is correct, else 0: pass@k as estimated in Table 1 of the paper."""
     _check_k(k, len(correct))
     return float(any(correct[:k]))
 
@@ -63,23 +59,18 @@ def majority_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int
         answers: The extracted answer of each sample, in sampling order. Length n.
         correct: Whether each answer is correct. Length n. A class is correct if its first member is.
         k: Samples considered, 1 to n.
-
-    Raises:
-        ValueError: If the lengths differ or k is not between 1 and n.
     """
-    if len(answers) != len(correct):
-        raise ValueError(f"{len(answers)} answers but {len(correct)} entries in correct: expected one per sample")
     _check_k(k, len(answers))
-    budget = TimeBudget(k)
+    budget = grading.TimeBudget(k)
     votes: list[int] = []
     firsts: list[tuple[str, bool]] = []  # the first answer of each class, and whether it is correct
     class_of: dict[str, int] = {}  # by normalised string, so that a repeated answer is compared only once
-    for answer, is_correct in zip(answers[:k], correct[:k], strict=True):
-        form = normalise(answer or "")
+    for answer, is_correct in list(zip(answers, correct, strict=True))[:k]:
+        form = grading.normalise(answer or "")
         if not form or answer is None:
             continue
         if form not in class_of:
-            same = (c for c, (first, _) in enumerate(firsts) if equivalent(first, answer, budget))
+            same = (c for c, (first, _) in enumerate(firsts) if grading.equivalent(first, answer, budget))
             class_of[form] = next(same, len(votes))
             if class_of[form] == len(votes):
                 votes.append(0)

@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -12,14 +12,16 @@ from typing import Any, Self
 from gtpo.data.load import Problem as Problem
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import sizes_up_to
-from gtpo.evaluation.user_grader import UserGrader
+
+# Your --grader: (problem, its prompt as a conversation, completions) -> whether each is correct
+UserGrader = Callable[[Problem, list[dict[str, Any]], Sequence[str]], list[bool]]
 
 
 @dataclass(frozen=True)
 class Problems:
     """The problems of a benchmark; ``dropped``: why rows of your data are none -> their number.
 
-    A ``grader`` (your ``--grader``) decides what is correct instead of ours. ``graded_by`` names the ``--grader``.
+    Your ``grader`` decides what is correct instead of ours. ``graded_by`` names the ``--grader``.
     """
 
     rows: Sequence[Problem]
@@ -62,11 +64,7 @@ class Head:
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Self:
-        """The head in a JSON object.
-
-        Raises:
-            KeyError, TypeError: If a key is missing.
-        """
+        """The head in a JSON object; KeyError or TypeError if a key is missing."""
         return cls(dict(stored["settings"]), Origin.read(stored["about"]))
 
     def write(self) -> dict[str, Any]:
@@ -133,12 +131,7 @@ class Entry:
 
     @classmethod
     def read(cls, stored: Any) -> Self:
-        """The entry in a JSON object.
-
-        Raises:
-            KeyError, TypeError: If a key is missing.
-            ValueError: If the digits of a problem do not fit k.
-        """
+        """The entry in a JSON object; KeyError, TypeError or ValueError if it is damaged."""
         problems = [ProblemScores(**_known(ProblemScores, problem)) for problem in stored["per_problem"]]
         entry = cls(**_known(cls, stored) | {"origin": Origin.read(stored), "per_problem": problems})
         if any(len(p.correct) != entry.k or len(p.majority) != len(sizes_up_to(entry.k)) for p in problems):
@@ -154,11 +147,7 @@ class Entry:
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """The entries of ``results.json``, or the one next to a completion file.
-
-    Raises:
-        UsageError: If the file cannot be read, or an entry lacks a key or has an invalid value.
-    """
+    """The entries of ``results.json``, or the one next to a completion file."""
     try:
         stored: Any = json.loads(path.read_bytes())
         return [Entry.read(entry) for entry in (stored["results"] if path.name == "results.json" else [stored])]

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gtpo.arguments import PromptArguments
-from gtpo.data.load import Problem
 from gtpo.data.tokenizer import assistant_prefill, encode_prompt, end_of_turn, end_tokens, prepare_tokenizer
 from gtpo.errors import UsageError
+from gtpo.evaluation.records import Problem
 from gtpo.evaluation.storage import Key, Row
 from gtpo.models.backend import (
     check_compute_capability,
@@ -96,12 +96,7 @@ class Sampler(Protocol):
 
 
 def choose_sampler(backend: str, tiny: bool, gpus: int = 1) -> str:
-    """ "vllm" or "transformers"; auto is vLLM on a GPU, except for the tiny model.
-
-    Raises:
-        UsageError: If vLLM is chosen and is not installed, or not in the pinned version, or the GPU is too old; for
-            several ``gpus`` and Transformers.
-    """
+    """ "vllm" or "transformers"; auto is vLLM on a GPU, except for the tiny model."""
     if fault := check_compute_capability():
         raise UsageError(fault)
     if backend == "auto":
@@ -134,11 +129,7 @@ def make_requests(
     prompt: PromptArguments | None = None,
     tokenizer: Any = None,
 ) -> list[Request]:
-    """k requests per problem, in the order of the benchmark; by default asked as in the paper, by the base's tokenizer.
-
-    Raises:
-        UsageError: If a prompt and its completion exceed the context length of the model, or its chat template raises.
-    """
+    """k requests per problem, in the order of the benchmark; by default the paper's prompt and the base's tokenizer."""
     prompt, tokenizer = prompt or PromptArguments(), tokenizer or sampler.tokenizer
     prefill, end = assistant_prefill(tokenizer, prompt), end_of_turn(tokenizer)
     end_ids = () if end is None else (end,)

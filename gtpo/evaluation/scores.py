@@ -9,29 +9,18 @@ from pathlib import Path
 from filelock import FileLock
 from tqdm import tqdm
 
+from gtpo import grading
 from gtpo.arguments import PromptArguments, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation.metrics import bootstrap_interval, first_k_pass, majority_at_k, pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entry, Problems, ProblemScores, read_entries
 from gtpo.evaluation.storage import find_completion_files, keys_of, read_completions, scores_path
 from gtpo.files import write_atomically
-from gtpo.grading import extract_answer, grade_text, math_verify_accepts, normalise, timeouts
 from gtpo.runs.provenance import git_revision
 
 
 def grade(path: Path, problems: Problems) -> Entry:
-    """Grade a completion file.
-
-    Args:
-        path: The completion file.
-        problems: The problems; there are no lenient scores with another grader than ours.
-
-    Returns:
-        Its entry of ``results.json``.
-
-    Raises:
-        UsageError: If completions are missing.
-    """
+    """The entry of a completion file in ``results.json``; lenient scores are those of our grader alone."""
     head, rows = read_completions(path)
     prompt, k = PromptArguments(**stored_prompt(head.settings)).format, head.settings["k"]
     keys = keys_of(problems.rows, k)
@@ -41,27 +30,27 @@ def grade(path: Path, problems: Problems) -> Entry:
             f"{path} has {len(completions)} of {len(keys)} completions: run the same evaluation without --regrade to "
             "resume it."
         )
-    timeouts_before = timeouts()
+    timeouts_before = grading.timeouts()
     per_problem, unreadable = [], 0
     by_metric: dict[str, list[list[float]]] = defaultdict(list)
     for problem in tqdm(problems.rows, desc="  grading", unit=" problems", leave=False):
         texts = [completions[problem.id, sample]["completion"] for sample in range(k)]
         lenient_marks = None
         if problems.graded_by:
-            answers = [extract_answer(text, None, *prompt.tags[2:]) for text in texts]
+            answers = [grading.extract_answer(text, None, *prompt.tags[2:]) for text in texts]
             if problems.grader:
                 correct = problems.grader(problem, prompt.to_messages(problem.question), texts)
             else:
-                correct = [math_verify_accepts(answer, problem.gold) for answer in answers]
+                correct = [grading.math_verify_accepts(answer, problem.gold) for answer in answers]
             scores = _scores_of(answers, correct)
         else:
-            verdicts = [grade_text(text, problem.gold, *prompt.tags[2:]) for text in texts]
+            verdicts = [grading.grade_text(text, problem.gold, *prompt.tags[2:]) for text in texts]
             answers, correct, lenient_answers, lenient = map(list, zip(*verdicts, strict=True))
             scores, lenient_marks = _scores_of(answers, correct), _marks(lenient)
             is_same = (answers, correct) == (lenient_answers, lenient)
             lenient_scores = scores if is_same else _scores_of(lenient_answers, lenient)
             scores |= {f"{metric}_lenient": lenient_scores[metric] for metric in ("pass", "maj")}
-        unreadable += sum(not normalise(answer or "") for answer in answers)
+        unreadable += sum(not grading.normalise(answer or "") for answer in answers)
         for metric, values in scores.items():
             by_metric[metric].append(values)
         per_problem.append(
@@ -97,22 +86,16 @@ def grade(path: Path, problems: Problems) -> Entry:
             "grader": problems.graded_by,
             "git_revision": git_revision(),
             "math-verify": importlib.metadata.version("math-verify"),
-            "timeouts": timeouts() - timeouts_before,
+            "timeouts": grading.timeouts() - timeouts_before,
         },
         per_problem=per_problem,
     )
 
 
 def write_results(directory: Path, entries: Sequence[Entry]) -> Path:
-    """Write each entry next to its completions, and ``results.json`` with all entries in the directory.
+    """Write each entry next to its completions, and all of the directory to ``results.json``; its path.
 
     Evaluations that end at the same time write one after the other, each with what the others have written.
-
-    Returns:
-        The path of ``results.json``.
-
-    Raises:
-        UsageError: If the stored scores of other completions are damaged.
     """
     results = directory / "results.json"
     with FileLock(directory / "results.lock"):

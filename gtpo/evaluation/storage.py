@@ -18,9 +18,8 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 
 from gtpo.arguments import BENCHMARK_TITLES
-from gtpo.data.load import Problem
 from gtpo.errors import UsageError
-from gtpo.evaluation.records import Head
+from gtpo.evaluation.records import Head, Problem
 from gtpo.files import open_own
 from gtpo.prompts import to_messages
 
@@ -70,24 +69,15 @@ class CompletionFile:
     has_head: bool
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Write completions without buffering: they are kept if the process is killed.
-
-        Raises:
-            OSError: If they cannot be written.
-        """
+        """Write completions, which are kept if the process is killed."""
         head = [] if self.has_head or not rows else [self.head.write()]
-        data = memoryview(b"".join(json.dumps(row).encode() + b"\n" for row in [*head, *rows]))
-        while data:
-            data = data[self.file.write(data) :]
+        self.file.write(b"".join(json.dumps(row).encode() + b"\n" for row in [*head, *rows]))
+        self.file.flush()
         self.has_head |= bool(rows)
         self.done.update((row["id"], row["sample"]) for row in rows)
 
     def merge(self, path: Path, overwrite: bool = False) -> None:
-        """Append the completions of a shard that are not in this file, and delete the shard.
-
-        Raises:
-            UsageError: If it has other settings or is in use.
-        """
+        """Append the completions of a shard that are not in this file, and delete the shard."""
         with open_completions(path, self.head, self.problems, overwrite) as shard:
             stored, rows = read_completions(path) if shard.done else (self.head, [])
             if not self.done:
@@ -100,11 +90,7 @@ class CompletionFile:
 def open_completions(
     path: Path, head: Head, problems: Sequence[Problem] = (), overwrite: bool = False
 ) -> Iterator[CompletionFile]:
-    """Open a completion file for appending, by one process; ``overwrite`` discards what is in it.
-
-    Raises:
-        UsageError: As :func:`check_settings`, or if it is in use.
-    """
+    """Open a completion file for appending, by one process; ``overwrite`` discards what is in it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{path}.lock", timeout=0)
     try:
@@ -114,7 +100,7 @@ def open_completions(
             f"{path} is in use by another evaluation: wait for it, or name another --output_dir."
         ) from error
     try:
-        with open_own(path, "ab", buffering=0) as file:
+        with open_own(path, "ab") as file:
             done = set() if overwrite else stored_keys(path, head.settings, problems)
             content = path.read_bytes() if done else b""
             file.truncate(content.rfind(b"\n") + 1)  # without a line that was only partly written
@@ -137,9 +123,6 @@ def check_settings(path: Path, settings: Row, problems: Sequence[Problem] = ()) 
     """Refuse to continue a file, if there is one, whose completions were created with other settings.
 
     It may have only the first of the ``problems``, or a smaller k.
-
-    Raises:
-        UsageError: With the settings that differ, or if the file is not a completion file.
     """
     if not has_completions(path):
         return
@@ -158,11 +141,7 @@ def check_settings(path: Path, settings: Row, problems: Sequence[Problem] = ()) 
 
 
 def read_head(path: Path) -> Head:
-    """The last line of settings of a file.
-
-    Raises:
-        UsageError: If it has none.
-    """
+    """The last line of settings of a file."""
     with path.open("rb") as file:
         lines = [line for line in file if line.startswith(_SETTINGS)]
     try:
@@ -172,29 +151,23 @@ def read_head(path: Path) -> Head:
 
 
 def read_completions(path: Path) -> tuple[Head, list[Row]]:
-    """The settings and the completions of a file, without a partly written last line.
-
-    Raises:
-        UsageError: If there is no such file, or a line is broken.
-    """
-    if not has_completions(path):
-        raise UsageError(f"{path} has no completions: run the evaluation without --regrade.")
-    rows = []
+    """The settings and the completions of a file, without a partly written last line."""
+    head, rows = read_head(path), []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         if line.startswith(_SETTINGS):
             continue
         try:
-            rows.append(json.loads(line))
-            is_valid = number > 1 and {name: type(value) for name, value in rows[-1].items()} == COLUMNS
+            row = json.loads(line)
+            is_valid = {name: type(value) for name, value in row.items()} == COLUMNS
         except (ValueError, AttributeError, RecursionError):
             is_valid = False
         if not is_valid:
-            columns = ", ".join(f"{name} ({kind.__name__})" for name, kind in COLUMNS.items())
             raise UsageError(
-                f"{path}, line {number} is not a completion with exactly the keys {columns}: delete the line (its "
+                f"{path}, line {number} is not a completion with the keys {', '.join(COLUMNS)}: delete the line (its "
                 "completion is sampled again), or start again with --overwrite."
             )
-    return read_head(path), rows
+        rows.append(row)
+    return head, rows
 
 
 def keys_of(problems: Iterable[Problem], k: int) -> set[Key]:

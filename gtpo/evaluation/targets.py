@@ -13,9 +13,8 @@ from gtpo.arguments import MODEL_ALIASES, PromptArguments, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.models.backend import gpu_is_available, is_installed
-from gtpo.models.hub import check_model_files
+from gtpo.models.hub import check_model_files, is_tiny
 from gtpo.models.load import resolve_model
-from gtpo.models.tiny import is_tiny
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, own_runs
 
 logger = logging.getLogger(__name__)
@@ -42,13 +41,7 @@ class Target:
 
 
 def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = LAST) -> list[Target]:
-    """The targets in the order of ``--runs``; without any, the base model that ``--model`` names, or the newest run.
-
-    If several runs are given, an unfinished one is skipped with a warning.
-
-    Raises:
-        UsageError: If a run or adapter does not exist or is damaged, none is finished, or two have the same label.
-    """
+    """The targets in the order of ``--runs``; without any, the base model that ``--model`` names, or the newest run."""
     if not adapters and model:
         return [Target("")]
     if not adapters:
@@ -61,34 +54,18 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
         logger.warning("evaluating %s, the newest finished run; --runs selects others", adapters[0])
     if not model and set(adapters) == {"base"}:
         raise UsageError("--runs base alone does not name a base model: add a run, or --model tiny|smol|llama|qwen.")
-    targets, skipped = [], []
-    for name in adapters:
-        try:
-            targets.append(Target("") if name == "base" else adapter_target(name, checkpoint))
-        except UsageError as error:
-            if not Path(name).is_dir():
-                raise
-            skipped.append(error)
-    if skipped and not any(target.adapter for target in targets):
-        raise skipped[0]
-    for reason in skipped:
-        logger.warning("skipped: %s", reason)
+    targets = [Target("") if name == "base" else adapter_target(name, checkpoint) for name in adapters]
     if len({target.label for target in targets}) < len(targets):
         labels = ", ".join(target.label or "base" for target in targets)
         raise UsageError(f"--runs has duplicate labels ({labels}): name each run once, or use different --output_dir.")
     for target in targets:
         if target.adapter:
             check_model_files(target.adapter)
-            adapter_config(target.adapter)
     return targets
 
 
 def adapter_target(name: str, checkpoint: str = LAST) -> Target:
-    """The adapter of a run at a checkpoint, or the adapter in the directory itself.
-
-    Raises:
-        UsageError: If there is no such adapter.
-    """
+    """The adapter of a run at a checkpoint, or the adapter in the directory itself."""
     directory, run = Path(name), RunDirectory(name)
     if _is_adapter(directory):
         if checkpoint != LAST:
@@ -100,19 +77,12 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
         raise UsageError(f"{name} trained all weights and has no adapter: evaluate it with --model {model}.")
     if not _is_adapter(adapter):
         found = ", ".join(sorted(path.parent.name for path in directory.glob("*/adapter_config.json"))) or "none"
-        newest = ", ".join(str(run.path) for run in own_runs(having="weights")[-3:]) or "none"
-        raise UsageError(
-            f"{adapter} is not an adapter: those of {name} are {found}; the newest finished runs are {newest}."
-        )
+        raise UsageError(f"{adapter} is not an adapter: those of {name} are {found}.")
     return Target(label_of(directory) + ("" if checkpoint == LAST else f"@{checkpoint}"), adapter, checkpoint)
 
 
 def adapter_config(adapter: Path) -> dict[str, Any]:
-    """The LoRA settings that PEFT stores with an adapter.
-
-    Raises:
-        UsageError: If they are not those of a LoRA adapter, or do not name a base model.
-    """
+    """The LoRA settings that PEFT stores with an adapter."""
     path = adapter / "adapter_config.json"
     config: dict[str, Any] = json.loads(path.read_bytes())
     if config.get("peft_type") != "LORA" or not config.get("base_model_name_or_path"):
@@ -130,9 +100,6 @@ def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
     """Whether the base model is loaded in 4 bits: as asked, or as it was when the adapters were trained.
 
     Without a GPU or bitsandbytes an adapter trained on 4-bit weights is evaluated on 16 or 32 bits, with a warning.
-
-    Raises:
-        UsageError: If the adapters were trained with different weights.
     """
     if asked is not None:
         return asked
@@ -152,9 +119,6 @@ def choose_prompts(asked: dict[str, Any], targets: Sequence[Target], model: str 
 
     The base model gets the prompt of the adapters evaluated with it. Alone, ``model`` can be the final or merged model
     of a run. Deviations from the paper's prompt are logged.
-
-    Raises:
-        UsageError: If a run has invalid settings, or the base model is evaluated with runs that differ.
     """
     weights = {target: target.adapter for target in targets if target.adapter}
     prompts = {t: PromptArguments(**(stored_prompt(_run_settings(path)) | asked)) for t, path in weights.items()}
@@ -194,14 +158,10 @@ def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = Fals
     """The Hub id or path of the base model that all adapters were trained from; without adapters, ``asked``.
 
     ``asked``, the flag ``--model``, overrides where it is loaded from; ``slow`` accepts the paper's models on a CPU.
-
-    Raises:
-        UsageError: If two adapters name different models, ``asked`` is another one, it needs a GPU, or it is not found.
+    An adapter that was trained on another model's 4-bit copy is evaluated with a warning.
     """
-    bases: dict[str, Path] = {}
-    for target in targets:
-        if target.adapter:
-            bases.setdefault(adapter_config(target.adapter)["base_model_name_or_path"], target.adapter)
+    configs = {target.adapter: adapter_config(target.adapter) for target in targets if target.adapter}
+    bases = {config["base_model_name_or_path"]: adapter for adapter, config in configs.items()}
     first, *others = bases or [MODEL_ALIASES.get(str(asked), str(asked))]
     for other in others:
         if not same_model(first, other):
@@ -213,6 +173,13 @@ def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = Fals
     model = resolve_model(asked or first)
     if bases and not same_model(model, first):
         raise UsageError(f"--model {asked} is not what the adapter was trained from, {first}: remove --model.")
+    for adapter, config in configs.items():
+        trained = (config.get("auto_mapping") or {}).get("loaded_from") or config["base_model_name_or_path"]
+        if trained.endswith("bnb-4bit") and Path(trained).name != Path(model).name:
+            logger.warning(
+                "%s was trained on the 4-bit weights of %s and is evaluated on others: add --model %s",
+                *(adapter, trained, trained),
+            )
     return model
 
 

@@ -3,24 +3,18 @@
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from gtpo.data.load import Problem
 from gtpo.errors import RunError
+from gtpo.evaluation.records import Problem, UserGrader
 from gtpo.grading.user_functions import GRADING, load_rewards
-
-# (problem, its prompt as a conversation, completions) -> whether each is correct
-UserGrader = Callable[[Problem, list[dict[str, Any]], Sequence[str]], list[bool]]
 
 
 def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
     """The function of ``--grader``, ``file.py:function`` or ``module:function``; ``columns``: those of the benchmark.
 
     It is called as TRL calls a reward function; a completion is correct above 0.
-
-    Raises:
-        UsageError: As :func:`gtpo.grading.user_functions.load_rewards`.
     """
     [reward] = load_rewards([name], {}, columns, GRADING)
 
@@ -35,8 +29,7 @@ def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
         correct = []
         for value in reward.returned:
             if value is None or math.isnan(value):
-                advice = f"correct it, then {GRADING.after_error}"
-                raise RunError(f"the grader {name} returned {value} for {problem.id}: expected a number; {advice}.")
+                raise RunError(f"the grader {name} returned {value} for {problem.id}: expected a number.")
             correct.append(value > 0)
         return correct
 

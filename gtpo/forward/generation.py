@@ -33,8 +33,8 @@ LARGE = 2**18  # entries of a weight
 
 # Fields of a GenerationConfig that may differ from Transformers' defaults.
 _SETTINGS = {
-    "max_new_tokens", "max_length", "do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
-    "pad_token_id", "bos_token_id", "eos_token_id", "disable_compile", "transformers_version", "_from_model_config",
+    "max_new_tokens", "max_length", "do_sample", "temperature", "top_p", "top_k", "min_p", "pad_token_id",
+    "bos_token_id", "eos_token_id", "disable_compile", "transformers_version", "_from_model_config",
 }  # fmt: skip
 
 
@@ -86,6 +86,7 @@ def _is_supported(model: Any, config: GenerationConfig) -> bool:
     }
     return (
         settings <= _SETTINGS
+        and model.device.type != "mps"  # it has no float64, which _sample draws with
         and config.max_new_tokens is not None
         and not model.config.is_encoder_decoder
         and type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation

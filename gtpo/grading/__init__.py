@@ -15,9 +15,6 @@ Model output is untrusted input and is never evaluated as code: the worker parse
 exceeds a limit it is killed and the answer counts as wrong. A text longer than 1,000 characters is not an answer.
 `is_correct` and `equivalent` accept any text, and work from any thread and in forked processes.
 
-`grade_text` grades a completion by its answer block (strict: the reward) and by its answer in any format (lenient).
-A gain in the strict score alone is a gain in format.
-
 All comparisons of a completion, between its answer blocks and with the gold answer, share one `TimeBudget` of 5
 seconds. The last one may overrun it, so a completion takes less than 10 seconds, and the worker some 2 to restart; a
 batch takes at most the sum. All threads share the worker: each may wait that long for a completion of every other.
@@ -36,7 +33,7 @@ from gtpo.grading.extract import extract_answer, gsm8k_gold
 from gtpo.grading.latex import last_boxed
 from gtpo.grading.lenient import Verdicts, grade_text, lenient_answer
 from gtpo.grading.normalise import normalise
-from gtpo.grading.worker import timeouts, worker_calls
+from gtpo.grading.worker import timeouts
 
 __all__ = [
     "TimeBudget",
@@ -52,5 +49,4 @@ __all__ = [
     "math_verify_accepts",
     "normalise",
     "timeouts",
-    "worker_calls",
 ]

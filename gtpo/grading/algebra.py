@@ -10,7 +10,7 @@ from gtpo.grading.worker import ComparisonFailed, shared_worker
 
 TIME_LIMIT = 5.0  # seconds per comparison, over all elements of the answers, and per completion
 
-_REFUSED = [
+_REFUSED = [  # texts that are not answers, or that would cost sympy seconds or gigabytes
     re.compile(pattern)
     for pattern in (
         r"[^\x20-\x7e]",  # not mathematics after `normalise`
@@ -27,25 +27,18 @@ _REFUSED = [
 
 
 class TimeBudget:
-    """Seconds that one comparison, or all comparisons of a completion, may take.
+    """Seconds that one comparison, or all comparisons of some completions, may take, TIME_LIMIT each.
 
     Waiting for the worker to start and for the comparisons of other threads does not count, so that a verdict does not
     depend on them.
-
-    Args:
-        completions: Number of completions that share the budget, TIME_LIMIT each.
     """
 
     def __init__(self, completions: int = 1) -> None:
         self.seconds_left = completions * TIME_LIMIT
 
     def sympy_equal(self, a: str, b: str) -> bool:
-        """True if math-verify says that two expressions, equations, relations or sets are equal.
-
-        Raises:
-            ComparisonFailed: If the time or memory limit is exceeded.
-        """
-        if is_refused(a) or is_refused(b):
+        """True if math-verify says that two expressions are equal; ComparisonFailed above a limit of time or memory."""
+        if any(pattern.search(text) for pattern in _REFUSED for text in (a, b)):
             return False
         tolerance = rounding_tolerance(a, b)
         verdict, seconds = shared_worker.compare(to_latex(a), to_latex(b), tolerance, self.seconds_left)
@@ -78,11 +71,6 @@ def _verify_alone(gold: str, answer: str) -> bool | None:
         return shared_worker.compare(gold, answer, None, TIME_LIMIT, alone=True)[0]
     except ComparisonFailed:
         return None
-
-
-def is_refused(text: str) -> bool:
-    """True for texts that are not answers, or that would cost sympy seconds or gigabytes."""
-    return any(pattern.search(text) for pattern in _REFUSED)
 
 
 def to_latex(text: str) -> str:

@@ -37,11 +37,8 @@ def is_correct(prediction: str | None, gold: str, budget: TimeBudget | None = No
 def equivalent(a: str, b: str, budget: TimeBudget | None = None) -> bool:
     """True if two answers mean the same. Symmetric, so majority voting can group by it. Empty answers equal nothing.
 
-    Args:
-        a: An answer.
-        b: An answer.
-        budget: The time that this comparison shares with others; its own by default. Two answers whose comparison ends
-            above it count as different and as one of `timeouts`; once it is spent, no comparison starts.
+    ``budget`` is the time that this comparison shares with others; its own by default. Two answers whose comparison
+    ends above it count as different and as one of `timeouts`; once it is spent, no comparison starts.
     """
     first, second = sorted((normalise(a), normalise(b)))  # sorted: symmetric, and one cache entry per pair
     if not first or _other_connective(a, b):

@@ -10,14 +10,8 @@ def extract_answer(
 ) -> str | None:
     """The stripped content of the last complete ``<answer>...</answer>`` block. Runs in linear time.
 
-    Args:
-        text: The completion.
-        budget: The time for the comparisons of its blocks; pass the same to `is_correct`.
-        opening, closing: The tags of a block.
-
-    Returns:
-        None if there is no complete block, if the last one is empty, or if two blocks disagree. A block starts at the
-        last opening tag before its closing tag.
+    None if there is no complete block, if the last one is empty, or if two blocks disagree. A block starts at the last
+    opening tag before its closing tag. ``budget``: the time for their comparisons; pass the same to `is_correct`.
     """
     budget = budget or TimeBudget()
     answer: str | None = None

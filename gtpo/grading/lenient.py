@@ -21,9 +21,8 @@ _NUMBER = re.compile(
     rf"(?P<sign>(?<![\w)}}\]])[-\u2212]\s?)?\\?\$?(?:\\[dt]?frac\{{-?{DECIMAL}\}}\{{-?{DECIMAL}\}}"
     rf"|(?:{_INTEGER}|{DECIMAL})(?:\s?/\s?[0-9]+|\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})?)(?:\s?\\?%)?"
 )
-_CHOICE = re.compile(
-    r"(?<![A-Za-z\\'])(?:[B-HJ]|A(?!\s+[a-z]))(?![A-Za-z'])"
-)  # a capital letter alone; "A car" is none
+# a capital letter alone; "A car" is none
+_CHOICE = re.compile(r"(?<![A-Za-z\\'])(?:[B-HJ]|A(?!\s+[a-z]))(?![A-Za-z'])")
 _PROSE = re.compile(r"(?<![A-Za-z\\])[A-Za-z]+[,;:]?\s+[A-Za-z]+\b")  # two words in a row
 
 
@@ -37,13 +36,7 @@ class Verdicts(NamedTuple):
 
 
 def grade_text(text: str, gold: str, opening: str = ANSWER_OPEN, closing: str = ANSWER_CLOSE) -> Verdicts:
-    """Grade a completion by both rules. The lenient one takes what the strict one leaves of the time of a completion.
-
-    Args:
-        text: The completion.
-        gold: The gold answer.
-        opening, closing: The tags of an answer block.
-    """
+    """Grade a completion by both rules. The lenient one gets the time that the strict one leaves."""
     budget = TimeBudget()
     answer = extract_answer(text, budget, opening, closing)
     correct = is_correct(answer, gold, budget)
@@ -56,22 +49,15 @@ def grade_text(text: str, gold: str, opening: str = ANSWER_OPEN, closing: str = 
 def lenient_answer(text: str, answer: str | None, gold: str) -> str | None:
     r"""The answer of a completion in any format; None if it has none. Runs in linear time.
 
-    Args:
-        text: The completion.
-        answer: The content of its answer block, as :func:`gtpo.grading.extract_answer` returns it. A block that is a
-            sentence ("She makes 18 dollars a day.") is read like the rest of the text.
-        gold: The gold answer: only whether it is a choice, one letter from A to J, matters here.
+    ``answer`` is that of its block; a sentence ("She makes 18 dollars a day.") is read like the rest of the text. Of
+    ``gold`` only matters whether it is a choice, one letter from A to J.
     """
     if boxed := last_boxed(text):
         return boxed
     if answer is not None and not _PROSE.search(re.sub(TEXT, "", answer)):
         return answer
-    pattern = _CHOICE if re.fullmatch(r"\(?[A-J]\)?", normalise(_bare(gold))) else _NUMBER
+    whole = re.fullmatch(TEXT, gold.strip())
+    is_choice = re.fullmatch(r"\(?[A-J]\)?", normalise(whole["content"] if whole else gold))
+    pattern = _CHOICE if is_choice else _NUMBER
     last = next(iter(deque(pattern.finditer(text), maxlen=1)), None)
     return last[0] if last else answer
-
-
-def _bare(gold: str) -> str:
-    r"""``(A)`` for ``\text{(A)}``."""
-    whole = re.fullmatch(TEXT, gold.strip())
-    return whole["content"] if whole else gold

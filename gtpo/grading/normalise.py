@@ -32,6 +32,7 @@ _PROSE = re.compile(
     r"(?:answer|result|solution|value)s?\s*(?:(?:is|are)\b|=|:)\s*:?\s*",
     re.IGNORECASE,
 )
+_TEXT_PROSE = re.compile(rf"^\\text\s*\{{{_PROSE.pattern}\}}\s*(?=\S)", re.IGNORECASE)
 _END = re.compile(r"(?:(?<!\\)\\[,;:!]|[.,;:\s])+$")  # punctuation and the spaces of LaTeX
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'))
 
@@ -71,10 +72,8 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
         ),
         (r"(?:[a-zA-Z]\s*\\in\s*)?\\mathbb\s*\{?R\}?$|(?i:^(?:\\text\{)?all real numbers\}?$)", r"(-\\infty,\\infty)"),
         (r"\\?%|\s*(?:\\text\{)?\s*(?<![a-zA-Z\\])(?:per\s?cent|pct)\b\.?\s*\}?", "%"),
-        (
-            r"^([-+]?)\s*(?:USD|US\s?\\?\$|\\?\$)\s*([-+]?\d[\d.]*)$",
-            r"\1\2 dollars",
-        ),  # an amount, which is not one of cents
+        # an amount, which is not one of cents
+        (r"^([-+]?)\s*(?:USD|US\s?\\?\$|\\?\$)\s*([-+]?\d[\d.]*)$", r"\1\2 dollars"),
         *(
             (rf"^([-+]?)\s*(?:{sign}\s*([-+]?\d[\d.]*)|(\d[\d.]*)\s*{sign})$", rf"\1\2\3 {name}")
             for sign, name in (("€", "euros"), ("£", "sterling"), ("¥", "yen"))
@@ -153,7 +152,7 @@ def _unwrap(text: str) -> str:
         before = text
         text = _END.sub("", text).strip().removeprefix("=")
         text = re.sub(r"^([A-J])[.)](?=\s|$)", r"(\1)", re.sub(r"^#+\s+", "", text))  # C) 15; #### 18, as in GSM8K
-        text = re.sub(r"^\\text\s*\{([^{}]*)\}\s*(?=\S)", _without_prose, text)
+        text = _TEXT_PROSE.sub("", text)
         text = re.sub(r"\s+is (?:the|my|our) (?:final |correct )?(?:answer|result)$", "", text)
         prose = _PROSE.match(text)
         text = text[prose.end() :] if prose else text
@@ -165,11 +164,6 @@ def _unwrap(text: str) -> str:
         if text == before:
             break
     return text
-
-
-def _without_prose(match: re.Match[str]) -> str:
-    r"""Nothing for ``\text{The answer is }`` before a value; other text stays."""
-    return "" if _PROSE.fullmatch(match[1]) else match[0]
 
 
 def _unbox(text: str) -> str:

@@ -52,9 +52,7 @@ def answer(a: str, b: str, tolerance: str | None, alone: bool = False) -> bool:
     """`is_same`, or math-verify ``alone``, within ORPHAN_LIMIT seconds; False if sympy raises an exception."""
     signal.alarm(ORPHAN_LIMIT)  # the default action ends the process, even inside C code
     try:
-        if alone:
-            return math_verify_accepts(a, b)
-        return is_same(a, b, tolerance)
+        return math_verify_accepts(a, b) if alone else is_same(a, b, tolerance)
     except MemoryError:
         raise
     except Exception:  # sympy raises anything, including RecursionError, on text that it cannot handle
@@ -64,13 +62,11 @@ def answer(a: str, b: str, tolerance: str | None, alone: bool = False) -> bool:
 
 
 def is_same(a: str, b: str, tolerance: str | None) -> bool:
-    """True if two LaTeX expressions, equations, relations or sets are equal.
+    """True if two LaTeX expressions, equations, relations or sets, without delimiters, are equal.
 
-    Args:
-        a: LaTeX without delimiters.
-        b: LaTeX without delimiters.
-        tolerance: Largest absolute difference of two equal constants, as a fraction; None compares exactly.
+    ``tolerance`` is the largest absolute difference of two equal constants, as a fraction; None compares exactly.
     """
+    from math_verify import verify
     from sympy import Eq, Expr, Rational, nan, oo, simplify, zoo
 
     x, y = read_latex(a), read_latex(b)
@@ -88,7 +84,8 @@ def is_same(a: str, b: str, tolerance: str | None) -> bool:
         # without solutions equal.
         ratio = simplify((x.lhs - x.rhs) / (y.lhs - y.rhs))
         return bool(x.free_symbols and ratio.is_number and ratio.is_finite and not ratio.is_zero)
-    return verify_either_way(x, y)
+    # math-verify is not symmetric
+    return any(verify(p, q, float_rounding=12, timeout_seconds=None) for p, q in ((x, y), (y, x)))
 
 
 def math_verify_accepts(gold: str, answer: str) -> bool:
@@ -100,13 +97,6 @@ def math_verify_accepts(gold: str, answer: str) -> bool:
 
     read = [parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=0) for text in (gold, answer)]
     return verify(*read, timeout_seconds=None)
-
-
-def verify_either_way(x: Any, y: Any) -> bool:
-    """`math_verify.verify` in both orders, because it is not symmetric. The parent process enforces the time limit."""
-    from math_verify import verify
-
-    return any(verify(p, q, float_rounding=12, timeout_seconds=None) for p, q in ((x, y), (y, x)))
 
 
 @lru_cache(maxsize=1024)

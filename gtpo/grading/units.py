@@ -6,50 +6,15 @@ from typing import NamedTuple
 
 from gtpo.grading.latex import TEXT
 
-_UNITS = {
-    name: unit
-    for unit, names in {
-        "mm": "mm millimeter millimetre",
-        "cm": "cm centimeter centimetre",
-        "m": "m meter metre",
-        "km": "km kilometer kilometre",
-        "in": "in inch inche",
-        "ft": "ft foot feet",
-        "yd": "yd yard",
-        "mi": "mi mile",
-        "s": "s sec second",
-        "min": "min minute",
-        "h": "h hr hour",
-        "day": "day",
-        "week": "week",
-        "month": "month",
-        "year": "yr year",
-        "g": "g gm gram",
-        "kg": "kg kilogram",
-        "lb": "lb pound",
-        "oz": "oz ounce",
-        "ml": "ml milliliter",
-        "l": "l liter litre",
-        "gal": "gal gallon",
-        "$": "dollar usd buck",
-        "c": "cent",
-        "euro": "euro eur",
-        "sterling": "sterling",
-        "yen": "yen",
-        "/": "/ per",
-        "deg": "degree deg",
-        "rad": "radian rad",
-        "celsius": "celsius",
-        "fahrenheit": "fahrenheit",
-        "am": "am",
-        "pm": "pm",
-        "2": "square sq 2",
-        "3": "cubic cu 3",
-        "": "unit point way digit integer people person child children men women sheep fish deer mice "
-        "each old total",  # match any unit
-    }.items()
-    for name in names.split()
-}
+_NAMES = """
+mm millimeter millimetre, cm centimeter centimetre, m meter metre, km kilometer kilometre, in inch inche, ft foot feet,
+yd yard, mi mile, s sec second, min minute, h hr hour, day, week, month, year yr, g gm gram, kg kilogram, lb pound,
+oz ounce, ml milliliter, l liter litre, gal gallon, dollar usd buck, cent, euro eur, sterling, yen, deg degree,
+rad radian, celsius, fahrenheit, am, pm, / per, 2 square sq, 3 cubic cu
+"""
+_ANY = "unit point way digit integer people person child children men women sheep fish deer mice each old total"
+_UNITS = {name: names.split()[0] for names in _NAMES.split(",") for name in names.split()}
+_UNITS |= dict.fromkeys(_ANY.split(" "), "")  # they match any unit
 _NOT_UNITS = re.compile(  # plurals and short words that change the value
     r"plus|minus|times|less|over|not?|is|are|was|if|but|for|than|at|of|to|wrong|false|maybe|about|others?|factorial|equals|versus|modulus|"
     r"tens|dozens?|(?:hundred|thousand|million|billion)s|halves|(?:third|quarter|fourth|fifth)s|squares|cubes|percents"
@@ -59,8 +24,6 @@ _TRAILING = re.compile(
     rf"(?P<value>.*[\d)}}\]%]|.*\\pi)\s*(?:{TEXT}|(?P<words>(?<=[^a-zA-Z\\])[a-zA-Z][a-zA-Z./ ]*))"
     r"(?:\^\{?(?P<power>[23])\}?)?"
 )
-
-
 _RATES = (("mph", "mi/h"), ("kmh", "km/h"), ("kph", "km/h"))
 _EITHER = ({"deg", "celsius"}, {"deg", "fahrenheit"}, {"lb", "sterling"})  # degrees and pounds mean both
 
@@ -79,7 +42,7 @@ def strip_units(a: str, b: str) -> tuple[str, str] | None:
     A bare letter is a variable, and stays, unless the other answer has that unit in words or in ``\\text``.
     """
     x, y = split_unit(a), split_unit(b)
-    if {x.unit, y.unit} == {"$", "c"}:
+    if {x.unit, y.unit} == {"dollar", "cent"}:
         return _in_dollars(x), _in_dollars(y)
     if x.unit and y.unit and not _agree(x.unit, y.unit):
         return None
@@ -96,7 +59,7 @@ def _agree(a: str, b: str) -> bool:
 
 
 def _in_dollars(amount: Measure) -> str:
-    return amount.value if amount.unit == "$" else f"{amount.value}*\\frac{{1}}{{100}}"
+    return amount.value if amount.unit == "dollar" else f"{amount.value}*\\frac{{1}}{{100}}"
 
 
 @lru_cache(maxsize=2**14)

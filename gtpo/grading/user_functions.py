@@ -30,14 +30,11 @@ NOT_COLUMNS = FROM_TRL | {"environments", "image", "images"}  # other names that
 class Purpose(NamedTuple):
     """What a function is loaded for; ``passed`` are its arguments in addition to the columns of the data."""
 
-    flag: str
     noun: str
     passed: frozenset[str]
-    after_error: str
 
 
-TRAINING = Purpose("--reward", "reward", FROM_TRL, "run the same command again, or --resume a run with a checkpoint")
-GRADING = Purpose("--grader", "grader", frozenset({"prompts", "completions"}), "run the same command again")
+TRAINING, GRADING = Purpose("reward", FROM_TRL), Purpose("grader", frozenset({"prompts", "completions"}))
 
 
 def load_rewards(
@@ -47,15 +44,9 @@ def load_rewards(
 
     Args:
         names: Keys of ``known``, or ``file.py:function`` or ``module:function`` with TRL's signature:
-            ``function(completions, **columns) -> list[float | None]``. A module is looked up in the working directory
-            first.
+            ``function(completions, **columns) -> list[float | None]``, looked up in the working directory first.
         known: Name -> function, such as format and accuracy of the paper.
         columns: Columns of the dataset; none if they are not known yet, then only the functions are loaded.
-        purpose: What they are loaded for.
-
-    Raises:
-        UsageError: If a name is unknown, cannot be imported or is a duplicate, a function cannot be called with the
-            columns, or a column has the name of an argument of TRL.
     """
     if not names:
         raise UsageError(f"--reward is empty: name {', '.join(known)}, file.py:function or module:function.")
@@ -65,7 +56,7 @@ def load_rewards(
     by_name = {reward.__name__: reward for reward in rewards}
     for reward in rewards:
         if (other := by_name[reward.__name__]) is not reward:  # metrics and tables have one column for each name
-            raise UsageError(f"{purpose.flag} {reward.name} and {other.name} are both called {reward.__name__}.")
+            raise UsageError(f"--{purpose.noun} {reward.name} and {other.name} are both called {reward.__name__}.")
         if columns:
             _check_signature(reward, set(columns) - {"prompt", "completion"})  # TRL passes the prompts as `prompts`
     return rewards
@@ -73,9 +64,8 @@ def load_rewards(
 
 def _check_signature(reward: "CheckedReward", columns: set[str]) -> None:
     try:
-        inspect.signature(reward.function).bind(**dict.fromkeys(reward.purpose.passed | columns))
-    except ValueError:  # some built-in functions have no signature
-        return
+        with contextlib.suppress(ValueError):  # some built-in functions have no signature
+            inspect.signature(reward.function).bind(**dict.fromkeys(reward.purpose.passed | columns))
     except TypeError as error:
         raise UsageError(
             f"the {reward.purpose.noun} {reward.name} cannot be called with the columns {sorted(columns)}: {error}. "
@@ -103,10 +93,10 @@ def _import_reward(name: str, known: Mapping[str, Reward], purpose: Purpose) -> 
         found = _import_file(path) if path.is_file() or module.endswith(".py") else importlib.import_module(module)
     except (Exception, SystemExit) as error:  # of the user's code
         what = f"{type(error).__name__}: {first_line(error)}"
-        raise UsageError(f"{purpose.flag} {name} cannot be imported: {what}; --debug shows the traceback.") from error
+        raise UsageError(f"--{purpose.noun} {name} cannot be imported: {what}; --debug shows the traceback.") from error
     if not callable(reward := getattr(found, function, None)):
-        known_names = ", ".join(key for key, _ in inspect.getmembers(found, inspect.isfunction) if key[0] != "_")
-        raise UsageError(f"{purpose.flag} {name}: expected {module}:FUNCTION with one of its functions: {known_names}.")
+        functions = ", ".join(key for key, _ in inspect.getmembers(found, inspect.isfunction) if key[0] != "_")
+        raise UsageError(f"--{purpose.noun} {name}: expected {module}:FUNCTION with one of its functions: {functions}.")
     return cast("Reward", reward)
 
 
@@ -119,16 +109,10 @@ def _import_file(path: Path) -> ModuleType:
 
 
 class CheckedReward:
-    """A reward function under its own name; what it raises and returns is checked at each call.
+    """A reward function under its own name; what it raises, logs and returns is checked at each call.
 
-    Attributes:
-        function: The function itself. Columns of the data do not replace arguments bound by a ``functools.partial``.
-        name: As the user names it.
-        prefill: As for :func:`with_prefill`.
-        returned: What the last call returned: a number, or None where the reward does not apply.
-
-    Raises:
-        RunError: At a call, if the function raises, or returns anything else than expected.
+    ``returned`` is what the last call returned: a number, or None where the reward does not apply. Columns of the data
+    do not replace arguments bound by a ``functools.partial``.
     """
 
     def __init__(self, function: Reward, name: str, purpose: Purpose) -> None:
@@ -147,15 +131,14 @@ class CheckedReward:
         arguments = {name: value for name, value in kwargs.items() if name not in bound}
         if self.prefill:
             arguments["completions"] = [_prefilled(completion, self.prefill) for completion in kwargs["completions"]]
-        for log, convert in (("log_metric", float), ("log_extra", list)):  # metrics are stored as JSON
-            if log in arguments:
-                arguments[log] = functools.partial(self._log, log, arguments[log], convert)
+        for log in RESERVED.keys() & arguments.keys():
+            arguments[log] = functools.partial(self._log, log, arguments[log])
         return arguments
 
-    def _log(self, log: str, of_trl: Callable[..., None], convert: Callable[..., Any], name: str, value: Any) -> None:
+    def _log(self, log: str, of_trl: Callable[..., None], name: str, value: Any) -> None:
         if name in RESERVED[log]:
             raise self._error(f"calls {log}({name!r}, ...), a name of the run's own")
-        of_trl(name, convert(value))
+        of_trl(name, float(value) if log == "log_metric" else list(value))  # metrics are stored as JSON
 
     @contextlib.contextmanager
     def _errors_named(self) -> Iterator[None]:
@@ -181,7 +164,8 @@ class CheckedReward:
         return [math.inf if value is not None and math.isnan(value) else value for value in self.returned]
 
     def _error(self, what: str) -> RunError:
-        return RunError(f"the {self.purpose.noun} {self.name} {what}; correct it, then {self.purpose.after_error}.")
+        resume = ", or --resume a run with a checkpoint" if self.purpose is TRAINING else ""
+        return RunError(f"the {self.purpose.noun} {self.name} {what}; correct it, then run the command again{resume}.")
 
 
 class _CheckedAsyncReward(CheckedReward):

@@ -32,7 +32,7 @@ class Worker:
     """
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.calls = 0  # comparisons that reached sympy; the exact rules decide all others
         self.timeouts = 0  # counted by compare.equivalent
         self.process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
@@ -42,20 +42,10 @@ class Worker:
     def compare(
         self, a: str, b: str, tolerance: Fraction | None, limit: float, alone: bool = False
     ) -> tuple[bool, float]:
-        """Compare two expressions.
-
-        Args:
-            a: LaTeX without delimiters.
-            b: LaTeX without delimiters.
-            tolerance: Largest absolute difference of two equal values; None compares exactly.
-            limit: Seconds that the comparison may take.
-            alone: Whether math-verify decides alone, with a as the gold answer; not symmetric, without a tolerance.
-
-        Returns:
-            (True if equal, seconds taken).
+        """(True if two LaTeX expressions are equal, seconds taken); :func:`gtpo.grading.symbolic.is_same`.
 
         Raises:
-            ComparisonFailed: If the limit is exceeded or the process dies.
+            ComparisonFailed: If the ``limit`` in seconds is exceeded or the process dies.
         """
         request = json.dumps([a, b, None if tolerance is None else str(tolerance), alone]).encode()
         with self._lock:
@@ -145,17 +135,10 @@ class Worker:
 
 shared_worker = Worker()
 atexit.register(shared_worker.stop)
-os.register_at_fork(after_in_child=shared_worker.reset_after_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=shared_worker.reset_after_fork)
 
 
 def timeouts() -> int:
-    """Number of pairs of answers in this process that a time or memory limit made different, from the cache too.
-
-    At most one per completion: such a completion has no answer or a wrong one, and is compared with nothing more.
-    """
+    """Pairs of answers in this process that a limit made different, from the cache too; at most one per completion."""
     return shared_worker.timeouts
-
-
-def worker_calls() -> int:
-    """Number of comparisons in this process that reached sympy; the exact rules decided all others."""
-    return shared_worker.calls

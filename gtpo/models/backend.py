@@ -51,16 +51,14 @@ def check_driver() -> str | None:
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not shutil.which("nvidia-smi"):
         return None
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    versions = subprocess.run(query, capture_output=True, text=True).stdout.split()
-    if not versions or not versions[0].partition(".")[0].isdecimal():
-        return (
-            "nvidia-smi finds no NVIDIA driver or no GPU: use a machine with a GPU, or install driver R580 and reboot."
-        )
-    if int(versions[0].partition(".")[0]) >= DRIVER or _runs_cuda_13():
+    found = subprocess.run(query, capture_output=True, text=True).stdout.partition("\n")[0]
+    release = found.partition(".")[0]
+    if release.isdecimal() and (int(release) >= DRIVER or _runs_cuda_13()):
         return None
+    what = f"the NVIDIA driver is {found}" if release.isdecimal() else "nvidia-smi finds no NVIDIA driver or no GPU"
     return (
-        f"the NVIDIA driver is {versions[0]} and PyTorch 2.13 needs R{DRIVER} or newer (CUDA 13): install it on the "
-        f"host, on Ubuntu with `sudo apt-get install nvidia-driver-{DRIVER}`, and reboot."
+        f"{what}, and PyTorch 2.13 needs R{DRIVER} or newer (CUDA 13): install it on the host, on Ubuntu with "
+        f"`sudo apt-get install nvidia-driver-{DRIVER}`, and reboot."
     )
 
 
@@ -102,11 +100,7 @@ def installed_version(package: str) -> str | None:
 
 
 def check_version(package: str) -> None:
-    """Refuse another version than that of ``GPU_PACKAGES``; with ``GTPO_ALLOW_VERSIONS=1`` it is a warning.
-
-    Raises:
-        UsageError: If the package is not installed, or in another version.
-    """
+    """Refuse another version than that of ``GPU_PACKAGES``; with ``GTPO_ALLOW_VERSIONS=1`` it is a warning."""
     pinned, found = GPU_PACKAGES[package], installed_version(package)
     if found is not None and found != pinned and os.environ.get("GTPO_ALLOW_VERSIONS") == "1":
         logger.warning("%s %s is installed, %s is pinned: nothing was tested with it", package, found, pinned)
@@ -126,11 +120,7 @@ def _capability() -> tuple[int, int]:
 
 
 def choose_training_backend(backend: str = "auto", model: str | None = None) -> str:
-    """ "unsloth" or "transformers"; ``auto`` is Unsloth on a GPU, except for the tiny model.
-
-    Raises:
-        UsageError: If the backend is unknown.
-    """
+    """ "unsloth" or "transformers"; ``auto`` is Unsloth on a GPU, except for the tiny model."""
     if backend not in BACKENDS:
         raise UsageError(f"--backend {backend!r} is unknown: pick one of {', '.join(BACKENDS)}.")
     if backend == "auto":
@@ -184,9 +174,8 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
 def limit_openmp_spinning(environment: MutableMapping[str, str]) -> None:
     """Let idle threads spin for a moment, then sleep; a policy of the user is kept. Before PyTorch is imported.
 
-    The parallel regions of a small model are shorter than it takes to wake a thread that sleeps at once
-    (``OMP_WAIT_POLICY=PASSIVE``). GNU OpenMP's own limit is a hundred times this one: threads then spin instead of
-    working where another program uses a core.
+    To wake a thread takes longer than a parallel region of a small model. GNU OpenMP's own limit is a hundred times
+    this one: threads then spin instead of working where another program uses a core.
     """
     if "OMP_WAIT_POLICY" not in environment:  # GOMP_SPINCOUNT would override it
         environment.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))

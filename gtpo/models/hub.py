@@ -1,10 +1,11 @@
-"""The Hugging Face Hub: whether it can be reached, access to a model, its cached files and the size of its weights."""
+"""Where a model is: the tiny base in this package, a directory, or the Hub with its cache and access."""
 
 import json
 import logging
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import UsageError, nearest
@@ -12,6 +13,9 @@ from gtpo.errors import UsageError, nearest
 logger = logging.getLogger(__name__)
 
 GB = 10**9
+TINY_BASE = (
+    Path(__file__).parent / "tiny_base" / "base-97e8bdbf"
+)  # part of the package; named by the hash of its recipe
 
 
 def hub_is_reachable() -> bool:
@@ -45,16 +49,18 @@ def is_cached(model: str, copy: bool = False) -> bool:
 
 def _is_complete(snapshot: Path) -> bool:
     index = snapshot / "model.safetensors.index.json"
-    files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    files = (
+        set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if index.is_file()
+        else {"model.safetensors"}
+    )
     return all((snapshot / name).is_file() for name in files)
 
 
 def check_access(model: str, copy: bool = False) -> str | None:
     """Whether the token of this machine may read a Hub model; a server error passes, because loading reports it.
 
-    Args:
-        model: Hub id.
-        copy: Unsloth trains on its own copy, which is not gated.
+    With ``copy`` Unsloth trains on its own copy, which is not gated.
     """
     from huggingface_hub import auth_check
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
@@ -89,18 +95,12 @@ def check_cache(size: float = 0) -> str | None:
 
 
 def check_model_name(name: str) -> None:
-    """Refuse what is neither an alias nor a directory, and cannot be a Hub id.
-
-    Raises:
-        UsageError: With the nearest alias.
-    """
+    """Refuse what is neither an alias nor a directory, and cannot be a Hub id."""
     target = MODEL_ALIASES.get(name, name)
     if target != "tiny" and not is_hub_id(target) and not Path(target).is_dir():
         what = "is not a directory" if "/" in target else f"is unknown{nearest(name, MODEL_ALIASES)}"
-        raise UsageError(
-            f"--model {name!r} {what}: pick tiny, smol, llama, qwen, a Hub id (owner/name) or a directory with a "
-            "config.json."
-        )
+        known = f"{', '.join(MODEL_ALIASES)}, a Hub id (owner/name) or a directory with a config.json"
+        raise UsageError(f"--model {name.rpartition('@')[2]!r} {what}: pick {known}.")  # a URL may have a password
 
 
 def is_hub_id(model: str) -> bool:
@@ -109,11 +109,7 @@ def is_hub_id(model: str) -> bool:
 
 
 def check_model_files(directory: Path) -> None:
-    """Read the headers of a model's or an adapter's weights. Pickled ones are refused: unpickling runs their code.
-
-    Raises:
-        UsageError: If there are only pickled weights, or a file is incomplete or damaged.
-    """
+    """Refuse weights of a model or an adapter that are pickled, because unpickling runs their code, or incomplete."""
     from safetensors import SafetensorError, safe_open
 
     weights, pickled = sorted(directory.glob("*.safetensors")), sorted(directory.glob("*model*.bin"))
@@ -125,3 +121,28 @@ def check_model_files(directory: Path) -> None:
                 pass  # the header has the size of the file
         except SafetensorError as error:
             raise UsageError(f"{path} is incomplete or damaged ({error}): download or save it again.") from error
+
+
+# The tiny base: a Llama of about a million parameters that replaces the paper's instruct model
+
+
+def is_tiny(model: str | Path) -> bool:
+    """Whether a directory is a tiny base, this one or an earlier one."""
+    return (Path(model) / "tiny.json").is_file()
+
+
+def shipped_instead(path: str | Path) -> Path | None:
+    """The tiny base here whose path another machine names; None for a path that exists, or is of none."""
+    base = TINY_BASE.parent / Path(path).name
+    return base if is_tiny(base) and not Path(path).exists() else None
+
+
+def save_untrained_tiny(directory: str | Path, seed: int = 0, base: Path = TINY_BASE, **shape: Any) -> Path:
+    """Save a tiny base with untrained weights, deterministic in the seed; ``shape``: changes of its LlamaConfig."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    LlamaForCausalLM(LlamaConfig.from_pretrained(base, use_cache=True, **shape)).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(base, trust_remote_code=False).save_pretrained(directory)
+    return Path(directory)

@@ -11,8 +11,7 @@ from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Setti
 from gtpo.data.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
 from gtpo.errors import UsageError, nearest
 from gtpo.models.backend import gpu_is_available
-from gtpo.models.hub import check_model_files, check_model_name, hub_is_reachable
-from gtpo.models.tiny import TINY_BASE, is_tiny, shipped_instead
+from gtpo.models.hub import TINY_BASE, check_model_files, check_model_name, hub_is_reachable, is_tiny, shipped_instead
 from gtpo.processes import IS_MAIN_PROCESS
 
 logger = logging.getLogger(__name__)
@@ -35,9 +34,6 @@ def build_policy(
         seed: Of the adapter's initial weights.
         use_vllm: Whether vLLM generates.
         prompt: Chat template and its arguments; None: the tokenizer's own.
-
-    Raises:
-        UsageError: If the model cannot be found, is gated, or its tokenizer cannot be used.
     """
     path, prompt = resolve_model(arguments.model), prompt or PromptArguments()
     if IS_MAIN_PROCESS:
@@ -101,14 +97,8 @@ def load_base(
 ) -> tuple[Any, Any]:
     """A causal language model and its tokenizer with Transformers: bfloat16 on a GPU that supports it, else float32.
 
-    Args:
-        path: Hub id or local directory.
-        load_in_4bit: NF4 weights of QLoRA (arXiv 2305.14314) with bitsandbytes, each process on its own GPU.
-        full_precision: float32 on a GPU as well.
-        prompt: Chat template and its arguments; None: the tokenizer's own.
-
-    Raises:
-        UsageError: If the model cannot be loaded, its weights are pickled, or for 4-bit weights without a GPU.
+    ``load_in_4bit``: NF4 weights of QLoRA (arXiv 2305.14314), each process on its own GPU. ``full_precision``: float32
+    on a GPU as well.
     """
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -162,16 +152,7 @@ def _stop_at_end_of_turn(model: Any, tokenizer: Any) -> None:
 
 
 def load_tokenizer(path: str, source: dict[str, bool], prompt: PromptArguments | None = None) -> tuple[Any, Any]:
-    """The tokenizer of a model, ready for training and evaluation, and the model's config.
-
-    Args:
-        path: Hub id or local directory.
-        source: Its :func:`source_options`.
-        prompt: Chat template and its arguments; None: the tokenizer's own.
-
-    Raises:
-        UsageError: If they cannot be loaded or used.
-    """
+    """The tokenizer of a model, ready for training and evaluation, and its config; ``source``: its options."""
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -184,11 +165,7 @@ def load_tokenizer(path: str, source: dict[str, bool], prompt: PromptArguments |
 
 
 def resolve_model(name: str) -> str:
-    """The Hub id or absolute path of ``--model``; the tiny base replaces a missing one of the same name.
-
-    Raises:
-        UsageError: If it is neither a directory nor a possible Hub id.
-    """
+    """The Hub id or absolute path of ``--model``; the tiny base replaces a missing one of the same name."""
     target = MODEL_ALIASES.get(name, name)
     if target == "tiny":
         return str(TINY_BASE)
@@ -202,11 +179,7 @@ def resolve_model(name: str) -> str:
 
 
 def source_options(path: str) -> dict[str, bool]:
-    """Options of ``from_pretrained`` that say where it looks: only in the cache if the Hub cannot be reached.
-
-    Raises:
-        UsageError: If a local directory has pickled weights.
-    """
+    """Options of ``from_pretrained`` that say where it looks: only in the cache if the Hub cannot be reached."""
     if Path(path).is_dir():
         check_model_files(Path(path))
         return {"local_files_only": True}
@@ -214,13 +187,7 @@ def source_options(path: str) -> dict[str, bool]:
 
 
 def why_not_loaded(path: str, error: Exception, hint: str = "") -> Exception:
-    """The error to raise where a model cannot be loaded: a UsageError, or ``error`` where memory or disk is full.
-
-    Args:
-        path: Hub id or local directory.
-        error: What ``from_pretrained`` raised.
-        hint: What to try, at the end of the sentence.
-    """
+    """A UsageError for what ``from_pretrained`` raised, with a hint at its end; full memory or disk stays as it is."""
     import torch
 
     if isinstance(error, UsageError | torch.OutOfMemoryError) or getattr(error, "errno", None) == errno.ENOSPC:
@@ -274,17 +241,15 @@ def _load_unsloth(
         use_gradient_checkpointing="unsloth",  # offloads activations to host memory
         random_state=seed,
     )
-    # Unsloth loads its own 4-bit copy of a known model; the adapter names the original model.
-    model.peft_config["default"].base_model_name_or_path = path
+    # Unsloth loads its own 4-bit copy of a known model; the adapter names the original model, and the copy beside it.
+    config = model.peft_config["default"]
+    config.base_model_name_or_path, config.auto_mapping = path, {"loaded_from": model.config._name_or_path}
     _prepare_saving(model)
     return model, tokenizer
 
 
 def _check_embedding_rows(model: Any, path: str) -> None:
-    """Refuse an embedding that was resized while loading: the adapter would not fit the base as it is on disk.
-
-    Unsloth resizes it where the tokenizer has more tokens than the embedding has rows.
-    """
+    """Refuse an embedding that Unsloth resized to the tokenizer: the adapter would not fit the base on disk."""
     from transformers import AutoConfig
 
     source = path if Path(path).is_dir() else model.config._name_or_path  # a copy of Unsloth's, in the cache by now

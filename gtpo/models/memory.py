@@ -1,6 +1,6 @@
-"""Memory of a run on one GPU or on a CPU, estimated from the shape of the model and the settings.
+"""Memory and hours of a run on one GPU, or memory on a CPU, estimated from the shape of the model and the settings.
 
-Only the parts that grow with the model and the batch: neither the CUDA context nor what the allocators reserve unused.
+Memory of the parts that grow with model and batch: neither the CUDA context nor what the allocators reserve unused.
 """
 
 import logging
@@ -21,6 +21,8 @@ from gtpo.models.hub import GB, hub_is_reachable, is_hub_id
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
+# GiB that CUDA reports
+GPUS = {"16 GB (T4)": 14.7, "24 GB (L4)": 22.1, "40 GB (A100)": 39.5, "80 GB (A100, H100)": 79.1}
 OFFLOADED_FROM = 512  # tokens: Unsloth keeps the hidden states of shorter sequences on the GPU (models/_utils.py)
 VLLM_BATCH = 8192  # most tokens of a forward pass of vLLM: TRL sets 4,096, Unsloth 2,048 to 8,192 by the free memory
 VLLM_GRAPHS = 0.5 * 2**30  # CUDA graphs of an 8B model, up to what vLLM logs when it has captured them
@@ -68,12 +70,8 @@ KNOWN = {  # a plan for them needs neither the Hub nor access to gated weights
 
 
 def shape_of(model: str) -> Shape:
-    """The shape of an alias, a Hub id or a local directory; only its config.json is read.
-
-    Raises:
-        UsageError: If it cannot be read or is not a dense Llama-like model.
-    """
-    if alias := next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), None):
+    """The shape of an alias, a Hub id or a local directory; only its config.json is read."""
+    if alias := _alias_of(model):
         return KNOWN[alias]
     from transformers import AutoConfig
 
@@ -90,24 +88,31 @@ def shape_of(model: str) -> Shape:
     return Shape(*sizes, config.num_key_value_heads, head_dim or sizes[1] // heads, config.tie_word_embeddings)
 
 
+def _alias_of(model: str) -> str:
+    return next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), "")
+
+
+def known_shape(model: str) -> Shape | None:
+    """:func:`shape_of`; None where it is not known."""
+    try:
+        return shape_of(model)
+    except UsageError as error:
+        logger.debug("no estimate: %s", error)
+        return None
+
+
 def download_size(shape: Shape, is_4bit: bool) -> float:
     """Bytes of the weights of a Hub model, or of Unsloth's 4-bit copy."""
     return shape.projections * (NF4_BYTES if is_4bit else 2) + shape.embeddings * 2
 
 
 def estimate(shape: Shape, values: Mapping[str, Any]) -> dict[str, float]:
-    """Peak memory in GiB by part, at the longest prompts and completions that the settings allow.
+    """Peak memory in GiB by part, at the longest prompts and completions of the settings (:meth:`Settings.to_dict`).
 
-    Activations are those of a training micro-batch; passes that only score need less. With Unsloth the hidden states
-    between the layers wait in host memory, and two of them are on the GPU (unsloth_zoo/gradient_checkpointing.py).
-
-    vLLM holds, besides weights and KV cache, its LoRA slots (lora/layers/base_linear.py: one A and B of every
-    projection, 16 bits), the 16-bit copy of the adapter that Unsloth hands over on the GPU
-    (unsloth_zoo/vllm_lora_worker_manager.py), the activations of its largest batch, and CUDA graphs.
-
-    Args:
-        shape: The shape of the model.
-        values: Every setting by name, as :meth:`Settings.to_dict` has them.
+    Activations are those of a training micro-batch. With Unsloth the hidden states between the layers wait in host
+    memory, and two of them are on the GPU (unsloth_zoo/gradient_checkpointing.py). vLLM also holds LoRA slots (one A
+    and B of every projection, 16 bits: lora/layers/base_linear.py) and the 16-bit copy of the adapter that Unsloth
+    hands over on the GPU (unsloth_zoo/vllm_lora_worker_manager.py).
     """
     from gtpo.forward.head import TILES  # imports torch
 
@@ -159,30 +164,54 @@ def _generated(values: Mapping[str, Any]) -> int:
     return int(values.get("generation_batch_size") or step)
 
 
+def _vllm_parts(shape: Shape, values: Mapping[str, Any]) -> tuple[float, float, float]:
+    """GiB of vLLM in the training process, with the KV cache of one completion and of all, and GiB of training."""
+    parts = estimate(shape, values)
+    engine = parts.get("vLLM's weights", parts["weights"]) + parts.get("vLLM's LoRA", 0)
+    engine += parts["vLLM's activations and graphs"] + parts["KV cache"]  # Unsloth trains on vLLM's weights
+    return engine - parts["KV cache"] * (1 - 1 / _generated(values)), engine, sum(parts.values()) - engine
+
+
 def verdict(shape: Shape, values: Mapping[str, Any], free: float, total: float) -> str | None:
     """Why a run does not fit ``free`` of ``total`` GiB of memory, and what it would take; None if it fits.
 
-    vLLM in the training process reserves its share of all memory for its weights, which Unsloth trains on too, and the
-    KV cache of as many completions as fit; the others wait.
+    vLLM in the training process reserves its share of all memory; completions beyond its KV cache wait.
     """
-    parts = estimate(shape, values)
-    need = sum(parts.values())
-    if not values.get("use_vllm") or values["vllm_mode"] != "colocate":
+    if not _shares_with_vllm(values):
+        need = sum(estimate(shape, values).values())
         return None if need < free else f"the run is estimated to need {need:.1f} GiB: lower --max_seq_length"
-    engine = parts.get("vLLM's weights", parts["weights"]) + parts.get("vLLM's LoRA", 0)
-    engine += parts["vLLM's activations and graphs"] + parts["KV cache"]
-    training = need - engine
-    engine -= parts["KV cache"] * (1 - 1 / _generated(values))  # one completion at a time
-    reserved, share = values["gpu_memory_utilization"] * total, math.ceil(100 * engine / total) / 100
-    if engine <= reserved < free - training:
+    one, _, training = _vllm_parts(shape, values)
+    reserved, share = values["gpu_memory_utilization"] * total, math.ceil(100 * one / total) / 100
+    if one <= reserved < free - training:
         return None
     flag = f"add `--gpu_memory_utilization {share:g}`" if share * total < free - training else "lower --max_seq_length"
-    needs = f"at least {engine:.1f} GiB for vLLM and {training:.1f} for training"
+    needs = f"at least {one:.1f} GiB for vLLM and {training:.1f} for training"
     return f"vLLM reserves {reserved:.1f} GiB and the run is estimated to need {needs}: {flag}"
 
 
-def largest_batch(shape: Shape, values: Mapping[str, Any], completions: int, free: float) -> int:
+def _shares_with_vllm(values: Mapping[str, Any]) -> bool:
+    return bool(values.get("use_vllm") and values["vllm_mode"] == "colocate")
+
+
+def fit(shape: Shape, values: Mapping[str, Any], size: float) -> str:
+    """Whether a run fits a GPU, or host, of ``size`` GiB: the verdict, or its largest micro-batch and vLLM's room."""
+    if fault := verdict(shape, values, size, size):
+        return fault
+    text = f"fits, with --per_device_train_batch_size up to {largest_batch(shape, values, size)}"
+    if not _shares_with_vllm(values):
+        return text
+    (one, every, training), count = _vllm_parts(shape, values), _generated(values)
+    room, share = values["gpu_memory_utilization"] * size - one, math.ceil(100 * every / size) / 100
+    held = min(count, 1 + int(room * (count - 1) / (every - one))) if count > 1 else 1
+    more = f"; `--gpu_memory_utilization {share:g}` has room for all" if share * size < size - training else ""
+    return (
+        f"{text}; vLLM has room for {held} of {count} completions at the maximum length{more if held < count else ''}"
+    )
+
+
+def largest_batch(shape: Shape, values: Mapping[str, Any], free: float) -> int:
     """The largest part of the completions of a step that fits ``free`` GiB; 1 if there is none."""
+    completions = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]
     for rows in range(completions, 1, -1):
         sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": completions // rows}
         if completions % rows == 0 and verdict(shape, {**values, **sizes}, free, free) is None:
@@ -195,24 +224,17 @@ def rows_that_fit(values: Mapping[str, Any]) -> int:
 
     The measured peak is about twice the estimate, without the memory of the libraries.
     """
-    try:
-        shape = shape_of(values["model"])
-    except UsageError as error:
-        logger.debug("micro-batches of one completion: %s", error)
-        return 1
     completions = values["num_generations"] * (values["prompts_per_step"] or 1)
-    return largest_batch(shape, values, completions, _host_memory() / 3)
+    step = {**values, "per_device_train_batch_size": 1, "gradient_accumulation_steps": completions}
+    shape = known_shape(values["model"])
+    return largest_batch(shape, step, _host_memory() / 3) if shape else 1
 
 
 def describe_plan(settings: Settings, rows: int, size: float | None = None) -> str:
     """Steps, disk and memory of the run as YAML comments, then the changed settings: what ``--dry_run`` prints.
 
-    With ``--config`` the text gives the same settings again.
-
-    Args:
-        settings: All settings of the run.
-        rows: Training rows; 0 if they are not known before a download.
-        size: GiB of memory of the GPU or, for a run on a CPU, of the host; that of this machine by default.
+    With ``--config`` the text gives the same settings again. ``rows`` is 0 if they are not known before a download;
+    ``size``: GiB of the GPU or, for a run on a CPU, of the host; that of this machine by default.
     """
     values, trainer, model = settings.to_dict(), settings.trainer, settings.model.model
     prompts, shape = max(1, settings.completions_per_step // settings.group_size), shape_of(model)
@@ -235,10 +257,9 @@ def describe_plan(settings: Settings, rows: int, size: float | None = None) -> s
     lines.append(f"{where} memory: {sum(parts.values()):.1f} GiB at the maximum lengths, an estimate:")
     lines.append("  " + ", ".join(f"{name} {gib:.1f}" for name, gib in parts.items() if gib >= 0.05))
     size = size or (_host_memory() if values["use_cpu"] else _gpu_memory())
-    if size:
-        most = largest_batch(shape, values, settings.completions_per_step, size)
-        fits = f"fits, with --per_device_train_batch_size up to {most}"
-        lines.append(f"  this machine, {size:.1f} GiB: {verdict(shape, values, size, size) or fits}")
+    machines = {f"this machine, {size:.1f} GiB": size} if size else {}
+    machines |= {} if values["use_cpu"] else GPUS
+    lines += [f"  {name}: {fit(shape, values, gib)}" for name, gib in machines.items()]
     if not values["use_cpu"] and steps:
         lines.append(f"hours: {hours(settings, steps)}")
     lines.append("changed settings; all: config.yaml of a run")
@@ -246,25 +267,25 @@ def describe_plan(settings: Settings, rows: int, size: float | None = None) -> s
 
 
 def hours(settings: Settings, steps: int) -> str:
-    """The time of a run on one A100 by the rates of configs/experiments.yaml, or why it is not known."""
-    rates, values = read_yaml(CONFIGS / "experiments.yaml")["paper"], settings.to_dict()
-    names = {alias for alias, target in MODEL_ALIASES.items() if settings.model.model in (alias, target)}
-    model = next(iter(names & rates["seconds_per_token"].keys()), None)
+    """The time of a run by the rates of configs/experiments.yaml, or why it is not known."""
+    rates = read_yaml(CONFIGS / "experiments.yaml")["paper"]
+    model = _alias_of(settings.model.model)
     group, lengths = settings.group_size, rates["longest_completion"].get(settings.data.dataset, {})
-    if settings.method == "sft" or model is None or group not in lengths or settings.completions_per_step != group:
+    if model not in rates["seconds_per_token"] or group not in lengths or settings.completions_per_step != group:
         known = f"{', '.join(rates['seconds_per_token'])} on {', '.join(rates['longest_completion'])} with G of 8 or 12"
         return f"not known; the authors' logs have {known}, one prompt a step"
-
-    def of(tokens: int) -> float:
-        per_step = tokens * rates["seconds_per_token"][model] + group * rates["seconds_per_micro_batch"][model]
-        return float(steps * per_step / 3600)
-
-    longest = values["max_completion_length"]
-    usual, most = of(lengths[group]), of(longest)
+    longest = settings.trainer.max_completion_length
+    usual, most = (hours_of_steps(rates, model, group, tokens, steps) for tokens in (lengths[group], longest))
     return (
-        f"{usual / rates['speedup'][model]:.1f} to {usual:.1f} on an A100, an estimate (configs/experiments.yaml); "
+        f"{usual / rates['speedup'][model]:.1f} to {usual:.1f} on an {rates['gpu']}, an estimate; "
         f"up to {most:.0f} if the policy collapses and writes {longest:,} tokens each"
     )
+
+
+def hours_of_steps(rates: Mapping[str, Any], model: str, group: int, tokens: int, steps: int) -> float:
+    """Hours of steps of one prompt whose longest completion has so many tokens; then each has a micro-batch."""
+    seconds = tokens * rates["seconds_per_token"][model] + group * rates["seconds_per_micro_batch"][model]
+    return float(steps * seconds / 3600)
 
 
 def _gpu_memory() -> float:

@@ -1,7 +1,6 @@
 """Checks of a GPU machine before anything is downloaded.
 
-Each check returns None, or one sentence with the command that fixes it. A train script runs them before it loads the
-model, ``--dry_run`` prints them, and so does
+A train script runs them before it loads the model, ``--dry_run`` prints them, and so does
 
     python -m gtpo.models.preflight --model llama
 
@@ -39,20 +38,8 @@ class Check(NamedTuple):
 
 
 def check_machine(settings: Settings, backend: str) -> None:
-    """Run the checks before anything is downloaded: warnings are logged. A dry run and a run on a CPU are not checked.
-
-    Raises:
-        UsageError: For the first fault that makes the run impossible.
-    """
-    values = settings.to_dict()
-    if settings.run.dry_run:
-        return
-    if values["use_cpu"] or not gpu_is_available():
-        if values.get("use_vllm") and values["vllm_mode"] == "server":
-            raise UsageError(
-                "--vllm_mode server needs a GPU, because TRL sends the weights to the server over NCCL: use "
-                "--vllm_mode colocate, or --use_vllm false."
-            )
+    """Run the checks before anything is downloaded: a fatal fault is raised, others are logged; not for a CPU."""
+    if settings.run.dry_run or settings.to_dict()["use_cpu"] or not gpu_is_available():
         return
     if backend == "transformers":  # Unsloth uses one GPU
         refuse_data_parallel(settings.trainer)
@@ -64,13 +51,7 @@ def check_machine(settings: Settings, backend: str) -> None:
 
 
 def describe_dry_run(settings: Settings, backend: str, rows: int) -> str:
-    """What ``--dry_run`` prints, as YAML: the checks, the plan and the changed settings.
-
-    Args:
-        settings: All settings of the run.
-        backend: unsloth or transformers.
-        rows: Training rows; 0 if they are not known before a download.
-    """
+    """What ``--dry_run`` prints, as YAML: the checks, the plan and the changed settings; ``rows`` may be unknown, 0."""
     from gtpo.models.memory import describe_plan
 
     found = checks(settings, backend) if gpu_is_available() and not settings.to_dict()["use_cpu"] else ()
@@ -81,15 +62,11 @@ def checks(settings: Settings, backend: str) -> Iterator[Check]:
     """The checks of a run on a GPU: the machine, its memory, the Hub. Nothing is downloaded but a config.json."""
     import torch
 
-    from gtpo.models.memory import GIB, estimate, shape_of, verdict
+    from gtpo.models.memory import GIB, estimate, known_shape, verdict
 
     yield from checks_of_machine()
     model, values = MODEL_ALIASES.get(settings.model.model, settings.model.model), settings.to_dict()
-    try:
-        shape = shape_of(model)
-    except UsageError as error:
-        logger.debug("no estimate of memory: %s", error)
-    else:
+    if shape := known_shape(model):
         free, total = (size / GIB for size in torch.cuda.mem_get_info())  # of this process's GPU
         if fault := verdict(shape, values, free, total):
             fault += f"; {free:.1f} of {total:.1f} GiB of GPU memory are free, `nvidia-smi` lists the processes."
@@ -125,12 +102,10 @@ def checks_of_hub(model: str, copy: bool) -> Iterator[Check]:
     if not reachable:
         return
     yield Check("access to the model", check_access(model, copy), fatal=not copy)
-    from gtpo.models.memory import download_size, shape_of
+    from gtpo.models.memory import download_size, known_shape
 
-    try:
-        yield Check("disk", check_cache(download_size(shape_of(model), copy)))
-    except UsageError as error:
-        logger.debug("no estimate of the download: %s", error)
+    if shape := known_shape(model):
+        yield Check("disk", check_cache(download_size(shape, copy)))
 
 
 def main() -> None:

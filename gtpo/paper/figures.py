@@ -8,8 +8,7 @@ from typing import Any
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.paper.matrix import RUNS, Matrix, experiment, find_figure, groups_of, runs_of, scored_name
 from gtpo.paper.results import Results
-from gtpo.reports.curves import PANELS, add_legend, grid, line_style, plot_ln2, plot_mean, plot_seeds
-from gtpo.reports.intervals import interval
+from gtpo.reports.curves import PANELS, add_legend, grid, interval, line_style, plot_ln2, plot_mean, plot_seeds
 
 LABELS = PANELS | {
     "kl": "KL divergence (nats)",
@@ -218,8 +217,8 @@ def draw_all(
             rows = table1(matrix, scale, results)
             if any(row["ours"] is not None for row in rows):
                 written += [directory / "table1.md", directory / "table1.csv"]
-                (directory / "table1.md").write_text(f"{text}\n{table_markdown(rows)}")
-                with (directory / "table1.csv").open("w", newline="") as file:
+                (directory / "table1.md").write_text(f"{text}\n{table_markdown(rows)}", encoding="utf-8")
+                with (directory / "table1.csv").open("w", newline="", encoding="utf-8") as file:
                     writer = csv.DictWriter(file, list(rows[0]))
                     writer.writeheader()
                     writer.writerows(rows)
@@ -229,7 +228,7 @@ def draw_all(
             path = directory / f"{name}.{suffix}"
             figure.savefig(path, dpi=100, metadata={"CreationDate": None} if suffix == "pdf" else None)
             written.append(path)
-        (directory / f"{name}.md").write_text(text)
+        (directory / f"{name}.md").write_text(text, encoding="utf-8")
     return written, messages
 
 

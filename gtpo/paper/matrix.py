@@ -13,8 +13,7 @@ from typing import Any
 from gtpo.data.load import BENCHMARKS
 from gtpo.errors import UsageError, nearest
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.runs.checkpoints import latest_complete
-from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of
+from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, latest_complete
 
 SCALES = ("tiny", "smol", "collapse", "headroom", "paper")
 RUNS = OUTPUTS / "reproduce"

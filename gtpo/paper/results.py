@@ -67,7 +67,7 @@ def read_results(directories: list[Path], models: Mapping[str, str] | None = Non
         results.metrics.setdefault(name, {})[seed] = rows
     evaluations = {path for directory in directories for path in directory.rglob("results.json")}
     for path in sorted(evaluations, key=lambda path: path.stat().st_mtime):
-        for entry in json.loads(path.read_text())["results"]:
+        for entry in json.loads(path.read_text(encoding="utf-8"))["results"]:
             run = RunDirectory(Path(entry["adapter"] or "base/adapter").parent)
             if _has_model(run, (models or {}).get(split_name(run.path)[0])):
                 add_score(results, entry)
@@ -135,7 +135,7 @@ def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
         for _, seeds in sorted(benchmarks.items())
         for _, entry in sorted(seeds.items())
     ]
-    (directory / SCORES_FILE).write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
+    (directory / SCORES_FILE).write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n", encoding="utf-8")
 
 
 def rounded(value: float | None) -> float | None:
@@ -150,5 +150,5 @@ def _read_condensed(directory: Path, results: Results) -> None:
         name, seed = row.pop("run"), row.pop("seed")
         values = {key: value for key, value in row.items() if value is not None}
         results.metrics.setdefault(name, {}).setdefault(seed, []).append(values)
-    for entry in json.loads((directory / SCORES_FILE).read_text()):
+    for entry in json.loads((directory / SCORES_FILE).read_text(encoding="utf-8")):
         add_score(results, entry)

@@ -4,7 +4,6 @@ Finished runs are skipped, interrupted ones resumed. Without a GPU the processes
 libraries: importing them takes longer than a short run of the tiny model.
 """
 
-import fcntl
 import gc
 import multiprocessing
 import os
@@ -96,8 +95,10 @@ def _run_script(work: Work, environment: Mapping[str, str]) -> None:
 
 def _locked_log(work: Work) -> TextIO:
     """Waits for the lock of the log; it is held until every process that has this file open exits."""
+    import fcntl  # Windows has none; run_script says that it is not supported
+
     work.log.parent.mkdir(parents=True, exist_ok=True)
-    log = work.log.open("a")
+    log = work.log.open("a", encoding="utf-8")
     fcntl.flock(log, fcntl.LOCK_EX)
     return log
 

@@ -1,10 +1,9 @@
 """What reproduce.py prints without running anything: states and costs, and a shell command per run and evaluation."""
 
-import fcntl
 from collections.abc import Mapping, Sequence
 
 from gtpo.paper.matrix import UNITS, Evaluation, Experiment, Matrix, runs_of
-from gtpo.runs.checkpoints import MANIFEST
+from gtpo.runs.directory import MANIFEST
 
 STATES = ("finished", "running", "interrupted", "missing")
 
@@ -14,7 +13,9 @@ def state_of(experiment: Experiment) -> str:
     if experiment.is_finished:
         return "finished"
     if experiment.log.is_file():
-        with experiment.log.open() as log:
+        import fcntl  # Windows has none
+
+        with experiment.log.open(encoding="utf-8") as log:
             try:
                 fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -1,12 +1,12 @@
-"""Training curves of any runs. Matplotlib is imported when a figure is drawn."""
+"""Training curves of any runs, and the mean over seeds with its 95 % interval. Matplotlib is imported when needed."""
 
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
 from gtpo.errors import UsageError
-from gtpo.reports.intervals import interval
 from gtpo.reports.metrics import reward_names, seed_curves
 from gtpo.runs.directory import run_of
 
@@ -19,17 +19,19 @@ PANELS = {  # metric -> axis label; percent of the maximum reward, as in the pap
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito, colorblind-safe
 LINE_STYLES = ("-", "--", ":", "-.")  # the next one where the colors repeat
 LN2 = math.log(2)
+LEAST_SEEDS = 3  # with two the interval is nine times as wide as their difference
+# 97.5 % quantiles of Student's t distribution with 2 to 30 degrees of freedom; with more, that of 30, which is wider
+T = (
+    *(4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120),
+    *(2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
 
 
 def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10) -> Any:
-    """Panels over the training steps, four of them two by two: each run's logged values thin, their trailing mean bold.
+    """Panels over the training steps of each run, by legend label: logged values thin, their trailing mean bold.
 
     Held-out rows that were evaluated while training are a second, dotted line of the run. The accuracy in any format
     is a dash-dotted line next to the accuracy. A dashed line is the base model on held-out rows (``--eval_on_start``).
-
-    Args:
-        runs: Legend label -> the rows of :meth:`gtpo.runs.directory.RunDirectory.read_metrics`.
-        window: Steps of the trailing mean.
     """
     panels = {metric: plain_text(label) for metric, label in panels_of(runs.values()).items()}
     runs = {plain_text(name): rows for name, rows in runs.items()}
@@ -75,11 +77,7 @@ def panels_of(runs: Collection[list[dict[str, Any]]]) -> dict[str, str]:
 
 
 def draw_runs(runs: Sequence[str], labels: Sequence[str] | None, output: str, window: int) -> str:
-    """Write one figure that compares some run directories, labelled by their names by default; return its path.
-
-    Raises:
-        UsageError: If labels are missing or duplicate, or a run has no metrics.
-    """
+    """Write one figure that compares some run directories, labelled by their names by default; return its path."""
     labels = labels or [Path(run).name for run in runs]
     if not len(runs) == len(labels) == len(set(labels)):
         raise UsageError(f"{len(runs)} runs have the labels {', '.join(labels)}: give each its own with --labels.")
@@ -125,8 +123,7 @@ def plot_mean(axis: Any, legend: str, x: Sequence[float], curves: list[list[floa
     if found := [band for band in bands if band]:
         low, high = [band.low for band in found], [band.high for band in found]
         axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-    means = [sum(values) / len(values) for values in zip(*curves, strict=True)]
-    axis.plot(x, means, label=legend, **style)
+    axis.plot(x, [fmean(values) for values in zip(*curves, strict=True)], label=legend, **style)
 
 
 def plot_ln2(axis: Any) -> None:
@@ -144,3 +141,21 @@ def add_legend(figure: Any) -> None:
         longest = max(len(label) for label in handles)
         columns = max(1, min(len(handles), int(figure.get_size_inches()[0] / (0.07 * longest + 0.5))))
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
+
+class Interval(NamedTuple):
+    """A mean over seeds with its 95 % t-interval."""
+
+    mean: float
+    half_width: float
+    low: float
+    high: float
+
+
+def interval(values: Sequence[float]) -> Interval | None:
+    """The mean and 95 % t-interval of one value per seed; None of fewer than ``LEAST_SEEDS``."""
+    if len(values) < LEAST_SEEDS:
+        return None
+    mean = fmean(values)
+    half_width = T[min(len(values) - 1, 30) - 2] * stdev(values) / math.sqrt(len(values))
+    return Interval(mean, half_width, mean - half_width, mean + half_width)

@@ -9,42 +9,89 @@ In a notebook:
 """
 
 import argparse
-import dataclasses
 import io
 import itertools
 import json
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
+import torch
 from markupsafe import Markup
 
-from gtpo.arguments import (
-    DataArguments,
-    GTPOArguments,
-    ModelArguments,
-    PromptArguments,
-    RewardArguments,
-    RunArguments,
-    fields_of,
-)
 from gtpo.files import write_atomically
 from gtpo.reports.curves import plot_training
-from gtpo.reports.groups import Group, read_group
 from gtpo.reports.metrics import reward_names
 from gtpo.reports.summary import find_problems, initial_entropy_text, score_lines
 from gtpo.runs.directory import RunDirectory, command_of, method_of
 from gtpo.runs.script import run_script
+from gtpo_loss import conflict_weights
 
 logger = logging.getLogger(__name__)
 
-SETTINGS = (ModelArguments, DataArguments, PromptArguments, RewardArguments, GTPOArguments, RunArguments)  # ours
-
 UNREADABLE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError)  # a truncated file, or foreign
+
+
+@dataclass(frozen=True)
+class Group:
+    """A prompt and its G completions; every list has one element per completion.
+
+    A group from a stored table lacks the special tokens of the prompt, and has spans in place of tokens.
+    """
+
+    prompt: str
+    tokens: list[list[str]]  # text of each token, the end-of-text token included
+    rewards: dict[str, list[float | None]]  # by reward function; None where it gave none
+    advantages: list[float]  # A_i
+    weights: list[list[float]]  # lambda of each token, Eq. 9
+    entropy: list[float]  # <H>_i in nats
+    keep: list[float]  # delta: 0 for a completion that the entropy filter drops, else 1
+    messages: list[dict[str, Any]] | None = None  # the turns of the prompt, {role, content}; None for plain text
+    gold_answer: str | None = None
+    cut_off: list[bool] = field(default_factory=list)  # at the length limit; empty where that is not known
+
+
+def logged_text(logged: Any) -> str:
+    """A prompt or completion of TRL's table as text: since 1.16 the table has the messages of a conversation."""
+    return logged if isinstance(logged, str) else "\n".join(message["content"] for message in logged)
+
+
+def read_group(
+    table: str | Path, group_size: int, rewards: Sequence[str], positive_weight: float = 2.0
+) -> tuple[int, Group]:
+    """The step and the first group of a stored table of completions (``completions/*.parquet`` of a run).
+
+    ``rewards``: the columns that are rewards; ``positive_weight``: the run's lambda on shared tokens with A > 0.
+    """
+    from pyarrow.parquet import read_table
+
+    rows = read_table(table).to_pylist()[:group_size]
+    tokens, weights = [], []
+    for row in rows:
+        on_span = conflict_weights(
+            torch.ones(1, 1, dtype=torch.bool), torch.tensor([row["advantage"]]), positive_weight
+        ).item()
+        text = logged_text(row["completion"])
+        edges = [0, *(edge for span in row["conflicts"] for edge in span), len(text)]
+        tokens.append([text[a:b] for a, b in itertools.pairwise(edges)])
+        weights.append([on_span if piece % 2 else 1.0 for piece in range(len(edges) - 1)])
+    return rows[0]["step"], Group(
+        prompt=logged_text(rows[0]["prompt"]),
+        tokens=tokens,
+        rewards={name: [row[name] for row in rows] for name in rewards if name in rows[0]},
+        advantages=[row["advantage"] for row in rows],
+        weights=weights,
+        entropy=[row["entropy"] for row in rows],
+        keep=[row["delta"] for row in rows],
+        messages=rows[0].get("messages"),
+        gold_answer=rows[0].get("gold_answer"),
+        cut_off=[row["cut_off"] for row in rows if "cut_off" in row],
+    )
 
 
 def _reward(value: float | None) -> str:
@@ -103,11 +150,7 @@ def side_by_side(samples: Sequence[Sample]) -> str:
 
 
 def write_report(run_directory: str | Path, groups: int = 3) -> Path:
-    """Write ``report.html``: the curves of a run and a few of its groups, from first to last step; of SFT curves only.
-
-    Raises:
-        UsageError: If the run has no metrics.
-    """
+    """Write ``report.html``: the curves of a run, and a few of its groups from first to last step."""
     run = RunDirectory(run_directory)
     rows, settings = run.read_metrics(), run.read_config()
     svg = io.StringIO()
@@ -135,7 +178,7 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
         samples=Markup(side_by_side(samples)) if len(samples) > 1 else "",
         corrected=settings.get("conflict_correction"),
         groups=shown,
-        settings=sorted(changed_settings(settings).items()),
+        settings=sorted((name, value) for name, value in settings.items() if value is not None),
     )
     write_atomically(run.report, page)
     return run.report
@@ -154,27 +197,11 @@ def read_held_out(run: RunDirectory, count: int) -> list[Sample]:
         try:
             stored = json.loads(path.read_bytes())
             rewards = {str(name): None if value is None else float(value) for name, value in stored["rewards"].items()}
-            samples.append(Sample(stored["step"], str(stored["prompt"]), str(stored["completion"]), rewards))
+            prompt, completion = logged_text(stored["prompt"]), logged_text(stored["completion"])
+            samples.append(Sample(stored["step"], prompt, completion, rewards))
         except UNREADABLE as error:
             logger.warning("%s cannot be read and is not shown: %s", path, error)
     return samples
-
-
-def changed_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a run that differ from the defaults of TRL, Transformers and ours."""
-    from trl import GRPOConfig, SFTConfig
-
-    trainer = GRPOConfig if "num_generations" in settings else SFTConfig
-    fields = fields_of([trainer, *SETTINGS])
-    return {
-        name: value
-        for name, value in settings.items()
-        if value is not None and (name not in fields or value != _default(fields[name]))
-    }
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default_factory() if callable(field.default_factory) else field.default
 
 
 def _facts(run: RunDirectory, settings: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:

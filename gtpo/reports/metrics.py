@@ -36,16 +36,7 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 
 
 def seed_curves(runs: dict[int, Rows], metric: str, window: int) -> tuple[list[int], list[list[float]]]:
-    """The smoothed curve of each seed, at the steps that all seeds logged.
-
-    Args:
-        runs: Seed -> the rows of its metrics.
-        metric: Name of the metric.
-        window: Steps of the trailing mean.
-
-    Returns:
-        The steps, and for each seed its value at every step; both empty if no run logged the metric.
-    """
+    """The steps that all seeds logged, and the smoothed curve of each seed there; both empty without the metric."""
     curves = []
     for rows in runs.values():
         logged = {row["step"]: row[metric] for row in rows if row.get(metric) is not None}

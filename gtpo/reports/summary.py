@@ -6,7 +6,6 @@ import shlex
 import textwrap
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from statistics import fmean
 from typing import Any
@@ -34,43 +33,21 @@ _PERCENT = {  # metric -> label and the factor that makes it percent
 _OURS = ("accuracy_reward", "format_reward")  # logged as accuracy and formatting too
 
 
-@dataclass(frozen=True)
-class Score:
-    """A metric at the start and at the end of a run, each a mean over some logged steps; ``unit`` is "%" or empty."""
-
-    name: str
-    first: float
-    last: float
-    unit: str = ""
-
-    def __str__(self) -> str:
-        form = "{:.1f} -> {:.1f} %" if self.unit else "{:.3g} -> {:.3g}"
-        return f"{self.name} {form.format(self.first, self.last)}"
-
-
 def _window_of(rows: Rows) -> int:
     """Logged steps of a mean: ``WINDOW``, or half of a short run."""
     return min(WINDOW, max(1, len(of_training(rows)) // 2))
 
 
-def window_text(rows: Rows) -> str:
-    """The steps of :func:`scores` in words."""
-    window = _window_of(rows)
-    return f"Means of the first and last {window} logged steps" if window > 1 else "First and last logged step"
-
-
-def scores(rows: Rows) -> list[Score]:
-    """What a run learned: accuracy, formatting, other rewards, the share cut off; SFT: token accuracy and loss.
-
-    Values that are missing or not finite do not count, nor do held-out rows.
-    """
+def scores(rows: Rows) -> list[str]:
+    """What a run learned: accuracy, formatting, other rewards, the share cut off; SFT: token accuracy and loss."""
     return _compared(of_training(rows), _window_of(rows))
 
 
 def score_lines(run: RunDirectory, rows: Rows) -> list[str]:
     """The scores of a run on its training prompts and on held-out rows, a line each, if it has them."""
-    found = scores(rows)
-    training = f"{window_text(rows)}: {', '.join(map(str, found))}" if found else None
+    found, window = scores(rows), _window_of(rows)
+    steps = f"Means of the first and last {window} logged steps" if window > 1 else "First and last logged step"
+    training = f"{steps}: {', '.join(found)}" if found else None
     return [line for line in (training, held_out_text(rows, run.read_best())) if line]
 
 
@@ -83,28 +60,28 @@ def held_out_text(rows: Rows, best: Mapping[str, float] | None = None) -> str | 
     text = f"Held-out rows, steps {evaluations[0].get('step')} to {evaluations[-1].get('step')}: "
     selected = [name for name in best or () if name.startswith("eval_")]
     in_best = f"; best/ has {selected[0]} {best[selected[0]]:.4g} of step {best['step']}" if best and selected else ""
-    return text + ", ".join(map(str, found)) + in_best
+    return text + ", ".join(found) + in_best
 
 
-def _compared(rows: Rows, window: int) -> list[Score]:
-    names = list(dict.fromkeys(key for row in rows for key in row))
-    shown = {metric: (label, factor, "%") for metric, (label, factor) in _PERCENT.items() if metric in names}
-    rewards = reward_names(rows)
-    shown |= {f"rewards/{name}/mean": (name, 1, "") for name in rewards if name not in _OURS}
-    if not rewards:
-        shown["loss"] = ("loss", 1, "")
-    found = []
-    for metric, (label, factor, unit) in shown.items():
+def _compared(rows: Rows, window: int) -> list[str]:
+    """Each metric with its first and last mean over some rows; values that are not finite do not count."""
+    rewards, found = reward_names(rows), []
+    others = {f"rewards/{name}/mean": name for name in rewards if name not in _OURS} if rewards else {"loss": "loss"}
+    for metric in [*_PERCENT, *others]:
         if values := finite_values(rows, metric):
             first, last = fmean(values[:window]), fmean(values[-window:])
-            found.append(Score(label, factor * first, factor * last, unit))
+            if metric in _PERCENT:
+                label, factor = _PERCENT[metric]
+                found.append(f"{label} {factor * first:.1f} -> {factor * last:.1f} %")
+            else:
+                found.append(f"{others[metric]} {first:.3g} -> {last:.3g}")
     return found
 
 
 def initial_entropy_text(run: RunDirectory) -> str | None:
     """<H>_ini and the state of the entropy filter in words; None where the run does not store both."""
     try:
-        record = json.loads(run.initial_entropy.read_text())
+        record = json.loads(run.initial_entropy.read_text(encoding="utf-8"))
         state = "on" if record["filter_on"] else "off"
         return f"{record['initial_entropy']:.3f} nats before training, entropy filter {state}"
     except (OSError, ValueError, KeyError, TypeError):
@@ -124,9 +101,8 @@ def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, st
             "raise --max_completion_length"
         )
     logged = [name for name in reward_names(rows) if finite_values(rows, f"rewards/{name}/mean")]
-    if logged and not any(
-        any(finite_values(rows, f"rewards/{name}/{what}")) for name in logged for what in ("mean", "std")
-    ):
+    metrics = [f"rewards/{name}/{what}" for name in logged for what in ("mean", "std")]
+    if logged and not any(any(finite_values(rows, metric)) for metric in metrics):
         problems["zero"] = (
             f"every reward ({', '.join(logged)}) of {steps} was 0, so all "
             "advantages are 0: read the completions in report.html (`python -m gtpo.reports.html RUN` writes it)"
@@ -188,17 +164,11 @@ def end_lines(settings: Settings, rows: Rows, seconds: float | None) -> list[str
     """
     run = RunDirectory(settings.output_dir)
     problems = find_problems(rows, _length_limit(settings))
-    lines = [f"Run finished, but {'; '.join(problems.values())}."] if problems else []
     trained = run.adapter if settings.model.lora_rank else run.model
-    files = {
-        "Adapter" if trained == run.adapter else "Model": trained,
-        "Merged model": run.merged,
-        "Report": run.report,
-    }
+    files = {"Adapter": run.adapter, "Model": run.model, "Merged model": run.merged, "Report": run.report}
     since = " since --resume" if settings.run.resume else ""
     time = f" ({timedelta(seconds=round(seconds))}{since})" if seconds is not None else ""
-    if not problems:
-        lines.append(f"Run finished{time}: {run.path}")
+    lines = [f"Run finished, but {'; '.join(problems.values())}." if problems else f"Run finished{time}: {run.path}"]
     lines += [textwrap.fill(line, 100, subsequent_indent="  ") for line in score_lines(run, rows)]
     lines += [f"{what}: {path}" for what, path in files.items() if path.exists()]
     if settings.data.dataset in BENCHMARK_TITLES:

@@ -24,16 +24,17 @@ def start_wandb(settings: Settings) -> Any:
 
     run_directory, method = RunDirectory(settings.output_dir), settings.method.upper()
     name, identity, mode = run_directory.path.name, run_directory.wandb_id, os.environ.get("WANDB_MODE")
-    known = identity.read_text() if identity.is_file() and not identity.is_symlink() else ""
-    if not re.fullmatch("[0-9a-z]{8}", known):  # of a stranger's run it could be a file of the user
+    stored = identity.read_text(encoding="utf-8") if identity.is_file() and not identity.is_symlink() else ""
+    if not re.fullmatch("[0-9a-z]{8}", stored):  # of a stranger's run it could be a file of the user
+        stored = uuid.uuid4().hex[:8]
         remove(identity)
-        write_atomically(identity, uuid.uuid4().hex[:8])
+        write_atomically(identity, stored)
     options: dict[str, Any] = {
         "tags": [method, Path(settings.model.model).name, settings.data.dataset, f"seed {settings.trainer.seed}"],
         "config": {"method": method} | settings.to_dict(),
         "project": os.environ.get("WANDB_PROJECT", "gtpo"),
         "name": name,
-        "id": identity.read_text(),
+        "id": stored,
         "resume": "allow",
         "group": run_label(name)[0],
         "dir": str(run_directory.path),

@@ -18,11 +18,7 @@ def phase_bar(title: str, total: int, shown: bool = True) -> Any:
 
 
 class CompletionBar:
-    """A bar over completions that moves with each token.
-
-    A token counts as 1 / max_new_tokens of a completion; a completion that ends early counts as a whole when it is
-    stored.
-    """
+    """A bar over completions: a token counts as 1 / max_new_tokens, a stored completion as a whole."""
 
     def __init__(self, title: str, total: int, done: int, max_new_tokens: int, **options: Any) -> None:
         """``total`` and ``done``: completions of the job, and those that are stored already; ``options`` of tqdm."""
@@ -66,9 +62,8 @@ class TokenCounter:
         """Take the prompts, shape (B, T), which are not counted, or the next token of each row, shape (B,)."""
         if value.dim() == 1:
             self.count(sum(self.open))
-            self.open = [
-                open_ and token not in self.end_ids for open_, token in zip(self.open, value.tolist(), strict=True)
-            ]
+            pairs = zip(self.open, value.tolist(), strict=True)
+            self.open = [is_open and token not in self.end_ids for is_open, token in pairs]
 
     def end(self) -> None:
         """Nothing is left to do after the last token."""

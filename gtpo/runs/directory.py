@@ -1,6 +1,8 @@
-"""The run directory: names of its files, and their readers."""
+"""The run directory: names of its files and their readers; its checkpoints, each with a digest per file."""
 
+import hashlib
 import json
+import logging
 import re
 import shlex
 import sys
@@ -9,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.errors import UsageError
-from gtpo.files import read_yaml
-from gtpo.runs.checkpoints import MANIFEST
+from gtpo.files import apply_umask, read_yaml, remove, write_atomically
+
+logger = logging.getLogger(__name__)
 
 OUTPUTS = Path("outputs")
+MANIFEST = "files.json"
+_NEEDED = ("model", "optim", "rng_state", "trainer_state")  # a part of the name of each file that a run resumes from
 FILES = {  # what a run directory may have: the files that show it
     "settings": ("config.yaml",),
     "metrics": ("metrics.jsonl",),
@@ -38,11 +43,7 @@ def label_of(directory: Path) -> str:
 
 
 class RunDirectory:
-    """The files of one training run (docs/metrics.md, "The run directory").
-
-    Args:
-        path: ``output_dir`` of the run.
-    """
+    """The files of one training run, by its ``output_dir`` (docs/metrics.md, "The run directory")."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = path = Path(path)
@@ -69,12 +70,10 @@ class RunDirectory:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the final adapter or model is saved."""
         return any((self.path / name).is_file() for name in FILES["weights"])
 
     @property
-    def has_checkpoint(self) -> bool:
-        """Whether a checkpoint lists its files; they are not checked."""
+    def has_checkpoint(self) -> bool:  # complete when it was written
         return any(self.path.glob(f"checkpoint-*/{MANIFEST}"))
 
     def completion_tables(self) -> list[Path]:
@@ -93,9 +92,6 @@ class RunDirectory:
         """The lines of ``metrics.jsonl``, oldest first; a last line truncated by a kill is skipped.
 
         If a step was logged twice, the last line counts.
-
-        Raises:
-            UsageError: If the run has no metrics.
         """
         if not self.metrics.is_file():
             what = "contains no metrics.jsonl" if self.path.is_dir() else "is not a directory"
@@ -126,12 +122,7 @@ def run_of(directory: str | Path) -> RunDirectory:
 
 
 def find_runs(directories: Iterable[Path], having: str = "settings") -> list[RunDirectory]:
-    """The runs below some directories, least recently written first.
-
-    Args:
-        directories: Directories of runs, or of offline wandb runs (:func:`run_of`).
-        having: What a run must have, a key of ``FILES``.
-    """
+    """The runs below some directories that have a key of ``FILES``, least recently written first."""
     found = {
         path: name for directory in directories for name in FILES[having] for path in run_of(directory).path.rglob(name)
     }
@@ -180,3 +171,82 @@ def command_of(run: RunDirectory, *flags: str) -> str:
         again["reward"] = settings["reward"]
     script = sys.argv[0] if Path(sys.argv[0]).name == script else script
     return shlex.join(["python", script, *flags, *words_of(again)])
+
+
+# Checkpoints
+
+
+def write_manifest(checkpoint: Path) -> None:
+    """List the files of a checkpoint with their SHA-256, once all are written."""
+    apply_umask(checkpoint)
+    paths = [path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST]
+    files = {str(path.relative_to(checkpoint)): _sha256(path) for path in paths}
+    write_atomically(checkpoint / MANIFEST, json.dumps(files, indent=1, sort_keys=True))
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with the files of a checkpoint, against its manifest; None if it is complete."""
+    try:
+        files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")).items()
+        if missing := [part for part in _NEEDED if not any(part in name for name, _ in files)]:
+            return f"{MANIFEST} lists no {missing[0]} file"
+        for name, stored in files:
+            if stored != _sha256(checkpoint / name):
+                return f"{name} has changed since it was saved"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).relative_to(checkpoint)} is missing"
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        return f"{MANIFEST} cannot be read: {error}"
+    return None
+
+
+def sorted_checkpoints(run: Path) -> list[Path]:
+    """The checkpoint directories of a run, oldest step first, complete or not."""
+    return sorted((path for path in run.glob("checkpoint-*") if step_of(path) >= 0), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step in the name of a checkpoint; -1 for another directory."""
+    step = checkpoint.name.removeprefix("checkpoint-")
+    return int(step) if step.isdecimal() else -1
+
+
+def latest_complete(run: Path) -> Path | None:
+    """The newest complete checkpoint of a run; newer ones are skipped with a warning that names the damage."""
+    for checkpoint in reversed(sorted_checkpoints(run)):
+        reason = damage(checkpoint)
+        if reason is None:
+            return checkpoint
+        logger.warning("%s is incomplete or damaged (%s) and is skipped", checkpoint, reason)
+    return None
+
+
+def steps_are_done(checkpoint: Path, max_steps: int) -> bool:
+    """Whether a run has no step left after a complete checkpoint; ``max_steps`` is below 1 for whole epochs."""
+    state = json.loads((checkpoint / "trainer_state.json").read_bytes())
+    return bool(state["global_step"] >= (max_steps if max_steps > 0 else state["max_steps"]))
+
+
+def rotate(run: Path, limit: int) -> None:
+    """Delete the checkpoints before the ``limit`` newest complete ones, and damaged ones among these.
+
+    The age is the step of the name: file times are those of a copy, or of a clock that was set back.
+    """
+    kept = 0
+    for checkpoint in reversed(sorted_checkpoints(run)):
+        if kept < limit and damage(checkpoint) is None:
+            kept += 1
+        elif kept:  # nothing is deleted before a complete one is found
+            delete(checkpoint)
+
+
+def delete(checkpoint: Path) -> None:
+    """Delete a checkpoint, its manifest first: killed in between, it is incomplete and not resumed."""
+    if checkpoint.is_dir() and not checkpoint.is_symlink():
+        (checkpoint / MANIFEST).unlink(missing_ok=True)
+    remove(checkpoint)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -15,15 +15,10 @@ def provenance() -> dict[str, Any]:
     """Versions, git revision and hardware."""
     import torch
 
-    versions: dict[str, str | None] = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
+    found = {name: list(importlib.metadata.distributions(name=name)) for name in PACKAGES}
     return {
         "python": platform.python_version(),
-        "packages": versions,
+        "packages": {name: versions[0].version if versions else None for name, versions in found.items()},
         "git_revision": git_revision(),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
@@ -34,14 +29,8 @@ def provenance() -> dict[str, Any]:
 
 def git_revision() -> str | None:
     """The commit of this checkout, with ``-dirty`` where files differ from it; None outside a checkout."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        return subprocess.check_output(command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return described.stdout.strip()

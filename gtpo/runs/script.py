@@ -25,6 +25,8 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     logging.basicConfig(format="%(message)s", handlers=[_AboveTheBar()])
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    if sys.platform == "win32":
+        _exit("Windows is not supported: run it in WSL2, a Linux inside Windows.", 2)
     try:
         main()
         sys.stdout.flush()
@@ -53,7 +55,7 @@ def training_begins() -> None:
 
 
 def _store_traceback() -> str:
-    with tempfile.NamedTemporaryFile("w", prefix="gtpo-", suffix=".log", delete=False) as file:
+    with tempfile.NamedTemporaryFile("w", prefix="gtpo-", suffix=".log", delete=False, encoding="utf-8") as file:
         traceback.print_exc(file=file)
     return file.name
 
@@ -65,13 +67,14 @@ def _how_to_continue() -> str:
 
 
 class _AboveTheBar(logging.Handler):
-    """Print warnings to stderr; a progress bar is cleared first and drawn again below them."""
+    """Print warnings to stderr, control characters escaped; a progress bar is cleared first and drawn again below."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        text = "\n".join(map(printable, self.format(record).splitlines()))
         if "tqdm" in sys.modules:
-            sys.modules["tqdm"].tqdm.write(self.format(record), file=sys.stderr)
+            sys.modules["tqdm"].tqdm.write(text, file=sys.stderr)
         else:
-            print(self.format(record), file=sys.stderr)
+            print(text, file=sys.stderr)
 
 
 def _exit(message: str, code: int) -> NoReturn:

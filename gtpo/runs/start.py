@@ -16,8 +16,16 @@ from gtpo.arguments import MODEL_ALIASES, PromptArguments, Settings, name_of
 from gtpo.errors import UsageError, command_again
 from gtpo.files import remove, write_atomically
 from gtpo.processes import IS_MAIN_PROCESS
-from gtpo.runs.checkpoints import MANIFEST, delete, latest_complete, sorted_checkpoints, steps_are_done
-from gtpo.runs.directory import SENDS, RunDirectory, resume_command
+from gtpo.runs.directory import (
+    MANIFEST,
+    SENDS,
+    RunDirectory,
+    delete,
+    latest_complete,
+    resume_command,
+    sorted_checkpoints,
+    steps_are_done,
+)
 from gtpo.runs.provenance import provenance
 
 logger = logging.getLogger(__name__)
@@ -30,15 +38,7 @@ _locks: dict[str, FileLock] = {}  # held until the process ends
 
 
 def check_run(settings: Settings, rows: int) -> str | None:
-    """Check that the run can start, before a model is loaded; nothing is written.
-
-    Returns:
-        The checkpoint to resume from, or None.
-
-    Raises:
-        UsageError: If the directory exists and neither --resume nor --overwrite is given, is not a run, or has
-            no checkpoint; or if there are fewer rows than prompts in a step.
-    """
+    """Check that the run can start, before a model is loaded and anything written; the checkpoint to resume from."""
     prompts = settings.completions_per_step * int(os.environ.get("WORLD_SIZE", 1)) // settings.group_size
     if rows < prompts:
         raise UsageError(f"{rows} training rows are too few for a step of {prompts} prompts: lower --prompts_per_step.")
@@ -53,9 +53,8 @@ def check_run(settings: Settings, rows: int) -> str | None:
             raise UsageError(f"{run.path} has no complete checkpoint: start it without --resume, or --resume another.")
         run.read_best()  # raises
         check_same_policy(run, vars(settings.model) | vars(settings.prompt))
-        stored = _stored_settings(run)
-        _check_held_out(run, stored, settings)
-        _check_changes(run, stored, settings, checkpoint)
+        _check_held_out(run, settings)
+        _check_changes(run, settings, checkpoint)
         return str(checkpoint)
     if IS_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
         if not _is_run(run):
@@ -137,9 +136,9 @@ def _stored_settings(run: RunDirectory) -> dict[str, Any]:
     return run.read_config() if run.config.is_file() else {}
 
 
-def _check_held_out(run: RunDirectory, stored: Mapping[str, Any], settings: Settings) -> None:
+def _check_held_out(run: RunDirectory, settings: Settings) -> None:
     """Refuse to resume with other held-out rows: some may have been trained on, and best/ would compare two kinds."""
-    stored, new = {name_of(name): value for name, value in stored.items()}, settings.to_dict()
+    stored, new = {name_of(name): value for name, value in _stored_settings(run).items()}, settings.to_dict()
     rows, dataset = stored.get("eval_rows"), stored.get("eval_dataset")
     if rows is None and dataset is None and new["eval_dataset"] is not None:
         return  # rows that were not trained on
@@ -151,8 +150,9 @@ def _check_held_out(run: RunDirectory, stored: Mapping[str, Any], settings: Sett
             )
 
 
-def _check_changes(run: RunDirectory, stored: Mapping[str, Any], settings: Settings, checkpoint: Path) -> None:
+def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path) -> None:
     """Say which settings a resumed run changes; after its last step they would have no effect and are refused."""
+    stored = _stored_settings(run)
     changes = [
         f"--{name} {value} (before: {stored[name]})"
         for name, value in settings.to_dict().items()

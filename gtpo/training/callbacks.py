@@ -24,8 +24,7 @@ from transformers import TrainerCallback
 from gtpo.errors import RunError
 from gtpo.files import apply_umask, open_own, remove, replace_directory, write_atomically
 from gtpo.processes import any_process, gather_full_parameter
-from gtpo.runs.checkpoints import rotate, write_manifest
-from gtpo.runs.directory import RunDirectory, resume_command
+from gtpo.runs.directory import RunDirectory, resume_command, rotate, write_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +45,11 @@ class MetricsWriter(TrainerCallback):
             return
         # A resumed run restarts at its checkpoint and logs later steps again; the checkpoint has the lines before it.
         lines = {_key(line := _line(logs, logs["step"], args)): line for logs in state.log_history}
-        stored = self.run.metrics.read_text(errors="replace").splitlines() if self.run.metrics.exists() else []
+        stored = (
+            self.run.metrics.read_text(errors="replace", encoding="utf-8").splitlines()
+            if self.run.metrics.exists()
+            else []
+        )
         lines |= {_key(line): line for line in map(_parsed, stored) if line["step"] <= state.global_step}
         if lines or stored:
             write_atomically(self.run.metrics, "".join(json.dumps(lines[key]) + "\n" for key in sorted(lines)))
@@ -56,7 +59,7 @@ class MetricsWriter(TrainerCallback):
         if not state.is_world_process_zero or not logs or is_summary:
             return
         line = _line(logs, state.global_step, args)
-        with open_own(self.run.metrics) as file:
+        with open_own(self.run.metrics, encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         if self.wandb_run is not None:
             try:  # steps that a resumed run repeats are behind wandb's step and ignored by it
@@ -94,7 +97,7 @@ class BestAdapter(TrainerCallback):
         if not state.global_step:
             return
         if self.run.metrics.exists():  # MetricsWriter has removed the later steps
-            scores = [_score(json.loads(line)) for line in self.run.metrics.read_text().splitlines()]
+            scores = [_score(json.loads(line)) for line in self.run.metrics.read_text(encoding="utf-8").splitlines()]
             self.recent.extend(score for score in scores if score is not None)
         stored = self.run.read_best()
         if stored and stored["step"] <= state.global_step and (self.held_out_metric or "accuracy") in stored:
@@ -140,7 +143,7 @@ class BestAdapter(TrainerCallback):
             options = {"selected_adapters": ["default"], "save_embedding_layers": False}  # not KL's "ref"
         model.save_pretrained(unfinished, state_dict=self.weights, **options)
         self.tokenizer.save_pretrained(unfinished)
-        (unfinished / "best.json").write_text(json.dumps(self.best))
+        (unfinished / "best.json").write_text(json.dumps(self.best), encoding="utf-8")
         replace_directory(unfinished, self.directory)
         self.weights = None
 
@@ -270,13 +273,15 @@ def non_finite_error(
         directory.mkdir(parents=True, exist_ok=True)
         saved = f"; its batch is saved in {directory}"
     if rows:
-        (directory / f"rows-{rank}.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False))
+        (directory / f"rows-{rank}.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8")
     if batches:
         tensors = {f"{i}.{k}": v for i, batch in enumerate(batches) for k, v in batch.items() if isinstance(v, Tensor)}
         copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
         save_file(copies, directory / f"batch-{rank}.safetensors")  # <index of the micro-batch>.<name>
         texts = [trainer.processing_class.batch_decode(batch["completion_ids"]) for batch in batches]
-        (directory / f"completions-{rank}.json").write_text(json.dumps(texts, indent=1, ensure_ascii=False))
+        (directory / f"completions-{rank}.json").write_text(
+            json.dumps(texts, indent=1, ensure_ascii=False), encoding="utf-8"
+        )
         apply_umask(directory)
     again = f"Start again with --overwrite and {mend}."
     if run.has_checkpoint:

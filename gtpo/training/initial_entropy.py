@@ -52,7 +52,7 @@ class InitialEntropy(TrainerCallback):
         if settings.initial_entropy is not None:
             record = {"initial_entropy": settings.initial_entropy, "given": True}
         elif trainer.state.global_step > 0:  # resumed
-            record = json.loads(path.read_text())
+            record = json.loads(path.read_text(encoding="utf-8"))
         else:
             record = self._measure()
         value = float(record["initial_entropy"])

@@ -19,8 +19,7 @@ from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.reports.html import write_report
 from gtpo.reports.summary import RunMessages, initial_entropy_text, log_summary, score_lines
 from gtpo.reports.wandb import start_wandb
-from gtpo.runs.checkpoints import steps_are_done
-from gtpo.runs.directory import RunDirectory
+from gtpo.runs.directory import RunDirectory, steps_are_done
 from gtpo.runs.progress import ProgressBar
 from gtpo.runs.script import training_begins
 from gtpo.training.callbacks import BestAdapter, CompleteCheckpoints, MetricsWriter, StopOnNonFinite, StopOnSignal

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gtpo.errors import UsageError
 from gtpo.forward.hidden_states import host_masks
-from gtpo.reports.groups import Group
+from gtpo.reports.html import Group
 from gtpo.training.callbacks import non_finite_error
 from gtpo.training.checks import sampler_gap
 from gtpo.training.diagnosis import conflict_metrics

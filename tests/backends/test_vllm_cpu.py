@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.scripts import ROOT
 
 from gtpo.evaluation.storage import read_completions
 
@@ -20,7 +19,6 @@ pytestmark = pytest.mark.skipif(
     reason="the CPU build of vLLM is not installed: make test-backend BACKEND=vllm",
 )
 
-REAL = Path(os.environ.get("GTPO_REAL_MODEL", ROOT / "outputs" / "SmolLM2-135M-Instruct"))
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -115,39 +113,6 @@ def test_vllm_samples_what_transformers_samples(
     run(*options, "--output_dir", "first")
     for path, rows in sampled.items():
         assert {(row["id"], row["sample"]): row["completion"] for row in read_completions(path)[1]} == rows
-
-    # In shards: the same completions.
-    for shard in ("1/2", "2/2"):
-        run(*options, "--output_dir", "shards", "--shard", shard)
-        parts = [read_completions(path)[1] for path in Path("shards").glob(f"*/*.jsonl.shard-{shard[0]}-of-2")]
-        assert [len(part) for part in parts] == [15] * 3
-    monkeypatch.setattr(sampling, "VLLMSampler", lambda *_: pytest.fail("an engine was started"))
-    run(*options, "--output_dir", "shards")
-    for path, rows in sampled.items():
-        merged = read_completions(Path("shards") / path.relative_to("first"))[1]
-        assert {(row["id"], row["sample"]): row["completion"] for row in merged} == rows
-
-
-@pytest.mark.skipif(
-    not (REAL / "model.safetensors").is_file(), reason="no SmolLM2-135M-Instruct: make test-backend BACKEND=real"
-)
-def test_vllm_writes_what_transformers_writes_with_a_real_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import evaluate
-
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setitem(os.environ, name, value)
-    monkeypatch.chdir(tmp_path)
-    flags = ["--benchmarks", "arithmetic", "--limit", "2", "--k", "1", "--temperature", "0", "--max_new_tokens", "8"]
-    texts = {}
-    for backend in ("transformers", "vllm"):
-        argv = ["evaluate.py", "--model", str(REAL), *flags, "--backend", backend, "--output_dir", backend]
-        monkeypatch.setattr(sys, "argv", argv)
-        evaluate.main()
-        [path] = Path(backend).glob("*/arithmetic.jsonl")
-        texts[backend] = {row["id"]: row["completion"] for row in read_completions(path)[1]}
-    assert len(texts["vllm"]) == 2 and texts["vllm"] == texts["transformers"]
 
 
 @pytest.fixture

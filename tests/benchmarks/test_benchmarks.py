@@ -65,33 +65,6 @@ def test_loss_benchmark_measures_time_memory_and_accuracy(tmp_path: Path) -> Non
     assert result["conflict_mask"]["ms"] > 0
 
 
-def test_the_busy_neighbour_runs_inside_only_and_is_pinned_to_a_core_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-    popen = subprocess.Popen
-
-    def start(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
-        started.append(popen(*args, **kwargs))
-        return started[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    ours = os.sched_getaffinity(0)
-    for placed, cores in (("free", ours), ("pinned", {max(ours)})):
-        with bench_loss.busy_neighbour(placed):
-            assert started[-1].poll() is None
-            assert os.sched_getaffinity(started[-1].pid) == cores
-        assert started[-1].poll() is not None
-    assert len(started) == 2
-
-
-def test_the_table_of_threads_divides_our_time_by_the_limit_and_by_the_logits_path() -> None:
-    quiet = {bench_loss.OURS: 0.3, bench_loss.LIMIT: 0.2, bench_loss.SAME_TILES: 0.25, "trl logits": 0.6}
-    alone = {bench_loss.OURS: 1.2, bench_loss.LIMIT: 0.8, bench_loss.SAME_TILES: 0.8}
-    assert bench_loss.threads_table({"2": {"quiet": quiet, "with a neighbour": alone}})[2:] == [
-        "| 2 | quiet | 300 | 200 | 1.50 | 600 | 0.50 |",
-        "| 2 | with a neighbour | 1,200 | 800 | 1.50 |  |  |",
-    ]
-
-
 @pytest.mark.slow
 def test_step_benchmark_times_every_trainer_on_the_same_completions(tmp_path: Path) -> None:
     result = results_of("bench_step", tmp_path, "--models", "tiny", "--rounds", "1", "--steps", "1", "--length", "16")
@@ -174,22 +147,6 @@ def test_step_benchmark_times_the_phases_of_a_real_shape(
     assert "| peak, MiB | 3 | 6 | 2.00 |" in table
     sums = [sum(seconds[name] for seconds in entry["seconds"].values()) for name in ("gtpo", "trl")]
     assert f"| sum | {sums[0]:.2f} | {sums[1]:.2f} | {sums[1] / sums[0]:.2f} |" in table
-
-
-def test_the_batch_of_a_real_shape() -> None:
-    batch = bench_step.real_batch(group=4, prompt=5, length=16)
-    assert batch["completion_mask"].sum(-1).tolist() == [8, 10, 13, 16] and batch["num_items_in_batch"] == 47
-    assert len(batch["prompt_ids"].unique(dim=0)) == 1 and batch["prompt_mask"].sum() == 4 * 5
-    assert batch["advantages"].tolist() == [1, -1, 1, -1]
-    assert batch["conflict_mask"][:, :2].all()  # the first eighth is shared
-
-
-def test_canned_completions_share_their_first_and_last_eighth() -> None:
-    group = bench_step.canned_group(step=3, length=64)
-    assert group == bench_step.canned_group(step=3, length=64) != bench_step.canned_group(step=4, length=64)
-    assert len(group) == bench_step.GROUP and all(32 <= len(ids) <= 64 for ids in group)
-    assert len({tuple(ids[:8]) for ids in group}) == len({tuple(ids[-8:]) for ids in group}) == 1
-    assert len({tuple(ids) for ids in group}) == bench_step.GROUP
 
 
 def test_exact_values_of_the_loss_benchmark_equal_autograd_in_float64() -> None:

@@ -13,28 +13,25 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import first_light
 from first_light import Bench, Fault
 
-EXPERIMENTS = ROOT / "configs" / "experiments.yaml"
-STEP = {
+STEP: dict[str, Any] = {
+    "model": "llama-8b",
+    "G": 12,
+    "prompt": 200,
+    "completion": 460,
     "seconds": {"generation": 20.0, "loss": 3.0, "backward": 3.0, "other": 1.0},
     "seconds_of_a_step": 27.0,
-    "longest": 500,
+    "longest": 460,
     "tokens_per_second": 200.0,
-    "micro_batches": 12,
     "plan_gib": {"weights": 5.0, "KV cache": 8.0},
     "peak_gib": 14.5,
 }
+LONGER = STEP | {"completion": 1150, "longest": 1150, "seconds_of_a_step": 54.6}
 REPORT: dict[str, Any] = {
     "environment": {"gpu": "NVIDIA L4"},
     "stages": {
-        "head": {"outcome": "FAILED", "verdict": "the gradient is off by 200.0%"},
-        "paper_step": {
-            "outcome": "passed",
-            "verdict": "27.0 s",
-            "numbers": {
-                "model": "llama-8b",
-                "runs": {"ours, unsloth, 1": STEP, "ours, unsloth, 12": {"failed": "no memory"}},
-            },
-        },
+        "head": {"outcome": "FAILED", "verdict": "the gradient is off by 200.0%", "numbers": {}},
+        "step_gsm8k": {"outcome": "passed", "verdict": "27.0 s", "numbers": STEP},
+        "step_group": {"outcome": "passed", "verdict": "no memory", "numbers": {"failed": "no memory"}},
     },
 }
 
@@ -103,27 +100,19 @@ def test_no_stage_starts_after_the_minutes(bench: Bench, tmp_path: Path) -> None
     assert not (tmp_path / "report.json").exists()
 
 
-def test_a_process_has_the_rest_of_the_time_of_its_stage(bench: Bench, tmp_path: Path) -> None:
-    script = tmp_path / "sleep.py"
-    script.write_text("import time\ntime.sleep(60)")
+def test_a_process_runs_after_the_source_before_it_and_has_the_rest_of_the_time(bench: Bench, tmp_path: Path) -> None:
+    (script := tmp_path / "run.py").write_text("import sys, time\nprint(sys.argv[1:])\ntime.sleep(float(sys.argv[1]))")
+    before = "import gtpo.errors, sys\nassert sys.argv[1:] == ['0']"
+    assert bench.succeed(script, 0, name="run", before=before) == "['0']\n" == (tmp_path / "run.txt").read_text()
     bench.deadline = time.monotonic() + 1
     with pytest.raises(first_light.subprocess.TimeoutExpired):
-        bench.run(script, name="sleep")
-
-
-def test_source_that_runs_before_a_script_finds_the_package_and_the_arguments(bench: Bench, tmp_path: Path) -> None:
-    script = tmp_path / "say.py"
-    script.write_text("import sys\nprint(sys.argv[1:], sys.modules['gtpo.errors'].__name__)")
-    before = "import gtpo.errors, sys\nassert sys.argv[1:] == ['--G', '4']"
-    assert bench.succeed(script, "--G", 4, name="say", before=before) == "['--G', '4'] gtpo.errors\n"
+        bench.run(script, 60, name="sleep")
 
 
 def test_a_script_that_fails_is_named_with_its_last_line(bench: Bench, tmp_path: Path) -> None:
-    script = tmp_path / "fail.py"
-    script.write_text("import sys\nprint(sys.argv[1:])\nsys.exit('no memory')")
+    (script := tmp_path / "fail.py").write_text("import sys\nprint(1)\nsys.exit('no memory')")
     with pytest.raises(Fault, match=r"^run: exit code 1: no memory$"):
-        bench.succeed(script, "--G", 4, name="run")
-    assert (tmp_path / "run.txt").read_text().splitlines()[0] == "['--G', '4']"
+        bench.succeed(script, name="run")
 
 
 def test_the_page_is_what_the_reports_say() -> None:
@@ -135,32 +124,50 @@ def test_the_page_is_what_the_reports_say() -> None:
 
 def test_the_table_without_a_report_says_not_run() -> None:
     lines = first_light.measured_table([]).splitlines()
-    assert lines[0] == "Nothing has been run on a GPU yet."
     assert len(lines) == 4 + len(first_light.STAGES) and all(line.endswith("| not run |") for line in lines[4:])
 
 
 def test_the_table_of_a_report() -> None:
     lines = first_light.measured_table([REPORT]).splitlines()
     assert lines[0] == "| stage | NVIDIA L4 |"
-    (head,) = (line for line in lines if line.startswith("| `head`"))
-    assert head.endswith("| FAILED: the gradient is off by 200.0% |")
-    assert sum(line.endswith("| not run |") for line in lines) == len(first_light.STAGES) - 2
+    ends = [line.rpartition(" | ")[2] for line in lines if line.startswith("| `")]
+    assert ends.count("not run |") == len(first_light.STAGES) - 3 and ends.count("passed: no memory |") == 1
     phases = "generation 20.0, loss 3.0, backward 3.0, other 1.0"
     assert lines[-2:] == [
-        f"| NVIDIA L4 | llama-8b | ours, unsloth, 1 | 27.0 ({phases}) | 200 | 14.5 | 13.0 |",
-        "| NVIDIA L4 | llama-8b | ours, unsloth, 12 |  | no memory |  |  |",
+        "|---" * 8 + "|",
+        f"| NVIDIA L4 | llama-8b | `step_gsm8k` | 200 + 460 | 27.0 ({phases}) | 200 | 14.5 | 13.0 |",
     ]
 
 
-def test_the_rates_of_a_measured_step(tmp_path: Path) -> None:
-    """40 ms per token (20 s for 500) and 0.5 s per micro-batch (6 s for 12)."""
-    results = {"paper_step": REPORT["stages"]["paper_step"]["numbers"]}
-    bench = Bench("cpu", tmp_path, first_light.launch_process, results=results)
-    assert "for llama in configs/experiments.yaml" in first_light.hours(bench)
-    assert bench.numbers == {"seconds_per_token": 0.04, "seconds_per_micro_batch": 0.5}
+def test_the_hours_of_the_page_name_the_gpu_of_the_rates() -> None:
+    """One prompt a step: 100 x 0.02 + 8 x 0.2 s are an hour in 1,000 steps, half of it at twice the speed."""
+    rates = {
+        "gpu": "NVIDIA L4",
+        "seconds_per_token": {"a": 0.02},
+        "seconds_per_micro_batch": {"a": 0.2},
+        "longest_completion": {"gsm8k": {8: 100, 12: 240}},
+        "speedup": {"a": 2},
+        "steps": {"gsm8k": 1000},
+        "seconds_per_step_t4": [3.6, 7.2],
+    }
+    lines = first_light.hours_table(rates).splitlines()
+    assert "NVIDIA L4" in lines[0]
+    assert lines[2:] == ["| a, gsm8k | 0 to 1 h | 1 to 2 h | 9 h |", "| qwen, gsm8k on a T4 | 1 to 2 h | | |"]
 
 
-def test_rates_of_a_small_model_are_not_stored(bench: Bench) -> None:
-    numbers: dict[str, Any] = {"model": "llama", "runs": {"ours": STEP}}
-    bench.results["paper_step"] = numbers
-    assert first_light.hours(bench).endswith("the model is small")
+def test_the_rates_of_the_measured_steps(bench: Bench) -> None:
+    """690 tokens more take 27.6 s more: 0.04 s per token; 27 - 460 x 0.04 = 8.6 s for 12 micro-batches."""
+    bench.results |= {"step_gsm8k": STEP, "step_math": LONGER}
+    assert "seconds_per_token 0.04, seconds_per_micro_batch 0.717" in first_light.hours(bench)
+    found = bench.numbers["hours"]
+    assert found["gsm8k"] == pytest.approx(7473 * 27 / 3600) and found["math"] == pytest.approx(7500 * 54.6 / 3600)
+    longest = bench.sizes.lengths["longest"][1]
+    assert found["gsm8k, collapsed"] == pytest.approx(7473 * (longest * 0.04 + 8.6) / 3600)
+
+
+def test_a_missing_length_and_a_small_model_give_no_rates(bench: Bench) -> None:
+    bench.results["step_gsm8k"] = STEP | {"model": "llama"}
+    with pytest.raises(Fault, match="step_math"):
+        first_light.hours(bench)
+    bench.results["step_math"] = LONGER
+    assert "seconds_per_token" not in first_light.hours(bench)

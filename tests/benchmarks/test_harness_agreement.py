@@ -9,7 +9,7 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "harness"))
 
 import agreement
 
-DOCS = (ROOT / "docs" / "evaluation.md").read_text().splitlines()
+DOCS = (ROOT / "benchmarks" / "harness" / "README.md").read_text().splitlines()
 
 
 @pytest.fixture(scope="module")

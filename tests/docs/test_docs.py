@@ -50,7 +50,9 @@ def test_the_paper_map_names_functions_and_tests_that_exist() -> None:
     assert len(tests) > 40
     for file, name in tests:
         assert f"def {name}(" in file_named(f"{file}.py", "tests").read_text(), f"{file}::{name}"
-    for cell in re.findall(r"^\|[^|]*\|([^|]*)\|", text, re.MULTILINE):
+    entries = re.findall(r"^\* \*\*.*?\*\*: (.*?)\n  Tests: ", text, re.MULTILINE | re.DOTALL)
+    assert len(entries) > 25
+    for cell in entries:
         files = re.findall(r"\(`([\w/]+\.py)`\)", cell)
         sources = "".join(file_named(file, "gtpo", "study").read_text() for file in files)
         for name in re.findall(r"`([A-Za-z_]\w+(?:\.\w+)?)`(?!\))", cell):

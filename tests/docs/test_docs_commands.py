@@ -14,7 +14,11 @@ from gtpo.cli.parse import parse_evaluation
 from gtpo.evaluation.arguments import EvaluationArguments
 
 PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "log.md")
-STANDS_FOR = {"Qwen/Qwen2.5-0.5B-Instruct": "tiny-model", "$i/4": "1/4"}  # a model of the Hub, a variable of the shell
+STANDS_FOR = {  # models of the Hub, a variable of the shell
+    "Qwen/Qwen2.5-0.5B-Instruct": "tiny-model",
+    "Qwen/Qwen3-4B": "tiny-model",
+    "$i/4": "1/4",
+}
 COMMANDS = [
     pytest.param(
         found[1],
@@ -67,5 +71,6 @@ def test_every_command_of_the_documentation(
         ended = run_script(folder, script, *words, *([] if "--commands" in words else ["--list"]))
         assert ended.code == 0 and ended.stdout, ended.stderr[-2000:]
         return
-    ended = run_script(folder, script, *words, "--dry_run", "--data_dir", str(data_dir))
+    token = ["--hub_token", "of-a-user"] if "--push_to_hub" in words else []  # a dry run uploads nothing
+    ended = run_script(folder, script, *words, *token, "--dry_run", "--data_dir", str(data_dir))
     assert ended.code == 0 and "training rows" in ended.stdout, ended.stderr[-2000:]

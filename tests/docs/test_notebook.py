@@ -1,6 +1,5 @@
-"""The notebooks: stored with outputs, without functions of their own, and each runs from top to bottom."""
+"""The notebooks: stored with outputs, and each runs from top to bottom."""
 
-import ast
 import json
 import os
 import re
@@ -13,16 +12,14 @@ import nbformat
 import pytest
 from helpers.notebooks import RESULTS, WALKTHROUGH, clean, code_cells, execute
 from helpers.scripts import ROOT
-from IPython.core.inputtransformer2 import TransformerManager
 from nbclient.exceptions import CellExecutionError
 
 STEPS = 2
-
-
-def statements(path: Path) -> list[ast.stmt]:
-    """The statements of the code cells, %magics as the calls that IPython makes of them."""
-    cells = code_cells(nbformat.read(path, as_version=4))
-    return ast.parse("\n".join(TransformerManager().transform_cell(cell.source) for cell in cells)).body
+WITHOUT_TRL = """
+import importlib.util
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "trl" else find_spec(name, *rest)
+"""
 
 
 def kinds(cell: Any) -> list[str]:
@@ -45,13 +42,23 @@ def test_it_is_stored_with_outputs_that_name_no_machine(path: Path) -> None:
     assert stored.metadata.kernelspec.name == "python3" and "widgets" not in stored.metadata
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [WALKTHROUGH, RESULTS], ids=lambda path: path.stem)
-def test_it_defines_no_functions_or_classes_and_imports_little(path: Path) -> None:
-    defining = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-    body = statements(path)
-    assert not [node.lineno for node in ast.walk(ast.Module(body, [])) if isinstance(node, defining)]
-    ours = [node for node in body if isinstance(node, ast.ImportFrom) and str(node.module).startswith("gtpo")]
-    assert len(ours) <= 5
+def test_it_clones_what_is_missing_and_installs_next_to_the_image(path: Path, tmp_path: Path) -> None:
+    """Its first cells as on Colab: no files, no TRL. `git` and `uv` are scripts that note how they are called."""
+    called = tmp_path / "called"
+    for name, does in (("git", f"ln -s {ROOT} gtpo"), ("uv", "true")):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {called}\n{does}\n')
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TRL)
+    (tmp_path / "work").mkdir()
+    search = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(tmp_path)}
+    execute(path, tmp_path / "work", last="install" if path == WALKTHROUGH else "clone", **search)
+    git, *uv = called.read_text().splitlines()
+    assert git.startswith("git clone ") and git.endswith(" gtpo")
+    python = f"{ROOT}/.venv/bin/python"
+    installed = [f"uv pip install --quiet --python {python} -r requirements/cpu.txt"] if path == WALKTHROUGH else []
+    assert uv[1:] == installed and all(line.endswith(" .venv") for line in uv[:1])
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +82,7 @@ def stored_cells(notebook: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_it_runs_and_leaves_both_runs(executed: tuple[Path, dict[str, Any]]) -> None:
-    folder, _ = executed
+    folder, cells = executed
     for method in ("gtpo", "grpo"):
         run = folder / "outputs" / f"notebook-{method}"
         logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -84,6 +91,7 @@ def test_it_runs_and_leaves_both_runs(executed: tuple[Path, dict[str, Any]]) -> 
         assert (run / "adapter" / "adapter_model.safetensors").is_file()
         assert "<table" in (run / "report.html").read_text()
     assert not [path.name for path in (folder / "notebooks").iterdir()]  # all files are below the root
+    assert cells["install"].outputs == [] and not [*folder.rglob(".git"), *folder.rglob(".venv")]  # all was there
 
 
 @pytest.mark.slow
@@ -94,13 +102,6 @@ def test_it_evaluates_before_and_after(executed: tuple[Path, dict[str, Any]]) ->
     assert scored == {None, "notebook-gtpo", "notebook-grpo"}
     shown = "".join(output.text for output in cells["evaluate"].outputs)
     assert "2 problems, k = 8" in shown, shown
-
-
-@pytest.mark.slow
-def test_nothing_is_installed_or_cloned_if_all_is_there(executed: tuple[Path, dict[str, Any]]) -> None:
-    folder, cells = executed
-    assert cells["install"].outputs == []
-    assert not list(folder.rglob(".git"))
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ BASH = [
     for line in block.replace("\\\n", " ").splitlines()
     if line.strip() and not line.startswith("#")
 ]
-MAX_LINES = 135
+MAX_LINES = 110
 TRAIN_SMALL = ["--max_steps", "2", "--lora_rank", "4"]
 RL_SMALL = ["--num_generations", "4", "--max_completion_length", "12"]
 NEEDS_GPU = ("llama", "qwen", "configs/paper/")
@@ -62,10 +62,8 @@ def test_the_trl_script_of_the_readme_is_the_one_that_is_tested() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working directory with the README's reward, and rows with the columns that it names."""
+    """A working directory with rows in the columns that the README names."""
     folder = tmp_path_factory.mktemp("readme")
-    (reward,) = re.findall(r"^```python\n(from gtpo.grading.*?)^```", README, re.MULTILINE | re.DOTALL)
-    (folder / "my_reward.py").write_text(reward)
     for name in ("my_train.csv", "my_test.csv"):
         (folder / name).write_text("task,gold\nHow many minutes are there in two hours?,120\nWhat is 12 + 3?,15\n")
     (folder / "configs").symlink_to(ROOT / "configs")

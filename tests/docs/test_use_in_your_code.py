@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -43,16 +42,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_what_is_installed() -> None:
-    """The page names the project and its extra as pyproject.toml does; nothing is installed here."""
-    (commands,) = section("Install", "bash")
-    targets = [line.partition(" #")[0].removeprefix("pip install ").strip('" ') for line in commands.splitlines()]
-    assert targets == ["path/to/gtpo", "path/to/gtpo[gpu]"]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["name"] == "gtpo"
-    assert "gpu" in project.get("optional-dependencies", {}) or "optional-dependencies" in project["dynamic"]
-
-
 def test_own_data_and_reward(tiny: Path, tmp_path: Path) -> None:
     title = "Your data and your reward"
     (tmp_path / "my_reward.py").write_text(section(title, "python")[0])
@@ -74,14 +63,6 @@ def test_own_data_and_reward(tiny: Path, tmp_path: Path) -> None:
     (load,) = section("Serve and share", "python")
     (tmp_path / "load.py").write_text(load.replace("outputs/RUN", "run") + "print(model.peft_config['default'].r)\n")
     assert run(tmp_path, "load.py").split()[-1] == "16"  # the preset for a CPU
-
-
-def test_any_model_is_evaluated(tiny: Path, data_dir: Path, tmp_path: Path) -> None:
-    (command,) = section("Evaluate any model", "bash")
-    words = command.partition("#")[0].replace(HUB_MODEL, str(tiny)).split()[1:]
-    small = ["--limit", "1", "--max_new_tokens", "4", "--data_dir", str(data_dir)]
-    shown = run(tmp_path, f"{ROOT}/{words[0]}", *words[1:], *small)
-    assert "GSM8K: 1 problems, k = 64" in shown and "AIME 2024: 1 problems, k = 64" in shown
 
 
 def test_gtpo_in_a_trl_script_of_under_15_lines_of_calls(tiny: Path, tmp_path: Path, installed: Path) -> None:

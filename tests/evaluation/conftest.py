@@ -62,13 +62,8 @@ def texts_by_hand() -> dict[str, list[str]]:
     golds = [problem.gold for problem in load_benchmark("arithmetic")[:3]]
     texts = {}
     for i, (gold, samples) in enumerate(zip(golds, ("wrrf", "wwvr", "xwvx"), strict=True)):
-        written = {
-            "r": ANSWER.format(gold),
-            "w": ANSWER.format(int(gold) + 1),
-            "v": ANSWER.format(int(gold) + 2),
-            "x": "I do not know.",
-            "f": f"<answer>{gold}</answer>",
-        }
+        written = {name: ANSWER.format(int(gold) + more) for more, name in enumerate("rwv")}
+        written |= {"x": "I do not know.", "f": f"<answer>{gold}</answer>"}
         texts[f"arithmetic/{i}"] = [written[sample] for sample in samples]
     return texts
 
@@ -82,9 +77,7 @@ def store(tmp_path: Path) -> Callable[..., Path]:
         path = tmp_path / label / "arithmetic.jsonl"
         path.parent.mkdir(parents=True)
         k = len(texts["arithmetic/0"])
-        settings = {"problems": len(rows), "problems_hash": problems_hash(rows), "k": k, "seed": 0} | vars(
-            PromptArguments()
-        )
+        settings = {"problems": len(rows), "problems_hash": problems_hash(rows), "k": k, **vars(PromptArguments())}
         about = {"model": "some/model", "adapter": None, "data": {"source": "arithmetic"}}
         lines: list[dict] = [
             {"id": problem, "sample": sample, "completion": text, "tokens": 10 + sample, "finished": True}

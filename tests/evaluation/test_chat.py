@@ -11,7 +11,6 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gtpo.errors import UsageError
 from gtpo.evaluation import chat
 from gtpo.evaluation.sampling import Sampling
 from gtpo.prompts import to_messages
@@ -84,6 +83,3 @@ def test_flags_and_the_4_bit_base_of_the_run_reach_the_sampler(outputs: Path, mo
     monkeypatch.setattr(sys, "argv", f"chat {outputs}/older --temperature 0.7 --seed 3 --max_new_tokens 9".split())
     chat.main()
     assert samplings == [Sampling(1, 0.7, 1.0, 3, 9, 1, load_in_4bit=True)]
-    monkeypatch.setattr(sys, "argv", ["chat", "nowhere"])
-    with pytest.raises(UsageError, match="nowhere"):
-        chat.main()

@@ -1,9 +1,6 @@
 """evaluate.py from the flags to the table, and that a kill loses nothing."""
 
 import json
-import multiprocessing
-import os
-import random
 import shutil
 import signal
 import subprocess
@@ -37,26 +34,11 @@ def results(directory: Path) -> list[dict]:
 # Flags
 
 
-@pytest.mark.slow
-def test_importing_the_script_imports_nothing_heavy_and_the_libraries_import_beside_it() -> None:
-    code = (
-        "import sys, evaluate\n"
-        "assert evaluate.__file__.startswith(sys.argv[1]), evaluate.__file__\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'peft', 'trl', 'numpy', 'vllm'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-        "del sys.modules['evaluate']\n"
-        "from transformers import Trainer; from trl import GRPOTrainer; from peft import get_peft_model\n"
-        "assert 'evaluate' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code, str(ROOT)], cwd=ROOT, check=True)
-
-
 REFUSED = """
---k 0|--k 10001|--output_dir=|--k x|--limit 0|--temperature -1|--temperature nan|--tensor_parallel_size 0|--shard 5/4
---shard 0/4|--shard 1|--overwrite --shard 1/2|--regrade --shard 1/2|--shard 1/2 --compare a b|--temperature 0|--top_p 0
---seed -1|--batch_size 0|--max_new_tokens 0|--checkpoint newest|--backend unsloth|--modle x|--regrade --k 8
+--output_dir=|--temperature nan|--tensor_parallel_size 0|--shard 5/4|--shard 0/4|--shard 1|--overwrite --shard 1/2
+--regrade --shard 1/2|--shard 1/2 --compare a b|--temperature 0|--seed -1|--batch_size 0|--modle x|--regrade --k 8
 --regrade --overwrite|--compare a b --runs a|--compare a b --model tiny|--compare a b --regrade
---compare a b --overwrite|--model tiny --tensor_parallel_size 2|--grader math-verify|--config none.yaml
+--compare a b --overwrite|--model tiny --tensor_parallel_size 2|--model tiny --k 1 amc23 --data_dir .
 """
 
 
@@ -68,41 +50,8 @@ def test_invalid_flags_are_refused_by_name(flags: str, tmp_path: Path, monkeypat
     with pytest.raises((UsageError, ArgumentError)) as refused:
         run(monkeypatch, "--benchmarks", "arithmetic", *argv)
     named = [word.partition("=")[0] for word in argv if word.startswith("--")]
-    assert any(name in str(refused.value) for name in [*named, "none.yaml"])
+    assert any(name in str(refused.value) for name in [*named, "amc2023"])
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ("benchmark: [gsm8k]", "benchmark"),
-        ("benchmarks: [gsm9k]", "gsm8k"),
-        ("benchmarks: [gsm8k]\nk: 0", "--k"),
-        ("benchmarks: [gsm8k]\nregrade: true", "regrade"),
-    ],
-)
-def test_a_file_of_settings_is_checked_like_flags(
-    settings: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "settings.yaml").write_text(settings)
-    with pytest.raises(UsageError, match=named):
-        run(monkeypatch, "--config", tmp_path / "settings.yaml")
-
-
-def test_unreadable_data_is_reported_before_anything_is_sampled(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("a model was loaded"))
-    argv = ["--model", tiny, "--k", 1, "--limit", 2, "--benchmarks", "arithmetic"]
-    with pytest.raises(UsageError, match="amc2023"):
-        run(monkeypatch, *argv, "amc23", "--data_dir", tmp_path)
-    with pytest.raises(UsageError, match="mine"):
-        run(monkeypatch, *argv, "mine.csv")
-    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: (_ for _ in ()).throw(ConnectionError("no route")))
-    with pytest.raises(UsageError, match=r"math-ai/amc23.*--data_dir"):
-        run(monkeypatch, *argv, "amc23")
-    assert not Path("outputs").exists()
 
 
 # Evaluating
@@ -110,50 +59,26 @@ def test_unreadable_data_is_reported_before_anything_is_sampled(
 SMALL = ["--benchmarks", "arithmetic", "--limit", 10, "--k", 4, "--max_new_tokens", 6, "--batch_size", 3]
 
 
-def evaluate_in_child(directory: str, argv: list[str]) -> None:
-    os.chdir(directory)
-    sys.argv = ["evaluate.py", *argv]
-    evaluate.main()
-
-
 @pytest.mark.slow
-def test_five_kills_change_nothing(
+def test_a_kill_changes_nothing(
     tiny: Path, adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """kill -9 after a random number of lines, five times: completions and results are those without a kill."""
+    """kill -9 after some lines, and in the middle of one: completions and results are those without a kill."""
     monkeypatch.chdir(tmp_path)
     argv = [str(value) for value in (*SMALL, "--runs", adapters[0], "--output_dir")]
     run(monkeypatch, *argv, "uninterrupted")
     [expected] = Path("uninterrupted").glob("*/arithmetic.jsonl")
     resumed = Path("killed") / expected.relative_to("uninterrupted")
-
-    context = multiprocessing.get_context("forkserver")
-    libraries = ["peft", "transformers.models.llama.modeling_llama"]
-    context.set_forkserver_preload(["test_evaluate", "gtpo.evaluation.jobs", *libraries])
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'evaluation'}{os.pathsep}{ROOT / 'tests'}")
-    picks = random.Random(0)
-    lines = kills = 0
-    while kills < 5:
-        goal = lines + picks.randint(1, 7)
-        child = context.Process(target=evaluate_in_child, args=(str(tmp_path), [*argv, "killed"]))
-        child.start()
-        while child.is_alive() and lines < goal:
+    with subprocess.Popen([sys.executable, str(ROOT / "evaluate.py"), *argv, "killed"]) as child:
+        while child.poll() is None and not (resumed.exists() and resumed.read_bytes().count(b"\n") > 6):
             time.sleep(0.0005)
-            lines = resumed.read_bytes().count(b"\n") if resumed.exists() else 0
-        assert child.pid
-        os.kill(child.pid, signal.SIGKILL)
-        child.join()
-        assert child.exitcode == -signal.SIGKILL, "it finished before it was killed"
-        kills += 1
-        lines = resumed.read_bytes().count(b"\n")
-        if kills % 2:
-            with resumed.open("ab") as file:
-                file.write(b'{"id": "arithmetic/9", "sample"')  # killed while a line was written
-    assert lines < 41
-    assert not (Path("killed") / "results.json").exists()
+        child.kill()
+    assert child.returncode == -signal.SIGKILL, "it finished before it was killed"
+    assert resumed.read_bytes().count(b"\n") < 41 and not (Path("killed") / "results.json").exists()
+    with resumed.open("ab") as file:
+        file.write(b'{"id": "arithmetic/9", "sample"')
     run(monkeypatch, *argv, "killed")
     assert resumed.read_bytes().split(b"\n")[1:] == expected.read_bytes().split(b"\n")[1:]
-    assert read_completions(resumed)[0].settings == read_completions(expected)[0].settings
     [entry], [other] = results(Path("killed")), results(Path("uninterrupted"))
     for name in ("environment", "graded_by"):  # the git revision may change while the tests run
         del entry[name], other[name]
@@ -168,18 +93,10 @@ def test_base_and_adapters_side_by_side(
     entries = {entry["label"]: entry for entry in results(directory)}
     assert list(entries) == [f"base-{tiny.name}", "older", "older-best"]
     base, older, best = entries.values()
-    assert (base["adapter"], older["adapter"], best["adapter"]) == (
-        None,
-        "outputs/older/adapter",
-        "outputs/older/best",
-    )
-    assert base["model"] == older["model"] == str(tiny)
-    assert older["checkpoint"] == "last"
-    assert base["settings"]["adapter"] is None
-    assert older["settings"]["adapter"] != best["settings"]["adapter"]
+    adapters_of = ["outputs/older/adapter", "outputs/older/best"]
+    assert [base["adapter"], older["adapter"], best["adapter"]] == [None, *adapters_of]
     assert base["problems"] == len(base["per_problem"]) == 10
-    assert base["settings"] | {"k": 4, "seed": 0, "temperature": 1.0, "batch_size": 3} == base["settings"]
-    assert base["environment"]["packages"]["transformers"]
+    assert all((p["n"], p["c"]) == (4, p["correct"].count("1")) for e in entries.values() for p in e["per_problem"])
     assert {"grader", "git_revision", "math-verify", "timeouts"} == set(base["graded_by"])
     assert json.loads((directory / "older" / "arithmetic.json").read_text()) == older
     texts = [
@@ -200,21 +117,9 @@ def test_base_and_adapters_side_by_side(
     run(monkeypatch, *SMALL, "--runs", "outputs/older", "base")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[1] for line in lines if line and line[0] == tiny.name] == ["older", "base"]
-
-    # Other settings are refused before a model is loaded.
-    with pytest.raises(UsageError, match="seed was 0, is 1"):
-        run(monkeypatch, *SMALL, "--runs", "outputs/older", "--seed", 1)
     shutil.copytree(adapters[1], outputs / "older" / "adapter", dirs_exist_ok=True)
-    with pytest.raises(UsageError, match=r"adapter was '.*', is '"):
+    with pytest.raises(UsageError, match="adapter"):  # another one, before a model is loaded
         run(monkeypatch, *SMALL, "--runs", "outputs/older")
-
-
-def test_the_newest_run_is_evaluated_and_named(
-    outputs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    run(monkeypatch, *SMALL, "--k", 1)
-    assert "evaluating outputs/demo/newer, the newest finished run; --runs selects others" in caplog.messages
-    assert [entry["label"] for entry in results(Path("outputs/evaluation"))] == ["demo-newer"]
 
 
 def test_the_command_line_overrides_the_file_of_settings(
@@ -234,78 +139,14 @@ def test_the_command_line_overrides_the_file_of_settings(
     assert not Path("from-file").exists()
 
 
-def test_overwrite_samples_again(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = [*SMALL, "--model", tiny, "--output_dir", tmp_path]
-    run(monkeypatch, *argv)
-    path = tmp_path / f"base-{tiny.name}" / "arithmetic.jsonl"
-    before = read_completions(path)[1]
-    run(monkeypatch, *argv, "--seed", 1, "--overwrite")
-    head, rows = read_completions(path)
-    assert (head.settings["seed"], len(rows)) == (1, 40)
-    assert results(tmp_path)[0]["settings"]["seed"] == 1
-    run(monkeypatch, *argv, "--overwrite")
-    assert read_completions(path)[1] == before
-
-
-def test_a_larger_limit_and_k_keep_what_is_stored(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = ["--benchmarks", "arithmetic", "--max_new_tokens", 4, "--model", tiny, "--output_dir", tmp_path]
-    run(monkeypatch, *argv, "--limit", 2, "--k", 2)
-    path = tmp_path / f"base-{tiny.name}" / "arithmetic.jsonl"
-    before = read_completions(path)[1]
-    run(monkeypatch, *argv, "--limit", 3, "--k", 4)
-    head, rows = read_completions(path)
-    assert rows[:4] == before and len(rows) == 12
-    [entry] = results(tmp_path)
-    assert (entry["problems"], entry["k"], head.settings["k"]) == (3, 4, 4)
-    run(monkeypatch, "--regrade", "--output_dir", tmp_path)
-    assert results(tmp_path)[0]["scores"] == entry["scores"]
-
-
-def test_shards_sample_what_one_evaluation_samples(
-    tiny: Path,
-    adapters: list[Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_shards_complete_what_is_stored_and_overwrite_samples_again(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three disjoint parts of whole batches, then the merge: no completion and no score differs."""
-
-    def rows_of(path: Path) -> dict[tuple[str, int], dict]:
-        rows = read_completions(path)[1]
-        assert len({(row["id"], row["sample"]) for row in rows}) == len(rows)
-        return {(row["id"], row["sample"]): row for row in rows}
-
-    argv = [*SMALL, "--runs", "base", adapters[0]]
-    run(monkeypatch, *argv, "--output_dir", tmp_path / "one")
-    [expected] = results(tmp_path / "one")[:1]
-    capsys.readouterr()
-    for shard in ("1/3", "2/3", "3/3"):
-        run(monkeypatch, *argv, "--output_dir", tmp_path / "shards", "--shard", shard)
-        assert capsys.readouterr().out.startswith(f"Shard {shard} is stored")
-    assert not [path for path in (tmp_path / "shards").rglob("*") if path.suffix in (".json", ".jsonl")]
-    wholes = sorted((tmp_path / "one").glob("*/arithmetic.jsonl"))
-    assert len(wholes) == 2
-    for whole in wholes:
-        parts = [tmp_path / "shards" / whole.parent.name / f"arithmetic.jsonl.shard-{n}-of-3" for n in (1, 2, 3)]
-        assert [len(rows_of(part)) for part in parts] == [15, 13, 12]  # 14 batches of 3, the last one of 1
-        together = [item for part in parts for item in rows_of(part).items()]
-        assert len(together) == 40 and dict(together) == rows_of(whole)
-    monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("a model was loaded"))
-    run(monkeypatch, *argv, "--output_dir", tmp_path / "shards")
-    for whole in wholes:
-        merged = tmp_path / "shards" / whole.relative_to(tmp_path / "one")
-        assert rows_of(merged) == rows_of(whole)
-        assert {path.name for path in merged.parent.iterdir()} == {"arithmetic.jsonl", "arithmetic.json"}
-    [found] = results(tmp_path / "shards")[:1]
-    assert (found["scores"], found["settings"]) == (expected["scores"], expected["settings"])
-
-
-def test_shards_complete_what_is_stored(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupted evaluation is split, then split in another way; what no shard has, the merge samples."""
     argv = [*SMALL, "--model", tiny, "--output_dir", tmp_path]
     run(monkeypatch, *argv)
     path = tmp_path / f"base-{tiny.name}" / "arithmetic.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines, [expected] = path.read_bytes().splitlines(keepends=True), results(tmp_path)
     path.write_bytes(b"".join(lines[:10]))  # three batches of 3 completions
     sampled: list[int] = []
     bar = "gtpo.runs.bars.CompletionBar.count_completions"
@@ -317,7 +158,11 @@ def test_shards_complete_what_is_stored(tiny: Path, tmp_path: Path, monkeypatch:
     run(monkeypatch, *argv)
     assert sum(sampled) == 40 - 9 - 15 - 7
     assert sorted(path.read_bytes().splitlines(keepends=True)) == sorted(lines)
-    assert list(path.parent.glob("*shard*")) == []
+    assert results(tmp_path)[0]["scores"] == expected["scores"]
+    assert {found.name for found in path.parent.iterdir()} == {"arithmetic.jsonl", "arithmetic.json"}
+    run(monkeypatch, *argv, "--seed", 1, "--overwrite")
+    head, rows = read_completions(path)
+    assert (head.settings["seed"], len(rows), results(tmp_path)[0]["settings"]["seed"]) == (1, 40, 1)
 
 
 def test_ctrl_c_says_how_to_resume(
@@ -327,21 +172,15 @@ def test_ctrl_c_says_how_to_resume(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("gtpo.evaluation.jobs.run_job", interrupt)
-    monkeypatch.setattr(
-        sys, "argv", ["evaluate.py", *map(str, SMALL), "--model", str(tiny), "--output_dir", str(tmp_path)]
-    )
+    argv = map(str, [*SMALL, "--model", tiny, "--output_dir", tmp_path])
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *argv])
     with pytest.raises(SystemExit) as ended:
         run_script(evaluate.main)
-    assert ended.value.code == 130
-    assert "evaluate.py: interrupted; continue with: python evaluate.py --benchmarks" in capsys.readouterr().err
+    assert ended.value.code == 130 and "python evaluate.py --benchmarks" in capsys.readouterr().err
 
 
 def test_regrade_grades_stored_completions_without_a_model(
-    store: Callable[..., Path],
-    texts_by_hand: dict[str, list[str]],
-    tiny: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("a model was loaded"))
     path = store(texts_by_hand)
@@ -355,22 +194,20 @@ def test_regrade_grades_stored_completions_without_a_model(
     run(monkeypatch, "--regrade", "--output_dir", tmp_path)
     assert [entry["scores"]["pass"]["4"] for entry in results(tmp_path)] == pytest.approx([200 / 3, 100.0], abs=1e-5)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    for more, named in (([], "has 11 of 12"), (["--model", tiny, "--benchmarks", "arithmetic"], "--regrade")):
-        with pytest.raises(UsageError, match=named):
-            run(monkeypatch, "--regrade", "--output_dir", tmp_path, *more)
+    with pytest.raises(UsageError, match="11 of 12"):
+        run(monkeypatch, "--regrade", "--output_dir", tmp_path)
 
 
 def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_stored(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.csv").write_text('task,gold\n1 + 1?,2\n"Two, and two?",004\n3 + 3?,$\n')
+    Path("mine.csv").write_text('task,gold\n1 + 1?,2\n3 + 3?,$\n"Two, and two?",004\n')
     argv = ["--model", tiny, "--k", 2, "--max_new_tokens", 3, "--output_dir", "out", "--limit", 2]
     columns = ["--prompt_column", "task", "--answer_column", "gold"]
     run(monkeypatch, *argv, *columns, "--benchmarks", "mine.csv", "arithmetic")
     assert {entry["benchmark"] for entry in results(Path("out"))} == {"arithmetic", "mine"}
-    screen = capsys.readouterr().out
-    assert "mine: 2 problems, k = 2" in screen and "Arithmetic: 2 problems" in screen
+    assert "Rows dropped: 1 without a readable gold answer" in capsys.readouterr().out
     own = next(entry for entry in results(Path("out")) if entry["benchmark"] == "mine")
     assert [problem["gold"] for problem in own["per_problem"]] == ["2", "004"]
     assert own["data"] == {"source": "mine.csv", "data_dir": None, "dataset_config": None, "split": None} | {
@@ -380,7 +217,6 @@ def test_your_benchmark_is_evaluated_beside_ours_and_graded_again_from_what_is_s
         "grader": None,
     }
     assert own["dropped"] == {"without a readable gold answer": 1}
-    assert "Rows dropped: 1 without a readable gold answer" in screen
     # a corrected gold answer: the completions are kept, and graded with the stored file and columns
     path = next(Path("out").glob("*/mine.jsonl"))
     path.write_text(path.read_text().replace('"completion": "', '"completion": "<answer>5</answer>'))

@@ -16,51 +16,24 @@ from gtpo.grading import is_correct
 
 DOCS = (ROOT / "docs" / "evaluation.md").read_text()
 
-MINERVA = [
-    {"question": "Each of the two sources ... in Angstroms.", "answer": "2.45e6"},
-    {"question": "Find $y(t)$ ...", "answer": "e^{-t} + 2"},
-    {"question": "What is $z$ ... to four decimal places?", "answer": 0.6321},
-]
+MINERVA = [{"question": "In Angstroms?", "answer": "2.45e6"}, {"question": "$y(t)$?", "answer": "e^{-t} + 2"}]
 OLYMPIAD = [
-    {
-        "id": 1606,
-        "question": "Let $T$ be ...",
-        "solution": ["By symmetry ..."],
-        "final_answer": ["2"],
-        "context": None,
-        "image_1": None,
-        "modality": "Text-only",
-        "is_multiple_answer": False,
-        "unit": None,
-        "answer_type": "Numerical",
-        "error": None,
-    },
+    {"question": "Let $T$ be ...", "final_answer": ["2"], "solution": ["By symmetry ..."], "is_multiple_answer": False},
     {"question": "Find all ...", "final_answer": ["$\\frac{1}{2}$,$-3$"], "is_multiple_answer": True},
     {"question": "Determine ...", "final_answer": ["(1,2)", "(2,1)"], "is_multiple_answer": True},
     {"question": "A proof", "final_answer": None},
 ]
-OLYMPIAD = [{key: row.get(key) for key in OLYMPIAD[0]} for row in OLYMPIAD]
 AIME = [{"problem_idx": 1, "problem": "Find $m+n$.", "answer": 902}, {"problem_idx": 2, "problem": "?", "answer": 33}]
+OF_MINERVA = [("2.45e6", r"2.45 \times 10^6"), ("e^{-t} + 2", "2+e^{-t}")]
+OF_OLYMPIAD = [("2", "2.0"), (r"$\frac{1}{2}$,$-3$", "-3 and 0.5"), ("(1,2), (2,1)", "(2,1), (1,2)")]
 
 
 @pytest.mark.parametrize(
     ("hub_id", "config", "split", "rows", "answers"),
     [
-        (
-            "math-ai/minervamath",
-            None,
-            "test",
-            MINERVA[:2],
-            [("2.45e6", r"2.45 \times 10^6"), ("e^{-t} + 2", "2+e^{-t}")],
-        ),
-        ("math-ai/minervamath", None, "test", MINERVA[2:], [("0.6321", "0.6321")]),
-        (
-            "Hothan/OlympiadBench",
-            "OE_TO_maths_en_COMP",
-            "train",
-            OLYMPIAD,
-            [("2", "2.0"), (r"$\frac{1}{2}$,$-3$", "-3 and 0.5"), ("(1,2), (2,1)", "(2,1), (1,2)")],
-        ),
+        ("math-ai/minervamath", None, "test", MINERVA, OF_MINERVA),
+        ("math-ai/minervamath", None, "test", [{"question": "$z$?", "answer": 0.6321}], [("0.6321", "0.6321")]),
+        ("Hothan/OlympiadBench", "OE_TO_maths_en_COMP", "train", OLYMPIAD, OF_OLYMPIAD),
         ("MathArena/aime_2026", None, "train", AIME, [("902", "m+n=902"), ("33", "033")]),
     ],
 )

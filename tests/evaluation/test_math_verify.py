@@ -2,19 +2,18 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.scripts import ROOT
 
 import evaluate
+from gtpo.data.load import load_benchmark
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.jobs import load_problems
 from gtpo.evaluation.records import read_entries
-from gtpo.evaluation.table import format_table
 from gtpo.grading import algebra, extract_answer, grade_text, is_correct, math_verify_accepts, timeouts
-from gtpo.grading.worker import shared_worker
 
 PAIRS = [  # gold answer, answer, ours, math-verify's
     ("18", "18.0", True, True),
@@ -41,7 +40,7 @@ def test_verdicts_of_both_graders(gold: str, answer: str, ours: bool, theirs: bo
 
 
 def test_it_agrees_on_the_answers_that_lm_evaluation_harness_has_graded() -> None:
-    """The constructed completions of docs/evaluation.md: 413 of 416, and these are the others."""
+    """The constructed completions of benchmarks/harness/README.md: 413 of 416, and these are the others."""
     differ = []
     rows = [json.loads(line) for line in (ROOT / "tests/stored/harness/completions.jsonl").read_text().splitlines()]
     constructed = [row for row in rows if row["kind"] != "sampled"]
@@ -57,73 +56,42 @@ def test_it_agrees_on_the_answers_that_lm_evaluation_harness_has_graded() -> Non
     ]
 
 
-def test_an_answer_over_the_limit_is_wrong_and_counted_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_over_the_limit_is_wrong_and_counted_each_time_and_none_is_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(algebra, "TIME_LIMIT", 0.3)
     before = timeouts()
     for _ in range(2):
         assert not math_verify_accepts("9^{9^{9^{9}}}!", "7")
     assert timeouts() == before + 2
     monkeypatch.undo()
+    for text in (f"__import__('os').mkdir('{tmp_path}/made')", "9**9**9", "(1).__class__"):
+        assert not math_verify_accepts(text, "7")
+    assert not list(tmp_path.iterdir())
     assert math_verify_accepts("x+x^{12}", "x^{12}+x")  # a new process answers
 
 
-def test_no_answer_is_evaluated_as_python(tmp_path: Path) -> None:
-    for text in (f"__import__('os').mkdir('{tmp_path}/made')", "9**9**9", "(1).__class__"):
-        assert not math_verify_accepts(text, "7")
-    assert not list(tmp_path.iterdir()) and shared_worker.process is not None
-
-
-@pytest.mark.parametrize("source", ["arithmetic", "mine.jsonl"])
-def test_the_problems_are_those_of_our_grader(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_problems_are_those_of_our_grader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "{1"}\n')
-    name = source.partition(".")[0]
-    ours, theirs = (load_problems(name, source, EvaluationArguments([source], grader=g)) for g in (None, "math_verify"))
-    assert (ours.rows, ours.dropped) == (theirs.rows, theirs.dropped)
-    assert source == "arithmetic" or (len(ours.rows), ours.dropped) == (1, {"without a readable gold answer": 1})
-    assert (ours.graded_by, theirs.graded_by, theirs.grader) == (None, "math_verify", None)
+    for name, source in (("arithmetic", "arithmetic"), ("mine", "mine.jsonl")):
+        flags = [EvaluationArguments([source], grader=grader) for grader in (None, "math_verify")]
+        ours, theirs = (load_problems(name, source, each) for each in flags)
+        assert (ours.rows, ours.dropped) == (theirs.rows, theirs.dropped)
+        assert (ours.graded_by, theirs.graded_by, theirs.grader) == (None, "math_verify", None)
 
 
-def test_scores_table_and_comparison_name_the_grader(
-    tiny: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+def test_scores_and_table_name_the_grader_and_regrade_returns_to_ours(
+    store: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.jsonl").write_text('{"prompt": "How much?", "answer": "18"}\n')
-
-    def run(*argv: object) -> Any:
-        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, argv)])
+    gold = load_benchmark("arithmetic")[0].gold
+    answers = (gold, f"{gold} dollars", f"2x = {gold}", "-1")
+    store({"arithmetic/0": [f"<answer>{answer}</answer>" for answer in answers]})
+    argv = ["evaluate.py", "--regrade", "--output_dir", str(tmp_path)]
+    for more, correct in ((["--grader", "math_verify"], "1010"), ([], "1100")):
+        monkeypatch.setattr(sys, "argv", [*argv, *more])
         evaluate.main()
-        return json.loads(Path("out/results.json").read_text())["results"][0]
-
-    argv = ["--benchmarks", "mine.jsonl", "--model", tiny, "--k", 4, "--max_new_tokens", 3, "--output_dir", "out"]
-    entry = run(*argv, "--grader", "math_verify")
-    assert entry["graded_by"]["grader"] == entry["data"]["grader"] == "math_verify"
-    path = next(Path("out").glob("*/mine.jsonl"))
-    head, *rows = map(json.loads, path.read_text().splitlines())
-    for row, answer in zip(rows, ("18", "18 dollars", "2x = 18", "17"), strict=True):
-        row["completion"] = f"<reasoning>\n.\n</reasoning>\n<answer>\n{answer}\n</answer>"
-    path.write_text("".join(json.dumps(line) + "\n" for line in (head, *rows)))
-    capsys.readouterr()
-    entry = run("--regrade", "--output_dir", "out", "--grader", "math_verify")
-    assert entry["per_problem"][0]["correct"] == "1010" and "pass_lenient" not in entry["scores"]
-    assert "mine: 1 problems, k = 4, graded by math_verify\n" in capsys.readouterr().out
-    (theirs,) = read_entries(Path("out/results.json"))
-    entry = run("--regrade", "--output_dir", "out")  # a plain switch: without it ours decides
-    assert entry["per_problem"][0]["correct"] == "1100" and entry["graded_by"]["grader"] is None
-    assert "graded by" not in capsys.readouterr().out
-    (ours,) = read_entries(Path("out/results.json"))
-    assert "graded by math_verify" in format_table([theirs])
-    for name in ("ours", "theirs"):
-        folder = Path("both") / name
-        folder.mkdir(parents=True)
-        (folder / "mine.jsonl").write_text(path.read_text())
-        entry = {"ours": ours, "theirs": theirs}[name]
-        (folder / "mine.json").write_text(json.dumps(entry.write() | {"label": name}))
-    caplog.clear()
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--compare", "both/ours", "both/theirs"])
-    evaluate.main()
-    assert "ours and theirs were graded by different graders: math_verify, ours" in caplog.messages
+        (entry,) = read_entries(tmp_path / "results.json")
+        assert entry.per_problem[0].correct == correct and ("pass_lenient" in entry.scores) == (not more)
+        assert entry.graded_by["grader"] == (more[1] if more else None)
+        assert ("graded by math_verify\n" in capsys.readouterr().out) == bool(more)

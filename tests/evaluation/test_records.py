@@ -26,16 +26,8 @@ STORED: dict[str, Any] = {
     "data": {"source": "arithmetic", "data_dir": None, "grader": None},
     "graded_by": {"git_revision": None, "math-verify": "0.8", "timeouts": 0},
     "per_problem": [
-        {
-            "id": "arithmetic/0",
-            "gold": "4",
-            "n": 2,
-            "c": 1,
-            "formatted": 2,
-            "correct": "01",
-            "correct_lenient": "11",
-            "majority": "00",
-        }
+        {"id": "arithmetic/0", "gold": "4", "n": 2, "c": 1, "formatted": 2}
+        | {"correct": "01", "correct_lenient": "11", "majority": "00"}
     ],
 }
 ABOUT = {name: STORED[name] for name in ("model", "adapter", "checkpoint", "environment", "data")}
@@ -62,23 +54,17 @@ def test_settings_are_written_as_they_were_read_and_judge_is_a_name_of_grader() 
 @pytest.mark.parametrize(
     "damaged",
     [
-        *("{", "[]", json.dumps({"results": [3]})),
+        *([], {"results": [3]}),
+        *({"results": [{key: STORED[key] for key in STORED if key != name}]} for name in ("label", "k", "model")),
         *(
-            json.dumps({"results": [{key: value for key, value in STORED.items() if key != name}]})
-            for name in ("label", "benchmark", "problems", "k", "scores", "intervals", "settings", "model")
-        ),
-        *(
-            json.dumps({"results": [STORED | {"per_problem": [STORED["per_problem"][0] | changes]}]})
+            {"results": [STORED | {"per_problem": [STORED["per_problem"][0] | changes]}]}
             for changes in ({"correct": "010"}, {"majority": "0"})
         ),
-        json.dumps({"results": [STORED | {"per_problem": [{"id": "arithmetic/0"}]}]}),
+        {"results": [STORED | {"per_problem": [{"id": "arithmetic/0"}]}]},
     ],
 )
-def test_damaged_results_are_refused_by_name(damaged: str, tmp_path: Path) -> None:
+def test_damaged_results_are_refused_by_name(damaged: Any, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    path.write_text(damaged)
+    path.write_text(json.dumps(damaged))
     with pytest.raises(UsageError, match="results"):
         read_entries(path)
-    for head in ({"about": ABOUT}, {"settings": {}}, {"settings": {}, "about": {}}):
-        with pytest.raises((KeyError, TypeError)):
-            Head.read(head)

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from gtpo.data.load import load_benchmark
-from gtpo.errors import UsageError
 from gtpo.evaluation import scores
 from gtpo.evaluation.compare import compare_sides, group_seeds
-from gtpo.evaluation.records import Problems
+from gtpo.evaluation.records import Entry, Problems
 from gtpo.evaluation.scores import grade, write_results
 from gtpo.grading import compare
 
@@ -34,10 +33,7 @@ def test_scores_by_hand(store: Callable[..., Path], texts_by_hand: dict[str, lis
         ("arithmetic/1", 4, 1, 4, "0001", "0001", "000"),
         ("arithmetic/2", 4, 0, 2, "0000", "0000", "000"),
     ]
-    assert (entry.scores["pass_lenient"], entry.scores["maj_lenient"]) == (
-        entry.scores["pass"],
-        entry.scores["maj"],
-    )
+    assert [entry.scores[f"{name}_lenient"] for name in ("pass", "maj")] == [entry.scores["pass"], entry.scores["maj"]]
     # Of 27 equally likely resamples of (0.75, 0.25, 0) the mean is 0 in one (3.7 %) and 0.75 in one.
     assert entry.intervals["pass"]["1"] == [0.0, 75.0]
 
@@ -49,19 +45,14 @@ def test_lenient_scores_by_hand(store: Callable[..., Path]) -> None:
     0       | u b w w | none   | u b     | wrong; right (a tie, the right answer occurs first)
     1       | t w t u | none   | t t u   | wrong; right (3 votes)
     """
-    golds = [problem.gold for problem in load_benchmark("arithmetic")[:2]]
     texts = {}
-    for i, (gold, samples) in enumerate(zip(golds, ("ubww", "twtu"), strict=True)):
-        written = {
-            "u": f"We get 7 + 1 and so {gold}.",
-            "b": rf"Thus \boxed{{{gold}}}, as 5 shows.",
-            "w": f"<answer>{int(gold) + 1}</answer>",
-            "t": f"<answer>She has {gold} of them.</answer>",
-        }
+    for i, (problem, samples) in enumerate(zip(load_benchmark("arithmetic"), ("ubww", "twtu"), strict=False)):
+        written = {"u": f"We get 7 + 1 and so {problem.gold}.", "b": rf"Thus \boxed{{{problem.gold}}}, as 5 shows."}
+        written |= {"w": "<answer>-1</answer>", "t": f"<answer>She has {problem.gold} of them.</answer>"}
         texts[f"arithmetic/{i}"] = [written[sample] for sample in samples]
     entry = grade(store(texts), Problems(load_benchmark("arithmetic")[:2]))
-    marks = [(p.correct, p.correct_lenient, p.majority) for p in entry.per_problem]
-    assert marks == [("0000", "1100", "000"), ("0000", "1011", "000")]
+    marks = [(p.c, p.correct, p.correct_lenient, p.majority) for p in entry.per_problem]
+    assert marks == [(0, "0000", "1100", "000"), (0, "0000", "1011", "000")]
     assert entry.scores["pass"] == {"1": 0, "2": 0, "4": 0}
     # pass@1: (2/4 + 3/4) / 2; pass@2: 1 - C(2,2)/C(4,2) = 5/6 and 1
     assert entry.scores["pass_lenient"] == pytest.approx({"1": 62.5, "2": 100 * 11 / 12, "4": 100}, abs=1e-5)
@@ -70,12 +61,17 @@ def test_lenient_scores_by_hand(store: Callable[..., Path]) -> None:
     assert entry.scores["unreadable"] == 37.5  # u and b have no block
 
 
+def graded(store: Callable[..., Path], *texts: str) -> Entry:
+    """The entry of one problem."""
+    return grade(store({"arithmetic/0": list(texts)}), Problems(load_benchmark("arithmetic")[:1]))
+
+
 def test_the_counter_of_pass_at_k_is_the_strict_count(store: Callable[..., Path]) -> None:
     """Lenient and strict marks differ: pass@k, and pass@1 of a comparison, are those of the answer block."""
     gold = load_benchmark("arithmetic")[0].gold
-    strict, lenient, wrong = f"<answer>{gold}</answer>", f"It is {gold}.", f"<answer>{int(gold) + 1}</answer>"
-    path = store({"arithmetic/0": [strict, lenient, lenient, wrong]})
-    entry = grade(path, Problems(load_benchmark("arithmetic")[:1]))
+    entry = graded(
+        store, f"<answer>{gold}</answer>", f"It is {gold}.", f"It is {gold}.", f"<answer>{int(gold) + 1}</answer>"
+    )
     [problem] = entry.per_problem
     assert (problem.c, problem.correct, problem.correct_lenient) == (1, "1000", "1110")
     assert entry.scores["pass"] == {"1": 25.0, "2": 50.0, "4": 100.0}
@@ -87,46 +83,15 @@ def test_the_counter_of_pass_at_k_is_the_strict_count(store: Callable[..., Path]
 
 def test_the_lenient_majority_votes_with_lenient_answers(store: Callable[..., Path]) -> None:
     """Equal marks, other answers: two sentences that end in the same wrong number are one class, as blocks two."""
-    gold = load_benchmark("arithmetic")[0].gold
-    wrong, right = int(gold) + 1, f"<answer>{gold}</answer>"
-    texts = [f"<answer>We have some, {wrong}</answer>", right, f"<answer>There are now {wrong}</answer>", right]
-    entry = grade(store({"arithmetic/0": texts}), Problems(load_benchmark("arithmetic")[:1]))
+    right, wrong = f"<answer>{load_benchmark('arithmetic')[0].gold}</answer>", "<answer>{} -1</answer>"
+    entry = graded(store, wrong.format("We have some,"), right, wrong.format("There are now"), right)
     assert entry.per_problem[0].correct == entry.per_problem[0].correct_lenient == "0101"
     assert (entry.scores["maj"]["4"], entry.scores["maj_lenient"]["4"]) == (100.0, 0.0)  # a tie: wrong occurs first
 
 
 def test_an_empty_answer_block_is_unreadable(store: Callable[..., Path]) -> None:
-    path = store({"arithmetic/0": ["<answer></answer>", "<answer>$$</answer>", "<answer>7</answer>", "none"]})
-    assert grade(path, Problems(load_benchmark("arithmetic")[:1])).scores["unreadable"] == 75.0
-
-
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        (lambda text: text[: text.rstrip().rindex("\n") + 1], "11 of 12"),
-        (lambda text: text.replace('"arithmetic/1"', '"arithmetic/5"'), "8 of 12"),
-    ],
-)
-def test_incomplete_completions_are_not_graded(
-    damage: Callable[[str], str], named: str, store: Callable[..., Path], texts_by_hand: dict[str, list[str]]
-) -> None:
-    path = store(texts_by_hand)
-    path.write_text(damage(path.read_text()))
-    with pytest.raises(UsageError, match=named):
-        grade(path, Problems(load_benchmark("arithmetic")[:3]))
-
-
-def test_results_contain_every_entry_of_the_directory(
-    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path
-) -> None:
-    problems = Problems(load_benchmark("arithmetic")[:3])
-    first, second = (grade(store(texts_by_hand, name), problems) for name in ("first", "second"))
-    store(texts_by_hand, "not-graded")
-    assert write_results(tmp_path, [first]) == tmp_path / "results.json"
-    assert json.loads((tmp_path / "results.json").read_text()) == {"results": [first.write()]}
-    write_results(tmp_path, [second])
-    assert json.loads((tmp_path / "results.json").read_text()) == {"results": [first.write(), second.write()]}
-    assert json.loads((tmp_path / "second" / "arithmetic.json").read_text()) == second.write()
+    texts = ["<answer></answer>", "<answer>$$</answer>", "<answer>7</answer>", "none"]
+    assert graded(store, *texts).scores["unreadable"] == 75.0
 
 
 def test_a_completion_above_its_time_budget_is_wrong_and_counted(
@@ -142,12 +107,13 @@ def test_a_completion_above_its_time_budget_is_wrong_and_counted(
     assert (entry.per_problem[0].correct, entry.graded_by["timeouts"]) == ("0011", 1)
 
 
-def test_two_evaluations_that_end_at_once_are_both_in_the_results(
+def test_results_have_every_graded_entry_also_of_evaluations_that_end_at_once(
     store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second ends after the first has read the stored scores, and before the first writes results.json."""
     problems = Problems(load_benchmark("arithmetic")[:3])
     first, second = (grade(store(texts_by_hand, name), problems) for name in ("first", "second"))
+    store(texts_by_hand, "not-graded")
     other = threading.Thread(target=write_results, args=(tmp_path, [second]))
     write = scores.write_atomically
 
@@ -158,17 +124,10 @@ def test_two_evaluations_that_end_at_once_are_both_in_the_results(
         write(path, text)
 
     monkeypatch.setattr(scores, "write_atomically", write_slowly)
-    write_results(tmp_path, [first])
+    results = write_results(tmp_path, [first])
     other.join()
-    assert json.loads((tmp_path / "results.json").read_text()) == {"results": [first.write(), second.write()]}
-
-
-def test_the_scores_include_k_itself(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:
-    """k' = 1, 2, 4, ... and k, here 3: the samples w r r, w w v and x w v."""
-    path = store({problem: texts[:3] for problem, texts in texts_by_hand.items()})
-    scores = grade(path, Problems(load_benchmark("arithmetic")[:3])).scores
-    assert scores["pass"] == pytest.approx({"1": 200 / 9, "2": 100 / 3, "3": 100 / 3}, abs=1e-5)
-    assert scores["maj"] == pytest.approx({"1": 0.0, "2": 0.0, "3": 100 / 3}, abs=1e-5)
+    assert json.loads(results.read_text()) == {"results": [first.write(), second.write()]}
+    assert json.loads((tmp_path / "second" / "arithmetic.json").read_text()) == second.write()
 
 
 def test_completions_are_graded_by_the_tags_they_were_sampled_with(

@@ -18,16 +18,9 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
             benchmark=benchmark,
             problems=40,
             k=k,
-            scores={
-                "pass": values,
-                "pass_first_k": {k: value / 2 for k, value in values.items()},
-                "maj": {k: value / 4 for k, value in values.items()},
-                "pass_lenient": {k: value + 1 for k, value in values.items()},
-                "maj_lenient": {k: value / 4 for k, value in values.items()},
-                "format": 97.5,
-                "finished": 87.5,
-                "unreadable": 2.25,
-            },
+            scores={"pass": values, "pass_lenient": {k: value + 1 for k, value in values.items()}}
+            | {maj: {k: value / 4 for k, value in values.items()} for maj in ("maj", "maj_lenient")}
+            | {"format": 97.5, "finished": 87.5, "unreadable": 2.25},
             intervals={"pass": {"1": [30.0, 45.04]}, "pass_lenient": {"1": [31.0, 50.0]}},
             settings={"k": k},
             origin=Origin("Qwen/Qwen2.5-3B-Instruct", None if label == "base" else label),
@@ -37,7 +30,7 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
     base = entry("base", "amc23", 8, [37.5, 0, 40, 65])
     gtpo = entry("gtpo-gsm8k", "amc23", 8, [40, 0, 52, 100])
     elsewhere = entry("gtpo-gsm8k", "aime24", 1, [3.333])
-    assert format_table([base, elsewhere, gtpo]).splitlines() == [
+    assert format_table([base, elsewhere, gtpo]).splitlines()[:12] == [
         "AMC 2023: 40 problems, k = 8",
         "-" * 101,
         "                                 Pass@k (%)   Maj@k (%)    Format  Cut off  Unreadable  Pass@1",
@@ -50,10 +43,6 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
         "AIME 2024: 40 problems, k = 1",
         "-" * 98,
         "                                 Pass@k (%)  Maj@k (%)  Format  Cut off  Unreadable  Pass@1",
-        "Model                Method          1           1      (%)     (%)      (%)         95 % interval",
-        "-" * 98,
-        "Qwen2.5-3B-Instruct  gtpo-gsm8k    3.3         0.8      97.5    12.5     2.2         30.0 to 45.0",
-        "-" * 98,
     ]
     merged = replace(base, label="model-outputs-merged")
     assert format_table([merged]).splitlines()[5].startswith("Qwen2.5-3B-Instruct  model ")
@@ -67,23 +56,15 @@ def test_the_table_has_the_columns_of_the_paper() -> None:
     ]
     gtpo.scores["maj_lenient"]["8"] = 26.0  # a point is not more than a point
     gtpo.settings["load_in_4bit"] = True
-    rows = format_table([base, gtpo]).splitlines()[5:7]
-    assert format_table([replace(gtpo, benchmark="x\x1b[2J")]).startswith("x\\x1b[2J: 40 problems")
-    assert [row.partition("  ")[0] for row in rows] == ["Qwen2.5-3B-Instruct", "Qwen2.5-3B-Instruct (4-bit)"]
-
-
-def test_control_characters_of_names_are_escaped() -> None:
     assert lay_out([["a\x1b[31m", "b"], ["c", "d\n"]]) == (["a\\x1b[31m  b", "c          d\\n"], "-" * 14)
+    rows = format_table([base, gtpo]).splitlines()[5:7]
+    assert [row.partition("  ")[0] for row in rows] == ["Qwen2.5-3B-Instruct", "Qwen2.5-3B-Instruct (4-bit)"]
 
 
 @pytest.mark.parametrize(
     ("k", "pass_columns", "maj_columns"),
     [
-        (1, [1], [1]),
-        (4, [1, 4], [4]),
-        (8, [1, 8], [4, 8]),
-        (12, [1, 8, 12], [4, 8, 12]),
-        (64, [1, 8, 16, 32, 64], [4, 8, 16, 32, 64]),
+        *((1, [1], [1]), (4, [1, 4], [4]), (12, [1, 8, 12], [4, 8, 12])),
         (100, [1, 8, 16, 32, 64, 100], [4, 8, 16, 32, 64, 100]),
     ],
 )

@@ -155,7 +155,7 @@ def test_a_completion_does_not_depend_on_when_the_others_end() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}, {"repetition_penalty": 3.0}, {"temperature": 0.2}],
+    [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}, {"temperature": 0.2}],
     ids=lambda changed: next(iter(changed)),
 )
 def test_the_settings_of_sampling_shape_the_distribution_as_in_transformers(changed: dict[str, Any]) -> None:
@@ -317,6 +317,7 @@ def greedy_of_transformers(model: Any, prompts: Any, **changed: Any) -> list[lis
     [
         {"num_beams": 2},
         {"no_repeat_ngram_size": 2},
+        {"repetition_penalty": 1.05},
         {"cache_implementation": "static"},
         {"num_return_sequences": 1, "max_time": 60.0},
         {"use_cache": False},
@@ -342,6 +343,12 @@ def test_what_a_model_brings_itself_goes_to_transformers(own: str, monkeypatch: 
         lm.generation_config.no_repeat_ngram_size = 2
     with mock.patch.object(LlamaForCausalLM, "generate", return_value="theirs"):
         assert generate(lm, *ONE, settings()) == "theirs"
+
+
+def test_a_device_without_float64_goes_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaForCausalLM, "device", torch.device("mps"))
+    with mock.patch.object(LlamaForCausalLM, "generate", return_value="theirs"):
+        assert generate(tiny_llama().get_base_model(), *ONE, settings()) == "theirs"
 
 
 SHAPE = {

@@ -17,6 +17,7 @@ from gtpo.models.memory import GIB, KNOWN, Shape
 
 HERE = Path(__file__).parent
 SPARE = 8  # rows of Qwen's embedding without a token, as in its released models: Qwen2Tokenizer adds <|endoftext|>
+HEADS = ("bfloat16:4096:128256", "float16:2048:151936", "float32:1000:50257")  # dtype, hidden size, vocabulary
 STEPS = 4  # of a small run, with a checkpoint after half of them
 SMALL = Shape(128256, 1024, 3072, 4, 8, 2, 128, tied=False)
 TOY = Shape(1024, 128, 256, 2, 4, 2, 32, tied=False)  # heads of a size that vLLM has on a CPU
@@ -27,11 +28,9 @@ class Sizes:
     """Sizes of the parts on one kind of device."""
 
     shapes: dict[str, Shape]  # of the models to build, by family and size
-    head: tuple[tuple[int, int, int], ...]  # rows, hidden size, vocabulary
     completion: int  # tokens of a completion in the small runs
-    long_prompt: int  # tokens of the prompts and completions of the measured run
-    long_completion: int
-    group: int  # G of the measured run
+    lengths: dict[str, tuple[int, int]]  # tokens of prompt and completion of the measured steps
+    group: int  # G of the measured steps
     measured_rank: int
     benchmark: tuple[str, ...]  # flags of benchmarks/bench_loss.py
 
@@ -44,20 +43,16 @@ SIZES = {
             "llama-8b": KNOWN["llama"],
             "qwen-3b": KNOWN["qwen"],
         },
-        head=((384, 4096, 128256), (257, 2048, 151936), (129, 1000, 50257), (1, 4096, 128256)),
         completion=64,
-        long_prompt=4000,
-        long_completion=1500,
+        lengths={"gsm8k": (200, 460), "math": (200, 1150), "longest": (4000, 1500)},
         group=12,
         measured_rank=128,
-        benchmark=("--shapes", "bfloat16:4096:128256", "--group", "12", "--length", "1500"),
+        benchmark=("--shapes", *HEADS, "--group", "12", "--length", "1500"),
     ),
     "cpu": Sizes(
         shapes={"llama": TOY, "qwen": replace(TOY, vocab_size=1100, tied=True)},
-        head=((40, 64, 4096), (17, 50, 2053), (1, 64, 4096)),
         completion=8,
-        long_prompt=96,
-        long_completion=12,
+        lengths={"gsm8k": (80, 6), "math": (80, 10), "longest": (96, 12)},
         group=4,
         measured_rank=4,
         benchmark=("--shapes", "float32:64:512", "--group", "4", "--length", "16", "--rounds", "1"),
@@ -128,7 +123,7 @@ def save_tokenizer(directory: Path, vocab_size: int) -> None:
     """Save the tiny model's tokenizer, padded to ``vocab_size`` with tokens that occur in no text."""
     from transformers import AutoTokenizer
 
-    from gtpo.models.tiny import save_untrained_tiny
+    from gtpo.models.hub import save_untrained_tiny
 
     AutoTokenizer.from_pretrained(save_untrained_tiny(directory / "tiny")).save_pretrained(directory)
     path = directory / "tokenizer.json"
@@ -188,7 +183,7 @@ def long_prompts(directory: Path, model: Path, tokens: int) -> Path:
             text = longer
         rows.append({"prompt": text})
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "prompts.jsonl"
+    path = directory / f"prompts-{tokens}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 

@@ -83,23 +83,13 @@ def given(base: type, file: Path) -> type:
             self.add_callback(Store())
 
         def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-            about = {"prompt_ids": prompt_ids[0], "attention": attention_of_unsloth()}
-            file.with_suffix(".json").write_text(json.dumps(about))
+            file.with_suffix(".json").write_text(json.dumps(prompt_ids[0]))
             return COMPLETIONS, None
 
         def _calculate_rewards(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             return torch.tensor(REWARDS, device=self.accelerator.device)[:, None]
 
     return Given
-
-
-def attention_of_unsloth() -> dict[str, bool] | None:
-    """The attention kernels that Unsloth has found, in the order of its choice; None without Unsloth."""
-    if "unsloth" not in sys.modules:
-        return None
-    from unsloth.utils import attention_dispatch
-
-    return {name: bool(getattr(attention_dispatch, f"HAS_{name}")) for name in ("FLASH_ATTENTION", "XFORMERS")}
 
 
 if __name__ == "__main__":

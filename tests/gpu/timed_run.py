@@ -35,12 +35,11 @@ GIB = 2**30
 
 
 class Phases:
-    """Seconds of each step by phase; memory of each phase in GiB, at its first start and its peak, after step 1."""
+    """Seconds of each step by phase; peak memory of each phase in GiB, after step 1."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
         self.seconds: Counter[str] = Counter()
-        self.start: dict[str, float] = {}
         self.peak: dict[str, float] = {}
         self.open: list[str] = []
         self.longest: list[int] = []  # tokens of the longest completion of each step
@@ -57,8 +56,6 @@ class Phases:
     def enter(self, name: str) -> None:
         self.account()
         self.open.append(name)
-        if torch.cuda.is_available() and self.steps:
-            self.start.setdefault(name, torch.cuda.memory_allocated() / GIB)
 
     def leave(self) -> None:
         self.account()
@@ -101,8 +98,7 @@ class StepPhases(TrainerCallback):
         self.phases.seconds.clear()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        names = ("steps", "longest", "start", "peak")
-        report: dict[str, Any] = {name: getattr(self.phases, name) for name in names}
+        report: dict[str, Any] = {name: getattr(self.phases, name) for name in ("steps", "longest", "peak")}
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()
             report["used_gib"] = (total - free) / GIB  # of all processes, with CUDA contexts and vLLM

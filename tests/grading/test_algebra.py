@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gtpo.grading import TimeBudget, algebra, compare, extract_answer, is_correct, timeouts, worker_calls
+from gtpo.grading import TimeBudget, algebra, compare, extract_answer, is_correct, timeouts
 from gtpo.grading.algebra import to_latex
 from gtpo.grading.worker import ComparisonFailed, shared_worker
 from rewards import accuracy_reward
@@ -23,38 +23,21 @@ from rewards import accuracy_reward
     ],
 )
 def test_refused_texts_never_reach_sympy(text: str) -> None:
-    before = worker_calls()
+    before = shared_worker.calls
     for gold in ("x+1", r"\sin x", r"[0,1)\cup[2,3]"):
         assert not is_correct(text, gold)
-    assert worker_calls() == before
+    assert shared_worker.calls == before
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("0.5x", r"\frac{5}{10}x"),
-        ("10%", r"10*\frac{1}{100}"),
-        (r"1\frac{2}{3}\pi", r"(1+\frac{2}{3})\pi"),
-        ("(2)(3)", "(2)*(3)"),
-        (r"2\binom{3}{1}", r"2*\binom{3}{1}"),
+        *(("0.5x", r"\frac{5}{10}x"), ("10%", r"10*\frac{1}{100}"), (r"1\frac{2}{3}\pi", r"(1+\frac{2}{3})\pi")),
+        *(("(2)(3)", "(2)*(3)"), (r"2\binom{3}{1}", r"2*\binom{3}{1}")),
     ],
 )
 def test_to_latex(text: str, expected: str) -> None:
     assert to_latex(text) == expected
-
-
-def test_the_time_limit_covers_all_elements_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[float] = []
-
-    def slow(a: str, b: str, tolerance: Fraction | None, limit: float) -> tuple[bool, float]:
-        limits.append(limit)
-        return True, 2.0
-
-    monkeypatch.setattr(shared_worker, "compare", slow)
-    compare.decide.cache_clear()
-    assert is_correct("(1+x,2+x,3+x)", "(x+1,x+2,x+3)")
-    assert limits == [5.0, 3.0, 1.0]
-    compare.decide.cache_clear()
 
 
 @pytest.fixture
@@ -76,6 +59,15 @@ def fake_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[
     compare.decide.cache_clear()
     yield install
     compare.decide.cache_clear()
+
+
+def test_the_time_limit_covers_all_elements_of_an_answer(
+    fake_worker: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr(shared_worker, "compare", lambda a, b, tolerance, limit: limits.append(limit) or (True, 2.0))
+    assert is_correct("(1+x,2+x,3+x)", "(x+1,x+2,x+3)")
+    assert limits == [5.0, 3.0, 1.0]
 
 
 def blocks(answers: list[str]) -> str:
@@ -100,6 +92,11 @@ def test_the_gold_answer_is_compared_within_the_same_budget(fake_worker: Callabl
     assert accuracy_reward([three, two], answer=["x", "x"]) == [0.0, 10.0]  # 6 s and 4 s
     assert timeouts() == before + 1
     assert is_correct(extract_answer(three), "x")  # each with its own budget
+    calls, budget = fake_worker(0.0), TimeBudget(2)
+    assert budget.seconds_left == 10.0
+    budget.seconds_left = 0.0
+    assert not is_correct("18", "18.0", budget)  # a spent budget compares nothing
+    assert (calls, timeouts()) == ([], before + 2)
 
 
 def test_every_completion_above_a_limit_is_counted(fake_worker: Callable[..., list[str]]) -> None:
@@ -129,12 +126,3 @@ def test_waiting_for_another_thread_does_not_count(monkeypatch: pytest.MonkeyPat
     threading.Timer(0.3, shared_worker._lock.release).start()
     assert is_correct("x+2-2", "x")
     compare.decide.cache_clear()
-
-
-def test_a_spent_budget_compares_nothing(fake_worker: Callable[..., list[str]]) -> None:
-    calls, before = fake_worker(0.0), timeouts()
-    budget = TimeBudget(2)
-    assert budget.seconds_left == 10.0
-    budget.seconds_left = 0.0
-    assert not is_correct("18", "18.0", budget)
-    assert (calls, timeouts()) == ([], before + 1)

@@ -41,12 +41,8 @@ def test_extraction_of_many_tags_is_linear() -> None:
 @pytest.mark.parametrize(
     ("text", "gold"),
     [
-        ("6*3=<<6*3=18>>18\n#### 18", "18"),
-        ("#### 57,500", "57500"),
-        ("#### 1\n#### -2", "-2"),
-        ("####  7 ", "7"),
-        ("18", None),
-        ("#### ", None),
+        *(("6*3=<<6*3=18>>18\n#### 18", "18"), ("#### 57,500", "57500"), ("#### 1\n#### -2", "-2")),
+        *(("####  7 ", "7"), ("18", None), ("#### ", None)),
     ],
 )
 def test_gsm8k_gold(text: str, gold: str | None) -> None:

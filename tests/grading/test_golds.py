@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gtpo.grading import gsm8k_gold, is_correct, last_boxed, normalise, worker_calls
+from gtpo.grading import gsm8k_gold, is_correct, last_boxed, normalise
+from gtpo.grading.worker import shared_worker
 
 
 @pytest.fixture(scope="module")
@@ -37,20 +38,20 @@ def test_every_gold_is_read(golds: dict[str, list[str | None]]) -> None:
 
 
 def test_every_gold_equals_itself_without_sympy(golds: dict[str, list[str | None]]) -> None:
-    before = worker_calls()
+    before = shared_worker.calls
     for values in golds.values():
         assert [gold for gold in values if gold and not is_correct(gold, gold)] == []
         assert [gold for gold in values if gold and not is_correct(rf"The answer is $\boxed{{{gold}}}$.", gold)] == []
-    assert worker_calls() == before
+    assert shared_worker.calls == before
 
 
 def test_other_golds_are_wrong_and_four_in_five_never_reach_sympy(golds: dict[str, list[str | None]]) -> None:
     rng = random.Random(0)
     values = [gold for gold in golds["math_train.jsonl"] + golds["math_test.jsonl"] if gold]
     pairs = [(rng.choice(values), rng.choice(values)) for _ in range(1500)]
-    before = worker_calls()
+    before = shared_worker.calls
     for a, b in pairs:
         if is_correct(a, b):  # the same number, or two spellings of the same answer
             digits = ["".join(filter(str.isalnum, normalise(text).split("=")[-1])) for text in (a, b)]
             assert digits[0].startswith(digits[1]) or digits[1].startswith(digits[0]), (a, b)
-    assert worker_calls() - before <= len(pairs) // 5
+    assert shared_worker.calls - before <= len(pairs) // 5

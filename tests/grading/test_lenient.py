@@ -63,12 +63,9 @@ def test_hostile_text_has_a_verdict(text: str) -> None:
 def test_an_answer_is_compared_once_and_a_late_one_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(lenient, "is_correct", lambda answer, gold, budget: asked.append(answer) or False)
-    grade_text(r"<answer>$20$</answer>", "18")
-    assert asked == ["$20$"]
-    grade_text(r"<answer>20</answer> \boxed{ 20.}", "18")  # the same in normal form
-    assert asked == ["$20$", "20"]
-    grade_text(r"<answer>20</answer> \boxed{21}", "18")
-    assert asked == ["$20$", "20", "20", "21"]
+    for text in ("<answer>$20$</answer>", r"<answer>20</answer> \boxed{ 20.}", r"<answer>20</answer> \boxed{21}"):
+        grade_text(text, "18")
+    assert asked == ["$20$", "20", "20", "21"]  # the second has the same answer in normal form
     monkeypatch.undo()
     monkeypatch.setattr(compare, "decide", lambda a, b: asked.append((a, b)) or (True, 9.0))
     asked.clear()

@@ -41,26 +41,19 @@ def test_files_cannot_be_written_and_memory_is_limited(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the limits of another process")
-def test_the_running_process_has_the_limits() -> None:
+def test_the_running_process_has_the_limits_and_outlasts_a_comparison() -> None:
     assert is_correct("x+x^9", "x(x^8+1)")
     assert shared_worker.process is not None
-    limits = {
-        name: resource.prlimit(shared_worker.process.pid, name) for name in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)
-    }
-    assert limits == {
-        resource.RLIMIT_AS: (symbolic.MEMORY_LIMIT, symbolic.MEMORY_LIMIT),
-        resource.RLIMIT_FSIZE: (0, 0),
-    }
-
-
-def test_the_process_outlasts_the_time_limit_of_a_comparison() -> None:
+    expected = {resource.RLIMIT_AS: symbolic.MEMORY_LIMIT, resource.RLIMIT_FSIZE: 0}
+    for name, limit in expected.items():
+        assert resource.prlimit(shared_worker.process.pid, name) == (limit, limit)
     assert symbolic.ORPHAN_LIMIT > algebra.TIME_LIMIT
 
 
 def test_a_comparison_that_exceeds_the_memory_limit_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = worker.SCRIPT.read_text()
     greedy = tmp_path / "symbolic.py"
-    greedy.write_text(source.replace("return is_same(a, b, tolerance)", "return bool(bytes(MEMORY_LIMIT))"))
+    greedy.write_text(source.replace("else is_same(a, b, tolerance)", "else bool(bytes(MEMORY_LIMIT))"))
     assert greedy.read_text() != source
     monkeypatch.setattr(worker, "SCRIPT", greedy)
     own = Worker()

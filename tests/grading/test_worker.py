@@ -14,26 +14,17 @@ import pytest
 from hostile import HOSTILE
 from verdicts import CASES
 
-from gtpo.grading import (
-    algebra,
-    compare,
-    equivalent,
-    extract_answer,
-    is_correct,
-    last_boxed,
-    timeouts,
-    worker,
-)
+from gtpo.grading import algebra, compare, equivalent, extract_answer, is_correct, last_boxed, timeouts, worker
 from gtpo.grading.worker import Worker, shared_worker
 
 ROOT = Path(worker.__file__).resolve().parents[2]
 
 
-def run_python(code: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def run_python(*argv: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run a program that can import gtpo."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd, env=environment, timeout=120
+        [sys.executable, *argv], capture_output=True, text=True, cwd=cwd, env=environment, timeout=120
     )
 
 
@@ -64,14 +55,6 @@ def test_a_late_comparison_is_wrong_and_counted_and_the_next_one_is_right(monkey
     assert timeouts() == before + 1
 
 
-def test_verdicts_are_the_same_in_other_threads() -> None:
-    sample = CASES[::7]
-    compare.decide.cache_clear()
-    with ThreadPoolExecutor(4) as pool:
-        verdicts = list(pool.map(lambda case: is_correct(case[1], case[0]), sample))
-    assert verdicts == [case[2] for case in sample]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the environment of another process")
 def test_the_process_inherits_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "WANDB_API_KEY", "SECRET"):
@@ -85,56 +68,51 @@ def test_the_process_inherits_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {line.partition(b"=")[0].decode() for line in inherited.split(b"\0") if line} <= set(worker.ENVIRONMENT)
 
 
-def test_an_alarm_of_the_caller_still_fires() -> None:
-    fired = threading.Event()
+def test_an_alarm_of_the_caller_still_fires_and_threads_get_the_same_verdicts() -> None:
+    fired, sample = threading.Event(), CASES[::7]
     previous = signal.signal(signal.SIGALRM, lambda *_: fired.set())
+    compare.decide.cache_clear()
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
-        compare.decide.cache_clear()
-        assert is_correct("x+x^2", "x(x+1)")
-        assert fired.wait(10) or signal.getitimer(signal.ITIMER_REAL)[0] == 0
+        with ThreadPoolExecutor(4) as pool:
+            verdicts = list(pool.map(lambda case: is_correct(case[1], case[0]), sample))
+        assert verdicts == [case[2] for case in sample]
+        assert fired.wait(10)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    assert fired.is_set()
 
 
-def test_a_dead_process_is_replaced() -> None:
-    assert is_correct("x+x^3", "x(x^2+1)")
-    process = shared_worker.process
-    assert process is not None
-    process.kill()
-    process.wait()
-    assert is_correct("x+x^4", "x(x^3+1)")
-
-
-def test_a_process_killed_while_it_starts_is_replaced() -> None:
-    own = Worker()
-    own._start()
-    assert own.process is not None
-    own.process.kill()
-    own.process.wait()
-    assert own.compare("x+1", "1+x", None, 5.0)[0]
-    own.stop()
-
-
-def test_a_process_killed_during_a_comparison_is_replaced_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Worker()
-    assert own.compare("x+1", "1+x", None, 5.0)[0]  # the process is running
+@pytest.mark.parametrize("when", ["it starts", "it waits", "it compares"])
+def test_a_process_killed_while(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is replaced; killed during a comparison, the next process is asked again, once."""
+    own, kills = Worker(), []
     connect = own._connect
-    kills = []
+
+    def kill() -> None:
+        assert own.process is not None
+        own.process.kill()
+        own.process.wait()
+        kills.append(own.process.pid)
 
     def connect_then_kill() -> Connection:
         connection = connect()
-        if not kills and own.process is not None:  # once, after connecting and before the request
-            own.process.kill()
-            own.process.wait()
-            kills.append(own.process.pid)
+        if not kills:
+            kill()
         return connection
 
-    monkeypatch.setattr(own, "_connect", connect_then_kill)
+    if when == "it starts":
+        own._start()
+        kill()
+    else:
+        assert own.compare("x+1", "1+x", None, 5.0)[0]
+        if when == "it waits":
+            kill()
+        else:
+            monkeypatch.setattr(own, "_connect", connect_then_kill)
+    calls = own.calls
     assert own.compare("x+2", "2+x", None, 5.0)[0]
-    assert (len(kills), own.calls) == (1, 2)
+    assert (len(kills), own.calls) == (1, calls + 1)
     own.stop()
 
 
@@ -165,7 +143,7 @@ def test_the_process_ends_with_its_parent(ending: str) -> None:
         "is_correct('x+x^2', 'x(1+x)')\n"
         "print(worker.shared_worker.process.pid, flush=True)\n"
     )
-    pid = int(run_python(code + ending).stdout)
+    pid = int(run_python("-c", code + ending).stdout)
     for _ in range(200):
         try:
             os.kill(pid, 0)
@@ -175,39 +153,26 @@ def test_the_process_ends_with_its_parent(ending: str) -> None:
     pytest.fail("the grading process is still running")
 
 
-def test_the_grader_imports_no_heavy_package() -> None:
-    run = run_python(
-        "import sys, gtpo.grading, rewards\n"
-        "assert gtpo.grading.is_correct('x+x^2', 'x(1+x)')\n"
+def test_the_grader_imports_no_heavy_package_and_a_script_without_main_guard_runs_once(tmp_path: Path) -> None:
+    """The process imports nothing that the script has imported."""
+    (tmp_path / "heavy.py").write_text("import os\nprint('imported by', os.getpid(), flush=True)\n")
+    code = (
+        "import os, sys, heavy, gtpo.grading, rewards\n"
+        "print(gtpo.grading.is_correct('x+x^2', 'x(1+x)'), gtpo.grading.timeouts(), os.getpid(), flush=True)\n"
         "heavy = {'torch', 'transformers', 'trl', 'sympy', 'math_verify', 'evaluate'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
-    assert run.returncode == 0, run.stderr
-
-
-def test_a_script_without_main_guard_runs_once_and_its_imports_stay_out_of_the_process(tmp_path: Path) -> None:
-    (tmp_path / "heavy.py").write_text("import os\nprint('imported by', os.getpid(), flush=True)\n")
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import os, heavy\n"
-        "from gtpo.grading import is_correct, timeouts\n"
-        "print('verdict', is_correct('x+x^2', 'x(1+x)'), timeouts(), 'in', os.getpid(), flush=True)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
-    )
+    (tmp_path / "train.py").write_text(code)
+    run = run_python("train.py", cwd=tmp_path)
     imported, verdict = run.stdout.splitlines()
-    pid = imported.split()[-1]
-    assert verdict == f"verdict True 0 in {pid}", run.stderr
+    assert (verdict, run.returncode) == (f"True 0 {imported.split()[-1]}", 0), run.stderr
 
 
 def test_a_process_that_cannot_start_gives_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without = tmp_path / "symbolic.py"
-    without.write_text("import sys\nsys.modules['math_verify'] = None  # not installed\n" + worker.SCRIPT.read_text())
-    monkeypatch.setattr(worker, "SCRIPT", without)
-    with pytest.raises(RuntimeError, match=r"did not start \(.*math_verify.*requirements/cpu\.txt"):
-        Worker().compare("x+x^8", "x(x^7+1)", None, 5.0)
-    without.write_text("")
-    with pytest.raises(RuntimeError, match=r"did not start \(it exited immediately\)"):
-        Worker().compare("x+x^8", "x(x^7+1)", None, 5.0)
+    script = tmp_path / "symbolic.py"
+    without = "import sys\nsys.modules['math_verify'] = None  # not installed\n" + worker.SCRIPT.read_text()
+    monkeypatch.setattr(worker, "SCRIPT", script)
+    for text, reason in ((without, "math_verify"), ("", "exited")):
+        script.write_text(text)
+        with pytest.raises(RuntimeError, match=reason):
+            Worker().compare("x+x^8", "x(x^7+1)", None, 5.0)

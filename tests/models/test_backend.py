@@ -19,11 +19,6 @@ from gtpo.models.backend import limit_openmp_spinning, load_backend
 from train_gtpo import SETTINGS
 
 
-@pytest.mark.parametrize("argv", [[], ["--model", "llama"], ["--backend", "auto"], ["--backend=transformers"]])
-def test_without_gpu_the_backend_is_transformers(argv: list[str], no_gpu: None) -> None:
-    assert load_backend_from_flags("gtpo", SETTINGS, argv) == "transformers"
-
-
 @pytest.mark.parametrize("backend", ["unsloth", "vllm"])
 def test_a_backend_that_cannot_be_is_refused(backend: str, no_gpu: None, tmp_path: Path) -> None:
     """On the command line and in a file: without a GPU, or unknown."""
@@ -69,34 +64,40 @@ def test_vllm_samples_with_its_own_kernels(
         assert ("UNSLOTH_VLLM_NO_FLASHINFER" in os.environ) == (after == "0")  # Unsloth would set 1 again
 
 
-@pytest.mark.parametrize(
-    "argv", [[], ["--model", "tiny"], ["--model=tiny"], ["--model", "llama", "--backend", "transformers"]]
-)
-def test_with_gpu_the_backend_can_still_be_transformers(argv: list[str], gpu: None) -> None:
-    """Omitting --model is the same as --model tiny."""
+LLAMA = ["--model", "llama"]
+
+
+@pytest.mark.parametrize("argv", [[], LLAMA, ["--backend", "auto"], ["--backend=transformers"]])
+def test_without_gpu_the_backend_is_transformers(argv: list[str], no_gpu: None) -> None:
     assert load_backend_from_flags("gtpo", SETTINGS, argv) == "transformers"
 
 
-@pytest.mark.parametrize("text", ["backend: transformers\nmodel: llama\n", "model: tiny\n"])
-def test_backend_and_model_are_read_from_the_config_file(text: str, gpu: None, tmp_path: Path) -> None:
-    """A YAML key is a flag: --config must select the backend as the command line does."""
-    (tmp_path / "settings.yaml").write_text(text)
-    assert load_backend_from_flags("gtpo", SETTINGS, ["--config", str(tmp_path / "settings.yaml")]) == "transformers"
-
-
-def test_dry_run_needs_no_unsloth(gpu: None) -> None:
-    assert load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama", "--dry_run"]) == "unsloth"
+@pytest.mark.parametrize(
+    ("argv", "text", "expected"),
+    [
+        ([], "", "transformers"),  # the default is --model tiny
+        (["--model=tiny"], "", "transformers"),
+        ([*LLAMA, "--backend", "transformers"], "", "transformers"),
+        ([], "backend: transformers\nmodel: llama\n", "transformers"),  # a YAML key is a flag
+        ([], "model: tiny\n", "transformers"),
+        ([*LLAMA, "--dry_run"], "", "unsloth"),  # which needs no Unsloth
+    ],
+)
+def test_with_gpu_flags_and_files_choose_the_backend(
+    argv: list[str], text: str, expected: str, gpu: None, tmp_path: Path
+) -> None:
+    if text:
+        (tmp_path / "settings.yaml").write_text(text)
+        argv = ["--config", str(tmp_path / "settings.yaml")]
+    assert load_backend_from_flags("gtpo", SETTINGS, argv) == expected
 
 
 # with a fake Unsloth
 
 
-def test_on_a_gpu_unsloth_is_the_backend(unsloth: FakeUnsloth) -> None:
-    assert (
-        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
-        == load_backend_from_flags("gtpo", SETTINGS, ["--backend", "unsloth"])
-        == "unsloth"
-    )
+@pytest.mark.parametrize("argv", [LLAMA, ["--backend", "unsloth"]])
+def test_on_a_gpu_unsloth_is_the_backend(argv: list[str], unsloth: FakeUnsloth) -> None:
+    assert load_backend_from_flags("gtpo", SETTINGS, argv) == "unsloth"
 
 
 @pytest.mark.parametrize("package", backend.GPU_PACKAGES)
@@ -104,19 +105,15 @@ def test_another_version_of_a_gpu_package_is_refused(
     package: str, unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """vLLM 0.28 and later need a plugin for 4-bit weights, and Unsloth does not stop if a package is missing."""
-    pinned = backend.GPU_PACKAGES[package]
-    argv = ["--model", "llama"]
-    needed = rf"^{package} {pinned} is needed, installed is"
-    monkeypatch.setattr(backend, "installed_version", (backend.GPU_PACKAGES | {package: "9.9"}).get)
-    with pytest.raises(UsageError, match=rf"{needed} 9\.9.*GTPO_ALLOW_VERSIONS"):
-        load_backend_from_flags("gtpo", SETTINGS, argv)
-    assert caplog.messages == []
-    monkeypatch.setenv("GTPO_ALLOW_VERSIONS", "1")
-    assert load_backend_from_flags("gtpo", SETTINGS, argv) == "unsloth"
-    assert len(caplog.messages) == 1 and package in caplog.text
-    monkeypatch.setattr(backend, "installed_version", (backend.GPU_PACKAGES | {package: None}).get)
-    with pytest.raises(UsageError, match=f"{needed} none"):
-        load_backend_from_flags("gtpo", SETTINGS, argv)
+    for found, allowed in (("9.9", False), ("9.9", True), (None, True)):
+        monkeypatch.setattr(backend, "installed_version", (backend.GPU_PACKAGES | {package: found}).get)
+        monkeypatch.setenv("GTPO_ALLOW_VERSIONS", str(int(allowed)))
+        if found and allowed:
+            assert load_backend_from_flags("gtpo", SETTINGS, LLAMA) == "unsloth" and package in caplog.text
+            continue
+        with pytest.raises(UsageError, match=f"{package} {backend.GPU_PACKAGES[package]}.*{found or 'none'}"):
+            load_backend_from_flags("gtpo", SETTINGS, LLAMA)
+        assert found is None or caplog.messages == []
 
 
 def test_unsloth_in_several_processes_is_refused(unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +126,7 @@ def test_unsloth_in_several_processes_is_refused(unsloth: FakeUnsloth, monkeypat
 def test_an_unpatched_trainer_is_refused(unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl.GRPOTrainer", type("GRPOTrainer", (), {}))
     with pytest.raises(UsageError, match="unsloth_compiled_cache"):
-        load_backend_from_flags("gtpo", SETTINGS, ["--model", "llama"])
+        load_backend_from_flags("gtpo", SETTINGS, LLAMA)
 
 
 @pytest.mark.parametrize("package", ["trl", "transformers", "peft"])

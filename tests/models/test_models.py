@@ -3,6 +3,7 @@
 import errno
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,17 +13,12 @@ import httpx
 import pytest
 import torch
 from helpers.unsloth import FakeUnsloth
-from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from gtpo.arguments import ModelArguments
 from gtpo.errors import UsageError
 from gtpo.models.hub import check_model_files
 from gtpo.models.load import build_policy, load_base, resolve_model, source_options, why_not_loaded
-
-
-def weights(directory: Path) -> dict[str, torch.Tensor]:
-    return load_file(directory / "model.safetensors")
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -37,20 +33,17 @@ def policy(directory: Path, seed: int = 0, **settings: Any) -> Any:
     return build_policy(arguments, "transformers", seed)[0]
 
 
+EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]  # the default: Listing 1
+
+
 @pytest.mark.parametrize(
-    "names",
-    [
-        ["q_proj", "v_proj"],
-        ["all-linear"],
-        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-    ],
+    ("names", "expected"), [(["q_proj", "v_proj"], ["q_proj", "v_proj"]), (["all-linear"], EVERY), (None, EVERY)]
 )
-def test_only_the_adapter_on_the_named_layers_is_trained(tiny: Path, names: list[str]) -> None:
-    every = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}  # the default: Listing 1
-    model = policy(tiny, **({} if len(names) == 7 else {"lora_target_modules": names}))
+def test_only_the_adapter_on_the_named_layers_is_trained(tiny: Path, names: Any, expected: list[str]) -> None:
+    model = policy(tiny, **({"lora_target_modules": names} if names else {}))
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
     adapted = {name.partition(".lora_")[0].rpartition(".")[2] for name in trained}
-    assert adapted == (every if names == ["all-linear"] else {*names})
+    assert adapted == {*expected}
     assert len(trained) == 2 * 2 * len(adapted)  # two layers, A and B
     lora = model.peft_config["default"]
     assert lora.r == lora.lora_alpha == 8 and lora.task_type == "CAUSAL_LM" and lora.lora_dropout == 0
@@ -94,9 +87,11 @@ def test_a_tokenizer_that_cannot_be_used_is_refused_before_the_weights_are_read(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("loaded"))
-    (model / "chat_template.jinja").write_text("{{ 1 / 0 }}")
-    with pytest.raises(UsageError, match="ZeroDivisionError"):
-        load_base(str(model))
+    for template in ("{{ 1 / 0 }}", "{% if %}", "{{ raise_exception('\x1b[31mno\x07') }}"):
+        (model / "chat_template.jinja").write_text(template)
+        with pytest.raises(UsageError, match="Error") as caught:
+            load_base(str(model))
+        assert str(caught.value).isprintable()
 
 
 def test_unsloth_is_refused_where_only_eos_can_pad(unsloth: FakeUnsloth, model: Path) -> None:
@@ -110,20 +105,6 @@ def test_unsloth_is_refused_where_only_eos_can_pad(unsloth: FakeUnsloth, model: 
         build_policy(ModelArguments(model=str(model), lora_rank=8), "unsloth", 0)
 
 
-@pytest.mark.parametrize("name", ["nobody/nothing", "{directory}/missing", "{directory}", "{directory}/run-4013"])
-def test_unknown_model_gives_a_one_line_error(name: str, tmp_path: Path) -> None:
-    path = name.format(directory=tmp_path)  # the directory exists but has no model in it
-    with pytest.raises(UsageError) as caught:
-        load_base(path)
-    assert path in str(caught.value) and "\n" not in str(caught.value) and "gated" not in str(caught.value)
-
-
-def test_aliases_resolve_to_the_models_of_the_paper() -> None:
-    assert resolve_model("llama") == "meta-llama/Llama-3.1-8B-Instruct"
-    assert resolve_model("qwen") == "Qwen/Qwen2.5-3B-Instruct"
-    assert resolve_model("some/model") == "some/model"
-
-
 @pytest.mark.parametrize("use_vllm", [True, False])
 def test_fast_inference_is_set_by_use_vllm(use_vllm: bool, unsloth: FakeUnsloth, tiny: Path) -> None:
     arguments = ModelArguments(model=str(tiny), lora_rank=8, load_in_4bit=True, max_seq_length=99)
@@ -132,8 +113,10 @@ def test_fast_inference_is_set_by_use_vllm(use_vllm: bool, unsloth: FakeUnsloth,
     expected = {"load_in_4bit": True, "max_seq_length": 99, "max_lora_rank": 8, "gpu_memory_utilization": 0.4, "r": 8}
     expected |= {"lora_alpha": 8, "random_state": 5, "use_gradient_checkpointing": "unsloth"}
     assert {name: unsloth.options[name] for name in expected} == expected
-    # The adapter names the requested model, not the 4-bit copy that Unsloth loads instead.
-    assert model.peft_config["default"].base_model_name_or_path == str(tiny)
+    # The adapter names the requested model, and beside it the 4-bit copy that Unsloth loads instead.
+    config = model.peft_config["default"]
+    assert config.base_model_name_or_path == str(tiny)
+    assert config.auto_mapping == {"loaded_from": "unsloth/its-own-copy-bnb-4bit"}
     assert tokenizer.pad_token != tokenizer.eos_token
 
 
@@ -179,11 +162,9 @@ def test_errors_of_unsloths_loader_are_one_sentence(
 ) -> None:
     """It raises RuntimeError with both texts: of AutoConfig and of PeftConfig."""
     unsloth.error = RuntimeError(AUTO.format(auto) + PEFT)
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=f"{words}.*--use_vllm false") as caught:
         build_policy(ModelArguments(model=str(tmp_path)), "unsloth", 0, use_vllm=True)
-    message = str(caught.value)
-    assert words in message and "adapter_config" not in message and "\n" not in message
-    assert "--use_vllm false" in message
+    assert "adapter_config" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -198,9 +179,6 @@ def test_weights_that_training_changes_are_in_full_precision_on_a_gpu(
     arguments = ModelArguments(model=str(tiny), lora_rank=lora_rank)
     model, _ = build_policy(arguments, "transformers", 0, use_vllm)
     assert model.get_input_embeddings().weight.dtype == dtype
-
-
-# ---- 4-bit weights ----
 
 
 def test_4bit_without_gpu_is_refused(no_gpu: None, tiny: Path) -> None:
@@ -239,21 +217,6 @@ def test_code_of_a_model_is_refused_without_a_question(
 
 
 @pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{{ raise_exception('\x1b[31mno\x07') }}", r"fails on a user message \(TemplateError: \\x1b\[31mno\\x07\)"),
-        ("{% if %}", r"fails on a user message \(TemplateSyntaxError: "),
-        ("{{ 1 / 0 }}", r"fails on a user message \(ZeroDivisionError: division by zero\): correct its chat_template"),
-    ],
-)
-def test_a_chat_template_that_raises_is_refused(model: Path, template: str, message: str) -> None:
-    (model / "chat_template.jinja").write_text(template)
-    with pytest.raises(UsageError, match=message) as caught:
-        policy(model)
-    assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize(
     ("name", "change"),
     [
         ("config.json", {"hidden_size": "128"}),
@@ -264,9 +227,8 @@ def test_a_chat_template_that_raises_is_refused(model: Path, template: str, mess
 )
 def test_wrong_values_in_the_files_of_a_model_are_one_sentence(model: Path, name: str, change: dict[str, Any]) -> None:
     (model / name).write_text(json.dumps(json.loads((model / name).read_text()) | change))
-    with pytest.raises(UsageError, match=str(model)) as caught:
+    with pytest.raises(UsageError, match=str(model)):
         load_base(str(model))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [0, 7, 5000, -1])
@@ -292,9 +254,9 @@ def test_pickled_weights_are_refused_and_not_read(model: Path, tmp_path: Path, n
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_full_disk_is_not_a_fault_of_the_model() -> None:
-    full = OSError(errno.ENOSPC, "No space left on device")
-    assert why_not_loaded("some/model", full) is full
+def test_a_full_disk_or_memory_is_not_a_fault_of_the_model() -> None:
+    for error in (OSError(errno.ENOSPC, "No space left on device"), torch.OutOfMemoryError()):
+        assert why_not_loaded("some/model", error) is error
 
 
 def test_without_a_connection_only_the_cache_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,13 +274,27 @@ def test_without_a_connection_only_the_cache_is_searched(monkeypatch: pytest.Mon
     assert source_options("some/model") == {"local_files_only": False}
 
 
-def test_a_local_model_has_an_absolute_path(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aliases_and_hub_ids_are_hub_ids_and_a_local_model_has_an_absolute_path(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "some/model")
+    assert tuple(map(resolve_model, ("llama", "qwen", "some/model"))) == ids
     monkeypatch.chdir(tiny.parent)
     assert resolve_model(tiny.name) == resolve_model(f"./{tiny.name}") == str(tiny)
     assert policy(Path(resolve_model(tiny.name))).peft_config["default"].base_model_name_or_path == str(tiny)
 
 
-@pytest.mark.parametrize("name", ["./nomodel", "/no/model", "a/b/c", "~/model", "../x"])
-def test_a_path_that_does_not_exist_is_not_looked_up_on_the_hub(name: str) -> None:
-    with pytest.raises(UsageError, match="--model"):
+@pytest.mark.parametrize(
+    "name", ["./nomodel", "/no/model", "a/b/c", "~/model", "../x", "qwenn", "https://me:pa/ss@host/model"]
+)
+def test_a_model_that_cannot_be_is_not_looked_up_on_the_hub(name: str) -> None:
+    with pytest.raises(UsageError, match="--model") as caught:
         resolve_model(name)
+    assert "pa/ss" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "{directory}/missing", "{directory}"])
+def test_a_model_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
+    path = name.format(directory=tmp_path)  # the directory exists but has no model in it
+    with pytest.raises(UsageError, match=re.escape(path)):
+        load_base(path)

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from collections import namedtuple
@@ -19,7 +18,6 @@ import trl.trainer.grpo_trainer
 import trl.trainer.sft_trainer  # before subprocess and shutil are replaced
 import yaml
 from helpers.scripts import ROOT
-from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
 from gtpo.arguments import Settings
@@ -59,30 +57,30 @@ class Machine:
             raise self.access
 
 
+def see_gpu(monkeypatch: pytest.MonkeyPatch, seen: bool) -> None:
+    for module in (backend, cli, preflight):
+        monkeypatch.setattr(module, "gpu_is_available", lambda: seen)
+
+
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine(tmp_path / "hub")
     machine.cache.mkdir()
 
-    def run(command: list[str], **options: Any) -> Any:
-        assert command == ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        return SimpleNamespace(stdout=f"{machine.driver}\n")
-
-    for module in (backend, cli, preflight):
-        monkeypatch.setattr(module, "gpu_is_available", lambda: True)
-    monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(shutil, "which", lambda name, path=None: name)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: DISK(machine.shared, 0, machine.disk))
-    monkeypatch.setattr(resource, "getrlimit", lambda what: (machine.files, 2**20))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: machine.capability)
-    monkeypatch.setattr(
-        torch.cuda, "mem_get_info", lambda *_: tuple(int(size * GIB) for size in (machine.free, machine.total))
-    )
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(machine.cache))
-    monkeypatch.setattr("huggingface_hub.get_session", lambda: machine)
-    monkeypatch.setattr("huggingface_hub.auth_check", machine.auth_check)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: pytest.fail("a download"))
+    replacements: dict[str, Any] = {
+        "subprocess.run": lambda command, **_: SimpleNamespace(stdout=f"{machine.driver}\n"),
+        "shutil.which": lambda name, path=None: name,
+        "shutil.disk_usage": lambda path: DISK(machine.shared, 0, machine.disk),
+        "resource.getrlimit": lambda what: (machine.files, 2**20),
+        "torch.cuda.get_device_capability": lambda *_: machine.capability,
+        "torch.cuda.mem_get_info": lambda *_: (int(machine.free * GIB), int(machine.total * GIB)),
+        "huggingface_hub.constants.HF_HUB_CACHE": str(machine.cache),
+        "huggingface_hub.get_session": lambda: machine,
+        "huggingface_hub.auth_check": machine.auth_check,
+    }
+    for name, value in replacements.items():
+        monkeypatch.setattr(name, value)
+    see_gpu(monkeypatch, True)
     monkeypatch.setenv("HF_HUB_CACHE", str(machine.cache))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return machine
@@ -131,29 +129,12 @@ def test_every_check_passes_in_this_order(chosen: str, argv: tuple[str, ...], ma
 OLD = "550.54.15"
 
 
-@pytest.mark.parametrize(
-    ("driver", "cuda", "passes"),
-    [
-        ("580.65.06", "12.8", True),
-        ("595.10", "12.8", True),
-        (OLD, "13.0", True),  # CUDA forward compatibility
-        (OLD, "12.8", False),  # an installation replaces this PyTorch
-        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", "12.8", False),
-    ],
-)
-def test_drivers(driver: str, cuda: str, passes: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.driver = driver
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert names_of(faults()) == ([] if passes else [("driver", True)])
-
-
 def test_an_older_driver_is_named_where_pytorch_sees_no_gpu(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """PyTorch says it in a warning only, and the run would start on the CPU or ask for a GPU."""
     machine.driver = OLD
-    for module in (backend, cli, preflight):
-        monkeypatch.setattr(module, "gpu_is_available", lambda: False)
+    see_gpu(monkeypatch, False)
     for argv in (["--model", "llama"], ["--model", "a/b", "--backend", "unsloth"]):
         with pytest.raises(UsageError, match=f"{OLD}.*R580"):
             load_backend_from_flags("gtpo", SETTINGS, argv)
@@ -169,6 +150,10 @@ def test_an_older_driver_is_named_where_pytorch_sees_no_gpu(
 @pytest.mark.parametrize(
     ("change", "name", "fatal", "words"),
     [
+        ({"driver": "595.10"}, None, True, ""),
+        ({"driver": OLD}, "driver", True, OLD),
+        ({"driver": OLD, "cuda": "13.0"}, None, True, ""),  # CUDA forward compatibility
+        ({"driver": "NVIDIA-SMI has failed because it couldn't communicate"}, "driver", True, "nvidia-smi"),
         ({"capability": (7, 0)}, "compute capability", True, "7.0"),
         ({"shared": 64 * 2**20}, "shared memory", False, "64 MiB"),
         ({"files": 256}, "open files", False, "ulimit -n 1048576"),
@@ -178,8 +163,9 @@ def test_an_older_driver_is_named_where_pytorch_sees_no_gpu(
     ],
 )
 def test_a_fault_of_the_machine(
-    change: dict[str, Any], name: str | None, fatal: bool, words: str, machine: Machine
+    change: dict[str, Any], name: str | None, fatal: bool, words: str, machine: Machine, monkeypatch: Any
 ) -> None:
+    monkeypatch.setattr(torch.version, "cuda", change.pop("cuda", "12.8"))  # an installation replaces this PyTorch
     vars(machine).update(change)
     found = faults()
     assert names_of(found) == ([(name, fatal)] if name else [])
@@ -223,14 +209,6 @@ def test_access_to_a_model(
         assert names_of(faults(*run, model=model)) == found
 
 
-def test_without_the_hub_the_model_has_to_be_cached(machine: Machine) -> None:
-    machine.hub = httpx.ConnectError("Name or service not known")
-    assert names_of(faults(*IN_16_BITS)) == names_of(faults(*IN_4_BITS)) == [("Hub", True)]
-    assert set(machine.requests) == {"head"}
-    store(machine.cache, f"models--{LLAMA.replace('/', '--')}")
-    assert faults(*IN_16_BITS) == faults(*IN_4_BITS) == []
-
-
 def store(cache: Path, name: str, shards: int = 0, missing: int = 0) -> None:
     """A cached model: one file of weights, or an index and its shards without the first ``missing``."""
     snapshot = cache / name / "snapshots" / "0123"
@@ -255,16 +233,18 @@ def store(cache: Path, name: str, shards: int = 0, missing: int = 0) -> None:
         ("models--unsloth--Meta-Llama-3.1-8B-Instruct-bnb-4bit", 0, 0, False, True),
         ("models--unsloth--Llama-3.1-8B-Instruct", 0, 0, False, False),
         ("models--meta-llama--Llama-3.1-8B", 0, 0, False, False),
+        ("models--nothing--nothing", 0, 0, False, False),
     ],
 )
-def test_a_cached_model_needs_no_hub(
+def test_without_the_hub_the_model_has_to_be_cached(
     name: str, shards: int, missing: int, in_16_bits: bool, in_4_bits: bool, machine: Machine
 ) -> None:
     store(machine.cache, name, shards, missing)
-    machine.hub, machine.disk = OSError("HF_HUB_OFFLINE"), 0
-    assert (faults(*IN_16_BITS) == []) is in_16_bits
-    assert (faults(*IN_4_BITS) == []) is in_4_bits
-    assert bool(machine.requests) is not (in_16_bits and in_4_bits)
+    machine.hub, machine.disk = httpx.ConnectError("Name or service not known"), 0
+    for run, cached in ((IN_16_BITS, in_16_bits), (IN_4_BITS, in_4_bits)):
+        machine.requests.clear()
+        assert names_of(faults(*run)) == ([] if cached else [("Hub", True)])
+        assert machine.requests == ([] if cached else ["head"])
 
 
 @pytest.mark.parametrize(("run", "gigabytes"), [(IN_16_BITS, 16.1), (IN_4_BITS, 5.7)])
@@ -312,17 +292,6 @@ def test_several_gpus_in_one_process_stop_a_script_before_its_model(
     check_machine(settings, "unsloth")  # it uses one of them
 
 
-def test_the_server_of_vllm_needs_a_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU TRL would wait for the server, and then raise that NCCL needs a CUDA device."""
-    settings = settings_of(*TRL_VLLM, "--vllm_mode", "server", "--backend", "transformers")
-    check_machine(settings, "transformers")
-    monkeypatch.setattr(preflight, "gpu_is_available", lambda: False)
-    with pytest.raises(UsageError, match="--vllm_mode"):
-        check_machine(settings, "transformers")
-    settings.run.dry_run = True
-    check_machine(settings, "transformers")
-
-
 def test_a_run_on_a_cpu_and_a_dry_run_are_not_checked(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.disk = 0
     settings = settings_of()
@@ -332,14 +301,14 @@ def test_a_run_on_a_cpu_and_a_dry_run_are_not_checked(machine: Machine, monkeypa
     settings.given["use_cpu"] = True
     check_machine(settings, "unsloth")
     assert "error" not in describe_dry_run(settings, "unsloth", 10)
-    monkeypatch.setattr(preflight, "gpu_is_available", lambda: False)
+    see_gpu(monkeypatch, False)
     check_machine(settings_of(), "unsloth")
 
 
 def test_dry_run_shows_the_checks(machine: Machine) -> None:
     machine.disk, machine.free = 1e9, 10.0
     printed = describe_dry_run(settings_of(), "unsloth", 10)
-    first = [line.split(" ", 3)[1] for line in printed.splitlines()[:3]]
+    first = [line.split()[1] for line in printed.splitlines()[:3]]
     assert first == ["ok:", "warning:", "error:"] and yaml.safe_load(printed)["model"] == "llama"
 
 
@@ -364,37 +333,26 @@ def test_scripts_check_before_they_download(
 # ---- the command ----
 
 
-def command(machine: Machine, monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["preflight.py", *argv])
-    try:
-        preflight.main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
-
-
-def test_the_command_prints_the_checks(
+def test_the_command_prints_the_checks_and_exits_2_for_a_fatal_one(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(machine, monkeypatch, "--model", "qwen") == 0
-    expected = "ok: driver, compute capability, shared memory, open files, cache, Hub, access to the model, disk\n"
-    assert capsys.readouterr().out == expected
+    def command(*argv: str) -> tuple[int, list[str]]:
+        """Exit code, and how each line begins."""
+        monkeypatch.setattr(sys, "argv", ["preflight.py", *argv])
+        code = 0
+        try:
+            preflight.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return code, [line.partition(": ")[0] for line in capsys.readouterr().out.splitlines()]
+
+    assert command("--model", "qwen") == (0, ["ok"])
     machine.disk = 1e9
-    assert command(machine, monkeypatch) == 2
-    assert "error: the weights take 5.7 GB" in capsys.readouterr().out
-
-
-def test_the_command_says_that_pytorch_sees_no_gpu(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where the driver is new enough: PyTorch is a build for CPUs, or the GPU is hidden from it."""
-    for module in (backend, preflight):
-        monkeypatch.setattr(module, "gpu_is_available", lambda: False)
-    assert command(machine, monkeypatch) == 0
-    assert "warning: PyTorch sees no GPU" in capsys.readouterr().out
+    assert command() == (2, ["ok", "error"])
+    see_gpu(monkeypatch, False)  # PyTorch is a build for CPUs, or the GPU is hidden from it
+    assert command() == (2, ["ok", "warning", "error"])
     machine.driver = OLD
-    assert command(machine, monkeypatch) == 2
-    assert "PyTorch sees" not in capsys.readouterr().out  # the driver is the reason
+    assert command() == (2, ["ok", "error", "error"])  # the driver is the reason
 
 
 def test_the_command_on_a_machine_without_a_gpu() -> None:
@@ -420,9 +378,8 @@ def test_the_command_runs_on_a_python_without_packages(tmp_path: Path) -> None:
     assert "ModuleNotFoundError" in subprocess.run(nothing, env=environment, capture_output=True, text=True).stderr
 
 
-@pytest.mark.parametrize("target", ["first-light"])
-def test_a_gpu_command_checks_the_machine_before_it_installs(target: str) -> None:
-    command = ["make", "--dry-run", "--always-make", f"PYTHON={sys.executable}", target]
+def test_first_light_checks_the_machine_before_it_installs() -> None:
+    command = ["make", "--dry-run", "--always-make", f"PYTHON={sys.executable}", "first-light"]
     lines = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     preflight, install = ([i for i, line in enumerate(lines) if text in line] for text in ("preflight", "pip install"))
     assert preflight and install and preflight[0] < install[0]

@@ -1,7 +1,6 @@
 """The tiny model, its tokenizer, and the tiny base: the shipped one, and that of an edited recipe."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ from transformers import AutoTokenizer, TrainerCallback
 from examples import tiny_base as recipe
 from gtpo.arguments import ModelArguments
 from gtpo.data.arithmetic import arithmetic
-from gtpo.grading import extract_answer, is_correct
+from gtpo.models.hub import TINY_BASE, is_tiny, save_untrained_tiny, shipped_instead
 from gtpo.models.load import build_policy, load_base, resolve_model
-from gtpo.models.tiny import TINY_BASE, is_tiny, save_untrained_tiny, shipped_instead
-from gtpo.prompts import TAGS, to_completion, to_messages
+from gtpo.prompts import to_completion, to_messages
 from rewards import score_format
 
 
@@ -44,13 +42,10 @@ def test_tiny_depends_only_on_the_seed(tiny: Path, tmp_path: Path) -> None:
     again = save_untrained_tiny(tmp_path / "again", base=base)
     other = save_untrained_tiny(tmp_path / "other", seed=1, base=base)
     assert same(weights(tiny), weights(again))
+    assert 5e5 < sum(weight.numel() for weight in weights(tiny).values()) < 1.5e6
     assert not same(weights(tiny), weights(other))
     for file in ("tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja"):
         assert (tiny / file).read_bytes() == (again / file).read_bytes(), file
-
-
-def test_tiny_has_about_a_million_parameters(tiny: Path) -> None:
-    assert 5e5 < sum(weight.numel() for weight in weights(tiny).values()) < 1.5e6
 
 
 def test_tiny_pad_bos_eos_are_distinct_and_agree_with_the_model(tiny: Path, tokenizer: Any) -> None:
@@ -68,7 +63,7 @@ def test_prompt_is_a_prefix_of_the_conversation(tokenizer: Any) -> None:
         answer = {"role": "assistant", "content": to_completion(row["reasoning"], row["gold"])}
         start = tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
         full = tokenizer.apply_chat_template([*prompt, answer])["input_ids"]
-        assert full[: len(start)] == start and len(full) > len(start)
+        assert full[: len(start)] == start and len(start) < 100 and 1 < len(full) - len(start) < 64  # of the preset
         assert full[-1] == tokenizer.eos_token_id and full[0] == tokenizer.bos_token_id
         assert full[len(start) : -1] == tokenizer.encode(answer["content"], add_special_tokens=False)
 
@@ -81,99 +76,27 @@ def test_tokenizer_round_trips_any_text(tokenizer: Any, text: str) -> None:
 def test_tags_survive_decoding_without_special_tokens(tokenizer: Any) -> None:
     text = to_completion("3 + 4 = 7", "7")
     ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id, tokenizer.pad_token_id]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == text
-    assert all(tag in text for tag in TAGS)
     assert score_format(tokenizer.decode(ids, skip_special_tokens=True)) == 10
-
-
-def test_tiny_prompts_are_short(tokenizer: Any) -> None:
-    """Short enough to train on a CPU: about 50 tokens of prompt and 30 of completion."""
-    for row in arithmetic("train", 200, seed=0):
-        prompt = tokenizer.apply_chat_template(to_messages(row["question"]), add_generation_prompt=True)["input_ids"]
-        completion = tokenizer.encode(to_completion(row["reasoning"], row["gold"]), add_special_tokens=False)
-        assert len(prompt) < 100 and len(completion) < 63  # max_completion_length 64 of the preset, EOS included
 
 
 # ---- the tiny base ----
 
 
-def test_imperfect_targets_have_the_configured_shares() -> None:
-    settings = recipe.TINY
-    targets = list(recipe.imperfect_targets(5000))
-    assert targets[:100] == list(recipe.imperfect_targets(100))  # deterministic
-    rows = list(arithmetic("train", len(targets), seed=1 + settings["seed"]))
-    assert [question for question, _ in targets] == [row["question"] for row in rows]
-    formatted = [score_format(target) for _, target in targets]
-    assert set(formatted) == {1, 10}  # all four tags, or one of them is missing
-    whole = [(target, row) for (_, target), row, score in zip(targets, rows, formatted, strict=True) if score == 10]
-    guesses = [(target, row) for target, row in whole if "guess" in target]
-    worked = [(target, row) for target, row in whole if "guess" not in target]
-    wrong = [not is_correct(extract_answer(target), row["gold"]) for target, row in worked]
-    lines = [line for target, _ in worked for line in reasoning_of(target)]
-    remarks = [i for i, line in enumerate(lines) if not any(character.isdigit() for character in line)]
-    for count, total, share in (
-        (formatted.count(1), len(targets), settings["spoiled_format"]),
-        (len(guesses), len(whole), settings["guessed"]),
-        (sum(wrong), len(worked), settings["spoiled_answer"]),
-        (len(remarks), len(lines) - len(remarks), settings["remarks"]),
-    ):
-        assert abs(count / total - share) < 4 * math.sqrt(share * (1 - share) / total)
-    for target, row in guesses:  # short, and at most three from the result
-        assert len(reasoning_of(target)) == 1
-        assert abs(int(str(extract_answer(target))) - int(row["gold"])) <= 3
-
-
-def test_worked_targets_are_the_steps_in_other_words() -> None:
-    settings = recipe.TINY
-    rows = arithmetic("train", 1000, seed=1 + settings["seed"])
-    seen = set()
-    for (_, target), row in zip(recipe.imperfect_targets(1000), rows, strict=True):
-        if "guess" in target or score_format(target) != 10:
-            continue
-        steps = []
-        for line in reasoning_of(target):
-            opening, rest = line.split(" ", 1)
-            seen.add(opening)
-            if not any(character.isdigit() for character in line):
-                assert all(word in words for word, words in zip(line.split(), settings["remark"], strict=True))
-                continue
-            assert opening in settings["openings"]
-            verb = rest.split()[3]
-            assert verb in settings["equals"]
-            seen.add(verb)
-            steps.append(rest.replace(verb, "="))
-        *first, last = row["reasoning"].split("\n")
-        assert steps == [
-            *first,
-            f"{last.rpartition('= ')[0]}= {extract_answer(target)}",
-        ]  # the answer is the last result
-    assert seen == {*settings["openings"], *settings["equals"], *settings["remark"][0]}
-
-
-def reasoning_of(target: str) -> list[str]:
-    return target.split("<reasoning>\n")[1].split("\n</reasoning>")[0].split("\n")
-
-
-@pytest.fixture(scope="module")
-def shipped() -> Path:
-    return TINY_BASE
-
-
 def test_the_shipped_base_is_of_this_recipe_and_used_from_any_directory(
-    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an edit of TINY: `python examples/tiny_base.py gtpo/models/tiny_base`."""
-    assert shipped.name == recipe.directory_name()
-    assert json.loads((shipped / "tiny.json").read_text()) == recipe.TINY
+    assert TINY_BASE.name == recipe.directory_name()
+    assert json.loads((TINY_BASE / "tiny.json").read_text()) == recipe.TINY
     monkeypatch.chdir(tmp_path)
-    assert resolve_model("tiny") == str(shipped) and shipped.is_absolute() and list(tmp_path.iterdir()) == []
-    model, tokenizer = load_base(str(shipped))
+    assert resolve_model("tiny") == str(TINY_BASE) and TINY_BASE.is_absolute() and list(tmp_path.iterdir()) == []
+    model, tokenizer = load_base(str(TINY_BASE))
     assert tokenizer.pad_token_id != tokenizer.eos_token_id and model.dtype == torch.float32
-    assert len(json.loads((shipped / "losses.json").read_text())) == recipe.TINY["steps"]
+    assert len(json.loads((TINY_BASE / "losses.json").read_text())) == recipe.TINY["steps"]
 
 
 @pytest.mark.slow
-def test_the_shipped_base_is_what_its_recipe_trains(shipped: Path, tmp_path: Path) -> None:
+def test_the_shipped_base_is_what_its_recipe_trains(tmp_path: Path) -> None:
     """Its first losses, on any CPU; the files that do not depend on the CPU are equal."""
 
     class Stop(TrainerCallback):
@@ -182,12 +105,12 @@ def test_the_shipped_base_is_what_its_recipe_trains(shipped: Path, tmp_path: Pat
 
     recipe.save_untrained(tmp_path)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        assert (tmp_path / file).read_bytes() == (shipped / file).read_bytes(), file
+        assert (tmp_path / file).read_bytes() == (TINY_BASE / file).read_bytes(), file
     trainer = recipe.warm_start(tmp_path)
     trainer.add_callback(Stop())
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses == pytest.approx(json.loads((shipped / "losses.json").read_text())[:4], abs=1e-3)
+    assert losses == pytest.approx(json.loads((TINY_BASE / "losses.json").read_text())[:4], abs=1e-3)
 
 
 def test_the_recipe_trains_a_whole_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,13 +129,12 @@ def test_the_recipe_trains_a_whole_base(tmp_path: Path, monkeypatch: pytest.Monk
     assert same(weights(first), weights(again))
 
 
-def test_a_base_that_is_gone_is_known_by_its_name(shipped: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for base in (shipped, shipped.with_name("base-16f86973")):
+def test_a_base_that_is_gone_is_known_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    for base in (TINY_BASE, TINY_BASE.with_name("base-16f86973")):
         gone = f"/gone/outputs/tiny/{base.name}"
         assert is_tiny(base) and shipped_instead(gone) == base and shipped_instead(base) is None
         assert resolve_model(gone) == str(base)
-        assert caplog.messages.pop() == f"{gone} does not exist: using {base}, whose weights may differ"
-        caplog.clear()
+        assert gone in caplog.messages[-1]
     assert shipped_instead("/x/outputs/tiny/base-1") is None
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from gtpo.paper.figures import LABELS
 from gtpo.paper.matrix import figure_names, load_matrix, runs_of, scored_name
-from gtpo.runs.checkpoints import write_manifest
-from gtpo.runs.directory import RunDirectory
+from gtpo.runs.directory import RunDirectory, write_manifest
 
 MATRIX = load_matrix()
 SEEDS = {"tiny": (1, 2, 3), "paper": (3407,)}

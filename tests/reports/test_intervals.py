@@ -5,7 +5,7 @@ import math
 import pytest
 from mpmath import betainc
 
-from gtpo.reports.intervals import T, interval
+from gtpo.reports.curves import T, interval
 
 
 def test_quantiles_are_those_of_student() -> None:

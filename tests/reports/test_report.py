@@ -8,8 +8,7 @@ import pytest
 from helpers.hostile_html import HOSTILE
 from markupsafe import escape
 
-from gtpo.reports.groups import Group
-from gtpo.reports.html import group_html
+from gtpo.reports.html import Group, group_html
 
 GREEN, GREY, PLAIN = "rgba(46, 160, 67, 0.4)", "rgba(128, 128, 128, 0.4)", None
 
@@ -69,34 +68,17 @@ def test_rows_are_completions_sorted_by_advantage() -> None:
     ]
 
 
-def test_tokens_are_coloured_only_by_their_weight() -> None:
-    kept = dataclasses.replace(VIEW, keep=[1.0, 1.0, 1.0])
-    assert Table(group_html(kept)).pieces[1:] == [
-        [("<answer>", GREEN, False), ("2", PLAIN, False), ("</s>", GREEN, False)],
-        [("3", PLAIN, False)],
-        [("<answer>↵", GREY, False), ("1", PLAIN, False), ("</s>", GREY, False)],
-    ]
-
-
 def test_other_weights_have_no_colour() -> None:
     view = dataclasses.replace(VIEW, weights=[[0.5, 1.5, 3.0, 4.0], [1.0, 1.0, 1.0], [1.0]])
     assert {colour for row in Table(group_html(view)).pieces for _, colour, _ in row} == {PLAIN}
 
 
-def test_filtered_completions_are_struck_out_and_keep_their_colours() -> None:
-    pieces = Table(group_html(VIEW)).pieces[1:]
-    assert pieces[0] == [("<answer>", GREEN, True), ("2", PLAIN, True), ("</s>", GREEN, True)]
-    assert not any(struck for row in pieces[1:] for _, _, struck in row)
-
-
-def legend_of(view: Group) -> str:
-    return group_html(view).rpartition("</table>")[2]
-
-
-def test_legend_is_one_line_and_shows_the_colours() -> None:
-    legend = legend_of(dataclasses.replace(VIEW, cut_off=[True, False, False]))
-    assert GREEN in legend and GREY in legend and "<s>" in legend and "✂" in legend and "↵" in legend
-    assert "\n" not in legend and "<br" not in legend
+def test_tokens_are_coloured_by_their_weight_and_filtered_completions_struck_out() -> None:
+    assert Table(group_html(VIEW)).pieces[1:] == [
+        [("<answer>", GREEN, True), ("2", PLAIN, True), ("</s>", GREEN, True)],
+        [("3", PLAIN, False)],
+        [("<answer>↵", GREY, False), ("1", PLAIN, False), ("</s>", GREY, False)],
+    ]
 
 
 def test_a_completion_that_was_cut_off_has_a_mark() -> None:

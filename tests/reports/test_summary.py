@@ -43,34 +43,36 @@ def row(step: int, **metrics: Any) -> dict[str, Any]:
 
 def test_scores_are_means_of_the_first_and_last_ten_rows() -> None:
     rows = [{"step": step, "accuracy": float(step), "formatting": 50.0} for step in range(1, 31)]
-    assert [str(score) for score in scores(rows)] == [
-        "accuracy 5.5 -> 25.5 %",
-        "formatting 50.0 -> 50.0 %",
-    ]
+    assert scores(rows) == ["accuracy 5.5 -> 25.5 %", "formatting 50.0 -> 50.0 %"]
 
 
-def test_a_run_shorter_than_twenty_rows_compares_its_halves() -> None:
-    rows = [{"step": step, "accuracy": value} for step, value in enumerate((10.0, 20.0, 30.0, 60.0, 80.0), 1)]
-    assert [(score.first, score.last) for score in scores(rows)] == [(15.0, 70.0)]
-    assert [(score.first, score.last) for score in scores(rows[:1])] == [(10.0, 10.0)]
+def of_accuracy(*values: Any) -> list[dict[str, Any]]:
+    return [{"step": step, "accuracy": value} for step, value in enumerate(values, 1)]
 
 
-def test_own_rewards_are_shown_and_the_paper_s_are_not_repeated() -> None:
-    names = ("rewards/accuracy_reward/mean", "rewards/format_reward/mean", "rewards/mine/mean")
-    rows = [{"step": 1, "accuracy": 10.0, "loss": 3.0} | dict.fromkeys(names, 2.0)]
-    assert [score.name for score in scores(rows)] == ["accuracy", "mine"]
+NAMES = ("rewards/accuracy_reward/mean", "rewards/format_reward/mean", "rewards/mine/mean")
 
 
-def test_supervised_fine_tuning_shows_token_accuracy_and_loss() -> None:
-    rows = [{"step": 1, "loss": 0.5, "mean_token_accuracy": 0.25}, {"step": 2, "loss": 0.25, "mean_token_accuracy": 1}]
-    assert [str(score) for score in scores(rows)] == ["token accuracy 25.0 -> 100.0 %", "loss 0.5 -> 0.25"]
-
-
-@pytest.mark.parametrize("bad", [None, math.nan, math.inf, "x"])
-def test_values_that_are_no_numbers_do_not_count(bad: Any) -> None:
-    rows: list[dict[str, Any]] = [{"step": 1, "accuracy": bad}, {"step": 2}, {"step": 3, "accuracy": 30.0}]
-    assert [(score.first, score.last) for score in scores(rows)] == [(30.0, 30.0)]
-    assert scores(rows[:2]) == []
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (of_accuracy(10.0, 20.0, 30.0, 60.0, 80.0), ["accuracy 15.0 -> 70.0 %"]),  # shorter than twenty: its halves
+        (of_accuracy(10.0), ["accuracy 10.0 -> 10.0 %"]),
+        *((of_accuracy(bad, bad, 30.0), ["accuracy 30.0 -> 30.0 %"]) for bad in (None, math.nan, math.inf, "x")),
+        (of_accuracy(None, "x"), []),
+        # the paper's rewards are not repeated, and SFT has a loss instead
+        (
+            [{"step": 1, "accuracy": 10.0, "loss": 3.0} | dict.fromkeys(NAMES, 2.0)],
+            ["accuracy 10.0 -> 10.0 %", "mine 2 -> 2"],
+        ),
+        (
+            [{"loss": 0.5, "mean_token_accuracy": 0.25}, {"loss": 0.25, "mean_token_accuracy": 1}],
+            ["token accuracy 25.0 -> 100.0 %", "loss 0.5 -> 0.25"],
+        ),
+    ],
+)
+def test_scores_of_short_runs(rows: list[dict[str, Any]], expected: list[str]) -> None:
+    assert scores(rows) == expected
 
 
 # ---- problems ----
@@ -83,11 +85,10 @@ def test_no_problem_in_a_good_run() -> None:
 
 def test_completions_that_are_all_cut_off() -> None:
     rows = [row(step, completions__clipped_ratio=1.0) for step in range(1, 9)]
-    assert find_problems(rows, 64) == {
-        "cut off": "100 % of the completions of steps 4 to 8 were cut off at 64 tokens: raise --max_completion_length"
-    }
-    rows[-1]["completions/clipped_ratio"] = 0.9
-    assert find_problems(rows, 64)["cut off"].startswith("98 % of the completions of steps 4 to 8 ")
+    for last, percent in ((1.0, "100 %"), (0.9, "98 %")):
+        rows[-1]["completions/clipped_ratio"] = last
+        found = find_problems(rows, 64)
+        assert found.keys() == {"cut off"} and percent in found["cut off"] and "steps 4 to 8" in found["cut off"]
     rows[-1]["completions/clipped_ratio"] = 0.7  # a mean of 0.94
     assert find_problems(rows, 64) == {}
 
@@ -95,7 +96,7 @@ def test_completions_that_are_all_cut_off() -> None:
 def test_rewards_that_are_all_zero() -> None:
     zero = {"rewards__a__mean": 0.0, "rewards__a__std": 0.0, "rewards__b__mean": 0.0, "rewards__b__std": 0.0}
     rows = [row(step, **zero) for step in range(1, 6)]
-    assert find_problems(rows, 64)["zero"].startswith("every reward (a, b) of steps 1 to 5 was 0, so all ")
+    assert "(a, b)" in find_problems(rows, 64)["zero"]
     rows[2]["rewards/b/mean"] = 0.1
     assert find_problems(rows, 64) == {}
     rows[2]["rewards/b/mean"] = 0.0
@@ -109,8 +110,7 @@ def test_a_reward_that_gives_none_does_not_count() -> None:
     nothing = {"rewards__a__mean": None, "rewards__a__std": None}
     assert find_problems([row(step, **nothing) for step in range(1, 6)], 64) == {}
     zero = {"rewards__a__mean": 0.0, "rewards__a__std": 0.0}
-    problem = find_problems([row(step, **zero, **none) for step in range(1, 6)], 64)["zero"]
-    assert problem.startswith("every reward (a) of steps 1 to 5 was 0")
+    assert "(a)" in find_problems([row(step, **zero, **none) for step in range(1, 6)], 64)["zero"]
 
 
 def test_each_problem_is_said_once_while_it_happens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -123,17 +123,11 @@ def test_each_problem_is_said_once_while_it_happens(tmp_path: Path, caplog: pyte
             messages.on_log(args, TrainerState(global_step=step), TrainerControl(), logs=dict(bad))
             said.append(len(caplog.messages))
     assert said == [0] * (PROBLEM_STEPS - 1) + [2] * (2 * PROBLEM_STEPS)
-    assert caplog.messages[0] == (
-        "Warning: 100 % of the completions of steps 1 to 5 were cut off at 64 tokens: raise --max_completion_length."
-    )
-
-
-def test_other_processes_say_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.clear()
     messages = RunMessages(settings_of(tmp_path), 100)
-    args = SimpleNamespace(output_dir=str(tmp_path), world_size=2)
-    for step in range(1, 10):
+    for step in range(1, 10):  # other processes say nothing
         state = TrainerState(global_step=step, is_world_process_zero=False)
-        messages.on_log(args, state, TrainerControl(), logs={"completions/clipped_ratio": 1.0})
+        messages.on_log(args, state, TrainerControl(), logs=dict(bad))
         messages.on_train_begin(args, state, TrainerControl())
     assert not caplog.messages
 
@@ -151,8 +145,6 @@ def test_the_start_names_model_data_folder_and_steps(tmp_path: Path) -> None:
         "150 steps of 6 prompts x 4 completions of at most 64 tokens; 4,000 prompts; continues after step 50"
     )
 
-
-def test_the_start_of_supervised_fine_tuning(tmp_path: Path) -> None:
     words = ["--output_dir", str(tmp_path), "--model", "tiny", "--dataset", "arithmetic"]
     settings = parse("sft", (DataArguments, PromptArguments, ModelArguments, RunArguments, SFTConfig), words)
     count = settings.completions_per_step
@@ -190,11 +182,7 @@ def test_the_end_has_scores_files_and_a_command_that_can_be_pasted(tmp_path: Pat
 def test_a_problem_takes_the_place_of_success(tmp_path: Path) -> None:
     rows = [row(step, completions__clipped_ratio=1.0) for step in (1, 2, 3)]
     lines = end_lines(settings_of(tmp_path), rows, 5.0)
-    assert lines[0] == (
-        "Run finished, but 100 % of the completions of steps 1 to 3 were cut off at 64 tokens: "
-        "raise --max_completion_length."
-    )
-    assert sum("finished" in line for line in lines) == 1
+    assert "--max_completion_length" in lines[0] and sum("finished" in line for line in lines) == 1
 
 
 def test_a_resumed_run_without_new_steps_has_no_time(tmp_path: Path) -> None:

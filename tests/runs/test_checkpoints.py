@@ -1,12 +1,11 @@
 """Checkpoints on disk: damage found by the manifest, the newest complete one, and rotation by step."""
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
 
-from gtpo.runs.checkpoints import (
+from gtpo.runs.directory import (
     MANIFEST,
     damage,
     delete,
@@ -38,24 +37,22 @@ def test_a_manifest_has_the_sha256_of_each_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "ref/adapter_model.safetensors"])
-def test_damage_of_the_same_size_is_found_and_named(name: str, tmp_path: Path) -> None:
+def test_damage_of_the_same_size_and_a_missing_file_are_named(name: str, tmp_path: Path) -> None:
     directory = checkpoint(tmp_path, 1)
     assert damage(directory) is None
     (directory / name).write_bytes(bytes((directory / name).stat().st_size))
-    assert damage(directory) == f"{name} has changed since it was saved"
+    assert (damage(directory) or "").startswith(name)
+    (directory / name).unlink()
+    assert (damage(directory) or "").startswith(name)
 
 
-def test_missing_files_and_unreadable_manifests_are_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", "[]", '{"a', '{"optimizer.pt', "[" * 100_000, "{}", None])
+def test_an_unreadable_or_missing_manifest_is_damage(text: str | None, tmp_path: Path) -> None:
     directory = checkpoint(tmp_path, 1)
-    (directory / "optimizer.pt").unlink()
-    assert damage(directory) == "optimizer.pt is missing"
-    for text in ("", "[]", '{"a', '{"optimizer.pt'):
-        (directory / MANIFEST).write_text(text)
-        assert (damage(directory) or "").startswith("files.json cannot be read")
-    (directory / MANIFEST).write_text("[" * 100_000)
-    assert (damage(directory) or "").startswith("files.json cannot be read")
     (directory / MANIFEST).unlink()
-    assert damage(directory) == "files.json is missing"
+    if text is not None:
+        (directory / MANIFEST).write_text(text)
+    assert (damage(directory) or "").startswith(MANIFEST)
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth", "trainer_state.json"])
@@ -63,9 +60,7 @@ def test_a_manifest_without_a_file_that_a_run_resumes_from_is_damage(name: str, 
     directory = checkpoint(tmp_path, 1)
     (directory / name).unlink()
     write_manifest(directory)
-    assert damage(directory) == f"files.json lists no {name.split('.')[0].replace('izer', '')} file"
-    (directory / MANIFEST).write_text("{}")
-    assert damage(directory) == "files.json lists no model file"
+    assert (damage(directory) or "").startswith(MANIFEST)
 
 
 def test_a_linked_checkpoint_is_unlinked_and_its_target_kept(tmp_path: Path) -> None:
@@ -79,7 +74,7 @@ def test_a_linked_checkpoint_is_unlinked_and_its_target_kept(tmp_path: Path) -> 
 
 def test_a_file_named_like_a_checkpoint_is_damage(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-99").write_text("")
-    assert (damage(tmp_path / "checkpoint-99") or "").startswith("files.json cannot be read")
+    assert damage(tmp_path / "checkpoint-99")
     delete(tmp_path / "checkpoint-99")
     assert sorted_checkpoints(tmp_path) == []
 
@@ -96,15 +91,12 @@ def test_a_damaged_checkpoint_is_skipped_by_name(tmp_path: Path, caplog: pytest.
     for step in (2, 4, 6):
         checkpoint(tmp_path, step)
     (tmp_path / "checkpoint-6" / "optimizer.pt").write_bytes(b"\0" * 11)
-    with caplog.at_level(logging.WARNING):
-        assert latest_complete(tmp_path) == tmp_path / "checkpoint-4"
-    assert caplog.messages == [
-        f"{tmp_path}/checkpoint-6 is incomplete or damaged (optimizer.pt has changed since it was saved) and is skipped"
-    ]
+    assert latest_complete(tmp_path) == tmp_path / "checkpoint-4"
+    assert len(caplog.messages) == 1 and "checkpoint-6" in caplog.text and "optimizer.pt" in caplog.text
     assert latest_complete(tmp_path / "nowhere") is None
 
 
-def test_rotation_counts_whole_checkpoints_only(tmp_path: Path) -> None:
+def test_rotation_counts_complete_checkpoints_only(tmp_path: Path) -> None:
     for step in (2, 4, 6, 8):
         checkpoint(tmp_path, step)
     (tmp_path / "checkpoint-6" / MANIFEST).unlink()
@@ -125,9 +117,9 @@ def test_a_checkpoint_without_its_manifest_is_not_whole_while_it_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = checkpoint(tmp_path, 2)
-    monkeypatch.setattr("gtpo.runs.checkpoints.remove", lambda path: None)  # killed before a file is gone
+    monkeypatch.setattr("gtpo.runs.directory.remove", lambda path: None)  # killed before a file is gone
     delete(directory)
-    assert (directory / "optimizer.pt").exists() and damage(directory) == "files.json is missing"
+    assert (directory / "optimizer.pt").exists() and damage(directory)
 
 
 @pytest.mark.parametrize(

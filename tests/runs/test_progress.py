@@ -12,49 +12,46 @@ from gtpo.runs.progress import ProgressBar
 Logs = dict[str, float | None]
 
 
-def bar_after(logs: Logs, monkeypatch: pytest.MonkeyPatch, columns: int = 80, later: tuple[Logs, ...] = ()) -> str:
-    """The last state of the bar in a terminal of some columns, at step 999 of 1000 after 2 hours."""
+def bar_after(logs: tuple[Logs, ...], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The last state of the bar in a terminal of 80 columns, at step 999 of 1000 after 2 hours."""
     screen = io.StringIO()
     monkeypatch.setattr(
         "transformers.trainer_callback.tqdm",
-        lambda total, **options: tqdm(total=total, ncols=columns, file=screen, ascii=True),
+        lambda total, **options: tqdm(total=total, ncols=80, file=screen, ascii=True),
     )
     bar, state = ProgressBar("GTPO"), TrainerState(global_step=999, max_steps=1000)
     bar.on_train_begin(SimpleNamespace(), state, TrainerControl())
     assert bar.training_bar is not None
     bar.training_bar.start_t -= 7200
     bar.on_step_end(SimpleNamespace(), state, TrainerControl())
-    for one in (logs, *later):
+    for one in logs:
         bar.on_log(SimpleNamespace(), state, TrainerControl(), logs=one)
     bar.training_bar.refresh()
     return screen.getvalue().split("\r")[-1].rstrip()
 
 
-def test_it_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    logs = {"loss": 0.5, "reward": 12.0, "accuracy": 100.0, "formatting": 100.0, "entropy": 12.3456}
+STEP: Logs = {"loss": 0.5, "reward": 12.0, "accuracy": 100.0, "formatting": 100.0, "entropy": 12.3456}
+HELD_OUT: Logs = {"eval_loss": 0.5, "eval_reward": 3.0, "eval_accuracy": 100.0, "eval_runtime": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("logs", "end"),
+    [
+        ((STEP,), ", acc 100%, H 12.35, format 100%]"),
+        (({"reward": 1.234, "entropy": None},), ", reward 1.23]"),
+        (({"loss": 0.12345, "entropy": 0.5},), ", H 0.50, loss 0.123]"),
+        (({"train_loss": 0.5, "train_runtime": 3.0},), "<00:07]"),  # the last call
+        ((STEP, HELD_OUT, STEP), ", acc 100%, held out 100%, H 12.35]"),
+        ((STEP, HELD_OUT), ", acc 100%, held out 100%, H 12.35]"),
+        (({"loss": 0.5}, {"eval_loss": 0.25}), ", loss 0.500, held out 0.250]"),
+        (({}, HELD_OUT), "<00:07, held out 100%]"),  # --eval_on_start: the accuracy alone
+    ],
+)
+def test_the_bar_shows_the_latest_metrics_in_80_columns(
+    logs: tuple[Logs, ...], end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line = bar_after(logs, monkeypatch)
-    assert len(line) <= 80 and "###9| 999/1000 [2:00:0" in line
-    assert line.endswith(", acc 100%, H 12.35, format 100%]")
-
-
-def test_other_rewards_and_supervised_fine_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bar_after({"reward": 1.234, "entropy": None}, monkeypatch).endswith(", reward 1.23]")
-    assert bar_after({"loss": 0.12345, "entropy": 0.5}, monkeypatch).endswith(", H 0.50, loss 0.123]")
-
-
-def test_the_final_summary_leaves_the_bar_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert bar_after({"train_loss": 0.5, "train_runtime": 3.0}, monkeypatch).endswith("<00:07]")
-
-
-def test_held_out_rows_stay_beside_the_metrics_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    step: Logs = {"loss": 0.5, "reward": 12.0, "accuracy": 100.0, "formatting": 100.0, "entropy": 12.3456}
-    held_out: Logs = {"eval_loss": 0.5, "eval_reward": 3.0, "eval_accuracy": 100.0, "eval_runtime": 3.0}
-    line = bar_after(step, monkeypatch, later=(held_out, step))
-    assert len(line) <= 80 and line.endswith(", acc 100%, held out 100%, H 12.35]")
-    assert bar_after(step, monkeypatch, later=(held_out,)).endswith(", acc 100%, held out 100%, H 12.35]")
-    assert bar_after({"loss": 0.5}, monkeypatch, later=({"eval_loss": 0.25},)).endswith(", loss 0.500, held out 0.250]")
-    start = bar_after({}, monkeypatch, later=(held_out,))  # --eval_on_start: the accuracy alone
-    assert start.endswith(", held out 100%]") and start.count("held out") == 1
+    assert len(line) <= 80 and "| 999/1000 [2:00:0" in line and line.endswith(end)
 
 
 @pytest.mark.parametrize(

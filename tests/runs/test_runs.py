@@ -17,7 +17,7 @@ def test_a_damaged_line_of_the_metrics_is_named_and_a_truncated_last_one_skipped
     assert [row["step"] for row in run.read_metrics()] == [1, 2]
     for line in (b'{"step"', b"2", b"\x00\x00", b"\xff", b"[" * 100_000, b'{"step": []}'):
         run.metrics.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
-        with pytest.raises(UsageError, match=r"metrics\.jsonl: line 2 is not a JSON object: delete it"):
+        with pytest.raises(UsageError, match=r"metrics\.jsonl: line 2"):
             run.read_metrics()
 
 
@@ -27,26 +27,22 @@ def test_a_step_that_is_logged_twice_counts_once(tmp_path: Path) -> None:
     assert RunDirectory(tmp_path).read_metrics() == [lines[3], lines[1], lines[2]]
 
 
-@pytest.mark.parametrize(("settings", "script"), [("gamma: 0.1", "gtpo"), ("num_generations: 4", "grpo"), ("", "sft")])
-def test_the_command_that_resumes_a_run_can_be_pasted(settings: str, script: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "script", "rewards"),
+    [
+        ("gamma: 0.1", "gtpo", []),
+        ("num_generations: 4", "grpo", []),
+        ("", "sft", []),
+        ("gamma: 0.1\nreward: [format, 'my file.py:f']", "gtpo", ["--reward", "format", "my file.py:f"]),
+    ],
+)
+def test_the_command_that_resumes_a_run_can_be_pasted(
+    settings: str, script: str, rewards: list[str], tmp_path: Path
+) -> None:
     run = RunDirectory(tmp_path / "gamma 0.5")
     run.path.mkdir()
     run.config.write_text(f"model: tiny\n{settings}\n")
-    assert shlex.split(resume_command(run)) == ["python", f"train_{script}.py", "--resume", str(run.path)]
-
-
-def test_the_command_that_resumes_a_run_names_its_own_rewards_again(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    run.config.write_text("model: tiny\ngamma: 0.1\nreward: [format, 'my file.py:f']\n")
-    assert shlex.split(resume_command(run))[4:] == ["--reward", "format", "my file.py:f"]
-
-
-def test_tables_of_completions_are_ordered_by_step(tmp_path: Path) -> None:
-    (tmp_path / "completions").mkdir()
-    for step in (10, 2, 1):
-        (tmp_path / "completions" / f"completions_{step:05}.parquet").touch()
-    names = [path.stem[-5:] for path in RunDirectory(tmp_path).completion_tables()]
-    assert names == ["00001", "00002", "00010"]
+    assert shlex.split(resume_command(run)) == ["python", f"train_{script}.py", "--resume", str(run.path), *rewards]
 
 
 def test_the_label_of_a_run_is_its_path_below_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,14 +57,8 @@ def test_name_and_seed_of_a_run() -> None:
 
 
 def test_runs_are_found_by_what_they_have_the_last_written_last(tmp_path: Path) -> None:
-    files = [
-        "b/config.yaml",
-        "b/metrics.jsonl",
-        "a/config.yaml",
-        "a/adapter/adapter_config.json",
-        "full/model/config.json",
-    ]
-    for seconds, name in enumerate([*files, "of another program/metrics.jsonl"]):
+    files = ["b/config.yaml", "b/metrics.jsonl", "a/config.yaml", "a/adapter/adapter_config.json"]
+    for seconds, name in enumerate([*files, "full/model/config.json", "of another program/metrics.jsonl"]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (seconds, seconds))

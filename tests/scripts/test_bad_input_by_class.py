@@ -13,7 +13,7 @@ import pytest
 from helpers.scripts import ROOT
 
 from gtpo.arguments import name_of
-from gtpo.models.tiny import save_untrained_tiny
+from gtpo.models.hub import save_untrained_tiny
 from gtpo.runs.script import run_script
 
 TRAIN = ["--model", "tiny", "--G", "4", "--dry_run", "--dataset"]

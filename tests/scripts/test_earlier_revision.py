@@ -16,7 +16,7 @@ import torch
 from helpers.scripts import ROOT, Ended, user_environment
 from safetensors.torch import load_file
 
-from gtpo.models.tiny import TINY_BASE, save_untrained_tiny
+from gtpo.models.hub import TINY_BASE, save_untrained_tiny
 
 pytestmark = pytest.mark.slow
 

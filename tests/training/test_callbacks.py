@@ -148,6 +148,11 @@ def test_without_a_login_wandb_is_offline_and_the_run_keeps_its_id(
     assert (first.mode, first.name, first.group, first.config["gamma"]) == ("offline", "a-run-s1", "a-run", 0.25)
     assert first.settings.finish_timeout == 60  # an unreachable server does not block the exit
     assert not first.settings.use_dot_wandb and first.settings.x_disable_meta
+    identity, secret = tmp_path / "a-run-s1" / "wandb_id", tmp_path / "token"
+    secret.write_text("hf_SECRET")
+    identity.unlink()
+    identity.symlink_to(secret)  # in a run of somebody else
+    assert start(identity.parent).id not in ("hf_SECRET", first.id) and secret.read_text() == "hf_SECRET"
 
 
 def test_if_wandb_init_times_out_the_run_is_logged_offline(

@@ -36,7 +36,7 @@ from trl import SFTConfig, SFTTrainer
 
 from gtpo.errors import RunError, UsageError
 from gtpo.grading.user_functions import checked_reward
-from gtpo.runs.checkpoints import damage, sorted_checkpoints, write_manifest
+from gtpo.runs.directory import damage, sorted_checkpoints, write_manifest
 from gtpo.runs.script import run_script
 from gtpo.training import callbacks
 from gtpo.training.callbacks import CompleteCheckpoints, StopOnNonFinite, StopOnSignal

@@ -5,6 +5,7 @@ import shutil
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,8 +19,7 @@ from pyarrow.parquet import read_table, write_table
 from test_trainer import plain_logps_and_entropy
 
 from gtpo.prompts import to_messages
-from gtpo.reports.groups import read_group
-from gtpo.reports.html import write_report
+from gtpo.reports.html import read_group, write_report
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.callbacks import MetricsWriter
 from gtpo.training.initial_entropy import padded_batch
@@ -120,9 +120,8 @@ def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(
 ) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
     for step in (0, 5, 10, 15, 20):
-        text = json.dumps(
-            {"step": step, "prompt": "2 < 3?", "completion": f"yes, {step}", "rewards": {"parity": step / 10}}
-        )
+        prompt, completion = "2 < 3?", [{"role": "assistant", "content": f"yes, {step}"}]  # TRL 1.16; 1.14 has text
+        text = json.dumps({"step": step, "prompt": prompt, "completion": completion, "rewards": {"parity": step / 10}})
         (copy / "completions" / f"held_out_{step:05d}.json").write_text(text)
     page = write_report(copy).read_text()
     section = page.split("<h2>One held-out prompt over training</h2>")[1].split("<h2>")[0]
@@ -134,11 +133,12 @@ def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(
     assert "yes, 20" in write_report(copy).read_text() and "held_out_00010.json cannot be read" in caplog.text
 
 
-def test_a_stored_table_with_two_groups_shows_the_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["abcd", [{"role": "assistant", "content": "abcd"}]], ids=["text", "TRL 1.16"])
+def test_a_stored_table_with_two_groups_shows_the_first(text: Any, tmp_path: Path) -> None:
     import pyarrow
     from pyarrow.parquet import write_table
 
-    row = {"step": 7, "prompt": "1 + 1?", "completion": "abcd", "entropy": 0.5, "delta": 1.0, "conflicts": [[1, 3]]}
+    row = {"step": 7, "prompt": "1 + 1?", "completion": text, "entropy": 0.5, "delta": 1.0, "conflicts": [[1, 3]]}
     rows = [row | {"advantage": advantage, "format": float(i)} for i, advantage in enumerate((1.0, -1.0, 0.0, 0.5))]
     write_table(pyarrow.Table.from_pylist(rows), tmp_path / "table.parquet")
     step, group = read_group(tmp_path / "table.parquet", 2, ["format"])
@@ -224,15 +224,47 @@ class Document(HTMLParser):
 def test_the_page_has_settings_problems_scores_and_the_initial_entropy(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
     page = write_report(copy).read_text()
-    assert "0.100 nats before training" in page and "reward_parity" in page and "were cut off" not in page
-    assert "<td>num_generations</td><td><code>12</code>" in page  # TRL's default is 8
-    assert "<td>epsilon</td>" not in page and "<td>gamma</td>" not in page  # TRL's default, and ours
+    assert "<td>num_generations</td><td><code>12</code>" in page
     settings = yaml.safe_load((copy / "config.yaml").read_text())
-    (copy / "config.yaml").write_text(yaml.safe_dump(settings | {"gamma": 0.25, "epsilon": 0.3}))
-    rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
-    cut_off = [row | {"completions/clipped_ratio": 1.0} for row in rows]
-    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in cut_off))
+    (copy / "config.yaml").write_text(yaml.safe_dump(settings | {"gamma": 0.25, "mine": "<1>", "beta": None}))
     changed = write_report(copy).read_text()
-    assert "<td>gamma</td><td><code>0.25</code>" in changed and "<td>epsilon</td><td><code>0.3</code>" in changed
-    assert str(timedelta(seconds=round(sum(row["step_time"] for row in rows)))) in changed
-    assert "100 % of the completions of steps 1 to 2 were cut off" in changed
+    assert "<td>gamma</td><td><code>0.25</code>" in changed and "<td>beta</td>" not in changed
+    assert "<td>mine</td><td><code>&lt;1&gt;</code>" in changed  # of an earlier revision
+    assert f"python train_gtpo.py --config {copy}/config.yaml --output_dir outputs/NAME" in changed
+    steps = [json.loads(line)["step_time"] for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    assert f"Steps took {timedelta(seconds=round(sum(steps)))} in all" in changed
+    assert "reward_parity" in page and "entropy filter" not in page and "cut off at" not in page
+    (copy / "initial_entropy.json").write_text(json.dumps({"initial_entropy": 0.5, "filter_on": False}))
+    rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    (copy / "metrics.jsonl").write_text(
+        "".join(json.dumps(row | {"completions/clipped_ratio": 1.0}) + "\n" for row in rows)
+    )
+    page = write_report(copy).read_text()
+    assert "0.500 nats before training, entropy filter off" in page
+    assert "<p>100 % of the completions of steps 1 to 2 were cut off" in page
+
+
+def test_a_table_of_other_types_is_skipped_with_a_warning(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    last = max((copy / "completions").glob("*.parquet"))
+    rows = read_table(last).to_pylist()
+    rows[0]["entropy"] = None  # killed before compute_loss filled it in
+    write_table(Table.from_pylist(rows), last)
+    page = write_report(copy).read_text()
+    assert page.count("A group of step ") == 1 and f"{last} cannot be read and is not shown" in caplog.text
+
+
+def test_a_reward_name_with_a_dollar_sign_is_text(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    rows = [json.loads(line) | {"rewards/$x^{$/mean": 1.0} for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert write_report(copy).read_text().count("<svg") == 1
+
+
+def test_a_run_name_with_a_dollar_sign_is_text(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    (copy / "config.yaml").write_text(yaml.safe_dump(config | {"run_name": "$x^{$"}))
+    assert write_report(copy).read_text().count("<svg") == 1

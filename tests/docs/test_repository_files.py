@@ -1,0 +1,116 @@
+"""Files that no test uses as people do: Dockerfile, workflow, launch scripts, CITATION.cff; the repository's URL."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers.scripts import ROOT
+from packaging.specifiers import SpecifierSet
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())
+SKY = yaml.safe_load((ROOT / "examples" / "sky.yaml").read_text())
+BATCH_SCRIPTS = sorted((ROOT / "examples" / "slurm").glob("*.sbatch"))
+STEPS = [step for job in WORKFLOW["jobs"].values() for step in job["steps"]]
+COMMANDS = [
+    *(step["run"] for step in STEPS if "run" in step),
+    *re.findall(r"&& (make .*)", DOCKERFILE),
+    " ".join(re.findall(r'"([^"]+)"', DOCKERFILE.splitlines()[-1])),
+]
+
+
+def test_the_dockerfile_installs_what_is_locked_for_its_python() -> None:
+    (version,) = re.findall(r"^FROM python:(3\.\d+)-", DOCKERFILE, re.MULTILINE)
+    locked = re.findall(r"--python-version (3\.\d+) --output", (ROOT / "Makefile").read_text())
+    assert version in SpecifierSet(PROJECT["requires-python"]) and {*locked} == {version}
+    (copied,) = re.findall(r"^COPY (.+) requirements/$", DOCKERFILE, re.MULTILINE)
+    assert all((ROOT / file).is_file() for file in copied.split())
+    for text in (DOCKERFILE, SKY["setup"]):
+        (installed,) = re.findall(r'-r "?(requirements/.+?\.txt)', text)
+        assert [installed.replace("$(uname -m)", machine) for machine in ("x86_64", "aarch64")] == copied.split()
+    (pytest_pin,) = re.findall(r"pytest==[\d.]+", DOCKERFILE)
+    assert pytest_pin in (ROOT / "requirements" / "dev.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_make_has_the_targets_of_dockerfile_and_workflow(command: str) -> None:
+    make, *words = shlex.split(command)
+    assert make == "make"
+    subprocess.run(["make", "--dry-run", *words], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_the_workflow_may_only_read_and_runs_on_pythons_that_are_allowed() -> None:
+    assert WORKFLOW["permissions"] == {"contents": "read"}
+    assert all("permissions" not in job for job in WORKFLOW["jobs"].values())
+    assert all("secrets." not in str(step) for step in STEPS)
+    pythons = WORKFLOW["jobs"]["test"]["strategy"]["matrix"]["python"]
+    assert all(version in SpecifierSet(PROJECT["requires-python"]) for version in pythons)
+
+
+@pytest.mark.parametrize("path", BATCH_SCRIPTS, ids=lambda path: path.stem)
+def test_batch_scripts_of_slurm(path: Path) -> None:
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", path.read_text(), re.MULTILINE))
+    assert options["signal"].startswith("USR2@")  # without B: the training processes are signalled, not this shell
+    assert options.get("ntasks-per-node") == options.get("gpus-per-node")  # a process per GPU
+    assert {"requeue", "open-mode"} <= options.keys()
+
+
+def test_an_element_of_an_array_runs_its_line_with_sources_of_its_own(tmp_path: Path) -> None:
+    for name, text in ((".venv/bin/activate", ""), ("bin/srun", '#!/bin/bash\nexec "$@"\n')):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    lines = tmp_path / "commands.sh"
+    lines.write_text("exit 1\n[ -e done ] || echo $UNSLOTH_COMPILE_LOCATION '#' > second; exit 5  # second; 3 hours\n")
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_ID": "1"}
+    script = ROOT / "examples" / "slurm" / "array.sbatch"
+    done = subprocess.run(["bash", script, lines], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 5, done.stderr
+    assert (tmp_path / "second").read_text() == "unsloth_compiled_cache/2 #\n"
+
+
+def test_the_job_of_skypilot_resumes_what_an_earlier_machine_left(tmp_path: Path) -> None:
+    """Its line with `echo` instead of Python, before and after a checkpoint."""
+    line = f"python() {{ echo $*; }}; {SKY['envs']['LINE']}"
+    for expected in ("--overwrite true", "--resume outputs/llama"):
+        shown = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        assert shown.split()[0] == "train_gtpo.py" and shown.strip().endswith(expected)
+        (tmp_path / "outputs" / "llama" / "checkpoint-2").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "outputs" / "llama" / "checkpoint-2" / "files.json").touch()
+    assert "~/sky_workdir/outputs" in SKY["file_mounts"]
+
+
+def test_the_citation_is_valid() -> None:
+    """The required keys of CFF 1.2, which GitHub checks."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert all(author.keys() & {"name", "family-names"} for author in citation["authors"])
+    assert citation["version"] == PROJECT["version"]
+    assert citation["repository-code"] == PROJECT["urls"]["Repository"]
+
+
+def test_one_command_fills_in_the_repository(tmp_path: Path) -> None:
+    """No file that git knows names a repository that `make repository` does not replace."""
+    placeholders = re.compile(r"OWNER/REPOSITORY|URL-OF-THIS-REPOSITORY")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file() and not name.startswith(("results/", "tests/")):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
+    for slug in ("somebody/a.fork", "other/name"):
+        subprocess.run(["make", "--silent", "repository", f"URL=https://github.com/{slug}"], cwd=tmp_path, check=True)
+    files = {path.relative_to(tmp_path): path for path in tmp_path.rglob("*") if path.is_file()}
+    left = [name for name, path in files.items() if placeholders.search(path.read_text(errors="replace"))]
+    assert [str(name) for name in left] == ["Makefile"]  # which explains the command
+    assert not [name for name, path in files.items() if "somebody/a.fork" in path.read_text(errors="replace")]
+    named = {str(name) for name, path in files.items() if "other/name" in path.read_text(errors="replace")}
+    assert {"README.md", "pyproject.toml", "CITATION.cff", "notebooks/results.ipynb"} <= named
