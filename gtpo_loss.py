@@ -24,21 +24,19 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 LN2 = math.log(2.0)
 FILTER_MODES = ("auto", "on", "off", "negative_only")
 CONFLICT_SPANS = ("anchored", "first_run", "common")
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo")
+BLOCK = 128  # places at which conflicts are looked for at once
 
 
 def conflict_mask(
     completion_ids: Tensor, completion_mask: Tensor, advantages: Tensor, group_size: int, span: str = "anchored"
 ) -> Tensor:
-    """The conflict mask M = M_fw OR M_bw of Section 5.1; arguments and errors as for :func:`conflict_spans`.
-
-    Returns:
-        Bool, shape (B, T).
-    """
+    """The conflict mask M_fw OR M_bw of Section 5.1, bool (B, T); arguments and errors: see :func:`conflict_spans`."""
     forward, backward = conflict_spans(completion_ids, completion_mask, advantages, group_size, span)
     return forward | backward
 
@@ -72,14 +70,10 @@ def conflict_spans(
     _check_rows("conflict_mask", completion_mask, {"advantages": advantages}, completion_ids=completion_ids)
     if group_size < 1 or len(completion_ids) % group_size:
         raise ValueError(f"{len(completion_ids)} completions do not divide into groups of {group_size}.")
-    valid = completion_mask.bool()
-    if not valid.numel():
-        return valid, valid
+    sign = ((advantages > 0).long() - (advantages < 0).long()).view(-1, group_size)
     forward, backward = (
-        _conflict_span(completion_ids.gather(1, order), valid.gather(1, order), advantages, group_size, span).gather(
-            1, order.argsort()
-        )
-        for order in from_each_end(valid)
+        _run(grouped_tokens(completion_ids, places, group_size), sign, span).gather(1, places)
+        for places in token_places(completion_mask.bool())
     )
     return forward, backward
 
@@ -91,39 +85,45 @@ def rewards_at_mean(rewards: Tensor, group_size: int) -> Tensor:
     return ((groups - groups.mean(1, keepdim=True)).abs() <= bound).flatten()
 
 
-def from_each_end(valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns of each row in the order of its tokens, from the first and from the last; then the others. (B, T) each"""
-    columns = torch.arange(valid.shape[1], device=valid.device)
-    first, last = (torch.where(valid, sign * columns, len(columns)).argsort(stable=True) for sign in (1, -1))
-    return first, last
+def token_places(valid: Tensor) -> tuple[Tensor, Tensor]:
+    """The place of each token in its row, counted from the first and from the last one; T on padding. (B, T) each"""
+    count, width = valid.cumsum(1), valid.shape[1]
+    return torch.where(valid, count - 1, width), torch.where(valid, count[:, -1:] - count, width)
 
 
-def grouped_tokens(ids: Tensor, valid: Tensor, group_size: int) -> Tensor:
-    """The ids by group, (P, G, T); padding is negative and only equals padding of its own row."""
-    tokens = ids.view(-1, group_size, ids.shape[1])
-    return torch.where(valid.view_as(tokens), tokens, -1 - torch.arange(group_size, device=ids.device)[:, None])
+def grouped_tokens(ids: Tensor, places: Tensor, group_size: int) -> Tensor:
+    """The ids by group and place, (P, G, T); padding is negative and only equals padding of its own row."""
+    padding = (-1 - torch.arange(len(ids), device=ids.device) % group_size)[:, None].repeat(1, ids.shape[1] + 1)
+    return padding.scatter(1, places, ids.long())[:, :-1].unflatten(0, (-1, group_size))  # without column T
 
 
-def _conflict_span(ids: Tensor, valid: Tensor, advantages: Tensor, group_size: int, span: str) -> Tensor:
-    """The run of conflict tokens counted from the first column. Shapes (B, T), (B, T), (B,) -> bool (B, T)."""
-    tokens = grouped_tokens(ids, valid, group_size)  # (P, G, T)
-    sign = advantages.sign().view(-1, group_size, 1)
-    positive, negative = sign > 0, sign < 0
-    in_positive, in_negative = torch.zeros(2, *tokens.shape, dtype=torch.bool, device=ids.device)
-    common = torch.ones_like(in_positive)
-    for other in range(group_size):  # one (P, G, T) comparison at a time: memory stays linear in G
-        same = tokens == tokens[:, other, None]
-        in_positive |= same & positive[:, other, None]
-        in_negative |= same & negative[:, other, None]
-        if span == "common":
-            common &= same | (sign[:, other, None] == 0)
-    conflict = (in_positive & in_negative).view_as(valid)
-    if span == "first_run":
-        gap = (conflict.cummax(-1).values & ~conflict).cummax(-1).values  # after the first run has ended
-        return conflict & ~gap
+def _run(tokens: Tensor, sign: Tensor, span: str) -> Tensor:
+    """The run of conflict tokens by place. Shapes (P, G, T), (P, G) -> bool (B, T + 1), False in the last column."""
+    goes_on, runs = torch.ones_like(sign, dtype=torch.bool).view(-1, 1), []
+    for block in tokens.split(tokens.shape[2] if span == "first_run" else BLOCK, dim=2):
+        conflict = _conflicts(block, sign, span).flatten(0, 1)
+        before = ~conflict.cummax(1).values & (span == "first_run")  # which may start anywhere
+        run = (goes_on & (conflict | before)).cummin(1).values
+        runs.append(run & conflict)
+        goes_on = run[:, -1:]
+        if not goes_on.any():
+            break
+    return pad(torch.cat(runs, 1), (0, 1 + tokens.shape[2] - sum(run.shape[1] for run in runs)))
+
+
+def _conflicts(tokens: Tensor, sign: Tensor, span: str) -> Tensor:
+    """Whether rows of both signs have the token at its place, for "common" all with a sign. Bool, (P, G, C)."""
+    keys, sign = 3 * tokens.mT.contiguous(), sign[:, None]  # (P, C, G), (P, 1, G)
+    ordered = (keys + sign).sort(-1).values
+
+    def occurs(key: Tensor) -> Tensor:
+        return ordered.gather(-1, torch.searchsorted(ordered, key).clamp(max=key.shape[-1] - 1)) == key
+
+    conflict = occurs(keys - 1) & occurs(keys + 1)
     if span == "common":
-        conflict &= common.view_as(valid)  # padding differs from the other rows
-    return conflict.cummin(-1).values
+        of_one = keys.gather(-1, sign.abs().argmax(-1, keepdim=True).expand_as(keys[..., :1]))  # with a sign
+        conflict &= ((keys == of_one) | (sign == 0)).all(-1, keepdim=True)
+    return conflict.mT
 
 
 def conflict_weights(mask: Tensor, advantages: Tensor, positive_weight: float = 2.0) -> Tensor:

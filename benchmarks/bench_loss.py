@@ -5,6 +5,7 @@
     python benchmarks/bench_loss.py --authors DIR                    # with a checkout of winstonsmith1897/GTPO
     python benchmarks/bench_loss.py --threads 1 2 4 --neighbour pinned
     python benchmarks/bench_loss.py --device cuda --shapes bfloat16:4096:128256 --group 12 --length 1500
+    python benchmarks/bench_loss.py --mask 17d0dc5   # conflict_mask alone, next to that of an earlier revision
     python benchmarks/bench_loss.py --markdown results/benchmarks/loss_cpu.json   # the tables of a run
 
 One step: conflict weights, log-probabilities, entropy, loss, and its gradient with respect to the hidden states. Each
@@ -59,6 +60,7 @@ PEERS = {
 }
 NAMES = {OURS: "ours", **PEERS, LIMIT: "limit: two matmuls, best tiles", SAME_TILES: "limit: two matmuls, our tiles"}
 CONFIDENT = 0.99
+MASKS = ((4, 64, 2048, 400), (4, 256, 2048, 400))  # groups, G, T, shared tokens
 QUIET, NEIGHBOUR = "quiet", "with a neighbour"
 
 
@@ -312,6 +314,38 @@ def conflict_inputs(device: str) -> tuple[Tensor, Tensor, Tensor, int]:
     return ids.to(device), torch.ones_like(ids).to(device), torch.linspace(-1, 1, group).to(device), group
 
 
+def mask_case(groups: int, group: int, length: int, shared: int) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Completions of T/2 to T tokens; half of the shared tokens are the first ones of a group, half the last ones."""
+    generator = torch.Generator().manual_seed(0)
+    rows, half = groups * group, shared // 2
+    ids = torch.randint(0, 128256, (groups, group, length), generator=generator)
+    lengths = torch.randint(length // 2, length + 1, (groups, group, 1), generator=generator)
+    end, columns = ids[:, :1, -half:].repeat(1, group, 1), torch.arange(half)
+    ids[:, :, :half] = ids[:, :1, :half]
+    ids.scatter_(2, lengths - half + columns, end)
+    mask = (torch.arange(length) < lengths).long()
+    return ids.view(rows, -1), mask.view(rows, -1), torch.randn(rows, generator=generator), group
+
+
+def compare_masks(revision: str, rounds: int, threads: list[int]) -> dict[str, Any]:
+    """Seconds of :func:`conflict_mask` and of that of a revision, in interleaved rounds."""
+    shown = subprocess.run(["git", "show", f"{revision}:gtpo_loss.py"], cwd=ROOT, capture_output=True, check=True)
+    earlier = types.ModuleType("earlier")
+    exec(compile(shown.stdout, "gtpo_loss.py", "exec"), vars(earlier))
+    cases: dict[str, Any] = {}
+    for groups, group, length, shared in MASKS:
+        inputs = mask_case(groups, group, length, shared)
+        steps = {"before": partial(earlier.conflict_mask, *inputs), "now": partial(conflict_mask, *inputs)}
+        assert torch.equal(*(step() for step in steps.values()))
+        entry = cases.setdefault(f"{groups} x {group} x {length}, {shared} shared", {})
+        for count in threads:
+            torch.set_num_threads(count)
+            seconds = medians(steps, rounds, "cpu")
+            entry[str(count)] = seconds | {"ratio": seconds["before"] / seconds["now"]}
+            print(f"{groups} x {group}, {count} thread(s): {entry[str(count)]}", file=sys.stderr)
+    return provenance("cpu", ("torch",)) | {"before": revision, "rounds": rounds, "conflict_mask": cases}
+
+
 # Memory
 
 
@@ -529,6 +563,7 @@ def main() -> None:
         "--neighbour", choices=["free", "pinned"], default="free", help="whether the busy process stays on one core"
     )
     parser.add_argument("--authors", metavar="DIR", help="checkout of github.com/winstonsmith1897/GTPO")
+    parser.add_argument("--mask", metavar="REVISION", help="time conflict_mask next to that of a git revision")
     parser.add_argument("--output", type=Path, help="file for the results, JSON")
     parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the tables of a results file and exit")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
@@ -542,8 +577,8 @@ def main() -> None:
     if args.peak:
         print(peak(args.peak, args.shapes[0], args))
         return
-    result = run(args)
-    print(markdown(result))
+    result = compare_masks(args.mask, args.rounds, args.threads) if args.mask else run(args)
+    print(json.dumps(result, indent=1) if args.mask else markdown(result))
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps(result, indent=1) + os.linesep)

@@ -336,7 +336,8 @@ def _row_tiles(wanted: Tensor | None, rows: int, size: int, device: torch.device
     if wanted is None:
         parts = [(torch.arange(rows, device=device), False)]
     else:
-        parts = [(wanted.nonzero().squeeze(1), True), ((~wanted).nonzero().squeeze(1), False)]
+        order, count = (~wanted).int().argsort(stable=True), int(wanted.sum())  # one wait for the device
+        parts = [(order[:count], True), (order[count:], False)]
     return [(tile, flag) for part, flag in parts for tile in _split(part, size)]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache
@@ -22,6 +23,7 @@ from gtpo.processes import any_process
 logger = logging.getLogger(__name__)
 
 UNSLOTH_SKIPS_HEAD = "UNSLOTH_RETURN_HIDDEN_STATES"  # at 1 its CausalLM returns hidden states as logits
+PACKED_TOKENS = 16_384  # of one forward pass
 Inputs = dict[str, Any]  # prompt_ids, prompt_mask (B, P) and completion_ids, completion_mask (B, T)
 
 
@@ -37,14 +39,103 @@ def hidden_states_per_completion(forward: Callable[..., Any], decoder: Any, inpu
     Returns:
         Shape (N, H) for the N tokens of ``completion_mask``, row by row.
     """
-    prompt_lengths = inputs["prompt_mask"].sum(-1)
+    prompt, completion = split_masks(inputs)
+    mask = np.concatenate([prompt, completion], 1)
+    order = (~mask).argsort(axis=1, kind="stable")[:, : max(mask.sum(1).max(), 1)]  # as wide as the longest row
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-    ids, mask = _aligned(ids, mask, left=True)
+    order_, mask_ = (torch.from_numpy(part).to(ids.device) for part in (order, np.take_along_axis(mask, order, 1)))
     with _last_hidden_states_of(decoder) as hidden_states:
-        forward(input_ids=ids, attention_mask=mask, use_cache=False)
-    rows, positions = inputs["completion_mask"].nonzero(as_tuple=True)
-    return hidden_states[0][rows, prompt_lengths[rows] + positions - 1]
+        forward(input_ids=ids.gather(1, order_), attention_mask=mask_.long(), use_cache=False)
+    rows, columns = completion.nonzero()
+    places = prompt.sum(1)[rows] + completion.cumsum(1)[rows, columns] - 2  # of the tokens before them
+    rows_, places_ = (torch.from_numpy(part).to(ids.device) for part in (rows, places))
+    return hidden_states[0][rows_, places_]
+
+
+def hidden_states_packed(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> Tensor:
+    """As :func:`hidden_states_per_completion`, with the rows one after the other in one row, without padding.
+
+    For a forward that keeps the rows apart by Unsloth's ``packed_seq_lengths``. A call has up to ``PACKED_TOKENS``
+    tokens, and one row at least.
+    """
+    prompt, completion = split_masks(inputs)
+    mask = np.concatenate([prompt, completion], 1)
+    lengths, ids = mask.sum(1), torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    parts: list[list[int]] = []
+    for row, length in enumerate(lengths):
+        if not parts or lengths[parts[-1]].sum() + length > PACKED_TOKENS:
+            parts.append([])
+        parts[-1].append(row)
+    states = []
+    for rows in parts:
+        kept = mask[rows]
+        is_target = np.concatenate([np.zeros_like(prompt[rows]), completion[rows]], 1)[kept]
+        tokens, positions, predicting = (
+            torch.from_numpy(part).to(ids.device)
+            for part in (np.flatnonzero(kept), (kept.cumsum(1) - 1)[kept], is_target.nonzero()[0] - 1)
+        )
+        with _last_hidden_states_of(decoder) as hidden_states:
+            forward(
+                input_ids=ids[rows[0] : rows[-1] + 1].flatten()[tokens][None],
+                position_ids=positions[None],
+                packed_seq_lengths=torch.tensor(lengths[rows], dtype=torch.int32, device=ids.device),
+                use_cache=False,  # with a cache Unsloth does not keep the rows apart
+            )
+        states.append(hidden_states[0][0, predicting])
+    return torch.cat(states)
+
+
+class Packing:
+    """:func:`hidden_states_packed` while the model's forward shows that it keeps the rows apart."""
+
+    def __init__(self, possible: bool) -> None:
+        self.possible = possible
+        self.verified = 0  # tokens of the longest batch that was compared with single rows
+
+    def hidden_states(self, forward: Callable[..., Any], decoder: Any, inputs: Inputs, config: Any) -> Tensor | None:
+        """The states, or None where the rows have to run as rows: the next call is the same.
+
+        A sliding window counts from the start of the packed row: none that is shorter than a row of the batch.
+        """
+        masks = split_masks(inputs)
+        lengths = sum(mask.sum(1) for mask in masks)
+        window = getattr(config, "sliding_window", None)
+        if not self.possible or len(lengths) < 2 or (window is not None and lengths.max() > window):
+            return None
+        try:
+            if lengths.sum() > self.verified:
+                self._verify(forward, decoder, inputs, lengths)
+                self.verified = lengths.sum()
+            return hidden_states_packed(forward, decoder, inputs)
+        except Exception as failure:  # out of memory, or a forward without packed_seq_lengths
+            self.possible = False
+            logger.warning("The completions of a micro-batch run as padded rows: %s.", first_line(failure))
+            return None
+
+    @torch.no_grad()
+    def _verify(self, forward: Callable[..., Any], decoder: Any, inputs: Inputs, lengths: Any) -> None:
+        """Compare the longest row and the last one with the same rows alone."""
+        rows = [int(lengths.argmax()), len(lengths) - 1]
+        packed = hidden_states_packed(forward, decoder, inputs).split(split_masks(inputs)[1].sum(1).tolist())
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+        alone = [
+            hidden_states_per_completion(forward, decoder, {name: inputs[name][row, None] for name in names})
+            for row in rows
+        ]
+        if not _agree(torch.cat([packed[row] for row in rows]), torch.cat(alone)):
+            raise UsageError("the model does not keep packed rows apart")
+
+
+def host_masks(inputs: Inputs) -> Tensor:
+    """``prompt_mask`` and ``completion_mask`` next to each other on the host. Bool, shape (B, P + T)."""
+    return torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1).bool().cpu()
+
+
+def split_masks(inputs: Inputs) -> tuple[Any, Any]:
+    """The masks of prompts (B, P) and completions (B, T) as NumPy arrays; without a transfer with ``host_masks``."""
+    both = inputs["host_masks"] if "host_masks" in inputs else host_masks(inputs)
+    prompt, completion = np.split(both.numpy(), [inputs["prompt_mask"].shape[1]], axis=1)
+    return prompt, completion
 
 
 def hidden_states_by_prompt(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> Tensor:
@@ -107,7 +198,7 @@ def _rows_of_similar_length(mask: Tensor, others: int) -> tuple[Tensor, ...]:
 
 def distinct_prompts(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """The different prompts (U, P) of the rows, padded to the left, their mask (U, P), and each row's prompt (B,)."""
-    ids, mask = _aligned(inputs["prompt_ids"], inputs["prompt_mask"], left=False)
+    ids, mask = _aligned(inputs["prompt_ids"], inputs["prompt_mask"])
     width = ids.shape[1]
     both, prompt_of = torch.cat([ids * mask, mask], dim=1).unique(dim=0, return_inverse=True)
     return both[:, :width], both[:, width:], prompt_of
@@ -154,12 +245,9 @@ def are_equal(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> bool
     half[:2] = 0
     batch["prompt_mask"] = mask * (mask.cumsum(-1) > half)
     plain = hidden_states_per_completion(forward, decoder, batch)
-    device = plain.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else plain.dtype
     reason = "the model's cache changes its hidden states"
     try:
-        error = (hidden_states_by_prompt(forward, decoder, batch).float() - plain.float()).norm()
-        agrees = bool(error < torch.finfo(dtype).eps ** 0.5 * plain.float().norm())  # NaN: no
+        agrees = _agree(hidden_states_by_prompt(forward, decoder, batch), plain)
     except Exception as failure:  # a model that takes another cache raises various errors
         agrees, reason = False, f"the model does not take the cache ({first_line(failure)})"
     if any_process(not agrees, plain.device):
@@ -168,10 +256,16 @@ def are_equal(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> bool
     return True
 
 
-def _aligned(ids: Tensor, mask: Tensor, left: bool) -> tuple[Tensor, Tensor]:
-    """Tokens moved to one side by the mask, as wide as the longest row: an id equal to the pad id is a token."""
-    width = max(int(mask.sum(-1).max()), 1)
-    order = (1 - mask).argsort(dim=1, stable=True)[:, :width] if left else mask.argsort(dim=1, stable=True)[:, -width:]
+def _agree(states: Tensor, plain: Tensor) -> bool:
+    """Whether they are equal up to the rounding of the dtype that the model computes in; NaN is not."""
+    device = plain.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else plain.dtype
+    return bool((states.float() - plain.float()).norm() < torch.finfo(dtype).eps ** 0.5 * plain.float().norm())
+
+
+def _aligned(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens moved to the right by the mask, as wide as the longest row: an id equal to the pad id is a token."""
+    order = mask.argsort(dim=1, stable=True)[:, -max(int(mask.sum(-1).max()), 1) :]
     return ids.gather(1, order), mask.gather(1, order)
 
 

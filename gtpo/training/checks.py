@@ -67,7 +67,8 @@ def next_check(step: int, interval: int = INTERVAL) -> int:
 def sampler_gap(logps: Tensor, batch: dict[str, Any]) -> Tensor:
     """Mean |ln pi - ln pi of the sampler| over the completion tokens, in nats; NaN where the sampler scored none."""
     gap = (logps - batch["sampling_per_token_logps"]).abs()
-    return gap[batch["completion_mask"].bool() & gap.isfinite()].mean()
+    scored = batch["completion_mask"].bool() & gap.isfinite()
+    return torch.where(scored, gap, 0.0).sum() / scored.sum()
 
 
 def adapter_of(trainer: Any) -> Any:

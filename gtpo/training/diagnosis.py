@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from gtpo.training.checks import INTERVAL, check_rollouts, next_check, probe_sampler
-from gtpo_loss import LOSS_TYPES, completion_entropy, conflict_spans, conflict_weights, from_each_end, grouped_tokens
+from gtpo_loss import LOSS_TYPES, completion_entropy, conflict_spans, conflict_weights, grouped_tokens, token_places
 
 
 class _Observer(TrainerCallback):
@@ -207,15 +207,18 @@ def conflict_push(
     valid = completion_mask.bool()
     pushes = torch.stack([strength[:, None].expand_as(weights), strength[:, None] * weights])  # (2, B, T)
     total, count = pushes.new_zeros(2, 3), pushes.new_zeros(3)
-    for span, order in enumerate(from_each_end(valid), start=1):
-        tokens = grouped_tokens(completion_ids.gather(1, order), valid.gather(1, order), group_size)  # (P, G, T)
-        run = spans[span - 1].gather(1, order).view_as(tokens)
-        of_row = pushes.gather(2, order.expand_as(pushes)).view(2, *tokens.shape)
-        of_token, sharing = torch.zeros_like(of_row), torch.zeros_like(of_row[0])
+    for span, places in enumerate(token_places(valid), start=1):
+        width = int(torch.where(spans[span - 1], places + 1, 0).max())  # no row's span goes further
+        tokens = grouped_tokens(completion_ids, places, group_size)[..., :width]  # (P, G, width)
+        values = torch.cat([pushes, spans[span - 1][None]])  # (3, B, T)
+        by_place = values.new_zeros(3, len(valid), 1 + valid.shape[1]).scatter(2, places.expand_as(values), values)
+        by_place = by_place[..., :width].unflatten(1, (-1, group_size))  # (3, P, G, width)
+        of_row, run = by_place[:2], by_place[2]
+        of_token, sharing = torch.zeros_like(of_row), torch.zeros_like(run)
         for other in range(group_size):
             same = tokens == tokens[:, other, None]
             of_token += same * of_row[:, :, other, None]
-            sharing += same & run[:, other, None]
+            sharing += same * run[:, other, None]
         share = run / sharing.clamp(min=1)  # the rows that have a token weigh 1 together
         total[:, span], count[span] = (share * of_token).sum((1, 2, 3)), share.sum()
     total[:, 0], count[0] = total.sum(1), count.sum()

@@ -12,11 +12,13 @@ from functools import partial
 from itertools import accumulate, compress
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
 from gtpo.errors import UsageError
+from gtpo.forward.hidden_states import host_masks
 from gtpo.reports.html import Group
 from gtpo.training.callbacks import non_finite_error
 from gtpo.training.checks import sampler_gap
@@ -53,6 +55,9 @@ def record_rollouts(
     )
     for name, value in (found | {"completion_length": (valid.sum() / len(ids)).item()}).items():
         trainer._metrics[mode][name].append(value)
+    own = batch["completion_ids"], batch["completion_mask"]
+    batch["host_masks"] = host_masks(batch)  # the loss then finds every token without waiting for the device
+    batch["tag_spans"] = tag_spans(trainer._tokenizer, *own, trainer.tags)
     if mode == "eval" or not trainer.log_completions:
         return
     rows = len(batch["completion_ids"])
@@ -74,52 +79,77 @@ def record_rollouts(
 def record_loss(
     trainer: Any, loss: Tensor, measured: Measured, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]
 ) -> None:
-    """The metrics of a micro-batch; RunError on every process if the loss or an entropy is NaN or infinite."""
+    """Keep the metrics of a micro-batch; with the last one of a step all are read, at once."""
     entropy, _, keep, metrics = measured
     mode = "train" if trainer.model.training else "eval"
-    accelerator = trainer.accelerator
-    finite = loss.detach().isfinite() & entropy.isfinite().all()
-    if not accelerator.gather(finite).all():  # every process raises, or the others would hang
-        what = "the loss" if entropy.isfinite().all() else "the entropy"
-        raise non_finite_error(what, trainer, [inputs | {"logps": logps, "token_entropy": token_entropy}])
-    if "row" in inputs:
-        rows = accelerator.gather(inputs["row"]).tolist()
-        for column, local in (("entropy", entropy), ("delta", keep)):
-            for row, value in zip(rows, accelerator.gather(local).tolist(), strict=True):
-                trainer._logs["extra"][column][row] = value
+    logps = logps.detach()
     if inputs.get("sampling_per_token_logps") is not None:
-        drawn = inputs.get("old_per_token_logps", logps.detach())  # under the weights that vLLM sampled with
+        drawn = inputs.get("old_per_token_logps", logps)  # under the weights that vLLM sampled with
         metrics["sampler_logp_gap"] = sampler_gap(drawn, inputs)
     if "kl" in metrics:  # a mean over tokens: weight each process and micro-batch by its tokens
         share = inputs["completion_mask"].sum() / inputs["num_items_in_batch"].clamp(min=1)
         micro_batches = trainer.args.steps_per_generation if mode == "train" else 1
-        metrics["kl"] = metrics["kl"] * share * accelerator.num_processes * micro_batches
-    for name, value in metrics.items():
-        trainer._metrics[mode][name].append(accelerator.gather(value).mean().item())
-    of_tags = tag_logps(
-        trainer._tokenizer, inputs["completion_ids"], inputs["completion_mask"], logps.detach(), trainer.tags
-    )
-    of_tags = accelerator.gather(of_tags).view(-1, len(TAG_METRICS)).nanmean(0)
-    for name, logp in zip(TAG_METRICS, of_tags.tolist(), strict=True):
-        if not math.isnan(logp):
-            trainer._metrics[mode][name].append(logp)
+        metrics["kl"] = metrics["kl"] * share * trainer.accelerator.num_processes * micro_batches
+    if "tag_spans" in inputs:
+        of_tags = tag_logps(inputs["tag_spans"], inputs["completion_mask"], logps)
+        metrics |= dict(zip(TAG_METRICS, of_tags, strict=True))
+    finite = {"the loss": loss.detach().isfinite(), "the entropy": entropy.isfinite().all()}
+    rows = [inputs["row"], entropy, keep] if "row" in inputs else []
+    saved = inputs | {"logps": logps, "token_entropy": token_entropy}
+    trainer._unread.append(_Unread(finite, metrics, rows, saved))
+    if mode == "eval" or trainer.accelerator.sync_gradients:
+        unread, trainer._unread = trainer._unread, []
+        _read(trainer, mode, unread)
+
+
+class _Unread(NamedTuple):
+    """Of a micro-batch, on the device: flags and 0-d metrics by name, rows of the table (b,), and what it computed."""
+
+    finite: dict[str, Tensor]
+    metrics: dict[str, Tensor]
+    rows: list[Tensor]
+    inputs: dict[str, Any]
+
+
+def _read(trainer: Any, mode: str, unread: list[_Unread]) -> None:
+    """Log the micro-batches of a step; RunError on every process if a loss or an entropy is NaN or infinite.
+
+    One gather and one transfer to the host; every process has to call it.
+    """
+    each = [torch.stack([*part.finite.values(), *part.metrics.values()]).float() for part in unread]
+    tables = [torch.stack(part.rows, 1).float().flatten() if part.rows else each[0][:0] for part in unread]
+    found = trainer.accelerator.gather(torch.stack([torch.cat(pair) for pair in zip(each, tables, strict=True)])[None])
+    values, rows = np.split(found.cpu().numpy(), [len(each[0])], axis=2)  # (processes, micro-batches, ...)
+    flags = [*unread[0].finite]
+    if not values[..., : len(flags)].all():  # every process raises, or the others would hang
+        index = int(values[..., : len(flags)].all((0, 2)).argmin())
+        what = next((name for name, flag in reversed(unread[index].finite.items()) if not flag), flags[0])
+        raise non_finite_error(what, trainer, [unread[index].inputs])
+    for row, entropy, delta in rows.reshape(-1, 3).tolist():
+        for column, value in (("entropy", entropy), ("delta", delta)):
+            trainer._logs["extra"][column][int(row)] = value
+    for name, column in zip(unread[0].metrics, np.moveaxis(values[..., len(flags) :], 2, 0), strict=True):
+        for by_process in column.T:
+            measured = by_process[~np.isnan(by_process)] if name in TAG_METRICS else by_process
+            if len(measured):
+                trainer._metrics[mode][name].append(float(measured.mean()))
 
 
 # Columns of the table in addition to TRL's
 
 
-def spans_in_text(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[Tensor], str]) -> list[list[list[int]]]:
+def spans_in_text(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[Any], str]) -> list[list[list[int]]]:
     """The conflict spans of each completion as [start, end) in the characters of its text. Shape (B, T) each.
 
     ``decode`` gives the text of tokens, shape (t,).
     """
-    return [_spans(*row, decode) for row in zip(ids, valid.bool(), mask, strict=True)]
+    on_host = torch.stack([ids, valid.bool(), mask], 1).cpu().numpy()  # (B, 3, T)
+    return [_spans(row[0][row[1] > 0], row[2][row[1] > 0], decode) for row in on_host]
 
 
-def _spans(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[Tensor], str]) -> list[list[int]]:
-    ids, mask = ids[valid], mask[valid]
-    edges = torch.diff(mask.int(), prepend=mask.new_zeros(1).int(), append=mask.new_zeros(1).int()).nonzero()[:, 0]
-    texts = [decode(ids[:edge]) for edge in edges.tolist()]
+def _spans(ids: Any, mask: Any, decode: Callable[[Any], str]) -> list[list[int]]:
+    edges = np.flatnonzero(np.diff(mask, prepend=0, append=0))
+    texts = [decode(ids[:edge]) for edge in edges]
     return [[len(start), len(end)] for start, end in zip(texts[::2], texts[1::2], strict=True)]
 
 
@@ -143,24 +173,32 @@ def gold_answer(row: dict[str, Any]) -> str | None:
     return None if row.get("answer") is None else str(row["answer"])
 
 
-def tag_logps(tokenizer: Any, ids: Tensor, valid: Tensor, logps: Tensor, tags: Sequence[str]) -> Tensor:
+def tag_spans(tokenizer: Any, ids: Tensor, valid: Tensor, tags: Sequence[str]) -> Tensor:
+    """The tokens [first, last + 1) of each tag's first occurrence; [0, 0) without one. (B, T) -> (B, tags, 2)
+
+    ``tags`` are of ASCII characters; tokens are counted without padding.
+    """
+    rows = []
+    for tokens, mask in zip(ids.tolist(), valid.tolist(), strict=True):
+        pieces = tokenizer.convert_ids_to_tokens(list(compress(tokens, mask)))
+        rows.append([tag_span(pieces, tag) or (0, 0) for tag in tags])
+    return torch.tensor(rows, device=ids.device)
+
+
+def tag_logps(spans: Tensor, valid: Tensor, logps: Tensor) -> Tensor:
     """Mean over the completions that have a tag of its ln pi, the sum over the tokens of its first occurrence.
 
     Args:
-        tokenizer: Of the completions.
-        ids, valid, logps: Completion tokens, 1 on them, and ln pi of each. Shape (B, T).
-        tags: The four tags, of ASCII characters.
+        spans: Of :func:`tag_spans`. Shape (B, 4, 2).
+        valid, logps: 1 on the completion tokens, and ln pi of each. Shape (B, T).
 
     Returns:
         Nats, NaN for a tag that no completion has. Shape (4,).
     """
-    found = logps.new_full((len(ids), len(tags)), float("nan"))
-    for row, (tokens, mask) in enumerate(zip(ids.tolist(), valid.tolist(), strict=True)):
-        pieces = tokenizer.convert_ids_to_tokens(list(compress(tokens, mask)))
-        for column, tag in enumerate(tags):
-            if span := tag_span(pieces, tag):
-                found[row, column] = logps[row, valid[row].bool()][span[0] : span[1]].sum()
-    return found.nanmean(0)
+    places = (valid.cumsum(1) - 1).masked_fill(valid == 0, -1)[:, None]  # (B, 1, T)
+    inside = (places >= spans[..., :1]) & (places < spans[..., 1:])  # (B, 4, T)
+    sums = torch.where(inside, logps[:, None], 0.0).sum(-1)
+    return sums.masked_fill(spans[..., 1] == 0, math.nan).nanmean(0)
 
 
 def tag_span(pieces: Sequence[str | None], tag: str) -> tuple[int, int] | None:

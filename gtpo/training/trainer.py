@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import trl
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -36,11 +37,13 @@ from gtpo.errors import UsageError
 from gtpo.forward.generation import generate
 from gtpo.forward.head import linear_logps_and_entropy
 from gtpo.forward.hidden_states import (
+    Packing,
     are_equal,
     can_encode_prompts_once,
     distinct_prompts,
     hidden_states_by_prompt,
     hidden_states_per_completion,
+    split_masks,
 )
 from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32
@@ -96,6 +99,8 @@ class GRPOTrainer(HeldOutEvaluation):
         check_inputs({"model": model, **kwargs})
         if not trl.GRPOTrainer.__name__.startswith("Unsloth"):  # it uses one GPU
             refuse_data_parallel(args)
+        self._packing = Packing(trl.GRPOTrainer.__name__.startswith("Unsloth"))
+        self._unread: list[Any] = []  # micro-batches of the current step, until the last one
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
         if isinstance(self.processing_class, ProcessorMixin):
             raise UsageError("images and audio are not supported: pass a tokenizer as processing_class.")
@@ -326,16 +331,25 @@ class GRPOTrainer(HeldOutEvaluation):
         self, model: Any, inputs: dict[str, Any], grad_rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """ln pi and H of the completion tokens at the sampling temperature, 0 on all others. Shape (B, T) each."""
-        completion_mask = inputs["completion_mask"].bool()
+        mask = inputs["completion_mask"].bool()
         causal_lm = self._causal_lm(model)
         forward = partial(model, logits_to_keep=1) if "logits_to_keep" in self.model_kwarg_keys else model
-        by_prompt = self._encodes_prompts_once(forward, causal_lm, inputs)
-        hidden_states = hidden_states_by_prompt if by_prompt else hidden_states_per_completion
-        hidden = hidden_states(forward, causal_lm.get_decoder(), inputs)  # (N, H), each predicts its token
-        grad_rows = None if grad_rows is None else grad_rows[completion_mask]
-        logps, entropy = self._head(causal_lm, hidden, inputs["completion_ids"][completion_mask], grad_rows)
-        blank = torch.zeros(completion_mask.shape, dtype=logps.dtype, device=logps.device)
-        return blank.masked_scatter(completion_mask, logps), blank.masked_scatter(completion_mask, entropy)
+        hidden = self._hidden_states(forward, causal_lm, inputs)  # (N, H), each predicts its token
+        tokens = torch.from_numpy(np.flatnonzero(split_masks(inputs)[1])).to(mask.device)  # (N,), in the (B, T) ones
+        grad_rows = None if grad_rows is None else grad_rows.flatten()[tokens]
+        logps, entropy = self._head(causal_lm, hidden, inputs["completion_ids"].flatten()[tokens], grad_rows)
+        blank = torch.zeros(mask.shape, dtype=logps.dtype, device=logps.device)
+        return blank.masked_scatter(mask, logps), blank.masked_scatter(mask, entropy)
+
+    def _hidden_states(self, forward: Any, causal_lm: Any, inputs: dict[str, Any]) -> Tensor:
+        """By prompt or packed, where the model gives the same as by row."""
+        decoder = causal_lm.get_decoder()
+        if self._encodes_prompts_once(forward, causal_lm, inputs):
+            return hidden_states_by_prompt(forward, decoder, inputs)
+        packed = self._packing.hidden_states(
+            forward, decoder, inputs, getattr(causal_lm.config, "sliding_window", None)
+        )
+        return hidden_states_per_completion(forward, decoder, inputs) if packed is None else packed
 
     def _head(
         self, causal_lm: Any, hidden: Tensor, targets: Tensor, grad_rows: Tensor | None = None

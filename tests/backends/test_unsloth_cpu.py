@@ -134,6 +134,14 @@ def test_the_gradient_does_not_depend_on_the_micro_batch(name: str, others: list
 
 
 @installed
+def test_several_rows_are_packed_into_one_forward(seen: dict[str, Any]) -> None:
+    """Their equality with the rows is what the other tests compare."""
+    for name, (rows, _) in seen["unsloth"]["batch"].items():
+        assert (seen["unsloth"]["packed"][name] > 0) == (rows > 1), name
+        assert seen["plain"]["packed"][name] == 0
+
+
+@installed
 def test_unsloth_keeps_a_batch_size_of_one(seen: dict[str, Any]) -> None:
     assert seen["unsloth"]["batch"] == seen["plain"]["batch"]
     assert seen["unsloth"]["batch"]["gtpo, one completion per forward"] == [1, 12]
@@ -225,7 +233,7 @@ def _train_each(tiny: str) -> dict[str, Any]:
             named = kwargs["model"].named_parameters()
             self.gradients = {name: weight.grad.clone() for name, weight in named if weight.grad is not None}
 
-    seen: dict[str, Any] = {"logs": {}, "batch": {}}
+    seen: dict[str, Any] = {"logs": {}, "batch": {}, "packed": {}}
     for name, (method, settings) in STEPS.items():
         batch, steps = (settings.get(key, 1) for key in ("per_device_train_batch_size", "gradient_accumulation_steps"))
         size = max(batch * steps, canned.GROUP)
@@ -242,6 +250,7 @@ def _train_each(tiny: str) -> dict[str, Any]:
             save_file(kept, f"{name} {kind}.safetensors")
         canned.canned_group = group
         seen["logs"][name] = trainer.state.log_history[:2]
+        seen["packed"][name] = int(trainer._packing.verified)
         seen["batch"][name] = [trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps]
     return seen
 

@@ -25,11 +25,13 @@ from transformers import (
 
 from gtpo.errors import UsageError
 from gtpo.forward.hidden_states import (
+    Packing,
     _rows_of_similar_length,
     are_equal,
     can_encode_prompts_once,
     distinct_prompts,
     hidden_states_by_prompt,
+    hidden_states_packed,
     hidden_states_per_completion,
 )
 
@@ -83,13 +85,33 @@ def gradients(model: Any) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("states", [hidden_states_per_completion, hidden_states_by_prompt])
+def packing(model: Any, fault: str = "") -> Any:
+    """A forward with Unsloth's argument: Transformers keeps rows apart by positions that restart."""
+
+    def forward(packed_seq_lengths: Tensor | None = None, **kwargs: Any) -> Any:
+        if packed_seq_lengths is not None:
+            positions = kwargs["position_ids"]
+            starts = (positions[0] == 0).nonzero()[:, 0].tolist()
+            assert starts == [0, *packed_seq_lengths.cumsum(0).tolist()[:-1]] and not kwargs["use_cache"]
+            if fault == "runs out of memory":
+                raise torch.OutOfMemoryError("out of memory")
+            if fault == "lets a row see the others":
+                kwargs["position_ids"] = torch.arange(positions.shape[1])[None]
+        return model(**kwargs)
+
+    return forward
+
+
+@pytest.mark.parametrize("states", [hidden_states_per_completion, hidden_states_by_prompt, hidden_states_packed])
 @pytest.mark.parametrize("family", LINEAR)
 @pytest.mark.parametrize("case", BATCHES)
-def test_states_and_gradients_equal_one_completion_at_a_time(case: str, family: str, states: Any) -> None:
+def test_states_and_gradients_equal_one_completion_at_a_time(
+    case: str, family: str, states: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gtpo.forward.hidden_states.PACKED_TOKENS", 20)  # some batches take several forwards
     model = model_of(family)
     decoder = model.get_base_model().base_model
-    hidden = states(model, decoder, batch_of(*BATCHES[case]))
+    hidden = states(packing(model), decoder, batch_of(*BATCHES[case]))
     scale = torch.rand(hidden.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     (hidden * scale).sum().backward()
     found = gradients(model)
@@ -105,6 +127,41 @@ def test_states_and_gradients_equal_one_completion_at_a_time(case: str, family: 
         error = (found[name] - gradient).norm() / gradient.norm()
         assert error < 1e-6, name  # 2e-7 observed: the norms of Transformers are in float32
     assert len(found) == 2 * 2 * LINEAR[family]  # lora_A and lora_B in two layers
+
+
+def packed_by(model: Any, fault: str, case: str, window: int | None = None) -> tuple[Packing, Tensor | None]:
+    found = Packing(possible=True)
+    config = LlamaConfig(**SIZES)
+    config.sliding_window = window
+    decoder = model.get_base_model().base_model
+    return found, found.hidden_states(packing(model, fault), decoder, batch_of(*BATCHES[case]), config)
+
+
+def test_packed_rows_are_verified_and_again_once_a_batch_is_longer() -> None:
+    model, seen = model_of("llama"), []
+    decoder = model.get_base_model().model
+    model.get_base_model().model.embed_tokens.register_forward_hook(lambda m, args, out: seen.append(args[0].shape[1]))
+    found = Packing(possible=True)
+    for case in ("different prompts", "different prompts", "one prompt", "different prompts"):
+        states = found.hidden_states(packing(model), decoder, batch_of(*BATCHES[case]), model.config)
+        assert states is not None
+    # packed, the longest row and the last one alone, and packed with gradients: twice; then 28 tokens after 15
+    assert seen == [15, 7, 4, 15, 15, 30, 9, 8, 30, 15]
+    assert found.possible and found.verified == 30
+
+
+@pytest.mark.parametrize("fault", ["runs out of memory", "lets a row see the others"])
+def test_rows_run_as_rows_where_the_forward(fault: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        found, states = packed_by(model_of("llama"), fault, "one prompt")
+    assert states is None and not found.possible
+    assert "run as padded rows" in caplog.text
+
+
+@pytest.mark.parametrize(("window", "packed"), [(8, False), (9, True)])
+def test_a_sliding_window_is_not_shorter_than_a_packed_row(window: int, packed: bool) -> None:
+    found, states = packed_by(model_of("llama"), "", "one prompt", window)  # the longest row has 5 + 4 tokens
+    assert (states is not None) == packed and found.possible
 
 
 def test_distinct_prompts_tells_rows_apart_by_the_masks() -> None:

@@ -82,13 +82,14 @@ def _rms_norm(norm: Any, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
 
 
 def _rotate(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: Any) -> Any:
-    """Rotary embedding of rows that start at position 0. Shape (B, heads, T, D) each."""
-    assert positions is None
+    """Rotary embedding, of rows that start at position 0 without ``positions`` (B, T). Shape (B, heads, T, D) each."""
     cos, sin = cos.clone(), sin.clone()  # inference-mode tensors where the reference was scored
+    if positions is not None:
+        cos, sin = (table[positions.long()][:, None] for table in (cos, sin))
 
     def rotated(x: torch.Tensor) -> torch.Tensor:
         left, right = x.chunk(2, dim=-1)
-        turned = x * cos[: x.shape[2]] + torch.cat([-right, left], dim=-1) * sin[: x.shape[2]]
+        turned = x * cos[..., : x.shape[2], :] + torch.cat([-right, left], dim=-1) * sin[..., : x.shape[2], :]
         return turned.to(x.dtype)
 
     return rotated(q), rotated(k)

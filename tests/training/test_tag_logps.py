@@ -7,7 +7,7 @@ import torch
 from transformers import AutoTokenizer
 
 from gtpo.prompts import TAGS
-from gtpo.training.record import tag_logps, tag_span
+from gtpo.training.record import tag_logps, tag_span, tag_spans
 
 
 def test_a_tag_touches_every_token_that_has_a_part_of_it() -> None:
@@ -32,8 +32,8 @@ def test_ln_pi_of_a_tag_is_summed_over_its_tokens_and_averaged_over_the_completi
     for column in range(4):
         sums = [sum(logps[i, a].item() for a in span[column]) for i, span in enumerate(spans) if span[column]]
         expected.append(sum(sums) / len(sums))
-    assert tag_logps(tokenizer, ids, valid, logps, TAGS).tolist() == expected
-    assert all(math.isnan(value) for value in tag_logps(tokenizer, ids[:, :1], valid[:, :1], logps, ["<x>"]).tolist())
+    assert tag_logps(tag_spans(tokenizer, ids, valid, TAGS), valid, logps).tolist() == expected
+    assert math.isnan(tag_logps(tag_spans(tokenizer, ids, valid, ["<x>"]), valid, logps).item())
 
 
 def _span(tokenizer, row: list[int], tag: str) -> list[int] | None:  # type: ignore[no-untyped-def]

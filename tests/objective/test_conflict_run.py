@@ -1,0 +1,64 @@
+"""Where a run of conflict tokens ends: against a comparison of every pair of rows at every place."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gtpo_loss
+from gtpo_loss import BLOCK, CONFLICT_SPANS, conflict_mask, conflict_spans
+
+
+def spans_by_pairs(ids: Tensor, valid: Tensor, advantages: Tensor, size: int, span: str) -> list[Tensor]:
+    """M_fw and M_bw by comparing every pair of rows at every place."""
+    columns = torch.arange(ids.shape[1])
+    sign = advantages.sign().view(-1, size, 1)
+    found = []
+    for order in (torch.where(valid, way * columns, len(columns)).argsort(stable=True) for way in (1, -1)):
+        tokens, kept = (part.gather(1, order).view(-1, size, len(columns)) for part in (ids, valid))
+        tokens = torch.where(kept, tokens, -1 - torch.arange(size)[:, None])
+        same = tokens[:, :, None] == tokens[:, None]  # (P, G, G, T)
+        conflict = (same & (sign > 0)[:, None]).any(2) & (same & (sign < 0)[:, None]).any(2)
+        if span == "common":
+            conflict &= (same | (sign == 0)[:, None]).all(2)
+        gap = (conflict.cummax(-1).values & ~conflict).cummax(-1).values
+        run = conflict & ~gap if span == "first_run" else conflict.cummin(-1).values
+        found.append(run.view_as(valid).gather(1, order.argsort()))
+    return found
+
+
+@pytest.mark.parametrize("span", CONFLICT_SPANS)
+@pytest.mark.parametrize("width", [1, 7, 300, 2 * BLOCK])
+def test_spans_equal_a_comparison_of_all_pairs(span: str, width: int) -> None:
+    """Runs that end in the first block, in a later one and at the last token; masks with holes."""
+    generator = torch.Generator().manual_seed(width)
+    groups, size = 12, 5
+    base = torch.randint(3, (groups, 1, width), generator=generator)
+    rate = torch.rand(groups, 1, 1, generator=generator) ** 6  # of tokens that differ from the others'
+    changed = torch.rand(groups, size, width, generator=generator) < rate
+    ids = torch.where(changed, 3 + torch.randint(2, changed.shape, generator=generator), base).flatten(0, 1)
+    valid = torch.arange(width) < torch.randint(width + 1, (groups * size, 1), generator=generator)
+    valid[: groups * size // 2] = True
+    valid[::7] = torch.rand(width, generator=generator) < 0.9
+    advantages = torch.randint(-1, 2, (groups * size,), generator=generator).float()
+    found = conflict_spans(ids, valid, advantages, size, span)
+    for actual, expected in zip(found, spans_by_pairs(ids, valid, advantages, size, span), strict=True):
+        assert actual.tolist() == expected.tolist()
+        assert span == "common" or width < 300 or actual[:, BLOCK:].any()
+
+
+@pytest.mark.parametrize("span", CONFLICT_SPANS)
+def test_an_anchored_run_is_not_followed_past_its_end(span: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = []
+    whole = gtpo_loss._conflicts
+
+    def counted(tokens: Tensor, *args: Any) -> Tensor:
+        places.append(tokens.shape[2])
+        return whole(tokens, *args)
+
+    monkeypatch.setattr(gtpo_loss, "_conflicts", counted)
+    ids = torch.arange(2 * 1000).view(2, -1)
+    ids[:, : BLOCK + 1] = 0  # from the left it ends in the second block, from the right in the first
+    conflict_mask(ids, torch.ones_like(ids), torch.tensor([1.0, -1.0]), 2, span)
+    assert sum(places) == (2 * 1000 if span == "first_run" else 3 * BLOCK)

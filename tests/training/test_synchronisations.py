@@ -1,0 +1,87 @@
+"""How often a training step waits for the device: operations that return a value or a size to the host, and gathers."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.canned import GROUP, make_trainer
+from helpers.scripts import ROOT
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "equal"}
+STEPS = 2
+
+
+def asker() -> str:
+    """Who called: ours, or a library that ours called."""
+    frame = sys._getframe(1)
+    while frame := frame.f_back:  # type: ignore[assignment]
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(ROOT / "gtpo") or path == ROOT / "gtpo_loss.py":
+            return "ours"
+        for library in ("trl", "transformers", "peft"):
+            if library in path.parts:
+                return library
+    return "other"
+
+
+class Waits(TorchDispatchMode):
+    """Counts them by who asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        indices = args[1] if name.startswith("index") and len(args) > 1 and isinstance(args[1], list | tuple) else ()
+        if name in WAITS or any(isinstance(index, Tensor) and index.dtype == torch.bool for index in indices):
+            self.count[asker()] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def counts_of(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], Counter[str]]:
+    """Waits and gathers of all steps."""
+    waits, gathers = Waits(), Counter[str]()
+
+    def counted(whole: Any, count: Counter[str]) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            count[asker()] += 1
+            return whole(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patch, waits:
+        for name in ("tolist", "cpu"):  # a transfer each on a GPU, and nothing on a CPU
+            patch.setattr(Tensor, name, counted(getattr(Tensor, name), waits.count))
+        patch.setattr(trainer.accelerator, "gather", counted(trainer.accelerator.gather, gathers))
+        trainer.train()
+    return waits.count, gathers
+
+
+def test_a_micro_batch_waits_for_the_head_alone(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics, masks and tags are read once per step; the head splits its rows and looks for unlikely targets."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the head's threads would not be seen
+    found = {}
+    for rows in (1, GROUP):
+        trainer = make_trainer(
+            "gtpo",
+            tiny,
+            tmp_path / str(rows),
+            max_steps=STEPS,
+            per_device_train_batch_size=rows,
+            gradient_accumulation_steps=GROUP // rows,
+            gradient_checkpointing=True,  # prompts are not shared, as with Unsloth
+            log_completions=True,
+        )
+        found[rows] = counts_of(trainer, monkeypatch)
+    torch.set_num_threads(threads)
+    (waits, gathers), (waits_together, gathers_together) = found[1], found[GROUP]
+    assert waits["ours"] - waits_together["ours"] == 2 * (GROUP - 1) * STEPS
+    assert waits_together["ours"] <= 27 * STEPS
+    assert gathers["ours"] == gathers_together["ours"] == 4 * STEPS
