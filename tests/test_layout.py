@@ -113,21 +113,21 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
     "cli": {"data", "models", "runs"},
     "paper": LOADING | {"evaluation"},
 }
-MOST_ARROWS = 80
+MOST_ARROWS = 62
 BUDGETS = {  # room -> most lines; a feature makes room for itself
-    "cli": 698,
-    "data": 971,
-    "evaluation": 2075,
-    "forward": 1111,
-    "grading": 1646,
-    "models": 1105,
-    "paper": 1270,
-    "reports": 780,
-    "runs": 726,
-    "training": 2047,
-    "": 701,  # the ground
+    "cli": 633,
+    "data": 860,
+    "evaluation": 1875,
+    "forward": 1184,
+    "grading": 1521,
+    "models": 1037,
+    "paper": 1256,
+    "reports": 686,
+    "runs": 713,
+    "training": 1989,
+    "": 680,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1640, 27_900, 62, 8_055  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1690, 24_850, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:
@@ -151,7 +151,7 @@ def test_rooms_import_what_the_table_says() -> None:
 
 
 def test_few_imports_run_from_room_to_room() -> None:
-    assert 60 < len(arrows()) <= MOST_ARROWS
+    assert 50 < len(arrows()) <= MOST_ARROWS
 
 
 def test_the_ground_imports_the_ground_alone() -> None:
@@ -226,7 +226,7 @@ def test_the_root_has_eight_python_files() -> None:
 
 def test_scripts_are_short() -> None:
     lengths = {name: len(path_of(name).read_text().splitlines()) for name in SCRIPTS}
-    assert all(length <= 75 for length in lengths.values()), lengths
+    assert all(length <= 50 for length in lengths.values()), lengths
 
 
 def test_nothing_imports_a_script_and_the_library_imports_no_rewards() -> None:
