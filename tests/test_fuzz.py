@@ -25,6 +25,7 @@ from trl import GRPOConfig, SFTConfig
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RewardArguments, RunArguments
 from gtpo.cli import parse as cli
 from gtpo.cli.parse import parse
+from gtpo.runs import script
 from gtpo.runs.script import run_script
 from rewards import accuracy_reward, format_reward
 
@@ -143,6 +144,7 @@ def assert_settings_or_one_line_error(method: str, argv: list[str], empty: Path)
     resolved: dict[str, Any] = {}
     stderr = io.StringIO()
     sys.argv = [f"train_{method}.py"]
+    script._training = False  # a test before may have begun one
     with (
         contextlib.redirect_stderr(stderr),
         contextlib.redirect_stdout(io.StringIO()),

@@ -92,8 +92,6 @@ def _scores_of(entry: dict[str, Any]) -> dict[str, Any]:
     adapter = Path(entry["adapter"] or "base/adapter")
     name, seed = split_name(adapter.parent)
     name += "@best" if adapter == RunDirectory(adapter.parent).best else ""
-    if entry.get("settings", {}).get("temperature") == 0:
-        entry = entry | {"benchmark": entry["benchmark"] + GREEDY}
     row = {"run": name, "benchmark": entry["benchmark"], "seed": seed or 0, "entry": entry}
     for kind, value in entry["scores"].items():
         row |= {f"{kind}@{k}": score for k, score in value.items()} if isinstance(value, dict) else {kind: value}
@@ -135,7 +133,8 @@ def read_results(directories: list[Path], models: Mapping[str, str] | None = Non
         for entry in json.loads(path.read_text(encoding="utf-8"))["results"]:
             run = RunDirectory(Path(entry["adapter"] or "base/adapter").parent)
             if _has_model(run, (models or {}).get(split_name(run.path)[0])):
-                entries.append(entry)
+                greedy = entry.get("settings", {}).get("temperature") == 0
+                entries.append(entry | {"benchmark": entry["benchmark"] + GREEDY * greedy})
     return Results.of(runs, entries)
 
 

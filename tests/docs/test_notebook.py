@@ -134,7 +134,7 @@ def test_it_shows_what_is_stored(executed: tuple[Path, dict[str, Any]]) -> None:
 def test_the_results_notebook_draws_every_figure_as_stored() -> None:
     cells = stored_cells(execute(RESULTS, RESULTS.parent, GTPO_NOTEBOOK_SEARCH="results/tiny"))
     figures = ("fig1", "fig2", "fig3", "fig4a", "fig4b", "fig4c", "fig4d", "fig5a", "fig5b", "fig6")
-    for name in ("effects", *figures, "baselines"):
+    for name in (*figures, "baselines"):
         (output,) = cells[name].outputs
         assert len(output.data["image/png"]) > 5000, name
     for cell in code_cells(nbformat.read(RESULTS, as_version=4)):

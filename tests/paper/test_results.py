@@ -130,7 +130,10 @@ def test_condensed_results_read_back(tmp_path: Path) -> None:
     run = RunDirectory(write_run(tmp_path / "gtpo-g8-s1"))
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in [steps[0] | {"kl": None}, steps[1], held_out]))
     (tmp_path / "results.json").write_text(json.dumps({"results": [score, greedy]}))
-    condense(read_results([tmp_path]), tmp_path / "new", ["accuracy", "kl"])
+    found = read_results([tmp_path])
+    condense(Results.of({}, found.scores["entry"]), tmp_path / "merged", [])
+    assert read_results([tmp_path / "merged"]).scored("gtpo-g8", "arithmetic_greedy")["pass@1"].tolist() == [44.0]
+    condense(found, tmp_path / "new", ["accuracy", "kl"])
     read = read_results([tmp_path / "new"])
     assert logged(read) == {"gtpo-g8": {1: [{"step": 1, "accuracy": 0.33333}, {"step": 2, "accuracy": 2.0, "kl": 0.5}]}}
     stored = read.scored("gtpo-g8", "arithmetic")["entry"][1]
