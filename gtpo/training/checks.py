@@ -71,6 +71,22 @@ def sampler_gap(logps: Tensor, batch: dict[str, Any]) -> Tensor:
     return torch.where(scored, gap, 0.0).sum() / scored.sum()
 
 
+def sampler_metrics(trainer: Any, logps: Tensor, batch: dict[str, Any]) -> dict[str, Tensor]:
+    """The gap's mean, median and 99 % quantile, in nats, and the kept mass where sampling is truncated. 0-d tensors.
+
+    TRL's vLLM normalizes over the tokens that ``top_p``, ``top_k`` or ``min_p`` keep, the trainer over all, so the
+    ratio of the probabilities is the kept mass (huggingface/trl#7269).
+    """
+    log_ratio = logps - batch["sampling_per_token_logps"]
+    log_ratio = torch.where(batch["completion_mask"].bool() & log_ratio.isfinite(), log_ratio, torch.nan)
+    median, highest = log_ratio.abs().nanquantile(log_ratio.new_tensor([0.5, 0.99]))
+    metrics = {"": log_ratio.abs().nanmean(), "_median": median, "_p99": highest}
+    metrics = {f"sampler_logp_gap{name}": value for name, value in metrics.items()}
+    if trainer.top_p < 1 or trainer.top_k or trainer.min_p:
+        metrics["sampler_kept_mass"] = log_ratio.exp().nanmean()
+    return metrics
+
+
 def adapter_of(trainer: Any) -> Any:
     """The policy if it has an adapter, whole on each process; else None."""
     policy = trainer.accelerator.unwrap_model(trainer.model)

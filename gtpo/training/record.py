@@ -21,7 +21,7 @@ from gtpo.errors import UsageError
 from gtpo.forward.hidden_states import host_masks
 from gtpo.reports.html import Group
 from gtpo.training.callbacks import non_finite_error
-from gtpo.training.checks import sampler_gap
+from gtpo.training.checks import sampler_metrics
 from gtpo.training.diagnosis import conflict_metrics
 
 TAG_METRICS = tuple(f"tag_logps/{name}" for name in ("reasoning_start", "reasoning_end", "answer_start", "answer_end"))
@@ -85,7 +85,7 @@ def record_loss(
     logps = logps.detach()
     if inputs.get("sampling_per_token_logps") is not None:
         drawn = inputs.get("old_per_token_logps", logps)  # under the weights that vLLM sampled with
-        metrics["sampler_logp_gap"] = sampler_gap(drawn, inputs)
+        metrics |= sampler_metrics(trainer, drawn, inputs)
     if "kl" in metrics:  # a mean over tokens: weight each process and micro-batch by its tokens
         share = inputs["completion_mask"].sum() / inputs["num_items_in_batch"].clamp(min=1)
         micro_batches = trainer.args.steps_per_generation if mode == "train" else 1

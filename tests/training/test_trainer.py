@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import pytest
 import torch
@@ -25,7 +26,7 @@ from transformers import (
 from trl import GRPOConfig
 
 from gtpo.errors import RunError
-from gtpo.training.checks import check_head
+from gtpo.training.checks import check_head, sampler_metrics
 from gtpo.training.initial_entropy import padded_batch
 from gtpo.training.trainer import GRPOTrainer
 
@@ -131,6 +132,23 @@ def test_the_gap_to_the_sampler_is_that_of_the_weights_that_sampled(tiny: Path, 
     for old in ({}, {"old_per_token_logps": sampled + 0.25}):
         trainer.compute_loss(trainer.model, batch | {"sampling_per_token_logps": without_score} | old)
     assert trainer._metrics["train"]["sampler_logp_gap"] == pytest.approx([1.0, 0.25], abs=1e-5)
+
+
+def test_quantiles_of_the_gap_and_the_kept_mass(tiny: Path, tmp_path: Path) -> None:
+    """Against NumPy. top_p renormalizes what the sampler scores, so the ratio of the probabilities is the kept mass."""
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    gap = torch.linspace(-0.5, 0.3, 12).view(2, 6)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+    batch = {"sampling_per_token_logps": -1.0 - gap, "completion_mask": mask}
+    found = sampler_metrics(trainer, torch.full((2, 6), -1.0), batch)
+    valid = np.abs(gap[mask.bool()].numpy())
+    assert found["sampler_logp_gap"].item() == pytest.approx(valid.mean(), abs=1e-6)
+    assert found["sampler_logp_gap_median"].item() == pytest.approx(np.median(valid), abs=1e-6)
+    assert found["sampler_logp_gap_p99"].item() == pytest.approx(np.quantile(valid, 0.99), abs=1e-6)
+    assert "sampler_kept_mass" not in found
+    trainer.top_p = 0.9
+    batch["sampling_per_token_logps"] = torch.full((2, 6), -1.0 - math.log(0.9))
+    assert sampler_metrics(trainer, torch.full((2, 6), -1.0), batch)["sampler_kept_mass"].item() == pytest.approx(0.9)
 
 
 def test_the_switch_of_unsloth_is_restored(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
