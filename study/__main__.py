@@ -90,8 +90,8 @@ def main() -> None:
             return print(table(matrix, figures, scale, experiments, evaluations))
         results, failures = run_missing(scale, experiments, evaluations, flags.jobs)
         written, missing = draw_all(matrix, figures, scale, results)
-        lines = comparison_lines(matrix, scale, results)
-        print(*report(matrix, claims, results, seeds), *lines, *written, *missing, sep="\n")
+        compared = comparison_lines(matrix, scale, results)
+        print(*report(matrix, claims, results, seeds), *compared, *written, *missing, sep="\n")
     print(*failures, sep="\n", end="\n" if failures else "")
     sys.exit(1 if failures else 0)
 

@@ -155,7 +155,7 @@ def comparison(
 
     ``origins``: run -> revision and machine; a pair of two is not compared.
     """
-    rates = {
+    rates: dict[str, dict[str, Any]] = {
         name: {metric: mean_of([late(results.curve(name, seed, metric)) for seed in seeds]) for metric in MEANS}
         | {"seeds": len(seeds)}
         for method in ("grpo", "gtpo")
@@ -184,8 +184,8 @@ def comparison(
             found["rows"][name]["holm"] = p
     judged = [[family.rule.judge(SeedRuns(results, seed, window), arm) for seed in pairs] for arm in arms]
     for kind in ("is_lost", "falls"):
-        grpo, gtpo = ([getattr(seed, kind) for seed in seeds] for seeds in judged)
-        found["lost"][kind] = {"grpo": sum(grpo), "gtpo": sum(gtpo), "p": mcnemar_p(grpo, gtpo)}
+        lost = [[bool(getattr(seed, kind)) for seed in seeds] for seeds in judged]
+        found["lost"][kind] = {"grpo": sum(lost[0]), "gtpo": sum(lost[1]), "p": mcnemar_p(*lost)}
     return found | {"seeds": len(pairs), "mixed": len(both) - len(pairs)}
 
 

@@ -22,7 +22,7 @@ HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "wand
 # Who may import a package at all, in a function or at the top.
 OWNERS = {
     "wandb": {"gtpo.reports.wandb", "gtpo.paper.results"},
-    "vllm": {"gtpo.evaluation.sampling"},
+    "vllm": {"gtpo.evaluation.sampling", "gtpo.forward.vllm_lora"},
     "unsloth": {"gtpo.models.backend", "gtpo.models.load"},
     "datasets": {"gtpo.data.load", "gtpo.training.refusals", "gtpo.data.tables"},
     "matplotlib": {"gtpo.reports.curves"},
@@ -113,7 +113,7 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
     "cli": {"data", "models", "runs"},
     "paper": LOADING | {"evaluation"},
 }
-MOST_ARROWS = 62
+MOST_ARROWS = 64
 BUDGETS = {  # room -> most lines; a feature makes room for itself
     "cli": 633,
     "data": 860,

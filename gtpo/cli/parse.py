@@ -286,8 +286,6 @@ def _of_this_machine(start: _Start, preset: Path) -> dict[str, Any]:
     has_gpu = torch.cuda.is_available()
     if settings.get("bf16") and has_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         adapted |= {"bf16": False, "fp16": True}
-    if start.backend == "transformers" and settings.get("use_vllm") and settings.get("load_in_4bit"):
-        adapted["load_in_4bit"] = False  # TRL cannot sync 4-bit weights to vLLM
     name = settings.get("model", "tiny")
     if "entropy_filter" in settings and start.model not in (name, MODEL_ALIASES[name]):
         adapted["entropy_filter"] = "auto"  # Eq. 10; the preset has what the paper found for its own model

@@ -27,8 +27,6 @@ from gtpo.models.backend import (
 from gtpo.models.load import load_base, load_tokenizer, source_options
 from gtpo.runs.bars import TokenCounter
 
-VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts as max_lora_rank
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -279,14 +277,13 @@ class VLLMSampler:
         from transformers import GenerationConfig
         from vllm import LLM
 
+        from gtpo.forward.vllm_lora import lora_options
+
         self.sampling = sampling
         dtype = "float32"
         if torch.cuda.is_available():
             dtype = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
-        lora = {}
-        if lora_rank is not None:
-            rank = next((allowed for allowed in VLLM_LORA_RANKS if allowed >= lora_rank), lora_rank)
-            lora = {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
+        lora = {} if lora_rank is None else lora_options(lora_rank)
         self.tokenizer, config = load_tokenizer(model, source_options(model), prompt)
         longest = int(config.get_text_config().max_position_embeddings)
         self.context_length = min(longest, sampling.max_new_tokens + self.prompt_room)

@@ -19,12 +19,16 @@ logger = logging.getLogger(__name__)
 
 def load_policy(settings: Settings, backend: str) -> tuple[Any, Any]:
     """:func:`build_policy` of a run."""
-    use_vllm = bool(getattr(settings.trainer, "use_vllm", False))
-    return build_policy(settings.model, backend, settings.trainer.seed, use_vllm, settings.prompt)
+    vllm_mode = settings.trainer.vllm_mode if getattr(settings.trainer, "use_vllm", False) else None
+    return build_policy(settings.model, backend, settings.trainer.seed, vllm_mode, settings.prompt)
 
 
 def build_policy(
-    arguments: ModelArguments, backend: str, seed: int, use_vllm: bool = False, prompt: PromptArguments | None = None
+    arguments: ModelArguments,
+    backend: str,
+    seed: int,
+    vllm_mode: str | None = None,
+    prompt: PromptArguments | None = None,
 ) -> tuple[Any, Any]:
     """The base model with a fresh LoRA adapter, or all weights trained with ``lora_rank`` 0, and its tokenizer.
 
@@ -32,7 +36,7 @@ def build_policy(
         arguments: Model and adapter.
         backend: unsloth or transformers.
         seed: Of the adapter's initial weights.
-        use_vllm: Whether vLLM generates.
+        vllm_mode: colocate or server where vLLM generates.
         prompt: Chat template and its arguments; None: the tokenizer's own.
     """
     path, prompt = resolve_model(arguments.model), prompt or PromptArguments()
@@ -40,13 +44,13 @@ def build_policy(
         tiny = f"{Path(path).name}, a Llama of about a million parameters that is part of this package"
         logger.warning("loading %s", tiny if is_tiny(path) else path)
     if backend == "unsloth":
-        return _load_unsloth(arguments, path, seed, use_vllm, prompt)
+        return _load_unsloth(arguments, path, seed, vllm_mode is not None, prompt)
     from peft import LoraConfig, get_peft_model
     from transformers import set_seed
 
-    # TRL merges the adapter for vLLM and unmerges it: repeated merging in bfloat16 degrades the weights.
+    # TRL merges the adapter for a server and unmerges it: repeated merging in bfloat16 degrades the weights.
     # In bfloat16 an update of 1e-6 of a weight is rounded away.
-    full_precision = use_vllm or arguments.lora_rank == 0
+    full_precision = vllm_mode == "server" or arguments.lora_rank == 0
     model, tokenizer = load_base(path, arguments.load_in_4bit, full_precision, prompt)
     if arguments.lora_rank == 0:
         return model, tokenizer

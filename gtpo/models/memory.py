@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 GIB = 2**30
 # GiB that CUDA reports
-GPUS = {"16 GB (T4)": 14.7, "24 GB (L4)": 22.1, "40 GB (A100)": 39.5, "80 GB (A100, H100)": 79.1}
+GPUS = {"16 GB (T4)": 14.7, "24 GB (L4)": 22.1, "40 GB (A100)": 39.5, "48 GB (L40S)": 44.4, "80 GB (A100, H100)": 79.1}
 OFFLOADED_FROM = 512  # tokens: Unsloth keeps the hidden states of shorter sequences on the GPU (models/_utils.py)
 VLLM_BATCH = 8192  # most tokens of a forward pass of vLLM: TRL sets 4,096, Unsloth 2,048 to 8,192 by the free memory
 VLLM_GRAPHS = 0.5 * 2**30  # CUDA graphs of an 8B model, up to what vLLM logs when it has captured them
@@ -132,8 +132,8 @@ def estimate(shape: Shape, values: Mapping[str, Any]) -> dict[str, float]:
     if unsloth and values["gradient_checkpointing"] and values["max_seq_length"] >= OFFLOADED_FROM:
         layers_kept = 2 * hidden
     kv_cache = _generated(values) * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * width
-    merges = use_vllm and not unsloth
-    base_width = 4 if merges or full else width  # as load_policy
+    engine = use_vllm and values["vllm_mode"] != "server"  # in the training process
+    base_width = 4 if full or (use_vllm and not engine) else width  # as load_policy
     tokens, (tile_rows, tile_columns) = rows * completion, TILES["cpu" if values["use_cpu"] else "cuda"]
     tile = min(tile_rows, tokens) * min(tile_columns, shape.vocab_size)
     parts = {
@@ -148,11 +148,11 @@ def estimate(shape: Shape, values: Mapping[str, Any]) -> dict[str, float]:
     parts["weights"] += shape.embeddings * base_width
     if full and values.get("beta"):
         parts["reference"] = trained * 4
-    if merges:
-        parts["vLLM's weights"] = (shape.projections + shape.embeddings) * 2  # its own copy, 16 bits
-    if use_vllm and unsloth:  # TRL merges the adapter instead
-        parts["vLLM's LoRA"] = (sum(ranks.values()) + lora) * 2
-    if use_vllm and values["vllm_mode"] != "server":  # gate and up, their product, and the layer's input and output
+    if engine and not unsloth:
+        parts["vLLM's weights"] = download_size(shape, values["load_in_4bit"])  # its own copy
+    if engine:
+        parts["vLLM's LoRA"] = (sum(ranks.values()) + lora * unsloth) * 2
+        # gate and up, their product, and the layer's input and output
         activations = VLLM_BATCH * (3 * shape.intermediate_size + 2 * shape.hidden_size) * 2
         parts["vLLM's activations and graphs"] = activations + VLLM_GRAPHS
     return {name: size / GIB for name, size in parts.items()}
@@ -160,8 +160,8 @@ def estimate(shape: Shape, values: Mapping[str, Any]) -> dict[str, float]:
 
 def _generated(values: Mapping[str, Any]) -> int:
     """Completions that are generated together."""
-    step = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]
-    return int(values.get("generation_batch_size") or step)
+    batches = values.get("steps_per_generation") or values["gradient_accumulation_steps"]
+    return int(values.get("generation_batch_size") or values["per_device_train_batch_size"] * batches)
 
 
 def _vllm_parts(shape: Shape, values: Mapping[str, Any]) -> tuple[float, float, float]:
@@ -274,16 +274,17 @@ def hours(settings: Settings, steps: int) -> str:
     if model not in rates["seconds_per_token"] or group not in lengths or settings.completions_per_step != group:
         known = f"{', '.join(rates['seconds_per_token'])} on {', '.join(rates['longest_completion'])} with G of 8 or 12"
         return f"not known; the authors' logs have {known}, one prompt a step"
-    longest = settings.trainer.max_completion_length
-    usual, most = (hours_of_steps(rates, model, group, tokens, steps) for tokens in (lengths[group], longest))
+    together = _generated(settings.to_dict()) / settings.completions_per_step  # prompts that are generated at once
+    lengths = lengths[group], settings.trainer.max_completion_length
+    usual, most = (hours_of_steps(rates, model, group, tokens / together, steps) for tokens in lengths)
     return (
         f"{usual / rates['speedup'][model]:.1f} to {usual:.1f} on an {rates['gpu']}, an estimate; "
-        f"up to {most:.0f} if the policy collapses and writes {longest:,} tokens each"
+        f"up to {most:.0f} if the policy collapses and writes {lengths[1]:,} tokens each"
     )
 
 
-def hours_of_steps(rates: Mapping[str, Any], model: str, group: int, tokens: int, steps: int) -> float:
-    """Hours of steps of one prompt whose longest completion has so many tokens; then each has a micro-batch."""
+def hours_of_steps(rates: Mapping[str, Any], model: str, group: int, tokens: float, steps: int) -> float:
+    """Hours of steps of one prompt, each with so many tokens in sequence; each completion is a micro-batch."""
     seconds = tokens * rates["seconds_per_token"][model] + group * rates["seconds_per_micro_batch"][model]
     return float(steps * seconds / 3600)
 

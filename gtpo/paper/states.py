@@ -33,7 +33,7 @@ def table(
     """The state and cost of each run and evaluation, the cost of each figure, and what remains."""
     unit, speedup = UNITS[scale], matrix[scale].get("speedup", {})
     states = {run: state_of(run) for run in experiments}
-    width = max(len(work.label) for work in (*experiments, *evaluations))
+    width = max(map(len, (*(run.label for run in experiments), *(evaluation.label for evaluation in evaluations))))
     lines = []
     for run in experiments:
         collapsed = f", {run.collapsed:.0f} if it collapses at once" if run.collapsed else ""

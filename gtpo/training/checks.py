@@ -114,7 +114,7 @@ def probe_sampler(trainer: Any) -> None:
     if (policy := adapter_of(trainer)) is None:
         return
     weights = [weight for name, weight in policy.named_parameters() if "lora_B" in name]
-    before, training, step = [weight.clone() for weight in weights], policy.training, trainer._last_loaded_step
+    before, training = [weight.clone() for weight in weights], policy.training
     device, sampler = trainer.accelerator.device, getattr(trainer, "vllm_generation", None) or SimpleNamespace()
     length = getattr(sampler, "max_completion_length", None)
     prompt_ids, images, fields = trainer._tokenize_prompts([trainer.train_dataset[0]["prompt"]])
@@ -142,7 +142,7 @@ def probe_sampler(trainer: Any) -> None:
         for weight, old in zip(weights, before, strict=True):
             weight.copy_(old)
         policy.train(training)
-        trainer._last_loaded_step = -1 if trainer._last_loaded_step != step else step
+        trainer._last_loaded_step = -1
         if length is not None:
             sampler.max_completion_length = length
 

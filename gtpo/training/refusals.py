@@ -26,6 +26,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 _OF_THE_PAPER = {
     "loss_type": "grpo",
     "scale_rewards": "group",
+    "num_iterations": 1,
     "multi_objective_aggregation": "sum_then_normalize",
     "vllm_importance_sampling_correction": False,
 }
@@ -55,10 +56,11 @@ def check_gtpo_settings(args: Any) -> None:
 
 def deviations(args: Any) -> str:
     """The settings of the objective that are not the paper's, with the paper's values; empty without any."""
-    other = {name: getattr(args, name) for name, paper in _OF_THE_PAPER.items() if getattr(args, name) != paper}
+    papers = _OF_THE_PAPER | {"steps_per_generation": args.gradient_accumulation_steps}  # one update per generation
+    other = {name: getattr(args, name) for name, paper in papers.items() if getattr(args, name) != paper}
     if not args.use_vllm:
         other.pop("vllm_importance_sampling_correction", None)
-    return ", ".join(f"{name}={value!r} (the paper: {_OF_THE_PAPER[name]!r})" for name, value in other.items())
+    return ", ".join(f"{name}={value!r} (the paper: {papers[name]!r})" for name, value in other.items())
 
 
 def check_inputs(arguments: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 import trl
+from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from transformers import ProcessorMixin
@@ -45,6 +46,7 @@ from gtpo.forward.hidden_states import (
     hidden_states_per_completion,
     split_masks,
 )
+from gtpo.forward.vllm_lora import AdapterGeneration
 from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import any_process, gather_full_parameter, refuse_data_parallel
@@ -97,11 +99,18 @@ class GRPOTrainer(HeldOutEvaluation):
     def __init__(self, model: Any, reward_funcs: Any, args: trl.GRPOConfig, **kwargs: Any) -> None:
         self.check_settings(args)
         check_inputs({"model": model, **kwargs})
-        if not trl.GRPOTrainer.__name__.startswith("Unsloth"):  # it uses one GPU
+        is_unsloth = trl.GRPOTrainer.__name__.startswith("Unsloth")  # it uses one GPU
+        if not is_unsloth:
             refuse_data_parallel(args)
-        self._packing = Packing(trl.GRPOTrainer.__name__.startswith("Unsloth"))
+        self._packing = Packing(is_unsloth)
         self._unread: list[Any] = []  # micro-batches of the current step, until the last one
+        adapter = isinstance(model, PeftModel) or kwargs.get("peft_config") is not None
+        hands_over = adapter and args.use_vllm and args.vllm_mode == "colocate" and not is_unsloth
+        args.use_vllm &= not hands_over  # TRL's engine would get merged weights
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
+        if hands_over:
+            args.use_vllm = self.use_vllm = True
+            self.vllm_generation, self._last_loaded_step = AdapterGeneration(self), -1
         if isinstance(self.processing_class, ProcessorMixin):
             raise UsageError("images and audio are not supported: pass a tokenizer as processing_class.")
         self.reward_funcs = [

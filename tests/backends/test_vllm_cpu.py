@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.scripts import ROOT
 
 from gtpo.evaluation.storage import read_completions
 
@@ -117,16 +119,9 @@ def test_vllm_samples_what_transformers_samples(
 
 @pytest.fixture
 def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What TRL's colocated engine needs on a CPU; neither our code nor TRL's is replaced.
-
-    The CPU build packs linear weights for oneDNN while it loads them and deletes the originals, so TRL could not update
-    them with the trained weights. Without oneDNN they stay in place, as on a GPU.
-    """
-    import vllm._custom_ops
-
+    """What TRL's colocated engine needs on a CPU; neither our code nor TRL's is replaced."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setitem(os.environ, name, value)
-    monkeypatch.setattr(vllm._custom_ops, "_supports_onednn", False)
     before = set(os.environ)
     yield
     for name in set(os.environ) - before:  # RANK, WORLD_SIZE, MASTER_PORT: TRL sets them for vLLM
@@ -135,19 +130,34 @@ def cpu_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def confident(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with a scaled output head: without it, the untrained policy is nearly uniform."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """A Llama with heads of 64, which vLLM has on every CPU, and a scaled output head, so that it is not uniform."""
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    directory = tmp_path_factory.mktemp("confident")
-    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    directory, tokenizer = tmp_path_factory.mktemp("confident"), AutoTokenizer.from_pretrained(tiny)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **sizes,
+    )
+    model = LlamaForCausalLM(config)
     with torch.no_grad():
         model.lm_head.weight *= 10
     model.save_pretrained(directory)
-    AutoTokenizer.from_pretrained(tiny).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
     return directory
 
 
 MAX_GAP = 0.02  # nats; observed up to 0.013, the engine in bfloat16 and the trainer in float32
+
+FLAGS = (
+    "--dataset arithmetic --use_vllm true --vllm_mode colocate --max_steps 3 --learning_rate 0.005 --warmup_steps 0 "
+)
+FLAGS += "--G 4 --prompts_per_step 2 --max_completion_length 24 --output_dir run"
 
 
 @pytest.fixture
@@ -157,35 +167,67 @@ def gaps(
     """Run train_gtpo.py for three large steps and read ``sampler_logp_gap`` of each."""
     import train_gtpo
 
-    flags = "--dataset arithmetic --use_vllm true --vllm_mode colocate --max_steps 3 --learning_rate 0.005 "
-    flags += "--warmup_steps 0 --G 4 --prompts_per_step 2 --max_completion_length 24 --output_dir run"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train_gtpo.py", "--model", str(confident), *flags.split()])
+    monkeypatch.setattr(sys, "argv", ["train_gtpo.py", "--model", str(confident), *FLAGS.split()])
 
     def train() -> list[float]:
         train_gtpo.main()
-        rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
-        assert [row["step"] for row in rows] == [1, 2, 3]
-        return [row["sampler_logp_gap"] for row in rows]
+        return gaps_of(Path("run"))
 
     return train
 
 
-@where_vllm_has_the_attention
+def gaps_of(run: Path) -> list[float]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    return [row["sampler_logp_gap"] for row in rows]
+
+
 def test_rollouts_come_from_the_adapter(gaps: Callable[[], list[float]]) -> None:
     found = gaps()
     assert min(found) > 0
     assert max(found) < MAX_GAP
 
 
-@where_vllm_has_the_attention
 def test_rollouts_from_the_base_model_stop_the_run(
     gaps: Callable[[], list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trl.generation.vllm_generation import VLLMGeneration
-
     from gtpo.errors import RunError
+    from gtpo.forward.vllm_lora import AdapterGeneration
 
-    monkeypatch.setattr(VLLMGeneration, "sync_weights", lambda self: None)  # the engine keeps the initial weights
-    with pytest.raises(RunError, match=r"rollouts do not come from the adapter at step 1"):
+    monkeypatch.setattr(AdapterGeneration, "sync_weights", lambda self: None)  # the engine gets no adapter
+    with pytest.raises(RunError, match=r"rollouts do not come from the adapter at step 0"):
         gaps()
+
+
+def test_two_processes_hand_the_adapter_to_their_own_engines(confident: Path, tmp_path: Path) -> None:
+    launch = "-m torch.distributed.run --nproc_per_node 2 --master_port 29617"
+    argv = [sys.executable, *launch.split(), str(ROOT / "train_gtpo.py"), "--backend", "transformers"]
+    argv += ["--model", str(confident), *FLAGS.split()]
+    done = subprocess.run(argv, cwd=tmp_path, env=os.environ | ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = gaps_of(tmp_path / "run")
+    assert min(found) > 0 and max(found) < MAX_GAP
+
+
+def test_the_trainers_4bit_base_has_the_weights_of_vllms(confident: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM quantizes a 16-bit checkpoint in model_loader/bitsandbytes_loader.py, with its own settings."""
+    import transformers
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+    from safetensors.torch import load_file
+
+    from gtpo.arguments import PromptArguments
+    from gtpo.models import load
+
+    loader = transformers.AutoModelForCausalLM
+    on_cpu = functools.partial(loader.from_pretrained, device_map="cpu")
+    monkeypatch.setattr(load, "gpu_is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: True)
+    monkeypatch.setattr(loader, "from_pretrained", lambda path, device_map, **options: on_cpu(path, **options))
+    model, _ = load.load_base(str(confident), load_in_4bit=True, full_precision=False, prompt=PromptArguments())
+    stored = load_file(confident / "model.safetensors")
+    layers = {name: module for name, module in model.named_modules() if type(module).__name__ == "Linear4bit"}
+    assert len(layers) == 14
+    for name, module in layers.items():
+        quantized = quantize_4bit(stored[f"{name}.weight"].bfloat16(), compress_statistics=True, quant_type="nf4")
+        assert torch.equal(dequantize_4bit(module.weight.data, module.weight.quant_state), dequantize_4bit(*quantized))

@@ -142,13 +142,17 @@ def test_vllm_holds_lora_slots_a_copy_of_the_adapter_activations_and_graphs() ->
     for without, part in (
         ({"use_vllm": False}, "vLLM's LoRA"),
         ({"use_vllm": False}, "vLLM's activations and graphs"),
-        ({"backend": "transformers"}, "vLLM's LoRA"),  # TRL merges the adapter
-        ({"vllm_mode": "server"}, "vLLM's activations and graphs"),  # on another GPU
+        ({"vllm_mode": "server"}, "vLLM's LoRA"),  # on another GPU, and TRL merges the adapter
+        ({"vllm_mode": "server"}, "vLLM's activations and graphs"),
+        ({"vllm_mode": "server"}, "vLLM's weights"),
+        ({}, "vLLM's weights"),
     ):
         assert part not in estimate(KNOWN["llama"], SETTINGS | without)
-    synced = estimate(KNOWN["llama"], SETTINGS | {"backend": "transformers"})
-    assert synced["vLLM's weights"] == pytest.approx(synced["weights"] / 2)  # bfloat16 next to float32
-    assert "vLLM's weights" not in parts
+    for is_4bit in (False, True):
+        own = estimate(KNOWN["llama"], SETTINGS | {"backend": "transformers", "load_in_4bit": is_4bit})
+        assert own["vLLM's weights"] == own["weights"]
+        assert own["vLLM's LoRA"] == 32 * 128 * widths * 2 / GIB
+    assert own["weights"] < 6 < 14 < estimate(KNOWN["llama"], SETTINGS | {"load_in_4bit": False})["weights"]
 
 
 def test_unsloth_offloads_the_hidden_states_between_the_layers() -> None:
@@ -166,7 +170,7 @@ def test_each_part_scales_with_its_settings() -> None:
     changes: list[tuple[dict[str, Any], str, float]] = [
         ({"optim": "adamw_torch"}, "optimizer", 4.0),
         ({"bf16": False}, "weights", 2.0),
-        ({"backend": "transformers"}, "weights", 2.0),
+        ({"backend": "transformers", "vllm_mode": "server"}, "weights", 2.0),
         ({"num_generations": 24, "gradient_accumulation_steps": 24}, "KV cache", 2.0),
         ({"per_device_train_batch_size": 2}, "activations", 2.0),
         ({"lora_rank": 64}, "LoRA", 0.5),
@@ -199,6 +203,8 @@ def test_the_plan_is_a_config_that_gives_the_same_settings(tmp_path: Path) -> No
         # 7,473 steps of 460 x 0.047 + 12 x 0.8 = 31.2 s, or half of it; of 1,500 tokens: 80.1 s
         (("--model", "llama", "--G", "12"), ["32.4", "64.8", "166"]),
         (("--model", "qwen", "--G", "8", "--dataset", "math"), ["30.6", "61.2", "99"]),
+        # four prompts at once: 460 x 0.047 / 4 + 12 x 0.8 = 15.0 s
+        (("--model", "llama", "--config", str(CONFIGS / "gtpo" / "quick.yaml")), ["15.6", "31.1", "57"]),
         (("--model", "llama", "--G", "24"), ["8", "12"]),  # the G that are known
         (("--model", "llama", "--G", "8", "--prompts_per_step", "4"), ["8", "12"]),
     ],
@@ -321,7 +327,7 @@ PRESETS = [(path.parent.name, path.stem) for method in CLASSES for path in sorte
 @pytest.mark.parametrize(("method", "model"), PRESETS)
 def test_every_preset_has_a_plan(method: str, model: str, tiny: Path) -> None:
     """SFT too, which has a maximum length in place of completions, and no KV cache."""
-    model = str(tiny) if model == "cpu" else model
+    model = {"cpu": str(tiny), "quick": "llama"}.get(model, model)
     settings = settings_of(method=method, model=model)
     text = describe_plan(settings, rows=1000)
     assert " memory: " in text

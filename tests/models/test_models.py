@@ -108,7 +108,7 @@ def test_unsloth_is_refused_where_only_eos_can_pad(unsloth: FakeUnsloth, model: 
 @pytest.mark.parametrize("use_vllm", [True, False])
 def test_fast_inference_is_set_by_use_vllm(use_vllm: bool, unsloth: FakeUnsloth, tiny: Path) -> None:
     arguments = ModelArguments(model=str(tiny), lora_rank=8, load_in_4bit=True, max_seq_length=99)
-    model, tokenizer = build_policy(arguments, "unsloth", seed=5, use_vllm=use_vllm)
+    model, tokenizer = build_policy(arguments, "unsloth", seed=5, vllm_mode="colocate" if use_vllm else None)
     assert unsloth.options["fast_inference"] is use_vllm
     expected = {"load_in_4bit": True, "max_seq_length": 99, "max_lora_rank": 8, "gpu_memory_utilization": 0.4, "r": 8}
     expected |= {"lora_alpha": 8, "random_state": 5, "use_gradient_checkpointing": "unsloth"}
@@ -143,10 +143,10 @@ def test_a_shorter_engine_is_refused(unsloth: FakeUnsloth, tiny: Path) -> None:
 
     arguments = ModelArguments(model=str(tiny), lora_rank=4, max_seq_length=1500)
     unsloth.from_pretrained = with_engine(1500)  # type: ignore[method-assign]
-    build_policy(arguments, "unsloth", 0, use_vllm=True)
+    build_policy(arguments, "unsloth", 0, vllm_mode="colocate")
     unsloth.from_pretrained = with_engine(1499)  # type: ignore[method-assign]
     with pytest.raises(UsageError, match="--max_seq_length 1499"):
-        build_policy(arguments, "unsloth", 0, use_vllm=True)
+        build_policy(arguments, "unsloth", 0, vllm_mode="colocate")
 
 
 AUTO = "Unsloth: Failed to load model. Both AutoConfig and PeftConfig loading failed.\n\nAutoConfig error: {}\n\n"
@@ -163,21 +163,26 @@ def test_errors_of_unsloths_loader_are_one_sentence(
     """It raises RuntimeError with both texts: of AutoConfig and of PeftConfig."""
     unsloth.error = RuntimeError(AUTO.format(auto) + PEFT)
     with pytest.raises(UsageError, match=f"{words}.*--use_vllm false") as caught:
-        build_policy(ModelArguments(model=str(tmp_path)), "unsloth", 0, use_vllm=True)
+        build_policy(ModelArguments(model=str(tmp_path)), "unsloth", 0, vllm_mode="colocate")
     assert "adapter_config" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("lora_rank", "use_vllm", "dtype"),
-    [(8, False, torch.bfloat16), (8, True, torch.float32), (0, False, torch.float32)],
-    ids=["LoRA", "merged for vLLM", "all weights"],
+    ("lora_rank", "vllm_mode", "dtype"),
+    [
+        (8, None, torch.bfloat16),
+        (8, "colocate", torch.bfloat16),
+        (8, "server", torch.float32),
+        (0, None, torch.float32),
+    ],
+    ids=["LoRA", "handed over", "merged for a server", "all weights"],
 )
 def test_weights_that_training_changes_are_in_full_precision_on_a_gpu(
-    lora_rank: int, use_vllm: bool, dtype: torch.dtype, gpu: None, tiny: Path, monkeypatch: pytest.MonkeyPatch
+    lora_rank: int, vllm_mode: str | None, dtype: torch.dtype, gpu: None, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: True)
     arguments = ModelArguments(model=str(tiny), lora_rank=lora_rank)
-    model, _ = build_policy(arguments, "transformers", 0, use_vllm)
+    model, _ = build_policy(arguments, "transformers", 0, vllm_mode)
     assert model.get_input_embeddings().weight.dtype == dtype
 
 

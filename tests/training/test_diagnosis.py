@@ -154,12 +154,13 @@ def test_a_sampler_that_ignores_the_adapter_is_named_before_the_first_step(
 
 def test_the_probe_of_a_sampler_leaves_no_trace(tiny: Path, tmp_path: Path) -> None:
     trainer = with_sampler(untrained_adapter(make_trainer("trl", tiny, tmp_path)))
-    trainer.use_vllm, trainer._last_loaded_step = True, 7
+    trainer.use_vllm, trainer._last_loaded_step = True, 0  # the initial entropy was measured with the engine
     before = {name: weight.clone() for name, weight in trainer.model.named_parameters()}
     sample, seen, state = trainer._generate_single_turn, [], torch.get_rng_state()
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         seen.append((trainer._last_loaded_step, {n: w.clone() for n, w in trainer.model.named_parameters()}))
+        trainer._last_loaded_step = trainer.state.global_step  # as TRL
         return sample(*args, **kwargs)
 
     trainer._generate_single_turn = watched
