@@ -154,6 +154,7 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         where: Its path or Hub id, which the quick start loads.
     """
     run, merged = RunDirectory(settings.output_dir), not (weights / "adapter_config.json").is_file()
+    is_4bit = settings.model.load_in_4bit
     method = read_yaml(Path(__file__).parent / "methods.yaml")[settings.method]
     base = MODEL_ALIASES.get(settings.model.model, settings.model.model)
     hub_id = None if base == "tiny" or Path(base).is_dir() else base
@@ -170,6 +171,12 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         "tags": [settings.method, "trl", *([] if merged else ["lora"])],
     }
     entropy = initial_entropy_text(run)
+    stored = (
+        json.loads(((run.adapter if merged else weights) / "adapter_config.json").read_text(encoding="utf-8"))
+        if is_4bit
+        else {}
+    )
+    copy = (stored.get("auto_mapping") or {}).get("loaded_from", base)
     scores = score_lines(run, run.read_metrics()) if run.metrics.is_file() else []
     parts = [
         f"---\n{_yaml(front_matter)}---",
@@ -178,6 +185,7 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         f"{f'[{source}](https://huggingface.co/datasets/{source})' if source else f'`{data}`'}.",
         f"- **Base model**: {f'[{hub_id}](https://huggingface.co/{hub_id})' if hub_id else f'`{base}`'}\n"
         f"- **Method**: {method['text']}\n"
+        + (f"- **Trained on**: the 4-bit weights of `{copy}`\n" if is_4bit else "")
         + (f"- **Initial entropy**: {entropy}\n" if entropy else "")
         + "- **License**: that of the base model",
         "## Quick start",

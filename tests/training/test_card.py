@@ -58,6 +58,16 @@ def test_the_front_matter_of_a_hub_model(adapter: Path) -> None:
     assert "- **License**: that of the base model" in card and "None" not in card
 
 
+def test_the_copy_in_4_bits_is_named(adapter: Path) -> None:
+    settings = settings_of(adapter.parent)
+    assert "4-bit" not in model_card(settings, ROWS, adapter, "me/my-model").partition("## Settings")[0]
+    settings.model.load_in_4bit = True  # which needs a GPU
+    assert "- **Trained on**: the 4-bit weights of `tiny`\n" in model_card(settings, ROWS, adapter, "me/my-model")
+    config = {"base_model_name_or_path": "qwen", "auto_mapping": {"loaded_from": "unsloth/qwen-bnb-4bit"}}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    assert "the 4-bit weights of `unsloth/qwen-bnb-4bit`\n" in model_card(settings, ROWS, adapter, "me/my-model")
+
+
 def test_each_method_names_its_paper(adapter: Path) -> None:
     gtpo, grpo, sft = (card_of(adapter, method=method) for method in ("gtpo", "grpo", "sft"))
     assert "https://arxiv.org/abs/2508.03772" in gtpo and "simoni2025gtpo" in gtpo and "gamma: 0.1" in gtpo
