@@ -113,7 +113,7 @@ class Bench:
         self, script: Path, *argv: object, name: str, before: str = "", device: str | None = None
     ) -> tuple[int, str]:
         """Run a script in its own process: (exit code, output), which is kept in ``work/name.txt``."""
-        needs_packages = "--backend=unsloth" in argv or "--use_vllm=true" in argv or "--backend=vllm" in argv
+        needs_packages = "--backend=unsloth" in argv or "--backend=vllm" in argv
         if (seconds := self.deadline - time.monotonic()) <= 0:
             raise TimeoutError
         code, output = self.launch(
@@ -325,7 +325,13 @@ def real_weights(named: str | None, device: str) -> Path | None:
 
 
 def measured_step(
-    bench: Bench, lengths: str = "longest", backend: str = "unsloth", trainer: str = "ours", micro_batch: int | str = 1
+    bench: Bench,
+    lengths: str = "longest",
+    backend: str = "unsloth",
+    trainer: str = "ours",
+    micro_batch: int | str = 1,
+    prompts: int = 1,  # that are generated together, for as many steps
+    base: str = "4bit",  # or 16bit
 ) -> str:
     """Seconds by phase, tokens per second and memory of the longest step of the presets."""
     name, sizes = "llama", bench.sizes
@@ -335,26 +341,28 @@ def measured_step(
     (prompt, completion), longest = sizes.lengths[lengths], sizes.lengths["longest"]
     bench.numbers |= {"model": name, "G": sizes.group, "prompt": prompt, "completion": completion}
     batch = sizes.group if micro_batch == "G" else micro_batch
-    run = bench.work / f"step-{lengths}-{backend}-{trainer}-{batch}"
+    run = bench.work / f"step-{lengths}-{backend}-{trainer}-{batch}-{prompts}-{base}"
     argv = [
         *("--model", bench.model(name), "--dataset", long_prompts(bench.work, bench.model(name), prompt)),
         *("--G", sizes.group, "--prompts_per_step", 1, "--per_device_train_batch_size", batch),
         *("--gradient_checkpointing", "true", "--reward", f"{PARTS / 'reward.py'}:text_sum"),
         *("--max_prompt_length", longest[0], "--max_seq_length", sum(longest), "--max_completion_length", completion),
-        *("--lora_rank", sizes.measured_rank, "--max_steps", 3, "--save_steps", 100, "--logging_steps", 1),
+        *("--lora_rank", sizes.measured_rank, "--max_steps", 3 * prompts, "--save_steps", 100 * prompts),
+        *("--steps_per_generation", prompts * sizes.group // int(batch), "--logging_steps", 1),
         *("--report_to", "none", "--log_completions", "false", "--output_dir", run, "--overwrite=true"),
         *VARIANTS[backend],
+        *(("--load_in_4bit=false",) if base == "16bit" or (bench.device == "cpu" and backend != "unsloth") else ()),
         *(("--use_cpu=true",) if bench.device == "cpu" else ()),
     ]
     script, extra = ("gtpo", ("--initial_entropy", 1)) if trainer == "ours" else ("grpo", ("--library",))
     try:
         bench.succeed(PARTS / "timed_run.py", f"train_{script}.py", *argv, *extra, name=run.name)
     except Fault as fault:
-        if (backend, trainer, micro_batch) == ("unsloth", "ours", 1):  # the others may not fit
+        if (backend, trainer, micro_batch, prompts, base) == ("unsloth", "ours", 1, 1, "4bit"):  # others may not fit
             raise
         bench.numbers["failed"] = str(fault)
         return f"{name}: {fault}"
-    bench.numbers |= timed(run)
+    bench.numbers |= timed(run, prompts)
     found = bench.numbers
     return (
         f"{name}, {prompt:,} + {completion:,} tokens: {found['seconds_of_a_step']:.1f} s a step, "
@@ -362,15 +370,20 @@ def measured_step(
     )
 
 
-def timed(run: Path) -> dict[str, Any]:
-    """Medians over the steps after the first, and the peak of the GPU's memory with the plan of ``--dry_run``."""
-    phases, row = json.loads((run / "phases.json").read_text()), metrics_of(run)[-1]
-    settings, steps = yaml.safe_load((run / "config.yaml").read_text()), phases["steps"][1:]
-    seconds = statistics.median(sum(step.values()) for step in steps)
-    longest = statistics.median(phases["longest"][1:])
+def timed(run: Path, together: int = 1) -> dict[str, Any]:
+    """Medians over the steps after the first, and the peak of the GPU's memory with the plan of ``--dry_run``.
+
+    Of steps that share a generation, each with its part of it.
+    """
+    phases, row = json.loads((run / "phases.json").read_text()), metrics_of(run)[-together]
+    settings, steps = yaml.safe_load((run / "config.yaml").read_text()), phases["steps"][together:]
     names = sorted({name for step in steps for name in step})
+    groups = [steps[first : first + together] for first in range(0, len(steps), together)]
+    means = [{name: sum(step.get(name, 0.0) for step in group) / together for name in names} for group in groups]
+    seconds = statistics.median(sum(step.values()) for step in means)
+    longest = statistics.median(phases["longest"][1:])
     return {
-        "seconds": {name: statistics.median(step.get(name, 0.0) for step in steps) for name in names},
+        "seconds": {name: statistics.median(step[name] for step in means) for name in names},
         "seconds_of_a_step": seconds,
         "longest": longest,
         "tokens_per_second": settings["num_generations"] * row.get("completion_length", longest) / seconds,
@@ -459,8 +472,11 @@ STAGES: dict[str, tuple[Callable[[Bench], str], int]] = {  # in the order of inf
     "step_longest": (measured_step, 12),
     "step_unsloth": (partial(measured_step, trainer="library", micro_batch="G"), 12),
     "step_group": (partial(measured_step, micro_batch="G"), 12),
+    "step_prompts": (partial(measured_step, micro_batch="G", prompts=4), 15),
+    "step_16bit": (partial(measured_step, base="16bit"), 12),
     "evaluation": (evaluation, 10),
     "step_transformers": (partial(measured_step, backend="transformers"), 12),
+    "step_handover": (partial(measured_step, backend="transformers-4bit-vllm"), 12),
     "step_trl": (partial(measured_step, backend="transformers", trainer="library"), 12),
 }
 

@@ -65,6 +65,12 @@ VARIANTS = {
     "transformers": ("--backend=transformers", "--load_in_4bit=false", "--use_vllm=false", "--optim=adamw_torch"),
     "transformers-4bit": ("--backend=transformers", "--load_in_4bit=true", "--use_vllm=false", "--optim=adamw_8bit"),
     "transformers-vllm": ("--backend=transformers", "--load_in_4bit=false", "--use_vllm=true", "--optim=adamw_torch"),
+    "transformers-4bit-vllm": (
+        "--backend=transformers",
+        "--load_in_4bit=true",
+        "--use_vllm=true",
+        "--optim=adamw_8bit",
+    ),
 }
 
 
@@ -142,7 +148,9 @@ def environment_of_runs(device: str) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if device == "cpu":
+    if device == "cpu":  # a CPU has no gpu_memory_utilization
+        variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"}
         variables["CUDA_VISIBLE_DEVICES"] = ""
     else:
         variables.pop("OMP_NUM_THREADS", None)  # tests/conftest.py sets it for tests on a CPU
