@@ -14,7 +14,7 @@ help:
 	@echo "make install       .venv with everything for a CPU (PYTHON=python3.12 selects the interpreter, 3.11 to 3.14)"
 	@echo "make test          unit and property tests, a run of each script; test-slow: the rest; test-all: both"
 	@echo "make test-backend  BACKEND=real (SmolLM2-135M), unsloth-vllm, unsloth, vllm, newest, trl or avx2: on a CPU"
-	@echo "make first-light   checks that need a GPU, about an hour; writes results/gpu/"
+	@echo "make first-light   checks that need a GPU, about two hours; writes results/gpu/"
 	@echo "make smol          the comparison of methods on SmolLM2: hours on a CPU, resumable"
 	@echo "make bench         speed and memory next to TRL, Liger and the authors' code"
 	@echo "make notebooks     execute the notebooks without a GPU and store their outputs: minutes"
@@ -118,7 +118,7 @@ $(REAL_MODEL)/model.safetensors: | $(VENV)/installed
 	$(BIN)/python $(INSTALL) --no-deps --target $(@D) trl==$* $(KERNELS)
 	touch $@
 
-# What only a GPU can show, into results/gpu/<GPU>.json: about an hour, resumable. The machine is checked
+# What only a GPU can show, into results/gpu/<GPU>.json: about two hours, resumable. The machine is checked
 # before 12 GB are installed. GPU_PYTHON selects an interpreter other than .venv's, one with pytest and the packages.
 first-light:
 	@$(CHECK_PYTHON)

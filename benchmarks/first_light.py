@@ -1,4 +1,4 @@
-"""What only a GPU can show, in one to two hours: `make first-light`.
+"""What only a GPU can show, in about two hours: `make first-light`.
 
     python benchmarks/first_light.py                           # every stage that results/gpu/<GPU>.json does not have
     python benchmarks/first_light.py --stages head gradient    # these, again
