@@ -16,9 +16,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from graphlib import TopologicalSorter
 from multiprocessing import connection
 from queue import SimpleQueue
-from typing import TextIO
+from typing import IO
 
 from gtpo.errors import UsageError
+from gtpo.files import open_own
 from gtpo.models.backend import gpu_is_available, limit_openmp_spinning
 from gtpo.paper.matrix import Evaluation, Work, command_of, shards_of
 
@@ -75,12 +76,12 @@ def _run_script(work: Work, environment: Mapping[str, str]) -> None:
         run(sys.argv[0], run_name="__main__")
 
 
-def _locked_log(work: Work) -> TextIO:
+def _locked_log(work: Work) -> IO[str]:
     """Waits for the lock of the log; it is held until every process that has this file open exits."""
     import fcntl  # Windows has none; run_script says that it is not supported
 
     work.log.parent.mkdir(parents=True, exist_ok=True)
-    log = work.log.open("a", encoding="utf-8")
+    log = open_own(work.log, encoding="utf-8")
     fcntl.flock(log, fcntl.LOCK_EX)
     return log
 

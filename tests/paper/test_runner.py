@@ -158,6 +158,21 @@ def test_run_of_another_process_is_awaited(run_it: Callable[..., int], sandbox: 
     assert codes == [0] and sandbox.calls() == []
 
 
+@pytest.mark.parametrize(("run_it", "code"), [(run_one, None), (run_forked, 1)])
+def test_a_log_that_is_a_link_is_not_written_to(run_it: Callable[..., int], code: int | None, sandbox: Any) -> None:
+    run = experiments_of(MATRIX, ["fig3"], "tiny", [1])[0]
+    run.log.parent.mkdir(parents=True)
+    (sandbox / "mine").write_text("a file of the user")
+    run.log.symlink_to(sandbox / "mine")
+    (sandbox / run.argv[0]).write_text("print('written through the link')")
+    if code is None:
+        with pytest.raises(UsageError, match="is a link"):
+            run_it(run, {})
+    else:
+        assert run_it(run, {}) == code
+    assert (sandbox / "mine").read_text() == "a file of the user"
+
+
 @pytest.mark.slow
 def test_a_killed_fork_fails_alone(sandbox: Any) -> None:
     """Its exit code is the signal; the log is locked until then."""
