@@ -9,7 +9,6 @@ next to the runs.
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -126,11 +125,11 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
         if key not in known or not value:
             raise UsageError(f"--slurm {key}={value}: expected a value, and a key of {', '.join(sorted(known))}.")
         given[key] = [value] if key == "setup" else int(value) if re.fullmatch("0|[1-9][0-9]*", value) else value
-    parallel, limit = given.pop("parallel", None), given.pop("time", "24:00:00")
-    if parallel is not None and (not isinstance(parallel, int) or parallel < 1):
-        raise UsageError(f"--slurm parallel={parallel}: expected a number of jobs, at least 1.")
-    parameters = {"name": "gtpo", "slurm_signal_delay_s": 300, "timeout_min": minutes(str(limit))}
-    parameters["slurm_array_parallelism"] = parallel
+    parameters = {"name": "gtpo", "slurm_signal_delay_s": 300}
+    parameters["timeout_min"] = minutes(str(given.pop("time", "24:00:00")))
+    parameters["slurm_array_parallelism"] = given.pop(
+        "parallel", None
+    )  # jobs at the same time; None leaves it to Slurm
     if scale == "paper" and "gres" not in given:
         parameters["gpus_per_node"] = 1
     parameters |= {key if key in shared else f"slurm_{key}": value for key, value in given.items()}
@@ -140,8 +139,6 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
 
 def _check_queue(name: str) -> None:
     """Refuse a second job of a run: the jobs of a command that was stopped stay in the queue."""
-    if not shutil.which("sbatch"):
-        raise UsageError("--slurm: sbatch is not found; run this on a login node.")
     squeue = ["squeue", "--me", "--noheader", "--array", "--format=%i", f"--name={name}"]
     queued = subprocess.run(squeue, check=True, capture_output=True, text=True).stdout.split()
     if queued:

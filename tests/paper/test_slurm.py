@@ -233,16 +233,10 @@ def test_time_limits(limit: str, expected: int) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *("gpu", "partition=", "partiton=gpu", "time=2h", "time=0", "parallel=0", "parallel=many", "cluster=local"),
+        *("gpu", "partition=", "partiton=gpu", "time=2h", "time=0", "cluster=local"),
         *("nodes=2", "gpus_per_node=2", "array_parallelism=4"),
     ],
 )
 def test_invalid_options_are_refused(words: str, slurm: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"--slurm {words.split('=')[0]}"):
         read_cluster(words.split(), "paper", tmp_path)
-
-
-def test_without_slurm_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="sbatch is not found"):
-        read_cluster(["partition=gpu"], "paper", tmp_path)
