@@ -6,7 +6,7 @@
 * Finished completions leave the batch. The random numbers of a completion do not depend on the others.
 
 ``model.generate`` handles everything else: beam search, settings that are not in ``_SETTINGS``, other caches (sliding
-windows, states), positions that depend on the longest row, models with their own generation inputs, sharded weights.
+windows, states), positions that depend on the longest row, models with their own generation inputs.
 """
 
 import inspect
@@ -22,10 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, LogitsProcessorList
 from transformers.cache_utils import DynamicLayer
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
-from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from gtpo.errors import UsageError
 from gtpo.forward import decoding
 from gtpo.forward.hidden_states import positions_depend_on_length
 
@@ -45,35 +42,27 @@ def generate(
     attention_mask: Tensor,
     generation_config: GenerationConfig,
     streamer: Any = None,
-    **inputs: Any,
 ) -> Tensor:
     """The prompts and their completions, as ``model.generate`` returns them.
 
     Args:
-        model: A CausalLM of Transformers, without the wrapper of PEFT.
+        model: A CausalLM of Transformers with whole weights, without the wrapper of PEFT; in training mode without
+            gradient checkpointing, with which Transformers disables the cache.
         input_ids: Prompts, padded to the left. Shape (B, P).
         attention_mask: 1 on the tokens of a prompt. Shape (B, P).
         generation_config: How to sample.
         streamer: Gets the prompts, then the next token of each row; padding of a row that is finished.
-        inputs: Further inputs of the model; ``model.generate`` then.
 
     Returns:
         Shape (B, P + T), rows padded to the right.
-
-    Raises:
-        UsageError: If the model trains with gradient checkpointing: Transformers then disables the cache.
     """
-    if model.training and model.is_gradient_checkpointing:
-        raise UsageError(
-            "generate needs the cache, which gradient checkpointing disables: call model.eval() before, or "
-            "model.gradient_checkpointing_disable()."
-        )
     config, _ = model._prepare_generation_config(generation_config)
-    if inputs or not _is_supported(model, config):
-        arguments = {"attention_mask": attention_mask, "generation_config": generation_config, "streamer": streamer}
-        return model.generate(input_ids, **arguments, **inputs)
+    if not _is_supported(model, config):
+        return model.generate(
+            input_ids, attention_mask=attention_mask, generation_config=generation_config, streamer=streamer
+        )
     model._prepare_special_tokens(config, device=input_ids.device)
-    plainly = decoding.supports(model)
+    plainly = decoding.supports(model)  # before its layers are replaced
     with fast_layers(model, len(input_ids)):
         return _decode(model, input_ids, attention_mask, config, streamer, plainly)
 
@@ -88,14 +77,10 @@ def _is_supported(model: Any, config: GenerationConfig) -> bool:
         settings <= _SETTINGS
         and model.device.type != "mps"  # it has no float64, which _sample draws with
         and config.max_new_tokens is not None
-        and not model.config.is_encoder_decoder
         and type(model).prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
         and accepted.keys() >= {"attention_mask", "position_ids", "past_key_values", "logits_to_keep"}
         and all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
         and not positions_depend_on_length(model)
-        and not is_deepspeed_zero3_enabled()
-        and not is_fsdp_managed_module(model)
-        and all(type(parameter.data) is Tensor for parameter in model.parameters())  # no DTensor
     )
 
 

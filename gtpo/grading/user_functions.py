@@ -20,7 +20,8 @@ Reward = Callable[..., Any]  # a list of numbers, None where it does not apply; 
 
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
 RESERVED = {  # a function that logs under these names would write over what the run logs
-    "log_metric": frozenset({"step", "epoch", "loss", "learning_rate", "grad_norm", "num_tokens", "step_time"}),
+    "log_metric": frozenset({"step", "epoch", "loss", "learning_rate", "grad_norm", "num_tokens", "step_time"})
+    | {"eval_runtime", "train_loss", "train_runtime"},  # by these a line is one of held-out rows, or the summary
     "log_extra": frozenset({"step", "prompt", "completion", "advantage", "entropy", "delta", "conflicts"})
     | {"messages", "gold_answer", "cut_off"},
 }

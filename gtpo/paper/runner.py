@@ -16,11 +16,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from graphlib import TopologicalSorter
 from multiprocessing import connection
 from queue import SimpleQueue
-from typing import TextIO
+from typing import IO
 
 from gtpo.errors import UsageError
+from gtpo.files import open_own
 from gtpo.models.backend import gpu_is_available, limit_openmp_spinning
-from gtpo.paper.matrix import Evaluation, Work, command_of, shards_of
+from gtpo.paper.matrix import Work, command_of
 
 Process = subprocess.Popen[bytes]
 
@@ -75,12 +76,12 @@ def _run_script(work: Work, environment: Mapping[str, str]) -> None:
         run(sys.argv[0], run_name="__main__")
 
 
-def _locked_log(work: Work) -> TextIO:
+def _locked_log(work: Work) -> IO[str]:
     """Waits for the lock of the log; it is held until every process that has this file open exits."""
     import fcntl  # Windows has none; run_script says that it is not supported
 
     work.log.parent.mkdir(parents=True, exist_ok=True)
-    log = work.log.open("a", encoding="utf-8")
+    log = open_own(work.log, encoding="utf-8")
     fcntl.flock(log, fcntl.LOCK_EX)
     return log
 
@@ -88,8 +89,8 @@ def _locked_log(work: Work) -> TextIO:
 def run_all(experiments: Sequence[Work], evaluations: Sequence[Work], slots: Sequence[Mapping[str, str]]) -> list[str]:
     """Do what is missing; a message for each run or evaluation that failed, which does not stop the others.
 
-    An evaluation waits for its ``experiments``. On several GPUs a long one is split into shards, so that none of them
-    is idle while the last one runs. ``slots``: the environment of each process at the same time; it may name a GPU.
+    An evaluation waits for its ``experiments``. ``slots``: the environment of each process at the same time; it may
+    name a GPU.
     """
     from tqdm import tqdm
 
@@ -112,14 +113,10 @@ def run_all(experiments: Sequence[Work], evaluations: Sequence[Work], slots: Seq
         finally:
             free.put(slot)
 
-    works: list[Work] = [*experiments, *evaluations]
-    after: dict[Work, Sequence[Work]] = {work: getattr(work, "experiments", ()) for work in works}
-    if "CUDA_VISIBLE_DEVICES" in slots[0]:
-        for evaluation in [work for work in evaluations if isinstance(work, Evaluation)]:
-            shards = shards_of(evaluation, len(slots))
-            after |= dict.fromkeys(shards, evaluation.experiments)
-            after[evaluation] = [*evaluation.experiments, *shards]
-    order: TopologicalSorter[Work] = TopologicalSorter(after)
+    after: dict[Work, Sequence[Work]] = {
+        work: getattr(work, "experiments", ()) for work in (*experiments, *evaluations)
+    }
+    order = TopologicalSorter(after)
     order.prepare()
     failed: list[str] = []
     futures: dict[Future[int], Work] = {}

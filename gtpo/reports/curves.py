@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from gtpo.errors import UsageError
-from gtpo.reports.metrics import reward_names, seed_curves
+from gtpo.reports.metrics import Rows, curve_of, reward_names
 from gtpo.runs.directory import run_of
 
 PANELS = {  # metric -> axis label; percent of the maximum reward, as in the paper
@@ -40,19 +40,17 @@ def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10) -> An
     figure, axes = grid(rows_of_panels, len(panels) // rows_of_panels)
     for axis, (metric, label) in zip(axes.flat, panels.items(), strict=True):
         for number, (name, rows) in enumerate(runs.items()):
-            style, seeds = line_style(number), {0: rows}
-            steps, raw = seed_curves(seeds, metric, 1)
-            if steps:
-                axis.plot(steps, raw[0], color=style["color"], alpha=0.25, linewidth=0.8)
-            plot_seeds(axis, name, seeds, metric, window, style)
-            plot_seeds(axis, f"{name}, held out", seeds, f"eval_{metric}", 1, style | dotted)
+            style = line_style(number)
+            plot_run(axis, None, rows, metric, 1, {"color": style["color"], "alpha": 0.25, "linewidth": 0.8})
+            plot_run(axis, name, rows, metric, window, style)
+            plot_run(axis, f"{name}, held out", rows, f"eval_{metric}", 1, style | dotted)
             for row in rows:
                 if row.get("step") == 0 and row.get(f"eval_{metric}") is not None:
                     dashed = {"color": style["color"], "linestyle": "--", "linewidth": 1.0}
                     axis.axhline(row[f"eval_{metric}"], label=f"{name}, base model, held out", **dashed)
             if metric == "accuracy":
                 thin = style | {"linestyle": "-.", "linewidth": 1.0}
-                plot_seeds(axis, f"{name}, any format", seeds, "accuracy_lenient", window, thin)
+                plot_run(axis, f"{name}, any format", rows, "accuracy_lenient", window, thin)
         if metric == "entropy":
             plot_ln2(axis)
         axis.set_xlabel("training step")
@@ -109,12 +107,10 @@ def line_style(number: int) -> dict[str, Any]:
     }
 
 
-def plot_seeds(
-    axis: Any, legend: str, runs: dict[int, list[dict[str, Any]]], metric: str, window: int, style: dict[str, Any]
-) -> None:
-    steps, curves = seed_curves(runs, metric, window)
+def plot_run(axis: Any, legend: str | None, rows: Rows, metric: str, window: int, style: dict[str, Any]) -> None:
+    steps, values = curve_of(rows, metric, window)
     if steps:
-        plot_mean(axis, legend, steps, curves, style)
+        axis.plot(steps, values, label=legend, **style)
 
 
 def plot_mean(axis: Any, legend: str, x: Sequence[float], curves: list[list[float]], style: dict[str, Any]) -> None:

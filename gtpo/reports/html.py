@@ -194,13 +194,9 @@ def read_held_out(run: RunDirectory, count: int) -> list[Sample]:
     """The completions of a held-out prompt at the first, middle and last evaluation."""
     samples = []
     for path in _spread(run.held_out_completions(), count):
-        try:
-            stored = json.loads(path.read_bytes())
-            rewards = {str(name): None if value is None else float(value) for name, value in stored["rewards"].items()}
-            prompt, completion = logged_text(stored["prompt"]), logged_text(stored["completion"])
-            samples.append(Sample(stored["step"], prompt, completion, rewards))
-        except UNREADABLE as error:
-            logger.warning("%s cannot be read and is not shown: %s", path, error)
+        stored = json.loads(path.read_bytes())
+        prompt, completion = logged_text(stored["prompt"]), logged_text(stored["completion"])
+        samples.append(Sample(stored["step"], prompt, completion, stored["rewards"]))
     return samples
 
 

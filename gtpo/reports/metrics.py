@@ -1,4 +1,4 @@
-"""Reads the metrics of runs: training steps and evaluations, reward names, finite values, smoothed curves of seeds."""
+"""Reads the metrics of runs: training steps and evaluations, reward names, finite values, smoothed curves."""
 
 import math
 import re
@@ -35,12 +35,7 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
     return [sum(values[max(0, i + 1 - window) : i + 1]) / min(i + 1, window) for i in range(len(values))]
 
 
-def seed_curves(runs: dict[int, Rows], metric: str, window: int) -> tuple[list[int], list[list[float]]]:
-    """The steps that all seeds logged, and the smoothed curve of each seed there; both empty without the metric."""
-    curves = []
-    for rows in runs.values():
-        logged = {row["step"]: row[metric] for row in rows if row.get(metric) is not None}
-        if logged:
-            curves.append(dict(zip(logged, smooth(list(logged.values()), window), strict=True)))
-    steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
-    return steps, [[curve[step] for step in steps] for curve in curves]
+def curve_of(rows: Rows, metric: str, window: int) -> tuple[list[int], list[float]]:
+    """The steps that logged a metric, and its smoothed values there."""
+    logged = {row["step"]: row[metric] for row in rows if row.get(metric) is not None}
+    return list(logged), smooth(list(logged.values()), window)

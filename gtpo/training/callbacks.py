@@ -45,14 +45,11 @@ class MetricsWriter(TrainerCallback):
             return
         # A resumed run restarts at its checkpoint and logs later steps again; the checkpoint has the lines before it.
         lines = {_key(line := _line(logs, logs["step"], args)): line for logs in state.log_history}
-        stored = (
-            self.run.metrics.read_text(errors="replace", encoding="utf-8").splitlines()
-            if self.run.metrics.exists()
-            else []
-        )
+        file = self.run.metrics
+        stored = file.read_text(errors="replace", encoding="utf-8").splitlines() if file.exists() else []
         lines |= {_key(line): line for line in map(_parsed, stored) if line["step"] <= state.global_step}
         if lines or stored:
-            write_atomically(self.run.metrics, "".join(json.dumps(lines[key]) + "\n" for key in sorted(lines)))
+            write_atomically(file, "".join(json.dumps(lines[key]) + "\n" for key in sorted(lines)))
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
         is_summary = "train_loss" in (logs or ())  # the last call

@@ -87,13 +87,6 @@ def sampler_metrics(trainer: Any, logps: Tensor, batch: dict[str, Any]) -> dict[
     return metrics
 
 
-def adapter_of(trainer: Any) -> Any:
-    """The policy if it has an adapter, whole on each process; else None."""
-    policy = trainer.accelerator.unwrap_model(trainer.model)
-    is_sharded = trainer.accelerator.distributed_type in ("FSDP", "DEEPSPEED")
-    return policy if hasattr(policy, "disable_adapter") and not is_sharded else None
-
-
 def score(trainer: Any, batch: dict[str, Any]) -> Tensor:
     """ln pi of the completion tokens, with dropout as the model has it. Shape (B, T)."""
     ids, mask = (torch.cat([batch[f"prompt_{part}"], batch[f"completion_{part}"]], 1) for part in ("ids", "mask"))
@@ -109,9 +102,11 @@ def probe_sampler(trainer: Any) -> None:
 
     The check of the rollouts sees it once the adapter has moved by more than rounding, hundreds of steps later at the
     paper's learning rate. Here noise in ``lora_B`` moves the policy at once; the adapter and the random numbers are
-    restored. For any GRPOTrainer of TRL, before a step; about ten seconds. A model without an adapter passes.
+    restored. For any GRPOTrainer of TRL, before a step; about ten seconds. A model without an adapter passes, and a
+    sharded one.
     """
-    if (policy := adapter_of(trainer)) is None:
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    if not hasattr(policy, "disable_adapter") or trainer.accelerator.distributed_type in ("FSDP", "DEEPSPEED"):
         return
     weights = [weight for name, weight in policy.named_parameters() if "lora_B" in name]
     before, training = [weight.clone() for weight in weights], policy.training

@@ -109,10 +109,7 @@ class ConflictMetrics(_Observer):
 
     def on_batch(self, batch: dict[str, Any], *_: Any) -> None:
         trainer, accelerator = self.trainer, self.trainer.accelerator
-        ids, valid = (
-            accelerator.gather(accelerator.pad_across_processes(part, dim=1))
-            for part in (batch["completion_ids"], batch["completion_mask"])
-        )
+        ids, valid = gather_rows(accelerator, batch)
         advantages = accelerator.gather(batch["advantages"])
         training = trainer.model.training
         group_size = trainer.num_generations if training else trainer.num_generations_eval
@@ -135,6 +132,12 @@ class ConflictMetrics(_Observer):
         mode = "train" if self.trainer.model.training else "eval"
         for name, value in metrics.items():
             self.trainer._metrics[mode][name].append(value)
+
+
+def gather_rows(accelerator: Any, batch: dict[str, Any]) -> list[Tensor]:
+    """Completion ids and mask of all processes, zero-padded to the longest. Shape (B, T) each, in rank order."""
+    parts = batch["completion_ids"], batch["completion_mask"]
+    return [accelerator.gather(accelerator.pad_across_processes(part, dim=1)) for part in parts]
 
 
 def conflict_metrics(

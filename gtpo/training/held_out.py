@@ -86,7 +86,6 @@ class HeldOutEvaluation(trl.GRPOTrainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Batches of :func:`eval_batches`; Accelerate would fill the last one with duplicate rows."""
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        rows = self.eval_dataset[rows] if isinstance(rows, str) else rows
         size, ranks = self.args.per_device_eval_batch_size, self.accelerator.num_processes
         check_eval_batch(size, self.num_generations_eval, ranks)
         batches = eval_batches(len(rows), self.num_generations_eval, size, ranks, self.accelerator.process_index)

@@ -3,9 +3,11 @@
 import json
 import logging
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import torch
 import yaml
 from transformers.integrations import WandbCallback
@@ -119,7 +121,6 @@ def merge_adapter(adapter: str | Path, base: str, directory: str | Path) -> None
 
     The base is loaded in bfloat16 into host memory, two bytes per parameter; 4-bit training weights are not used.
     """
-    import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -154,79 +155,53 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         where: Its path or Hub id, which the quick start loads.
     """
     run, merged = RunDirectory(settings.output_dir), not (weights / "adapter_config.json").is_file()
-    is_4bit = settings.model.load_in_4bit
-    method = read_yaml(Path(__file__).parent / "methods.yaml")[settings.method]
     base = MODEL_ALIASES.get(settings.model.model, settings.model.model)
+    copy = None  # the 4-bit weights
+    if settings.model.load_in_4bit:
+        config = json.loads(((run.adapter if merged else weights) / "adapter_config.json").read_text(encoding="utf-8"))
+        copy = (config.get("auto_mapping") or {}).get("loaded_from", base)
     hub_id = None if base == "tiny" or Path(base).is_dir() else base
     data = settings.data.dataset
     source = TRAIN[data].hub_id if data in TRAIN else None
-    what = "A model with a LoRA adapter merged into its weights" if merged else "A LoRA adapter"
-    if settings.model.lora_rank == 0:
-        what = "A model of which all weights were trained"
-    front_matter = {
-        "base_model": hub_id,
-        "datasets": [source] if source else None,
-        "library_name": "transformers" if merged else "peft",
-        "pipeline_tag": "text-generation",
-        "tags": [settings.method, "trl", *([] if merged else ["lora"])],
-    }
-    entropy = initial_entropy_text(run)
-    stored = (
-        json.loads(((run.adapter if merged else weights) / "adapter_config.json").read_text(encoding="utf-8"))
-        if is_4bit
-        else {}
-    )
-    copy = (stored.get("auto_mapping") or {}).get("loaded_from", base)
-    scores = score_lines(run, run.read_metrics()) if run.metrics.is_file() else []
-    parts = [
-        f"---\n{_yaml(front_matter)}---",
-        f"# {settings.trainer.hub_model_id or run.path.name}",
-        f"{what}, trained with {method['name']} on "
-        f"{f'[{source}](https://huggingface.co/datasets/{source})' if source else f'`{data}`'}.",
-        f"- **Base model**: {f'[{hub_id}](https://huggingface.co/{hub_id})' if hub_id else f'`{base}`'}\n"
-        f"- **Method**: {method['text']}\n"
-        + (f"- **Trained on**: the 4-bit weights of `{copy}`\n" if is_4bit else "")
-        + (f"- **Initial entropy**: {entropy}\n" if entropy else "")
-        + "- **License**: that of the base model",
-        "## Quick start",
-        _quick_start(settings, where, rows, merged),
-        *(["## Scores", "\n".join(f"- {line}" for line in scores)] if scores else []),
-        "## Settings",
-        f"<details><summary>Every setting</summary>\n\n~~~~~~~~yaml\n{_yaml(settings.to_dict())}~~~~~~~~\n\n</details>",
-        *([f"## Citation\n\n```bibtex\n{method['citation']}```"] if "citation" in method else []),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _quick_start(settings: Settings, where: str, rows: Any, merged: bool) -> str:
-    package, loader = ("transformers", "AutoModelForCausalLM") if merged else ("peft", "AutoPeftModelForCausalLM")
-    known = settings.data.dataset in BENCHMARK_TITLES
-    question = "Tom has 3 apples and buys 4 more. How many apples does he have?" if known else "Your question"
+    question = "Tom has 3 apples and buys 4 more. How many apples does he have?"
     prompt = rows[0].get("prompt") if len(rows) else None
     turns = [turn for turn in prompt if turn.get("role") == "system"] if isinstance(prompt, list) else []
-    messages = "\n".join(
-        f"    {json.dumps({'role': turn['role'], 'content': turn['content']}, ensure_ascii=False)},"
-        for turn in [*turns, {"role": "user", "content": question}]
+    turns.append({"role": "user", "content": question if data in BENCHMARK_TITLES else "Your question"})
+    return _TEMPLATES.get_template("card.md.jinja").render(
+        front_matter={
+            "base_model": hub_id,
+            "datasets": [source] if source else None,
+            "library_name": "transformers" if merged else "peft",
+            "pipeline_tag": "text-generation",
+            "tags": [settings.method, "trl", *([] if merged else ["lora"])],
+        },
+        title=settings.trainer.hub_model_id or run.path.name,
+        method=read_yaml(Path(__file__).parent / "methods.yaml")[settings.method],
+        full=settings.model.lora_rank == 0,
+        merged=merged,
+        base=base,
+        hub_id=hub_id,
+        data=data,
+        source=source,
+        copy=copy,
+        entropy=initial_entropy_text(run),
+        scores=score_lines(run, run.read_metrics()) if run.metrics.is_file() else [],
+        where=where,
+        turns=turns,
+        length=getattr(settings.trainer, "max_completion_length", None) or 256,
+        template_kwargs="".join(f"{name}={value!r}, " for name, value in settings.prompt.template_kwargs.items()),
+        settings=settings.to_dict(),
     )
-    length = getattr(settings.trainer, "max_completion_length", None) or 256
-    extra = "".join(f"{name}={value!r}, " for name, value in settings.prompt.template_kwargs.items())
-    return f"""```python
-from {package} import {loader}
-from transformers import AutoTokenizer
-
-path = {json.dumps(where, ensure_ascii=False)}
-tokenizer = AutoTokenizer.from_pretrained(path)
-model = {loader}.from_pretrained(path, device_map="auto")
-messages = [
-{messages}
-]
-inputs = tokenizer.apply_chat_template(
-    messages, {extra}add_generation_prompt=True, return_tensors="pt", return_dict=True
-)
-output = model.generate(**inputs.to(model.device), max_new_tokens={length}, do_sample=True, temperature=1.0)
-print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
-```"""
 
 
 def _yaml(values: dict[str, Any]) -> str:
     return str(yaml.safe_dump({key: value for key, value in values.items() if value is not None}, allow_unicode=True))
+
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    keep_trailing_newline=True,
+)
+_TEMPLATES.filters.update({"yaml": _yaml, "json": partial(json.dumps, ensure_ascii=False)})

@@ -55,6 +55,7 @@ from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar
 from gtpo.training import record
 from gtpo.training.callbacks import check_rewards, non_finite_error
 from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
+from gtpo.training.diagnosis import gather_rows
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.initial_entropy import InitialEntropy, padded
 from gtpo.training.record import Measured, record_loss, record_rollouts
@@ -144,7 +145,7 @@ class GRPOTrainer(HeldOutEvaluation):
             check_rollouts(self, batch)
         group_size = self.num_generations if self.model.training else self.num_generations_eval
         rows, width = batch["completion_ids"].shape
-        ids, valid = map(self._gather_rows, (batch["completion_ids"], batch["completion_mask"]))
+        ids, valid = gather_rows(self.accelerator, batch)
         advantages = self.accelerator.gather(batch["advantages"])
         if self.args.multi_objective_aggregation == "sum_then_normalize":  # A = 0 at the mean, without rounding
             advantages = advantages.masked_fill(rewards_at_mean(self._rewards, group_size), 0.0)
@@ -392,10 +393,6 @@ class GRPOTrainer(HeldOutEvaluation):
         """The CausalLM without the wrappers of DDP and PEFT."""
         model = self.accelerator.unwrap_model(model)
         return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-    def _gather_rows(self, tensor: Tensor) -> Tensor:
-        """The rows of all processes, zero-padded to the longest. Shape (b, t) -> (B, T); rank order is group order."""
-        return self.accelerator.gather(self.accelerator.pad_across_processes(tensor, dim=1))
 
 
 class GTPOTrainer(GRPOTrainer):

@@ -10,7 +10,6 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from gtpo.errors import UsageError
 from gtpo.forward import generation
 from gtpo.forward.generation import fast_layers, generate
 
@@ -268,17 +267,6 @@ def test_lora_of_a_parameter_is_part_of_the_rollouts(packed: bool) -> None:
     assert greedy(model, SEVERAL) == greedy_of_transformers(model, SEVERAL)
     with model.disable_adapter():
         assert greedy(model, SEVERAL) != greedy_of_transformers(tiny_llama(adapter), SEVERAL)
-
-
-def test_gradient_checkpointing_is_refused_in_training_mode() -> None:
-    model = tiny_llama()
-    model.get_base_model().gradient_checkpointing_enable()
-    expected = greedy_of_transformers(model.eval(), SEVERAL)
-    assert greedy(model, SEVERAL) == expected
-    with pytest.raises(
-        UsageError, match=r"call model\.eval\(\) before, or model\.gradient_checkpointing_disable\(\)\.$"
-    ):
-        greedy(model.train(), SEVERAL)
 
 
 def test_the_padding_of_finished_rows_is_the_pad_id() -> None:

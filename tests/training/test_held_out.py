@@ -34,7 +34,6 @@ from gtpo.arguments import (
 from gtpo.cli.parse import parse
 from gtpo.data.load import hold_out, load_rows, load_train
 from gtpo.errors import UsageError
-from gtpo.paper.results import condense, read_results
 from gtpo.reports.curves import plot_training
 from gtpo.reports.summary import find_problems, held_out_text, scores
 from gtpo.runs.directory import RunDirectory, write_manifest
@@ -410,11 +409,3 @@ def test_held_out_rows_are_a_second_line() -> None:
     assert list(lines["GTPO, held out"].get_ydata()) == [20.0, 30.0, 40.0]
     assert lines["GTPO, held out"].get_color() == lines["GTPO"].get_color()
     assert "GTPO, held out" not in {line.get_label() for line in plot_training({"GTPO": ROWS}).axes[0].lines}
-
-
-def test_condensed_results_have_the_steps_of_training(tmp_path: Path) -> None:
-    RunDirectory(tmp_path / "gtpo-g8-s1").path.mkdir()
-    RunDirectory(tmp_path / "gtpo-g8-s1").metrics.write_text("".join(json.dumps(row) + "\n" for row in BOTH))
-    condense(read_results([tmp_path]), tmp_path / "condensed", ["accuracy"])
-    curve = read_results([tmp_path / "condensed"]).curve("gtpo-g8", 1, "accuracy")
-    assert curve.to_dict() == {row["step"]: row["accuracy"] for row in ROWS}

@@ -115,9 +115,7 @@ def test_different_prompts_of_several_steps_are_named_as_such(run: Path) -> None
         assert row["prompt"] in seen and row["completion"] in seen
 
 
-def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(
-    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(run: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(run, tmp_path / "run")
     for step in (0, 5, 10, 15, 20):
         prompt, completion = "2 < 3?", [{"role": "assistant", "content": f"yes, {step}"}]  # TRL 1.16; 1.14 has text
@@ -129,8 +127,6 @@ def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(
     shown = [column.partition(">")[2] for column in columns]
     assert shown == [f"step {s}parity {s / 10:g}completionyes, {s}" for s in (0, 10, 20)]
     assert section.count("2 &lt; 3?") == 1 and "One completion each" not in page
-    (copy / "completions" / "held_out_00010.json").write_text('{"step": 10')  # a full disk
-    assert "yes, 20" in write_report(copy).read_text() and "held_out_00010.json cannot be read" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["abcd", [{"role": "assistant", "content": "abcd"}]], ids=["text", "TRL 1.16"])
