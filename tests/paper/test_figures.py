@@ -44,15 +44,6 @@ def test_drawn_values_are_the_logged_ones() -> None:
             assert shown[name] == ([row["step"] for row in logged], [row[metric] for row in logged])
 
 
-def test_logged_values_are_drawn_behind_their_mean() -> None:
-    figure = plot_training({"GTPO": rows(6)}, window=3)
-    raw, mean = figure.axes[0].lines[:2]
-    assert list(raw.get_ydata()) == [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
-    assert list(mean.get_ydata()) == [2.0, 3.0, 4.0, 6.0, 8.0, 10.0]
-    assert raw.get_alpha() < 1 and raw.get_color() == mean.get_color()
-    assert "3 steps" in figure.get_suptitle()
-
-
 def test_the_accuracy_in_any_format_stands_beside_the_accuracy() -> None:
     lenient = [row | {"accuracy_lenient": 50.0 + row["step"]} for row in rows(2)]
     shown = drawn(plot_training({"GTPO": lenient, "GRPO": rows(2)}, window=1))
@@ -78,13 +69,6 @@ def test_smoothing_by_hand() -> None:
     assert smooth([1.0, 2.0], 1) == [1.0, 2.0]
     assert smooth([4.0, 2.0], 100) == [4.0, 3.0]
     assert smooth([], 5) == []
-
-
-def test_ln_2_is_drawn_with_the_entropy_only() -> None:
-    shown = drawn(plot_training({"GTPO": rows(3)}))
-    assert shown[PANELS["entropy"]]["ln 2"][1] == [pytest.approx(0.693147, abs=1e-6)] * 2
-    assert all("ln 2" not in lines for title, lines in shown.items() if title != PANELS["entropy"])
-    assert math.isclose(shown[PANELS["entropy"]]["ln 2"][1][0], math.log(2))
 
 
 @pytest.mark.parametrize(
@@ -267,19 +251,6 @@ def test_a_label_has_one_style_in_all_groups(tmp_path: Path) -> None:
     assert len(set.union(*styles.values())) == 7
 
 
-def test_axes_of_percentages_stay_within_0_and_100_and_show_the_base() -> None:
-    """Three seeds with 0, 50 and 100 % have an interval of 50 ± 124; the base with 90 % is above them."""
-    seeds = {seed: [{"step": s, "accuracy": 50.0 * seed, "entropy": 0.3} for s in (1, 2)] for seed in range(3)}
-    figure = draw(MATRIX, "smol", "smol", results_of({"grpo": seeds}))
-    limits = {axis.get_ylabel(): axis.get_ylim() for axis in figure.axes}
-    assert limits["accuracy (%)"] == (-2, 102)
-    scores = {"pass": {"1": 90.0, "2": 90.0}, "maj": {"1": 90.0, "2": 90.0}, "format": 90.0}
-    base = {"base": {"arithmetic": {0: {"label": "base-tiny", "scores": scores}}}}
-    found = results_of({"gtpo-g8": {1: [{"step": s, "accuracy": 40.0} for s in (1, 2)]}}, base)
-    axis = next(axis for axis in draw(MATRIX, "fig2", "tiny", found).axes if axis.get_ylabel() == "accuracy (%)")
-    assert axis.get_ylim()[1] > 90
-
-
 def test_a_group_of_curves_without_runs_is_left_out() -> None:
     rows = [{"step": step, "accuracy": 50.0, "formatting": 90.0, "entropy": 0.3} for step in (1, 2)]
     figure = draw(MATRIX, "smol", "smol", results_of({"grpo": {1: rows}}))
@@ -302,16 +273,6 @@ def test_missing_run_is_reported(name: str, scale: str, tmp_path: Path) -> None:
     assert all(f" of {absent}: `" in message for message in messages)  # its evaluations
     text = caption(MATRIX, name, scale, results)
     assert re.search(rf"\| {re.escape(absent)} \| missing \|", text) and f"Missing: {message}" in text
-
-
-def test_all_that_is_missing_is_a_line_for_runs_and_one_for_each_benchmark() -> None:
-    runs = ", ".join(runs_of(MATRIX, ["fig6"], "tiny"))
-    assert missing(MATRIX, "fig6", "tiny", results_of({})) == [
-        f"fig6: no run of {runs}: `python reproduce.py fig6 --scale tiny`"
-    ]
-    lacking = missing(MATRIX, "fig2", "tiny", results_of({}))
-    assert len(lacking) == 2 and lacking[1].startswith("fig2: no evaluation on arithmetic of gtpo-g8, gtpo-g12, grpo-")
-    assert lacking[1].count(" sft") == 1  # a curve of both groups
 
 
 def test_figure_is_drawn_without_a_missing_run(tmp_path: Path) -> None:
@@ -419,14 +380,3 @@ def test_command_draws_what_the_runs_allow(
     assert "No runs at paper scale" in printed and "train_grpo.py --config configs/paper" not in printed
     run_figures("fig5b", "--search", "outputs", "--output", "other", "--scale", "tiny")
     assert {path.name for path in (tmp_path / "other" / "tiny").iterdir()} == {"fig5b.png", "fig5b.pdf", "fig5b.md"}
-
-
-def test_a_figure_named_after_search_is_not_taken_for_a_directory(
-    run_figures: Callable[..., None], tmp_path: Path
-) -> None:
-    for argv in (["--search", str(tmp_path), "fig3"], ["fig3", "--search", str(tmp_path)]):
-        with pytest.raises(UsageError, match=f"no run of configs/experiments.yaml in {tmp_path}: "):
-            run_figures(*argv)
-    with pytest.raises(UsageError, match="--search: fig3 is not a directory"):
-        run_figures("--search", "fig3")
-    assert not list(tmp_path.iterdir())

@@ -40,7 +40,9 @@ FLAGS = """
 --max_seq_length 0|--save_only_model|--resume_from_checkpoint x|--save_total_limit 0
 --model tinny|--model gpt2|--max_completion_length 1025|--bf16 maybe|--learning 1
 --per_device_train_batch_size 5|--backend unsloth|--reward_weights nan nan
---resume --overwrite|--gpu_memory_utilization 0
+--resume --overwrite|--gpu_memory_utilization 0|--eval_strategy steps|--eval_on_start true|--eval_delay 3
+--metric_for_best_model reward|--save_strategy best|--eval_steps 0 --eval_rows 9|--num_generations_eval 0 --eval_rows 9
+--per_device_eval_batch_size 4 --num_generations_eval 3 --eval_rows 9|--load_best_model_at_end true --eval_rows 9
 """
 TRAINED = """
 --learning_rate -1e-3|--adam_beta1 1.0|--seed 99999999999|--fsdp full_shard|--lr_scheduler_kwargs bad
@@ -107,6 +109,11 @@ SETTINGS = {  # --config: the file, and the key that is named
     "start.yaml": ("overwrite: true", "overwrite"),
     "resumed.yaml": ("resume: auto", "resume"),
     "config.yaml": ("config: other.yaml", "config"),
+    "deep.yaml": ("[" * 5000, "deep.yaml"),
+    "object.yaml": ("gamma: !!python/object:os.system {}", "object.yaml"),
+    "date.yaml": ("gamma: 2001-99-99", "date.yaml"),
+    "null.yaml": ("\x00", "null.yaml"),
+    "keys.yaml": ("? [1]\n: 2", "keys.yaml"),
 }
 EVALUATION = """
 nothing|arithmetic --k 0|arithmetic --k -1|arithmetic --k 1000000000|arithmetic --limit 0|arithmetic --max_new_tokens 0

@@ -182,16 +182,6 @@ def test_the_targets_are_tags_answer_and_all_tokens(trainer: Any) -> None:
     assert 8 < sum(len(part["own tags"]) for part in effects.parts if "own tags" in part) < 64
 
 
-def test_a_policy_without_tags_of_its_own_has_no_such_target(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = trainer._tokenizer("5")["input_ids"]
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "_generate_single_turn", lambda prompts, *args, **kwargs: ([one] * len(prompts), None))
-        effects = OneStep(trainer)
-    assert set(effects.counts) == {"tags", "answer", "solution"}
-    found = group_with_variance(effects)
-    assert set(found["effects"]["GRPO"]) == {"tags", "answer", "solution", "norm"}
-
-
 def test_an_interrupted_measurement_continues_with_the_same_groups(trainer: Any, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     assert list(write_effects(trainer, whole, 3)) == [0, 1, 2]
