@@ -18,8 +18,6 @@ from gtpo.arguments import (
 )
 from gtpo.cli.parse import parse
 from gtpo.data.load import load_train, to_demonstrations
-from gtpo.errors import UsageError
-from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.grading.user_functions import checked_reward, with_prefill
 from gtpo.prompts import PAPER, SYSTEM_PROMPT, to_completion, to_messages
 from rewards import rewards_in
@@ -76,25 +74,6 @@ def test_files_are_read_when_the_settings_are(tmp_path: Path, monkeypatch: pytes
     assert PromptArguments(chat_template_kwargs='{"enable_thinking": false}').template_kwargs == {
         "enable_thinking": False
     }
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("tags", "<think> </think>"),
-        ("tags", "<a> <a> <b> </b>"),
-        ("tags", "<a> </a> <a>> </b>"),
-        ("system_prompt", "  "),
-        ("system_prompt", "missing.txt"),
-        ("chat_template", "missing.jinja"),
-        ("chat_template_kwargs", "[1]"),
-        ("chat_template_kwargs", "{enable"),
-    ],
-)
-def test_prompt_settings_that_cannot_be_used_are_refused(name: str, value: str) -> None:
-    for cls in (PromptArguments, EvaluationArguments):
-        with pytest.raises(UsageError, match=f"--{name}"):
-            cls(**{name: value})
 
 
 def test_training_stores_the_prompt_and_hands_trl_the_template_arguments(tmp_path: Path) -> None:

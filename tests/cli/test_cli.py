@@ -138,13 +138,6 @@ def test_run_directory_is_named_after_method_model_dataset_and_run_name() -> Non
     assert (got["output_dir"], got["run_name"]) == ("somewhere/else", "else")
 
 
-@pytest.mark.parametrize("text", ["1e-6", "1.0e-6", "'1e-6'", "0.000001"])
-def test_small_numbers_in_yaml(text: str, tmp_path: Path) -> None:
-    """YAML reads 1e-6 as a string and 1.0e-6 as a float; both are accepted."""
-    got = settings("--config", config_file(tmp_path, f"learning_rate: {text}\n"))["learning_rate"]
-    assert isinstance(got, float) and got == 1e-6
-
-
 @pytest.mark.parametrize(
     ("line", "key", "value"),
     [
@@ -187,12 +180,6 @@ def test_every_field_is_a_flag_and_a_yaml_key(
 
 
 # ---- stored settings reproduce the run ----
-
-
-@pytest.mark.parametrize("flag", ["--bf16", "--gradient_checkpointing", "--log_completions"])
-def test_a_flag_that_is_true_or_false_may_stand_alone(flag: str) -> None:
-    name = flag.removeprefix("--")
-    assert settings(flag, "--max_steps", "3")[name] is True and settings(flag, "false")[name] is False
 
 
 def test_names_of_trl_are_taken() -> None:

@@ -124,14 +124,6 @@ def test_a_conversation_in_a_cell_is_json(load: Callable[..., Dataset]) -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "mark"), [("semicolons.csv", "';'"), ("tabs.csv", r"'\\t'")])
-def test_a_csv_file_with_other_separators_is_told_so(name: str, mark: str, load: Callable[..., Dataset]) -> None:
-    """Also where decimal commas make another number of fields."""
-    text = "task;gold\nA;1,5\n" if "semi" in name else "task\tgold\nA\t1\n"
-    with pytest.raises(UsageError, match=f"{name}.*{mark} between the columns"):
-        load(name, text, **NAMED)
-
-
 def test_a_line_of_white_space_is_a_row_without_a_prompt(load: Callable[..., Dataset]) -> None:
     assert len(load("own.csv", "prompt\na\n \n\nb\n")) == 2
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import ArgumentError
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,26 +31,6 @@ def results(directory: Path) -> list[dict]:
 
 
 # Flags
-
-
-REFUSED = """
---output_dir=|--temperature nan|--tensor_parallel_size 0|--shard 5/4|--shard 0/4|--shard 1|--overwrite --shard 1/2
---regrade --shard 1/2|--shard 1/2 --compare a b|--temperature 0|--seed -1|--batch_size 0|--modle x|--regrade --k 8
---regrade --overwrite|--compare a b --runs a|--compare a b --model tiny|--compare a b --regrade
---compare a b --overwrite|--model tiny --tensor_parallel_size 2|--model tiny --k 1 amc23 --data_dir .
-"""
-
-
-@pytest.mark.parametrize("flags", REFUSED.strip().replace("\n", "|").split("|"))
-def test_invalid_flags_are_refused_by_name(flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("a model was loaded"))
-    argv = flags.split()
-    with pytest.raises((UsageError, ArgumentError)) as refused:
-        run(monkeypatch, "--benchmarks", "arithmetic", *argv)
-    named = [word.partition("=")[0] for word in argv if word.startswith("--")]
-    assert any(name in str(refused.value) for name in [*named, "amc2023"])
-    assert list(tmp_path.iterdir()) == []
 
 
 # Evaluating

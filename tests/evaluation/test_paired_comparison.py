@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import random
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import evaluate
 from gtpo.errors import UsageError
 from gtpo.evaluation.compare import (
     Comparison,
@@ -200,16 +198,3 @@ def test_evaluations_output_directories_and_runs(tmp_path: Path, monkeypatch: py
     for damaged in ("nothing", "greedy/a"):
         with pytest.raises(UsageError, match=damaged):
             find_sides([damaged], "outputs/evaluation")
-
-
-def test_the_script_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(Path("outputs/evaluation"), entry("a", ["10", "00"]), entry("b", ["11", "00"]))
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--compare", "outputs/a", "outputs/b"])
-    evaluate.main()
-    screen = capsys.readouterr().out.splitlines()
-    assert screen[0] == "b minus a, in points; interval over 2 problems, paired"
-    assert " ".join(screen[4].split()) == "AMC 2023 pass@1 25.0 50.0 +25.0 +0.0 to +50.0 1 / 0 / 1"
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "--compare", "outputs/a", "outputs/b", "--benchmarks", "aime24"])
-    with pytest.raises(UsageError):
-        evaluate.main()

@@ -29,7 +29,6 @@ from gtpo.forward.hidden_states import (
     _rows_of_similar_length,
     are_equal,
     can_encode_prompts_once,
-    distinct_prompts,
     hidden_states_by_prompt,
     hidden_states_packed,
     hidden_states_per_completion,
@@ -162,19 +161,6 @@ def test_rows_run_as_rows_where_the_forward(fault: str, caplog: pytest.LogCaptur
 def test_a_sliding_window_is_not_shorter_than_a_packed_row(window: int, packed: bool) -> None:
     found, states = packed_by(model_of("llama"), "", "one prompt", window)  # the longest row has 5 + 4 tokens
     assert (states is not None) == packed and found.possible
-
-
-def test_distinct_prompts_tells_rows_apart_by_the_masks() -> None:
-    # in the padding of the second row is text, and the third has the pad id as its first token
-    inputs = {
-        "prompt_ids": torch.tensor([[0, 4, 5], [9, 4, 5], [0, 4, 5], [8, 8, 5]]),
-        "prompt_mask": torch.tensor([[0, 1, 1], [0, 1, 1], [1, 1, 1], [0, 0, 1]]),
-    }
-    prompts, mask, prompt_of = distinct_prompts(inputs)
-    texts = [row[keep.bool()].tolist() for row, keep in zip(prompts, mask, strict=True)]
-    assert sorted(texts) == [[0, 4, 5], [4, 5], [5]]
-    assert [texts[i] for i in prompt_of.tolist()] == [[4, 5], [4, 5], [0, 4, 5], [5]]
-    assert mask.tolist() == [[0] * (3 - len(text)) + [1] * len(text) for text in texts]
 
 
 def test_a_prompt_runs_through_the_model_once() -> None:

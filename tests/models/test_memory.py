@@ -41,7 +41,6 @@ from gtpo.models.memory import (
     estimate,
     fit,
     hours,
-    hours_of_steps,
     largest_batch,
     shape_of,
     verdict,
@@ -131,55 +130,6 @@ def test_llama_matches_published_sizes() -> None:
     assert parts["head"] == (2 * 1500 * 4096 * 2 + 3 * 4 * 1500 * 16384) / GIB
 
 
-def test_vllm_holds_lora_slots_a_copy_of_the_adapter_activations_and_graphs() -> None:
-    """Slots of all seven projections and a copy of the trained ones, 16 bits each."""
-    widths = (4096 + 4096) * 2 + (4096 + 1024) * 2 + (4096 + 14336) * 3
-    parts = estimate(KNOWN["llama"], SETTINGS)
-    assert parts["vLLM's LoRA"] == 2 * (32 * 128 * widths) * 2 / GIB == 1.25
-    one = estimate(KNOWN["llama"], SETTINGS | {"lora_target_modules": ["q_proj"]})
-    assert one["vLLM's LoRA"] == (32 * 128 * widths + 32 * 128 * 8192) * 2 / GIB
-    assert parts["vLLM's activations and graphs"] == 8192 * (3 * 14336 + 2 * 4096) * 2 / GIB + 0.5  # 1.28 GiB
-    for without, part in (
-        ({"use_vllm": False}, "vLLM's LoRA"),
-        ({"use_vllm": False}, "vLLM's activations and graphs"),
-        ({"backend": "transformers"}, "vLLM's LoRA"),  # TRL merges the adapter
-        ({"vllm_mode": "server"}, "vLLM's activations and graphs"),  # on another GPU
-    ):
-        assert part not in estimate(KNOWN["llama"], SETTINGS | without)
-    synced = estimate(KNOWN["llama"], SETTINGS | {"backend": "transformers"})
-    assert synced["vLLM's weights"] == pytest.approx(synced["weights"] / 2)  # bfloat16 next to float32
-    assert "vLLM's weights" not in parts
-
-
-def test_unsloth_offloads_the_hidden_states_between_the_layers() -> None:
-    hidden, layer = 5500 * 4096 * 2, 5500 * 2 * (2 * 4096 + 4096 * 2 + 1024 * 2 + 14336 * 2 + 4096)
-    plain = estimate(KNOWN["llama"], SETTINGS | {"backend": "transformers"})["activations"]
-    assert plain == (32 * hidden + 2 * layer) / GIB
-    assert estimate(KNOWN["llama"], SETTINGS)["activations"] == (2 * hidden + 2 * layer) / GIB
-    short = SETTINGS | {"max_seq_length": 500, "max_prompt_length": 300, "max_completion_length": 200}
-    ratio = 500 / 5500  # below 512 tokens Unsloth keeps them
-    assert estimate(KNOWN["llama"], short)["activations"] == pytest.approx(ratio * plain)
-
-
-def test_each_part_scales_with_its_settings() -> None:
-    base = estimate(KNOWN["llama"], SETTINGS)
-    changes: list[tuple[dict[str, Any], str, float]] = [
-        ({"optim": "adamw_torch"}, "optimizer", 4.0),
-        ({"bf16": False}, "weights", 2.0),
-        ({"backend": "transformers"}, "weights", 2.0),
-        ({"num_generations": 24, "gradient_accumulation_steps": 24}, "KV cache", 2.0),
-        ({"per_device_train_batch_size": 2}, "activations", 2.0),
-        ({"lora_rank": 64}, "LoRA", 0.5),
-        ({"lora_target_modules": ["all-linear"]}, "LoRA", 1.0),
-        ({"lora_target_modules": ["q_proj"]}, "LoRA", 2 * 4096 / sum(map(sum, KNOWN["llama"].linear().values()))),
-    ]
-    for change, part, factor in changes:
-        assert estimate(KNOWN["llama"], SETTINGS | change)[part] == pytest.approx(factor * base[part]), change
-    assert (
-        estimate(KNOWN["llama"], SETTINGS | {"gradient_checkpointing": False})["activations"] > 5 * base["activations"]
-    )
-
-
 def test_the_plan_is_a_config_that_gives_the_same_settings(tmp_path: Path) -> None:
     """Of a run with a preset's own values, given values, derived ones, and those of another model than the preset's."""
     for argv in (
@@ -209,12 +159,6 @@ def test_the_hours_of_a_run_and_of_one_that_collapses(argv: tuple[str, ...], exp
     assert re.findall(r"(?<![A-Z])\b[\d.]+\b", text)[:3] == expected
     assert ("not known" in text) == (len(expected) == 2)
     assert f"# hours: {text}\n" in describe_plan(settings_of(*argv, "--max_steps", str(steps)), 0)
-
-
-def test_hours_of_steps() -> None:
-    """1,000 steps of 100 x 0.02 + 8 x 0.2 s."""
-    rates = {"seconds_per_token": {"a": 0.02}, "seconds_per_micro_batch": {"a": 0.2}}
-    assert hours_of_steps(rates, "a", 8, 100, 1000) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -261,13 +205,6 @@ def test_a_plan_lists_the_gpus_and_for_a_cpu_this_machine() -> None:
     small, large = (comments(describe_plan(settings_of(model="tiny"), rows=10, size=size)) for size in (0.5, 64.0))
     assert "# host memory: 1.8 GiB" in "".join(small) and "vLLM" not in "".join(small)
     assert "lower --max_seq_length" in small[-2] and "64.0 GiB: fits" in large[-2]
-
-
-def test_memory_that_others_use_is_not_free() -> None:
-    """vLLM's share is one of all memory."""
-    values = settings_of("--G", "12").to_dict()
-    assert verdict(KNOWN["llama"], values, 36.7, 80.0) is None  # 32 and 4.6
-    assert "--gpu_memory_utilization 0.11" in str(verdict(KNOWN["llama"], values, 36.5, 80.0))
 
 
 @pytest.mark.parametrize(("gpu", "rows"), [(24.0, 6), (40.0, 12)])

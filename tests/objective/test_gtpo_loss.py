@@ -44,7 +44,6 @@ ATOL64 = 1e-12  # float64, values and gradients of order 1; observed error 3e-16
 ROUNDING = 1e-6  # float32 and bfloat16: allowed on top of the plain computation's error
 
 many = settings(max_examples=2500)
-some = settings(max_examples=200)
 
 
 # --- groups: drawn by hand, or by hypothesis -------------------------------------------------------------------------

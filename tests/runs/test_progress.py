@@ -52,22 +52,3 @@ def test_the_bar_shows_the_latest_metrics_in_80_columns(
 ) -> None:
     line = bar_after(logs, monkeypatch)
     assert len(line) <= 80 and "| 999/1000 [2:00:0" in line and line.endswith(end)
-
-
-@pytest.mark.parametrize(
-    ("steps", "start", "told"), [(100, 0, [10, 20, 30]), (100, 20, [30]), (25, 0, [3, 5, 8]), (19, 0, [])]
-)
-def test_a_line_stays_after_each_tenth(
-    steps: int, start: int, told: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of runs of 20 steps and more; a resumed run begins with the next tenth."""
-    monkeypatch.setattr(
-        "transformers.trainer_callback.tqdm", lambda total, **options: tqdm(total=total, file=io.StringIO())
-    )
-    bar, state = ProgressBar("GTPO"), TrainerState(global_step=start, max_steps=steps)
-    bar.on_train_begin(SimpleNamespace(), state, TrainerControl())
-    for step in range(start + 1, 3 * steps // 10 + 2):
-        state.global_step = step
-        bar.on_log(SimpleNamespace(), state, TrainerControl(), logs={"accuracy": float(step), "entropy": 0.5})
-    lines = [f"step {step} of {steps}: acc {step}%, H 0.50" for step in told]
-    assert capsys.readouterr().err.splitlines() == lines

@@ -242,15 +242,6 @@ def test_a_finished_run_can_be_continued_merged_or_moved_but_not_changed(tmp_pat
     assert start(moved, "--resume", "--max_steps", "20") == str(moved / "checkpoint-10")
 
 
-def test_a_resumed_run_keeps_its_held_out_rows(tmp_path: Path) -> None:
-    """Rows of another set may have been trained on."""
-    start(tmp_path / "run", "--eval_rows", "8")
-    checkpoint(tmp_path / "run", 5)
-    for flags in (["--eval_dataset", "arithmetic"], ["--eval_rows", "9"], ["--seed", "9"]):
-        with pytest.raises(UsageError, match=flags[0]):
-            start(tmp_path / "run", "--resume", *flags)
-
-
 def test_changed_settings_of_a_resumed_run_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     start(tmp_path / "run", "--gamma", "0.2")
     checkpoint(tmp_path / "run", 5)

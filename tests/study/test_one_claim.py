@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from helpers.results import results_of
 
+from gtpo.errors import UsageError
 from gtpo.paper.matrix import load_matrix
 from study.one_claim import find_claims, report
 
@@ -24,6 +25,8 @@ def test_only_the_runs_of_the_claim_are_made(sandbox: Any, capsys: pytest.Captur
         "  verdict: not counted",
     ]
     assert not (sandbox / "outputs/reproduce/tiny/figures").exists()
+    with pytest.raises(UsageError):
+        sandbox.study("claim", "fig3_gtpo")
 
 
 def test_only_what_reads_scores_is_evaluated(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,6 @@ from gtpo.arguments import (
 from gtpo.cli.parse import parse
 from gtpo.data.load import hold_out, load_rows, load_train
 from gtpo.errors import UsageError
-from gtpo.paper.results import condense, read_results
 from gtpo.reports.curves import plot_training
 from gtpo.reports.summary import find_problems, held_out_text, scores
 from gtpo.runs.directory import RunDirectory, write_manifest
@@ -130,27 +129,6 @@ def test_without_held_out_rows_nothing_is_evaluated() -> None:
     assert (found["eval_strategy"], found["eval_steps"], found["metric_for_best_model"]) == ("no", None, None)
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        "--eval_steps 5",  # these have no effect without held-out rows
-        "--eval_strategy steps",
-        "--eval_on_start true",
-        "--eval_delay 3",
-        "--num_generations_eval 2",
-        "--metric_for_best_model reward",
-        "--eval_steps 0 --eval_rows 9",
-        "--num_generations_eval 0 --eval_rows 9",
-        "--per_device_eval_batch_size 4 --num_generations_eval 3 --eval_rows 9",
-        "--load_best_model_at_end true --eval_rows 9",  # best/ has it
-        "--save_strategy best",
-    ],
-)
-def test_settings_without_effect_or_out_of_range_are_refused(argv: str) -> None:
-    with pytest.raises(UsageError, match=argv.split()[0]):
-        settings(*argv.split())
-
-
 def test_a_file_that_says_no_evaluation_gives_way_to_held_out_rows(tmp_path: Path) -> None:
     """As the config.yaml of a run without them."""
     file = tmp_path / "config.yaml"
@@ -169,13 +147,6 @@ def test_every_row_is_held_out_or_trained_on() -> None:
     assert all(list(part) == sorted(part, key=rows["prompt"].index) for part in (rest, held_out))  # order of the rows
     assert list(hold_out(rows, 5, seed=3)[1]["prompt"]) == list(held_out)
     assert list(hold_out(rows, 5, seed=4)[1]["prompt"]) != list(held_out)
-
-
-@pytest.mark.parametrize("count", [0, -1, 20, 21])
-def test_a_number_of_rows_that_leaves_nothing_is_refused(count: int) -> None:
-    rows = Dataset.from_dict({"prompt": ["Row"] * 20})
-    with pytest.raises(UsageError, match="--eval_rows"):
-        hold_out(rows, count, seed=0)
 
 
 def test_a_batch_has_whole_groups_and_every_row_counts_once() -> None:
@@ -410,11 +381,3 @@ def test_held_out_rows_are_a_second_line() -> None:
     assert list(lines["GTPO, held out"].get_ydata()) == [20.0, 30.0, 40.0]
     assert lines["GTPO, held out"].get_color() == lines["GTPO"].get_color()
     assert "GTPO, held out" not in {line.get_label() for line in plot_training({"GTPO": ROWS}).axes[0].lines}
-
-
-def test_condensed_results_have_the_steps_of_training(tmp_path: Path) -> None:
-    RunDirectory(tmp_path / "gtpo-g8-s1").path.mkdir()
-    RunDirectory(tmp_path / "gtpo-g8-s1").metrics.write_text("".join(json.dumps(row) + "\n" for row in BOTH))
-    condense(read_results([tmp_path]), tmp_path / "condensed", ["accuracy"])
-    curve = read_results([tmp_path / "condensed"]).curve("gtpo-g8", 1, "accuracy")
-    assert curve.to_dict() == {row["step"]: row["accuracy"] for row in ROWS}

@@ -77,17 +77,6 @@ def test_inspect_group_has_no_side_effects(
     assert all(torch.equal(plain[name], inspected[name]) for name in plain)
 
 
-def test_token_texts_keep_spaces_and_special_tokens(tiny: Path, tmp_path: Path) -> None:
-    from gtpo.training.record import _token_texts
-
-    tokenizer = make_trainer("grpo", tiny, tmp_path).processing_class
-    text = "<reasoning>\n3 + 4 = 7\n</reasoning> Ann has more."
-    ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
-    assert "".join(_token_texts(tokenizer, ids)) == text + "</s>"
-    assert _token_texts(tokenizer, ids)[-1] == "</s>"
-    assert _token_texts(tokenizer, []) == []
-
-
 def test_state_is_restored_when_a_reward_raises(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer("grpo", tiny, tmp_path)
 
