@@ -9,13 +9,7 @@ import yaml
 from trl import GRPOConfig, SFTConfig
 from trl.trainer.utils import is_async_callable
 
-from gtpo.arguments import (
-    DataArguments,
-    ModelArguments,
-    PromptArguments,
-    RewardArguments,
-    RunArguments,
-)
+from gtpo.arguments import DataArguments, ModelArguments, PromptArguments, RewardArguments, RunArguments
 from gtpo.cli.parse import parse
 from gtpo.data.load import load_train, to_demonstrations
 from gtpo.grading.user_functions import checked_reward, with_prefill
@@ -30,10 +24,7 @@ Then, give the final answer between <answer> and </answer>."""
 
 def test_the_system_prompt_is_box_8_2_verbatim() -> None:
     assert SYSTEM_PROMPT == BOX_8_2
-    assert to_messages("1 + 1?") == [
-        {"role": "system", "content": BOX_8_2},
-        {"role": "user", "content": "1 + 1?"},
-    ]
+    assert to_messages("1 + 1?") == [{"role": "system", "content": BOX_8_2}, {"role": "user", "content": "1 + 1?"}]
 
 
 def test_a_reference_completion_has_the_tags() -> None:

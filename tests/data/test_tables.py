@@ -47,9 +47,7 @@ def test_named_columns_become_prompt_answer_and_solution_and_the_others_keep_the
 ) -> None:
     text = "level,task,gold,steps\n3,1 + 1?,2,1 + 1 = 2\n"
     rows = load("own.csv", text, **NAMED, solution_column="steps")
-    assert rows.to_list() == [
-        {"prompt": to_messages("1 + 1?"), "answer": "2", "solution": "1 + 1 = 2", "level": "3"},
-    ]
+    assert rows.to_list() == [{"prompt": to_messages("1 + 1?"), "answer": "2", "solution": "1 + 1 = 2", "level": "3"}]
 
 
 def test_a_column_whose_name_is_taken_is_left_out(load: Callable[..., Dataset]) -> None:

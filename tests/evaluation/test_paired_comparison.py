@@ -14,13 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gtpo.errors import UsageError
-from gtpo.evaluation.compare import (
-    Comparison,
-    compare_sides,
-    find_sides,
-    format_comparisons,
-    group_seeds,
-)
+from gtpo.evaluation.compare import Comparison, compare_sides, find_sides, format_comparisons, group_seeds
 from gtpo.evaluation.metrics import pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entry, Origin, ProblemScores
 

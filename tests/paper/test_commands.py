@@ -87,10 +87,7 @@ def test_every_line_passes_a_dry_run(
     stored: dict[str, str] = {}  # config file -> settings; lines differ in the seed and the directory otherwise
     for run, (script, name, config, *flags) in zip(EXPERIMENTS, calls, strict=False):
         path = str(run.run.path)
-        assert (name, flags) == (
-            "--config",
-            ["--seed", str(run.seed), "--output_dir", path, "--overwrite", "true"],
-        )
+        assert (name, flags) == ("--config", ["--seed", str(run.seed), "--output_dir", path, "--overwrite", "true"])
         if config not in stored:
             printed = main(script, [name, config, *flags, "--dry_run", "true"], monkeypatch)
             assert f"output_dir: {path}\n" in printed and "GiB" in printed

@@ -79,11 +79,7 @@ def test_step_without_a_metric_is_skipped() -> None:
 
 @pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
 def test_command_writes_the_figure(
-    suffix: str,
-    magic: bytes,
-    tmp_path: Path,
-    run_figures: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
+    suffix: str, magic: bytes, tmp_path: Path, run_figures: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "new" / f"curves.{suffix}"
     run_figures("--runs", write_run(tmp_path / "a"), write_run(tmp_path / "b"), "--output", str(output))

@@ -13,14 +13,7 @@ from trl import GRPOConfig
 
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments, Settings
 from gtpo.cli.parse import parse
-from gtpo.reports.summary import (
-    PROBLEM_STEPS,
-    RunMessages,
-    end_lines,
-    find_problems,
-    initial_entropy_text,
-    scores,
-)
+from gtpo.reports.summary import PROBLEM_STEPS, RunMessages, end_lines, find_problems, initial_entropy_text, scores
 from gtpo.runs.directory import RunDirectory
 
 CLASSES = (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
