@@ -106,12 +106,6 @@ def test_a_repeated_answer_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == [("1", "2")]
 
 
-def test_bootstrap_interval_of_a_known_mean() -> None:
-    scores = [0.0, 1.0] * 50  # mean 1/2, standard error 0.05
-    assert bootstrap_interval(scores) == pytest.approx((0.5 - 1.96 * 0.05, 0.5 + 1.96 * 0.05), abs=0.015)
-    assert bootstrap_interval(scores) == bootstrap_interval(scores)
-
-
 def exact_limit(successes: int, n: int) -> float:
     """Clopper and Pearson's upper limit by bisection: at it, as few successes have the probability 0.025."""
     low, high = 0.0, 1.0

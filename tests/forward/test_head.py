@@ -622,15 +622,6 @@ def test_no_tensor_of_size_tokens_times_vocabulary_is_created(
     assert largest.elements <= 128 * 1024, "something is larger than a tile (hidden and weight are smaller)"
 
 
-@pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
-def test_inputs_may_be_transposed(trainable: str, tiles: None) -> None:
-    case = random_case((9, 6, 11), bias=True)
-    truth = run(plain_head, case)
-    case.hidden, case.weight = (tensor.T.contiguous().T for tensor in (case.hidden, case.weight))
-    assert not case.hidden.clone().is_contiguous()
-    assert_float64(run(linear_logps_and_entropy, case, trainable=trainable), truth)
-
-
 @pytest.mark.parametrize(
     ("trainable", "wanted", "matmuls"),
     [("nothing", 64, 2.0), ("nothing", 32, 1.5), ("nothing", 0, 1.0), ("weight", 64, 4.0)],

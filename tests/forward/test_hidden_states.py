@@ -163,17 +163,6 @@ def test_a_sliding_window_is_not_shorter_than_a_packed_row(window: int, packed: 
     assert (states is not None) == packed and found.possible
 
 
-def test_a_prompt_runs_through_the_model_once() -> None:
-    model, seen = model_of("llama"), []
-    hook = model.get_base_model().model.embed_tokens.register_forward_hook(lambda m, args, out: seen.append(args[0]))
-    batch = batch_of(*BATCHES["interleaved prompts of different lengths"])
-    hidden_states_by_prompt(model, model.get_base_model().model, batch)
-    hidden_states_per_completion(model, model.get_base_model().model, batch)
-    hook.remove()
-    # 3 prompts; 3 completions of at most 2 tokens, and 3 of at most 10; then 6 rows
-    assert [tuple(ids.shape) for ids in seen] == [(3, 5), (3, 1), (3, 9), (6, 13)]
-
-
 @pytest.mark.parametrize(
     ("lengths", "others", "expected"),
     [

@@ -41,7 +41,6 @@ from gtpo.models.memory import (
     estimate,
     fit,
     hours,
-    largest_batch,
     shape_of,
     verdict,
 )
@@ -205,19 +204,6 @@ def test_a_plan_lists_the_gpus_and_for_a_cpu_this_machine() -> None:
     small, large = (comments(describe_plan(settings_of(model="tiny"), rows=10, size=size)) for size in (0.5, 64.0))
     assert "# host memory: 1.8 GiB" in "".join(small) and "vLLM" not in "".join(small)
     assert "lower --max_seq_length" in small[-2] and "64.0 GiB: fits" in large[-2]
-
-
-@pytest.mark.parametrize(("gpu", "rows"), [(24.0, 6), (40.0, 12)])
-def test_the_largest_micro_batch_fits_and_the_next_one_does_not(gpu: float, rows: int) -> None:
-    """Next to vLLM's share, which has weights and KV cache: the training parts at each divisor of G = 12."""
-    shared = ("weights", "KV cache", "vLLM's LoRA", "vLLM's activations and graphs")
-    values = SETTINGS | {"load_in_4bit": True}
-    assert largest_batch(KNOWN["llama"], values, gpu) == rows
-    for batch in (1, 2, 3, 4, 6, 12):
-        batches = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 12 // batch}
-        parts = estimate(KNOWN["llama"], values | batches)
-        training = sum(size for name, size in parts.items() if name not in shared)
-        assert (training < 0.6 * gpu) == (batch <= rows)
 
 
 def test_the_disk_of_a_plan(tmp_path: Path) -> None:

@@ -242,16 +242,6 @@ def test_a_finished_run_can_be_continued_merged_or_moved_but_not_changed(tmp_pat
     assert start(moved, "--resume", "--max_steps", "20") == str(moved / "checkpoint-10")
 
 
-def test_changed_settings_of_a_resumed_run_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    start(tmp_path / "run", "--gamma", "0.2")
-    checkpoint(tmp_path / "run", 5)
-    with caplog.at_level("WARNING"):
-        start(tmp_path / "run", "--resume")
-        assert caplog.messages == []
-        start(tmp_path / "run", "--resume", "--gamma", "0.3")
-    assert len(caplog.messages) == 1 and "--gamma 0.3 (before: 0.2)" in caplog.text
-
-
 def test_what_a_kill_left_unfinished_is_deleted(tmp_path: Path) -> None:
     start(tmp_path / "run")
     for step in (2, 5, 7):

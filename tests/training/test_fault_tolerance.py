@@ -462,29 +462,3 @@ def test_a_script_exits_with_a_one_line_error(
 
 
 # ---- edge cases of groups ----
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["gtpo", "grpo"])
-@pytest.mark.parametrize(
-    "group",
-    [
-        [[2]] * GROUP,  # EOS is the first token
-        [[300]] * GROUP,  # one token, truncated
-        [[2], [300, 2]] * (GROUP // 2),
-        [[300 + row] * 32 for row in range(GROUP)],  # all reach max_completion_length and are truncated
-    ],
-    ids=["eos-first", "one-token", "one-or-two", "truncated"],
-)
-def test_training_on_short_and_truncated_completions(
-    method: str, group: list[list[int]], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(canned, "canned_group", lambda step, size=GROUP: group)
-    trainer = make_trainer(method, tiny, tmp_path, {"entropy_filter": "off"}, max_steps=2)
-    trainer.reward_funcs = [lambda completions, **kwargs: [float(row % 3) for row in range(len(completions))]]
-    after = canned.trained_weights(trainer)
-    assert all(weight.isfinite().all() for weight in after.values())
-    log = trainer.state.log_history[0]
-    assert log["completion_length"] == sum(map(len, group)) / GROUP
-    assert log["completions/clipped_ratio"] == sum(ids[-1] != 2 for ids in group) / GROUP
-    assert log["grad_norm"] > 0 or group[0] == group[1]  # the same token with both signs: zero gradient

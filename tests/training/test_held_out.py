@@ -34,7 +34,6 @@ from gtpo.arguments import (
 from gtpo.cli.parse import parse
 from gtpo.data.load import hold_out, load_rows, load_train
 from gtpo.errors import UsageError
-from gtpo.reports.curves import plot_training
 from gtpo.reports.summary import find_problems, held_out_text, scores
 from gtpo.runs.directory import RunDirectory, write_manifest
 from gtpo.runs.start import check_run, start_run
@@ -371,13 +370,3 @@ def test_held_out_rows_do_not_enter_the_scores_of_training() -> None:
     assert str(held_out_text(BOTH, best)).endswith("mine 1 -> 1; best/ has eval_accuracy 40 of step 8")
     assert held_out_text(BOTH, {"accuracy": 40.0, "step": 8}) == held_out_text(BOTH)
     assert held_out_text(ROWS) is None
-
-
-def test_held_out_rows_are_a_second_line() -> None:
-    axis = plot_training({"GTPO": BOTH}, window=1).axes[0]
-    lines = {line.get_label(): line for line in axis.lines}
-    assert list(lines["GTPO"].get_ydata()) == [10.0 * step for step in range(1, 9)]
-    assert list(lines["GTPO, held out"].get_xdata()) == [4, 6, 8]
-    assert list(lines["GTPO, held out"].get_ydata()) == [20.0, 30.0, 40.0]
-    assert lines["GTPO, held out"].get_color() == lines["GTPO"].get_color()
-    assert "GTPO, held out" not in {line.get_label() for line in plot_training({"GTPO": ROWS}).axes[0].lines}
