@@ -12,31 +12,18 @@ from typing import Any
 
 import pytest
 import yaml
+from helpers.settings import CLASSES, parsed
 from hypothesis import given
 from hypothesis import strategies as st
-from trl import GRPOConfig, SFTConfig
+from trl import GRPOConfig
 
-from gtpo.arguments import (
-    DataArguments,
-    GTPOArguments,
-    ModelArguments,
-    PromptArguments,
-    RewardArguments,
-    RunArguments,
-    Settings,
-)
 from gtpo.cli import parse as cli
-from gtpo.cli.parse import parse, parse_evaluation
+from gtpo.cli.parse import parse_evaluation
 from gtpo.cli.validation import batch_geometry
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.files import CONFIGS, read_yaml
 
-CLASSES: dict[str, tuple[type, ...]] = {
-    "gtpo": (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
-    "grpo": (DataArguments, PromptArguments, ModelArguments, RunArguments, GRPOConfig),
-    "sft": (DataArguments, PromptArguments, ModelArguments, RunArguments, SFTConfig),
-}
 PRESETS = sorted(path for method in CLASSES for path in (CONFIGS / method).glob("*.yaml"))
 TINY_GTPO = read_yaml(CONFIGS / "gtpo" / "tiny.yaml")
 START_ONLY = {"resume", "overwrite", "dry_run", "hub_token"}  # apply to a single start, so they are not stored
@@ -45,10 +32,6 @@ START_ONLY = {"resume", "overwrite", "dry_run", "hub_token"}  # apply to a singl
 def settings(*argv: str, method: str = "gtpo") -> dict[str, Any]:
     """The resolved settings of a command line."""
     return parsed(*argv, method=method).to_dict()
-
-
-def parsed(*argv: str, method: str = "gtpo") -> Settings:
-    return parse(method, CLASSES[method], list(argv))
 
 
 def config_file(directory: Path, text: str) -> str:
@@ -332,7 +315,7 @@ def test_large_presets_are_listing_1(method: str, model: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("method", CLASSES)
 def test_warmup_below_one_is_a_fraction_of_all_steps(method: str) -> None:
-    args = parse(method, CLASSES[method], ["--warmup_steps", "0.005"]).trainer
+    args = parsed("--warmup_steps", "0.005", method=method).trainer
     assert args.get_warmup_steps(7473) == 38  # rounded up, as warmup_ratio was
 
 
@@ -422,7 +405,7 @@ def test_dry_run_of_a_large_model_needs_no_gpu() -> None:
     got = parsed("--model", "llama", "--dry_run")
     assert got.trainer.use_cpu is True and got.to_dict()["use_cpu"] is False
     for model in ("llama", "qwen"):
-        got = parse("gtpo", CLASSES["gtpo"], ["--model", model, "--G", "8", "--dry_run"])
+        got = parsed("--model", model, "--G", "8", "--dry_run")
         assert (got.trainer.bf16, got.model.load_in_4bit, got.trainer.gradient_accumulation_steps) == (True, True, 8)
         assert settings("--model", model, "--G", "8", "--dry-run")["bf16"]
         with pytest.raises(UsageError, match="trains on a GPU"):
@@ -528,9 +511,6 @@ def test_batch_sizes_of_a_file_give_way_to_groups_on_the_command_line(
         settings("--config", config_file(tmp_path, "G: 5\nper_device_train_batch_size: 3\n"))
 
 
-WITH_REWARDS: dict[str, tuple[type, ...]] = {"gtpo": (RewardArguments, *CLASSES["gtpo"])}
-
-
 @pytest.fixture
 def of_a_stranger(tmp_path: Path) -> Path:
     """A run whose config.yaml names code, a file of the user, and places elsewhere."""
@@ -552,9 +532,9 @@ def test_a_stored_run_imports_reads_and_sends_nothing_that_the_command_line_does
     argv = [flag, str(of_a_stranger if flag == "--resume" else of_a_stranger / "config.yaml")]
     for extra in ([], ["--dry_run"]):
         with pytest.raises(UsageError, match=r"--reward format evil\.py:f"):
-            parse("gtpo", WITH_REWARDS["gtpo"], [*argv, *extra])
+            parsed(*argv, *extra)
     argv += ["--reward", "format", "evil.py:f"]
-    plain = parse("gtpo", WITH_REWARDS["gtpo"], argv)
+    plain = parsed(*argv)
     secret = str(of_a_stranger.parent / "secret.txt")
     assert (plain.prompt.system_prompt, plain.prompt.chat_template) == (secret, secret)  # text, not the file
     got = plain.to_dict()
@@ -562,7 +542,7 @@ def test_a_stored_run_imports_reads_and_sends_nothing_that_the_command_line_does
     assert (got["log_completions_hub_repo"], got["trackio_space_id"]) == (None, None)
     again = "--push_to_hub True --hub_model_id stranger/m --report_to wandb"
     assert again in caplog.text
-    named = parse("gtpo", WITH_REWARDS["gtpo"], [*argv, *again.split()]).to_dict()
+    named = parsed(*argv, *again.split()).to_dict()
     assert (named["push_to_hub"], named["report_to"], named["hub_model_id"]) == (True, "wandb", "stranger/m")
 
 
@@ -576,7 +556,7 @@ def test_a_stored_run_that_sent_nothing_stays_so(tmp_path: Path, caplog: pytest.
 
 def test_a_token_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "")  # restored after the test
-    got = parse("gtpo", CLASSES["gtpo"], ["--push_to_hub", "true", "--hub_token", "hf_secret"])
+    got = parsed("--push_to_hub", "true", "--hub_token", "hf_secret")
     assert got.to_dict()["push_to_hub"] is True and "hf_secret" not in yaml.safe_dump(got.to_dict())
     assert got.trainer.push_to_hub is False and got.trainer.hub_token is None  # the Trainer would upload at each save
     assert os.environ["HF_TOKEN"] == "hf_secret"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import trl
+from helpers.settings import CLASSES, parsed
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoConfig,
@@ -19,16 +19,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from gtpo.arguments import (
-    DataArguments,
-    GTPOArguments,
-    ModelArguments,
-    PromptArguments,
-    RewardArguments,
-    RunArguments,
-    Settings,
-)
-from gtpo.cli.parse import parse
+from gtpo.arguments import Settings
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS
 from gtpo.models.hub import TINY_BASE
@@ -66,17 +57,11 @@ SETTINGS: dict[str, Any] = {
     "vllm_mode": "colocate",
     "use_cpu": False,
 }
-OURS = (DataArguments, PromptArguments, ModelArguments, RunArguments)
-CLASSES = {
-    "gtpo": (*OURS, RewardArguments, GTPOArguments, trl.GRPOConfig),
-    "grpo": (*OURS, RewardArguments, trl.GRPOConfig),
-    "sft": (*OURS, trl.SFTConfig),
-}
 
 
 def settings_of(*argv: str, method: str = "gtpo", model: str = "llama") -> Settings:
     """The settings of a dry run, from the preset and the flags."""
-    return parse(method, CLASSES[method], ["--model", model, "--run_name", "x", "--dry_run", *argv])
+    return parsed("--model", model, "--run_name", "x", "--dry_run", *argv, method=method)
 
 
 def comments(text: str) -> list[str]:
@@ -137,7 +122,7 @@ def test_the_plan_is_a_config_that_gives_the_same_settings(tmp_path: Path) -> No
     ):
         settings = settings_of(*argv)
         (tmp_path / "run.yaml").write_text(describe_plan(settings, rows=10))
-        again = parse("gtpo", CLASSES["gtpo"], ["--config", str(tmp_path / "run.yaml"), "--dry_run"])
+        again = parsed("--config", str(tmp_path / "run.yaml"), "--dry_run")
         assert again.to_dict() == settings.to_dict()
         assert settings.changed_settings().keys() < {*settings.to_dict()} and len(settings.changed_settings()) <= 9
 

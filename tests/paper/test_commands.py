@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from helpers.scripts import ROOT
-from paper_runs import CLASSES
+from helpers.settings import CLASSES
 from safetensors.torch import save_file
 
 from gtpo.arguments import PromptArguments, fields_of

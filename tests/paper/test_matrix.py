@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from fake_runs import write_checkpoint
-from paper_runs import CLASSES
+from helpers.settings import CLASSES
 from paper_runs import FIGURES as PAPER_FIGURES
 
 import gtpo.cli.parse

@@ -8,20 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.settings import parsed
 from transformers import TrainerControl, TrainerState
-from trl import GRPOConfig
 
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments, Settings
-from gtpo.cli.parse import parse
+from gtpo.arguments import Settings
 from gtpo.reports.summary import PROBLEM_STEPS, RunMessages, end_lines, find_problems, initial_entropy_text, scores
 from gtpo.runs.directory import RunDirectory
 
-CLASSES = (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
-
 
 def settings_of(directory: Path, *argv: str) -> Settings:
-    words = ["--output_dir", str(directory), "--model", "tiny", "--dataset", "arithmetic", *argv]
-    return parse("gtpo", CLASSES, words)
+    return parsed("--output_dir", str(directory), "--model", "tiny", "--dataset", "arithmetic", *argv)
 
 
 def row(step: int, **metrics: Any) -> dict[str, Any]:

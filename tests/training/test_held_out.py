@@ -19,19 +19,10 @@ from datasets import Dataset
 from helpers import canned
 from helpers.canned import make_trainer, trained_weights
 from helpers.scripts import ROOT
+from helpers.settings import parsed
 from transformers import TrainerState
-from trl import GRPOConfig, SFTConfig
 
-from gtpo.arguments import (
-    DataArguments,
-    GTPOArguments,
-    ModelArguments,
-    PromptArguments,
-    RewardArguments,
-    RunArguments,
-    Settings,
-)
-from gtpo.cli.parse import parse
+from gtpo.arguments import DataArguments, ModelArguments, RunArguments, Settings
 from gtpo.data.load import hold_out, load_rows, load_train
 from gtpo.errors import UsageError
 from gtpo.reports.summary import find_problems, held_out_text, scores
@@ -75,10 +66,8 @@ def evaluations(trainer: Any) -> list[dict[str, Any]]:
 # Settings
 
 
-def settings(*argv: str, method: str = "gtpo") -> Any:
-    common: tuple[type, ...] = (DataArguments, PromptArguments, ModelArguments, RunArguments)
-    classes = (*common, *([RewardArguments, GTPOArguments, GRPOConfig] if method == "gtpo" else [SFTConfig]))
-    return parse(method, classes, ["--output_dir", "run", *argv])
+def settings(*argv: str, method: str = "gtpo") -> Settings:
+    return parsed("--output_dir", "run", *argv, method=method)
 
 
 def test_the_limit_of_the_training_rows_does_not_cut_the_held_out_rows(tmp_path: Path) -> None:
