@@ -75,15 +75,6 @@ def test_step_benchmark_times_every_trainer_on_the_same_completions(tmp_path: Pa
     assert entry["parameters"] == 2 * 512 * 128 + 3 * (4 * 128**2 + 3 * 128 * 384 + 2 * 128) + 128
 
 
-@pytest.mark.slow
-def test_callbacks_are_measured_at_one_thread_and_at_all(tmp_path: Path) -> None:
-    flags = ["--callbacks", "--models", "tiny", "--pairs", "2", "--length", "16"]
-    result = results_of("bench_step", tmp_path, *flags)
-    found = result["models"]["tiny"]["callbacks"]
-    assert {int(threads) for threads in found} == {1, len(os.sched_getaffinity(0))}
-    assert all(shares.keys() == bench_step.CALLBACKS.keys() for shares in found.values())
-
-
 def test_step_benchmark_times_the_phases_of_a_real_shape(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -328,28 +328,6 @@ def test_grpo_and_gtpo_presets_differ_only_in_the_method() -> None:
         assert differing <= allowed, model
 
 
-# ---- help ----
-
-
-@pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_shows_every_setting_in_groups_with_the_values_of_the_model(
-    flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    for model, rate in (("tiny", "0.001"), ("llama", "1e-06")):
-        with pytest.raises(SystemExit) as ended:
-            settings("--model", model, flag)
-        shown = capsys.readouterr().out
-        assert ended.value.code == 0
-        titles = re.findall("^([A-Za-z ]+):$", shown, re.MULTILINE)
-        assert titles == ["options", "data", "prompt", "model", "run", "GTPO"]
-        assert f"The initial learning rate for AdamW. (default: {rate})" in " ".join(shown.split())
-    for method in ("grpo", "sft"):
-        with pytest.raises(SystemExit):
-            settings(flag, method=method)
-        assert "--gamma" not in capsys.readouterr().out
-
-
 # ---- hardware, packages and resumed runs ----
 
 

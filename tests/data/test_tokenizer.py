@@ -148,27 +148,14 @@ def trained_with(pad: str, directory: Path) -> tuple[dict[str, torch.Tensor], li
         completions.extend(map(str, completion_ids))
         return [float(ids.count(3)) - 0.1 * len(ids) for ids in completion_ids]
 
+    sampling = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 8, "max_steps": 3}
+    on_cpu: dict[str, Any] = {"bf16": False, "use_cpu": True, "report_to": "none", "save_strategy": "no"}
+    on_cpu |= {"learning_rate": 0.05, "logging_steps": 1, "loss_type": "grpo", "gradient_checkpointing": False}
     trainer = GTPOTrainer(
         model=random_model(),
         processing_class=only_eos(pad),
         reward_funcs=[reward],
-        args=GRPOConfig(
-            output_dir=str(directory),
-            num_generations=4,
-            per_device_train_batch_size=8,
-            max_completion_length=8,
-            max_steps=3,
-            learning_rate=0.05,
-            logging_steps=1,
-            bf16=False,
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            loss_type="grpo",
-            vllm_importance_sampling_correction=False,
-            gradient_checkpointing=False,
-        ),
+        args=GRPOConfig(output_dir=str(directory), **sampling, **on_cpu),
         gtpo=GTPOArguments(initial_entropy=0.1, entropy_threshold=2.0),
         train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": prompt}] for prompt in PROMPTS]}),
     )

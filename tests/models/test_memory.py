@@ -36,32 +36,13 @@ from gtpo.models.memory import (
     verdict,
 )
 
-SETTINGS: dict[str, Any] = {
-    "model": "llama",
-    "backend": "auto",
-    "gpu_memory_utilization": 0.4,
-    "bf16": True,
-    "fp16": False,
-    "load_in_4bit": False,
-    "lora_rank": 128,
-    "lora_target_modules": list(KNOWN["llama"].linear()),
-    "optim": "paged_adamw_8bit",
-    "max_prompt_length": 4000,
-    "max_completion_length": 1500,
-    "max_seq_length": 5500,
-    "per_device_train_batch_size": 1,
-    "gradient_accumulation_steps": 12,
-    "gradient_checkpointing": True,
-    "num_generations": 12,
-    "use_vllm": True,
-    "vllm_mode": "colocate",
-    "use_cpu": False,
-}
-
 
 def settings_of(*argv: str, method: str = "gtpo", model: str = "llama") -> Settings:
     """The settings of a dry run, from the preset and the flags."""
     return parsed("--model", model, "--run_name", "x", "--dry_run", *argv, method=method)
+
+
+SETTINGS = settings_of("--G", "12", "--load_in_4bit", "false").to_dict()
 
 
 def comments(text: str) -> list[str]:

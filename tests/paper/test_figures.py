@@ -77,16 +77,6 @@ def test_step_without_a_metric_is_skipped() -> None:
 # figures.py --runs
 
 
-@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
-def test_command_writes_the_figure(
-    suffix: str, magic: bytes, tmp_path: Path, run_figures: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "new" / f"curves.{suffix}"
-    run_figures("--runs", write_run(tmp_path / "a"), write_run(tmp_path / "b"), "--output", str(output))
-    assert output.read_bytes().startswith(magic)
-    assert capsys.readouterr().out.strip() == str(output)
-
-
 def test_runs_with_the_same_name_need_labels(
     tmp_path: Path, run_figures: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,5 @@
 """What a run says at its start, while something goes wrong, and at its end."""
 
-import json
 import logging
 import math
 from pathlib import Path
@@ -12,8 +11,7 @@ from helpers.settings import parsed
 from transformers import TrainerControl, TrainerState
 
 from gtpo.arguments import Settings
-from gtpo.reports.summary import PROBLEM_STEPS, RunMessages, end_lines, find_problems, initial_entropy_text, scores
-from gtpo.runs.directory import RunDirectory
+from gtpo.reports.summary import PROBLEM_STEPS, RunMessages, end_lines, find_problems, scores
 
 
 def settings_of(directory: Path, *argv: str) -> Settings:
@@ -126,17 +124,3 @@ def test_a_problem_takes_the_place_of_success(tmp_path: Path) -> None:
     rows = [row(step, completions__clipped_ratio=1.0) for step in (1, 2, 3)]
     lines = end_lines(settings_of(tmp_path), rows, 5.0)
     assert "--max_completion_length" in lines[0] and sum("finished" in line for line in lines) == 1
-
-
-def test_the_initial_entropy_and_its_filter_or_nothing(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    assert initial_entropy_text(run) is None
-    for record, text in (
-        ({"initial_entropy": 0.0938, "filter_on": True}, "0.094 nats before training, entropy filter on"),
-        ({"initial_entropy": 0.7, "filter_on": False}, "0.700 nats before training, entropy filter off"),
-        ({"initial_entropy": 0.7}, None),
-        ({"initial_entropy": "x", "filter_on": True}, None),
-        ([], None),
-    ):
-        run.initial_entropy.write_text(json.dumps(record))
-        assert initial_entropy_text(run) == text

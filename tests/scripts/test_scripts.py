@@ -8,8 +8,6 @@ import functools
 import json
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import pytest
 import torch
 import yaml
 from helpers.parrot import build_parrot
-from helpers.scripts import SCRIPT_SECONDS, Ended, user_environment
+from helpers.scripts import Ended
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -63,23 +61,6 @@ def parrot(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ---- contents of a run directory (five runs, one test each) ----
-
-
-@pytest.fixture(scope="module")
-def gsm8k_run(tiny: Path, work_dir: Path, data_dir: Path) -> Path:
-    """GTPO on GSM8K, in a separate process."""
-    argv = ("--model", str(tiny), "--dataset", "gsm8k", "--data_dir", str(data_dir), "--max_steps", "2", *SMALL)
-    completed = subprocess.run(
-        [sys.executable, str(ROOT / "train_gtpo.py"), *argv, "--run_name", "a", "--learning_rate", "0.01"],
-        cwd=work_dir,
-        env=user_environment(),
-        capture_output=True,
-        text=True,
-        timeout=SCRIPT_SECONDS,
-    )
-    assert completed.returncode == 0, completed.stderr[-3000:]
-    assert "Traceback" not in completed.stderr
-    return work_dir / "outputs" / f"gtpo-{tiny.name}-gsm8k-a"
 
 
 @pytest.fixture(scope="module")
@@ -146,19 +127,6 @@ def assert_rewards_match(path: Path, steps: int, rows_per_step: int) -> pandas.D
         assert row["accuracy"] == pytest.approx(10 * table["accuracy_reward"].mean())
         assert row["reward"] == pytest.approx((table["format_reward"] + table["accuracy_reward"]).mean())
     return pandas.concat(pandas.read_parquet(file) for file in files)
-
-
-@pytest.mark.slow
-def test_gtpo_on_gsm8k(gsm8k_run: Path, tiny: Path) -> None:
-    assert_run_is_complete(gsm8k_run, 2, CURVES | SPEED | {"filtered_fraction"})
-    assert_adapter_is_the_trained_one(gsm8k_run, tiny, 2)
-    samples = assert_rewards_match(gsm8k_run, 2, rows_per_step=4)
-    assert samples["prompt"].nunique() == 2  # one question per step
-    initial = json.loads((gsm8k_run / "initial_entropy.json").read_text())
-    assert initial["prompts"] == len(initial["per_prompt"]) == 100
-    assert initial["initial_entropy"] == pytest.approx(sum(initial["per_prompt"]) / 100)
-    assert math.log(2) < initial["initial_entropy"] <= math.log(1000)  # an untrained model is near ln V
-    assert all(row["filtered_fraction"] == 0 for row in lines_of(gsm8k_run))  # so the filter is off
 
 
 def test_gtpo_on_arithmetic(gtpo_run: Path, parrot: Path) -> None:

@@ -68,17 +68,9 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "answer": [row["gold"] for row in problems],
         "solution": [to_completion(row["reasoning"], row["gold"]) for row in problems],
     }
-    config = GRPOConfig(
-        output_dir=str(tmp_path_factory.mktemp("run")),
-        num_generations=4,
-        per_device_train_batch_size=4,
-        max_completion_length=48,
-        loss_type="grpo",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to="none",
-    )
+    sampling = {"num_generations": 4, "per_device_train_batch_size": 4, "max_completion_length": 48}
+    on_cpu: dict[str, Any] = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
+    config = GRPOConfig(str(tmp_path_factory.mktemp("run")), loss_type="grpo", **sampling, **on_cpu)
     return GTPOTrainer(
         model=policy,
         processing_class=tokenizer,

@@ -25,8 +25,6 @@ from study.page import (
     PAGES,
     PLACES,
     README,
-    _clipped,
-    _formatting_lost,
     fill,
     only,
     page_of,
@@ -79,24 +77,6 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
     readme = README.read_text()
     assert readme.startswith("before\n") and readme.endswith("after\n") and "\nold\n" not in readme
     assert "5. **One update** of GRPO was not measured." in readme
-
-
-def steps(formatting: list[float]) -> list[dict[str, Any]]:
-    return [{"step": i, "formatting": value} for i, value in enumerate(formatting)]
-
-
-def test_shares_and_losses_by_hand() -> None:
-    """Steps without a gradient do not count; a loss counts at the stable rate alone."""
-    rows = [{"step": i, "grad_norm": norm} for i, norm in enumerate((0.0, 0.05, 0.2, 0.3))]
-    assert _clipped(results_of({"gtpo-g8": {1: rows}})) == pytest.approx(200 / 3)
-    runs = {
-        "sft": {1: steps([90, 0])},
-        "gtpo-g8": {1: steps([90, 95, 80, 74]), 2: steps([90, 95, 80, 76])},
-        "gtpo-late-g8": {1: steps([90, 0])},
-    }
-    lost = _formatting_lost(results_of(runs), 1)
-    assert lost == {"runs": 2, "of_grpo": 0, "lost": ["gtpo-g8, seed 1"]}
-    assert _clipped(NOTHING) is None
 
 
 def test_the_warm_start_is_no_arm_of_the_comparison() -> None:

@@ -459,6 +459,3 @@ def test_a_script_exits_with_a_one_line_error(
     assert ended.value.code == code
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
-
-
-# ---- edge cases of groups ----
