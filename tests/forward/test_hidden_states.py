@@ -19,8 +19,6 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
 )
 
 from gtpo.errors import UsageError
@@ -272,27 +270,6 @@ def test_a_cache_with_states_is_not_repeated(caplog: pytest.LogCaptureFixture) -
 def test_positions_that_depend_on_the_longest_row(rope: dict[str, Any], expected: bool) -> None:
     model = LlamaForCausalLM(LlamaConfig(rope_parameters=rope, max_position_embeddings=16, **SIZES))
     assert can_encode_prompts_once(model, ["position_ids", "past_key_values"]) is expected
-
-
-def test_opt_calls_only_a_part_of_its_base_model() -> None:
-    model = OPTForCausalLM(
-        OPTConfig(
-            vocab_size=40,
-            hidden_size=32,
-            ffn_dim=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            word_embed_proj_dim=32,
-        )
-    ).eval()
-    batch = batch_of(*BATCHES["one prompt"])
-    hidden = hidden_states_per_completion(model, model.get_decoder(), batch)
-    logits = model(input_ids=torch.tensor([[*FIVE, 3, 4, 5, 6]])).logits[0, 4:8]
-    torch.testing.assert_close(model.lm_head(hidden[:4]), logits)
-    with pytest.raises(
-        UsageError, match=r"hidden states of its OPTModel, .*: train it with TRL's GRPOTrainer, or pick"
-    ):
-        hidden_states_per_completion(model, model.base_model, batch)
 
 
 def test_a_decoder_that_returns_logits_is_refused() -> None:

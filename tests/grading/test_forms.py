@@ -1,11 +1,73 @@
 """The steps of the exact rules, one by one; what they decide together is in verdicts.py."""
 
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
-from gtpo.grading import is_correct, normalise
+import pytest
+
+from gtpo.grading import is_correct, last_boxed, normalise
+from gtpo.grading.latex import bracket_balance, closing_index, nesting_depth, split_top_level
 from gtpo.grading.normalise import MAX_LENGTH
-from gtpo.grading.numerals import rounding_tolerance, same_number
-from gtpo.grading.units import strip_units
+from gtpo.grading.numerals import digits_for_words, parse_number, rounding_tolerance, same_number
+from gtpo.grading.structure import parse_structure
+from gtpo.grading.units import split_unit, strip_units
+
+FORMS: dict[Callable[[str], Any], dict[str, Any]] = {
+    last_boxed: {
+        **{r"\boxed{1} and \boxed{2}": "2", r"\boxed{\left\{1,\sqrt{2}\right\}}$": r"\left\{1,\sqrt{2}\right\}"},
+        **{r"$\boxed 2$": "2", r"$\boxed {17}$": "17", r"\boxed{1} \fbox{2}": "2"},
+        **dict.fromkeys([r"\boxed{}", r"\boxed{ }", r"\boxed{18", r"\boxed", "18"]),
+    },
+    normalise: {
+        **{r"The answer is **$\boxed{18}$**.": "18", r"\dfrac12": r"\frac{1}{2}", r"\sqrt 12": r"\sqrt{12}"},
+        **{r"\frac\sqrt32": r"\frac\sqrt{32}", "1,234": "1234", "(1,234)": "(1,234)", "5²": "5^{2}", "90°": "90"},
+        **{r"0.1\overline{6}": r"\frac{15}{90}", "1½": r"1\frac{1}{2}", "18 or 20": "18,20"},
+        **{r"\sin 30^\circ": r"\sin(\frac{30\pi}{180})", "(1": "", "(" * 41 + "1" + ")" * 41: "", " \n": ""},
+    },
+    digits_for_words: {
+        **{"twenty-five": "25", "Eighteen dollars": "18 dollars", "two hundred and fifteen": "215"},
+        **{"three thousand four hundred six": "3406", "five ninths": r"\frac{5}{9}", "a quarter": r"\frac{1}{4}"},
+        **{"3 and a half": r"3\frac{1}{2}", r"\text{two-thirds}": r"\frac{2}{3}", "two and three": "2 and 3"},
+        r"\text{two lines}": r"\text{2 lines}",
+        **{text: text for text in ("the twenty-fifth", "third", "tens", "someone")},
+    },
+    parse_number: {
+        **{"18": (18, False), "-.5": (Fraction(-1, 2), False), "10%": (10, True), "1.2e5": (120_000, False)},
+        **{r"-\frac{-1}{2}": (Fraction(1, 2), False), r"-1\frac{1}{2}": (Fraction(-3, 2), False)},
+        **{"(3/4)": (Fraction(3, 4), False), "1.2*10^{-3}": (Fraction(12, 10_000), False)},
+        **dict.fromkeys([r"3\frac{-1}{2}", r"\frac{1}{0}", "(18", "1_8", "١٨", "1e9999", "x"]),
+    },
+    parse_structure: {
+        **{"((18))": ("", ("18",)), "|x|": ("", ("|x|",)), "1,2": ("list", ("1", "2")), "(1,2)": ("()", ("1", "2"))},
+        **{r"\{1,2\}": ("set", ("1", "2")), r"\{\emptyset\}": ("set", (r"\emptyset",)), "[1,2)": ("[)", ("1", "2"))},
+        **{r"\text{A,B}": ("list", ("A", "B")), r"1\pm x": ("list", ("1+ x", "1- x")), "[1,2]": ("[]", ("1", "2"))},
+        **{r"(1\pm x,2)": ("()", ("1+ x", "1- x", "2")), "[1,2,3]": ("()", ("1", "2", "3"))},
+        "[[1,2],[3,4]]": ("matrix 2", ("1", "2", "3", "4")),
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}": ("matrix 2", ("1", "2", "3", "4")),
+        r"\begin{pmatrix}1&2\\3\end{pmatrix}": ("", (r"\begin{pmatrix}1&2\\3\end{pmatrix}",)),
+        r"[0,1)\cup[2,3]": ("union", ("[0,1)", "[2,3]")),
+    },
+    split_unit: {
+        **{"18": ("18", None, False), r"5\text{ cm}^{2}": ("5", "2cm", False), "5 square cm": ("5", "2cm", False)},
+        **{"5 centimeters": ("5", "cm", False), "5 mph": ("5", "/hmi", False), "18 ducks": ("18", "", False)},
+        **{"5 miles per hour": ("5", "/hmi", False), "5 million": ("5*10^{6}", None, False)},
+        **{r"18\text{ ways}": ("18", "", False), "18 plus": ("18 plus", None, False), "2s": ("2", "s", True)},
+        r"18\text{ maybe 19}": (r"18\text{ maybe 19}", None, False),
+    },
+}
+
+
+@pytest.mark.parametrize("step", FORMS, ids=lambda step: step.__name__)
+def test_forms(step: Callable[[str], Any]) -> None:
+    assert {text: step(text) for text in FORMS[step]} == FORMS[step]
+
+
+def test_brackets() -> None:
+    assert (bracket_balance("([{"), bracket_balance("()]")) == (3, -1)
+    assert (nesting_depth("(a)[(b)]"), nesting_depth("")) == (2, 0)
+    assert (closing_index("a(b(c)d)e", 1), closing_index("(a", 0)) == (7, 0)
+    assert split_top_level("1, (2, 3), 4", ",") == ["1", "(2, 3)", "4"]
 
 
 def test_an_answer_longer_than_the_maximum_is_wrong() -> None:

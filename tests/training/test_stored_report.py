@@ -102,19 +102,6 @@ def test_the_page_shows_curves_and_groups_and_escapes(run: Path) -> None:
     assert "would do" not in page  # a GTPO run: the colours show the weights it used
 
 
-def test_different_prompts_of_several_steps_are_named_as_such(run: Path) -> None:
-    """The first completion of each step's first group, with its own prompt and reward."""
-    tables = [read_table(path).to_pylist()[0] for path in sorted((run / "completions").glob("*.parquet"))]
-    page = write_report(run).read_text()
-    section = page.split("<h2>One completion each of several steps</h2>")[1].split("<h2>")[0]
-    assert "these prompts differ" in section and "held-out" not in page
-    seen = "".join(Document(section).text)
-    places = [seen.index(f"step {row['step']}reward_parity {row['reward_parity']:g}prompt") for row in tables]
-    assert places == sorted(places)
-    for row in tables:
-        assert row["prompt"] in seen and row["completion"] in seen
-
-
 def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
