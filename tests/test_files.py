@@ -51,21 +51,6 @@ def settings(tmp_path: Path, text: str) -> dict:
     return read_yaml(tmp_path / "settings.yaml")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "gamma: 1\nseed: 2\n\ngamma: 3\n",
-        "rope: {a: 1, a: 2}",
-        "a: &a {k: 1}\nb:\n  <<: *a\n  <<: *a\n",
-        "[" * 5000,
-        "a: !!python/object/apply:os.getcwd []",
-    ],
-)
-def test_invalid_settings_are_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UsageError, match=r"settings\.yaml"):
-        settings(tmp_path, text)
-
-
 def test_a_few_aliases_are_read(tmp_path: Path) -> None:
     assert settings(tmp_path, "a: &a [q_proj]\nb: *a\nc: {<<: {x: 1}, y: 2}\n") == {
         "a": ["q_proj"],

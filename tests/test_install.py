@@ -1,7 +1,6 @@
-"""The wheel: `pip install .`, then a TRL script beside a user's own files with generic names."""
+"""The wheel: what it holds, and what it requires."""
 
 import email
-import os
 import shutil
 import subprocess
 import sys
@@ -9,40 +8,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from helpers.scripts import ROOT, user_environment
+from helpers.scripts import ROOT
 from packaging.requirements import Requirement
 
 from gtpo.models.hub import TINY_BASE
 
 SHIPPED = ("gtpo", "gtpo_loss.py", "pyproject.toml", "README.md", "LICENSE")
-OWN_FILES = ("config", "data", "models", "rewards", "trainer", "metrics", "evaluate", "figures", "report", "sampling")
-SCRIPT = """\
-from datasets import Dataset
-from peft import LoraConfig
-from trl import GRPOConfig
-
-from gtpo import GTPOArguments, GTPOTrainer, load_backend
-
-assert load_backend("transformers") == "transformers"
-
-
-def length_reward(completion_ids, **columns):
-    return [float(sum(ids) % 3) for ids in completion_ids]
-
-
-trainer = GTPOTrainer(
-    model={model!r},
-    args=GRPOConfig(
-        output_dir="mine", num_generations=4, per_device_train_batch_size=4, max_completion_length=8, max_steps=2,
-        loss_type="grpo", logging_steps=1, use_cpu=True, bf16=False, report_to="none",
-    ),
-    gtpo=GTPOArguments(entropy_threshold=10.0),
-    reward_funcs=length_reward,
-    train_dataset=Dataset.from_dict({{"prompt": ["Name a river.", "Name a town.", "Name a lake.", "Name a hill."]}}),
-    peft_config=LoraConfig(target_modules="all-linear"),
-)
-trainer.train()
-"""
 
 
 def pins(name: str) -> list[str]:
@@ -101,18 +72,3 @@ def test_the_gpu_pins_of_the_code_are_those_of_the_requirement_files() -> None:
     from gtpo.models.backend import GPU_PACKAGES
 
     assert GPU_PACKAGES.items() <= dict(line.split("==") for line in pins("gpu")).items()
-
-
-@pytest.mark.slow
-def test_two_steps_in_a_trl_script_beside_files_of_generic_names(wheel: Path, tiny: Path, tmp_path: Path) -> None:
-    site, mine = tmp_path / "site", tmp_path / "mine"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel]
-    subprocess.run(pip, check=True, capture_output=True)
-    mine.mkdir()
-    for name in OWN_FILES:
-        (mine / f"{name}.py").write_text(f"raise RuntimeError('{name}.py of the user was imported')\n")
-    (mine / "train.py").write_text(SCRIPT.format(model=str(tiny)))
-    environment = user_environment() | {"PYTHONPATH": os.fspath(site)}
-    done = subprocess.run([sys.executable, "train.py"], cwd=mine, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "'conflict_tokens'" in done.stdout and (mine / "mine" / "initial_entropy.json").is_file()

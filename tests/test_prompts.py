@@ -6,20 +6,11 @@ from typing import Any
 
 import pytest
 import yaml
-from trl import GRPOConfig, SFTConfig
+from helpers.settings import parsed
 from trl.trainer.utils import is_async_callable
 
-from gtpo.arguments import (
-    DataArguments,
-    ModelArguments,
-    PromptArguments,
-    RewardArguments,
-    RunArguments,
-)
-from gtpo.cli.parse import parse
+from gtpo.arguments import DataArguments, PromptArguments
 from gtpo.data.load import load_train, to_demonstrations
-from gtpo.errors import UsageError
-from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.grading.user_functions import checked_reward, with_prefill
 from gtpo.prompts import PAPER, SYSTEM_PROMPT, to_completion, to_messages
 from rewards import rewards_in
@@ -32,10 +23,7 @@ Then, give the final answer between <answer> and </answer>."""
 
 def test_the_system_prompt_is_box_8_2_verbatim() -> None:
     assert SYSTEM_PROMPT == BOX_8_2
-    assert to_messages("1 + 1?") == [
-        {"role": "system", "content": BOX_8_2},
-        {"role": "user", "content": "1 + 1?"},
-    ]
+    assert to_messages("1 + 1?") == [{"role": "system", "content": BOX_8_2}, {"role": "user", "content": "1 + 1?"}]
 
 
 def test_a_reference_completion_has_the_tags() -> None:
@@ -78,37 +66,17 @@ def test_files_are_read_when_the_settings_are(tmp_path: Path, monkeypatch: pytes
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("tags", "<think> </think>"),
-        ("tags", "<a> <a> <b> </b>"),
-        ("tags", "<a> </a> <a>> </b>"),
-        ("system_prompt", "  "),
-        ("system_prompt", "missing.txt"),
-        ("chat_template", "missing.jinja"),
-        ("chat_template_kwargs", "[1]"),
-        ("chat_template_kwargs", "{enable"),
-    ],
-)
-def test_prompt_settings_that_cannot_be_used_are_refused(name: str, value: str) -> None:
-    for cls in (PromptArguments, EvaluationArguments):
-        with pytest.raises(UsageError, match=f"--{name}"):
-            cls(**{name: value})
-
-
 def test_training_stores_the_prompt_and_hands_trl_the_template_arguments(tmp_path: Path) -> None:
     argv = ["--model", "tiny", "--tags", THINK, "--chat_template_kwargs", '{"enable_thinking": false}']
-    classes = (DataArguments, PromptArguments, ModelArguments, RunArguments)
-    for method, config in (("grpo", GRPOConfig), ("sft", SFTConfig)):
-        settings = parse(method, (*classes, config), [*argv, "--output_dir", str(tmp_path)])
+    for method in ("grpo", "sft"):
+        settings = parsed(*argv, "--output_dir", str(tmp_path), method=method)
         stored = settings.to_dict()
         assert stored["tags"] == THINK and "<think>" in stored["system_prompt"]
         assert stored["chat_template_kwargs"] == {"enable_thinking": False}
         if method == "grpo":
             assert settings.trainer.chat_template_kwargs == {"enable_thinking": False}
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored))
-        again = parse(method, (*classes, config), ["--config", str(tmp_path / "config.yaml")])
+        again = parsed("--config", str(tmp_path / "config.yaml"), method=method)
         assert again.to_dict() == stored
 
 
@@ -127,8 +95,7 @@ def test_training_stores_the_prompt_and_hands_trl_the_template_arguments(tmp_pat
 def test_a_system_prompt_without_the_tags_of_the_rewards_is_a_warning(
     flags: tuple[str, ...], missing: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    classes = (DataArguments, PromptArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig)
-    parse("grpo", classes, ["--model", "tiny", "--output_dir", str(tmp_path), *flags])
+    parsed("--model", "tiny", "--output_dir", str(tmp_path), *flags, method="grpo")
     said = " ".join(text for text in caplog.messages if "system_prompt" in text)
     assert missing in said if missing else said == ""
 

@@ -1,14 +1,9 @@
 """The rewards: tables of completions, each with the reason for its score."""
 
-import inspect
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import rewards
-from gtpo.errors import UsageError
-from gtpo.grading.user_functions import load_rewards
 from gtpo.prompts import TAGS
 from rewards import ACCURACY_MAX, accuracy_reward, format_reward, score_format
 
@@ -86,23 +81,6 @@ def test_each_completion_is_compared_with_its_gold_answer() -> None:
         accuracy_reward([GOOD, GOOD], answer=["18"])
 
 
-def test_rewards_accept_all_arguments_of_trl() -> None:
-    extra = {"prompts": ["p"], "completion_ids": [[1]], "trainer_state": None, "log_extra": None, "level": ["1"]}
-    assert format_reward(completions=[GOOD], answer=["18"], **extra) == [10.0]
-    assert accuracy_reward(completions=[GOOD], answer=["18"], **extra) == [10.0]
-    for reward in (format_reward, accuracy_reward):  # TRL logs a reward under its name
-        assert reward.__name__.endswith("_reward")
-        assert inspect.signature(reward).parameters["kwargs"].kind is inspect.Parameter.VAR_KEYWORD
-
-
-def test_grader_timeouts_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = iter([3, 5])
-    monkeypatch.setattr(rewards, "timeouts", lambda: next(counts))
-    logged: list[tuple[str, float]] = []
-    accuracy_reward([GOOD], answer=["18"], log_metric=lambda name, value: logged.append((name, value)))
-    assert logged == [("accuracy", 100.0), ("accuracy_lenient", 100.0), ("grader_timeouts", 2.0)]
-
-
 def reference_format(text: str) -> float:
     """Section 8.2 by scanning the text for tags, sharing no code with rewards.py."""
     found, rest = [], text
@@ -124,20 +102,6 @@ def test_format_of_random_text(pieces: list[str]) -> None:
     text = "".join(pieces)
     assert score_format(text) == reference_format(text)
     assert format_reward([text]) == [score_format(text)]
-
-
-def test_a_reward_gets_the_prompts_by_the_name_of_trl() -> None:
-    """The column is called `prompt`; TRL passes it as `prompts`."""
-
-    def by_column(completions: list[str], prompt: list[str]) -> list[float]:
-        return [0.0] * len(completions)
-
-    def by_trl(completions: list[str], prompts: list[str], **kwargs: object) -> list[float]:
-        return [0.0] * len(completions)
-
-    assert load_rewards(["mine"], {"mine": by_trl}, ["prompt"])[0](completions=["a"], prompts=["b"]) == [0.0]
-    with pytest.raises(UsageError, match=r"reward mine .*'prompt'"):
-        load_rewards(["mine"], {"mine": by_column}, ["prompt", "completion"])
 
 
 def test_rewards_are_logged_as_a_mean_in_percent_of_the_maximum() -> None:

@@ -75,53 +75,6 @@ def test_step_benchmark_times_every_trainer_on_the_same_completions(tmp_path: Pa
     assert entry["parameters"] == 2 * 512 * 128 + 3 * (4 * 128**2 + 3 * 128 * 384 + 2 * 128) + 128
 
 
-@pytest.mark.slow
-def test_callbacks_are_measured_at_one_thread_and_at_all(tmp_path: Path) -> None:
-    flags = ["--callbacks", "--models", "tiny", "--pairs", "2", "--length", "16"]
-    result = results_of("bench_step", tmp_path, *flags)
-    found = result["models"]["tiny"]["callbacks"]
-    assert {int(threads) for threads in found} == {1, len(os.sched_getaffinity(0))}
-    assert all(shares.keys() == bench_step.CALLBACKS.keys() for shares in found.values())
-
-
-def test_a_callback_costs_what_the_observed_steps_take_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Path
-) -> None:
-    """Steps of 1 s, and 2 s where the callback measures, by a clock that counts its calls."""
-    (tmp_path / "tokenizer").symlink_to(tiny)
-    now, observed = [0.0], []
-
-    def cost(self: Any, *args: Any) -> None:
-        observed.append(self.trainer.state.global_step)
-        now[0] += 1.0
-
-    def tick() -> float:
-        now[0] += 0.5  # at the beginning and at the end of a step: 0.5 s of it are inside
-        return now[0]
-
-    monkeypatch.setattr(bench_step.ConflictMetrics, "on_batch", cost)
-    monkeypatch.setattr(bench_step.ConflictMetrics, "on_entropies", lambda *args, **kwargs: None)
-    monkeypatch.setattr(bench_step.RolloutCheck, "on_batch", cost)
-    monkeypatch.setattr(bench_step.time, "process_time", tick)
-    threads = torch.get_num_threads()
-    try:
-        added = bench_step.time_callbacks("tiny", tmp_path, 16, 2, 1)
-    finally:
-        torch.set_num_threads(threads)
-    assert added == {"trl metrics": 2.0, "trl check": 2.0 / 20}
-    assert observed == [0, 3, 4, 7] * 3  # RolloutCheck trains twice: the first run computes what the sampler returns
-    result = {"models": {"tiny": {"callbacks": {"1": added, "2": added}}}, "length": 16, "pairs": 2}
-    table = bench_step.markdown(
-        result | {"command": "c", "date": "d", "revision": "r", "machine": "m", "threads": 1, "versions": {}}
-    )
-    assert table.splitlines()[2:6] == [
-        "| ConflictMetrics, 1 thread | +200.0 |",
-        "| ConflictMetrics, 2 threads | +200.0 |",
-        "| RolloutCheck, one step in 20, 1 thread | +10.0 |",
-        "| RolloutCheck, one step in 20, 2 threads | +10.0 |",
-    ]
-
-
 def test_step_benchmark_times_the_phases_of_a_real_shape(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -122,11 +122,6 @@ def test_the_page_is_what_the_reports_say() -> None:
     )
 
 
-def test_the_table_without_a_report_says_not_run() -> None:
-    lines = first_light.measured_table([]).splitlines()
-    assert len(lines) == 4 + len(first_light.STAGES) and all(line.endswith("| not run |") for line in lines[4:])
-
-
 def test_the_table_of_a_report() -> None:
     lines = first_light.measured_table([REPORT]).splitlines()
     assert lines[0] == "| stage | NVIDIA L4 |"
@@ -137,22 +132,6 @@ def test_the_table_of_a_report() -> None:
         "|---" * 8 + "|",
         f"| NVIDIA L4 | llama-8b | `step_gsm8k` | 200 + 460 | 27.0 ({phases}) | 200 | 14.5 | 13.0 |",
     ]
-
-
-def test_the_hours_of_the_page_name_the_gpu_of_the_rates() -> None:
-    """One prompt a step: 100 x 0.02 + 8 x 0.2 s are an hour in 1,000 steps, half of it at twice the speed."""
-    rates = {
-        "gpu": "NVIDIA L4",
-        "seconds_per_token": {"a": 0.02},
-        "seconds_per_micro_batch": {"a": 0.2},
-        "longest_completion": {"gsm8k": {8: 100, 12: 240}},
-        "speedup": {"a": 2},
-        "steps": {"gsm8k": 1000},
-        "seconds_per_step_t4": [3.6, 7.2],
-    }
-    lines = first_light.hours_table(rates).splitlines()
-    assert "NVIDIA L4" in lines[0]
-    assert lines[2:] == ["| a, gsm8k | 0 to 1 h | 1 to 2 h | 9 h |", "| qwen, gsm8k on a T4 | 1 to 2 h | | |"]
 
 
 def test_the_rates_of_the_measured_steps(bench: Bench) -> None:

@@ -12,31 +12,18 @@ from typing import Any
 
 import pytest
 import yaml
+from helpers.settings import CLASSES, parsed
 from hypothesis import given
 from hypothesis import strategies as st
-from trl import GRPOConfig, SFTConfig
+from trl import GRPOConfig
 
-from gtpo.arguments import (
-    DataArguments,
-    GTPOArguments,
-    ModelArguments,
-    PromptArguments,
-    RewardArguments,
-    RunArguments,
-    Settings,
-)
 from gtpo.cli import parse as cli
-from gtpo.cli.parse import parse, parse_evaluation
+from gtpo.cli.parse import parse_evaluation
 from gtpo.cli.validation import batch_geometry
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.files import CONFIGS, read_yaml
 
-CLASSES: dict[str, tuple[type, ...]] = {
-    "gtpo": (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
-    "grpo": (DataArguments, PromptArguments, ModelArguments, RunArguments, GRPOConfig),
-    "sft": (DataArguments, PromptArguments, ModelArguments, RunArguments, SFTConfig),
-}
 PRESETS = sorted(path for method in CLASSES for path in (CONFIGS / method).glob("*.yaml"))
 TINY_GTPO = read_yaml(CONFIGS / "gtpo" / "tiny.yaml")
 START_ONLY = {"resume", "overwrite", "dry_run", "hub_token"}  # apply to a single start, so they are not stored
@@ -45,10 +32,6 @@ START_ONLY = {"resume", "overwrite", "dry_run", "hub_token"}  # apply to a singl
 def settings(*argv: str, method: str = "gtpo") -> dict[str, Any]:
     """The resolved settings of a command line."""
     return parsed(*argv, method=method).to_dict()
-
-
-def parsed(*argv: str, method: str = "gtpo") -> Settings:
-    return parse(method, CLASSES[method], list(argv))
 
 
 def config_file(directory: Path, text: str) -> str:
@@ -105,14 +88,6 @@ def test_smollm2_on_a_gpu_takes_the_preset_of_other_models(gpu: None) -> None:
     assert cli.preset_for("gtpo", "smol") == cli.preset_for("gtpo", "owner/other-1B") == CONFIGS / "gtpo" / "qwen.yaml"
 
 
-def test_another_model_on_a_cpu_trains_one_prompt_a_step_with_the_filter_of_eq_10(no_gpu: None) -> None:
-    got = settings("--model", "some/folder")
-    assert got["load_in_4bit"] is False and got["use_cpu"] is True and got["use_vllm"] is False
-    assert (got["num_generations"], got["prompts_per_step"], got["entropy_filter"]) == (8, 1, "auto")
-    assert (got["per_device_train_batch_size"], got["gradient_accumulation_steps"]) == (1, 8)  # of unknown shape
-    assert Path(got["output_dir"]).name.startswith("gtpo-folder-gsm8k-")
-
-
 @pytest.mark.parametrize(
     ("gib", "flags", "rows", "parts"),
     [
@@ -136,13 +111,6 @@ def test_run_directory_is_named_after_method_model_dataset_and_run_name() -> Non
     assert settings("--run_name", "a", method="sft")["output_dir"] == str(Path("outputs/sft-tiny-arithmetic-a"))
     got = settings("--output_dir", "somewhere/else")
     assert (got["output_dir"], got["run_name"]) == ("somewhere/else", "else")
-
-
-@pytest.mark.parametrize("text", ["1e-6", "1.0e-6", "'1e-6'", "0.000001"])
-def test_small_numbers_in_yaml(text: str, tmp_path: Path) -> None:
-    """YAML reads 1e-6 as a string and 1.0e-6 as a float; both are accepted."""
-    got = settings("--config", config_file(tmp_path, f"learning_rate: {text}\n"))["learning_rate"]
-    assert isinstance(got, float) and got == 1e-6
 
 
 @pytest.mark.parametrize(
@@ -187,12 +155,6 @@ def test_every_field_is_a_flag_and_a_yaml_key(
 
 
 # ---- stored settings reproduce the run ----
-
-
-@pytest.mark.parametrize("flag", ["--bf16", "--gradient_checkpointing", "--log_completions"])
-def test_a_flag_that_is_true_or_false_may_stand_alone(flag: str) -> None:
-    name = flag.removeprefix("--")
-    assert settings(flag, "--max_steps", "3")[name] is True and settings(flag, "false")[name] is False
 
 
 def test_names_of_trl_are_taken() -> None:
@@ -281,23 +243,6 @@ def test_a_step_takes_complete_groups_or_is_refused(
     assert got[0] == (batch or got[0]) and got[1] == (accumulation or got[1])
 
 
-@pytest.mark.parametrize(
-    ("given_sizes", "expected"),
-    [
-        ((12,), (12, 1)),  # one prompt, one micro-batch
-        ((12, 4), (48, 1)),
-        ((12, 1, 1), (1, 12)),  # Listing 1: one completion per forward
-        ((12, 1, None, 3), (4, 3)),
-        ((12, 1, None, None, 2), (6, 1)),  # a group split across two processes
-        ((12, 2, 6, None, 2), (6, 2)),
-        ((12, None, 6, 4), (6, 4)),  # both sizes given: two prompts
-        ((1, None, 48, 1, 2), (48, 1)),  # SFT
-    ],
-)
-def test_batch_sizes_computed_by_hand(given_sizes: tuple[int, ...], expected: tuple[int, int]) -> None:
-    assert batch_geometry(*given_sizes) == expected
-
-
 # ---- the shipped presets ----
 
 
@@ -370,7 +315,7 @@ def test_large_presets_are_listing_1(method: str, model: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("method", CLASSES)
 def test_warmup_below_one_is_a_fraction_of_all_steps(method: str) -> None:
-    args = parse(method, CLASSES[method], ["--warmup_steps", "0.005"]).trainer
+    args = parsed("--warmup_steps", "0.005", method=method).trainer
     assert args.get_warmup_steps(7473) == 38  # rounded up, as warmup_ratio was
 
 
@@ -381,28 +326,6 @@ def test_grpo_and_gtpo_presets_differ_only_in_the_method() -> None:
         gtpo, grpo = (read_yaml(CONFIGS / method / f"{model}.yaml") for method in ("gtpo", "grpo"))
         differing = {key for key in gtpo.keys() | grpo.keys() if gtpo.get(key) != grpo.get(key)}
         assert differing <= allowed, model
-
-
-# ---- help ----
-
-
-@pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_shows_every_setting_in_groups_with_the_values_of_the_model(
-    flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
-    for model, rate in (("tiny", "0.001"), ("llama", "1e-06")):
-        with pytest.raises(SystemExit) as ended:
-            settings("--model", model, flag)
-        shown = capsys.readouterr().out
-        assert ended.value.code == 0
-        titles = re.findall("^([A-Za-z ]+):$", shown, re.MULTILINE)
-        assert titles == ["options", "data", "prompt", "model", "run", "GTPO"]
-        assert f"The initial learning rate for AdamW. (default: {rate})" in " ".join(shown.split())
-    for method in ("grpo", "sft"):
-        with pytest.raises(SystemExit):
-            settings(flag, method=method)
-        assert "--gamma" not in capsys.readouterr().out
 
 
 # ---- hardware, packages and resumed runs ----
@@ -460,7 +383,7 @@ def test_dry_run_of_a_large_model_needs_no_gpu() -> None:
     got = parsed("--model", "llama", "--dry_run")
     assert got.trainer.use_cpu is True and got.to_dict()["use_cpu"] is False
     for model in ("llama", "qwen"):
-        got = parse("gtpo", CLASSES["gtpo"], ["--model", model, "--G", "8", "--dry_run"])
+        got = parsed("--model", model, "--G", "8", "--dry_run")
         assert (got.trainer.bf16, got.model.load_in_4bit, got.trainer.gradient_accumulation_steps) == (True, True, 8)
         assert settings("--model", model, "--G", "8", "--dry-run")["bf16"]
         with pytest.raises(UsageError, match="trains on a GPU"):
@@ -484,8 +407,9 @@ def test_the_config_file_overrides_what_the_machine_sets(tmp_path: Path) -> None
 
 
 def test_an_empty_list_in_a_file_keeps_an_empty_default(tmp_path: Path) -> None:
-    arguments, _ = parse_evaluation(EvaluationArguments, ["--config", config_file(tmp_path, "adapter: []\nk: 3\n")])
-    assert (arguments.runs, arguments.k) == ([], 3)
+    file = config_file(tmp_path, "adapter: []\nk: 3\nseed: 5\n")
+    arguments, _ = parse_evaluation(EvaluationArguments, ["--config", file, "--seed", "6"])
+    assert (arguments.runs, arguments.k, arguments.seed) == ([], 3, 6)
 
 
 @pytest.mark.parametrize("dataset", [[], ["--dataset", "gsm8k"]], ids=["preset", "given"])
@@ -565,18 +489,6 @@ def test_batch_sizes_of_a_file_give_way_to_groups_on_the_command_line(
         settings("--config", config_file(tmp_path, "G: 5\nper_device_train_batch_size: 3\n"))
 
 
-def test_all_linear_is_one_word_for_peft(tmp_path: Path) -> None:
-    for argv in (
-        ["--lora_target_modules", "all-linear"],
-        ["--config", config_file(tmp_path, "lora_target_modules: all-linear\n")],
-    ):
-        assert parsed(*argv).model.target_modules == "all-linear"
-    assert parsed("--lora_target_modules", "q_proj").model.target_modules == ["q_proj"]
-
-
-WITH_REWARDS: dict[str, tuple[type, ...]] = {"gtpo": (RewardArguments, *CLASSES["gtpo"])}
-
-
 @pytest.fixture
 def of_a_stranger(tmp_path: Path) -> Path:
     """A run whose config.yaml names code, a file of the user, and places elsewhere."""
@@ -598,9 +510,9 @@ def test_a_stored_run_imports_reads_and_sends_nothing_that_the_command_line_does
     argv = [flag, str(of_a_stranger if flag == "--resume" else of_a_stranger / "config.yaml")]
     for extra in ([], ["--dry_run"]):
         with pytest.raises(UsageError, match=r"--reward format evil\.py:f"):
-            parse("gtpo", WITH_REWARDS["gtpo"], [*argv, *extra])
+            parsed(*argv, *extra)
     argv += ["--reward", "format", "evil.py:f"]
-    plain = parse("gtpo", WITH_REWARDS["gtpo"], argv)
+    plain = parsed(*argv)
     secret = str(of_a_stranger.parent / "secret.txt")
     assert (plain.prompt.system_prompt, plain.prompt.chat_template) == (secret, secret)  # text, not the file
     got = plain.to_dict()
@@ -608,7 +520,7 @@ def test_a_stored_run_imports_reads_and_sends_nothing_that_the_command_line_does
     assert (got["log_completions_hub_repo"], got["trackio_space_id"]) == (None, None)
     again = "--push_to_hub True --hub_model_id stranger/m --report_to wandb"
     assert again in caplog.text
-    named = parse("gtpo", WITH_REWARDS["gtpo"], [*argv, *again.split()]).to_dict()
+    named = parsed(*argv, *again.split()).to_dict()
     assert (named["push_to_hub"], named["report_to"], named["hub_model_id"]) == (True, "wandb", "stranger/m")
 
 
@@ -622,7 +534,7 @@ def test_a_stored_run_that_sent_nothing_stays_so(tmp_path: Path, caplog: pytest.
 
 def test_a_token_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "")  # restored after the test
-    got = parse("gtpo", CLASSES["gtpo"], ["--push_to_hub", "true", "--hub_token", "hf_secret"])
+    got = parsed("--push_to_hub", "true", "--hub_token", "hf_secret")
     assert got.to_dict()["push_to_hub"] is True and "hf_secret" not in yaml.safe_dump(got.to_dict())
     assert got.trainer.push_to_hub is False and got.trainer.hub_token is None  # the Trainer would upload at each save
     assert os.environ["HF_TOKEN"] == "hf_secret"

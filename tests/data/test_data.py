@@ -268,12 +268,6 @@ def test_math_is_downloaded_with_all_its_subjects(monkeypatch: pytest.MonkeyPatc
 VALID_ROW = json.dumps({"question": "1 + 2?", "answer": "It is <<1+2=3>>3.\n#### 3"})
 
 
-def test_a_valid_row(tmp_path: Path) -> None:
-    (tmp_path / "gsm8k_train.jsonl").write_text(VALID_ROW + "\n")
-    row = load_train(DataArguments("gsm8k", str(tmp_path)))[0]
-    assert row["solution"] == "<reasoning>\nIt is 3.\n</reasoning>\n<answer>\n3\n</answer>"
-
-
 @pytest.mark.parametrize(
     "row",
     [

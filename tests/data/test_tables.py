@@ -47,9 +47,7 @@ def test_named_columns_become_prompt_answer_and_solution_and_the_others_keep_the
 ) -> None:
     text = "level,task,gold,steps\n3,1 + 1?,2,1 + 1 = 2\n"
     rows = load("own.csv", text, **NAMED, solution_column="steps")
-    assert rows.to_list() == [
-        {"prompt": to_messages("1 + 1?"), "answer": "2", "solution": "1 + 1 = 2", "level": "3"},
-    ]
+    assert rows.to_list() == [{"prompt": to_messages("1 + 1?"), "answer": "2", "solution": "1 + 1 = 2", "level": "3"}]
 
 
 def test_a_column_whose_name_is_taken_is_left_out(load: Callable[..., Dataset]) -> None:
@@ -122,14 +120,6 @@ def test_a_conversation_in_a_cell_is_json(load: Callable[..., Dataset]) -> None:
     assert load("own.csv", 'prompt\n"[{1}, {2}] has how many sets?"\n')["prompt"][0] == to_messages(
         "[{1}, {2}] has how many sets?"
     )
-
-
-@pytest.mark.parametrize(("name", "mark"), [("semicolons.csv", "';'"), ("tabs.csv", r"'\\t'")])
-def test_a_csv_file_with_other_separators_is_told_so(name: str, mark: str, load: Callable[..., Dataset]) -> None:
-    """Also where decimal commas make another number of fields."""
-    text = "task;gold\nA;1,5\n" if "semi" in name else "task\tgold\nA\t1\n"
-    with pytest.raises(UsageError, match=f"{name}.*{mark} between the columns"):
-        load(name, text, **NAMED)
 
 
 def test_a_line_of_white_space_is_a_row_without_a_prompt(load: Callable[..., Dataset]) -> None:

@@ -11,10 +11,10 @@ from datasets import Dataset
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import GRPOConfig, SFTConfig, SFTTrainer
+from trl import GRPOConfig
 
 from gtpo.arguments import GTPOArguments, PromptArguments
-from gtpo.data.load import Problem, to_demonstrations
+from gtpo.data.load import Problem
 from gtpo.data.tokenizer import assistant_prefill, check_answer_is_kept, encode_prompt, end_of_turn, prepare_tokenizer
 from gtpo.errors import UsageError
 from gtpo.evaluation.sampling import Sampling, TransformersSampler, make_requests, to_row
@@ -148,27 +148,14 @@ def trained_with(pad: str, directory: Path) -> tuple[dict[str, torch.Tensor], li
         completions.extend(map(str, completion_ids))
         return [float(ids.count(3)) - 0.1 * len(ids) for ids in completion_ids]
 
+    sampling = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 8, "max_steps": 3}
+    on_cpu: dict[str, Any] = {"bf16": False, "use_cpu": True, "report_to": "none", "save_strategy": "no"}
+    on_cpu |= {"learning_rate": 0.05, "logging_steps": 1, "loss_type": "grpo", "gradient_checkpointing": False}
     trainer = GTPOTrainer(
         model=random_model(),
         processing_class=only_eos(pad),
         reward_funcs=[reward],
-        args=GRPOConfig(
-            output_dir=str(directory),
-            num_generations=4,
-            per_device_train_batch_size=8,
-            max_completion_length=8,
-            max_steps=3,
-            learning_rate=0.05,
-            logging_steps=1,
-            bf16=False,
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            loss_type="grpo",
-            vllm_importance_sampling_correction=False,
-            gradient_checkpointing=False,
-        ),
+        args=GRPOConfig(output_dir=str(directory), **sampling, **on_cpu),
         gtpo=GTPOArguments(initial_entropy=0.1, entropy_threshold=2.0),
         train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": prompt}] for prompt in PROMPTS]}),
     )
@@ -188,23 +175,6 @@ def test_padding_with_eos_trains_the_same_policy(tmp_path: Path) -> None:
     assert all(torch.equal(free[name], eos[name]) for name in free)
     assert any(not torch.equal(free[name], weight) for name, weight in random_model().state_dict().items())
     assert {row["grad_norm"] > 0 for row in free_logs[:3]} == {True}
-
-
-def test_sft_learns_the_end_where_padding_is_eos(tmp_path: Path) -> None:
-    """TRL's labels hide padding by the masks: the EOS token at the end of the completion stays a target."""
-    rows = {"prompt": [[{"role": "user", "content": p}] for p in PROMPTS], "solution": ["a b", "c", "d e f", "g"]}
-    batches = []
-    for pad in ("<free>", "<eos>"):
-        trainer = SFTTrainer(
-            model=random_model(),
-            processing_class=only_eos(pad),
-            args=SFTConfig(output_dir=str(tmp_path), bf16=False, use_cpu=True, report_to="none"),
-            train_dataset=to_demonstrations(Dataset.from_dict(rows)),
-        )
-        batches.append(next(iter(trainer.get_eval_dataloader(trainer.train_dataset))))
-    free, eos = batches
-    assert torch.equal(free["labels"], eos["labels"]) and torch.equal(free["attention_mask"], eos["attention_mask"])
-    assert [row[row != -100].tolist() for row in eos["labels"]] == [[2, 3, 0], [4, 0], [5, 6, 7, 0], [8, 0]]
 
 
 def test_evaluation_samples_the_same_where_padding_is_eos(tmp_path: Path) -> None:

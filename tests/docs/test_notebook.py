@@ -95,16 +95,6 @@ def test_it_runs_and_leaves_both_runs(executed: tuple[Path, dict[str, Any]]) -> 
 
 
 @pytest.mark.slow
-def test_it_evaluates_before_and_after(executed: tuple[Path, dict[str, Any]]) -> None:
-    folder, cells = executed
-    results = json.loads((folder / "outputs" / "notebook-evaluation" / "results.json").read_text())["results"]
-    scored = {entry["adapter"] and Path(entry["adapter"]).parent.name for entry in results}
-    assert scored == {None, "notebook-gtpo", "notebook-grpo"}
-    shown = "".join(output.text for output in cells["evaluate"].outputs)
-    assert "2 problems, k = 8" in shown, shown
-
-
-@pytest.mark.slow
 def test_a_machine_that_cannot_train_stops_it_before_the_installation(tmp_path: Path) -> None:
     """12 GB would be installed otherwise. This machine has no nvidia-smi on its PATH."""
     (tmp_path / "sh").symlink_to(shutil.which("sh") or "/bin/sh")

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import ArgumentError
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import evaluate
 from gtpo.data.load import load_benchmark
 from gtpo.errors import UsageError
 from gtpo.evaluation.storage import read_completions
-from gtpo.runs.script import run_script
 
 SAMPLER = "gtpo.evaluation.sampling.TransformersSampler"
 
@@ -32,26 +30,6 @@ def results(directory: Path) -> list[dict]:
 
 
 # Flags
-
-
-REFUSED = """
---output_dir=|--temperature nan|--tensor_parallel_size 0|--shard 5/4|--shard 0/4|--shard 1|--overwrite --shard 1/2
---regrade --shard 1/2|--shard 1/2 --compare a b|--temperature 0|--seed -1|--batch_size 0|--modle x|--regrade --k 8
---regrade --overwrite|--compare a b --runs a|--compare a b --model tiny|--compare a b --regrade
---compare a b --overwrite|--model tiny --tensor_parallel_size 2|--model tiny --k 1 amc23 --data_dir .
-"""
-
-
-@pytest.mark.parametrize("flags", REFUSED.strip().replace("\n", "|").split("|"))
-def test_invalid_flags_are_refused_by_name(flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(SAMPLER, lambda *_: pytest.fail("a model was loaded"))
-    argv = flags.split()
-    with pytest.raises((UsageError, ArgumentError)) as refused:
-        run(monkeypatch, "--benchmarks", "arithmetic", *argv)
-    named = [word.partition("=")[0] for word in argv if word.startswith("--")]
-    assert any(name in str(refused.value) for name in [*named, "amc2023"])
-    assert list(tmp_path.iterdir()) == []
 
 
 # Evaluating
@@ -122,23 +100,6 @@ def test_base_and_adapters_side_by_side(
         run(monkeypatch, *SMALL, "--runs", "outputs/older")
 
 
-def test_the_command_line_overrides_the_file_of_settings(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("settings.yaml").write_text(
-        f"benchmarks: [arithmetic, arithmetic_hard, arithmetic]\nmodel: {tiny}\nlimit: 2\nk: 3\nseed: 5\n"
-        "max_new_tokens: 4\ntop_p: 0.5\nruns: null\noutput_dir: from-file\n"
-    )
-    run(monkeypatch, "--config", "settings.yaml", "--k", 1, "--output_dir", "from-flag")
-    entries = results(Path("from-flag"))
-    assert [entry["benchmark"] for entry in entries] == ["arithmetic", "arithmetic_hard"]
-    expected = {"problems": 2, "k": 1, "seed": 5, "max_new_tokens": 4, "top_p": 0.5}
-    for entry in entries:
-        assert entry["settings"] | expected == entry["settings"]
-    assert not Path("from-file").exists()
-
-
 def test_shards_complete_what_is_stored_and_overwrite_samples_again(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,20 +124,6 @@ def test_shards_complete_what_is_stored_and_overwrite_samples_again(
     run(monkeypatch, *argv, "--seed", 1, "--overwrite")
     head, rows = read_completions(path)
     assert (head.settings["seed"], len(rows), results(tmp_path)[0]["settings"]["seed"]) == (1, 40, 1)
-
-
-def test_ctrl_c_says_how_to_resume(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("gtpo.evaluation.jobs.run_job", interrupt)
-    argv = map(str, [*SMALL, "--model", tiny, "--output_dir", tmp_path])
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", *argv])
-    with pytest.raises(SystemExit) as ended:
-        run_script(evaluate.main)
-    assert ended.value.code == 130 and "python evaluate.py --benchmarks" in capsys.readouterr().err
 
 
 def test_regrade_grades_stored_completions_without_a_model(

@@ -49,11 +49,7 @@ def test_it_agrees_on_the_answers_that_lm_evaluation_harness_has_graded() -> Non
         if accepted != grade_text(row["completion"], row["gold"]).correct:
             differ.append((row["kind"], accepted))
     assert len(constructed) == 416
-    assert sorted(differ) == [
-        (r"\left and \right", False),
-        ("a/b for a fraction", False),
-        ("two answers", True),
-    ]
+    assert sorted(differ) == [(r"\left and \right", False), ("a/b for a fraction", False), ("two answers", True)]
 
 
 def test_an_answer_over_the_limit_is_wrong_and_counted_each_time_and_none_is_run(

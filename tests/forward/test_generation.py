@@ -269,13 +269,6 @@ def test_lora_of_a_parameter_is_part_of_the_rollouts(packed: bool) -> None:
         assert greedy(model, SEVERAL) != greedy_of_transformers(tiny_llama(adapter), SEVERAL)
 
 
-def test_the_padding_of_finished_rows_is_the_pad_id() -> None:
-    prompts = (SEVERAL[0] + 20 * (1 - SEVERAL[1]), SEVERAL[1])
-    found = greedy(tiny_llama(), prompts, pad_token_id=20)
-    assert found == greedy_of_transformers(tiny_llama(), prompts, pad_token_id=20)
-    assert any(row[-1] == 20 for row in found)
-
-
 def test_draws_are_exact_in_a_large_vocabulary() -> None:
     """After a likely token, float32 sums do not grow by probabilities of 1e-9."""
     scores = torch.full((4, 200_000), 1e-9).log()

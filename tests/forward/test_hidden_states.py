@@ -19,8 +19,6 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
 )
 
 from gtpo.errors import UsageError
@@ -29,7 +27,6 @@ from gtpo.forward.hidden_states import (
     _rows_of_similar_length,
     are_equal,
     can_encode_prompts_once,
-    distinct_prompts,
     hidden_states_by_prompt,
     hidden_states_packed,
     hidden_states_per_completion,
@@ -164,30 +161,6 @@ def test_a_sliding_window_is_not_shorter_than_a_packed_row(window: int, packed: 
     assert (states is not None) == packed and found.possible
 
 
-def test_distinct_prompts_tells_rows_apart_by_the_masks() -> None:
-    # in the padding of the second row is text, and the third has the pad id as its first token
-    inputs = {
-        "prompt_ids": torch.tensor([[0, 4, 5], [9, 4, 5], [0, 4, 5], [8, 8, 5]]),
-        "prompt_mask": torch.tensor([[0, 1, 1], [0, 1, 1], [1, 1, 1], [0, 0, 1]]),
-    }
-    prompts, mask, prompt_of = distinct_prompts(inputs)
-    texts = [row[keep.bool()].tolist() for row, keep in zip(prompts, mask, strict=True)]
-    assert sorted(texts) == [[0, 4, 5], [4, 5], [5]]
-    assert [texts[i] for i in prompt_of.tolist()] == [[4, 5], [4, 5], [0, 4, 5], [5]]
-    assert mask.tolist() == [[0] * (3 - len(text)) + [1] * len(text) for text in texts]
-
-
-def test_a_prompt_runs_through_the_model_once() -> None:
-    model, seen = model_of("llama"), []
-    hook = model.get_base_model().model.embed_tokens.register_forward_hook(lambda m, args, out: seen.append(args[0]))
-    batch = batch_of(*BATCHES["interleaved prompts of different lengths"])
-    hidden_states_by_prompt(model, model.get_base_model().model, batch)
-    hidden_states_per_completion(model, model.get_base_model().model, batch)
-    hook.remove()
-    # 3 prompts; 3 completions of at most 2 tokens, and 3 of at most 10; then 6 rows
-    assert [tuple(ids.shape) for ids in seen] == [(3, 5), (3, 1), (3, 9), (6, 13)]
-
-
 @pytest.mark.parametrize(
     ("lengths", "others", "expected"),
     [
@@ -297,27 +270,6 @@ def test_a_cache_with_states_is_not_repeated(caplog: pytest.LogCaptureFixture) -
 def test_positions_that_depend_on_the_longest_row(rope: dict[str, Any], expected: bool) -> None:
     model = LlamaForCausalLM(LlamaConfig(rope_parameters=rope, max_position_embeddings=16, **SIZES))
     assert can_encode_prompts_once(model, ["position_ids", "past_key_values"]) is expected
-
-
-def test_opt_calls_only_a_part_of_its_base_model() -> None:
-    model = OPTForCausalLM(
-        OPTConfig(
-            vocab_size=40,
-            hidden_size=32,
-            ffn_dim=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            word_embed_proj_dim=32,
-        )
-    ).eval()
-    batch = batch_of(*BATCHES["one prompt"])
-    hidden = hidden_states_per_completion(model, model.get_decoder(), batch)
-    logits = model(input_ids=torch.tensor([[*FIVE, 3, 4, 5, 6]])).logits[0, 4:8]
-    torch.testing.assert_close(model.lm_head(hidden[:4]), logits)
-    with pytest.raises(
-        UsageError, match=r"hidden states of its OPTModel, .*: train it with TRL's GRPOTrainer, or pick"
-    ):
-        hidden_states_per_completion(model, model.base_model, batch)
 
 
 def test_a_decoder_that_returns_logits_is_refused() -> None:

@@ -76,12 +76,7 @@ class ScriptServer:
         seconds: Timeout of a script.
     """
 
-    def __init__(
-        self,
-        logs: Path,
-        imports: str = IMPORTS,
-        seconds: int = SCRIPT_SECONDS,
-    ) -> None:
+    def __init__(self, logs: Path, imports: str = IMPORTS, seconds: int = SCRIPT_SECONDS) -> None:
         self.logs, self.runs, self.seconds = logs, 0, seconds
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVER, imports],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import trl
+from helpers.settings import CLASSES, parsed
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoConfig,
@@ -19,16 +19,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from gtpo.arguments import (
-    DataArguments,
-    GTPOArguments,
-    ModelArguments,
-    PromptArguments,
-    RewardArguments,
-    RunArguments,
-    Settings,
-)
-from gtpo.cli.parse import parse
+from gtpo.arguments import Settings
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS
 from gtpo.models.hub import TINY_BASE
@@ -41,44 +32,17 @@ from gtpo.models.memory import (
     estimate,
     fit,
     hours,
-    hours_of_steps,
-    largest_batch,
     shape_of,
     verdict,
 )
 
-SETTINGS: dict[str, Any] = {
-    "model": "llama",
-    "backend": "auto",
-    "gpu_memory_utilization": 0.4,
-    "bf16": True,
-    "fp16": False,
-    "load_in_4bit": False,
-    "lora_rank": 128,
-    "lora_target_modules": list(KNOWN["llama"].linear()),
-    "optim": "paged_adamw_8bit",
-    "max_prompt_length": 4000,
-    "max_completion_length": 1500,
-    "max_seq_length": 5500,
-    "per_device_train_batch_size": 1,
-    "gradient_accumulation_steps": 12,
-    "gradient_checkpointing": True,
-    "num_generations": 12,
-    "use_vllm": True,
-    "vllm_mode": "colocate",
-    "use_cpu": False,
-}
-OURS = (DataArguments, PromptArguments, ModelArguments, RunArguments)
-CLASSES = {
-    "gtpo": (*OURS, RewardArguments, GTPOArguments, trl.GRPOConfig),
-    "grpo": (*OURS, RewardArguments, trl.GRPOConfig),
-    "sft": (*OURS, trl.SFTConfig),
-}
-
 
 def settings_of(*argv: str, method: str = "gtpo", model: str = "llama") -> Settings:
     """The settings of a dry run, from the preset and the flags."""
-    return parse(method, CLASSES[method], ["--model", model, "--run_name", "x", "--dry_run", *argv])
+    return parsed("--model", model, "--run_name", "x", "--dry_run", *argv, method=method)
+
+
+SETTINGS = settings_of("--G", "12", "--load_in_4bit", "false").to_dict()
 
 
 def comments(text: str) -> list[str]:
@@ -155,35 +119,6 @@ def test_vllm_holds_lora_slots_a_copy_of_the_adapter_activations_and_graphs() ->
     assert own["weights"] < 6 < 14 < estimate(KNOWN["llama"], SETTINGS | {"load_in_4bit": False})["weights"]
 
 
-def test_unsloth_offloads_the_hidden_states_between_the_layers() -> None:
-    hidden, layer = 5500 * 4096 * 2, 5500 * 2 * (2 * 4096 + 4096 * 2 + 1024 * 2 + 14336 * 2 + 4096)
-    plain = estimate(KNOWN["llama"], SETTINGS | {"backend": "transformers"})["activations"]
-    assert plain == (32 * hidden + 2 * layer) / GIB
-    assert estimate(KNOWN["llama"], SETTINGS)["activations"] == (2 * hidden + 2 * layer) / GIB
-    short = SETTINGS | {"max_seq_length": 500, "max_prompt_length": 300, "max_completion_length": 200}
-    ratio = 500 / 5500  # below 512 tokens Unsloth keeps them
-    assert estimate(KNOWN["llama"], short)["activations"] == pytest.approx(ratio * plain)
-
-
-def test_each_part_scales_with_its_settings() -> None:
-    base = estimate(KNOWN["llama"], SETTINGS)
-    changes: list[tuple[dict[str, Any], str, float]] = [
-        ({"optim": "adamw_torch"}, "optimizer", 4.0),
-        ({"bf16": False}, "weights", 2.0),
-        ({"backend": "transformers", "vllm_mode": "server"}, "weights", 2.0),
-        ({"num_generations": 24, "gradient_accumulation_steps": 24}, "KV cache", 2.0),
-        ({"per_device_train_batch_size": 2}, "activations", 2.0),
-        ({"lora_rank": 64}, "LoRA", 0.5),
-        ({"lora_target_modules": ["all-linear"]}, "LoRA", 1.0),
-        ({"lora_target_modules": ["q_proj"]}, "LoRA", 2 * 4096 / sum(map(sum, KNOWN["llama"].linear().values()))),
-    ]
-    for change, part, factor in changes:
-        assert estimate(KNOWN["llama"], SETTINGS | change)[part] == pytest.approx(factor * base[part]), change
-    assert (
-        estimate(KNOWN["llama"], SETTINGS | {"gradient_checkpointing": False})["activations"] > 5 * base["activations"]
-    )
-
-
 def test_the_plan_is_a_config_that_gives_the_same_settings(tmp_path: Path) -> None:
     """Of a run with a preset's own values, given values, derived ones, and those of another model than the preset's."""
     for argv in (
@@ -192,7 +127,7 @@ def test_the_plan_is_a_config_that_gives_the_same_settings(tmp_path: Path) -> No
     ):
         settings = settings_of(*argv)
         (tmp_path / "run.yaml").write_text(describe_plan(settings, rows=10))
-        again = parse("gtpo", CLASSES["gtpo"], ["--config", str(tmp_path / "run.yaml"), "--dry_run"])
+        again = parsed("--config", str(tmp_path / "run.yaml"), "--dry_run")
         assert again.to_dict() == settings.to_dict()
         assert settings.changed_settings().keys() < {*settings.to_dict()} and len(settings.changed_settings()) <= 9
 
@@ -215,12 +150,6 @@ def test_the_hours_of_a_run_and_of_one_that_collapses(argv: tuple[str, ...], exp
     assert re.findall(r"(?<![A-Z])\b[\d.]+\b", text)[:3] == expected
     assert ("not known" in text) == (len(expected) == 2)
     assert f"# hours: {text}\n" in describe_plan(settings_of(*argv, "--max_steps", str(steps)), 0)
-
-
-def test_hours_of_steps() -> None:
-    """1,000 steps of 100 x 0.02 + 8 x 0.2 s."""
-    rates = {"seconds_per_token": {"a": 0.02}, "seconds_per_micro_batch": {"a": 0.2}}
-    assert hours_of_steps(rates, "a", 8, 100, 1000) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -267,26 +196,6 @@ def test_a_plan_lists_the_gpus_and_for_a_cpu_this_machine() -> None:
     small, large = (comments(describe_plan(settings_of(model="tiny"), rows=10, size=size)) for size in (0.5, 64.0))
     assert "# host memory: 1.8 GiB" in "".join(small) and "vLLM" not in "".join(small)
     assert "lower --max_seq_length" in small[-2] and "64.0 GiB: fits" in large[-2]
-
-
-def test_memory_that_others_use_is_not_free() -> None:
-    """vLLM's share is one of all memory."""
-    values = settings_of("--G", "12").to_dict()
-    assert verdict(KNOWN["llama"], values, 36.7, 80.0) is None  # 32 and 4.6
-    assert "--gpu_memory_utilization 0.11" in str(verdict(KNOWN["llama"], values, 36.5, 80.0))
-
-
-@pytest.mark.parametrize(("gpu", "rows"), [(24.0, 6), (40.0, 12)])
-def test_the_largest_micro_batch_fits_and_the_next_one_does_not(gpu: float, rows: int) -> None:
-    """Next to vLLM's share, which has weights and KV cache: the training parts at each divisor of G = 12."""
-    shared = ("weights", "KV cache", "vLLM's LoRA", "vLLM's activations and graphs")
-    values = SETTINGS | {"load_in_4bit": True}
-    assert largest_batch(KNOWN["llama"], values, gpu) == rows
-    for batch in (1, 2, 3, 4, 6, 12):
-        batches = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": 12 // batch}
-        parts = estimate(KNOWN["llama"], values | batches)
-        training = sum(size for name, size in parts.items() if name not in shared)
-        assert (training < 0.6 * gpu) == (batch <= rows)
 
 
 def test_the_disk_of_a_plan(tmp_path: Path) -> None:

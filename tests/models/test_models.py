@@ -149,24 +149,6 @@ def test_a_shorter_engine_is_refused(unsloth: FakeUnsloth, tiny: Path) -> None:
         build_policy(arguments, "unsloth", 0, vllm_mode="colocate")
 
 
-AUTO = "Unsloth: Failed to load model. Both AutoConfig and PeftConfig loading failed.\n\nAutoConfig error: {}\n\n"
-PEFT = "PeftConfig error: Can't find 'adapter_config.json' at '{}'\n\n"
-
-
-@pytest.mark.parametrize(
-    ("auto", "words"),
-    [("Unrecognized model in x.", "Unrecognized model in x."), ("access a gated repo.", "hf auth login")],
-)
-def test_errors_of_unsloths_loader_are_one_sentence(
-    auto: str, words: str, unsloth: FakeUnsloth, tmp_path: Path
-) -> None:
-    """It raises RuntimeError with both texts: of AutoConfig and of PeftConfig."""
-    unsloth.error = RuntimeError(AUTO.format(auto) + PEFT)
-    with pytest.raises(UsageError, match=f"{words}.*--use_vllm false") as caught:
-        build_policy(ModelArguments(model=str(tmp_path)), "unsloth", 0, vllm_mode="colocate")
-    assert "adapter_config" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("lora_rank", "vllm_mode", "dtype"),
     [

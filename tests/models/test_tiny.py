@@ -12,10 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, TrainerCallback
 
 from examples import tiny_base as recipe
-from gtpo.arguments import ModelArguments
 from gtpo.data.arithmetic import arithmetic
 from gtpo.models.hub import TINY_BASE, is_tiny, save_untrained_tiny, shipped_instead
-from gtpo.models.load import build_policy, load_base, resolve_model
+from gtpo.models.load import load_base, resolve_model
 from gtpo.prompts import to_completion, to_messages
 from rewards import score_format
 
@@ -136,14 +135,3 @@ def test_a_base_that_is_gone_is_known_by_its_name(caplog: pytest.LogCaptureFixtu
         assert resolve_model(gone) == str(base)
         assert gone in caplog.messages[-1]
     assert shipped_instead("/x/outputs/tiny/base-1") is None
-
-
-def test_adapter_of_tiny_loads_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from peft import AutoPeftModelForCausalLM
-
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    model, _ = build_policy(ModelArguments(model="tiny", lora_rank=2), "transformers", seed=0)
-    model.save_pretrained(tmp_path / "adapter")
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").peft_config["default"].r == 2

@@ -1,14 +1,5 @@
-"""The runs of each figure, written by hand from the paper's text, and the settings classes of each train script."""
+"""The runs of each figure, written by hand from the paper's text."""
 
-from trl import GRPOConfig, SFTConfig
-
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RewardArguments, RunArguments
-
-CLASSES: dict[str, tuple[type, ...]] = {
-    "gtpo": (DataArguments, PromptArguments, RewardArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig),
-    "grpo": (DataArguments, PromptArguments, RewardArguments, ModelArguments, RunArguments, GRPOConfig),
-    "sft": (DataArguments, PromptArguments, ModelArguments, RunArguments, SFTConfig),
-}
 _MAIN = {  # Section 6: all models x datasets; GRPO with beta 0 and 1e-6; G = 8 and 12
     f"{method}-{model}-{dataset}{variant}"
     for model in ("llama", "qwen")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paper_runs import CLASSES, FIGURES
+from helpers.settings import CLASSES
+from paper_runs import FIGURES
 
 import gtpo.cli.parse
 import gtpo.training.trainer

@@ -80,17 +80,6 @@ def test_demo_trains_evaluates_and_draws(cwd: str, repository: Path) -> None:
     assert (f"Working directory: {repository}" in done.stdout) == (cwd != ".")
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "1 1 1 1 "), ("2", "2 2 2 2 ")])
-def test_demo_runs_on_one_thread_unless_the_user_sets_another_number(
-    given: str | None, expected: str, repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if given is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
-    assert demo(repository, "--small").returncode == 0
-    assert (repository / "threads").read_text() == expected
-
-
 def test_demo_stops_where_a_script_fails(repository: Path) -> None:
     (repository / "fail").write_text("train_gtpo.py")
     done = demo(repository)

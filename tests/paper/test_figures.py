@@ -44,47 +44,12 @@ def test_drawn_values_are_the_logged_ones() -> None:
             assert shown[name] == ([row["step"] for row in logged], [row[metric] for row in logged])
 
 
-def test_logged_values_are_drawn_behind_their_mean() -> None:
-    figure = plot_training({"GTPO": rows(6)}, window=3)
-    raw, mean = figure.axes[0].lines[:2]
-    assert list(raw.get_ydata()) == [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
-    assert list(mean.get_ydata()) == [2.0, 3.0, 4.0, 6.0, 8.0, 10.0]
-    assert raw.get_alpha() < 1 and raw.get_color() == mean.get_color()
-    assert "3 steps" in figure.get_suptitle()
-
-
-def test_the_accuracy_in_any_format_stands_beside_the_accuracy() -> None:
-    lenient = [row | {"accuracy_lenient": 50.0 + row["step"]} for row in rows(2)]
-    shown = drawn(plot_training({"GTPO": lenient, "GRPO": rows(2)}, window=1))
-    assert shown[PANELS["accuracy"]]["GTPO, any format"] == ([1.0, 2.0], [51.0, 52.0])
-    assert "GRPO, any format" not in shown[PANELS["accuracy"]]
-    assert "GTPO, any format" not in shown[PANELS["entropy"]]
-
-
-def test_the_base_model_on_held_out_rows_is_a_line() -> None:
-    """--eval_on_start stores a row of step 0; of its metrics those with a panel are drawn."""
-    start = {"step": 0, "eval_runtime": 1.0, "eval_accuracy": 31.0, "eval_entropy": 0.4}
-    later = start | {"step": 2, "eval_accuracy": 60.0}
-    shown = drawn(plot_training({"GTPO": [start, *rows(2), later], "GRPO": [*rows(2), later]}, window=1))
-    assert shown[PANELS["accuracy"]]["GTPO, base model, held out"][1] == [31.0, 31.0]
-    assert shown[PANELS["entropy"]]["GTPO, base model, held out"][1] == [0.4, 0.4]
-    assert "GTPO, base model, held out" not in shown[PANELS["formatting"]]
-    assert not any("GRPO, base model" in legend for panel in shown.values() for legend in panel)
-
-
 def test_smoothing_by_hand() -> None:
     assert smooth([1.0, 2.0, 6.0, 3.0], 2) == [1.0, 1.5, 4.0, 4.5]
     assert smooth([1.0, 2.0, 6.0, 3.0], 3) == [1.0, 1.5, 3.0, pytest.approx(11 / 3)]
     assert smooth([1.0, 2.0], 1) == [1.0, 2.0]
     assert smooth([4.0, 2.0], 100) == [4.0, 3.0]
     assert smooth([], 5) == []
-
-
-def test_ln_2_is_drawn_with_the_entropy_only() -> None:
-    shown = drawn(plot_training({"GTPO": rows(3)}))
-    assert shown[PANELS["entropy"]]["ln 2"][1] == [pytest.approx(0.693147, abs=1e-6)] * 2
-    assert all("ln 2" not in lines for title, lines in shown.items() if title != PANELS["entropy"])
-    assert math.isclose(shown[PANELS["entropy"]]["ln 2"][1][0], math.log(2))
 
 
 @pytest.mark.parametrize(
@@ -109,46 +74,7 @@ def test_step_without_a_metric_is_skipped() -> None:
     assert len(shown[PANELS["entropy"]]["GTPO"][0]) == 4
 
 
-def test_all_runs_are_drawn_in_different_styles() -> None:
-    """An ablation has more runs than there are colors."""
-    runs = {f"run {i}": rows(2, offset=i) for i in range(9)}
-    figure = plot_training(runs)
-    for title, shown in drawn(figure).items():
-        assert shown.keys() - {"ln 2"} == runs.keys(), title
-    styles = [
-        (line.get_color(), line.get_linestyle())
-        for line in figure.axes[0].lines
-        if not str(line.get_label()).startswith("_")
-    ]
-    assert len(set(styles)) == len(runs)
-
-
 # figures.py --runs
-
-
-@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
-def test_command_writes_the_figure(
-    suffix: str,
-    magic: bytes,
-    tmp_path: Path,
-    run_figures: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    output = tmp_path / "new" / f"curves.{suffix}"
-    run_figures("--runs", write_run(tmp_path / "a"), write_run(tmp_path / "b"), "--output", str(output))
-    assert output.read_bytes().startswith(magic)
-    assert capsys.readouterr().out.strip() == str(output)
-
-
-@pytest.mark.parametrize("output", ["new/", "new", "new/.png"])
-def test_an_output_without_a_file_name_is_refused(
-    output: str, tmp_path: Path, run_figures: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Matplotlib would write the hidden file new/.png."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        run_figures("--runs", write_run(tmp_path / "a"), write_run(tmp_path / "b"), "--output", output)
-    assert not (tmp_path / "new").exists()
 
 
 def test_runs_with_the_same_name_need_labels(
@@ -256,30 +182,6 @@ def test_band_is_the_95_percent_interval_of_the_mean() -> None:
     assert not axis.collections and list(axis.lines[0].get_ydata()) == [1.5, 4.0]
 
 
-def test_a_label_has_one_style_in_all_groups(tmp_path: Path) -> None:
-    """There is one legend; SFT is the seventh curve of the first group and the sixth of the second."""
-    figure = draw(MATRIX, "fig2", "tiny", read_results(make_all(tmp_path, runs_of(MATRIX, ["fig2"], "tiny"), "tiny")))
-    styles: dict[str, set[Any]] = {}
-    for axis in figure.axes:
-        for line in axis.lines:
-            styles.setdefault(str(line.get_label()), set()).add((line.get_color(), line.get_linestyle()))
-    assert len(styles) == 7 and all(len(found) == 1 for found in styles.values())
-    assert len(set.union(*styles.values())) == 7
-
-
-def test_axes_of_percentages_stay_within_0_and_100_and_show_the_base() -> None:
-    """Three seeds with 0, 50 and 100 % have an interval of 50 ± 124; the base with 90 % is above them."""
-    seeds = {seed: [{"step": s, "accuracy": 50.0 * seed, "entropy": 0.3} for s in (1, 2)] for seed in range(3)}
-    figure = draw(MATRIX, "smol", "smol", results_of({"grpo": seeds}))
-    limits = {axis.get_ylabel(): axis.get_ylim() for axis in figure.axes}
-    assert limits["accuracy (%)"] == (-2, 102)
-    scores = {"pass": {"1": 90.0, "2": 90.0}, "maj": {"1": 90.0, "2": 90.0}, "format": 90.0}
-    base = {"base": {"arithmetic": {0: {"label": "base-tiny", "scores": scores}}}}
-    found = results_of({"gtpo-g8": {1: [{"step": s, "accuracy": 40.0} for s in (1, 2)]}}, base)
-    axis = next(axis for axis in draw(MATRIX, "fig2", "tiny", found).axes if axis.get_ylabel() == "accuracy (%)")
-    assert axis.get_ylim()[1] > 90
-
-
 def test_a_group_of_curves_without_runs_is_left_out() -> None:
     rows = [{"step": step, "accuracy": 50.0, "formatting": 90.0, "entropy": 0.3} for step in (1, 2)]
     figure = draw(MATRIX, "smol", "smol", results_of({"grpo": {1: rows}}))
@@ -305,16 +207,6 @@ def test_missing_run_is_reported(name: str, scale: str, tmp_path: Path) -> None:
     assert re.search(rf"\| {re.escape(absent)} \| missing \|", text) and f"Missing: {message}" in text
 
 
-def test_all_that_is_missing_is_a_line_for_runs_and_one_for_each_benchmark() -> None:
-    runs = ", ".join(runs_of(MATRIX, ["fig6"], "tiny"))
-    assert missing(MATRIX, "fig6", "tiny", results_of({})) == [
-        f"fig6: no run of {runs}: `python reproduce.py fig6 --scale tiny`"
-    ]
-    lacking = missing(MATRIX, "fig2", "tiny", results_of({}))
-    assert len(lacking) == 2 and lacking[1].startswith("fig2: no evaluation on arithmetic of gtpo-g8, gtpo-g12, grpo-")
-    assert lacking[1].count(" sft") == 1  # a curve of both groups
-
-
 def test_figure_is_drawn_without_a_missing_run(tmp_path: Path) -> None:
     rest = [run for run in runs_of(MATRIX, ["fig6"], "tiny") if run != "grpo-g8-beta1e-6"]
     written, messages = draw_all(
@@ -325,14 +217,6 @@ def test_figure_is_drawn_without_a_missing_run(tmp_path: Path) -> None:
     assert messages[0] in (tmp_path / "fig6.md").read_text() and len(messages) == 1
     written, messages = draw_all(MATRIX, ["fig6"], "tiny", results_of({}), tmp_path / "nothing")
     assert written == [] and len(messages) == 1
-
-
-def test_caption_names_smoothing_runs_seeds_and_command(tmp_path: Path) -> None:
-    text = caption(MATRIX, "fig3", "tiny", read_results(make_all(tmp_path, runs_of(MATRIX, ["fig3"], "tiny"), "tiny")))
-    assert f"trailing mean over {MATRIX['tiny']['window']} steps" in text
-    assert "| high rate | GTPO | gtpo-late-g8 | 1, 2, 3 |" in text
-    assert "`python reproduce.py fig3 --scale tiny`" in text
-    assert "issing" not in text
 
 
 # Table 1
@@ -420,14 +304,3 @@ def test_command_draws_what_the_runs_allow(
     assert "No runs at paper scale" in printed and "train_grpo.py --config configs/paper" not in printed
     run_figures("fig5b", "--search", "outputs", "--output", "other", "--scale", "tiny")
     assert {path.name for path in (tmp_path / "other" / "tiny").iterdir()} == {"fig5b.png", "fig5b.pdf", "fig5b.md"}
-
-
-def test_a_figure_named_after_search_is_not_taken_for_a_directory(
-    run_figures: Callable[..., None], tmp_path: Path
-) -> None:
-    for argv in (["--search", str(tmp_path), "fig3"], ["fig3", "--search", str(tmp_path)]):
-        with pytest.raises(UsageError, match=f"no run of configs/experiments.yaml in {tmp_path}: "):
-            run_figures(*argv)
-    with pytest.raises(UsageError, match=r"no run of configs/experiments\.yaml in fig3: "):
-        run_figures("--search", "fig3")
-    assert not list(tmp_path.iterdir())

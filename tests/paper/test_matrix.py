@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from fake_runs import write_checkpoint
-from paper_runs import CLASSES
+from helpers.settings import CLASSES
 from paper_runs import FIGURES as PAPER_FIGURES
 
 import gtpo.cli.parse
@@ -190,17 +190,6 @@ def test_list_of_all_at_paper_scale(sandbox: Any, capsys: pytest.CaptureFixture[
     (line,) = [line for line in by_figure.splitlines() if line.startswith("fig4b ")]
     assert line.split()[1:] == ["3", "runs", f"{3 * one:.1f}", "GPU", "hours,", f"{3 * one:.1f}", "remaining"]
     assert total.startswith("107 runs: 0 finished, 0 running, 0 interrupted, 107 missing; about 3259 to 6518 GPU")
-
-
-def test_a_part_of_the_matrix(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """QWEN and GSM8K in Table 1: per seed three runs with G = 8, three with G = 12, SFT; 30 ms, 0.3 and 0.3 seconds."""
-    assert sandbox.reproduce("table1", "--scale", "paper", "--only", "qwen-gsm8k", "--seeds", "1", "--list") == 0
-    works, _, total = capsys.readouterr().out.split("\n\n")
-    lines = works.splitlines()
-    assert len(lines) == 7 + 3 and all("qwen-gsm8k" in line for line in lines[:7])
-    hours = 7473 * (3 * (430 * 0.03 + 8 * 0.3) + 3 * (460 * 0.03 + 12 * 0.3) + 0.3) / 3600
-    scoring = 7 * (30 + 30 + 40) * 64 * 0.05 / 3600
-    assert f"about {hours / 2:.0f} to {hours:.0f} GPU hours of training and {scoring:.0f} of evaluation" in total
 
 
 def test_hours_in_the_documentation() -> None:

@@ -231,8 +231,7 @@ def test_another_directory_than_the_repository_is_refused_at_once(
 
 
 @pytest.mark.parametrize(
-    "argv",
-    ["fig33", "spans --scale paper", "fig3 --jobs 0", "fig3 --gpus 0 1 0", "fig3 --scale paper --jobs 4"],
+    "argv", ["fig33", "spans --scale paper", "fig3 --jobs 0", "fig3 --gpus 0 1 0", "fig3 --scale paper --jobs 4"]
 )
 def test_bad_usage_is_refused(argv: str, sandbox: Any) -> None:
     with pytest.raises(UsageError):

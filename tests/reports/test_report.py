@@ -68,11 +68,6 @@ def test_rows_are_completions_sorted_by_advantage() -> None:
     ]
 
 
-def test_other_weights_have_no_colour() -> None:
-    view = dataclasses.replace(VIEW, weights=[[0.5, 1.5, 3.0, 4.0], [1.0, 1.0, 1.0], [1.0]])
-    assert {colour for row in Table(group_html(view)).pieces for _, colour, _ in row} == {PLAIN}
-
-
 def test_tokens_are_coloured_by_their_weight_and_filtered_completions_struck_out() -> None:
     assert Table(group_html(VIEW)).pieces[1:] == [
         [("<answer>", GREEN, True), ("2", PLAIN, True), ("</s>", GREEN, True)],
@@ -95,12 +90,6 @@ def test_the_turns_of_the_prompt_and_the_gold_answer_are_blocks() -> None:
     assert "<b>" not in group_html(VIEW) and "&lt;s&gt;How many?\nSay it." in group_html(VIEW)
 
 
-def test_a_reward_that_gave_none_is_a_dash() -> None:
-    rewards: dict[str, list[float | None]] = {"mine": [None, float("nan"), 2.0]}
-    _, *rows = Table(group_html(dataclasses.replace(VIEW, rewards=rewards))).rows
-    assert [row[1] for row in rows] == ["-", "2", "-"]
-
-
 @pytest.mark.parametrize("text", HOSTILE)
 def test_everything_is_escaped(text: str) -> None:
     view = Group(text, [[text[:3], text[3:]]], {text: [1.0]}, [0.0], [[1.0, 1.0]], [0.5], [1.0])
@@ -109,19 +98,3 @@ def test_everything_is_escaped(text: str) -> None:
     assert table.tags <= {"div", "p", "code", "table", "thead", "tbody", "tr", "th", "td", "span", "s"}
     prompt = group_html(dataclasses.replace(view, tokens=[["x"]], weights=[[1.0]], rewards={}))
     assert escape(text) in prompt and Table(prompt).tags <= table.tags
-
-
-def test_text_inherits_the_colour_of_the_page() -> None:
-    """A notebook may be light or dark: only translucent backgrounds, and no text colour."""
-    styles = re.findall('style="([^"]*)"', group_html(VIEW))
-    rules = [rule.strip() for style in styles for rule in style.split(";")]
-    assert {rule for rule in rules if rule.startswith("color")} == {"color: inherit"}
-    assert {rule for rule in rules if rule.startswith("background")} == {
-        *(f"background: {colour}" for colour in (GREEN, GREY)),
-        "background: none",
-    }
-
-
-def test_lists_of_unequal_length_are_refused() -> None:
-    with pytest.raises(ValueError):
-        group_html(dataclasses.replace(VIEW, weights=[[0.0], [2.0, 1.0, 2.0], [1.0]]))

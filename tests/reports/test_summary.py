@@ -1,36 +1,21 @@
 """What a run says at its start, while something goes wrong, and at its end."""
 
-import json
 import logging
 import math
-import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.settings import parsed
 from transformers import TrainerControl, TrainerState
-from trl import GRPOConfig, SFTConfig
 
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments, Settings
-from gtpo.cli.parse import parse
-from gtpo.reports.summary import (
-    PROBLEM_STEPS,
-    RunMessages,
-    end_lines,
-    find_problems,
-    initial_entropy_text,
-    scores,
-    start_lines,
-)
-from gtpo.runs.directory import RunDirectory
-
-CLASSES = (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
+from gtpo.arguments import Settings
+from gtpo.reports.summary import PROBLEM_STEPS, RunMessages, end_lines, find_problems, scores
 
 
 def settings_of(directory: Path, *argv: str) -> Settings:
-    words = ["--output_dir", str(directory), "--model", "tiny", "--dataset", "arithmetic", *argv]
-    return parse("gtpo", CLASSES, words)
+    return parsed("--output_dir", str(directory), "--model", "tiny", "--dataset", "arithmetic", *argv)
 
 
 def row(step: int, **metrics: Any) -> dict[str, Any]:
@@ -132,81 +117,10 @@ def test_each_problem_is_said_once_while_it_happens(tmp_path: Path, caplog: pyte
     assert not caplog.messages
 
 
-# ---- start ----
-
-
-def test_the_start_names_model_data_folder_and_steps(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path / "run", "--G", "4", "--prompts_per_step", "3", "--max_completion_length", "64")
-    assert start_lines(settings, prompts=4000, steps=150) == [
-        f"GTPO of tiny on arithmetic: {tmp_path / 'run'}",
-        "150 steps of 3 prompts x 4 completions of at most 64 tokens; 4,000 prompts",
-    ]
-    assert start_lines(settings, 4000, 150, done=50, processes=2)[1] == (
-        "150 steps of 6 prompts x 4 completions of at most 64 tokens; 4,000 prompts; continues after step 50"
-    )
-
-    words = ["--output_dir", str(tmp_path), "--model", "tiny", "--dataset", "arithmetic"]
-    settings = parse("sft", (DataArguments, PromptArguments, ModelArguments, RunArguments, SFTConfig), words)
-    count = settings.completions_per_step
-    assert start_lines(settings, 4000, 20)[1] == f"20 steps of {count} rows; 4,000 prompts"
-
-
 # ---- end ----
-
-
-def test_the_end_has_scores_files_and_a_command_that_can_be_pasted(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path / "gamma 0.5")
-    run = RunDirectory(settings.output_dir)
-    run.adapter.mkdir(parents=True)
-    run.report.write_text("")
-    rows = [row(step, accuracy=float(step), completions__clipped_ratio=0.5) for step in (1, 2)]
-    first, second, adapter, report, command = end_lines(settings, rows, 92.4)
-    assert first == f"Run finished (0:01:32): {run.path}"
-    assert (adapter, report) == (f"Adapter: {run.adapter}", f"Report: {run.report}")
-    assert (
-        second.replace("\n ", "")
-        == "First and last logged step: accuracy 1.0 -> 2.0 %, cut off 50.0 -> 50.0 %, a 1 -> 1"
-    )
-    long = [row(step, accuracy=1.0, accuracy_lenient=2.0, formatting=3.0, mean_token_accuracy=0.1) for step in (1, 2)]
-    scores = end_lines(settings, long, 92.4)[1]
-    assert scores.count("\n") == 1 and max(map(len, scores.splitlines())) <= 100
-    assert shlex.split(command.removeprefix("Evaluate: python ")) == [
-        "evaluate.py",
-        "--benchmarks",
-        "arithmetic",
-        "--runs",
-        str(run.path),
-    ]
 
 
 def test_a_problem_takes_the_place_of_success(tmp_path: Path) -> None:
     rows = [row(step, completions__clipped_ratio=1.0) for step in (1, 2, 3)]
     lines = end_lines(settings_of(tmp_path), rows, 5.0)
     assert "--max_completion_length" in lines[0] and sum("finished" in line for line in lines) == 1
-
-
-def test_a_resumed_run_without_new_steps_has_no_time(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path)
-    assert end_lines(settings, [row(1)], None)[0].startswith("Run finished: ")
-    settings.run.resume = str(tmp_path)
-    assert end_lines(settings, [row(1)], 3600.0)[0].startswith("Run finished (1:00:00 since --resume): ")
-
-
-def test_your_own_data_has_no_benchmark_to_evaluate_on(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path)
-    settings.data.dataset = "mine.jsonl"
-    assert end_lines(settings, [], None)[-1] == f"Use it: {tmp_path / 'adapter' / 'README.md'} has a quick start"
-
-
-def test_the_initial_entropy_and_its_filter_or_nothing(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    assert initial_entropy_text(run) is None
-    for record, text in (
-        ({"initial_entropy": 0.0938, "filter_on": True}, "0.094 nats before training, entropy filter on"),
-        ({"initial_entropy": 0.7, "filter_on": False}, "0.700 nats before training, entropy filter off"),
-        ({"initial_entropy": 0.7}, None),
-        ({"initial_entropy": "x", "filter_on": True}, None),
-        ([], None),
-    ):
-        run.initial_entropy.write_text(json.dumps(record))
-        assert initial_entropy_text(run) == text

@@ -12,17 +12,14 @@ from pathlib import Path
 import pytest
 import yaml
 from filelock import FileLock
-from trl import GRPOConfig
+from helpers.settings import parsed
 
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments, Settings
-from gtpo.cli.parse import parse
 from gtpo.errors import UsageError
 from gtpo.runs.directory import RunDirectory, write_manifest
 from gtpo.runs.provenance import git_revision
 from gtpo.runs.start import check_run, how_to_continue, start_run
 
 NEW = ["config.yaml", "environment.json", "run.lock"]  # the files of a run that has just been started
-CLASSES = (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +27,9 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
 
-def parse_run(*argv: str) -> Settings:
-    return parse("gtpo", CLASSES, list(argv))
-
-
 def start(directory: Path, *argv: str) -> str | None:
     """``check_run`` and ``start_run`` as a train script calls them."""
-    settings = parse("gtpo", CLASSES, ["--output_dir", str(directory), *argv])
+    settings = parsed("--output_dir", str(directory), *argv)
     checkpoint = check_run(settings, rows=10)
     start_run(settings)
     return checkpoint
@@ -67,7 +60,7 @@ def test_new_run_stores_every_setting(tmp_path: Path) -> None:
     assert stored["entropy_threshold"] == math.log(2)
     assert stored["adam_epsilon"] == 1e-8 and stored["top_p"] == 1.0  # defaults are stored too
     assert len(stored) > 150 and "hub_token" not in stored
-    reloaded = parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")]).to_dict()
+    reloaded = parsed("--config", str(tmp_path / "run" / "config.yaml")).to_dict()
     assert {key: reloaded[key] for key in stored} == stored
 
 
@@ -222,13 +215,13 @@ def test_a_removed_setting_of_a_stored_run_is_ignored_at_its_default_alone(name:
     newest, config = checkpoint(tmp_path / "run", 7), tmp_path / "run" / "config.yaml"
     stored, default = config.read_text(), "null" if name.startswith("early") else "1.0"
     config.write_text(f"{stored}{name}: {default}\n")
-    settings = parse_run("--resume", str(tmp_path / "run"), "--max_steps", "9")
+    settings = parsed("--resume", str(tmp_path / "run"), "--max_steps", "9")
     assert (settings.gtpo.gamma, settings.trainer.max_steps, settings.output_dir) == (0.25, 9, tmp_path / "run")
     assert check_run(settings, 10) == str(newest)
     config.write_text(f"{stored}{name}: 3\n")
     for argv in (["--resume", str(tmp_path / "run")], [f"--{name}", default]):
         with pytest.raises(UsageError, match=name):
-            parse_run(*argv)
+            parsed(*argv)
 
 
 def test_a_finished_run_can_be_continued_merged_or_moved_but_not_changed(tmp_path: Path) -> None:
@@ -240,25 +233,6 @@ def test_a_finished_run_can_be_continued_merged_or_moved_but_not_changed(tmp_pat
     moved = shutil.copytree(run, tmp_path / "moved")
     assert start(moved, "--resume") == str(moved / "checkpoint-10")
     assert start(moved, "--resume", "--max_steps", "20") == str(moved / "checkpoint-10")
-
-
-def test_a_resumed_run_keeps_its_held_out_rows(tmp_path: Path) -> None:
-    """Rows of another set may have been trained on."""
-    start(tmp_path / "run", "--eval_rows", "8")
-    checkpoint(tmp_path / "run", 5)
-    for flags in (["--eval_dataset", "arithmetic"], ["--eval_rows", "9"], ["--seed", "9"]):
-        with pytest.raises(UsageError, match=flags[0]):
-            start(tmp_path / "run", "--resume", *flags)
-
-
-def test_changed_settings_of_a_resumed_run_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    start(tmp_path / "run", "--gamma", "0.2")
-    checkpoint(tmp_path / "run", 5)
-    with caplog.at_level("WARNING"):
-        start(tmp_path / "run", "--resume")
-        assert caplog.messages == []
-        start(tmp_path / "run", "--resume", "--gamma", "0.3")
-    assert len(caplog.messages) == 1 and "--gamma 0.3 (before: 0.2)" in caplog.text
 
 
 def test_what_a_kill_left_unfinished_is_deleted(tmp_path: Path) -> None:
@@ -310,11 +284,11 @@ def test_stored_config_does_not_overwrite_or_resume(tmp_path: Path) -> None:
     start(tmp_path / "run", "--overwrite")
     checkpoint(tmp_path / "run", 7)
     with pytest.raises(UsageError, match="exists"):
-        check_run(parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")]), 10)
+        check_run(parsed("--config", str(tmp_path / "run" / "config.yaml")), 10)
     assert (tmp_path / "run" / "checkpoint-7").is_dir()
 
     start(tmp_path / "run", "--resume")
-    reloaded = parse("gtpo", CLASSES, ["--config", str(tmp_path / "run" / "config.yaml")]).run
+    reloaded = parsed("--config", str(tmp_path / "run" / "config.yaml")).run
     assert reloaded.resume is None and not reloaded.overwrite
 
 
@@ -329,7 +303,7 @@ def run_with_checkpoint(path: Path, config: str) -> Path:
 
 def test_a_run_in_use_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     run = run_with_checkpoint(tmp_path / "run", "gamma: 0.1\n")
-    settings = parse_run("--output_dir", str(run))
+    settings = parsed("--output_dir", str(run))
     settings.run.resume = "auto"
     with FileLock(run / "run.lock"), pytest.raises(UsageError, match="in use"):
         check_run(settings, rows=10)
@@ -342,13 +316,13 @@ def test_overwrite_spares_the_directory_of_another_program(name: str, tmp_path: 
     (tmp_path / "mine" / name).write_text("{}")
     for flags in ([], ["--overwrite"]):
         with pytest.raises(UsageError, match="is not a run"):
-            check_run(parse_run("--output_dir", str(tmp_path / "mine"), *flags), rows=10)
+            check_run(parsed("--output_dir", str(tmp_path / "mine"), *flags), rows=10)
 
 
 @pytest.mark.parametrize("stored", ["qwen", "Qwen/Qwen2.5-3B-Instruct"])
 def test_alias_and_hub_id_are_the_same_policy(stored: str, tmp_path: Path) -> None:
     run = run_with_checkpoint(tmp_path / "run", f"model: {stored}\n")
-    settings = parse_run("--output_dir", str(tmp_path / "other"))
+    settings = parsed("--output_dir", str(tmp_path / "other"))
     settings.trainer.output_dir, settings.run.resume = str(run), "auto"
     for model in ("qwen", "Qwen/Qwen2.5-3B-Instruct"):
         settings.model.model = model
@@ -362,7 +336,7 @@ def test_alias_and_hub_id_are_the_same_policy(stored: str, tmp_path: Path) -> No
 
 
 def test_the_prompts_of_a_step_are_those_of_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = parse_run("--output_dir", str(tmp_path / "run"), "--prompts_per_step", "4")
+    settings = parsed("--output_dir", str(tmp_path / "run"), "--prompts_per_step", "4")
     check_run(settings, rows=4)
     with pytest.raises(UsageError, match="3 training rows"):
         check_run(settings, rows=3)

@@ -40,7 +40,11 @@ FLAGS = """
 --max_seq_length 0|--save_only_model|--resume_from_checkpoint x|--save_total_limit 0
 --model tinny|--model gpt2|--max_completion_length 1025|--bf16 maybe|--learning 1
 --per_device_train_batch_size 5|--backend unsloth|--reward_weights nan nan
---resume --overwrite|--gpu_memory_utilization 0
+--resume --overwrite|--gpu_memory_utilization 0|--eval_strategy steps|--eval_on_start true|--eval_delay 3
+--metric_for_best_model reward|--save_strategy best|--eval_steps 0 --eval_rows 9|--num_generations_eval 0 --eval_rows 9
+--per_device_eval_batch_size 4 --num_generations_eval 3 --eval_rows 9|--load_best_model_at_end true --eval_rows 9
+--eval_rows -1|--eval_steps 5|--reward missing.py|--reward broken.py:f|--reward exits.py:f|--reward exits.py
+--reward json:no_such_function|--reward no_such_module:fn|--modle x
 """
 TRAINED = """
 --learning_rate -1e-3|--adam_beta1 1.0|--seed 99999999999|--fsdp full_shard|--lr_scheduler_kwargs bad
@@ -48,7 +52,12 @@ TRAINED = """
 --model no_eos|--report_to paper|--cache_implementation foo
 """  # without --dry_run: what torch, TRL, Transformers and PEFT refuse, and what the tokenizer shows
 QUOTED = [["--G", ""], ["--output_dir", ""], ["--model", ""], ["--system_prompt", ""], ["--tags", "<a> <b>"]]
-QUOTED += [["--tags", "<a> <a> <b> <c>"], ["--run_name", "x\ny"]]
+QUOTED += [
+    ["--tags", "<a> <a> <b> <c>"],
+    ["--run_name", "x\ny"],
+    ["--tags", "<a> </a> <a>> </b>"],
+    ["--system_prompt", " "],
+]
 ASKED = '"prompt": "a", "answer": "1"'
 DATA: dict[str, str | bytes] = {
     "empty.jsonl": "",
@@ -107,10 +116,22 @@ SETTINGS = {  # --config: the file, and the key that is named
     "start.yaml": ("overwrite: true", "overwrite"),
     "resumed.yaml": ("resume: auto", "resume"),
     "config.yaml": ("config: other.yaml", "config"),
+    "deep.yaml": ("[" * 5000, "deep.yaml"),
+    "object.yaml": ("gamma: !!python/object:os.system {}", "object.yaml"),
+    "date.yaml": ("gamma: 2001-99-99", "date.yaml"),
+    "null.yaml": ("\x00", "null.yaml"),
+    "nested.yaml": ("lr_scheduler_kwargs: {a: 1, a: 2}", "nested.yaml"),
+    "merged.yaml": ("a: &a {k: 1}\nb:\n  <<: *a\n  <<: *a", "merged.yaml"),
+    "keys.yaml": ("? [1]\n: 2", "keys.yaml"),
 }
+EVALUATE = ["--model", "tiny", "--benchmarks"]
 EVALUATION = """
 nothing|arithmetic --k 0|arithmetic --k -1|arithmetic --k 1000000000|arithmetic --limit 0|arithmetic --max_new_tokens 0
 arithmetic --temperature -1|arithmetic --top_p 0|arithmetic --top_p 2|arithmetic --grader nowhere.py:f
+arithmetic --temperature nan|arithmetic --tensor_parallel_size 0|arithmetic --shard 5/4|arithmetic --shard 0/4
+arithmetic --shard 1|arithmetic --overwrite --shard 1/2|arithmetic --seed -1|arithmetic --batch_size 0
+arithmetic --modle x|arithmetic --regrade --k 8|arithmetic --regrade --overwrite|arithmetic --regrade --shard 1/2
+arithmetic --output_dir=|arithmetic --tensor_parallel_size 2|arithmetic --compare a b|amc2023
 arithmetic --checkpoint x|gsm8k --data_dir /nowhere|arithmetic --runs /nowhere|arithmetic --backend cuda
 """
 OTHERS = """
@@ -122,6 +143,9 @@ reproduce smol --list|reproduce fig3 --slurm x
 """
 
 
+CODE = {"broken.py": "def f(:\n", "exits.py": "raise SystemExit(3)\n"}  # rewards
+
+
 def words(text: str) -> list[list[str]]:
     return [line.split() for line in text.strip().replace("\n", "|").split("|")]
 
@@ -131,7 +155,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     yield from (("train_gtpo", [*TRAIN, "arithmetic", "--config", name]) for name in SETTINGS)
     yield from (("train_gtpo", [*TRAIN, name]) for name in (*DATA, ".", "/nowhere.jsonl", "", "gsm8", "loop.csv"))
     yield from (("train_gtpo", [*START, *flags]) for flags in words(TRAINED))
-    yield from (("evaluate", ["--model", "tiny", "--benchmarks", *argv]) for argv in words(EVALUATION))
+    yield from (("evaluate", [*EVALUATE, *argv]) for argv in words(EVALUATION))
     yield from ((script, argv) for script, *argv in words(OTHERS))
 
 
@@ -150,7 +174,7 @@ def test_bad_input_ends_in_one_sentence_and_leaves_nothing(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.setattr("gtpo.runs.script._training", False)
-    for name, content in (DATA | {name: text for name, (text, _) in SETTINGS.items()}).items():
+    for name, content in (DATA | CODE | {name: text for name, (text, _) in SETTINGS.items()}).items():
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     tokenizer = save_untrained_tiny(tmp_path / "no_eos") / "tokenizer_config.json"
     tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | {"eos_token": None}))
@@ -161,10 +185,10 @@ def test_bad_input_ends_in_one_sentence_and_leaves_nothing(tmp_path: Path, monke
     for script, argv in tried:
         code, lines = outcome(script, argv)
         last = lines[-1] if lines else ""
-        ours = argv[: len(TRAIN)] == TRAIN
-        given = [name_of(word.removeprefix("--")) for word in argv[len(TRAIN) + 1 :]]
+        begin = next((start for start in (TRAIN, EVALUATE) if argv[: len(start)] == start), argv)
+        given = [name_of(word.removeprefix("--").rstrip("=")) for word in argv[len(begin) + (begin == TRAIN) :]]
         given = [SETTINGS[given[-1]][1]] if given and given[-1] in SETTINGS else given
-        named = not ours or not given or any(word in last for word in given)
+        named = not given or any(word in last for word in given)
         if code != 2 or not named or not last.startswith(f"{script}.py: ") or "Traceback" in "".join(lines):
             wrong[json.dumps([script, *argv])] = code, last
     assert wrong == {}, json.dumps(wrong, indent=1)

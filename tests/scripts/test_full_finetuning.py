@@ -70,10 +70,7 @@ def test_the_reference_of_grpo_is_the_base_model(train: Train) -> None:
     assert first == pytest.approx(0, abs=1e-7) and last > 1e-6
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [("--backend", "unsloth"), ("--load_in_4bit", "true"), ("--merge", "16bit")],
-)
+@pytest.mark.parametrize("argv", [("--backend", "unsloth"), ("--load_in_4bit", "true"), ("--merge", "16bit")])
 def test_what_needs_an_adapter_is_refused(argv: tuple[str, str], train: Train) -> None:
     ended, run = train("refused", *argv)
     assert ended.code == 2 and not run.exists()

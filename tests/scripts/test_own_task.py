@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,18 +10,16 @@ from pathlib import Path
 import pytest
 from helpers.parrot import build_parrot
 from helpers.scripts import Ended
-from pyarrow.parquet import read_table
 from trl.trainer.utils import get_callable_name, is_async_callable
 
 from gtpo.arguments import DataArguments
 from gtpo.data.load import load_train, load_user_benchmark, to_demonstrations
 from gtpo.errors import RunError, UsageError
 from gtpo.grading.algebra import math_verify_accepts
-from gtpo.grading.user_functions import RESERVED, checked_reward, load_rewards
+from gtpo.grading.user_functions import checked_reward, load_rewards
 from gtpo.prompts import PAPER, to_messages
 from rewards import accuracy_reward, format_reward, rewards_in
 
-ROOT = Path(__file__).parents[2]
 REWARD = """
 def short(completions, limit, **columns):
     return [float(len(str(completion)) < n) for completion, n in zip(completions, limit)]
@@ -76,32 +72,6 @@ def test_rewards_load_by_name_by_file_and_by_module(tmp_path: Path, monkeypatch:
         assert reward(["abc", "abcdef"], limit=[5, 5]) == [1.0, 0.0] == reward.returned
 
 
-@pytest.mark.parametrize(
-    ("names", "named"),
-    [
-        (["acuracy"], "acuracy"),
-        (["no_such_module:fn"], "no_such_module"),
-        (["missing.py:fn"], r"missing\.py"),
-        (["missing.py"], r"missing\.py"),
-        (["json:no_such_function"], "no_such_function"),
-        (["broken.py:f"], r"broken\.py"),
-        (["exits.py:f"], r"exits\.py"),
-        (["exits.py"], r"exits\.py"),
-        (["format", "accuracy"], "--answer_column"),
-        (["format", "format"], "--reward"),
-        ([], "--reward"),
-    ],
-)
-def test_an_unusable_reward_is_refused(
-    names: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("broken.py").write_text("def f(:\n")
-    Path("exits.py").write_text("raise SystemExit(3)\n")
-    with pytest.raises(UsageError, match=named):
-        load_rewards(names, KNOWN, ["prompt", "limit"])
-
-
 @pytest.mark.parametrize("name", ["rewards", "json"])
 def test_a_module_in_the_working_directory_takes_precedence(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -137,12 +107,6 @@ def test_a_reward_is_called_with_the_columns_when_it_is_loaded(
     (tmp_path / "own.py").write_text(f"def mine({arguments}):\n    return []\n")
     with pytest.raises(UsageError, match=rf"own\.py:mine .*{named}") if named else nullcontext():
         load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt", "answer"])
-
-
-@pytest.mark.parametrize("column", ["completions", "completion_ids", "trainer_state", "log_extra", "prompts", "images"])
-def test_a_column_with_a_name_of_trl_is_refused(column: str) -> None:
-    with pytest.raises(UsageError, match=f"the data has a column '{column}', a name that TRL uses"):
-        load_rewards(["format"], KNOWN, ["prompt", column])
 
 
 @pytest.mark.parametrize(
@@ -229,30 +193,6 @@ def test_a_reward_may_return_none_numpy_numbers_and_tensors(tmp_path: Path) -> N
     names = [f"{tmp_path}/own.py:{name}" for name in ("some", "array", "tensor", "generator", "yields")]
     got = [reward(completions=["a", "b"]) for reward in load_rewards(names, KNOWN, ["prompt"])]
     assert got == [[None, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, None]]
-
-
-@pytest.mark.slow
-def test_training_with_user_data_and_a_user_reward(tiny: Path, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(REWARD)
-    rows = [{"prompt": f"Say {i}", "limit": 5 + 100 * (i % 2)} for i in range(8)]
-    command = ["train_gtpo.py", "--model", str(tiny), "--dataset", write(tmp_path / "own.jsonl", *rows), "--G", "4"]
-    command += ["--reward", "format", f"{tmp_path}/own.py:short", "--max_steps", "2", "--max_completion_length", "8"]
-    subprocess.run(
-        [sys.executable, *command, "--output_dir", tmp_path / "run", "--initial_entropy", "0.5"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert len(lines) == 2
-    for line in lines:
-        assert line["reward"] == line["rewards/short/mean"] + line["rewards/format_reward/mean"]
-        assert "formatting" in line and "accuracy" not in line
-    best = max(lines, key=lambda line: line["reward"])["step"]  # the first of equally good ones
-    assert json.loads((tmp_path / "run" / "best" / "best.json").read_text())["step"] == best
-    assert (tmp_path / "run" / "report.html").is_file()
-    table = read_table(tmp_path / "run" / "completions" / "completions_00001.parquet")
-    assert set(table.column_names) == {"step"} | RESERVED["log_extra"] | {"short", "format_reward"}
 
 
 THINK = "<think> </think> <answer> </answer>"

@@ -8,9 +8,6 @@ import functools
 import json
 import math
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ import pytest
 import torch
 import yaml
 from helpers.parrot import build_parrot
-from helpers.scripts import SCRIPT_SECONDS, Ended, user_environment
+from helpers.scripts import Ended
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -64,23 +61,6 @@ def parrot(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ---- contents of a run directory (five runs, one test each) ----
-
-
-@pytest.fixture(scope="module")
-def gsm8k_run(tiny: Path, work_dir: Path, data_dir: Path) -> Path:
-    """GTPO on GSM8K, in a separate process."""
-    argv = ("--model", str(tiny), "--dataset", "gsm8k", "--data_dir", str(data_dir), "--max_steps", "2", *SMALL)
-    completed = subprocess.run(
-        [sys.executable, str(ROOT / "train_gtpo.py"), *argv, "--run_name", "a", "--learning_rate", "0.01"],
-        cwd=work_dir,
-        env=user_environment(),
-        capture_output=True,
-        text=True,
-        timeout=SCRIPT_SECONDS,
-    )
-    assert completed.returncode == 0, completed.stderr[-3000:]
-    assert "Traceback" not in completed.stderr
-    return work_dir / "outputs" / f"gtpo-{tiny.name}-gsm8k-a"
 
 
 @pytest.fixture(scope="module")
@@ -149,30 +129,6 @@ def assert_rewards_match(path: Path, steps: int, rows_per_step: int) -> pandas.D
     return pandas.concat(pandas.read_parquet(file) for file in files)
 
 
-@pytest.mark.slow
-def test_gtpo_on_gsm8k(gsm8k_run: Path, tiny: Path) -> None:
-    assert_run_is_complete(gsm8k_run, 2, CURVES | SPEED | {"filtered_fraction"})
-    assert_adapter_is_the_trained_one(gsm8k_run, tiny, 2)
-    samples = assert_rewards_match(gsm8k_run, 2, rows_per_step=4)
-    assert samples["prompt"].nunique() == 2  # one question per step
-    initial = json.loads((gsm8k_run / "initial_entropy.json").read_text())
-    assert initial["prompts"] == len(initial["per_prompt"]) == 100
-    assert initial["initial_entropy"] == pytest.approx(sum(initial["per_prompt"]) / 100)
-    assert math.log(2) < initial["initial_entropy"] <= math.log(1000)  # an untrained model is near ln V
-    assert all(row["filtered_fraction"] == 0 for row in lines_of(gsm8k_run))  # so the filter is off
-
-
-@pytest.mark.slow
-def test_gtpo_on_math(run: Run, tiny: Path, work_dir: Path, data_dir: Path) -> None:
-    argv = ("--model", str(tiny), "--dataset", "math", "--data_dir", str(data_dir), "--max_steps", "2", *SMALL)
-    ended = run("train_gtpo.py", *argv, "--output_dir", "runs/math", "--initial_entropy", "0.5")
-    assert ended.code == 0, ended.stderr[-3000:]
-    assert_run_is_complete(work_dir / "runs" / "math", 2, CURVES | SPEED | {"filtered_fraction"})
-    assert "2 of 7500" in ended.stderr  # the number of rows without a gold answer is printed
-    # <H>_ini is given and below ln 2, the completions are far above it: the filter drops all of them.
-    assert all(row["filtered_fraction"] == 1 for row in lines_of(work_dir / "runs" / "math"))
-
-
 def test_gtpo_on_arithmetic(gtpo_run: Path, parrot: Path) -> None:
     assert_run_is_complete(gtpo_run, 4, CURVES | SPEED | {"filtered_fraction"})
     assert_adapter_is_the_trained_one(gtpo_run, parrot, 4)
@@ -203,55 +159,6 @@ def test_sft_on_arithmetic(sft_run: Path, tiny: Path) -> None:
     assert_adapter_is_the_trained_one(sft_run, tiny, 3)
     # The loss of an untrained model on the completion is near ln V, with V about 500.
     assert 5 < lines_of(sft_run)[0]["loss"] < 8
-
-
-def test_each_model_card_cites_its_method(gtpo_run: Path, grpo_run: Path, sft_run: Path) -> None:
-    gtpo, grpo, sft = ((run / "adapter" / "README.md").read_text() for run in (gtpo_run, grpo_run, sft_run))
-    assert "2508.03772" in gtpo and "2402.03300" in grpo and "2508.03772" not in sft
-
-
-# ---- resuming ----
-
-
-@pytest.mark.slow
-def test_resumed_gtpo_uses_the_stored_entropy(run: Run, gtpo_run: Path, work_dir: Path) -> None:
-    """<H>_ini is read from the file: below ln 2 the filter is on and drops all completions of an untrained policy."""
-    copy = work_dir / "runs" / "stored"
-    shutil.copytree(gtpo_run, copy)
-    (copy / "initial_entropy.json").write_text('{"initial_entropy": 0.1}')
-    ended = run("train_gtpo.py", "--resume", str(copy), "--output_dir", str(copy), "--max_steps", "5")
-    assert ended.code == 0, ended.stderr[-3000:]
-    assert [row["step"] for row in lines_of(copy)] == [1, 2, 3, 4, 5]
-    assert [row["filtered_fraction"] for row in lines_of(copy)] == [0, 0, 0, 0, 1]
-    (copy / "initial_entropy.json").unlink()
-    ended = run("train_gtpo.py", "--resume", str(copy), "--output_dir", str(copy), "--max_steps", "6")
-    assert ended.code == 2 and "initial_entropy" in ended.stderr and "Traceback" not in ended.stderr
-
-
-# ---- invalid usage ----
-
-ARITHMETIC = ("--model", "{tiny}", "--dataset", "arithmetic", "--max_steps", "1", *SMALL)
-
-
-def test_existing_run_is_refused(run: Run, gtpo_run: Path, tiny: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in gtpo_run.rglob("*")}
-    argv = [argument.format(tiny=tiny) for argument in ARITHMETIC]
-    ended = run("train_gtpo.py", *argv, "--output_dir", str(gtpo_run))
-    assert ended.code == 2 and "Traceback" not in ended.stderr
-    assert "--resume" in ended.stderr.splitlines()[-1] and "--overwrite" in ended.stderr.splitlines()[-1]
-    assert {path: path.stat().st_mtime_ns for path in gtpo_run.rglob("*")} == before
-
-
-def test_debug_shows_the_traceback(run: Run) -> None:
-    ended = run("train_gtpo.py", "--gamma", "-1", "--debug")
-    assert ended.code == 1 and "Traceback" in ended.stderr and "UsageError" in ended.stderr
-
-
-def test_dry_run_prints_the_settings_as_yaml(run: Run, tiny: Path, work_dir: Path) -> None:
-    argv = [argument.format(tiny=tiny) for argument in ARITHMETIC]
-    ended = run("train_gtpo.py", *argv, "--dry_run", "--gamma", "0.25", "--output_dir", "dry")
-    assert ended.code == 0 and not (work_dir / "dry").exists()
-    assert yaml.safe_load(ended.stdout)["gamma"] == 0.25
 
 
 # ---- the two scripts ----

@@ -4,13 +4,10 @@ from typing import Any
 
 import pytest
 from helpers.results import results_of
-from pandas import Series
 
-from gtpo.paper.matrix import load_matrix
-from study.collapse import FAMILIES, GUESSING, PAPER, admission, comparison, draw_survival, lost_step, survival
+from study.collapse import FAMILIES, GUESSING, PAPER, admission, comparison
 from study.measures import SeedRuns
 
-MATRIX = load_matrix()
 PUBLISHED, GUESSED, PLAIN = FAMILIES
 
 
@@ -60,28 +57,6 @@ def test_the_rule_of_the_paper_by_hand() -> None:
     assert PAPER.admits([*judged, judged[0]])
 
 
-def test_the_step_of_the_loss() -> None:
-    """Trailing means over two: 60, 80, 70, 60, 40 from step 2 on; 20 below the highest at step 5."""
-    values = Series([60.0, 60.0, 100.0, 40.0, 80.0, 0.0], index=range(1, 7))
-    assert lost_step(values, 2, points=20.0) == 5 and lost_step(values, 2, points=41.0) is None
-    assert lost_step(values, 2, above=79.0, below=65.0) == 5 and lost_step(values, 2, above=80.0, below=65.0) is None
-    short = Series([90.0, 10.0], index=[1, 2])
-    assert lost_step(short, 50, points=20.0) is None  # the window is never full
-
-
-def test_survival_and_its_figure() -> None:
-    seeds = {1: run([60, 60, 30, 60], FLAT, LOW), 2: run([60, 60, 60, 60], FLAT, LOW)}
-    found = results_of({"grpo-1e-3": seeds, "grpo-1.2e-3": {1: seeds[1]}})
-    share = survival(found, "grpo-1e-3", 50)
-    assert share[1] == share[133] == 100.0 and share[134] == share[200] == 50.0  # 34 of 50 values are 30: 20.4 below
-    left, right = draw_survival(MATRIX, "collapse", found, 50).axes
-    labels = [line.get_label() for line in left.lines]
-    assert [label.rpartition(" (")[2] for label in labels] == ["n = 2)", "n = 1)"]
-    assert len({line.get_linestyle() for line in left.lines}) == 2  # distinct without colors
-    assert "ln 2" in [line.get_label() for line in right.lines]
-    assert list(left.lines[0].get_ydata())[-1] == 50.0
-
-
 def test_each_arm_is_compared_at_its_own_best_rate() -> None:
     """GRPO is best at 0.3e-3, GTPO at 1e-3; 3, 5 and 7 points; a pair of two origins and a single run are out."""
     of_rates = {"grpo-0.3e-3": 60, "grpo-0.6e-3": 40, "grpo-1e-3": 50, "grpo-headroom-1e-3": 99}
@@ -104,33 +79,3 @@ def test_each_arm_is_compared_at_its_own_best_rate() -> None:
     assert found["rows"]["formatting"]["holm"] == 1.0 and "holm" not in found["rows"]["entropy"]
     assert found["lost"]["is_lost"] == {"grpo": 3, "gtpo": 0, "p": 0.25}
     assert found["command"].endswith("--only grpo-0.3e-3 gtpo-1e-3 --seeds $(seq 351 370)")
-
-
-def test_what_is_missing_is_named() -> None:
-    """Also while one of the rates lacks a seed: no arm is chosen."""
-    metrics: dict[str, Any] = {f"{m}-headroom-{rate}": {} for m in ("grpo", "gtpo") for rate in ("0.3e-3", "0.6e-3")}
-    for seeds in metrics.values():
-        seeds |= {seed: run([50] * 4, FLAT, LOW) for seed in GUESSED.rates}
-    assert comparison(results_of(metrics), 50, GUESSED)["arms"] == []
-    empty = comparison(results_of({}), 50, GUESSED)
-    rates = " ".join(f"{m}-headroom-{rate}" for m in ("grpo", "gtpo") for rate in ("0.3e-3", "0.6e-3", "1e-3"))
-    assert empty["seeds"] == 0 and empty["rows"] == {}
-    assert empty["command"] == f"python -m study collapse --only {rates} --seeds $(seq 305 307)"
-
-
-def test_greedy_and_sampled_scores_are_read_from_their_evaluations() -> None:
-    names = [f"{method}-{rate}" for method in ("grpo", "gtpo") for rate in ("0.3e-3", "0.6e-3", "1e-3")]
-    metrics = {
-        name: {seed: run([50 + 9 * name.endswith("1e-3")] * 4, FLAT, LOW) for seed in (331, 332, 333, 341, 342)}
-        for name in names
-    }
-    scores = {
-        name: {
-            benchmark: {seed: {"scores": {"pass": {"1": value + seed}}} for seed in (341, 342)}
-            for benchmark, value in (("arithmetic", sampled), ("arithmetic_greedy", greedy))
-        }
-        for name, sampled, greedy in (("grpo-1e-3", 10, 20), ("gtpo-1e-3", 11, 24))
-    }
-    rows = comparison(results_of(metrics, scores), 50, PLAIN)["rows"]
-    assert (rows["greedy accuracy"]["mean"], rows["pass@1"]["mean"]) == (4.0, 1.0)
-    assert rows["greedy accuracy"]["primary"] and rows["pass@1"]["primary"] and not rows["accuracy"]["primary"]

@@ -72,19 +72,6 @@ def test_the_list_names_the_run_that_is_trained_first(sandbox: Any, capsys: pyte
     assert run.split() == ["grpo-policies-s1", "missing", "0.375", "CPU", "minutes"]  # 120 of 160 steps
 
 
-def test_what_is_measured_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Means of -1 and 3 nats; a policy with missing groups, or too few with a variance, has no line."""
-    monkeypatch.setattr(mechanism, "MEASURED", tmp_path)
-    run = policies_of(MATRIX)[0].run
-    policies = [mechanism.Policy(name, run, 0, 5) for name in ("tiny base", "tiny step 40", "smol base")]
-    store(policies[0].path, [*GROUPS, NOTHING])
-    store(policies[1].path, GROUPS)
-    store(policies[2].path, [GROUPS[0], *[NOTHING] * 4])
-    head, *lines = mechanism.overview(policies)
-    assert lines == ["the tiny model at its start   GRPO -1000.00 ± 3437.00, GTPO minus GRPO +3000.00 ± 3437.00"]
-    assert "10⁻³ nats" in head and mechanism.overview(policies[1:]) == []
-
-
 class Drawn:
     def savefig(self, path: Path, dpi: int) -> None:
         path.write_text("figure")

@@ -25,6 +25,8 @@ def test_only_the_runs_of_the_claim_are_made(sandbox: Any, capsys: pytest.Captur
         "  verdict: not counted",
     ]
     assert not (sandbox / "outputs/reproduce/tiny/figures").exists()
+    with pytest.raises(UsageError):
+        sandbox.study("claim", "fig3_gtpo")
 
 
 def test_only_what_reads_scores_is_evaluated(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,35 +46,6 @@ def test_only_what_reads_scores_is_evaluated(sandbox: Any, capsys: pytest.Captur
     assert "  seed 5: +0.0 points" in printed
     assert sandbox.study("claim", *names, "--seeds", "5") == 0
     assert sandbox.calls() == []
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["fig3_gtpo"], r"claim 'fig3_gtpo' is unknown: `python -m study claim` lists them\.$"),
-        (["fig2_late_acuracy"], r"claim 'fig2_late_acuracy' is unknown \(did you mean 'fig2_late_accuracy'\?\)"),
-    ],
-)
-def test_bad_usage_is_refused(argv: list[str], message: str, sandbox: Any) -> None:
-    with pytest.raises(UsageError, match=message):
-        sandbox.study("claim", *argv)
-    assert sandbox.calls() == []
-
-
-def test_margins_of_the_seeds_are_printed() -> None:
-    """Seeds 1 to 3 differ by 4, 8 and 12 points: mean 8, half width 4 · 4.303 / sqrt(3)."""
-    curves = {
-        "grpo-g8-beta1e-6": {seed: [{"step": 1, "accuracy": 50.0 + 4 * seed}] for seed in (1, 2, 3)},
-        "grpo-g8-beta1e-6-adam0.999999": {seed: [{"step": 1, "accuracy": 50.0}] for seed in (1, 2, 3)},
-    }
-    lines = report(MATRIX, find_claims(["fig6_adam_costs_accuracy"] * 2), results_of(curves), [3, 2, 1])
-    assert lines[1:] == [
-        "  seed 3: +12.0 points",
-        "  seed 2: +8.0 points",
-        "  seed 1: +4.0 points",
-        "  mean: +8.0 ± 9.9 points, 95 %",
-        "  verdict: undecided",
-    ]
 
 
 def test_differences_are_printed_without_what_a_claim_allows() -> None:

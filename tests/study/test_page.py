@@ -25,15 +25,12 @@ from study.page import (
     PAGES,
     PLACES,
     README,
-    _clipped,
-    _formatting_lost,
     fill,
     only,
     page_of,
     read_origins,
     stored_runs,
     summarize,
-    tags_of,
     what_was_found,
     write_page,
 )
@@ -82,54 +79,9 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
     assert "5. **One update** of GRPO was not measured." in readme
 
 
-def steps(formatting: list[float]) -> list[dict[str, Any]]:
-    return [{"step": i, "formatting": value} for i, value in enumerate(formatting)]
-
-
-def test_shares_and_losses_by_hand() -> None:
-    """Steps without a gradient do not count; a loss counts at the stable rate alone."""
-    rows = [{"step": i, "grad_norm": norm} for i, norm in enumerate((0.0, 0.05, 0.2, 0.3))]
-    assert _clipped(results_of({"gtpo-g8": {1: rows}})) == pytest.approx(200 / 3)
-    runs = {
-        "sft": {1: steps([90, 0])},
-        "gtpo-g8": {1: steps([90, 95, 80, 74]), 2: steps([90, 95, 80, 76])},
-        "gtpo-late-g8": {1: steps([90, 0])},
-    }
-    lost = _formatting_lost(results_of(runs), 1)
-    assert lost == {"runs": 2, "of_grpo": 0, "lost": ["gtpo-g8, seed 1"]}
-    assert _clipped(NOTHING) is None
-
-
 def test_the_warm_start_is_no_arm_of_the_comparison() -> None:
     names = {run.name for run in stored_runs(MATRIX, "smol")}
     assert {"grpo", "gtpo", "gtpo-correction", "gtpo-skip"} <= names and "sft-warm-start" not in names
-
-
-def effect(objective: str, target: str, mean: float, half_width: float | None, more: float | None = None) -> Any:
-    minus_grpo = None if more is None else [more, 1.0]
-    row = {"objective": objective, "target": target, "split": "all groups", "mean": mean, "half_width": half_width}
-    return row | {"minus_grpo": minus_grpo}
-
-
-def test_policies_whose_tags_an_update_lowers_or_keeps() -> None:
-    """Intervals of ± 1: -2 is lower, -0.5 is not; GTPO minus GRPO of 2 is higher, 0.5 is not."""
-    mechanism = {
-        "smol-base": [effect("GRPO", "tags", -2, 1), effect("GTPO", "tags", 0, 1, 2)],
-        "tiny-step-40": [effect("GRPO", "tags", -2, 1), effect("GTPO", "tags", 0, 1, 0.5)],
-        "tiny-base": [effect("GRPO", "tags", -0.5, 1), effect("GTPO", "tags", 0, 1, 2)],
-        "smol-step-20": [effect("GRPO", "tags", -2, None), effect("GTPO", "tags", 0, None)],  # too few groups
-        "smol-step-60": [effect("GRPO", "tags", 0, 1), effect("GTPO", "tags", -2, 1, -2)],
-    }
-    for rows in mechanism.values():
-        rows.append(effect("GRPO, A > 0", "tags", -2, 1))
-    lowered = ["SmolLM2 at its start", "the tiny model at step 40"]
-    found = tags_of({name: {"rows": rows} for name, rows in mechanism.items()})
-    assert found == {"policies": 5, "gtpo_too": False, "positive_too": True, "lowered": lowered}
-    mechanism["smol-base"][-1]["mean"] = 0.5
-    for name in ("smol-base", "tiny-step-40"):
-        mechanism[name][1]["mean"] = -2.0
-    found = tags_of({name: {"rows": rows} for name, rows in mechanism.items()})
-    assert found["gtpo_too"] and not found["positive_too"]
 
 
 def test_page_and_summary_have_the_same_numbers() -> None:

@@ -27,11 +27,7 @@ from test_trainer import batch_of, plain_logps_and_entropy
 from torch import Tensor
 
 from gtpo.training.diagnosis import conflict_push, token_weights
-from gtpo_loss import (
-    LOSS_TYPES,
-    conflict_spans,
-    conflict_weights,
-)
+from gtpo_loss import LOSS_TYPES, conflict_spans, conflict_weights
 
 PLAIN = {"gamma": 0.0, "entropy_filter": "off", "conflict_correction": False}  # GTPO without any of its parts
 
@@ -40,11 +36,7 @@ PLAIN = {"gamma": 0.0, "entropy_filter": "off", "conflict_correction": False}  #
 
 
 def push_of(
-    completions: list[list[int]],
-    advantages: list[float],
-    group_size: int,
-    each: list[float],
-    span: int = 0,
+    completions: list[list[int]], advantages: list[float], group_size: int, each: list[float], span: int = 0
 ) -> tuple[float, float]:
     """``conflict_push`` of these completions, with weights w_i.
 

@@ -10,11 +10,10 @@ import pytest
 import yaml
 from helpers.canned import make_trainer
 from helpers.scripts import Ended
+from helpers.settings import parsed
 from huggingface_hub import ModelCard
-from trl import GRPOConfig, SFTConfig
 
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments, Settings
-from gtpo.cli.parse import parse
+from gtpo.arguments import Settings
 from gtpo.prompts import SYSTEM_PROMPT, to_messages
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.loop import model_card, save_adapter
@@ -23,10 +22,8 @@ ROWS = [{"prompt": to_messages("1 + 1?"), "answer": "2"}]
 
 
 def settings_of(directory: Path, *argv: str, method: str = "gtpo") -> Settings:
-    ours = (DataArguments, PromptArguments, ModelArguments, RunArguments)
-    classes = {"gtpo": (*ours, GTPOArguments, GRPOConfig), "grpo": (*ours, GRPOConfig), "sft": (*ours, SFTConfig)}
-    words = ["--output_dir", str(directory), "--model", "tiny", "--dataset", "arithmetic"]
-    return parse(method, classes[method], [*words, "--lora_rank", "4", *argv])
+    words = ["--output_dir", str(directory), "--model", "tiny", "--dataset", "arithmetic", "--lora_rank", "4"]
+    return parsed(*words, *argv, method=method)
 
 
 @pytest.fixture

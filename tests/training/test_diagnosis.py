@@ -187,8 +187,7 @@ def test_a_sampler_in_sync_passes(tiny: Path, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("of_policy", "of_base", "passes"),
-    [(0.15, 0.1, True), (0.25, 0.1, False), (0.25, 9.0, True), (0.35, 9.0, False)],
+    ("of_policy", "of_base", "passes"), [(0.15, 0.1, True), (0.25, 0.1, False), (0.25, 9.0, True), (0.35, 9.0, False)]
 )
 def test_rollouts_may_be_up_to_twice_as_far_from_the_policy_as_from_the_base_model(
     of_policy: float, of_base: float, passes: bool, monkeypatch: pytest.MonkeyPatch

@@ -8,23 +8,18 @@ import pytest
 import torch
 from helpers import canned
 from helpers.canned import make_trainer
+from helpers.settings import parsed
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
-from trl import GRPOConfig
 
-from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, RunArguments, Settings
-from gtpo.cli.parse import parse
+from gtpo.arguments import Settings
 from gtpo.errors import RunError
 from gtpo.training.loop import save_adapter
 
 
 def settings_of(directory: Path, model: Path, *argv: str, push_to_hub: bool = False) -> Settings:
-    classes = (DataArguments, PromptArguments, ModelArguments, RunArguments, GTPOArguments, GRPOConfig)
-    settings = parse(
-        "gtpo",
-        classes,
-        ["--output_dir", str(directory), "--model", str(model), "--lora_rank", "4", "--gamma", "0.125", *argv],
-    )
+    words = ["--output_dir", str(directory), "--model", str(model), "--lora_rank", "4", "--gamma", "0.125"]
+    settings = parsed(*words, *argv)
     settings.given["push_to_hub"] = push_to_hub  # bypasses the check for a token
     return settings
 

@@ -35,19 +35,6 @@ def test_group_of_a_trainer(method: str, tiny: Path, tmp_path: Path) -> None:
     assert sum(view.keep) == (4 if method == "gtpo" else GROUP)
 
 
-def test_inspect_group_matches_the_logs_of_the_training_step(tiny: Path, tmp_path: Path) -> None:
-    trainer = make_trainer("gtpo", tiny, tmp_path, learning_rate=0.0)
-    trainer.train_dataset = trainer.train_dataset.select([0])  # the prompt of the step
-    trainer.gtpo.entropy_threshold = sorted(trainer.inspect_group(0).entropy)[GROUP // 2]
-    view = trainer.inspect_group(0)
-    trainer.train()
-    log = trainer.state.log_history[0]
-    assert log["entropy"] == pytest.approx(sum(view.entropy) / GROUP, abs=1e-5)
-    assert 0 < log["filtered_fraction"] == pytest.approx(view.keep.count(0.0) / GROUP)
-    weighted = sum(weight != 1 for row in view.weights for weight in row)
-    assert 0 < weighted <= round(log["conflict_tokens"] * GROUP)  # conflict tokens with A = 0 have weight 1
-
-
 @pytest.mark.parametrize("method", ["gtpo", "grpo"])
 def test_inspect_group_has_no_side_effects(
     method: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -75,17 +62,6 @@ def test_inspect_group_has_no_side_effects(
     (plain_records, plain), (inspected_records, inspected) = trained(False), trained(True)
     assert plain_records == inspected_records
     assert all(torch.equal(plain[name], inspected[name]) for name in plain)
-
-
-def test_token_texts_keep_spaces_and_special_tokens(tiny: Path, tmp_path: Path) -> None:
-    from gtpo.training.record import _token_texts
-
-    tokenizer = make_trainer("grpo", tiny, tmp_path).processing_class
-    text = "<reasoning>\n3 + 4 = 7\n</reasoning> Ann has more."
-    ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
-    assert "".join(_token_texts(tokenizer, ids)) == text + "</s>"
-    assert _token_texts(tokenizer, ids)[-1] == "</s>"
-    assert _token_texts(tokenizer, []) == []
 
 
 def test_state_is_restored_when_a_reward_raises(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

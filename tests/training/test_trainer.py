@@ -83,30 +83,6 @@ def test_micro_batches_do_not_change_the_logged_kl(tiny: Path, tmp_path: Path) -
     assert logged[1] == pytest.approx(logged[0], rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("method", "settings", "learns"),
-    [
-        ("gtpo", {}, True),  # the entropy penalty
-        ("gtpo", {"gtpo": {"conflict_correction": False}}, True),
-        ("gtpo", {"gtpo": {"conflict_correction": False, "gamma": 0.0}}, False),
-        ("grpo", {"beta": 0.04}, True),  # the KL term
-        ("grpo", {}, False),
-    ],
-)
-def test_completions_of_advantage_zero_learn_from_penalty_and_kl(
-    method: str, settings: dict[str, Any], learns: bool, tiny: Path, tmp_path: Path
-) -> None:
-    trainer = make_trainer(method, tiny, tmp_path, **settings)
-    trainer.model.train()
-    batch = batch_of(trainer)
-    batch["advantages"] = torch.zeros(GROUP)
-    if "ref_per_token_logps" in batch:
-        batch["ref_per_token_logps"] = batch["ref_per_token_logps"] + 1.0  # a reference that differs from the policy
-    trainer.compute_loss(trainer.model, batch).backward()
-    gradients = [weight.grad.flatten() for weight in trainer.model.parameters() if weight.grad is not None]
-    assert (torch.cat(gradients).norm().item() > 1e-6) is learns
-
-
 def test_a_loss_that_is_not_finite_on_another_process_stops_this_one(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
