@@ -115,19 +115,19 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
 }
 MOST_ARROWS = 64
 BUDGETS = {  # room -> most lines; a feature makes room for itself
-    "cli": 633,
+    "cli": 627,
     "data": 860,
-    "evaluation": 1875,
-    "forward": 1184,
-    "grading": 1521,
-    "models": 1037,
-    "paper": 1256,
-    "reports": 686,
+    "evaluation": 1872,
+    "forward": 1292,
+    "grading": 1522,
+    "models": 1042,
+    "paper": 1173,
+    "reports": 673,
     "runs": 713,
-    "training": 1989,
+    "training": 1990,
     "": 680,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1690, 24_850, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1710, 22_570, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:

@@ -125,11 +125,9 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
         if key not in known or not value:
             raise UsageError(f"--slurm {key}={value}: expected a value, and a key of {', '.join(sorted(known))}.")
         given[key] = [value] if key == "setup" else int(value) if re.fullmatch("0|[1-9][0-9]*", value) else value
-    parameters = {"name": "gtpo", "slurm_signal_delay_s": 300}
+    parameters: dict[str, Any] = {"name": "gtpo", "slurm_signal_delay_s": 300}
     parameters["timeout_min"] = minutes(str(given.pop("time", "24:00:00")))
-    parameters["slurm_array_parallelism"] = given.pop(
-        "parallel", None
-    )  # jobs at the same time; None leaves it to Slurm
+    parameters["slurm_array_parallelism"] = given.pop("parallel", None)  # jobs at the same time; None: Slurm's
     if scale == "paper" and "gres" not in given:
         parameters["gpus_per_node"] = 1
     parameters |= {key if key in shared else f"slurm_{key}": value for key, value in given.items()}
