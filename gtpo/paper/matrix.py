@@ -5,7 +5,7 @@ A run is identified by its name and seed; its directory is ``<name>-s<seed>``. N
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -121,12 +121,28 @@ class Evaluation:
         return ("evaluate.py", *self.flags, "--runs", *base, *(str(run.run.path) for run in experiments))
 
 
+def shards_of(evaluation: Evaluation, gpus: int) -> list[Evaluation]:
+    """An evaluation of several hours as one part per GPU, of an hour at least; the evaluation then merges them."""
+    shards, log = min(gpus, int(evaluation.cost)), evaluation.log
+    return [
+        replace(
+            evaluation,
+            flags=(*evaluation.flags, "--shard", f"{number}/{shards}"),
+            log=log.with_stem(f"{log.stem}-{number}-of-{shards}"),
+            cost=evaluation.cost / shards,
+        )
+        for number in (range(1, shards + 1) if shards > 1 else ())
+    ]
+
+
 # The YAML file
 
 
-def load_matrix() -> Matrix:
+def load_matrix(path: Path = CONFIGS / "experiments.yaml") -> Matrix:
     """The content of the YAML file; the installed package has none."""
-    return read_yaml(CONFIGS / "experiments.yaml")
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist: run this from a clone of the repository.")
+    return read_yaml(path)
 
 
 def figure_names(matrix: Matrix) -> list[str]:

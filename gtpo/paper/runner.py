@@ -21,7 +21,7 @@ from typing import IO
 from gtpo.errors import UsageError
 from gtpo.files import open_own
 from gtpo.models.backend import gpu_is_available, limit_openmp_spinning
-from gtpo.paper.matrix import Work, command_of
+from gtpo.paper.matrix import Evaluation, Work, command_of, shards_of
 
 Process = subprocess.Popen[bytes]
 
@@ -89,8 +89,8 @@ def _locked_log(work: Work) -> IO[str]:
 def run_all(experiments: Sequence[Work], evaluations: Sequence[Work], slots: Sequence[Mapping[str, str]]) -> list[str]:
     """Do what is missing; a message for each run or evaluation that failed, which does not stop the others.
 
-    An evaluation waits for its ``experiments``. ``slots``: the environment of each process at the same time; it may
-    name a GPU.
+    An evaluation waits for its ``experiments``. On several GPUs a long one is split into shards, so that none of them
+    is idle while the last one runs. ``slots``: the environment of each process at the same time; it may name a GPU.
     """
     from tqdm import tqdm
 
@@ -113,10 +113,14 @@ def run_all(experiments: Sequence[Work], evaluations: Sequence[Work], slots: Seq
         finally:
             free.put(slot)
 
-    after: dict[Work, Sequence[Work]] = {
-        work: getattr(work, "experiments", ()) for work in (*experiments, *evaluations)
-    }
-    order = TopologicalSorter(after)
+    works: list[Work] = [*experiments, *evaluations]
+    after: dict[Work, Sequence[Work]] = {work: getattr(work, "experiments", ()) for work in works}
+    if "CUDA_VISIBLE_DEVICES" in slots[0]:
+        for evaluation in [work for work in evaluations if isinstance(work, Evaluation)]:
+            shards = shards_of(evaluation, len(slots))
+            after |= dict.fromkeys(shards, evaluation.experiments)
+            after[evaluation] = [*evaluation.experiments, *shards]
+    order: TopologicalSorter[Work] = TopologicalSorter(after)
     order.prepare()
     failed: list[str] = []
     futures: dict[Future[int], Work] = {}

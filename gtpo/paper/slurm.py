@@ -1,4 +1,4 @@
-"""Runs and evaluations as jobs of a Slurm cluster, through submitit.
+"""Runs and evaluations as jobs of a Slurm cluster, or of this machine (``cluster=local``), through submitit.
 
     python reproduce.py table1 --scale paper --slurm partition=gpu time=24:00:00 parallel=16
 
@@ -21,12 +21,12 @@ from typing import Any
 
 from gtpo.errors import UsageError, first_line
 from gtpo.paper.matrix import Evaluation, Experiment
-from gtpo.paper.runner import Process, Work, failure, run_one, threads_of
+from gtpo.paper.runner import Process, Work, cores, failure, run_one, threads_of
 
 SIGNAL_SECONDS = 120  # between a script that Slurm has stopped and the end of its job
-POLL_SECONDS = 10
+POLL_SECONDS = {"slurm": 10, "local": 0.1}
 STOPPED = {-signal.SIGTERM, -signal.SIGUSR2, 128 + signal.SIGTERM, 128 + signal.SIGUSR2}
-OWN_KEYS = ("parallel", "time")
+OWN_KEYS = ("cluster", "parallel", "time")
 NOT_KEYS = (
     *("nodes", "tasks_per_node", "ntasks_per_node", "gpus_per_node", "gpus_per_task"),
     *("dependency", "map_count", "array_parallelism", "timeout_min"),
@@ -37,6 +37,8 @@ NOT_KEYS = (
 class Cluster:
     """Where jobs go."""
 
+    name: str  # slurm or local, an executor of submitit
+    parallel: int | None  # jobs at the same time, of an array or on this machine; None leaves it to Slurm
     parameters: dict[str, Any]  # for submitit.AutoExecutor.update_parameters
     folder: Path  # of submitit's files
 
@@ -44,22 +46,28 @@ class Cluster:
         """Submit an array that starts when the jobs ``after`` have ended."""
         import submitit
 
-        executor = submitit.AutoExecutor(self.folder, cluster="slurm", slurm_max_num_timeout=1000)
-        executor.update_parameters(**self.parameters, slurm_dependency=f"afterany:{':'.join(after)}" if after else None)
+        executor = submitit.AutoExecutor(self.folder, cluster=self.name, **{f"{self.name}_max_num_timeout": 1000})
+        executor.update_parameters(
+            **self.parameters,
+            slurm_array_parallelism=self.parallel,
+            slurm_dependency=f"afterany:{':'.join(after)}" if after else None,
+        )
+        share = (self.parallel or 1) if self.name == "local" else 1
         with executor.batch():
-            jobs = [executor.submit(Job(work)) for work in works]
+            jobs = [executor.submit(Job(work, share)) for work in works]
         return dict(zip(works, jobs, strict=True))
 
 
 @dataclass
 class Job:
-    """What a job does, pickled by submitit."""
+    """What a job does, pickled by submitit; ``share``: jobs that share the cores which the process sees."""
 
     work: Work
+    share: int
     process: Process | None = None
 
     def __call__(self) -> int:
-        code = run_one(self.work, threads_of(1), partial(setattr, self, "process"))
+        code = run_one(self.work, threads_of(self.share), partial(setattr, self, "process"))
         if code in STOPPED:  # the signal that requeues the job, or ends it, is on its way to this process too
             time.sleep(SIGNAL_SECONDS)
         return code
@@ -72,7 +80,7 @@ class Job:
             self.process.send_signal(signal.SIGUSR2)
             with suppress(ChildProcessError):  # it has ended before
                 os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)  # Popen.wait is what was interrupted
-        return DelayedSubmission(Job(self.work))
+        return DelayedSubmission(Job(self.work, self.share))
 
 
 def run_jobs(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation], cluster: Cluster) -> list[str]:
@@ -85,12 +93,23 @@ def run_jobs(experiments: Sequence[Experiment], evaluations: Sequence[Evaluation
     for work in works:
         if not work.is_finished:
             arrays.setdefault(getattr(work, "experiments", ()), []).append(work)
-    for needed, array in arrays.items():
-        jobs |= cluster.submit(array, after=[jobs[run].job_id for run in needed if run in jobs])
-    with tqdm(total=len(jobs), unit=" runs and evaluations") as bar:
-        while bar.n < len(jobs):
-            bar.update(sum(job.done() for job in jobs.values()) - bar.n)
-            time.sleep(POLL_SECONDS if bar.n < len(jobs) else 0)
+    with tqdm(total=sum(map(len, arrays.values())), unit=" runs and evaluations") as bar:
+
+        def wait(most: int) -> None:
+            while (left := sum(not job.done() for job in jobs.values())) > most:
+                bar.update(len(jobs) - left - bar.n)
+                time.sleep(POLL_SECONDS[cluster.name])
+            bar.update(len(jobs) - left - bar.n)
+
+        for needed, array in arrays.items():
+            if cluster.name == "slurm":
+                jobs |= cluster.submit(array, after=[jobs[run].job_id for run in needed if run in jobs])
+                continue
+            wait(0)
+            for work in array:  # submitit starts a local job at once
+                wait((cluster.parallel or 1) - 1)
+                jobs |= cluster.submit([work])
+        wait(0)
     return [message for work, job in jobs.items() if (message := _message(work, job))]
 
 
@@ -108,16 +127,18 @@ def _message(work: Work, job: Any) -> str | None:
 
 
 def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
-    """The cluster that ``--slurm`` describes: parallel, time, and the parameters of submitit's SlurmExecutor.
+    """The cluster that ``--slurm`` describes: cluster, parallel, time, and the parameters of submitit's SlurmExecutor.
 
     At paper ``scale`` a job has a GPU.
 
     Raises:
-        UsageError: If a value is invalid, a key is unknown or would give a run more than one task or GPU, or jobs of
-            the same name are queued.
+        UsageError: If submitit or Slurm is missing, a value is invalid, a key is unknown or would give a run more than
+            one task or GPU, or jobs of the same name are queued.
     """
-    from submitit import AutoExecutor, SlurmExecutor
-
+    try:
+        from submitit import AutoExecutor, SlurmExecutor
+    except ImportError as error:
+        raise UsageError("--slurm needs submitit: `pip install submitit==1.5.4`.") from error
     shared = AutoExecutor._valid_parameters()
     known = {*OWN_KEYS, *SlurmExecutor._valid_parameters(), *shared}.difference(NOT_KEYS)
     given: dict[str, Any] = {}
@@ -125,18 +146,28 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
         if key not in known or not value:
             raise UsageError(f"--slurm {key}={value}: expected a value, and a key of {', '.join(sorted(known))}.")
         given[key] = [value] if key == "setup" else int(value) if re.fullmatch("0|[1-9][0-9]*", value) else value
-    parameters: dict[str, Any] = {"name": "gtpo", "slurm_signal_delay_s": 300}
-    parameters["timeout_min"] = minutes(str(given.pop("time", "24:00:00")))
-    parameters["slurm_array_parallelism"] = given.pop("parallel", None)  # jobs at the same time; None: Slurm's
+    name, parallel, limit = given.pop("cluster", "slurm"), given.pop("parallel", None), given.pop("time", "24:00:00")
+    if name not in ("slurm", "local"):
+        raise UsageError(f"--slurm cluster={name}: expected slurm, or local for jobs on this machine.")
+    if parallel is not None and (not isinstance(parallel, int) or parallel < 1):
+        raise UsageError(f"--slurm parallel={parallel}: expected a number of jobs, at least 1.")
+    parameters = {"name": "gtpo", "slurm_signal_delay_s": 300, "timeout_min": minutes(str(limit))}
     if scale == "paper" and "gres" not in given:
         parameters["gpus_per_node"] = 1
     parameters |= {key if key in shared else f"slurm_{key}": value for key, value in given.items()}
-    _check_queue(parameters["name"])
-    return Cluster(parameters, folder)
+    if name == "slurm":
+        _check_queue(str(parameters["name"]))
+    elif scale == "paper" and (parallel or 1) > 1:
+        raise UsageError("--slurm cluster=local has one GPU: remove parallel, or use --gpus 0 1 ... instead.")
+    elif parallel is None:
+        parallel = cores() if scale == "tiny" else 1
+    return Cluster(name, parallel, parameters, folder)
 
 
 def _check_queue(name: str) -> None:
     """Refuse a second job of a run: the jobs of a command that was stopped stay in the queue."""
+    if not shutil.which("sbatch"):
+        raise UsageError("--slurm: sbatch is not found; run this on a login node, or add cluster=local.")
     squeue = ["squeue", "--me", "--noheader", "--array", "--format=%i", f"--name={name}"]
     queued = subprocess.run(squeue, check=True, capture_output=True, text=True).stdout.split()
     if queued:

@@ -345,15 +345,13 @@ def test_a_gpu_without_bfloat16_trains_in_float16(
     assert (explicit["bf16"], explicit["fp16"]) == (False, False)
 
 
-def test_weights_synced_to_vllm_by_trl_are_not_4bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_merged_for_a_server_of_vllm_are_not_4bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
-    large = ("--model", "llama", "--use_cpu", "true")
-    assert settings(*large)["load_in_4bit"] is True  # Unsloth
-    assert settings(*large, "--backend", "transformers")["load_in_4bit"] is False
+    large = ("--model", "llama", "--use_cpu", "true", "--backend", "transformers")
+    assert settings(*large)["load_in_4bit"] is True  # an engine in the training process gets the adapter
     with pytest.raises(UsageError, match="--load_in_4bit"):
-        settings(*large, "--backend", "transformers", "--load_in_4bit", "true")
-    got = settings(*large, "--backend", "transformers", "--load_in_4bit", "true", "--use_vllm", "false")
-    assert got["load_in_4bit"] is True
+        settings(*large, "--vllm_mode", "server")
+    assert settings(*large, "--vllm_mode", "server", "--load_in_4bit", "false")["load_in_4bit"] is False
 
 
 @pytest.mark.parametrize("backend", ["unsloth", "auto"])
@@ -399,11 +397,11 @@ def test_colocated_vllm_gets_the_memory_share_and_length(monkeypatch: pytest.Mon
 
 
 def test_the_config_file_overrides_what_the_machine_sets(tmp_path: Path) -> None:
-    """TRL with vLLM gets 16-bit weights by default; a file that switches vLLM off can keep 4-bit weights."""
-    large = ["--model", "llama", "--backend", "transformers", "--dry_run"]
-    file = config_file(tmp_path, "load_in_4bit: true\nuse_vllm: false\n")
-    assert parsed(*large).model.load_in_4bit is False
-    assert parsed(*large, "--config", file).model.load_in_4bit is True
+    """Of a model that is not the preset's, the filter is that of Eq. 10, unless a file says otherwise."""
+    other = ["--model", "owner/other-1B", "--dataset", "gsm8k", "--backend", "transformers", "--dry_run"]
+    file = config_file(tmp_path, "entropy_filter: 'off'\n")
+    assert parsed(*other).gtpo.entropy_filter == "auto"
+    assert parsed(*other, "--config", file).gtpo.entropy_filter == "off"
 
 
 def test_an_empty_list_in_a_file_keeps_an_empty_default(tmp_path: Path) -> None:

@@ -106,6 +106,32 @@ def test_each_gpu_has_one_run_at_a_time_and_evaluations_wait_for_theirs(sandbox:
     assert len(set(compiled)) == len(compiled) == 6 and "unsloth_compiled_cache/gtpo-qwen-gsm8k-g8-s1" in compiled
 
 
+def test_a_long_evaluation_is_split_over_the_gpus_and_merged(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """GSM8K takes four hours and a half for the base and three runs: 1,319 problems, k = 32, 0.1 s.
+
+    The first shard fails if the second does not start beside it.
+    """
+    (sandbox / "wait").write_text("1/3 gsm8k last until 2/3 gsm8k last")
+    argv = ["fig2", "--scale", "paper", "--seeds", "1", "--only", "llama-gsm8k"]
+    assert sandbox.reproduce(*argv, "--gpus", "3", "0", "1") == 0
+    ends = {name: (start, end) for name, _, start, end in sandbox.spans()}
+    for checkpoint in ("last", "best"):
+        shards = [name.split() for name in ends if f"gsm8k {checkpoint}" in name]
+        assert sorted(words[0] for words in shards) == ["1/3", "2/3", "3/3"]
+        ((*runs,),) = {tuple(words[3:]) for words in shards}
+        whole, parts = (
+            ends[" ".join([f"evaluate:gsm8k:{checkpoint}", *runs])],
+            [ends[" ".join(words)] for words in shards],
+        )
+        assert len(runs) >= 3 and all(part[1] <= whole[0] for part in parts)
+        assert all(ends[run][1] <= part[0] for run in runs for part in parts)
+    assert len({gpu for name, gpu, *_ in sandbox.spans() if "gsm8k last" in name}) > 1
+    assert len(list((sandbox / "outputs/reproduce/paper/logs").glob("evaluate-llama-gsm8k-last-[123]-of-3.log"))) == 3
+    assert "failed" not in capsys.readouterr().out
+    sandbox.calls()
+    assert sandbox.reproduce(*argv, "--gpus", "3", "0") == 0 and sandbox.calls() == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("run_it", [run_one, run_forked])
 def test_run_of_another_process_is_awaited(run_it: Callable[..., int], sandbox: Any) -> None:

@@ -1,4 +1,4 @@
-"""Jobs of submitit: its Slurm executor with a queue in place of Slurm, kills, the options."""
+"""Jobs of submitit: its local executor with kills, its Slurm executor with a queue in place of Slurm, the options."""
 
 import contextlib
 import os
@@ -120,6 +120,25 @@ def kill(job: psutil.Process) -> None:
         process.kill()
 
 
+def test_a_killed_job_is_reported_and_the_same_command_resumes_it(
+    slow: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["fig2", "--seeds", "1", "--only", "gtpo-g8", "--slurm", "cluster=local"]
+    (slow / "hold").touch()
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(slow.reproduce(*argv)))
+    thread.start()
+    wait_for(lambda: "gtpo-g8-s1 5" in steps_of(slow))
+    (job,) = processes(slow, "submitit.local._local")
+    kill(job)
+    (slow / "hold").unlink()
+    thread.join(timeout=60)
+    assert codes == [1]
+    assert "gtpo-g8-s1 was killed in job " in capsys.readouterr().out
+    assert slow.reproduce(*argv) == 0
+    check_runs(slow, "gtpo-g8-s1")
+
+
 @pytest.fixture
 def slurm(slow: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of a queue in place of Slurm, first in PATH."""
@@ -129,28 +148,9 @@ def slurm(slow: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
         (directory / name).write_text(f"#!{sys.executable} -IS\n" + (Path(__file__).parent / "slurm.py").read_text())
         (directory / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
-    monkeypatch.setattr(module, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(module, "POLL_SECONDS", {"slurm": 0.1})
     monkeypatch.setattr(submitit.SlurmJob.watcher, "_delay_s", 0)
     return directory
-
-
-def test_a_killed_job_is_reported_and_the_same_command_resumes_it(
-    slow: Any, slurm: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    argv = ["fig2", "--seeds", "1", "--only", "gtpo-g8", "--slurm", "partition=long"]
-    (slow / "hold").touch()
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(slow.reproduce(*argv)))
-    thread.start()
-    wait_for(lambda: "gtpo-g8-s1 5" in steps_of(slow))
-    (job,) = processes(slow, "submitit.core._submit")
-    kill(job)
-    (slow / "hold").unlink()
-    thread.join(timeout=60)
-    assert codes == [1]
-    assert "gtpo-g8-s1 was killed in job " in capsys.readouterr().out
-    assert slow.reproduce(*argv) == 0
-    check_runs(slow, "gtpo-g8-s1")
 
 
 @pytest.mark.slow
@@ -208,6 +208,7 @@ def test_the_options_of_slurm(slurm: Path, tmp_path: Path) -> None:
         "setup=module load cuda",
     ]
     cluster = read_cluster(words, "paper", tmp_path)
+    assert (cluster.name, cluster.parallel) == ("slurm", 16)
     assert cluster.parameters == {
         "name": "gtpo",
         "timeout_min": 90,
@@ -218,9 +219,10 @@ def test_the_options_of_slurm(slurm: Path, tmp_path: Path) -> None:
         "slurm_account": "00123",
         "slurm_setup": ["module load cuda"],
         "slurm_signal_delay_s": 300,
-        "slurm_array_parallelism": 16,
     }
     assert "gpus_per_node" not in read_cluster(["gres=gpu:a100:1"], "paper", tmp_path).parameters
+    assert read_cluster(["cluster=local", "parallel=3"], "tiny", tmp_path).parallel == 3
+    assert read_cluster(["cluster=local"], "paper", tmp_path).parallel == 1
 
 
 @pytest.mark.parametrize(
@@ -233,10 +235,19 @@ def test_time_limits(limit: str, expected: int) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *("gpu", "partition=", "partiton=gpu", "time=2h", "time=0", "cluster=local"),
-        *("nodes=2", "gpus_per_node=2", "array_parallelism=4"),
+        *("gpu", "partition=", "partiton=gpu", "time=2h", "time=0", "parallel=0", "parallel=many", "cluster=sge"),
+        *("nodes=2", "gpus_per_node=2", "array_parallelism=4", "cluster=local parallel=2"),
     ],
 )
 def test_invalid_options_are_refused(words: str, slurm: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"--slurm {words.split('=')[0]}"):
         read_cluster(words.split(), "paper", tmp_path)
+
+
+def test_without_slurm_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="sbatch is not found"):
+        read_cluster(["partition=gpu"], "paper", tmp_path)
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(UsageError, match="--slurm needs submitit"):
+        read_cluster(["cluster=local"], "paper", tmp_path)
