@@ -121,13 +121,13 @@ BUDGETS = {  # room -> most lines; a feature makes room for itself
     "forward": 1292,
     "grading": 1522,
     "models": 1042,
-    "paper": 1173,
+    "paper": 1249,
     "reports": 673,
     "runs": 713,
     "training": 1990,
     "": 680,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1710, 22_570, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1678, 22_600, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:

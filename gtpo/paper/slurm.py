@@ -9,6 +9,7 @@ next to the runs.
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
