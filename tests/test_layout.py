@@ -127,7 +127,7 @@ BUDGETS = {  # room -> most lines; a feature makes room for itself
     "training": 1990,
     "": 680,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1678, 22_600, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1678, 22_620, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:
