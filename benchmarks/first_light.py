@@ -528,12 +528,13 @@ def first_light(
 
 
 def measured_table(reports: Sequence[Mapping[str, Any]]) -> str:
-    """The verdicts by stage and GPU, "not run" where there is none, and the measured steps."""
+    """The verdicts by stage and GPU, "not run" where a GPU has none, and the measured steps."""
+    if not reports:
+        return "Nothing has been run on a GPU yet; `python benchmarks/first_light.py --help` lists the stages."
     names = [report["environment"]["gpu"] for report in reports]
-    lines = [] if reports else ["Nothing has been run on a GPU yet.", ""]
-    lines += [f"| stage | {' | '.join(names or ['any GPU'])} |", "|---" * (1 + max(1, len(names))) + "|"]
+    lines = [f"| stage | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
     for name, (stage, _) in STAGES.items():
-        entries = [report["stages"].get(name) for report in reports] or [None]
+        entries = [report["stages"].get(name) for report in reports]
         cells = [f"{entry['outcome']}: {entry['verdict']}" if entry else "not run" for entry in entries]
         options = stage.keywords.items() if isinstance(stage, partial) else ()
         what = f"A step with {', '.join(f'{key} {x}' for key, x in options)}." if options else stage.__doc__

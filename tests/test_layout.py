@@ -118,7 +118,7 @@ BUDGETS = {  # room -> most lines; a feature makes room for itself
     "cli": 627,
     "data": 860,
     "evaluation": 1872,
-    "forward": 1292,
+    "forward": 1300,
     "grading": 1522,
     "models": 1042,
     "paper": 1249,
@@ -127,7 +127,7 @@ BUDGETS = {  # room -> most lines; a feature makes room for itself
     "training": 1990,
     "": 680,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1678, 22_620, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1678, 22_630, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:

@@ -23,6 +23,7 @@ from torch.nn import functional
 from transformers import DynamicCache, GenerationConfig, GenerationMixin, LogitsProcessorList
 from transformers.cache_utils import DynamicLayer
 
+from gtpo.errors import UsageError
 from gtpo.forward import decoding
 from gtpo.forward.hidden_states import positions_depend_on_length
 
@@ -46,8 +47,7 @@ def generate(
     """The prompts and their completions, as ``model.generate`` returns them.
 
     Args:
-        model: A CausalLM of Transformers with whole weights, without the wrapper of PEFT; in training mode without
-            gradient checkpointing, with which Transformers disables the cache.
+        model: A CausalLM of Transformers with whole weights, without the wrapper of PEFT.
         input_ids: Prompts, padded to the left. Shape (B, P).
         attention_mask: 1 on the tokens of a prompt. Shape (B, P).
         generation_config: How to sample.
@@ -55,7 +55,12 @@ def generate(
 
     Returns:
         Shape (B, P + T), rows padded to the right.
+
+    Raises:
+        UsageError: If the model trains with gradient checkpointing: Transformers then disables the cache, in silence.
     """
+    if model.training and model.is_gradient_checkpointing:
+        raise UsageError("gradient checkpointing disables the cache: call model.eval() before generate.")
     config, _ = model._prepare_generation_config(generation_config)
     if not _is_supported(model, config):
         return model.generate(

@@ -78,6 +78,7 @@ class AdapterGeneration(VLLMGeneration):
         }.items():  # vLLM's external launcher reads them
             os.environ[name] = str(value)
         ensure_master_addr_port()
+        config = self.model.active_peft_config
         is_4bit = any(type(module).__name__ == "Linear4bit" for module in self.model.modules())
         self.llm = Engine(
             model=self.model.name_or_path,
@@ -92,7 +93,7 @@ class AdapterGeneration(VLLMGeneration):
             max_num_batched_tokens=4096,  # as TRL: the activations of 32,768 would take the memory of training
             logprobs_mode="processed_logprobs",  # at the sampling temperature
             quantization="bitsandbytes" if is_4bit else None,
-            **lora_options(self.model.peft_config["default"].r),
+            **lora_options(max(config.r, *config.rank_pattern.values())),
         )
         if self.enable_sleep_mode:
             self.llm.sleep(1)
@@ -109,11 +110,13 @@ class AdapterGeneration(VLLMGeneration):
             self._llm_weights_sleeping = False
         weights = [weight for name, weight in self.model.named_parameters() if self.model.prefix in name]
         with self._dist.gather_params(weights):  # of ZeRO-3; FSDP2 has distributed tensors
-            state = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+            state = get_peft_model_state_dict(
+                self.model, adapter_name=self.model.active_adapter, save_embedding_layers=False
+            )
             state = {name: getattr(w, "full_tensor", lambda w=w: w)().detach().cpu() for name, w in state.items()}
         shutil.rmtree(self._path(), ignore_errors=True)
         self._version += 1
-        self.model.peft_config["default"].save_pretrained(self._path())
+        self.model.active_peft_config.save_pretrained(self._path())
         save_file(state, self._path() / "adapter_model.safetensors")
         # The name is part of the key of vLLM's prefix cache.
         self.llm.adapter = LoRARequest(f"policy-{self._version}", self._version, str(self._path()))

@@ -44,7 +44,7 @@ def scores(rows: Rows) -> list[str]:
 
 
 def score_lines(run: RunDirectory, rows: Rows) -> list[str]:
-    """The scores of a run on its training prompts and on held-out rows, a line each, if it has them."""
+    """A line with the scores on the training prompts, and one with those on the held-out rows, as far as they exist."""
     found, window = scores(rows), _window_of(rows)
     steps = f"Means of the first and last {window} logged steps" if window > 1 else "First and last logged step"
     training = f"{steps}: {', '.join(found)}" if found else None

@@ -123,6 +123,7 @@ def test_the_page_is_what_the_reports_say() -> None:
 
 
 def test_the_table_of_a_report() -> None:
+    assert first_light.measured_table([]).startswith("Nothing has been run on a GPU yet")
     lines = first_light.measured_table([REPORT]).splitlines()
     assert lines[0] == "| stage | NVIDIA L4 |"
     ends = [line.rpartition(" | ")[2] for line in lines if line.startswith("| `")]

@@ -10,6 +10,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from gtpo.errors import UsageError
 from gtpo.forward import generation
 from gtpo.forward.generation import fast_layers, generate
 
@@ -361,3 +362,12 @@ def test_families(family: str, config: dict[str, Any], is_covered: bool) -> None
         found = greedy(model, SEVERAL)
     assert theirs.called is not is_covered
     assert found == greedy_of_transformers(model.eval(), SEVERAL)
+
+
+def test_gradient_checkpointing_is_refused_in_training_mode() -> None:
+    model = tiny_llama()
+    model.get_base_model().gradient_checkpointing_enable()
+    expected = greedy_of_transformers(model.eval(), SEVERAL)
+    assert greedy(model, SEVERAL) == expected
+    with pytest.raises(UsageError, match=r"call model\.eval\(\) before"):
+        greedy(model.train(), SEVERAL)
