@@ -93,7 +93,7 @@ class AdapterGeneration(VLLMGeneration):
             max_num_batched_tokens=4096,  # as TRL: the activations of 32,768 would take the memory of training
             logprobs_mode="processed_logprobs",  # at the sampling temperature
             quantization="bitsandbytes" if is_4bit else None,
-            **lora_options(max(config.r, *config.rank_pattern.values())),
+            **lora_options(max([config.r, *config.rank_pattern.values()])),
         )
         if self.enable_sleep_mode:
             self.llm.sleep(1)
