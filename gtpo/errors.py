@@ -1,6 +1,7 @@
 """The two errors that scripts report as one sentence instead of a traceback."""
 
 import difflib
+import re
 import shlex
 import sys
 from collections.abc import Iterable
@@ -20,7 +21,8 @@ class RunError(_OneLine, RuntimeError):
 
 
 def printable(text: str) -> str:
-    """``text`` with control characters escaped: a message may quote a file that is not the user's."""
+    """``text`` with control characters escaped, Hub tokens and passwords of URLs hidden: a message quotes its input."""
+    text = re.sub(r"\bhf_\w+", "hf_...", re.sub(r"(https?:/+)\S*@", r"\1", text))
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 

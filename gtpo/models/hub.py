@@ -100,7 +100,7 @@ def check_model_name(name: str) -> None:
     if target != "tiny" and not is_hub_id(target) and not Path(target).is_dir():
         what = "is not a directory" if "/" in target else f"is unknown{nearest(name, MODEL_ALIASES)}"
         known = f"{', '.join(MODEL_ALIASES)}, a Hub id (owner/name) or a directory with a config.json"
-        raise UsageError(f"--model {name.rpartition('@')[2]!r} {what}: pick {known}.")  # a URL may have a password
+        raise UsageError(f"--model {name!r} {what}: pick {known}.")
 
 
 def is_hub_id(model: str) -> bool:

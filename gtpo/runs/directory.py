@@ -81,8 +81,8 @@ class RunDirectory:
         return sorted(self.completions.glob("*.parquet"))
 
     def held_out_completions(self) -> list[Path]:
-        """A completion of the same held-out prompt at each evaluation, oldest first."""
-        return sorted(self.completions.glob("held_out_*.json"))
+        """A completion of the same held-out prompt at each evaluation, oldest first; not through a link."""
+        return sorted(path for path in self.completions.glob("held_out_*.json") if not path.is_symlink())
 
     def read_config(self) -> dict[str, Any]:
         """The settings as stored; raises as :func:`read_yaml`."""

@@ -77,6 +77,14 @@ def test_a_printed_command_is_quoted_and_names_code_and_where_the_run_sends_some
     assert shlex.split(command_of(run, "--config", str(run.config))) == expected
 
 
+@pytest.mark.parametrize(
+    "text", ["unexpected argument 'hf_SECRET'", "https://me:SECRET@host/x.csv", "https:/me:pa/SECRET@host/x.csv"]
+)
+def test_no_error_repeats_a_token_or_a_password(text: str) -> None:
+    assert "SECRET" not in str(UsageError(f"{text} does not exist"))
+    assert str(UsageError(f"{text} does not exist")).endswith(" does not exist")
+
+
 @pytest.mark.parametrize("text", ["\x1b[31mred", "bell\x07", "\u202eright to left", "\x9b2J", "\ud800"])
 @pytest.mark.parametrize("kind", [UsageError, RunError])
 def test_a_message_sends_no_commands_to_the_terminal(kind: type[Exception], text: str) -> None:

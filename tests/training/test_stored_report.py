@@ -108,6 +108,8 @@ def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(run
         prompt, completion = "2 < 3?", [{"role": "assistant", "content": f"yes, {step}"}]  # TRL 1.16; 1.14 has text
         text = json.dumps({"step": step, "prompt": prompt, "completion": completion, "rewards": {"parity": step / 10}})
         (copy / "completions" / f"held_out_{step:05d}.json").write_text(text)
+    (tmp_path / "other.json").write_text(text.replace("yes, 20", "of another place"))
+    (copy / "completions" / "held_out_00025.json").symlink_to(tmp_path / "other.json")
     page = write_report(copy).read_text()
     section = page.split("<h2>One held-out prompt over training</h2>")[1].split("<h2>")[0]
     columns = ["".join(Document(part).text) for part in section.split("<td ")[1:]]
