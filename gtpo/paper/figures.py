@@ -54,6 +54,8 @@ def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
     groups = {title: curves for title, curves in every.items() if results.names & {*curves.values()}} or every
     figure, rows = _panels(len(spec["panels"]), len(groups), spec.get("groups") == "columns")
     legends = list(dict.fromkeys(legend for curves in groups.values() for legend in curves))  # one style in all groups
+    runs = {legend: [curves[legend] for curves in groups.values() if legend in curves] for legend in legends}
+    seeds = {legend: max(len(results.seeds(run)) for run in runs[legend]) for legend in legends}
     for (title, curves), row in zip(groups.items(), rows, strict=True):
         benchmarks = spec.get("benchmarks") or matrix["figures"].get("fig2", {}).get("benchmarks", {})
         benchmark = benchmarks.get(title, [None])[0]  # of the task that is trained on
@@ -63,11 +65,12 @@ def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
         for axis, metric in zip(row, spec["panels"], strict=True):
             for legend, run in curves.items():
                 style = line_style(legends.index(legend))
+                label = f"{legend} (n = {seeds[legend]})"
                 if metric in SCORES:
                     scored = results.scored(scored_name(matrix, scale, run), benchmark)
-                    _plot_scores(axis, legend, scored, metric, style)
+                    _plot_scores(axis, label, scored, metric, style)
                 else:
-                    _plot(axis, legend, results.smoothed(run, metric, window), style)
+                    _plot(axis, label, results.smoothed(run, metric, window), style)
             if metric == "entropy":
                 plot_ln2(axis)
             if metric in SCORES:
@@ -80,7 +83,7 @@ def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
             axis.set_xlabel("k" if metric in SCORES else "training step")
             axis.set_ylabel(LABELS[metric])
         row[0].set_title(title, loc="left", fontsize=10)
-    add_legend(figure)
+    add_legend(figure, "mean over n seeds, band: its 95 % interval")
     return figure
 
 

@@ -127,7 +127,7 @@ def plot_ln2(axis: Any) -> None:
     axis.set_ylim(bottom=0)
 
 
-def add_legend(figure: Any) -> None:
+def add_legend(figure: Any, title: str | None = None) -> None:
     """One legend below all panels, without duplicate labels."""
     handles: dict[str, Any] = {}
     for axis in figure.axes:
@@ -136,7 +136,8 @@ def add_legend(figure: Any) -> None:
     if handles:
         longest = max(len(label) for label in handles)
         columns = max(1, min(len(handles), int(figure.get_size_inches()[0] / (0.07 * longest + 0.5))))
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+        options = {"ncols": columns, "frameon": False, "fontsize": 9, "title": title, "title_fontsize": 9}
+        figure.legend(handles.values(), handles, loc="outside lower center", **options)
 
 
 class Interval(NamedTuple):

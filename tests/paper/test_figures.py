@@ -129,11 +129,11 @@ def test_figure_shows_its_runs(name: str, scale: str, tmp_path: Path, monkeypatc
             assert axis.get_xlabel() == ("k" if metric in ("pass", "maj") else "training step")
             lines = {line.get_label(): line for line in axis.lines if not str(line.get_label()).startswith("_")}
             assert (lines.pop("ln 2").get_ydata()[0] == math.log(2)) if metric == "entropy" else "ln 2" not in lines
-            assert list(lines) == list(curves)
-            for legend, run in curves.items():
+            assert list(lines) == [f"{legend} (n = {len(SEEDS[scale])})" for legend in curves]
+            for line, run in zip(lines.values(), curves.values(), strict=True):
                 x, y = expected_curve(run, scale, metric, window=3)
-                assert list(lines[legend].get_xdata()) == x
-                assert list(lines[legend].get_ydata()) == pytest.approx(y)
+                assert list(line.get_xdata()) == x
+                assert list(line.get_ydata()) == pytest.approx(y)
             bands = [collection.get_datalim(axis.transData) for collection in axis.collections]
             assert len(bands) == (len(curves) if len(SEEDS[scale]) > 2 else 0)
 
