@@ -69,13 +69,14 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpacked
 
 
-GPU_QUERIES = (
-    "models.backend",
-    "cli.parse",
-    "models.load",
-    "evaluation.sampling",
-    "evaluation.targets",
-)  # modules that import gpu_is_available by name
+@pytest.fixture
+def isolated_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep test files out of the user's cache."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+# modules that import gpu_is_available by name
+GPU_QUERIES = ("models.backend", "cli.parse", "models.load", "evaluation.sampling", "evaluation.targets")
 
 
 @pytest.fixture

@@ -23,11 +23,7 @@ from gtpo.data.load import (
 from gtpo.prompts import SYSTEM_PROMPT
 from rewards import accuracy_reward, format_reward
 
-
-@pytest.fixture(autouse=True)
-def isolated_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep test files out of the user's cache."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+pytestmark = pytest.mark.usefixtures("isolated_cache")
 
 
 def jsonl(path: Path) -> list[dict[str, Any]]:
@@ -126,9 +122,7 @@ def test_hard_arithmetic_has_more_steps_and_is_held_out() -> None:
     problems = load_benchmark("arithmetic_hard")
     assert len(problems) == 500 and problems[0].id == "arithmetic_hard/0"
     solved = [result_of_story(problem.question) for problem in problems]
-    assert [(str(total), steps) for total, steps in solved] == [
-        (problem.gold, steps) for problem, (_, steps) in zip(problems, solved, strict=True)
-    ]
+    assert [str(total) for total, _ in solved] == [problem.gold for problem in problems]
     assert {steps for _, steps in solved} == {4, 5}
     questions = {problem.question for problem in problems}
     assert len(questions) == 500

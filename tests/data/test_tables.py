@@ -17,13 +17,9 @@ from gtpo.errors import UsageError
 from gtpo.grading.user_functions import load_rewards
 from gtpo.prompts import to_messages
 
+pytestmark = pytest.mark.usefixtures("isolated_cache")
+
 NAMED = {"prompt_column": "task", "answer_column": "gold"}
-
-
-@pytest.fixture(autouse=True)
-def isolated_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep test files out of the user's cache."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.fixture

@@ -29,11 +29,6 @@ def results(directory: Path) -> list[dict]:
     return json.loads((directory / "results.json").read_text())["results"]
 
 
-# Flags
-
-
-# Evaluating
-
 SMALL = ["--benchmarks", "arithmetic", "--limit", 10, "--k", 4, "--max_new_tokens", 6, "--batch_size", 3]
 
 

@@ -209,14 +209,6 @@ def test_bfloat16_entropy_is_accurate_for_large_logits(
     assert error.mean() < 1e-3  # nats; observed 6e-4; without the shift 1.7e-2
 
 
-def test_uniform_logits_give_ln_of_the_vocabulary(tiles: None) -> None:
-    for vocabulary in (1, 2, 3, 50, 129):
-        hidden, weight = torch.zeros(4, 3), torch.randn(vocabulary, 3)
-        logps, entropy = linear_logps_and_entropy(hidden, weight, torch.tensor([0, vocabulary - 1, 0, vocabulary // 2]))
-        torch.testing.assert_close(entropy, torch.full((4,), math.log(vocabulary)), atol=ROUNDING, rtol=0)
-        torch.testing.assert_close(logps, torch.full((4,), -math.log(vocabulary)), atol=ROUNDING, rtol=0)
-
-
 # --- gradients -------------------------------------------------------------------------------------------------------
 
 

@@ -20,17 +20,13 @@ from gtpo.grading.user_functions import checked_reward, load_rewards
 from gtpo.prompts import PAPER, to_messages
 from rewards import accuracy_reward, format_reward, rewards_in
 
+pytestmark = pytest.mark.usefixtures("isolated_cache")
+
 REWARD = """
 def short(completions, limit, **columns):
     return [float(len(str(completion)) < n) for completion, n in zip(completions, limit)]
 """
 KNOWN = {"format": format_reward, "accuracy": accuracy_reward}
-
-
-@pytest.fixture(autouse=True)
-def isolated_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep test files out of the user's cache."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def write(path: Path, *rows: dict[str, object]) -> str:
@@ -207,20 +203,10 @@ def test_csv_files_think_tags_and_no_system_prompt(
     (tmp_path / "my_train.csv").write_text("task,gold\n" + "".join(f"What is {i} + {7 - i}?,7\n" for i in range(8)))
     (tmp_path / "my_test.csv").write_text('task,gold\n"Three, and four?",7\nFive and four?,9\n')
     columns = ("--prompt_column", "task", "--answer_column", "gold")
-    flags = (
-        "--tags",
-        THINK,
-        "--system_prompt",
-        "none",
-        "--G",
-        "4",
-        "--max_completion_length",
-        "12",
-        "--max_steps",
-        "2",
-    )
+    prompts = ("--tags", THINK, "--system_prompt", "none")
+    flags = ("--G", "4", "--max_completion_length", "12", "--max_steps", "2")
     data = ("--model", "parrot", "--dataset", "my_train.csv", "--prompts_per_step", "1", "--output_dir", "run")
-    ended = run_script(tmp_path, "train_gtpo.py", *data, *columns, *flags, "--initial_entropy", "0.5")
+    ended = run_script(tmp_path, "train_gtpo.py", *data, *columns, *prompts, *flags, "--initial_entropy", "0.5")
     assert ended.code == 0, ended.stderr[-2000:]
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(metrics) == 2 and all(row["formatting"] == row["accuracy"] > 0 for row in metrics)
