@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ROOT / "tests" / "gpu"
+PARTS = ROOT / "benchmarks" / "gpu"
 sys.path[:0] = [str(ROOT), str(PARTS)]
 
 import yaml  # noqa: E402

@@ -33,7 +33,7 @@ sys.path += {[str(ROOT), str(ROOT / "tests")]}
 from helpers import gpu_replacements
 gpu_replacements.replace()
 """
-REWARD = f"--reward={ROOT / 'tests/gpu/reward.py'}:text_sum"
+REWARD = f"--reward={ROOT / 'benchmarks/gpu/reward.py'}:text_sum"
 STEPS = 4  # with a checkpoint after half of them
 FLAGS = [
     *("--backend=unsloth", "--load_in_4bit=true", "--use_vllm=true", "--optim=adamw_8bit", "--use_cpu=true"),
