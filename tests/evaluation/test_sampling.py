@@ -79,6 +79,8 @@ def test_the_seed_determines_the_completions(tiny: Path, sampled: dict) -> None:
     torch.manual_seed(123)  # the random state does not matter, nor do holes in every batch
     done = {key for i, key in enumerate(sorted(sampled)) if i % 4 != 1}
     assert run_sampler(tiny, SETTINGS, done=done) == {key: row for key, row in sampled.items() if key not in done}
+    halves = run_sampler(tiny, dataclasses.replace(SETTINGS, k=4, batch_size=2))  # two batches of each problem
+    assert len({row["completion"] for row in halves.values()}) == len(halves)
     other = run_sampler(tiny, dataclasses.replace(SETTINGS, seed=1))
     assert not {row["completion"] for row in other.values()} & {row["completion"] for row in sampled.values()}
 

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,5 +130,7 @@ def test_completions_are_graded_by_the_tags_they_were_sampled_with(
     path.write_text(f"{json.dumps(stored)}\n{text}\n")
     found = grade(path, problems)
     assert found.scores == expected.scores and expected.scores["format"] > 0
+    by_math_verify = grade(path, replace(problems, graded_by="math_verify"))
+    assert [problem.c for problem in by_math_verify.per_problem] == [problem.c for problem in found.per_problem]
     path.write_text(f"{head}\n{text}\n")
     assert grade(path, problems).scores["format"] == 0

@@ -118,6 +118,12 @@ def test_the_first_order_is_that_of_a_step_that_is_taken(trainer: Any, monkeypat
     assert largest > 0.01  # or the tolerance would accept everything
 
 
+def test_a_prompt_that_returns_has_other_completions(trainer: Any) -> None:
+    effects = OneStep(trainer)
+    found = group_with_variance(effects)
+    assert effects.of_group(found["group"] + len(effects.prompts))["effects"] != found["effects"]
+
+
 def test_an_interrupted_measurement_continues_with_the_same_groups(trainer: Any, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     assert list(write_effects(trainer, whole, 3)) == [0, 1, 2]

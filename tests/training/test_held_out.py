@@ -172,6 +172,8 @@ def test_rows_are_held_out_of_the_training_rows_or_come_from_elsewhere(tmp_path:
     assert held_out is not None and len(rows) == len(every) and len(held_out) == 10
     assert held_out.column_names == rows.column_names == ["prompt", "answer", "solution"]
     assert load_rows(settings_for(DataArguments("arithmetic"), seed=7))[1] is None
+    with pytest.raises(UsageError, match="--eval_split is 'train'"):
+        load_rows(settings_for(DataArguments("arithmetic", eval_dataset="arithmetic", eval_split="train"), seed=7))
 
 
 def test_a_file_of_held_out_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -310,6 +312,7 @@ def test_the_initial_entropy_has_its_own_random_numbers(tiny: Path, tmp_path: Pa
         ("--eval_rows 5", "--eval_rows 6", False),
         ("--eval_rows 5", "--seed 6", False),  # the seed decides which rows
         ("--eval_dataset arithmetic", "--eval_dataset x.jsonl", False),
+        ("--eval_rows 5", "--eval_dataset arithmetic", False),
         ("", "--eval_dataset arithmetic", True),
         ("--eval_rows 5", "", True),
         ("--eval_dataset arithmetic", "--seed 6", True),

@@ -225,6 +225,20 @@ def test_rewards_in_another_unit_give_the_same_groups(method: str, scaled: str, 
     assert masks[0].any() and all(torch.equal(mask, masks[0]) for mask in masks)
 
 
+@pytest.mark.parametrize("method", ["gtpo", "gtpo_trl"])
+def test_the_mean_of_a_group_is_that_of_its_weighted_rewards(method: str, tiny: Path, tmp_path: Path) -> None:
+    def rising(**kwargs: Any) -> list[float]:
+        return [1.0, 2.0, 3.0] * (GROUP // 3)
+
+    def falling(**kwargs: Any) -> list[float]:
+        return [1.0, 0.0, -1.0] * (GROUP // 3)
+
+    trainer = make_trainer(method, tiny, tmp_path, rewards=[rising, falling], reward_weights=[1.0, 2.0])
+    trainer.model.train()
+    advantages = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)["advantages"]
+    assert advantages.sign().tolist() == [1, 0, -1] * (GROUP // 3)
+
+
 @pytest.mark.parametrize(
     ("span", "expected"),
     [
@@ -247,11 +261,14 @@ def test_the_conflict_mask_has_the_span_of_the_settings(
     assert batch_of(trainer)["conflict_mask"].int().tolist() == expected * (GROUP // 3)
 
 
+@pytest.mark.parametrize("method", ["gtpo", "gtpo_trl"])
 @pytest.mark.parametrize("is_training", [True, False], ids=["train", "eval"])
-def test_a_step_on_two_prompts_has_two_conflict_masks(is_training: bool, tiny: Path, tmp_path: Path) -> None:
+def test_a_step_on_two_prompts_has_two_conflict_masks(
+    is_training: bool, method: str, tiny: Path, tmp_path: Path
+) -> None:
     """Training takes G from num_generations, evaluation from num_generations_eval."""
     sizes = {"num_generations": GROUP // 2} if is_training else {"num_generations_eval": GROUP // 2}
-    trainer = make_trainer("gtpo", tiny, tmp_path, **sizes)
+    trainer = make_trainer(method, tiny, tmp_path, **sizes)
     trainer.model.train(is_training)
     batch = batch_of(trainer, 0, 1)
     completions, advantages = canned_group(0), batch["advantages"].tolist()
