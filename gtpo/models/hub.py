@@ -5,7 +5,6 @@ import logging
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import UsageError, nearest
@@ -13,9 +12,8 @@ from gtpo.errors import UsageError, nearest
 logger = logging.getLogger(__name__)
 
 GB = 10**9
-TINY_BASE = (
-    Path(__file__).parent / "tiny_base" / "base-97e8bdbf"
-)  # part of the package; named by the hash of its recipe
+# Part of the package; named by the hash of its recipe.
+TINY_BASE = Path(__file__).parent / "tiny_base" / "base-97e8bdbf"
 
 
 def hub_is_reachable() -> bool:
@@ -135,14 +133,3 @@ def shipped_instead(path: str | Path) -> Path | None:
     """The tiny base here whose path another machine names; None for a path that exists, or is of none."""
     base = TINY_BASE.parent / Path(path).name
     return base if is_tiny(base) and not Path(path).exists() else None
-
-
-def save_untrained_tiny(directory: str | Path, seed: int = 0, base: Path = TINY_BASE, **shape: Any) -> Path:
-    """Save a tiny base with untrained weights, deterministic in the seed; ``shape``: changes of its LlamaConfig."""
-    import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    LlamaForCausalLM(LlamaConfig.from_pretrained(base, use_cache=True, **shape)).save_pretrained(directory)
-    AutoTokenizer.from_pretrained(base, trust_remote_code=False).save_pretrained(directory)
-    return Path(directory)

@@ -283,7 +283,7 @@ def hours(settings: Settings, steps: int) -> str:
     )
 
 
-def hours_of_steps(rates: Mapping[str, Any], model: str, group: int, tokens: float, steps: int) -> float:
+def hours_of_steps(rates: Mapping[str, Any], model: str, group: int, tokens: float, steps: float) -> float:
     """Hours of steps of one prompt, each with so many tokens in sequence; each completion is a micro-batch."""
     seconds = tokens * rates["seconds_per_token"][model] + group * rates["seconds_per_micro_batch"][model]
     return float(steps * seconds / 3600)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from gtpo.data.load import BENCHMARKS
 from gtpo.errors import UsageError, nearest
 from gtpo.files import CONFIGS, read_yaml
+from gtpo.models.memory import hours_of_steps
 from gtpo.paper.results import GREEDY
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, latest_complete
 
@@ -207,24 +208,17 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     else:
         settings = read_yaml(CONFIGS / "paper" / f"{name}.yaml")
         flags, model, dataset = ["--config", f"configs/paper/{name}.yaml"], settings["model"], settings["dataset"]
-        seconds = spec["seconds_per_solution"][model]
+        steps = spec["steps"][dataset]
+        cost = steps * spec["seconds_per_solution"][model] / 3600
         if method != "sft":
             group = settings["num_generations"]
-            seconds = step_seconds(matrix, model, group, spec["longest_completion"][dataset][group])
-            longest = step_seconds(matrix, model, group, spec["collapsed_completion"])
-            collapsed = spec["steps"][dataset] * longest / 3600
-        cost = spec["steps"][dataset] * seconds / 3600
+            tokens = spec["longest_completion"][dataset][group], spec["collapsed_completion"]
+            cost, collapsed = (hours_of_steps(spec, model, group, longest, steps) for longest in tokens)
     argv = (f"train_{method}.py", *flags, "--seed", str(seed), "--output_dir", str(run.path))
     log = RUNS / scale / "logs" / f"{run.path.name}.log"
     first = spec.get("first", name)
     after = () if first == name else (experiment(matrix, scale, first, 1),)
     return Experiment(name, seed, model, argv, run, log, cost, after, collapsed)
-
-
-def step_seconds(matrix: Matrix, model: str, group: int, tokens: int) -> float:
-    """Seconds of a step at paper scale: its longest completion, then loss and backward of each."""
-    rates = matrix["paper"]
-    return float(tokens * rates["seconds_per_token"][model] + group * rates["seconds_per_micro_batch"][model])
 
 
 def seeds_of_all(matrix: Matrix, scale: str) -> list[int]:

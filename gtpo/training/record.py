@@ -18,7 +18,6 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from gtpo.errors import UsageError
-from gtpo.forward.hidden_states import host_masks
 from gtpo.reports.html import Group
 from gtpo.training.callbacks import non_finite_error
 from gtpo.training.checks import sampler_metrics
@@ -56,7 +55,6 @@ def record_rollouts(
     for name, value in (found | {"completion_length": (valid.sum() / len(ids)).item()}).items():
         trainer._metrics[mode][name].append(value)
     own = batch["completion_ids"], batch["completion_mask"]
-    batch["host_masks"] = host_masks(batch)  # the loss then finds every token without waiting for the device
     batch["tag_spans"] = tag_spans(trainer._tokenizer, *own, trainer.tags)
     if mode == "eval" or not trainer.log_completions:
         return

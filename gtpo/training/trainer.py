@@ -44,6 +44,7 @@ from gtpo.forward.hidden_states import (
     distinct_prompts,
     hidden_states_by_prompt,
     hidden_states_per_completion,
+    host_masks,
     split_masks,
 )
 from gtpo.forward.vllm_lora import AdapterGeneration
@@ -153,6 +154,7 @@ class GRPOTrainer(HeldOutEvaluation):
         first = self.accelerator.process_index * rows
         batch["advantages"] = advantages[first : first + rows]
         batch["conflict_mask"] = (spans[0] | spans[1])[first : first + rows, :width]
+        batch["host_masks"] = host_masks(batch)  # the loss then finds every token without waiting for the device
         record_rollouts(self, inputs, batch, ids, valid, advantages, spans, group_size)
         return batch
 

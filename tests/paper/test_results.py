@@ -11,8 +11,9 @@ from fake_runs import entry, rows, write_run
 from helpers.results import results_of
 
 from gtpo.errors import UsageError
-from gtpo.paper.results import Results, condense, read_results, read_wandb
+from gtpo.paper.results import Results, read_results, read_wandb
 from gtpo.runs.directory import RunDirectory, run_of
+from study.condensed import condense
 
 
 def logged(results: Results) -> dict[str, dict[int, list[dict[str, Any]]]]:

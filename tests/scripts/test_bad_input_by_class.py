@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from helpers.scripts import ROOT
 
+from examples.tiny_base import save_untrained_tiny
 from gtpo.arguments import name_of
-from gtpo.models.hub import save_untrained_tiny
 from gtpo.runs.script import run_script
 
 TRAIN = ["--model", "tiny", "--G", "4", "--dry_run", "--dataset"]
