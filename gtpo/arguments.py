@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gtpo.errors import UsageError, first_line
+from gtpo.errors import UsageError
 from gtpo.prompts import TAGS, PromptFormat, default_system_prompt
 
 MODEL_ALIASES = {
@@ -140,7 +140,7 @@ class FormatArguments:
         if isinstance(self.chat_template, StoredText):
             self.chat_template = str(self.chat_template)
         elif self.chat_template is not None and "{" not in self.chat_template:
-            self.chat_template = _read_file("chat_template", self.chat_template)
+            self.chat_template = Path(self.chat_template).read_text(encoding="utf-8")
 
     @property
     def format_tags(self) -> tuple[str, str, str, str]:
@@ -194,17 +194,10 @@ def _text_or_file(name: str, value: str) -> str:
     text = value.strip()
     is_name = "\n" not in value and len(value) < 256 and not isinstance(value, StoredText)
     if is_name and (Path(text).is_file() or re.fullmatch(r"\S+\.(txt|md)", text)):
-        text = _read_file(name, text).strip()
+        text = Path(text).read_text(encoding="utf-8").strip()
     if not text:
         raise UsageError(f"--{name} is empty: expected text, a file with text, or none.")
     return text
-
-
-def _read_file(name: str, path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--{name} {path} cannot be read: {first_line(error)}.") from error
 
 
 def _json_object(name: str, text: str) -> dict[str, Any]:
@@ -327,15 +320,6 @@ class RunArguments:
 def fields_of(classes: Sequence[type]) -> dict[str, dataclasses.Field[Any]]:
     """Name -> field of every setting of some dataclasses."""
     return {item.name: item for cls in classes for item in dataclasses.fields(cls) if item.init}
-
-
-def check_eval_batch(batch_size: int, group_size: int, processes: int) -> None:
-    """Refuse batches that are not made of whole groups."""
-    if batch_size * processes % group_size:
-        raise UsageError(
-            f"--per_device_eval_batch_size {batch_size} x {processes} process(es) = {batch_size * processes} must be a "
-            f"multiple of --num_generations_eval {group_size}: an evaluation has batches of whole groups."
-        )
 
 
 @dataclass

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import AT_LEAST_1, NOT_NEGATIVE, Check, check_eval_batch, check_fields
+from gtpo.arguments import AT_LEAST_1, NOT_NEGATIVE, Check, check_fields
 from gtpo.errors import UsageError
 
 EVALUATIONS = 10  # of a run, unless --eval_steps is given
@@ -35,10 +35,6 @@ CHECKS: dict[str, Check] = {  # torch, TRL and Transformers refuse others before
     "load_best_model_at_end": (lambda x: not x, "false, because best/ has the best adapter of every run"),
     "save_strategy": (lambda x: x != "best", "steps or epoch, because best/ has the best adapter of every run"),
 }
-_ONLY_WITH_ROWS = (  # settings that have no effect without held-out rows
-    *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "num_generations_eval"),
-    *("metric_for_best_model", "greater_is_better"),
-)
 
 
 def batch_geometry(
@@ -104,9 +100,6 @@ def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -
 def evaluation_settings(values: Mapping[str, Any], processes: int) -> dict[str, Any]:
     """TRL's settings of the evaluation while training, derived where not given."""
     if values["eval_dataset"] is None and values["eval_rows"] is None:
-        for name in _ONLY_WITH_ROWS:
-            if values.get(name) not in (None, False, "no"):
-                raise UsageError(f"--{name} has no effect without held-out rows: add --eval_dataset or --eval_rows.")
         return {"per_device_eval_batch_size": values["per_device_eval_batch_size"] or 8}  # TRL's default
     strategy = "steps" if values["eval_strategy"] == "no" else str(values["eval_strategy"])
     derived: dict[str, Any] = {"eval_strategy": strategy}
@@ -117,7 +110,6 @@ def evaluation_settings(values: Mapping[str, Any], processes: int) -> dict[str, 
         group = values["num_generations_eval"] or 1
         unit = group // math.gcd(group, processes)
         batch = batch or -(-values["per_device_train_batch_size"] // unit) * unit
-        check_eval_batch(batch, group, processes)
         derived["num_generations_eval"] = group
         metric = "eval_accuracy" if "accuracy" in values.get("reward", ()) else "eval_reward"
     else:

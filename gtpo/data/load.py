@@ -115,13 +115,10 @@ def _rows_of(name: str, split: str, data_dir: str | None, seed: int = 0) -> list
         return list(arithmetic("test", ARITHMETIC_TEST_ROWS, seed=0, steps=ARITHMETIC_STEPS[name]))
     source = (TRAIN if split == "train" else BENCHMARKS)[name]
     if data_dir is None:
-        try:
-            parts = [read_hub(source.hub_id, config, source.hub_split) for config in source.configs]
-        except UsageError as error:
-            raise UsageError(f"{error} Or set --data_dir to a directory that contains {source.file}.") from error
+        parts = [read_hub(source.hub_id, config, source.hub_split) for config in source.configs]
         table = Table.of(source.hub_id, (row for part in parts for row in part.rows))
     else:
-        table = read_file(Path(data_dir) / source.file, f"for {name}, --data_dir must contain {source.file}.")
+        table = read_file(Path(data_dir) / source.file)
     kept, dropped = _usable(table, _columns_of(table, {column: column for column in source.columns}, source.columns))
     rows = []
     for row, place in kept:
@@ -177,16 +174,12 @@ def load_train(
 ) -> "Dataset":
     """The rows of ``data.dataset``: columns prompt, answer, solution, and all others of your data under their names.
 
-    A prompt that is a conversation is not changed. The number of dropped rows is logged.
+    A prompt that is a conversation is not changed. The number of dropped rows is logged. ``seed``: of the generated
+    arithmetic problems. ``for_sft``: without a column of solutions, the last turn of a conversation is one where it is
+    the assistant's. ``held_out``: the rows are those of ``--eval_dataset``, by default of its test split.
 
-    Args:
-        data: Which rows, and the columns of your data; answer and solution are optional.
-        seed: Of the generated arithmetic problems.
-        dry_run: Do not ask the Hub. The rows of gsm8k and math are empty then, and their number and columns are enough
-            for a plan; of another dataset of the Hub neither is known, and the result has no columns.
-        prompt_format: The system prompt of questions, and the tags of solutions that are put into tags here.
-        for_sft: Without a column of solutions, the last turn of a conversation is one where it is the assistant's.
-        held_out: The rows are those of ``--eval_dataset``, by default of its test split.
+    A ``dry_run`` does not ask the Hub. The rows of gsm8k and math are empty then, and their number and columns are
+    enough for a plan; of another dataset of the Hub neither is known, and the result has no columns.
     """
     known = tuple(BENCHMARK_TITLES) if held_out else DATASETS
     name, split = data.dataset, data.split or ("test" if held_out else "train")

@@ -35,6 +35,8 @@ class Table:
     @classmethod
     def of(cls, name: str, rows: Iterable[tuple[Row, str]]) -> "Table":
         rows = list(rows)
+        if not rows:
+            raise UsageError(f"{name} has no rows.")
         columns = list(dict.fromkeys(chain.from_iterable(row for row, _ in rows)))
         return cls(name, columns, [({column: row.get(column) for column in columns}, place) for row, place in rows])
 
@@ -75,13 +77,11 @@ def read_table(source: str, flags: DataArguments, default_split: str, most: int 
     return read_file(Path(source), most=most)
 
 
-def read_file(
-    path: Path, if_missing: str = "expected a file or a Hub id (owner/name).", most: int | None = None
-) -> Table:
-    """The first rows of a file, whose ending names the format; ``if_missing`` is advice if it does not exist."""
+def read_file(path: Path, most: int | None = None) -> Table:
+    """The first rows of a file, whose ending names the format."""
     readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
     if not path.is_file():
-        raise UsageError(f"{path} does not exist or is not a regular file: {if_missing}")
+        raise UsageError(f"{path} does not exist or is not a regular file: expected a file or a Hub id (owner/name).")
     if (ending := path.suffix.lower()) not in readers:
         raise UsageError(
             f"{path}: unknown format, expected .jsonl (one JSON object per line), .csv or .parquet, not compressed."
@@ -90,8 +90,6 @@ def read_file(
         rows = list(islice(readers[ending](path), most))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
-    if not rows:
-        raise UsageError(f"{path} has no rows.")
     unit = "row" if ending == ".parquet" else "line"
     return Table.of(str(path), ((row, f"{unit} {number} of {path}") for number, row in rows))
 
@@ -105,18 +103,12 @@ def _read_jsonl(path: Path) -> Iterable[tuple[int, Row]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line, object_pairs_hook=_object)
+                row = json.loads(line)
             except ValueError as error:
                 raise ValueError(f"line {number} is not valid JSON: {error}") from error
             if not isinstance(row, dict):
                 raise ValueError(f"line {number} is {reprlib.repr(row)}, expected a JSON object")
             yield number, row
-
-
-def _object(pairs: list[tuple[str, Any]]) -> Row:
-    if len(row := dict(pairs)) < len(pairs):
-        raise ValueError(f"duplicate key in {[key for key, _ in pairs]}")
-    return row
 
 
 def _read_csv(path: Path) -> Iterable[tuple[int, Row]]:
@@ -168,7 +160,5 @@ def read_hub(hub_id: str, config: str | None, split: str, most: int | None = Non
             f"{' '.join(str(error).split()).rstrip('.')[:300]}. Check the name, --split, --dataset_config and the "
             "network."
         ) from error
-    if not len(data):
-        raise UsageError(f"{hub_id} has no rows in its split {split!r}.")
     rows = data.select(range(len(data))[:most]).to_list()
     return Table.of(hub_id, ((row, f"row {number} of {hub_id}") for number, row in enumerate(rows, 1)))

@@ -28,20 +28,13 @@ Sides = dict[str, list[Entry]]  # what is compared: name -> the entries of one m
 
 @dataclass(frozen=True)
 class Comparison:
-    """One score of two sides on one benchmark, in percent.
-
-    Attributes:
-        benchmark, metric: Such as ``aime24`` and ``maj@64``.
-        names: The two sides.
-        scores: For each side the score of every seed.
-        per_problem: For each side the score of every problem, the mean over seeds, 0 to 1.
-    """
+    """One score of two sides on one benchmark, in percent."""
 
     benchmark: str
-    metric: str
+    metric: str  # such as maj@64
     names: tuple[str, str]
-    scores: tuple[list[float], list[float]]
-    per_problem: tuple[list[float], list[float]]
+    scores: tuple[list[float], list[float]]  # of every seed, for each side
+    per_problem: tuple[list[float], list[float]]  # the mean over seeds, 0 to 1, for each side
 
     @property
     def differences(self) -> list[float]:

@@ -24,17 +24,11 @@ LAST = EvaluationArguments.checkpoint
 
 @dataclass(frozen=True)
 class Target:
-    """One row of the table: an adapter, or the base model if ``adapter`` is None.
+    """One row of the table: an adapter, or the base model if ``adapter`` is None."""
 
-    Attributes:
-        label: Name in paths and in the table; empty for the base model.
-        adapter: Adapter directory.
-        checkpoint: last, best or the number of a step; None if ``adapter`` was given directly.
-    """
-
-    label: str
-    adapter: Path | None = None
-    checkpoint: str | None = None
+    label: str  # in paths and in the table; empty for the base model
+    adapter: Path | None = None  # its directory
+    checkpoint: str | None = None  # last, best or the number of a step; None if the adapter was given directly
 
 
 # Adapters

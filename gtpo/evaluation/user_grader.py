@@ -8,7 +8,7 @@ from typing import Any
 
 from gtpo.errors import RunError
 from gtpo.evaluation.records import Problem, UserGrader
-from gtpo.grading.user_functions import GRADING, load_rewards
+from gtpo.grading.user_functions import load_rewards
 
 
 def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
@@ -16,7 +16,7 @@ def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
 
     It is called as TRL calls a reward function; a completion is correct above 0.
     """
-    [reward] = load_rewards([name], {}, columns, GRADING)
+    [reward] = load_rewards([name], {}, columns, noun="grader")
 
     def grade(problem: Problem, prompt: list[dict[str, Any]], texts: Sequence[str]) -> list[bool]:
         called = reward(

@@ -210,10 +210,6 @@ def fast_layers(model: nn.Module, rows: int) -> Iterator[None]:
     * On a CPU large weights are packed for batches of ``rows``, as ``torch.compile`` does.
 
     Under autocast, which accelerate may put into ``model.forward``, nothing changes: weights are rounded in each call.
-
-    Args:
-        model: The CausalLM.
-        rows: Completions at once.
     """
     replaced: list[nn.Module] = []
     inside: set[nn.Module] = set()  # layers that another one replaces, or whose weight it changes in its forward

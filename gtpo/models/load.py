@@ -32,12 +32,7 @@ def build_policy(
 ) -> tuple[Any, Any]:
     """The base model with a fresh LoRA adapter, or all weights trained with ``lora_rank`` 0, and its tokenizer.
 
-    Args:
-        arguments: Model and adapter.
-        backend: unsloth or transformers.
-        seed: Of the adapter's initial weights.
-        vllm_mode: colocate or server where vLLM generates.
-        prompt: Chat template and its arguments; None: the tokenizer's own.
+    ``seed``: of the adapter's initial weights. ``vllm_mode``: colocate or server where vLLM generates.
     """
     path, prompt = resolve_model(arguments.model), prompt or PromptArguments()
     if IS_MAIN_PROCESS:

@@ -199,9 +199,6 @@ def draw_found(
 ) -> list[str]:
     """Draw what figures.py found in directories or in wandb, below ``output``; the files, and what is missing."""
     matrix, places = load_matrix(), [Path(place) for place in search or ["outputs"]]
-    for place in places if search else ():
-        if not place.is_dir():
-            raise UsageError(f"--search: {place} is not a directory.")
     names = select_figures(matrix, figures or ["all"])
     results = read_wandb(wandb) if wandb else read_results(places, models_of_runs(matrix))
     lines, drawn = [], False

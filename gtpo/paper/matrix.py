@@ -42,24 +42,17 @@ def command_of(work: Work) -> str:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A training run of the matrix: a kind of work.
-
-    Attributes:
-        argv: The train script and its flags.
-        cost: Estimated duration in ``UNITS``; at paper scale the upper end.
-        collapsed: The same of a policy that collapses at the first step and writes the longest completions.
-        experiments: The runs that have to be finished: what it starts from.
-    """
+    """A training run of the matrix: a kind of work."""
 
     name: str
     seed: int
     model: str
-    argv: tuple[str, ...]
+    argv: tuple[str, ...]  # the train script and its flags
     run: RunDirectory = field(compare=False)  # argv names it
     log: Path
-    cost: float
-    experiments: tuple["Experiment", ...] = ()
-    collapsed: float = 0.0
+    cost: float  # estimated duration in UNITS; at paper scale the upper end
+    experiments: tuple["Experiment", ...] = ()  # the runs that have to be finished: what it starts from
+    collapsed: float = 0.0  # cost of a policy that collapses at the first step and writes the longest completions
 
     @property
     def label(self) -> str:
@@ -195,8 +188,6 @@ def _as_argv(settings: Mapping[str, Any]) -> list[str]:
 
 def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     """One run of the matrix with its command."""
-    if seed < 0:
-        raise UsageError(f"--seeds has {seed}: expected 0 or more.")
     spec, method = matrix[scale], name.partition("-")[0]
     run, collapsed = RunDirectory(RUNS / scale / f"{name}-s{seed}"), 0.0
     if scale != "paper":

@@ -28,10 +28,9 @@ Run = tuple[str, int]  # name and seed
 class Results:
     """Metrics and scores of some runs.
 
-    Attributes:
-        metrics: A row per training step, with index run, seed, step and a column per metric.
-        scores: A row per evaluation, with index run (``NAME@best`` at its best step, ``base``), benchmark, seed; a
-            column per score in percent (``pass@8``, ``format``), and ``entry``, that of ``results.json``.
+    ``metrics`` has a row per training step, with index run, seed, step. ``scores`` has a row per evaluation, with index
+    run (``NAME@best`` at its best step, ``base``), benchmark, seed; a column per score in percent (``pass@8``,
+    ``format``), and ``entry``, that of ``results.json``.
     """
 
     metrics: DataFrame
@@ -105,11 +104,8 @@ def split_name(directory: Path) -> tuple[str, int | None]:
 def read_results(directories: list[Path], models: Mapping[str, str] | None = None) -> Results:
     """Every run and evaluation below some directories; of two with the same name and seed, the newer one.
 
-    Directories of condensed results are read too, and an offline wandb run counts as its run.
-
-    Args:
-        directories: Where to look.
-        models: Run name -> model; a run of that name with another model in its settings is left out.
+    Directories of condensed results are read too. ``models``: run name -> model; a run of that name with another model
+    in its settings is left out.
     """
     runs: dict[Run, Any] = {}
     entries: list[dict[str, Any]] = []

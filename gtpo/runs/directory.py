@@ -115,17 +115,9 @@ class RunDirectory:
         return dict(json.loads(path.read_bytes())) if path.is_file() else None
 
 
-def run_of(directory: str | Path) -> RunDirectory:
-    """The run in a directory, or the run that contains an offline wandb run (``RUN/wandb/offline-run-...``)."""
-    directory = Path(directory)
-    return RunDirectory(directory.parent.parent if directory.parent.name == "wandb" else directory)
-
-
 def find_runs(directories: Iterable[Path], having: str = "settings") -> list[RunDirectory]:
     """The runs below some directories that have a key of ``FILES``, least recently written first."""
-    found = {
-        path: name for directory in directories for name in FILES[having] for path in run_of(directory).path.rglob(name)
-    }
+    found = {path: name for directory in directories for name in FILES[having] for path in directory.rglob(name)}
     ordered = sorted(found, key=lambda path: path.stat().st_mtime)
     return [RunDirectory(path.parents[found[path].count("/")]) for path in ordered]
 
