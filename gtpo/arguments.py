@@ -90,15 +90,9 @@ class DataArguments:
         "Held-out set, evaluated during training: your data, as --dataset, or the test split of "
         f"{', '.join(BENCHMARK_TITLES)}. best/ follows it.",
     )
-    eval_rows: int | None = option(
-        None,
-        "Hold out N training rows, chosen by the seed, and evaluate them while training; with "
-        "--eval_dataset, N of its rows.",
-    )
+    eval_rows: int | None = option(None, "Hold out N training rows, chosen by the seed, or N of --eval_dataset.")
     eval_split: str | None = option(None, "Split of --eval_dataset, a Hub dataset; else test.")
-    max_prompt_length: int = option(
-        4000, "Maximum prompt length in tokens; longer prompts are dropped and counted [Listing 1]."
-    )
+    max_prompt_length: int = option(4000, "Prompts of more tokens are dropped and counted [Listing 1].")
 
     def __post_init__(self) -> None:
         check_fields(self, {"limit": AT_LEAST_1, "max_prompt_length": AT_LEAST_1})
@@ -113,17 +107,13 @@ class FormatArguments:
 
     _argument_group_name = "prompt"
 
-    tags: str = option(
-        " ".join(TAGS), "Tags around the reasoning and the answer of a completion, four words [Section 8.2]."
-    )
+    tags: str = option(" ".join(TAGS), "Tags around reasoning and answer of a completion, four words [Section 8.2].")
     system_prompt: str | None = option(
         None,
         "Text, a file, or none (only what the chat template adds). Default: the paper's, with the --tags "
         "[Section 8.2].",
     )
-    chat_template: str | None = option(
-        None, "Jinja file that turns a conversation into text. Default: the tokenizer's."
-    )
+    chat_template: str | None = option(None, "Jinja file for conversations. Default: the tokenizer's.")
 
     def __post_init__(self) -> None:
         self.tags = " ".join(self.tags.split())
@@ -231,12 +221,8 @@ class ModelArguments:
         "tiny (a million parameters, CPU), smol (SmolLM2-135M-Instruct, CPU), llama "
         "(Llama-3.1-8B-Instruct), qwen (Qwen2.5-3B-Instruct), a Hub id or a local path.",
     )
-    backend: str = option(
-        "auto", "auto: unsloth on a GPU, transformers without one. Or choose unsloth or transformers."
-    )
-    lora_rank: int = option(
-        64, "Rank of the LoRA adapter; alpha = rank [Listing 1]. 0 trains all weights (--backend transformers)."
-    )
+    backend: str = option("auto", "unsloth or transformers; auto: unsloth on a GPU, transformers without one.")
+    lora_rank: int = option(64, "Rank of the LoRA adapter; alpha = rank [Listing 1]. 0 trains all weights.")
     lora_target_modules: list[str] = option(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         "Modules that get an adapter [Listing 1], or all-linear.",
@@ -276,10 +262,7 @@ class GTPOArguments:
         "auto", "auto: on if the untrained policy's entropy is below ln 2 [Eq. 10]; negative_only [Fig. 4c]."
     )
     conflict_correction: bool = option(True, "Weight conflict tokens by lambda [Eq. 9]; false: weight 1.")
-    conflict_positive_weight: float = option(
-        2.0,
-        "Lambda of conflict tokens with A > 0 [Eq. 9: 2]; with 1 they are not doubled.",
-    )
+    conflict_positive_weight: float = option(2.0, "Lambda of conflict tokens with A > 0 [Eq. 9: 2].")
     conflict_span: Literal["anchored", "first_run", "common"] = option(
         "anchored",
         "Which conflict tokens are corrected: anchored at both ends [Section 5.1], the first run anywhere, or "
@@ -311,9 +294,7 @@ class RunArguments:
         None, "Resume the run in --output_dir, or in the given directory.", nargs="?", const="auto"
     )
     overwrite: bool = option(False, "Replace the run directory if it exists.")
-    merge: Literal["none", "16bit"] = option(
-        "none", "16bit: also write merged/, base and adapter as one standalone model."
-    )
+    merge: Literal["none", "16bit"] = option("none", "16bit: also write merged/, one standalone model.")
     dry_run: bool = option(False, "Print steps, hours, disk, expected memory and changed settings, and exit.")
 
 

@@ -70,10 +70,6 @@ def _read_gsm8k(row: Row) -> tuple[str, str | None, str | None]:
     return row["question"], gsm8k_gold(row["answer"]), without_calculator
 
 
-def _read_math(row: Row) -> tuple[str, str | None, str | None]:
-    return row["problem"], last_boxed(row["solution"]), row["solution"]
-
-
 _MATH_CONFIGS = (
     *("algebra", "counting_and_probability", "geometry", "intermediate_algebra"),
     *("number_theory", "prealgebra", "precalculus"),
@@ -81,7 +77,10 @@ _MATH_CONFIGS = (
 _GSM8K = ("openai/gsm8k", ("main",))
 _MATH = ("EleutherAI/hendrycks_math", _MATH_CONFIGS)
 _OF_GSM8K: tuple[tuple[str, ...], Read] = (("question", "answer"), _read_gsm8k)
-_OF_MATH: tuple[tuple[str, ...], Read] = (("problem", "solution"), _read_math)
+_OF_MATH: tuple[tuple[str, ...], Read] = (
+    ("problem", "solution"),
+    lambda row: (row["problem"], last_boxed(row["solution"]), row["solution"]),
+)
 _OF_AIME: tuple[tuple[str, ...], Read] = (("problem", "answer"), lambda row: (row["problem"], row["answer"], None))
 
 TRAIN = {

@@ -94,21 +94,24 @@ def read_file(path: Path, most: int | None = None) -> Table:
     return Table.of(str(path), ((row, f"{unit} {number} of {path}") for number, row in rows))
 
 
-# One format each: numbers and rows
-
-
 def _read_jsonl(path: Path) -> Iterable[tuple[int, Row]]:
     with path.open(encoding="utf-8-sig", newline="\n") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line, object_pairs_hook=_object)
             except ValueError as error:
                 raise ValueError(f"line {number} is not valid JSON: {error}") from error
             if not isinstance(row, dict):
                 raise ValueError(f"line {number} is {reprlib.repr(row)}, expected a JSON object")
             yield number, row
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    if len(row := dict(pairs)) < len(pairs):
+        raise ValueError(f"duplicate key in {[key for key, _ in pairs]}")
+    return row
 
 
 def _read_csv(path: Path) -> Iterable[tuple[int, Row]]:
@@ -143,9 +146,6 @@ def _read_parquet(path: Path) -> Iterable[tuple[int, Row]]:
 
     with ParquetFile(path) as file:
         yield from enumerate(chain.from_iterable(batch.to_pylist() for batch in file.iter_batches(1024)), 1)
-
-
-# The Hub
 
 
 def read_hub(hub_id: str, config: str | None, split: str, most: int | None = None) -> Table:

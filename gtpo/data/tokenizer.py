@@ -105,6 +105,8 @@ def encode_prompt(tokenizer: Any, messages: Messages, /, **template_kwargs: Any)
     ids: list[int] = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_dict=False, **template_kwargs
     )
+    if not ids:
+        raise UsageError(f"the chat template of {tokenizer.name_or_path} renders nothing: name a --chat_template.")
     return ids
 
 

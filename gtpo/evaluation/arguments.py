@@ -30,12 +30,10 @@ class EvaluationArguments:
     _argument_group_name = "evaluation"
 
     benchmarks: list[str] = option(
-        [],
-        f"{', '.join(BENCHMARK_TITLES)}, or your own: a JSONL, CSV or Parquet file, or a Hub id (owner/name).",
+        [], f"{', '.join(BENCHMARK_TITLES)}, or your own: a JSONL, CSV or Parquet file, or a Hub id (owner/name)."
     )
     runs: list[str] = option(
-        [],
-        "Run or adapter directories; `base` is the model they were trained from. Default: the newest finished run.",
+        [], "Run or adapter directories; `base` is the model they were trained from. Default: the newest finished run."
     )
     model: str | None = option(None, "Base model, without --runs: tiny, smol, llama, qwen, a Hub id or a path.")
     checkpoint: str = option("last", "Adapter of a run: last (the final one), best, or the number of a step.")

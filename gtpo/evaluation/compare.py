@@ -65,9 +65,6 @@ class Comparison:
         return first, second, None if first is None or second is None else math.hypot(first, second)
 
 
-# Which evaluations
-
-
 def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collection[str] = ()) -> Sides:
     """The sides in directories such as ``outputs/evaluation/RUN``, ``outputs/evaluation`` or ``outputs/RUN``.
 
@@ -103,9 +100,6 @@ def _read_entries(directory: Path, output_dir: Path) -> list[Entry]:
             "outputs/evaluation/RUN, or a run that `evaluate.py --runs` has evaluated."
         )
     return [entry for path in paths for entry in read_entries(path)]
-
-
-# The comparison
 
 
 def compare_sides(sides: Sides) -> list[Comparison]:

@@ -1,20 +1,24 @@
 """Jobs, each one model on one benchmark: planned from the flags or found in the output directory, and run."""
 
+import asyncio
+import inspect
+import math
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from gtpo.arguments import BENCHMARK_TITLES, PromptArguments, fields_of, stored_prompt
 from gtpo.data.load import load_benchmark, load_user_benchmark
 from gtpo.data.tables import is_user_data, short_name_of
-from gtpo.errors import UsageError, nearest, printable
+from gtpo.errors import RunError, UsageError, nearest, printable
 from gtpo.evaluation import sampling, storage, targets
 from gtpo.evaluation.arguments import DATA_FLAGS, MATH_VERIFY, EvaluationArguments
-from gtpo.evaluation.records import Head, Origin, Problems
+from gtpo.evaluation.records import Head, Origin, Problem, Problems, UserGrader
 from gtpo.evaluation.sampling import Sampler, Sampling
-from gtpo.evaluation.user_grader import load_user_grader
+from gtpo.grading.user_functions import load_rewards
 from gtpo.runs.bars import CompletionBar
 from gtpo.runs.provenance import provenance
 
@@ -81,13 +85,38 @@ def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int
     return Problems(rows[:limit], dropped, grader, flags.grader)
 
 
+def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
+    """The function of ``--grader``, ``file.py:function`` or ``module:function``; ``columns``: those of the benchmark.
+
+    It is called as TRL calls a reward function; a completion is correct above 0.
+    """
+    [reward] = load_rewards([name], {}, columns, noun="grader")
+
+    def grade(problem: Problem, prompt: list[dict[str, Any]], texts: Sequence[str]) -> list[bool]:
+        called = reward(
+            prompts=[prompt for _ in texts],
+            completions=[[{"role": "assistant", "content": text}] for text in texts],
+            **{column: [value for _ in texts] for column, value in problem.columns.items()},
+        )
+        if inspect.iscoroutine(called):
+            asyncio.run(called)
+        correct = []
+        for value in reward.returned:
+            if value is None or math.isnan(value):
+                raise RunError(f"the grader {name} returned {value} for {problem.id}: expected a number.")
+            correct.append(value > 0)
+        return correct
+
+    return grade
+
+
 def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Callable[[], Sampler]]:
     """Every target on every benchmark, how completions are sampled, and what loads the model, once."""
     sources = select_benchmarks(flags)
     evaluated = targets.find_targets(flags.runs, flags.model, flags.checkpoint)
     problems = {name: load_problems(name, source, flags, flags.limit) for name, source in sources.items()}
     model = targets.choose_model(evaluated, flags.model, slow=flags.backend != "auto")
-    backend = sampling.choose_sampler(flags.backend, targets.is_tiny(model), flags.tensor_parallel_size)
+    backend = sampling.choose_sampler(flags.backend, targets.is_tiny(model))
     chosen = {
         "batch_size": flags.batch_size if backend == "transformers" else None,
         "load_in_4bit": targets.choose_4bit(flags.load_in_4bit, evaluated),

@@ -18,12 +18,7 @@ from gtpo.data.tokenizer import assistant_prefill, encode_prompt, end_of_turn, e
 from gtpo.errors import UsageError
 from gtpo.evaluation.records import Problem
 from gtpo.evaluation.storage import Key, Row
-from gtpo.models.backend import (
-    check_compute_capability,
-    check_version,
-    disable_flashinfer_sampler,
-    gpu_is_available,
-)
+from gtpo.models.backend import check_compute_capability, check_version, disable_flashinfer_sampler, gpu_is_available
 from gtpo.models.load import load_base, load_tokenizer, source_options
 from gtpo.runs.bars import TokenCounter
 
@@ -63,7 +58,7 @@ class Request:
 CountTokens = Callable[[int], object]  # called while completions are generated, with the tokens that were added
 
 
-def choose_sampler(backend: str, tiny: bool, gpus: int = 1) -> str:
+def choose_sampler(backend: str, tiny: bool) -> str:
     """ "vllm" or "transformers"; auto is vLLM on a GPU, except for the tiny model."""
     if fault := check_compute_capability():
         raise UsageError(fault)
@@ -71,12 +66,7 @@ def choose_sampler(backend: str, tiny: bool, gpus: int = 1) -> str:
         backend = "vllm" if gpu_is_available() and not tiny else "transformers"
     if backend == "vllm":
         check_version("vllm")
-    if gpus > 1 and backend == "transformers":
-        raise UsageError("--tensor_parallel_size is a setting of vLLM, and Transformers samples here: remove it.")
     return backend
-
-
-# Requests and rows
 
 
 def load_prompt_tokenizer(sampler: "Sampler", adapter: Path | None, prompt: PromptArguments) -> Any:
@@ -130,9 +120,6 @@ def to_row(request: Request, tokens: Sequence[int], finished: bool, tokenizer: A
         "tokens": len(tokens),
         "finished": finished,
     }
-
-
-# Transformers
 
 
 def plan_batches(requests: Sequence[Request], batch_size: int) -> list[list[Request]]:
@@ -230,9 +217,6 @@ def load_adapter(model: Any, adapter: Path) -> Any:
         # PEFT only warns about layers without weights in the adapter; they would act like the base model.
         warnings.filterwarnings("error", message="Found missing adapter keys")
         return PeftModel.from_pretrained(model, str(adapter)).eval()
-
-
-# vLLM
 
 
 class VLLMSampler:

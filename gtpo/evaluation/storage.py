@@ -174,9 +174,6 @@ def keys_of(problems: Iterable[Problem], k: int) -> set[Key]:
     return {(problem.id, sample) for problem in problems for sample in range(k)}
 
 
-# Hashes that identify problems and models in the settings
-
-
 def problems_hash(problems: Sequence[Problem]) -> str:
     """A hash of the prompts; it does not depend on the gold answers."""
     asked = [[problem.id, to_messages(problem.question)] for problem in problems]

@@ -31,9 +31,6 @@ class Target:
     checkpoint: str | None = None  # last, best or the number of a step; None if the adapter was given directly
 
 
-# Adapters
-
-
 def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = LAST) -> list[Target]:
     """The targets in the order of ``--runs``; without any, the base model that ``--model`` names, or the newest run."""
     if not adapters and model:
@@ -46,8 +43,6 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
             )
         adapters = [str(runs[-1].path)]
         logger.warning("evaluating %s, the newest finished run; --runs selects others", adapters[0])
-    if not model and set(adapters) == {"base"}:
-        raise UsageError("--runs base alone does not name a base model: add a run, or --model tiny|smol|llama|qwen.")
     targets = [Target("") if name == "base" else adapter_target(name, checkpoint) for name in adapters]
     if len({target.label for target in targets}) < len(targets):
         labels = ", ".join(target.label or "base" for target in targets)
@@ -143,9 +138,6 @@ def _run_settings(weights: Path) -> dict[str, Any]:
 
 def _is_adapter(directory: Path) -> bool:
     return (directory / "adapter_config.json").is_file()
-
-
-# The base model
 
 
 def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = False) -> str:

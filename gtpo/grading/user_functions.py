@@ -40,8 +40,6 @@ def load_rewards(
         columns: Columns of the dataset; none if they are not known yet, then only the functions are loaded.
         noun: What a function is, reward or grader.
     """
-    if not names:
-        raise UsageError(f"--reward is empty: name {', '.join(known)}, file.py:function or module:function.")
     if taken := sorted(NOT_COLUMNS & set(columns)):
         raise UsageError(f"the data has a column {taken[0]!r}, a name that TRL uses itself: rename it.")
     rewards = [checked_reward(known.get(name) or _import_reward(name, known, noun), name, noun) for name in names]
@@ -140,8 +138,7 @@ class CheckedReward:
         except (Exception, SystemExit) as error:
             if isinstance(error, RunError):
                 raise
-            hint = ', the text of a completion is completion[0]["content"]' if "'list' object" in str(error) else ""
-            raise self._error(f"raised {type(error).__name__}: {first_line(error)}{hint} (see --debug)") from error
+            raise self._error(f"raised {type(error).__name__}: {first_line(error)} (see --debug)") from error
 
     def _checked(self, values: Any, kwargs: Mapping[str, Any]) -> list[float | None]:
         """The values for TRL, which broadcasts a single one, and takes NaN for None: infinity instead.

@@ -113,9 +113,6 @@ def check_model_files(directory: Path) -> None:
         raise UsageError(f"{pickled[0]} is a pickle, which can run code when it is loaded: expected safetensors.")
 
 
-# The tiny base: a Llama of about a million parameters that replaces the paper's instruct model
-
-
 def is_tiny(model: str | Path) -> bool:
     """Whether a directory is a tiny base, this one or an earlier one."""
     return (Path(model) / "tiny.json").is_file()

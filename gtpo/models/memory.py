@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from gtpo.arguments import MODEL_ALIASES, Settings
-from gtpo.errors import UsageError, counted, first_line
+from gtpo.errors import UsageError, counted
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.backend import gpu_is_available, plans_unsloth
 from gtpo.models.hub import GB, hub_is_reachable, is_hub_id
@@ -76,10 +76,7 @@ def shape_of(model: str) -> Shape:
     from transformers import AutoConfig
 
     local = not is_hub_id(model) or not hub_is_reachable()
-    try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False, local_files_only=local).get_text_config()
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the config.json of {model!r}: {first_line(error)}") from error
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False, local_files_only=local).get_text_config()
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     if experts or not hasattr(config, "intermediate_size") or not hasattr(config, "num_key_value_heads"):
         raise UsageError(f"{model} ({config.model_type}) has no estimate: expected a dense Llama-like model.")
@@ -96,7 +93,7 @@ def known_shape(model: str) -> Shape | None:
     """:func:`shape_of`; None where it is not known."""
     try:
         return shape_of(model)
-    except UsageError as error:
+    except (OSError, ValueError) as error:
         logger.debug("no estimate: %s", error)
         return None
 
@@ -236,6 +233,8 @@ def describe_plan(settings: Settings, rows: int, size: float | None = None) -> s
     With ``--config`` the text gives the same settings again. ``rows`` is 0 if they are not known before a download;
     ``size``: GiB of the GPU or, for a run on a CPU, of the host; that of this machine by default.
     """
+    import torch
+
     values, trainer, model = settings.to_dict(), settings.trainer, settings.model.model
     prompts, shape = max(1, settings.completions_per_step // settings.group_size), shape_of(model)
     steps = int(trainer.max_steps if trainer.max_steps > 0 else trainer.num_train_epochs * rows / prompts)
@@ -256,7 +255,9 @@ def describe_plan(settings: Settings, rows: int, size: float | None = None) -> s
     where = "host" if values["use_cpu"] else "GPU"
     lines.append(f"{where} memory: {sum(parts.values()):.1f} GiB at the maximum lengths, an estimate:")
     lines.append("  " + ", ".join(f"{name} {gib:.1f}" for name, gib in parts.items() if gib >= 0.05))
-    size = size or (_host_memory() if values["use_cpu"] else _gpu_memory())
+    if not size:
+        of_gpu = torch.cuda.mem_get_info()[1] / GIB if gpu_is_available() else 0
+        size = _host_memory() if values["use_cpu"] else of_gpu
     machines = {f"this machine, {size:.1f} GiB": size} if size else {}
     machines |= {} if values["use_cpu"] else GPUS
     lines += [f"  {name}: {fit(shape, values, gib)}" for name, gib in machines.items()]
@@ -287,13 +288,6 @@ def hours_of_steps(rates: Mapping[str, Any], model: str, group: int, tokens: flo
     """Hours of steps of one prompt, each with so many tokens in sequence; each completion is a micro-batch."""
     seconds = tokens * rates["seconds_per_token"][model] + group * rates["seconds_per_micro_batch"][model]
     return float(steps * seconds / 3600)
-
-
-def _gpu_memory() -> float:
-    """GiB of this process's GPU; 0 without one."""
-    import torch
-
-    return torch.cuda.mem_get_info()[1] / GIB if gpu_is_available() else 0
 
 
 def _host_memory() -> float:

@@ -41,9 +41,6 @@ WIDTH = 9.0  # inches; 900 pixels, what a README shows
 METHODS = {"sft": "SFT", "grpo": "GRPO", "gtpo": "GTPO"}  # rows of Table 1
 
 
-# The paper's figures
-
-
 def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
     """A figure of the paper, a matplotlib figure; runs and groups of curves without results are omitted.
 
@@ -120,9 +117,6 @@ def _of_model(scored: DataFrame, model: str) -> DataFrame:
     return scored[[name in entry["label"].lower() for entry in scored["entry"]]]
 
 
-# Table 1
-
-
 def table1(matrix: Matrix, scale: str, results: Results) -> DataFrame:
     """Table 1: a row per group, method and score, in percent; NaN for a number that does not exist.
 
@@ -189,9 +183,6 @@ def mean_cell(value: float, half_width: float = nan) -> str:
     if isnan(value):
         return "-"
     return f"{value:.1f}" if isnan(half_width) else f"{value:.1f} ± {half_width:.1f}"
-
-
-# Files
 
 
 def draw_found(

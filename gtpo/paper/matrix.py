@@ -129,13 +129,8 @@ def shards_of(evaluation: Evaluation, gpus: int) -> list[Evaluation]:
     ]
 
 
-# The YAML file
-
-
 def load_matrix(path: Path = CONFIGS / "experiments.yaml") -> Matrix:
     """The content of the YAML file; the installed package has none."""
-    if not path.is_file():
-        raise UsageError(f"{path} does not exist: run this from a clone of the repository.")
     return read_yaml(path)
 
 
@@ -154,8 +149,7 @@ def find_figure(matrix: Matrix, name: str) -> dict[str, Any]:
 def select_figures(matrix: Matrix, names: Sequence[str], scale: str | None = None) -> list[str]:
     """The figures that a command line names, without duplicates; ``all``: every figure with runs at this or any scale.
 
-    Raises:
-        UsageError: If there is no name, a name is unknown, or a figure named has no runs at this scale.
+    UsageError if there is no name, a name is unknown, or a figure named has no runs at this scale.
     """
     if "all" in names:
         return [name for name in figure_names(matrix) if scale is None or groups_of(matrix, name, scale)]
@@ -174,9 +168,6 @@ def runs_of(matrix: Matrix, figures: Sequence[str], scale: str) -> list[str]:
     """The names of the runs of some figures, without duplicates."""
     groups = [group for figure in figures for group in groups_of(matrix, figure, scale).values()]
     return list(dict.fromkeys(name for group in groups for name in group.values()))
-
-
-# Runs and evaluations
 
 
 def _as_argv(settings: Mapping[str, Any]) -> list[str]:
@@ -218,11 +209,7 @@ def seeds_of_all(matrix: Matrix, scale: str) -> list[int]:
 
 
 def experiments_of(
-    matrix: Matrix,
-    figures: Sequence[str],
-    scale: str,
-    seeds: Sequence[int] | None = None,
-    only: Sequence[str] = ("",),
+    matrix: Matrix, figures: Sequence[str], scale: str, seeds: Sequence[int] | None = None, only: Sequence[str] = ("",)
 ) -> list[Experiment]:
     """The runs of some figures without duplicates, after what they start from; the first seed of all before the second.
 

@@ -9,7 +9,6 @@ next to the runs.
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -124,22 +123,14 @@ def _message(work: Work, job: Any) -> str | None:
     return failure(work, f"failed with exit code {code}") if (code := job.result()) else None
 
 
-# --slurm
-
-
 def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
     """The cluster that ``--slurm`` describes: cluster, parallel, time, and the parameters of submitit's SlurmExecutor.
 
-    At paper ``scale`` a job has a GPU.
-
-    Raises:
-        UsageError: If submitit or Slurm is missing, a value is invalid, a key is unknown or would give a run more than
-            one task or GPU, or jobs of the same name are queued.
+    At paper ``scale`` a job has a GPU. UsageError if a value is invalid, a key is unknown or would give a run more than
+    one task or GPU, or jobs of the same name are queued.
     """
-    try:
-        from submitit import AutoExecutor, SlurmExecutor
-    except ImportError as error:
-        raise UsageError("--slurm needs submitit: `pip install submitit==1.5.4`.") from error
+    from submitit import AutoExecutor, SlurmExecutor
+
     shared = AutoExecutor._valid_parameters()
     known = {*OWN_KEYS, *SlurmExecutor._valid_parameters(), *shared}.difference(NOT_KEYS)
     given: dict[str, Any] = {}
@@ -165,8 +156,6 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
 
 def _check_queue(name: str) -> None:
     """Refuse a second job of a run: the jobs of a command that was stopped stay in the queue."""
-    if not shutil.which("sbatch"):
-        raise UsageError("--slurm: sbatch is not found; run this on a login node, or add cluster=local.")
     squeue = ["squeue", "--me", "--noheader", "--array", "--format=%i", f"--name={name}"]
     queued = subprocess.run(squeue, check=True, capture_output=True, text=True).stdout.split()
     if queued:

@@ -64,10 +64,6 @@ class RunDirectory:
     def checkpoint(self, step: int | str) -> Path:
         return self.path / f"checkpoint-{step}"
 
-    def non_finite_dump(self, step: int | str) -> Path:
-        """Where the batch of a step with a non-finite loss or gradient is saved."""
-        return self.path / f"not-finite-step-{step}"
-
     @property
     def is_finished(self) -> bool:
         return any((self.path / name).is_file() for name in FILES["weights"])

@@ -174,13 +174,11 @@ def test_the_backend_follows_from_gpu_and_model(monkeypatch: pytest.MonkeyPatch)
     for gpu, tiny in ((False, False), (True, True)):
         monkeypatch.setattr(sampling, "gpu_is_available", lambda gpu=gpu: gpu)
         assert choose_sampler("auto", tiny) == "transformers"
-        with pytest.raises(UsageError, match="--tensor_parallel_size"):
-            choose_sampler("auto", tiny, gpus=2)
     for choice in ("auto", "vllm"):
         with pytest.raises(UsageError, match="vllm"):
             choose_sampler(choice, tiny=False)
     monkeypatch.setattr(sampling, "check_version", lambda package: None)
-    assert choose_sampler("vllm", tiny=False) == choose_sampler("auto", tiny=False, gpus=2) == "vllm"
+    assert choose_sampler("vllm", tiny=False) == choose_sampler("auto", tiny=False) == "vllm"
 
 
 def test_vllm_gets_one_batch_of_requests_with_a_seed_each(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
