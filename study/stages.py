@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from gtpo.errors import UsageError
 from gtpo.models.memory import hours_of_steps
 from gtpo.paper.matrix import RUNS, Experiment, Matrix
-from gtpo.paper.missing import run_missing
 from gtpo.paper.results import Results, read_results
+from gtpo.paper.slurm import run_missing
 from gtpo.paper.states import table
 from gtpo.runs.directory import RunDirectory
 from study.collapse import PAPER

@@ -280,10 +280,7 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None
     solutions = rows["solution"] if "solution" in rows.column_names else []
     pairs = [(prompt, text) for prompt, text in zip(rows["prompt"], solutions, strict=False) if text is not None]
     if not pairs:
-        raise UsageError(
-            f"SFT needs reference solutions, and none of the {len(rows)} rows has one: --solution_column names their "
-            "column."
-        )
+        raise UsageError(f"SFT needs reference solutions, and none of {len(rows)} rows has one: set --solution_column.")
     if len(pairs) < len(rows):
         logger.warning("%d of %d rows dropped: with an empty solution", len(rows) - len(pairs), len(rows))
     turns = [[{"role": "assistant", "content": solution}] for _, solution in pairs]
@@ -359,8 +356,7 @@ def _columns_of(table: Table, named: Mapping[str, str], required: Sequence[str] 
         if name not in table.columns and (role in required or name != role):
             raise UsageError(
                 f"{table.name} has no column {name!r}{nearest(name, table.columns)}: it has "
-                f"{', '.join(map(repr, table.columns))}; --prompt_column, --answer_column and --solution_column name "
-                "those of your data."
+                f"{', '.join(map(repr, table.columns))}; set --prompt_column, --answer_column and --solution_column."
             )
     return {role: name for role, name in named.items() if name in table.columns}
 

@@ -49,19 +49,14 @@ def prepare_tokenizer(
     the model's embedding, of which a tokenizer can have more tokens; ``prompt`` may replace the chat template.
     """
     if tokenizer.eos_token_id is None:
-        raise UsageError(
-            f"the tokenizer of {path} has no EOS token, so a completion cannot end: set eos_token in its "
-            "tokenizer_config.json."
-        )
+        raise UsageError(f"the tokenizer of {path} has no EOS token: set eos_token in its tokenizer_config.json.")
     prompt = prompt or PromptArguments()
     tokenizer.chat_template = prompt.chat_template or tokenizer.chat_template
     arguments = prompt.template_kwargs
     if tokenizer.chat_template is None:
         adds_bos = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = "{{- bos_token -}}" * adds_bos + PLAIN_TEMPLATE
-        logger.warning(
-            "%s has no chat template: its prompts are plain text, `Question: ... Answer:` (--chat_template)", path
-        )
+        logger.warning("%s has no chat template: prompts are `Question: ... Answer:` (--chat_template)", path)
     text = ""
     with suppress(Exception):  # a template is a program: its errors are of any type
         text = tokenizer.apply_chat_template(_PROBE, add_generation_prompt=True, tokenize=False, **arguments)

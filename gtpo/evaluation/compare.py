@@ -83,9 +83,7 @@ def group_seeds(entries: Sequence[Entry]) -> Sides:
     if len(set(names.values())) < 2:
         names = {label: label for label in labels}
     if len(labels) < 2:
-        raise UsageError(
-            f"a comparison needs the scores of two models, found {', '.join(labels) or 'none'}: name two evaluations."
-        )
+        raise UsageError(f"a comparison needs the scores of two models, found {', '.join(labels) or 'none'}: name two.")
     return {name: [e for e in entries if names[e.label] == name] for name in dict.fromkeys(names.values())}
 
 
@@ -96,8 +94,7 @@ def _read_entries(directory: Path, output_dir: Path) -> list[Entry]:
     paths = paths or sorted((output_dir / label_of(directory)).glob("*.json"))
     if not paths:
         raise UsageError(
-            f"--compare {directory} has no scores, and {output_dir} has none of it: expected a directory such as "
-            "outputs/evaluation/RUN, or a run that `evaluate.py --runs` has evaluated."
+            f"--compare {directory} has no scores: name outputs/evaluation/RUN, or a run that is evaluated."
         )
     return [entry for path in paths for entry in read_entries(path)]
 
@@ -125,10 +122,8 @@ def _compare(benchmark: str, names: tuple[str, str], entries: list[list[Entry]])
     problems = {tuple((p.id, p.gold) for p in entry.per_problem) for entry in everything}
     asked = {entry.settings.get("problems_hash") for entry in everything}
     if len(problems) > 1 or len(asked) > 1:
-        raise UsageError(
-            f"the evaluations of {' and '.join(names)} on {benchmark} have different problems: evaluate all of them on "
-            "the same data, with the same --limit."
-        )
+        both = " and ".join(names)
+        raise UsageError(f"{both} have different problems of {benchmark}: evaluate the same data and --limit.")
     for name in _HOW:
         if len({json.dumps(entry.settings.get(name)) for entry in everything}) > 1:
             logger.warning("%s and %s were evaluated with different --%s", *names, name)

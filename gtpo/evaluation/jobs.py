@@ -178,10 +178,7 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
             )
         problems = load_problems(path.stem, source, replace(flags, **known), head.settings.get("problems"))
         if storage.problems_hash(problems.rows) != head.settings.get("problems_hash"):
-            raise UsageError(
-                f"{path} was created from different problems than {source} has now: restore them, or name the "
-                "directory of their data files with --data_dir."
-            )
+            raise UsageError(f"{path} is of different problems than {source} has now: restore them, or set --data_dir.")
         jobs.append(Job(path, problems, head))
     if not jobs:
         raise UsageError(f"no stored completions in {flags.output_dir}: run an evaluation first, or set --output_dir.")

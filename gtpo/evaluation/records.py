@@ -1,7 +1,4 @@
-"""Typed records of an evaluation: the problems of a benchmark, where completions come from, and the scores of a model.
-
-``read`` and ``write`` convert a record from and to JSON; :func:`read_entries` is the reader of ``results.json``.
-"""
+"""Typed records of an evaluation: the problems of a benchmark, the origin of completions, the scores of a model."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -121,9 +118,7 @@ def read_entries(path: Path) -> list[Entry]:
         stored: Any = json.loads(path.read_bytes())
         return [Entry.read(entry) for entry in (stored["results"] if path.name == "results.json" else [stored])]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(
-            f"{path} is damaged ({error}): delete it; `evaluate.py --regrade --output_dir DIR` writes it again."
-        ) from error
+        raise UsageError(f"{path} is damaged ({error}): delete it, `evaluate.py --regrade` writes it again.") from error
 
 
 def _known(cls: Any, stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,9 +96,8 @@ def make_requests(
         ids = encode_prompt(tokenizer, prompt.format.to_messages(problem.question), **prompt.template_kwargs)
         if len(ids) + sampling.max_new_tokens > sampler.context_length:
             raise UsageError(
-                f"the prompt of {problem.id} has {len(ids)} tokens, which with max_new_tokens "
-                f"{sampling.max_new_tokens} exceeds the model's context length {sampler.context_length}: lower "
-                "--max_new_tokens."
+                f"the prompt of {problem.id} has {len(ids)} tokens, more than the context length "
+                f"{sampler.context_length} leaves beside --max_new_tokens {sampling.max_new_tokens}: lower that."
             )
         requests += [Request(problem.id, sample, ids, prefill, end_ids) for sample in range(sampling.k)]
     return requests

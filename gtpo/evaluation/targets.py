@@ -97,9 +97,7 @@ def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
         raise UsageError(f"{trained[True]} was trained on 4-bit weights, {trained[False]} not: set --load_in_4bit.")
     lacking = "a GPU" if not gpu_is_available() else "" if is_installed("bitsandbytes") else "bitsandbytes"
     if True in trained and lacking:
-        logger.warning(
-            "%s was trained on 4-bit weights, which need %s: it is evaluated on others", trained[True], lacking
-        )
+        logger.warning("%s was trained in 4 bits, which need %s: it is evaluated on others", trained[True], lacking)
     return True in trained and not lacking
 
 
@@ -115,9 +113,7 @@ def choose_prompts(asked: dict[str, Any], targets: Sequence[Target], model: str 
     first = next(iter(prompts.values()), PromptArguments(**(of_model | asked)))
     if len(prompts) < len(targets) and (other := next((t for t, prompt in prompts.items() if prompt != first), None)):
         name = _differing(first, prompts[other])[0]
-        raise UsageError(
-            f"the runs were trained with different --{name}, so that of the base model is ambiguous: set --{name}."
-        )
+        raise UsageError(f"the runs have different --{name}, and that of the base model is ambiguous: set --{name}.")
     chosen = [prompts.get(target, first) for target in targets]
     for target, prompt in zip(targets, chosen, strict=True):
         if changed := _differing(PromptArguments(), prompt):
@@ -151,9 +147,7 @@ def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = Fals
     first, *others = bases or [MODEL_ALIASES.get(str(asked), str(asked))]
     for other in others:
         if not same_model(first, other):
-            raise UsageError(
-                f"{bases[first]} was trained from {first}, {bases[other]} from {other}: evaluate them in two commands."
-            )
+            raise UsageError(f"{bases[first]} was trained from {first}, {bases[other]} from {other}: use two commands.")
     if not slow:
         refuse_large_model_without_gpu(asked or first)
     model = resolve_model(asked or first)

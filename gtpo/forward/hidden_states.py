@@ -273,11 +273,7 @@ def hidden_states_and_logits(model: Callable[..., Any], decoder: Any, ids: Tenso
 
 @contextmanager
 def _last_hidden_states_of(decoder: Any, skips_head: bool = True) -> Iterator[list[Tensor]]:
-    """Collect the last hidden states (B, T, H) that the decoder returns in each of its calls.
-
-    Raises:
-        UsageError: If the model does not call it, or it returns something else.
-    """
+    """Collect the last hidden states (B, T, H) that the decoder returns in each of its calls; UsageError if none."""
     seen: list[Tensor] = []
 
     def keep(module: Any, args: Any, output: Any) -> None:

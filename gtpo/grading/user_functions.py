@@ -33,12 +33,10 @@ def load_rewards(
 ) -> "list[CheckedReward]":
     """The reward functions of ``--reward``; their sum is the reward.
 
-    Args:
-        names: Keys of ``known``, or ``file.py:function`` or ``module:function`` with TRL's signature:
-            ``function(completions, **columns) -> list[float | None]``, looked up in the working directory first.
-        known: Name -> function, such as format and accuracy of the paper.
-        columns: Columns of the dataset; none if they are not known yet, then only the functions are loaded.
-        noun: What a function is, reward or grader.
+    ``names`` are keys of ``known``, such as format and accuracy of the paper, or ``file.py:function`` or
+    ``module:function`` with TRL's signature, ``function(completions, **columns) -> list[float | None]``, looked up in
+    the working directory first. Without ``columns``, those of the dataset, the functions are only loaded. ``noun``:
+    what they are, reward or grader.
     """
     if taken := sorted(NOT_COLUMNS & set(columns)):
         raise UsageError(f"the data has a column {taken[0]!r}, a name that TRL uses itself: rename it.")

@@ -1,15 +1,12 @@
 """Where a model is: the tiny base in this package, a directory, or the Hub with its cache and access."""
 
 import json
-import logging
 import os
 import shutil
 from pathlib import Path
 
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import UsageError, nearest
-
-logger = logging.getLogger(__name__)
 
 GB = 10**9
 # Part of the package; named by the hash of its recipe.
@@ -47,11 +44,9 @@ def is_cached(model: str, copy: bool = False) -> bool:
 
 def _is_complete(snapshot: Path) -> bool:
     index = snapshot / "model.safetensors.index.json"
-    files = (
-        set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        if index.is_file()
-        else {"model.safetensors"}
-    )
+    if not index.is_file():
+        return (snapshot / "model.safetensors").is_file()
+    files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     return all((snapshot / name).is_file() for name in files)
 
 
@@ -73,8 +68,8 @@ def check_access(model: str, copy: bool = False) -> str | None:
         )
     except RepositoryNotFoundError:
         return f"the Hub has no model {model}, or it is private: correct --model, or `hf auth login`."
-    except HfHubHTTPError as error:
-        logger.debug("the access to %s was not checked: %s", model, error)
+    except HfHubHTTPError:
+        pass
     return None
 
 

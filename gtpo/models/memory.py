@@ -3,10 +3,10 @@
 Memory of the parts that grow with model and batch: neither the CUDA context nor what the allocators reserve unused.
 """
 
-import logging
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,6 @@ from gtpo.errors import UsageError, counted
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.backend import gpu_is_available, plans_unsloth
 from gtpo.models.hub import GB, hub_is_reachable, is_hub_id
-
-logger = logging.getLogger(__name__)
 
 GIB = 2**30
 # GiB that CUDA reports
@@ -91,11 +89,9 @@ def _alias_of(model: str) -> str:
 
 def known_shape(model: str) -> Shape | None:
     """:func:`shape_of`; None where it is not known."""
-    try:
+    with suppress(OSError, ValueError):
         return shape_of(model)
-    except (OSError, ValueError) as error:
-        logger.debug("no estimate: %s", error)
-        return None
+    return None
 
 
 def download_size(shape: Shape, is_4bit: bool) -> float:

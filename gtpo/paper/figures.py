@@ -108,11 +108,7 @@ def _plot_scores(axis: Any, legend: str, scored: DataFrame, score: str, style: d
 
 
 def _of_model(scored: DataFrame, model: str) -> DataFrame:
-    """The evaluations of a base model before training, among those of several.
-
-    The line in a panel of the accuracy is pass@1. That of the formatting is the share of completions with all tags, of
-    which the curves count those with some as a tenth.
-    """
+    """The evaluations of a base model before training, among those of several."""
     name = Path(MODEL_ALIASES.get(model, model)).name.lower()  # Unsloth's copy has it in its name too
     return scored[[name in entry["label"].lower() for entry in scored["entry"]]]
 

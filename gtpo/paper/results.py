@@ -60,11 +60,7 @@ class Results:
         return [seed for run, seed in self.runs if run == name]
 
     def curve(self, name: str, seed: int, metric: str) -> "Series[float]":
-        """A metric of a run by step.
-
-        Raises:
-            KeyError: If there is no such run or metric.
-        """
+        """A metric of a run by step; KeyError if there is no such run or metric."""
         values = self.runs[name, seed][metric].dropna()
         if values.empty:
             raise KeyError(metric)

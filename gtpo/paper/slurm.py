@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.errors import UsageError, first_line
-from gtpo.paper.matrix import Evaluation, Experiment
-from gtpo.paper.runner import Process, Work, cores, failure, run_one, threads_of
+from gtpo.files import CONFIGS
+from gtpo.paper.matrix import RUNS, Evaluation, Experiment
+from gtpo.paper.results import Results, read_results
+from gtpo.paper.runner import Process, Work, cores, failure, run_all, run_one, slots_of, threads_of
 
 SIGNAL_SECONDS = 120  # between a script that Slurm has stopped and the end of its job
 POLL_SECONDS = {"slurm": 10, "local": 0.1}
@@ -121,6 +123,24 @@ def _message(work: Work, job: Any) -> str | None:
         trace = [line for line in str(error).splitlines() if re.match(r"\w+(\.\w+)*: ", line)]  # of submitit's process
         return failure(work, f"failed in job {job.job_id} ({trace[-1] if trace else first_line(error)})")
     return failure(work, f"failed with exit code {code}") if (code := job.result()) else None
+
+
+def run_missing(
+    scale: str,
+    experiments: Sequence[Experiment],
+    evaluations: Sequence[Evaluation],
+    jobs: int | None = None,
+    gpus: Sequence[str] | None = None,
+    slurm: Sequence[str] | None = None,
+) -> tuple[Results, list[str]]:
+    """Do what is missing, here or as Slurm jobs; all results of the scale, and a message for each failure."""
+    if not Path("evaluate.py").is_file():  # the scripts are those of the working directory
+        raise UsageError(f"the working directory has no evaluate.py: first `cd {str(CONFIGS.parent)!r}`.")
+    if slurm:
+        failures = run_jobs(experiments, evaluations, read_cluster(slurm, scale, RUNS / scale / "jobs"))
+    else:
+        failures = run_all(experiments, evaluations, slots_of(scale, gpus, jobs))
+    return read_results([RUNS / scale]), failures
 
 
 def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:

@@ -76,10 +76,6 @@ class RunDirectory:
         """The logged completions, one parquet table per logged step, oldest first."""
         return sorted(self.completions.glob("*.parquet"))
 
-    def held_out_completions(self) -> list[Path]:
-        """A completion of the same held-out prompt at each evaluation, oldest first."""
-        return sorted(self.completions.glob("held_out_*.json"))
-
     def read_config(self) -> dict[str, Any]:
         """The settings as stored; raises as :func:`read_yaml`."""
         return read_yaml(self.config, aliases=False)  # it may be a stranger's

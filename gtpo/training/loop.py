@@ -66,10 +66,7 @@ def train(trainer: Any, checkpoint: str | None) -> None:
         trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
     if checkpoint is not None and steps_are_done(Path(checkpoint), trainer.args.max_steps):
         if IS_MAIN_PROCESS:
-            logger.warning(
-                "%s is finished: its adapter and report are written again; a larger --max_steps trains further",
-                trainer.args.output_dir,
-            )
+            logger.warning("%s is finished, and saved again: --max_steps trains further", trainer.args.output_dir)
         trainer._load_from_checkpoint(checkpoint)
         return
     try:

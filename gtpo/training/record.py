@@ -1,7 +1,4 @@
-"""What a step leaves in the metrics and in the table of completions, and one group for notebooks.
-
-Nothing here changes the loss.
-"""
+"""What a step leaves in the metrics and in the table of completions, and one group for notebooks: not the loss."""
 
 import copy
 import math

@@ -79,11 +79,8 @@ NAN_PROBABILITIES = ("probability tensor contains", "device-side assert")  # tor
 class GRPOTrainer(HeldOutEvaluation):
     """GRPO (Eq. 1 and 2) with the conflict and entropy metrics of the paper.
 
-    Args:
-        model, reward_funcs, args, kwargs: As for TRL's GRPOTrainer; the paper has ``args`` with ``loss_type="grpo"``.
-
-    Raises:
-        UsageError: For settings that change the loss and are not implemented, each named.
+    Arguments are those of TRL's GRPOTrainer; the paper has ``args`` with ``loss_type="grpo"``. UsageError for settings
+    that change the loss and are not implemented, each named.
     """
 
     reward_funcs: list[Any]  # these three are TRL's
@@ -400,9 +397,7 @@ class GRPOTrainer(HeldOutEvaluation):
 class GTPOTrainer(GRPOTrainer):
     """GTPO (arXiv 2508.03772): GRPOTrainer with the objective of Eq. 11; no KL term, no reference model, no clipping.
 
-    Args:
-        gtpo: Settings of the method; the paper's by default.
-        model, reward_funcs, args, kwargs: As for :class:`GRPOTrainer`; UsageError if ``beta`` is not 0.
+    ``gtpo`` are the settings of the method, the paper's by default. UsageError if ``beta`` is not 0.
     """
 
     _tag_names = ["trl", "gtpo"]  # of PEFT's card in a checkpoint
