@@ -409,9 +409,6 @@ def _read_file(parser: Any, path: str | Path) -> dict[str, Any]:
     return {name: values[name] for name in given_on(words)}
 
 
-# From values to dataclasses
-
-
 def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], given: set[str]) -> None:
     """Set what follows from other settings: batch sizes, evaluation, the run directory, vLLM's share."""
     processes = int(os.environ.get("WORLD_SIZE", 1))

@@ -131,9 +131,6 @@ def _rows_of(name: str, split: str, data_dir: str | None, seed: int = 0) -> list
     return rows
 
 
-# Training rows and problems
-
-
 def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
     """Training rows and held-out rows, which have the same columns; None without ``eval_dataset`` and ``eval_rows``.
 
@@ -286,9 +283,6 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None
     turns = [[{"role": "assistant", "content": solution}] for _, solution in pairs]
     extra = {"chat_template_kwargs": [dict(template_kwargs)] * len(pairs)} if template_kwargs else {}
     return _to_dataset({"prompt": [prompt for prompt, _ in pairs], "completion": turns, **extra})
-
-
-# Your data
 
 
 ROLES = ("prompt", "answer", "solution")

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from gtpo.arguments import MODEL_ALIASES, Settings
-from gtpo.errors import UsageError, counted
+from gtpo.errors import UsageError, counted, first_line
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.backend import gpu_is_available, plans_unsloth
 from gtpo.models.hub import GB, hub_is_reachable, is_hub_id
@@ -74,7 +74,10 @@ def shape_of(model: str) -> Shape:
     from transformers import AutoConfig
 
     local = not is_hub_id(model) or not hub_is_reachable()
-    config = AutoConfig.from_pretrained(model, trust_remote_code=False, local_files_only=local).get_text_config()
+    try:
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False, local_files_only=local).get_text_config()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the config.json of {model!r}: {first_line(error)}") from error
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     if experts or not hasattr(config, "intermediate_size") or not hasattr(config, "num_key_value_heads"):
         raise UsageError(f"{model} ({config.model_type}) has no estimate: expected a dense Llama-like model.")
@@ -89,7 +92,7 @@ def _alias_of(model: str) -> str:
 
 def known_shape(model: str) -> Shape | None:
     """:func:`shape_of`; None where it is not known."""
-    with suppress(OSError, ValueError):
+    with suppress(UsageError):
         return shape_of(model)
     return None
 

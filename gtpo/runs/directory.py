@@ -157,9 +157,6 @@ def command_of(run: RunDirectory, *flags: str) -> str:
     return shlex.join(["python", script, *flags, *words_of(again)])
 
 
-# Checkpoints
-
-
 def write_manifest(checkpoint: Path) -> None:
     """List the files of a checkpoint with their SHA-256, once all are written."""
     apply_umask(checkpoint)

@@ -88,8 +88,8 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         size, ranks = self.args.per_device_eval_batch_size, self.accelerator.num_processes
         if size * ranks % self.num_generations_eval:
-            groups = f"groups of {self.num_generations_eval} on {ranks} process(es)"
-            raise UsageError(f"--per_device_eval_batch_size {size} does not divide into {groups}.")
+            unit = self.num_generations_eval
+            raise UsageError(f"--per_device_eval_batch_size {size} x {ranks} is not a multiple of the group of {unit}.")
         batches = eval_batches(len(rows), self.num_generations_eval, size, ranks, self.accelerator.process_index)
         prompts = iter([count for _, count in batches])
         return DataLoader(

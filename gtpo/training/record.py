@@ -130,9 +130,6 @@ def _read(trainer: Any, mode: str, unread: list[_Unread]) -> None:
                 trainer._metrics[mode][name].append(float(measured.mean()))
 
 
-# Columns of the table in addition to TRL's
-
-
 def spans_in_text(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[Any], str]) -> list[list[list[int]]]:
     """The conflict spans of each completion as [start, end) in the characters of its text. Shape (B, T) each.
 
@@ -205,9 +202,6 @@ def tag_span(pieces: Sequence[str | None], tag: str) -> tuple[int, int] | None:
     start = "".join(texts).find(tag)
     ends = list(accumulate(map(len, texts)))
     return None if start < 0 else (bisect_right(ends, start), bisect_left(ends, start + len(tag)) + 1)
-
-
-# One group, without training on it
 
 
 def inspect_group(trainer: Any, row: int) -> Group:

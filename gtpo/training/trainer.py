@@ -227,8 +227,6 @@ class GRPOTrainer(HeldOutEvaluation):
 
     inspect_group = record.inspect_group  # one group as a step sees it, without training on it
 
-    # The table of completions
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         # The summary comes after the last checkpoint, and TRL would write the last step's table again: a kill would
         # truncate a table that no resumed run repeats.

@@ -165,6 +165,7 @@ def outcome(script: str, argv: list[str]) -> tuple[object, list[str]]:
     main = importlib.import_module(script).main
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         patch.setattr(sys, "argv", [f"{script}.py", *argv])
+        patch.setenv("ACCELERATE_USE_FSDP", "false")  # --fsdp sets it
         with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as exit_:
             run_script(main)
     return exit_.value.code, errors.getvalue().strip().splitlines()
