@@ -15,7 +15,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 
 from gtpo.paper.figures import draw_all
 from gtpo.paper.matrix import evaluations_of, experiments_of, load_matrix, select_figures
-from gtpo.paper.missing import run_missing
+from gtpo.paper.slurm import run_missing
 from gtpo.paper.states import commands, table
 from gtpo.runs.script import run_script
 

@@ -50,9 +50,9 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
+from examples.tiny_base import save_untrained_tiny
 from gtpo import ConflictMetrics, RolloutCheck
 from gtpo.arguments import GTPOArguments
-from gtpo.models.hub import save_untrained_tiny
 from gtpo.training.checks import INTERVAL
 from gtpo.training.initial_entropy import padded_batch
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer

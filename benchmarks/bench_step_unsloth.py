@@ -29,7 +29,7 @@ from bench_loss import medians, provenance  # noqa: E402
 from bench_step import GROUP, SHAPES, gradient_of, make_trainer  # noqa: E402
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM  # noqa: E402
 
-from gtpo.models.hub import save_untrained_tiny  # noqa: E402
+from examples.tiny_base import save_untrained_tiny  # noqa: E402
 
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

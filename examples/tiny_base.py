@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gtpo.data.arithmetic import arithmetic
 from gtpo.models.backend import limit_openmp_spinning
+from gtpo.models.hub import TINY_BASE
 from gtpo.prompts import SYSTEM_PROMPT, TAGS, to_completion, to_messages
 
 TINY: dict[str, Any] = {  # the recipe of the tiny base; its hash names the directory
@@ -117,6 +118,17 @@ def save_untrained(directory: Path) -> None:
     )
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+
+
+def save_untrained_tiny(directory: str | Path, seed: int = 0, base: Path = TINY_BASE, **shape: Any) -> Path:
+    """Save a shipped base with untrained weights, deterministic in the seed; ``shape``: changes of its LlamaConfig."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    LlamaForCausalLM(LlamaConfig.from_pretrained(base, use_cache=True, **shape)).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(base, trust_remote_code=False).save_pretrained(directory)
+    return Path(directory)
 
 
 def train_tiny(root: Path) -> Path:

@@ -10,20 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gtpo.arguments import GTPOArguments
-    from gtpo.models.backend import load_backend
-    from gtpo.training.diagnosis import ConflictMetrics, RolloutCheck, SamplerProbe
-    from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
-
-__all__ = [
-    "ConflictMetrics",
-    "GRPOTrainer",
-    "GTPOArguments",
-    "GTPOTrainer",
-    "RolloutCheck",
-    "SamplerProbe",
-    "load_backend",
-]
+    from gtpo.arguments import GTPOArguments as GTPOArguments
+    from gtpo.models.backend import load_backend as load_backend
+    from gtpo.training.diagnosis import ConflictMetrics as ConflictMetrics
+    from gtpo.training.diagnosis import RolloutCheck as RolloutCheck
+    from gtpo.training.diagnosis import SamplerProbe as SamplerProbe
+    from gtpo.training.trainer import GRPOTrainer as GRPOTrainer
+    from gtpo.training.trainer import GTPOTrainer as GTPOTrainer
 
 _MODULES = {
     **dict.fromkeys(("ConflictMetrics", "RolloutCheck", "SamplerProbe"), "gtpo.training.diagnosis"),
@@ -31,6 +24,7 @@ _MODULES = {
     "GTPOArguments": "gtpo.arguments",
     "load_backend": "gtpo.models.backend",
 }
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:

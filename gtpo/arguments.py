@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gtpo.errors import UsageError, first_line
+from gtpo.errors import UsageError
 from gtpo.prompts import TAGS, PromptFormat, default_system_prompt
 
 MODEL_ALIASES = {
@@ -86,19 +86,11 @@ class DataArguments:
     solution_column: str = option("solution", "Column of your data with the reference completion, for SFT.")
     limit: int | None = option(None, "Only the first N usable rows.")
     eval_dataset: str | None = option(
-        None,
-        "Held-out set, evaluated during training: your data, as --dataset, or the test split of "
-        f"{', '.join(BENCHMARK_TITLES)}. best/ follows it.",
+        None, "Held-out set, evaluated while training: as --dataset, or test split of a benchmark. best/ follows it."
     )
-    eval_rows: int | None = option(
-        None,
-        "Hold out N training rows, chosen by the seed, and evaluate them while training; with "
-        "--eval_dataset, N of its rows.",
-    )
+    eval_rows: int | None = option(None, "Hold out N training rows, chosen by the seed, or N of --eval_dataset.")
     eval_split: str | None = option(None, "Split of --eval_dataset, a Hub dataset; else test.")
-    max_prompt_length: int = option(
-        4000, "Maximum prompt length in tokens; longer prompts are dropped and counted [Listing 1]."
-    )
+    max_prompt_length: int = option(4000, "Prompts of more tokens are dropped and counted [Listing 1].")
 
     def __post_init__(self) -> None:
         check_fields(self, {"limit": AT_LEAST_1, "max_prompt_length": AT_LEAST_1})
@@ -113,34 +105,23 @@ class FormatArguments:
 
     _argument_group_name = "prompt"
 
-    tags: str = option(
-        " ".join(TAGS), "Tags around the reasoning and the answer of a completion, four words [Section 8.2]."
-    )
-    system_prompt: str | None = option(
-        None,
-        "Text, a file, or none (only what the chat template adds). Default: the paper's, with the --tags "
-        "[Section 8.2].",
-    )
-    chat_template: str | None = option(
-        None, "Jinja file that turns a conversation into text. Default: the tokenizer's."
-    )
+    tags: str = option(" ".join(TAGS), "Tags around reasoning and answer of a completion, four words [Section 8.2].")
+    system_prompt: str | None = option(None, "Text, a file, or none. Default: the paper's, with --tags [Section 8.2].")
+    chat_template: str | None = option(None, "Jinja file for conversations. Default: the tokenizer's.")
 
     def __post_init__(self) -> None:
         self.tags = " ".join(self.tags.split())
         tags = self.tags.split()
         overlap = any(a in b for i, a in enumerate(tags) for j, b in enumerate(tags) if i != j)
         if len(tags) != len(TAGS) or overlap:
-            raise UsageError(
-                f"--tags is {self.tags!r}: expected four different tags, none a part of another, such as "
-                '"<think> </think> <answer> </answer>".'
-            )
+            raise UsageError(f"--tags is {self.tags!r}: expected four different tags, none a part of another.")
         text = None if self.system_prompt is None else _text_or_file("system_prompt", self.system_prompt)
         is_default = text is None or _DEFAULT_PROMPT.fullmatch(text)
         self.system_prompt = default_system_prompt(self.format_tags) if is_default else text
         if isinstance(self.chat_template, StoredText):
             self.chat_template = str(self.chat_template)
         elif self.chat_template is not None and "{" not in self.chat_template:
-            self.chat_template = _read_file("chat_template", self.chat_template)
+            self.chat_template = Path(self.chat_template).read_text(encoding="utf-8")
 
     @property
     def format_tags(self) -> tuple[str, str, str, str]:
@@ -158,9 +139,7 @@ class FormatArguments:
 class PromptArguments(FormatArguments):
     """The prompt of a run, with a setting that TRL's GRPOConfig has and SFTConfig has not."""
 
-    chat_template_kwargs: dict | str | None = option(
-        None, "Arguments of the chat template as JSON, such as '{\"enable_thinking\": false}' for Qwen3."
-    )
+    chat_template_kwargs: dict | str | None = option(None, 'JSON, such as {"enable_thinking": false} for Qwen3.')
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -194,17 +173,10 @@ def _text_or_file(name: str, value: str) -> str:
     text = value.strip()
     is_name = "\n" not in value and len(value) < 256 and not isinstance(value, StoredText)
     if is_name and (Path(text).is_file() or re.fullmatch(r"\S+\.(txt|md)", text)):
-        text = _read_file(name, text).strip()
+        text = Path(text).read_text(encoding="utf-8").strip()
     if not text:
         raise UsageError(f"--{name} is empty: expected text, a file with text, or none.")
     return text
-
-
-def _read_file(name: str, path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--{name} {path} cannot be read: {first_line(error)}.") from error
 
 
 def _json_object(name: str, text: str) -> dict[str, Any]:
@@ -221,9 +193,7 @@ class RewardArguments:
     _argument_group_name = "reward"
 
     reward: list[str] = option(
-        ["format", "accuracy"],
-        "Reward functions, summed: format and accuracy [Section 8.2], or your own as file.py:function or "
-        "module:function, with TRL's signature.",
+        ["format", "accuracy"], "Summed: format and accuracy [Section 8.2], or your own, file.py:function as in TRL."
     )
 
 
@@ -234,16 +204,10 @@ class ModelArguments:
     _argument_group_name = "model"
 
     model: str = option(
-        "tiny",
-        "tiny (a million parameters, CPU), smol (SmolLM2-135M-Instruct, CPU), llama "
-        "(Llama-3.1-8B-Instruct), qwen (Qwen2.5-3B-Instruct), a Hub id or a local path.",
+        "tiny", "tiny, smol (SmolLM2-135M), llama (Llama-3.1-8B-Instruct), qwen (Qwen2.5-3B-Instruct), Hub id or path."
     )
-    backend: str = option(
-        "auto", "auto: unsloth on a GPU, transformers without one. Or choose unsloth or transformers."
-    )
-    lora_rank: int = option(
-        64, "Rank of the LoRA adapter; alpha = rank [Listing 1]. 0 trains all weights (--backend transformers)."
-    )
+    backend: str = option("auto", "unsloth or transformers; auto: unsloth on a GPU, transformers without one.")
+    lora_rank: int = option(64, "Rank of the LoRA adapter; alpha = rank [Listing 1]. 0 trains all weights.")
     lora_target_modules: list[str] = option(
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         "Modules that get an adapter [Listing 1], or all-linear.",
@@ -276,26 +240,19 @@ class GTPOArguments:
     _argument_group_name = "GTPO"
 
     gamma: float = option(0.1, "Weight of the entropy penalty, >= 0 [Eq. 11, Section 6].")
-    entropy_threshold: float = option(
-        math.log(2.0), "Completions with a higher mean entropy (nats) are filtered [Eq. 10: ln 2]."
-    )
+    entropy_threshold: float = option(math.log(2.0), "Completions above this entropy (nats) are filtered [Eq. 10].")
     entropy_filter: Literal["auto", "on", "off", "negative_only"] = option(
         "auto", "auto: on if the untrained policy's entropy is below ln 2 [Eq. 10]; negative_only [Fig. 4c]."
     )
     conflict_correction: bool = option(True, "Weight conflict tokens by lambda [Eq. 9]; false: weight 1.")
-    conflict_positive_weight: float = option(
-        2.0,
-        "Lambda of conflict tokens with A > 0 [Eq. 9: 2]; with 1 they are not doubled.",
-    )
+    conflict_positive_weight: float = option(2.0, "Lambda of conflict tokens with A > 0 [Eq. 9: 2].")
     conflict_span: Literal["anchored", "first_run", "common"] = option(
         "anchored",
-        "Which conflict tokens are corrected: anchored at both ends [Section 5.1], the first run anywhere, or "
-        "the common prefix and suffix of the group.",
+        "Anchored at both ends [Section 5.1], the first run anywhere, or the group's common prefix and suffix.",
     )
     initial_entropy: float | None = option(
         None,
-        "Mean entropy of the untrained policy in nats, as printed by an earlier run with the same base. "
-        "Default: measured on 100 prompts [Section 6].",
+        "Mean entropy of the untrained policy in nats, as an earlier run printed it. Default: measured [Section 6].",
     )
 
     def __post_init__(self) -> None:
@@ -310,32 +267,19 @@ class RunArguments:
     _argument_group_name = "run"
 
     prompts_per_step: int | None = option(
-        None,
-        "Prompts per optimizer step, with G completions each [Listing 1: 1]. Batch size and gradient "
-        "accumulation are derived from it unless given.",
+        None, "Prompts per optimizer step, with G completions each [Listing 1: 1]; batch sizes follow from it."
     )
     resume: str | None = option(
         None, "Resume the run in --output_dir, or in the given directory.", nargs="?", const="auto"
     )
     overwrite: bool = option(False, "Replace the run directory if it exists.")
-    merge: Literal["none", "16bit"] = option(
-        "none", "16bit: also write merged/, base and adapter as one standalone model."
-    )
+    merge: Literal["none", "16bit"] = option("none", "16bit: also write merged/, one standalone model.")
     dry_run: bool = option(False, "Print steps, hours, disk, expected memory and changed settings, and exit.")
 
 
 def fields_of(classes: Sequence[type]) -> dict[str, dataclasses.Field[Any]]:
     """Name -> field of every setting of some dataclasses."""
     return {item.name: item for cls in classes for item in dataclasses.fields(cls) if item.init}
-
-
-def check_eval_batch(batch_size: int, group_size: int, processes: int) -> None:
-    """Refuse batches that are not made of whole groups."""
-    if batch_size * processes % group_size:
-        raise UsageError(
-            f"--per_device_eval_batch_size {batch_size} x {processes} process(es) = {batch_size * processes} must be a "
-            f"multiple of --num_generations_eval {group_size}: an evaluation has batches of whole groups."
-        )
 
 
 @dataclass

@@ -16,7 +16,7 @@ import sys
 
 from gtpo.paper.figures import draw_all
 from gtpo.paper.matrix import evaluations_of, experiments_of, load_matrix, seeds_of_all
-from gtpo.paper.missing import run_missing
+from gtpo.paper.slurm import run_missing
 from gtpo.paper.states import table
 from gtpo.runs.script import run_script
 from rewards import rewards_in

@@ -23,11 +23,12 @@ from gtpo.paper.matrix import (
     seeds_of_all,
     select_figures,
 )
-from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, condense, read_results, rounded
+from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, read_results
 from gtpo.reports.curves import LEAST_SEEDS
 from study.claims import read_claims
 from study.collapse import FAMILIES, admission, comparison, draw_survival
 from study.collapse import STORED as COLLAPSE_METRICS
+from study.condensed import condense, rounded
 from study.measures import STATISTICS, largest_loss, quarters
 from study.mechanism import effect_of, policy_title, write_mechanism
 from study.rendering import render, wrapped

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gtpo.errors import UsageError
-from gtpo.paper.matrix import RUNS, Experiment, Matrix, step_seconds
-from gtpo.paper.missing import run_missing
+from gtpo.models.memory import hours_of_steps
+from gtpo.paper.matrix import RUNS, Experiment, Matrix
 from gtpo.paper.results import Results, read_results
+from gtpo.paper.slurm import run_missing
 from gtpo.paper.states import table
 from gtpo.runs.directory import RunDirectory
 from study.collapse import PAPER
@@ -49,7 +50,7 @@ def runs_of_stage(matrix: Matrix, stage: int, model: str) -> list[Stage]:
     """GRPO alone, or both objectives with both betas of Adam; the first seed of all before the second."""
     name, share = MODELS[model]
     arms = [FIRST] if stage == 1 else [(method, betas) for betas in BETAS for method in ("grpo", "gtpo")]
-    usual, longest = (share * step_seconds(matrix, "llama", GROUP, tokens) / 3600 for tokens in tokens_of(matrix))
+    usual, longest = (hours_of_steps(matrix["paper"], "llama", GROUP, tokens, share) for tokens in tokens_of(matrix))
     found = []
     for seed in SEEDS:
         for method, betas in arms:
@@ -84,7 +85,7 @@ def listing(matrix: Matrix, stage: int, model: str) -> list[str]:
 def hours_of_stage(matrix: Matrix, stage: int) -> tuple[int, float, float, float]:
     """Runs that a stage adds, and their GPU hours: the least, the most, and if all collapse from the first step on."""
     steps = len(SEEDS) * (STEPS[1] if stage == 1 else 4 * STEPS[2] - STEPS[1])
-    usual, longest = (steps * step_seconds(matrix, "llama", GROUP, tokens) / 3600 for tokens in tokens_of(matrix))
+    usual, longest = (hours_of_steps(matrix["paper"], "llama", GROUP, tokens, steps) for tokens in tokens_of(matrix))
     return (1 if stage == 1 else 3) * len(SEEDS), usual / matrix["paper"]["speedup"]["llama"], usual, longest
 
 

@@ -49,7 +49,8 @@ def release_runs() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of an untrained tiny Llama with tokenizer and chat template."""
-    from gtpo.models.hub import TINY_BASE, save_untrained_tiny
+    from examples.tiny_base import save_untrained_tiny
+    from gtpo.models.hub import TINY_BASE
 
     return save_untrained_tiny(tmp_path_factory.mktemp("tiny"), base=TINY_BASE.with_name("base-16f86973"))
 

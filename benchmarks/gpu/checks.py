@@ -129,7 +129,7 @@ def save_tokenizer(directory: Path, vocab_size: int) -> None:
     """Save the tiny model's tokenizer, padded to ``vocab_size`` with tokens that occur in no text."""
     from transformers import AutoTokenizer
 
-    from gtpo.models.hub import save_untrained_tiny
+    from examples.tiny_base import save_untrained_tiny
 
     AutoTokenizer.from_pretrained(save_untrained_tiny(directory / "tiny")).save_pretrained(directory)
     path = directory / "tokenizer.json"

@@ -77,7 +77,7 @@ def given(base: type, file: Path) -> type:
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             save_file({name: weight.grad.float().cpu() for name, weight in self.weights.items()}, file)
 
-    class Given(base):  # type: ignore[misc]
+    class Given(base):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.add_callback(Store())
@@ -101,6 +101,6 @@ if __name__ == "__main__":
     load_backend_from_flags("gtpo", SETTINGS, argv)  # before transformers is imported, as in the script
     from gtpo.training import trainer
 
-    trainer.GTPOTrainer = given(trainer.GTPOTrainer, Path(file))  # type: ignore[misc]
+    trainer.GTPOTrainer = given(trainer.GTPOTrainer, Path(file))  # type: ignore[misc, assignment]
     sys.argv = [str(ROOT / script), *argv]
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -9,7 +9,7 @@ import json
 import runpy
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +39,7 @@ class Phases:
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
         self.peak: dict[str, float] = {}
         self.open: list[str] = []
         self.longest: list[int] = []  # tokens of the longest completion of each step
@@ -108,7 +108,7 @@ class StepPhases(TrainerCallback):
 def timed(base: type) -> type:
     """The trainer class with timed phases."""
 
-    class Timed(base):  # type: ignore[misc]
+    class Timed(base):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.phases = Phases()
@@ -143,7 +143,7 @@ class Library(trl.GRPOTrainer):
 
 
 if __name__ == "__main__":
-    trainer.GTPOTrainer = timed(trainer.GTPOTrainer)  # type: ignore[misc]
-    trainer.GRPOTrainer = timed(Library if library else trainer.GRPOTrainer)  # type: ignore[misc]
+    trainer.GTPOTrainer = timed(trainer.GTPOTrainer)  # type: ignore[misc, assignment]
+    trainer.GRPOTrainer = timed(Library if library else trainer.GRPOTrainer)  # type: ignore[misc, assignment]
     sys.argv = [str(ROOT / sys.argv[1]), *sys.argv[2:]]
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -409,9 +409,6 @@ def _read_file(parser: Any, path: str | Path) -> dict[str, Any]:
     return {name: values[name] for name in given_on(words)}
 
 
-# From values to dataclasses
-
-
 def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], given: set[str]) -> None:
     """Set what follows from other settings: batch sizes, evaluation, the run directory, vLLM's share."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
@@ -470,7 +467,10 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
         given["output_dir"], given["run_name"] = trainer.output_dir, trainer.run_name = names
     groups = {cls.__name__.removesuffix("Arguments").lower(): group for cls, group in built.items()}
     settings = Settings(method, trainer=trainer, given=given, changed=changed, **groups)
-    _warn_of_tags(settings)
+    names, prompt = settings.reward.reward if settings.reward else (), settings.prompt.format
+    wanted = prompt.tags if "format" in names else prompt.tags[2:] if "accuracy" in names else ()
+    if prompt.system_prompt and (missing := [tag for tag in wanted if tag not in prompt.system_prompt]):
+        logger.warning("--system_prompt lacks %s, which the rewards need: add them, or set --tags", " ".join(missing))
     return settings
 
 
@@ -488,11 +488,3 @@ def _undo_changes_of_unsloth(trainer: Any, asked: Mapping[str, Any]) -> None:
         if found != wanted:
             logger.warning("Unsloth changed %s from %s to %s: set back to %s", name, wanted, found, wanted)
             setattr(trainer, name, wanted)
-
-
-def _warn_of_tags(settings: Settings) -> None:
-    """Say which tags the rewards look for although the system prompt does not name them."""
-    names, prompt = settings.reward.reward if settings.reward else (), settings.prompt.format
-    wanted = prompt.tags if "format" in names else prompt.tags[2:] if "accuracy" in names else ()
-    if prompt.system_prompt and (missing := [tag for tag in wanted if tag not in prompt.system_prompt]):
-        logger.warning("--system_prompt lacks %s, which the rewards need: add them, or set --tags", " ".join(missing))

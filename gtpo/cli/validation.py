@@ -1,7 +1,4 @@
-"""Checks of settings that TRL or Transformers would fail on later, and the settings that are derived from others.
-
-Derived are the batch sizes, from whole groups, and the evaluation of held-out rows.
-"""
+"""Checks of settings that TRL or Transformers would fail on later; batch sizes and evaluation, from other settings."""
 
 import argparse
 import math
@@ -10,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gtpo.arguments import AT_LEAST_1, NOT_NEGATIVE, Check, check_eval_batch, check_fields
+from gtpo.arguments import AT_LEAST_1, NOT_NEGATIVE, Check, check_fields
 from gtpo.errors import UsageError
 
 EVALUATIONS = 10  # of a run, unless --eval_steps is given
@@ -87,17 +84,15 @@ def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -
     needs_adapter = values["backend"] == "unsloth" or values["load_in_4bit"] or values["merge"] != "none"
     if values["lora_rank"] == 0 and needs_adapter:
         raise UsageError(
-            "--lora_rank 0 trains all weights, without an adapter: set --backend transformers, --load_in_4bit false, "
-            "--merge none."
+            "--lora_rank 0 has no adapter: set --backend transformers, --load_in_4bit false, --merge none."
         )
     if values["merge"] != "none" and os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":  # of accelerate launch
         raise UsageError("--merge does not support DeepSpeed: merge afterwards, --resume RUN --merge 16bit on one GPU.")
     lengths = [values[name] for name in ("max_prompt_length", "max_completion_length") if name in values]
     if sum(lengths) > values["max_seq_length"]:
         raise UsageError(
-            f"prompts of up to {lengths[0]} tokens and completions of up to {sum(lengths[1:])} exceed max_seq_length "
-            f"{values['max_seq_length']}: lower --max_prompt_length or --max_completion_length, or raise "
-            "--max_seq_length."
+            f"prompts of up to {lengths[0]} and completions of up to {sum(lengths[1:])} tokens exceed --max_seq_length "
+            f"{values['max_seq_length']}: lower --max_prompt_length or --max_completion_length, or raise it."
         )
 
 
@@ -117,7 +112,6 @@ def evaluation_settings(values: Mapping[str, Any], processes: int) -> dict[str, 
         group = values["num_generations_eval"] or 1
         unit = group // math.gcd(group, processes)
         batch = batch or -(-values["per_device_train_batch_size"] // unit) * unit
-        check_eval_batch(batch, group, processes)
         derived["num_generations_eval"] = group
         metric = "eval_accuracy" if "accuracy" in values.get("reward", ()) else "eval_reward"
     else:

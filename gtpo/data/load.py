@@ -70,10 +70,6 @@ def _read_gsm8k(row: Row) -> tuple[str, str | None, str | None]:
     return row["question"], gsm8k_gold(row["answer"]), without_calculator
 
 
-def _read_math(row: Row) -> tuple[str, str | None, str | None]:
-    return row["problem"], last_boxed(row["solution"]), row["solution"]
-
-
 _MATH_CONFIGS = (
     *("algebra", "counting_and_probability", "geometry", "intermediate_algebra"),
     *("number_theory", "prealgebra", "precalculus"),
@@ -81,7 +77,10 @@ _MATH_CONFIGS = (
 _GSM8K = ("openai/gsm8k", ("main",))
 _MATH = ("EleutherAI/hendrycks_math", _MATH_CONFIGS)
 _OF_GSM8K: tuple[tuple[str, ...], Read] = (("question", "answer"), _read_gsm8k)
-_OF_MATH: tuple[tuple[str, ...], Read] = (("problem", "solution"), _read_math)
+_OF_MATH: tuple[tuple[str, ...], Read] = (
+    ("problem", "solution"),
+    lambda row: (row["problem"], last_boxed(row["solution"]), row["solution"]),
+)
 _OF_AIME: tuple[tuple[str, ...], Read] = (("problem", "answer"), lambda row: (row["problem"], row["answer"], None))
 
 TRAIN = {
@@ -115,13 +114,10 @@ def _rows_of(name: str, split: str, data_dir: str | None, seed: int = 0) -> list
         return list(arithmetic("test", ARITHMETIC_TEST_ROWS, seed=0, steps=ARITHMETIC_STEPS[name]))
     source = (TRAIN if split == "train" else BENCHMARKS)[name]
     if data_dir is None:
-        try:
-            parts = [read_hub(source.hub_id, config, source.hub_split) for config in source.configs]
-        except UsageError as error:
-            raise UsageError(f"{error} Or set --data_dir to a directory that contains {source.file}.") from error
+        parts = [read_hub(source.hub_id, config, source.hub_split) for config in source.configs]
         table = Table.of(source.hub_id, (row for part in parts for row in part.rows))
     else:
-        table = read_file(Path(data_dir) / source.file, f"for {name}, --data_dir must contain {source.file}.")
+        table = read_file(Path(data_dir) / source.file)
     kept, dropped = _usable(table, _columns_of(table, {column: column for column in source.columns}, source.columns))
     rows = []
     for row, place in kept:
@@ -133,9 +129,6 @@ def _rows_of(name: str, split: str, data_dir: str | None, seed: int = 0) -> list
             rows.append({"question": question, "gold": gold, "reasoning": reasoning})
     _report_dropped(table, dropped)
     return rows
-
-
-# Training rows and problems
 
 
 def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
@@ -177,16 +170,12 @@ def load_train(
 ) -> "Dataset":
     """The rows of ``data.dataset``: columns prompt, answer, solution, and all others of your data under their names.
 
-    A prompt that is a conversation is not changed. The number of dropped rows is logged.
+    A prompt that is a conversation is not changed. The number of dropped rows is logged. ``seed``: of the generated
+    arithmetic problems. ``for_sft``: without a column of solutions, the last turn of a conversation is one where it is
+    the assistant's. ``held_out``: the rows are those of ``--eval_dataset``, by default of its test split.
 
-    Args:
-        data: Which rows, and the columns of your data; answer and solution are optional.
-        seed: Of the generated arithmetic problems.
-        dry_run: Do not ask the Hub. The rows of gsm8k and math are empty then, and their number and columns are enough
-            for a plan; of another dataset of the Hub neither is known, and the result has no columns.
-        prompt_format: The system prompt of questions, and the tags of solutions that are put into tags here.
-        for_sft: Without a column of solutions, the last turn of a conversation is one where it is the assistant's.
-        held_out: The rows are those of ``--eval_dataset``, by default of its test split.
+    A ``dry_run`` does not ask the Hub. The rows of gsm8k and math are empty then, and their number and columns are
+    enough for a plan; of another dataset of the Hub neither is known, and the result has no columns.
     """
     known = tuple(BENCHMARK_TITLES) if held_out else DATASETS
     name, split = data.dataset, data.split or ("test" if held_out else "train")
@@ -288,18 +277,12 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None
     solutions = rows["solution"] if "solution" in rows.column_names else []
     pairs = [(prompt, text) for prompt, text in zip(rows["prompt"], solutions, strict=False) if text is not None]
     if not pairs:
-        raise UsageError(
-            f"SFT needs reference solutions, and none of the {len(rows)} rows has one: --solution_column names their "
-            "column."
-        )
+        raise UsageError(f"SFT needs reference solutions, and none of {len(rows)} rows has one: set --solution_column.")
     if len(pairs) < len(rows):
         logger.warning("%d of %d rows dropped: with an empty solution", len(rows) - len(pairs), len(rows))
     turns = [[{"role": "assistant", "content": solution}] for _, solution in pairs]
     extra = {"chat_template_kwargs": [dict(template_kwargs)] * len(pairs)} if template_kwargs else {}
     return _to_dataset({"prompt": [prompt for prompt, _ in pairs], "completion": turns, **extra})
-
-
-# Your data
 
 
 ROLES = ("prompt", "answer", "solution")
@@ -367,8 +350,7 @@ def _columns_of(table: Table, named: Mapping[str, str], required: Sequence[str] 
         if name not in table.columns and (role in required or name != role):
             raise UsageError(
                 f"{table.name} has no column {name!r}{nearest(name, table.columns)}: it has "
-                f"{', '.join(map(repr, table.columns))}; --prompt_column, --answer_column and --solution_column name "
-                "those of your data."
+                f"{', '.join(map(repr, table.columns))}; set --prompt_column, --answer_column and --solution_column."
             )
     return {role: name for role, name in named.items() if name in table.columns}
 

@@ -35,22 +35,20 @@ class Table:
     @classmethod
     def of(cls, name: str, rows: Iterable[tuple[Row, str]]) -> "Table":
         rows = list(rows)
+        if not rows:
+            raise UsageError(f"{name} has no rows.")
         columns = list(dict.fromkeys(chain.from_iterable(row for row, _ in rows)))
         return cls(name, columns, [({column: row.get(column) for column in columns}, place) for row, place in rows])
 
 
 def is_user_data(source: str) -> bool:
     """Whether a name can only be your data: an existing path, the name of a file, or a Hub id."""
-    return source != "" and (_is_path(source) or _HUB_ID.fullmatch(source) is not None)
+    return source != "" and (not is_on_hub(source) or _HUB_ID.fullmatch(source) is not None)
 
 
 def is_on_hub(source: str) -> bool:
     """Whether your data is a dataset of the Hub."""
-    return not _is_path(source)
-
-
-def _is_path(source: str) -> bool:
-    return Path(source).suffix.lower() in FORMATS + NOT_READ or os.path.lexists(source)
+    return Path(source).suffix.lower() not in FORMATS + NOT_READ and not os.path.lexists(source)
 
 
 def short_name_of(source: str, taken: Collection[str]) -> str:
@@ -75,28 +73,19 @@ def read_table(source: str, flags: DataArguments, default_split: str, most: int 
     return read_file(Path(source), most=most)
 
 
-def read_file(
-    path: Path, if_missing: str = "expected a file or a Hub id (owner/name).", most: int | None = None
-) -> Table:
-    """The first rows of a file, whose ending names the format; ``if_missing`` is advice if it does not exist."""
+def read_file(path: Path, most: int | None = None) -> Table:
+    """The first rows of a file, whose ending names the format."""
     readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
     if not path.is_file():
-        raise UsageError(f"{path} does not exist or is not a regular file: {if_missing}")
+        raise UsageError(f"{path} does not exist or is not a regular file: expected a file or a Hub id (owner/name).")
     if (ending := path.suffix.lower()) not in readers:
-        raise UsageError(
-            f"{path}: unknown format, expected .jsonl (one JSON object per line), .csv or .parquet, not compressed."
-        )
+        raise UsageError(f"{path}: unknown format, expected .jsonl (a JSON object per line), .csv or .parquet.")
     try:
         rows = list(islice(readers[ending](path), most))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
-    if not rows:
-        raise UsageError(f"{path} has no rows.")
     unit = "row" if ending == ".parquet" else "line"
     return Table.of(str(path), ((row, f"{unit} {number} of {path}") for number, row in rows))
-
-
-# One format each: numbers and rows
 
 
 def _read_jsonl(path: Path) -> Iterable[tuple[int, Row]]:
@@ -137,10 +126,8 @@ def _read_csv(path: Path) -> Iterable[tuple[int, Row]]:
                 raise ValueError(f"duplicate or empty column name in the header {header}")
             for row in filter(None, reader):
                 if len(row) != len(header):
-                    raise ValueError(
-                        f"line {reader.line_num} has more or fewer fields than the header ({', '.join(header)}): put "
-                        "a field that contains a comma into double quotes"
-                    )
+                    where = f"line {reader.line_num} has more or fewer fields than the header ({', '.join(header)})"
+                    raise ValueError(f"{where}: put a field that contains a comma into double quotes")
                 yield reader.line_num, dict(zip(header, row, strict=True))
         except csv.Error as error:
             raise ValueError(f"the row that ends at line {reader.line_num} is not valid CSV: {error}") from error
@@ -153,9 +140,6 @@ def _read_parquet(path: Path) -> Iterable[tuple[int, Row]]:
         yield from enumerate(chain.from_iterable(batch.to_pylist() for batch in file.iter_batches(1024)), 1)
 
 
-# The Hub
-
-
 def read_hub(hub_id: str, config: str | None, split: str, most: int | None = None) -> Table:
     """The first rows of one split of a dataset of the Hub."""
     from datasets import load_dataset
@@ -163,12 +147,7 @@ def read_hub(hub_id: str, config: str | None, split: str, most: int | None = Non
     try:
         data = load_dataset(hub_id, config, split=split)
     except Exception as error:  # of the network, of the Hub, and of the reader of each format
-        raise UsageError(
-            f"cannot read {hub_id}, split {split!r}, from the Hub (and there is no such path): "
-            f"{' '.join(str(error).split()).rstrip('.')[:300]}. Check the name, --split, --dataset_config and the "
-            "network."
-        ) from error
-    if not len(data):
-        raise UsageError(f"{hub_id} has no rows in its split {split!r}.")
+        what = f"cannot read {hub_id}, split {split!r}, from the Hub: {' '.join(str(error).split()).rstrip('.')[:300]}"
+        raise UsageError(f"{what}. Check the name, --split, --dataset_config and the network.") from error
     rows = data.select(range(len(data))[:most]).to_list()
     return Table.of(hub_id, ((row, f"row {number} of {hub_id}") for number, row in enumerate(rows, 1)))

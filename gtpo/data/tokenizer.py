@@ -45,30 +45,20 @@ def prepare_tokenizer(
     """Give a tokenizer what training and evaluation need, in place: a padding token and a chat template.
 
     A template without a system role gets one that puts the system text before the first user turn. Each choice is
-    logged, and saved with the tokenizer.
-
-    Args:
-        tokenizer: The tokenizer.
-        path: Where it comes from, for messages.
-        vocab_size: Rows of the model's embedding; a tokenizer can have more tokens.
-        prompt: Chat template, which replaces the tokenizer's own, and its arguments.
+    logged, and saved with the tokenizer. ``path`` is where it comes from, for messages; ``vocab_size`` are the rows of
+    the model's embedding, of which a tokenizer can have more tokens; ``prompt`` may replace the chat template.
     """
     if tokenizer.eos_token_id is None:
-        raise UsageError(
-            f"the tokenizer of {path} has no EOS token, so a completion cannot end: set eos_token in its "
-            "tokenizer_config.json."
-        )
+        raise UsageError(f"the tokenizer of {path} has no EOS token: set eos_token in its tokenizer_config.json.")
     prompt = prompt or PromptArguments()
     tokenizer.chat_template = prompt.chat_template or tokenizer.chat_template
     arguments = prompt.template_kwargs
     if tokenizer.chat_template is None:
         adds_bos = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
         tokenizer.chat_template = "{{- bos_token -}}" * adds_bos + PLAIN_TEMPLATE
-        logger.warning(
-            "%s has no chat template: its prompts are plain text, `Question: ... Answer:` (--chat_template)", path
-        )
+        logger.warning("%s has no chat template: prompts are `Question: ... Answer:` (--chat_template)", path)
     text = ""
-    with suppress(Exception):  # of any type, as in encode_prompt
+    with suppress(Exception):  # a template is a program: its errors are of any type
         text = tokenizer.apply_chat_template(_PROBE, add_generation_prompt=True, tokenize=False, **arguments)
     if _SYSTEM not in text:
         encode_prompt(tokenizer, _PROBE[1:], **arguments)  # a template that fails on this too is told as it is
@@ -107,18 +97,11 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
 
 def encode_prompt(tokenizer: Any, messages: Messages, /, **template_kwargs: Any) -> list[int]:
     """The token ids of a conversation up to the answer, by the tokenizer's chat template and its arguments."""
-    try:
-        ids: list[int] = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False, **template_kwargs
-        )
-        if not ids:
-            raise ValueError("it renders nothing")
-    except Exception as error:  # a template is a program: its errors are of any type
-        roles = " and ".join(message["role"] for message in messages)
-        raise UsageError(
-            f"the chat template of {tokenizer.name_or_path} fails on a {roles} message ({type(error).__name__}: "
-            f"{error}): correct its chat_template.jinja or --chat_template_kwargs, or name another --chat_template."
-        ) from error
+    ids: list[int] = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False, **template_kwargs
+    )
+    if not ids:
+        raise UsageError(f"the chat template of {tokenizer.name_or_path} renders nothing: name a --chat_template.")
     return ids
 
 

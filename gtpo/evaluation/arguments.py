@@ -30,13 +30,9 @@ class EvaluationArguments:
     _argument_group_name = "evaluation"
 
     benchmarks: list[str] = option(
-        [],
-        f"{', '.join(BENCHMARK_TITLES)}, or your own: a JSONL, CSV or Parquet file, or a Hub id (owner/name).",
+        [], f"{', '.join(BENCHMARK_TITLES)}, or your own: a JSONL, CSV or Parquet file, or a Hub id (owner/name)."
     )
-    runs: list[str] = option(
-        [],
-        "Run or adapter directories; `base` is the model they were trained from. Default: the newest finished run.",
-    )
+    runs: list[str] = option([], "Runs or adapters; `base` is their base model. Default: the newest finished run.")
     model: str | None = option(None, "Base model, without --runs: tiny, smol, llama, qwen, a Hub id or a path.")
     checkpoint: str = option("last", "Adapter of a run: last (the final one), best, or the number of a step.")
     limit: int | None = option(None, "Only the first N problems of each benchmark.")
@@ -47,18 +43,14 @@ class EvaluationArguments:
     answer_column: str = option("answer", "Column of your benchmark with the gold answer.")
     answer_list: Literal["any", "all"] = option("any", "Answers that are lists: any element is right, or all.")
     grader: str | None = option(
-        None,
-        "math_verify: math-verify alone compares the answers. Or a function that grades your benchmark, as "
-        "file.py:function or module:function: a reward function; a score above 0 is correct.",
+        None, "math_verify alone compares the answers; or a reward function, file.py:function: above 0 is correct."
     )
     k: int = option(64, "Completions per problem.")
     temperature: float = option(1.0, "Sampling temperature; 0 is greedy.")
     top_p: float = option(1.0, "Nucleus sampling; 1 disables it.")
     seed: int = option(0, "The same seed gives the same completions.")
     max_new_tokens: int = option(1500, "Maximum tokens of a completion.")
-    backend: Literal["auto", "vllm", "transformers"] = option(
-        "auto", "auto: vLLM on a GPU; Transformers without one, and for the tiny model."
-    )
+    backend: Literal["auto", "vllm", "transformers"] = option("auto", "auto: vLLM on a GPU, except for tiny.")
     load_in_4bit: bool | None = option(None, "NF4 base weights, on a GPU. Default: the run's, if this machine can.")
     system_prompt: str | None = option(None, "Text, a file, or none. Default: the run's; without a run the paper's.")
     tags: str | None = option(None, "Four tags of a completion. Default: the run's; without a run the paper's.")
@@ -70,9 +62,7 @@ class EvaluationArguments:
     shard: str | None = option(None, "Sample only this part, 2/4 is the second of four. Without it parts are merged.")
     output_dir: str = option("outputs/evaluation", "Directory of completions and scores.")
     compare: list[str] = option(
-        [],
-        "Print the paired difference of stored scores: directories of evaluations (outputs/evaluation/RUN) or "
-        "evaluated runs. Names that differ only in -sN are seeds of one model.",
+        [], "Paired difference of stored scores: directories of evaluations, or evaluated runs; -sN are seeds of one."
     )
     regrade: bool = option(False, "Grade stored completions again without a model: all, or those of --benchmarks.")
     overwrite: bool = option(False, "Discard stored completions and sample them again.")

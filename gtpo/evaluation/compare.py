@@ -28,20 +28,13 @@ Sides = dict[str, list[Entry]]  # what is compared: name -> the entries of one m
 
 @dataclass(frozen=True)
 class Comparison:
-    """One score of two sides on one benchmark, in percent.
-
-    Attributes:
-        benchmark, metric: Such as ``aime24`` and ``maj@64``.
-        names: The two sides.
-        scores: For each side the score of every seed.
-        per_problem: For each side the score of every problem, the mean over seeds, 0 to 1.
-    """
+    """One score of two sides on one benchmark, in percent."""
 
     benchmark: str
-    metric: str
+    metric: str  # such as maj@64
     names: tuple[str, str]
-    scores: tuple[list[float], list[float]]
-    per_problem: tuple[list[float], list[float]]
+    scores: tuple[list[float], list[float]]  # of every seed, for each side
+    per_problem: tuple[list[float], list[float]]  # the mean over seeds, 0 to 1, for each side
 
     @property
     def differences(self) -> list[float]:
@@ -72,9 +65,6 @@ class Comparison:
         return first, second, None if first is None or second is None else math.hypot(first, second)
 
 
-# Which evaluations
-
-
 def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collection[str] = ()) -> Sides:
     """The sides in directories such as ``outputs/evaluation/RUN``, ``outputs/evaluation`` or ``outputs/RUN``.
 
@@ -93,9 +83,7 @@ def group_seeds(entries: Sequence[Entry]) -> Sides:
     if len(set(names.values())) < 2:
         names = {label: label for label in labels}
     if len(labels) < 2:
-        raise UsageError(
-            f"a comparison needs the scores of two models, found {', '.join(labels) or 'none'}: name two evaluations."
-        )
+        raise UsageError(f"a comparison needs the scores of two models, found {', '.join(labels) or 'none'}: name two.")
     return {name: [e for e in entries if names[e.label] == name] for name in dict.fromkeys(names.values())}
 
 
@@ -106,13 +94,9 @@ def _read_entries(directory: Path, output_dir: Path) -> list[Entry]:
     paths = paths or sorted((output_dir / label_of(directory)).glob("*.json"))
     if not paths:
         raise UsageError(
-            f"--compare {directory} has no scores, and {output_dir} has none of it: expected a directory such as "
-            "outputs/evaluation/RUN, or a run that `evaluate.py --runs` has evaluated."
+            f"--compare {directory} has no scores: name outputs/evaluation/RUN, or a run that is evaluated."
         )
     return [entry for path in paths for entry in read_entries(path)]
-
-
-# The comparison
 
 
 def compare_sides(sides: Sides) -> list[Comparison]:
@@ -138,10 +122,8 @@ def _compare(benchmark: str, names: tuple[str, str], entries: list[list[Entry]])
     problems = {tuple((p.id, p.gold) for p in entry.per_problem) for entry in everything}
     asked = {entry.settings.get("problems_hash") for entry in everything}
     if len(problems) > 1 or len(asked) > 1:
-        raise UsageError(
-            f"the evaluations of {' and '.join(names)} on {benchmark} have different problems: evaluate all of them on "
-            "the same data, with the same --limit."
-        )
+        both = " and ".join(names)
+        raise UsageError(f"{both} have different problems of {benchmark}: evaluate the same data and --limit.")
     for name in _HOW:
         if len({json.dumps(entry.settings.get(name)) for entry in everything}) > 1:
             logger.warning("%s and %s were evaluated with different --%s", *names, name)

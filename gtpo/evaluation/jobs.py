@@ -1,20 +1,24 @@
 """Jobs, each one model on one benchmark: planned from the flags or found in the output directory, and run."""
 
+import asyncio
+import inspect
+import math
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from gtpo.arguments import BENCHMARK_TITLES, PromptArguments, fields_of, stored_prompt
 from gtpo.data.load import load_benchmark, load_user_benchmark
 from gtpo.data.tables import is_user_data, short_name_of
-from gtpo.errors import UsageError, nearest, printable
+from gtpo.errors import RunError, UsageError, nearest, printable
 from gtpo.evaluation import sampling, storage, targets
 from gtpo.evaluation.arguments import DATA_FLAGS, MATH_VERIFY, EvaluationArguments
-from gtpo.evaluation.records import Head, Origin, Problems
+from gtpo.evaluation.records import Head, Origin, Problem, Problems, UserGrader
 from gtpo.evaluation.sampling import Sampler, Sampling
-from gtpo.evaluation.user_grader import load_user_grader
+from gtpo.grading.user_functions import load_rewards
 from gtpo.runs.bars import CompletionBar
 from gtpo.runs.provenance import provenance
 
@@ -79,6 +83,31 @@ def load_problems(name: str, source: str, flags: EvaluationArguments, limit: int
     rows, dropped = load_user_benchmark(name, source, flags.data, flags.user_grader is not None, flags.limit)
     grader = load_user_grader(flags.user_grader, ["prompt", *rows[0].columns]) if flags.user_grader else None
     return Problems(rows[:limit], dropped, grader, flags.grader)
+
+
+def load_user_grader(name: str, columns: Collection[str]) -> UserGrader:
+    """The function of ``--grader``, ``file.py:function`` or ``module:function``; ``columns``: those of the benchmark.
+
+    It is called as TRL calls a reward function; a completion is correct above 0.
+    """
+    [reward] = load_rewards([name], {}, columns, noun="grader")
+
+    def grade(problem: Problem, prompt: list[dict[str, Any]], texts: Sequence[str]) -> list[bool]:
+        called = reward(
+            prompts=[prompt for _ in texts],
+            completions=[[{"role": "assistant", "content": text}] for text in texts],
+            **{column: [value for _ in texts] for column, value in problem.columns.items()},
+        )
+        if inspect.iscoroutine(called):
+            asyncio.run(called)
+        correct = []
+        for value in reward.returned:
+            if value is None or math.isnan(value):
+                raise RunError(f"the grader {name} returned {value} for {problem.id}: expected a number.")
+            correct.append(value > 0)
+        return correct
+
+    return grade
 
 
 def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Callable[[], Sampler]]:
@@ -149,10 +178,7 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
             )
         problems = load_problems(path.stem, source, replace(flags, **known), head.settings.get("problems"))
         if storage.problems_hash(problems.rows) != head.settings.get("problems_hash"):
-            raise UsageError(
-                f"{path} was created from different problems than {source} has now: restore them, or name the "
-                "directory of their data files with --data_dir."
-            )
+            raise UsageError(f"{path} is of different problems than {source} has now: restore them, or set --data_dir.")
         jobs.append(Job(path, problems, head))
     if not jobs:
         raise UsageError(f"no stored completions in {flags.output_dir}: run an evaluation first, or set --output_dir.")

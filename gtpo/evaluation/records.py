@@ -1,7 +1,4 @@
-"""Typed records of an evaluation: the problems of a benchmark, where completions come from, and the scores of a model.
-
-``read`` and ``write`` convert a record from and to JSON; :func:`read_entries` is the reader of ``results.json``.
-"""
+"""Typed records of an evaluation: the problems of a benchmark, the origin of completions, the scores of a model."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -32,21 +29,13 @@ class Problems:
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of completions, in addition to the settings that determine them.
+    """The origin of completions, in addition to the settings that determine them."""
 
-    Attributes:
-        model: Hub id or path of the base model.
-        adapter: Directory of the adapter; None for the base model.
-        checkpoint: last, best or the number of a step; None outside a run.
-        environment: Versions, git revision and hardware.
-        data: The benchmark on the command line, and how its data was read; earlier revisions stored none.
-    """
-
-    model: str
-    adapter: str | None = None
-    checkpoint: str | None = None
-    environment: dict = field(default_factory=dict)
-    data: dict = field(default_factory=dict)
+    model: str  # Hub id or path of the base model
+    adapter: str | None = None  # its directory; None for the base model
+    checkpoint: str | None = None  # last, best or the number of a step; None outside a run
+    environment: dict = field(default_factory=dict)  # versions, git revision and hardware
+    data: dict = field(default_factory=dict)  # the benchmark on the command line, and how its data was read
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Self:
@@ -74,26 +63,16 @@ class Head:
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemScores:
-    """The graded samples of one problem.
-
-    Attributes:
-        id, gold: Of the problem.
-        n: Number of samples.
-        c: Correct ones.
-        formatted: Those in the full format.
-        correct: A digit per sample, ``"0110"``.
-        correct_lenient: The same in any format; None with another ``--grader``.
-        majority: A digit per k' of maj@k: whether the majority of the first k' samples is correct.
-    """
+    """The graded samples of one problem."""
 
     id: str
     gold: str
-    n: int
-    c: int
-    formatted: int
-    correct: str
-    correct_lenient: str | None = None
-    majority: str
+    n: int  # samples
+    c: int  # correct ones
+    formatted: int  # those in the full format
+    correct: str  # a digit per sample, "0110"
+    correct_lenient: str | None = None  # the same in any format; None with another --grader
+    majority: str  # a digit per k' of maj@k: whether the majority of the first k' samples is correct
 
     def write(self) -> dict[str, Any]:
         """The JSON object, without the lenient digits if there are none."""
@@ -102,32 +81,19 @@ class ProblemScores:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One model on one benchmark: an entry of ``results.json`` (docs/evaluation.md).
+    """One model on one benchmark: an entry of ``results.json`` (docs/evaluation.md)."""
 
-    Attributes:
-        label, benchmark: Directory and name of the completion file.
-        problems: Number of problems.
-        dropped: Why rows of your data are no problems -> their number.
-        k: Samples per problem.
-        scores: Metric -> percent, by k' where it depends on k'.
-        intervals: Metric -> k' -> 95 % interval in percent.
-        settings: Everything that determines the completions.
-        origin: Where they come from; its keys are keys of the entry in the file.
-        graded_by: ``--grader``, None for ours; versions of the grader, and its timeouts.
-        per_problem: The graded problems, in the order of the benchmark.
-    """
-
-    label: str
-    benchmark: str
-    problems: int
-    dropped: dict = field(default_factory=dict)
-    k: int
-    scores: dict
-    intervals: dict
-    settings: dict
-    origin: Origin
-    graded_by: dict = field(default_factory=dict)
-    per_problem: list[ProblemScores]
+    label: str  # directory of the completion file
+    benchmark: str  # its name
+    problems: int  # their number
+    dropped: dict = field(default_factory=dict)  # why rows of your data are no problems -> their number
+    k: int  # samples per problem
+    scores: dict  # metric -> percent, by k' where it depends on k'
+    intervals: dict  # metric -> k' -> 95 % interval in percent
+    settings: dict  # everything that determines the completions
+    origin: Origin  # its keys are keys of the entry in the file
+    graded_by: dict = field(default_factory=dict)  # --grader, None for ours; versions of the grader, and its timeouts
+    per_problem: list[ProblemScores]  # in the order of the benchmark
 
     @classmethod
     def read(cls, stored: Any) -> Self:
@@ -152,9 +118,7 @@ def read_entries(path: Path) -> list[Entry]:
         stored: Any = json.loads(path.read_bytes())
         return [Entry.read(entry) for entry in (stored["results"] if path.name == "results.json" else [stored])]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(
-            f"{path} is damaged ({error}): delete it; `evaluate.py --regrade --output_dir DIR` writes it again."
-        ) from error
+        raise UsageError(f"{path} is damaged ({error}): delete it, `evaluate.py --regrade` writes it again.") from error
 
 
 def _known(cls: Any, stored: Mapping[str, Any]) -> dict[str, Any]:

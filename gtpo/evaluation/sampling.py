@@ -11,19 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gtpo.arguments import PromptArguments
 from gtpo.data.tokenizer import assistant_prefill, encode_prompt, end_of_turn, end_tokens, prepare_tokenizer
 from gtpo.errors import UsageError
 from gtpo.evaluation.records import Problem
 from gtpo.evaluation.storage import Key, Row
-from gtpo.models.backend import (
-    check_compute_capability,
-    check_version,
-    disable_flashinfer_sampler,
-    gpu_is_available,
-)
+from gtpo.models.backend import check_compute_capability, check_version, disable_flashinfer_sampler, gpu_is_available
 from gtpo.models.load import load_base, load_tokenizer, source_options
 from gtpo.runs.bars import TokenCounter
 
@@ -32,38 +27,28 @@ from gtpo.runs.bars import TokenCounter
 class Sampling:
     """How completions are sampled.
 
-    Attributes:
-        k: Completions per problem.
-        temperature: 0 is greedy.
-        batch_size: Completions per batch of Transformers, which share a random stream: it affects what is sampled. None
-            for vLLM, which schedules its own batches and seeds each completion.
-        load_in_4bit: The base model has NF4 weights, quantized when it is loaded; else 16 bits, and 32 on a CPU.
+    The completions of a batch of Transformers share a random stream, so ``batch_size`` affects what is sampled. It is
+    None for vLLM, which schedules its own batches and seeds each completion.
     """
 
-    k: int = 64
-    temperature: float = 1.0
+    k: int = 64  # completions per problem
+    temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     seed: int = 0
     max_new_tokens: int = 1500
     batch_size: int | None = None
-    load_in_4bit: bool = False
+    load_in_4bit: bool = False  # NF4 weights, quantized when they are loaded; else 16 bits, and 32 on a CPU
 
 
 @dataclass(frozen=True)
 class Request:
-    """One completion to sample.
+    """One completion to sample."""
 
-    Attributes:
-        id, sample: The problem, and the number of the sample, 0 to k - 1.
-        prefill: What the prompt contains of the completion (:func:`gtpo.data.tokenizer.assistant_prefill`).
-        end_ids: Tokens of the chat template that end the completion, in addition to those of the model.
-    """
-
-    id: str
-    sample: int
+    id: str  # of the problem
+    sample: int  # 0 to k - 1
     prompt_ids: list[int]
-    prefill: str = ""
-    end_ids: tuple[int, ...] = ()
+    prefill: str = ""  # what the prompt contains of the completion (assistant_prefill)
+    end_ids: tuple[int, ...] = ()  # tokens of the chat template that end it, in addition to those of the model
 
     @property
     def key(self) -> Key:
@@ -71,26 +56,6 @@ class Request:
 
 
 CountTokens = Callable[[int], object]  # called while completions are generated, with the tokens that were added
-
-
-def _ignore(tokens: int) -> None:
-    pass
-
-
-class Sampler(Protocol):
-    """A loaded base model that completes prompts, with or without an adapter."""
-
-    tokenizer: Any
-    context_length: int
-
-    def sample(
-        self, requests: Sequence[Request], done: set[Key], adapter: Path | None, count_tokens: CountTokens = _ignore
-    ) -> Iterator[list[Row]]:
-        """Yield the completions of the requests that are not done, a few at a time, in any order.
-
-        ``requests`` are all of the benchmark, which determine the batches; the tokens of those not done are counted.
-        """
-        ...
 
 
 def choose_sampler(backend: str, tiny: bool, gpus: int = 1) -> str:
@@ -106,10 +71,7 @@ def choose_sampler(backend: str, tiny: bool, gpus: int = 1) -> str:
     return backend
 
 
-# Requests and rows
-
-
-def load_prompt_tokenizer(sampler: Sampler, adapter: Path | None, prompt: PromptArguments) -> Any:
+def load_prompt_tokenizer(sampler: "Sampler", adapter: Path | None, prompt: PromptArguments) -> Any:
     """The tokenizer that writes the prompts: the one saved with the adapter, or the base model's."""
     from transformers import AutoTokenizer
 
@@ -121,7 +83,7 @@ def load_prompt_tokenizer(sampler: Sampler, adapter: Path | None, prompt: Prompt
 
 
 def make_requests(
-    sampler: Sampler,
+    sampler: "Sampler",
     problems: Sequence[Problem],
     sampling: Sampling,
     prompt: PromptArguments | None = None,
@@ -136,9 +98,8 @@ def make_requests(
         ids = encode_prompt(tokenizer, prompt.format.to_messages(problem.question), **prompt.template_kwargs)
         if len(ids) + sampling.max_new_tokens > sampler.context_length:
             raise UsageError(
-                f"the prompt of {problem.id} has {len(ids)} tokens, which with max_new_tokens "
-                f"{sampling.max_new_tokens} exceeds the model's context length {sampler.context_length}: lower "
-                "--max_new_tokens."
+                f"the prompt of {problem.id} has {len(ids)} tokens, more than the context length "
+                f"{sampler.context_length} leaves beside --max_new_tokens {sampling.max_new_tokens}: lower that."
             )
         requests += [Request(problem.id, sample, ids, prefill, end_ids) for sample in range(sampling.k)]
     return requests
@@ -160,9 +121,6 @@ def to_row(request: Request, tokens: Sequence[int], finished: bool, tokenizer: A
         "tokens": len(tokens),
         "finished": finished,
     }
-
-
-# Transformers
 
 
 def plan_batches(requests: Sequence[Request], batch_size: int) -> list[list[Request]]:
@@ -194,8 +152,16 @@ class TransformersSampler:
         self.end_ids = end_tokens(self.model.generation_config, self.tokenizer)
 
     def sample(
-        self, requests: Sequence[Request], done: set[Key], adapter: Path | None, count_tokens: CountTokens = _ignore
+        self,
+        requests: Sequence[Request],
+        done: set[Key],
+        adapter: Path | None,
+        count_tokens: CountTokens = lambda tokens: None,
     ) -> Iterator[list[Row]]:
+        """Yield the completions of the requests that are not done, a few at a time, in any order.
+
+        ``requests`` are all of the benchmark, which determine the batches; the tokens of those not done are counted.
+        """
         import torch
 
         model = load_adapter(self.model, adapter) if adapter else self.model
@@ -254,9 +220,6 @@ def load_adapter(model: Any, adapter: Path) -> Any:
         return PeftModel.from_pretrained(model, str(adapter)).eval()
 
 
-# vLLM
-
-
 class VLLMSampler:
     """One vLLM engine for all benchmarks and adapters; all requests of a benchmark are submitted together."""
 
@@ -306,8 +269,13 @@ class VLLMSampler:
         self.numbers: dict[Path, int] = {}  # of the adapters
 
     def sample(
-        self, requests: Sequence[Request], done: set[Key], adapter: Path | None, count_tokens: CountTokens = _ignore
+        self,
+        requests: Sequence[Request],
+        done: set[Key],
+        adapter: Path | None,
+        count_tokens: CountTokens = lambda tokens: None,
     ) -> Iterator[list[Row]]:
+        """As :meth:`TransformersSampler.sample`."""
         from vllm import SamplingParams
         from vllm.lora.request import LoRARequest
 
@@ -347,3 +315,6 @@ class VLLMSampler:
                     rows.append(to_row(request, completion.token_ids, stopped, self.tokenizer))
             if rows:
                 yield rows
+
+
+Sampler = TransformersSampler | VLLMSampler

@@ -26,10 +26,7 @@ def grade(path: Path, problems: Problems) -> Entry:
     keys = keys_of(problems.rows, k)
     completions = {key: row for row in rows if (key := (row["id"], row["sample"])) in keys}
     if len(completions) != len(keys):
-        raise UsageError(
-            f"{path} has {len(completions)} of {len(keys)} completions: run the same evaluation without --regrade to "
-            "resume it."
-        )
+        raise UsageError(f"{path} has {len(completions)} of {len(keys)} completions: resume it without --regrade.")
     timeouts_before = grading.timeouts()
     per_problem, unreadable = [], 0
     by_metric: dict[str, list[list[float]]] = defaultdict(list)

@@ -96,9 +96,7 @@ def open_completions(
     try:
         lock.acquire()
     except Timeout as error:
-        raise UsageError(
-            f"{path} is in use by another evaluation: wait for it, or name another --output_dir."
-        ) from error
+        raise UsageError(f"{path} is in use by another evaluation: wait, or name another --output_dir.") from error
     try:
         with open_own(path, "ab") as file:
             done = set() if overwrite else stored_keys(path, head.settings, problems)
@@ -135,9 +133,7 @@ def check_settings(path: Path, settings: Row, problems: Sequence[Problem] = ()) 
     if changed:
         changed = [name for name in changed if not name.endswith("_hash")] or changed
         differences = ", ".join(f"{n} was {stored.get(n)!r:.80}, is {settings.get(n)!r:.80}" for n in changed)
-        raise UsageError(
-            f"{path} was created with other settings ({differences}): name another --output_dir, or add --overwrite."
-        )
+        raise UsageError(f"{path} was created with other settings ({differences}): set --output_dir, or --overwrite.")
 
 
 def read_head(path: Path) -> Head:
@@ -162,9 +158,9 @@ def read_completions(path: Path) -> tuple[Head, list[Row]]:
         except (ValueError, AttributeError, RecursionError):
             is_valid = False
         if not is_valid:
+            keys = ", ".join(COLUMNS)
             raise UsageError(
-                f"{path}, line {number} is not a completion with the keys {', '.join(COLUMNS)}: delete the line (its "
-                "completion is sampled again), or start again with --overwrite."
+                f"{path}, line {number} is not a completion with {keys}: delete the line, or add --overwrite."
             )
         rows.append(row)
     return head, rows
@@ -172,9 +168,6 @@ def read_completions(path: Path) -> tuple[Head, list[Row]]:
 
 def keys_of(problems: Iterable[Problem], k: int) -> set[Key]:
     return {(problem.id, sample) for problem in problems for sample in range(k)}
-
-
-# Hashes that identify problems and models in the settings
 
 
 def problems_hash(problems: Sequence[Problem]) -> str:

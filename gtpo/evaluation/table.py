@@ -35,10 +35,7 @@ def _block(benchmark: str, rows: Sequence[Entry]) -> str:
     pass_columns, maj_columns = (
         sorted({k for row in rows for k in columns_up_to(row.k, columns)}) for columns in (PASS_COLUMNS, MAJ_COLUMNS)
     )
-    groups = [
-        ("Pass@k (%)", "pass", pass_columns),
-        ("Maj@k (%)", "maj", maj_columns),
-    ]
+    groups = [("Pass@k (%)", "pass", pass_columns), ("Maj@k (%)", "maj", maj_columns)]
     cells = [
         ["", "", *(title for title, _, _ in groups), "Format", "Cut off", "Unreadable", "Pass@1"],
         ["Model", "Method", *(" ".join(f"{k:>5}" for k in ks) for _, _, ks in groups), *["(%)"] * 3, "95 % interval"],

@@ -24,20 +24,11 @@ LAST = EvaluationArguments.checkpoint
 
 @dataclass(frozen=True)
 class Target:
-    """One row of the table: an adapter, or the base model if ``adapter`` is None.
+    """One row of the table: an adapter, or the base model if ``adapter`` is None."""
 
-    Attributes:
-        label: Name in paths and in the table; empty for the base model.
-        adapter: Adapter directory.
-        checkpoint: last, best or the number of a step; None if ``adapter`` was given directly.
-    """
-
-    label: str
-    adapter: Path | None = None
-    checkpoint: str | None = None
-
-
-# Adapters
+    label: str  # in paths and in the table; empty for the base model
+    adapter: Path | None = None  # its directory
+    checkpoint: str | None = None  # last, best or the number of a step; None if the adapter was given directly
 
 
 def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = LAST) -> list[Target]:
@@ -52,8 +43,6 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
             )
         adapters = [str(runs[-1].path)]
         logger.warning("evaluating %s, the newest finished run; --runs selects others", adapters[0])
-    if not model and set(adapters) == {"base"}:
-        raise UsageError("--runs base alone does not name a base model: add a run, or --model tiny|smol|llama|qwen.")
     targets = [Target("") if name == "base" else adapter_target(name, checkpoint) for name in adapters]
     if len({target.label for target in targets}) < len(targets):
         labels = ", ".join(target.label or "base" for target in targets)
@@ -108,9 +97,7 @@ def choose_4bit(asked: bool | None, targets: Sequence[Target]) -> bool:
         raise UsageError(f"{trained[True]} was trained on 4-bit weights, {trained[False]} not: set --load_in_4bit.")
     lacking = "a GPU" if not gpu_is_available() else "" if is_installed("bitsandbytes") else "bitsandbytes"
     if True in trained and lacking:
-        logger.warning(
-            "%s was trained on 4-bit weights, which need %s: it is evaluated on others", trained[True], lacking
-        )
+        logger.warning("%s was trained in 4 bits, which need %s: it is evaluated on others", trained[True], lacking)
     return True in trained and not lacking
 
 
@@ -126,9 +113,7 @@ def choose_prompts(asked: dict[str, Any], targets: Sequence[Target], model: str 
     first = next(iter(prompts.values()), PromptArguments(**(of_model | asked)))
     if len(prompts) < len(targets) and (other := next((t for t, prompt in prompts.items() if prompt != first), None)):
         name = _differing(first, prompts[other])[0]
-        raise UsageError(
-            f"the runs were trained with different --{name}, so that of the base model is ambiguous: set --{name}."
-        )
+        raise UsageError(f"the runs have different --{name}, and that of the base model is ambiguous: set --{name}.")
     chosen = [prompts.get(target, first) for target in targets]
     for target, prompt in zip(targets, chosen, strict=True):
         if changed := _differing(PromptArguments(), prompt):
@@ -151,9 +136,6 @@ def _is_adapter(directory: Path) -> bool:
     return (directory / "adapter_config.json").is_file()
 
 
-# The base model
-
-
 def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = False) -> str:
     """The Hub id or path of the base model that all adapters were trained from; without adapters, ``asked``.
 
@@ -165,9 +147,7 @@ def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = Fals
     first, *others = bases or [MODEL_ALIASES.get(str(asked), str(asked))]
     for other in others:
         if not same_model(first, other):
-            raise UsageError(
-                f"{bases[first]} was trained from {first}, {bases[other]} from {other}: evaluate them in two commands."
-            )
+            raise UsageError(f"{bases[first]} was trained from {first}, {bases[other]} from {other}: use two commands.")
     if not slow:
         refuse_large_model_without_gpu(asked or first)
     model = resolve_model(asked or first)

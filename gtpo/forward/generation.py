@@ -38,11 +38,7 @@ _SETTINGS = {
 
 @torch.no_grad()
 def generate(
-    model: Any,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    generation_config: GenerationConfig,
-    streamer: Any = None,
+    model: Any, input_ids: Tensor, attention_mask: Tensor, generation_config: GenerationConfig, streamer: Any = None
 ) -> Tensor:
     """The prompts and their completions, as ``model.generate`` returns them.
 
@@ -90,12 +86,7 @@ def _is_supported(model: Any, config: GenerationConfig) -> bool:
 
 
 def _decode(
-    model: Any,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    config: GenerationConfig,
-    streamer: Any,
-    plainly: bool,
+    model: Any, input_ids: Tensor, attention_mask: Tensor, config: GenerationConfig, streamer: Any, plainly: bool
 ) -> Tensor:
     rows, width = input_ids.shape
     length = width + config.max_new_tokens
@@ -210,10 +201,6 @@ def fast_layers(model: nn.Module, rows: int) -> Iterator[None]:
     * On a CPU large weights are packed for batches of ``rows``, as ``torch.compile`` does.
 
     Under autocast, which accelerate may put into ``model.forward``, nothing changes: weights are rounded in each call.
-
-    Args:
-        model: The CausalLM.
-        rows: Completions at once.
     """
     replaced: list[nn.Module] = []
     inside: set[nn.Module] = set()  # layers that another one replaces, or whose weight it changes in its forward

@@ -183,9 +183,7 @@ def _repeated(cache: DynamicCache, rows: Tensor) -> DynamicCache:
 def _rows_of_similar_length(mask: Tensor, others: int) -> tuple[Tensor, ...]:
     """The rows in one batch, or in two by length where this saves a tenth of the tokens that the model sees.
 
-    Args:
-        mask: Of the completions, padded to the right. Shape (B, T).
-        others: Number of other tokens.
+    ``mask``: of the completions, padded to the right, shape (B, T). ``others``: number of other tokens.
     """
     lengths = mask.sum(-1)
     halves = lengths.argsort(stable=True).chunk(2)
@@ -209,10 +207,7 @@ def can_encode_prompts_once(causal_lm: Any, parameters: Any) -> bool:
 
     Not with gradient checkpointing, which disables the cache, nor with dropout, which samples a mask per completion.
     States (of convolutions, of linear attention) cannot be repeated. Positions must not depend on the other rows.
-
-    Args:
-        causal_lm: The CausalLM.
-        parameters: Names that its forward takes.
+    ``parameters``: the names that its forward takes.
     """
     dropout = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in causal_lm.modules())
     return (
@@ -278,11 +273,7 @@ def hidden_states_and_logits(model: Callable[..., Any], decoder: Any, ids: Tenso
 
 @contextmanager
 def _last_hidden_states_of(decoder: Any, skips_head: bool = True) -> Iterator[list[Tensor]]:
-    """Collect the last hidden states (B, T, H) that the decoder returns in each of its calls.
-
-    Raises:
-        UsageError: If the model does not call it, or it returns something else.
-    """
+    """Collect the last hidden states (B, T, H) that the decoder returns in each of its calls; UsageError if none."""
     seen: list[Tensor] = []
 
     def keep(module: Any, args: Any, output: Any) -> None:

@@ -27,26 +27,16 @@ decimal equals an exact value if it is exact, or correct to the last of at least
 has no value.
 """
 
-from gtpo.grading.algebra import TimeBudget, alternatives, math_verify_accepts
-from gtpo.grading.compare import equivalent, is_correct
-from gtpo.grading.extract import extract_answer, gsm8k_gold
-from gtpo.grading.latex import last_boxed
-from gtpo.grading.lenient import Verdicts, grade_text, lenient_answer
-from gtpo.grading.normalise import normalise
-from gtpo.grading.worker import timeouts
-
-__all__ = [
-    "TimeBudget",
-    "Verdicts",
-    "alternatives",
-    "equivalent",
-    "extract_answer",
-    "grade_text",
-    "gsm8k_gold",
-    "is_correct",
-    "last_boxed",
-    "lenient_answer",
-    "math_verify_accepts",
-    "normalise",
-    "timeouts",
-]
+from gtpo.grading.algebra import TimeBudget as TimeBudget
+from gtpo.grading.algebra import alternatives as alternatives
+from gtpo.grading.algebra import math_verify_accepts as math_verify_accepts
+from gtpo.grading.compare import equivalent as equivalent
+from gtpo.grading.compare import is_correct as is_correct
+from gtpo.grading.extract import extract_answer as extract_answer
+from gtpo.grading.extract import gsm8k_gold as gsm8k_gold
+from gtpo.grading.latex import last_boxed as last_boxed
+from gtpo.grading.lenient import Verdicts as Verdicts
+from gtpo.grading.lenient import grade_text as grade_text
+from gtpo.grading.lenient import lenient_answer as lenient_answer
+from gtpo.grading.normalise import normalise as normalise
+from gtpo.grading.worker import timeouts as timeouts

@@ -62,8 +62,6 @@ def rounding_tolerance(a: str, b: str) -> Fraction | None:
     return Fraction(1, 10 ** len(decimals[0].partition(".")[2]))
 
 
-# Numbers in English words
-
 _SMALL = [
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),

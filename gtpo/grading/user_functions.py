@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from gtpo.errors import RunError, UsageError, first_line, nearest
 
@@ -28,36 +28,23 @@ RESERVED = {  # a function that logs under these names would write over what the
 NOT_COLUMNS = FROM_TRL | {"environments", "image", "images"}  # other names that TRL uses
 
 
-class Purpose(NamedTuple):
-    """What a function is loaded for; ``passed`` are its arguments in addition to the columns of the data."""
-
-    noun: str
-    passed: frozenset[str]
-
-
-TRAINING, GRADING = Purpose("reward", FROM_TRL), Purpose("grader", frozenset({"prompts", "completions"}))
-
-
 def load_rewards(
-    names: Sequence[str], known: Mapping[str, Reward], columns: Collection[str], purpose: Purpose = TRAINING
+    names: Sequence[str], known: Mapping[str, Reward], columns: Collection[str], noun: str = "reward"
 ) -> "list[CheckedReward]":
     """The reward functions of ``--reward``; their sum is the reward.
 
-    Args:
-        names: Keys of ``known``, or ``file.py:function`` or ``module:function`` with TRL's signature:
-            ``function(completions, **columns) -> list[float | None]``, looked up in the working directory first.
-        known: Name -> function, such as format and accuracy of the paper.
-        columns: Columns of the dataset; none if they are not known yet, then only the functions are loaded.
+    ``names`` are keys of ``known``, such as format and accuracy of the paper, or ``file.py:function`` or
+    ``module:function`` with TRL's signature, ``function(completions, **columns) -> list[float | None]``, looked up in
+    the working directory first. Without ``columns``, those of the dataset, the functions are only loaded. ``noun``:
+    what they are, reward or grader.
     """
-    if not names:
-        raise UsageError(f"--reward is empty: name {', '.join(known)}, file.py:function or module:function.")
     if taken := sorted(NOT_COLUMNS & set(columns)):
         raise UsageError(f"the data has a column {taken[0]!r}, a name that TRL uses itself: rename it.")
-    rewards = [checked_reward(known.get(name) or _import_reward(name, known, purpose), name, purpose) for name in names]
+    rewards = [checked_reward(known.get(name) or _import_reward(name, known, noun), name, noun) for name in names]
     by_name = {reward.__name__: reward for reward in rewards}
     for reward in rewards:
         if (other := by_name[reward.__name__]) is not reward:  # metrics and tables have one column for each name
-            raise UsageError(f"--{purpose.noun} {reward.name} and {other.name} are both called {reward.__name__}.")
+            raise UsageError(f"--{noun} {reward.name} and {other.name} are both called {reward.__name__}.")
         if columns:
             _check_signature(reward, set(columns) - {"prompt", "completion"})  # TRL passes the prompts as `prompts`
     return rewards
@@ -65,11 +52,12 @@ def load_rewards(
 
 def _check_signature(reward: "CheckedReward", columns: set[str]) -> None:
     try:
+        passed = FROM_TRL if reward.noun == "reward" else {"prompts", "completions"}
         with contextlib.suppress(ValueError):  # some built-in functions have no signature
-            inspect.signature(reward.function).bind(**dict.fromkeys(reward.purpose.passed | columns))
+            inspect.signature(reward.function).bind(**dict.fromkeys(passed | columns))
     except TypeError as error:
         raise UsageError(
-            f"the {reward.purpose.noun} {reward.name} cannot be called with the columns {sorted(columns)}: {error}. "
+            f"the {reward.noun} {reward.name} cannot be called with the columns {sorted(columns)}: {error}. "
             "--answer_column names the gold answer; **columns takes what a function does not need."
         ) from error
 
@@ -82,11 +70,11 @@ def with_prefill(rewards: "Sequence[CheckedReward]", prefill: str) -> "list[Chec
     return copies
 
 
-def _import_reward(name: str, known: Mapping[str, Reward], purpose: Purpose) -> Reward:
+def _import_reward(name: str, known: Mapping[str, Reward], noun: str) -> Reward:
     module, _, function = (name, "", "") if name.endswith(".py") else name.rpartition(":")
     if not module:
         choice = ", ".join([*known, "file.py:function"])
-        raise UsageError(f"{purpose.noun} {name!r} is unknown{nearest(name, known)}: pick {choice} or module:function.")
+        raise UsageError(f"{noun} {name!r} is unknown{nearest(name, known)}: pick {choice} or module:function.")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     path = Path(module.removesuffix(".py") + ".py")  # before a module of that name elsewhere
@@ -94,10 +82,10 @@ def _import_reward(name: str, known: Mapping[str, Reward], purpose: Purpose) -> 
         found = _import_file(path) if path.is_file() or module.endswith(".py") else importlib.import_module(module)
     except (Exception, SystemExit) as error:  # of the user's code
         what = f"{type(error).__name__}: {first_line(error)}"
-        raise UsageError(f"--{purpose.noun} {name} cannot be imported: {what}; --debug shows the traceback.") from error
+        raise UsageError(f"--{noun} {name} cannot be imported: {what}; --debug shows the traceback.") from error
     if not callable(reward := getattr(found, function, None)):
         functions = ", ".join(key for key, _ in inspect.getmembers(found, inspect.isfunction) if key[0] != "_")
-        raise UsageError(f"--{purpose.noun} {name}: expected {module}:FUNCTION with one of its functions: {functions}.")
+        raise UsageError(f"--{noun} {name}: expected {module}:FUNCTION with one of its functions: {functions}.")
     return cast("Reward", reward)
 
 
@@ -116,10 +104,10 @@ class CheckedReward:
     do not replace arguments bound by a ``functools.partial``.
     """
 
-    def __init__(self, function: Reward, name: str, purpose: Purpose) -> None:
+    def __init__(self, function: Reward, name: str, noun: str) -> None:
         functools.update_wrapper(self, function)
         self.__name__ = getattr(function, "__name__", name.rpartition(":")[2])  # TRL logs it under this name
-        self.function, self.name, self.purpose = function, name, purpose
+        self.function, self.name, self.noun = function, name, noun
         self.prefill = ""
         self.returned: list[float | None] = []
 
@@ -165,8 +153,8 @@ class CheckedReward:
         return [math.inf if value is not None and math.isnan(value) else value for value in self.returned]
 
     def _error(self, what: str) -> RunError:
-        resume = ", or --resume a run with a checkpoint" if self.purpose is TRAINING else ""
-        return RunError(f"the {self.purpose.noun} {self.name} {what}; correct it, then run the command again{resume}.")
+        resume = ", or --resume a run with a checkpoint" if self.noun == "reward" else ""
+        return RunError(f"the {self.noun} {self.name} {what}; correct it, then run the command again{resume}.")
 
 
 class _CheckedAsyncReward(CheckedReward):
@@ -175,11 +163,11 @@ class _CheckedAsyncReward(CheckedReward):
             return self._checked(await self.function(*args, **self._arguments(kwargs)), kwargs)
 
 
-def checked_reward(function: Reward, name: str = "", purpose: Purpose = TRAINING) -> CheckedReward:
+def checked_reward(function: Reward, name: str = "", noun: str = "reward") -> CheckedReward:
     """A function as a :class:`CheckedReward`, which is awaited where the function is."""
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     name = name or getattr(function, "__name__", type(function).__name__)
-    return (_CheckedAsyncReward if is_async else CheckedReward)(function, name, purpose)
+    return (_CheckedAsyncReward if is_async else CheckedReward)(function, name, noun)
 
 
 def _prefilled(completion: Any, prefill: str) -> Any:

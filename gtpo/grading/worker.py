@@ -44,8 +44,7 @@ class Worker:
     ) -> tuple[bool, float]:
         """(True if two LaTeX expressions are equal, seconds taken); :func:`gtpo.grading.symbolic.is_same`.
 
-        Raises:
-            ComparisonFailed: If the ``limit`` in seconds is exceeded or the process dies.
+        ComparisonFailed if the ``limit`` in seconds is exceeded or the process dies.
         """
         request = json.dumps([a, b, None if tolerance is None else str(tolerance), alone]).encode()
         with self._lock:
@@ -101,10 +100,7 @@ class Worker:
             message = self._first_message(self._connection)
             if message != "ready":
                 self.stop()
-                raise RuntimeError(
-                    f"the grading process did not start ({message}): install math-verify and sympy with "
-                    "pip install -r requirements/cpu.txt"
-                )
+                raise RuntimeError(f"the grading process did not start ({message}): install math-verify and sympy")
             self._is_ready = True
         return self._connection
 

@@ -137,9 +137,7 @@ def plans_unsloth(values: Mapping[str, Any]) -> bool:
 def load_backend(backend: str = "auto", model: str | None = None) -> str:
     """Choose a backend, and import Unsloth if it is chosen. Call it before trl, transformers and peft are imported.
 
-    Raises:
-        UsageError: If the backend is unknown, the GPU too old, or Unsloth is chosen and cannot run, in several
-            processes, or is imported too late.
+    UsageError if the GPU is too old, or Unsloth is chosen and cannot run, in several processes, or is imported late.
     """
     backend = choose_training_backend(backend, model)
     if fault := check_compute_capability():
@@ -148,9 +146,7 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
     if backend == "transformers":
         return backend
     if not gpu_is_available():
-        raise UsageError(
-            check_driver() or "--backend unsloth needs a GPU and PyTorch sees none: use --backend transformers."
-        )
+        raise UsageError(check_driver() or "--backend unsloth needs a GPU: use --backend transformers.")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UsageError(
             "--backend unsloth (the default on a GPU) trains on one GPU, and this is one of several processes: add "
@@ -160,9 +156,7 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
         check_version(package)
     early_imports = {"trl", "transformers", "peft"} & sys.modules.keys()
     if early_imports and "unsloth" not in sys.modules:
-        raise UsageError(
-            f"{sorted(early_imports)[0]} was imported before Unsloth, which patches it: call load_backend() first."
-        )
+        raise UsageError(f"{sorted(early_imports)[0]} was imported before Unsloth: call load_backend() first.")
     import unsloth  # noqa: F401  (imported for its side effects)
     from trl import GRPOTrainer
 

@@ -1,21 +1,16 @@
 """Where a model is: the tiny base in this package, a directory, or the Hub with its cache and access."""
 
 import json
-import logging
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import UsageError, nearest
 
-logger = logging.getLogger(__name__)
-
 GB = 10**9
-TINY_BASE = (
-    Path(__file__).parent / "tiny_base" / "base-97e8bdbf"
-)  # part of the package; named by the hash of its recipe
+# Part of the package; named by the hash of its recipe.
+TINY_BASE = Path(__file__).parent / "tiny_base" / "base-97e8bdbf"
 
 
 def hub_is_reachable() -> bool:
@@ -49,11 +44,9 @@ def is_cached(model: str, copy: bool = False) -> bool:
 
 def _is_complete(snapshot: Path) -> bool:
     index = snapshot / "model.safetensors.index.json"
-    files = (
-        set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        if index.is_file()
-        else {"model.safetensors"}
-    )
+    if not index.is_file():
+        return (snapshot / "model.safetensors").is_file()
+    files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     return all((snapshot / name).is_file() for name in files)
 
 
@@ -75,8 +68,8 @@ def check_access(model: str, copy: bool = False) -> str | None:
         )
     except RepositoryNotFoundError:
         return f"the Hub has no model {model}, or it is private: correct --model, or `hf auth login`."
-    except HfHubHTTPError as error:
-        logger.debug("the access to %s was not checked: %s", model, error)
+    except HfHubHTTPError:
+        pass
     return None
 
 
@@ -109,21 +102,10 @@ def is_hub_id(model: str) -> bool:
 
 
 def check_model_files(directory: Path) -> None:
-    """Refuse weights of a model or an adapter that are pickled, because unpickling runs their code, or incomplete."""
-    from safetensors import SafetensorError, safe_open
-
-    weights, pickled = sorted(directory.glob("*.safetensors")), sorted(directory.glob("*model*.bin"))
-    if pickled and not weights:
+    """Refuse weights of a model or an adapter that are pickled, because unpickling runs their code."""
+    pickled = sorted(directory.glob("*model*.bin"))
+    if pickled and not any(directory.glob("*.safetensors")):
         raise UsageError(f"{pickled[0]} is a pickle, which can run code when it is loaded: expected safetensors.")
-    for path in weights:
-        try:
-            with safe_open(path, framework="pt"):
-                pass  # the header has the size of the file
-        except SafetensorError as error:
-            raise UsageError(f"{path} is incomplete or damaged ({error}): download or save it again.") from error
-
-
-# The tiny base: a Llama of about a million parameters that replaces the paper's instruct model
 
 
 def is_tiny(model: str | Path) -> bool:
@@ -135,14 +117,3 @@ def shipped_instead(path: str | Path) -> Path | None:
     """The tiny base here whose path another machine names; None for a path that exists, or is of none."""
     base = TINY_BASE.parent / Path(path).name
     return base if is_tiny(base) and not Path(path).exists() else None
-
-
-def save_untrained_tiny(directory: str | Path, seed: int = 0, base: Path = TINY_BASE, **shape: Any) -> Path:
-    """Save a tiny base with untrained weights, deterministic in the seed; ``shape``: changes of its LlamaConfig."""
-    import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    LlamaForCausalLM(LlamaConfig.from_pretrained(base, use_cache=True, **shape)).save_pretrained(directory)
-    AutoTokenizer.from_pretrained(base, trust_remote_code=False).save_pretrained(directory)
-    return Path(directory)

@@ -32,12 +32,7 @@ def build_policy(
 ) -> tuple[Any, Any]:
     """The base model with a fresh LoRA adapter, or all weights trained with ``lora_rank`` 0, and its tokenizer.
 
-    Args:
-        arguments: Model and adapter.
-        backend: unsloth or transformers.
-        seed: Of the adapter's initial weights.
-        vllm_mode: colocate or server where vLLM generates.
-        prompt: Chat template and its arguments; None: the tokenizer's own.
+    ``seed``: of the adapter's initial weights. ``vllm_mode``: colocate or server where vLLM generates.
     """
     path, prompt = resolve_model(arguments.model), prompt or PromptArguments()
     if IS_MAIN_PROCESS:
@@ -231,10 +226,7 @@ def _load_unsloth(
     prepare_tokenizer(tokenizer, path, rows, prompt)
     _stop_at_end_of_turn(model, tokenizer)
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
-        raise UsageError(
-            f"Unsloth takes every EOS token for padding, and the tokenizer of {path} has no other token to pad with: "
-            "use --backend transformers."
-        )
+        raise UsageError(f"{path} pads with EOS alone, which Unsloth always masks: use --backend transformers.")
     _check_engine_length(model, arguments.max_seq_length)
     every_linear = arguments.target_modules == "all-linear"  # Unsloth takes names only
     model = FastLanguageModel.get_peft_model(  # Unsloth ignores TRL's peft_config

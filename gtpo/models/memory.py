@@ -3,10 +3,10 @@
 Memory of the parts that grow with model and batch: neither the CUDA context nor what the allocators reserve unused.
 """
 
-import logging
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,6 @@ from gtpo.errors import UsageError, counted, first_line
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.backend import gpu_is_available, plans_unsloth
 from gtpo.models.hub import GB, hub_is_reachable, is_hub_id
-
-logger = logging.getLogger(__name__)
 
 GIB = 2**30
 # GiB that CUDA reports
@@ -94,11 +92,9 @@ def _alias_of(model: str) -> str:
 
 def known_shape(model: str) -> Shape | None:
     """:func:`shape_of`; None where it is not known."""
-    try:
+    with suppress(UsageError):
         return shape_of(model)
-    except UsageError as error:
-        logger.debug("no estimate: %s", error)
-        return None
+    return None
 
 
 def download_size(shape: Shape, is_4bit: bool) -> float:
@@ -236,6 +232,8 @@ def describe_plan(settings: Settings, rows: int, size: float | None = None) -> s
     With ``--config`` the text gives the same settings again. ``rows`` is 0 if they are not known before a download;
     ``size``: GiB of the GPU or, for a run on a CPU, of the host; that of this machine by default.
     """
+    import torch
+
     values, trainer, model = settings.to_dict(), settings.trainer, settings.model.model
     prompts, shape = max(1, settings.completions_per_step // settings.group_size), shape_of(model)
     steps = int(trainer.max_steps if trainer.max_steps > 0 else trainer.num_train_epochs * rows / prompts)
@@ -256,7 +254,9 @@ def describe_plan(settings: Settings, rows: int, size: float | None = None) -> s
     where = "host" if values["use_cpu"] else "GPU"
     lines.append(f"{where} memory: {sum(parts.values()):.1f} GiB at the maximum lengths, an estimate:")
     lines.append("  " + ", ".join(f"{name} {gib:.1f}" for name, gib in parts.items() if gib >= 0.05))
-    size = size or (_host_memory() if values["use_cpu"] else _gpu_memory())
+    if not size:
+        of_gpu = torch.cuda.mem_get_info()[1] / GIB if gpu_is_available() else 0
+        size = _host_memory() if values["use_cpu"] else of_gpu
     machines = {f"this machine, {size:.1f} GiB": size} if size else {}
     machines |= {} if values["use_cpu"] else GPUS
     lines += [f"  {name}: {fit(shape, values, gib)}" for name, gib in machines.items()]
@@ -283,17 +283,10 @@ def hours(settings: Settings, steps: int) -> str:
     )
 
 
-def hours_of_steps(rates: Mapping[str, Any], model: str, group: int, tokens: float, steps: int) -> float:
+def hours_of_steps(rates: Mapping[str, Any], model: str, group: int, tokens: float, steps: float) -> float:
     """Hours of steps of one prompt, each with so many tokens in sequence; each completion is a micro-batch."""
     seconds = tokens * rates["seconds_per_token"][model] + group * rates["seconds_per_micro_batch"][model]
     return float(steps * seconds / 3600)
-
-
-def _gpu_memory() -> float:
-    """GiB of this process's GPU; 0 without one."""
-    import torch
-
-    return torch.cuda.mem_get_info()[1] / GIB if gpu_is_available() else 0
 
 
 def _host_memory() -> float:

@@ -41,9 +41,6 @@ WIDTH = 9.0  # inches; 900 pixels, what a README shows
 METHODS = {"sft": "SFT", "grpo": "GRPO", "gtpo": "GTPO"}  # rows of Table 1
 
 
-# The paper's figures
-
-
 def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
     """A figure of the paper, a matplotlib figure; runs and groups of curves without results are omitted.
 
@@ -114,16 +111,9 @@ def _plot_scores(axis: Any, legend: str, scored: DataFrame, score: str, style: d
 
 
 def _of_model(scored: DataFrame, model: str) -> DataFrame:
-    """The evaluations of a base model before training, among those of several.
-
-    The line in a panel of the accuracy is pass@1. That of the formatting is the share of completions with all tags, of
-    which the curves count those with some as a tenth.
-    """
+    """The evaluations of a base model before training, among those of several."""
     name = Path(MODEL_ALIASES.get(model, model)).name.lower()  # Unsloth's copy has it in its name too
     return scored[[name in entry["label"].lower() for entry in scored["entry"]]]
-
-
-# Table 1
 
 
 def table1(matrix: Matrix, scale: str, results: Results) -> DataFrame:
@@ -194,17 +184,11 @@ def mean_cell(value: float, half_width: float = nan) -> str:
     return f"{value:.1f}" if isnan(half_width) else f"{value:.1f} ± {half_width:.1f}"
 
 
-# Files
-
-
 def draw_found(
     figures: Sequence[str], scale: str | None, search: Sequence[str] | None, wandb: str | None, output: str
 ) -> list[str]:
     """Draw what figures.py found in directories or in wandb, below ``output``; the files, and what is missing."""
     matrix, places = load_matrix(), [Path(place) for place in search or ["outputs"]]
-    for place in places if search else ():
-        if not place.is_dir():
-            raise UsageError(f"--search: {place} is not a directory.")
     names = select_figures(matrix, figures or ["all"])
     results = read_wandb(wandb) if wandb else read_results(places, models_of_runs(matrix))
     lines, drawn = [], False

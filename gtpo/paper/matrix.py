@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from gtpo.data.load import BENCHMARKS
 from gtpo.errors import UsageError, nearest
 from gtpo.files import CONFIGS, read_yaml
+from gtpo.models.memory import hours_of_steps
 from gtpo.paper.results import GREEDY
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, latest_complete
 
@@ -41,24 +42,17 @@ def command_of(work: Work) -> str:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A training run of the matrix: a kind of work.
-
-    Attributes:
-        argv: The train script and its flags.
-        cost: Estimated duration in ``UNITS``; at paper scale the upper end.
-        collapsed: The same of a policy that collapses at the first step and writes the longest completions.
-        experiments: The runs that have to be finished: what it starts from.
-    """
+    """A training run of the matrix: a kind of work."""
 
     name: str
     seed: int
     model: str
-    argv: tuple[str, ...]
+    argv: tuple[str, ...]  # the train script and its flags
     run: RunDirectory = field(compare=False)  # argv names it
     log: Path
-    cost: float
-    experiments: tuple["Experiment", ...] = ()
-    collapsed: float = 0.0
+    cost: float  # estimated duration in UNITS; at paper scale the upper end
+    experiments: tuple["Experiment", ...] = ()  # the runs that have to be finished: what it starts from
+    collapsed: float = 0.0  # cost of a policy that collapses at the first step and writes the longest completions
 
     @property
     def label(self) -> str:
@@ -135,13 +129,8 @@ def shards_of(evaluation: Evaluation, gpus: int) -> list[Evaluation]:
     ]
 
 
-# The YAML file
-
-
 def load_matrix(path: Path = CONFIGS / "experiments.yaml") -> Matrix:
     """The content of the YAML file; the installed package has none."""
-    if not path.is_file():
-        raise UsageError(f"{path} does not exist: run this from a clone of the repository.")
     return read_yaml(path)
 
 
@@ -160,8 +149,7 @@ def find_figure(matrix: Matrix, name: str) -> dict[str, Any]:
 def select_figures(matrix: Matrix, names: Sequence[str], scale: str | None = None) -> list[str]:
     """The figures that a command line names, without duplicates; ``all``: every figure with runs at this or any scale.
 
-    Raises:
-        UsageError: If there is no name, a name is unknown, or a figure named has no runs at this scale.
+    UsageError if there is no name, a name is unknown, or a figure named has no runs at this scale.
     """
     if "all" in names:
         return [name for name in figure_names(matrix) if scale is None or groups_of(matrix, name, scale)]
@@ -182,9 +170,6 @@ def runs_of(matrix: Matrix, figures: Sequence[str], scale: str) -> list[str]:
     return list(dict.fromkeys(name for group in groups for name in group.values()))
 
 
-# Runs and evaluations
-
-
 def _as_argv(settings: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for key, value in settings.items():
@@ -194,8 +179,6 @@ def _as_argv(settings: Mapping[str, Any]) -> list[str]:
 
 def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     """One run of the matrix with its command."""
-    if seed < 0:
-        raise UsageError(f"--seeds has {seed}: expected 0 or more.")
     spec, method = matrix[scale], name.partition("-")[0]
     run, collapsed = RunDirectory(RUNS / scale / f"{name}-s{seed}"), 0.0
     if scale != "paper":
@@ -207,24 +190,17 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     else:
         settings = read_yaml(CONFIGS / "paper" / f"{name}.yaml")
         flags, model, dataset = ["--config", f"configs/paper/{name}.yaml"], settings["model"], settings["dataset"]
-        seconds = spec["seconds_per_solution"][model]
+        steps = spec["steps"][dataset]
+        cost = steps * spec["seconds_per_solution"][model] / 3600
         if method != "sft":
             group = settings["num_generations"]
-            seconds = step_seconds(matrix, model, group, spec["longest_completion"][dataset][group])
-            longest = step_seconds(matrix, model, group, spec["collapsed_completion"])
-            collapsed = spec["steps"][dataset] * longest / 3600
-        cost = spec["steps"][dataset] * seconds / 3600
+            tokens = spec["longest_completion"][dataset][group], spec["collapsed_completion"]
+            cost, collapsed = (hours_of_steps(spec, model, group, longest, steps) for longest in tokens)
     argv = (f"train_{method}.py", *flags, "--seed", str(seed), "--output_dir", str(run.path))
     log = RUNS / scale / "logs" / f"{run.path.name}.log"
     first = spec.get("first", name)
     after = () if first == name else (experiment(matrix, scale, first, 1),)
     return Experiment(name, seed, model, argv, run, log, cost, after, collapsed)
-
-
-def step_seconds(matrix: Matrix, model: str, group: int, tokens: int) -> float:
-    """Seconds of a step at paper scale: its longest completion, then loss and backward of each."""
-    rates = matrix["paper"]
-    return float(tokens * rates["seconds_per_token"][model] + group * rates["seconds_per_micro_batch"][model])
 
 
 def seeds_of_all(matrix: Matrix, scale: str) -> list[int]:
@@ -233,11 +209,7 @@ def seeds_of_all(matrix: Matrix, scale: str) -> list[int]:
 
 
 def experiments_of(
-    matrix: Matrix,
-    figures: Sequence[str],
-    scale: str,
-    seeds: Sequence[int] | None = None,
-    only: Sequence[str] = ("",),
+    matrix: Matrix, figures: Sequence[str], scale: str, seeds: Sequence[int] | None = None, only: Sequence[str] = ("",)
 ) -> list[Experiment]:
     """The runs of some figures without duplicates, after what they start from; the first seed of all before the second.
 

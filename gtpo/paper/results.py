@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ logger = logging.getLogger(__name__)
 METRICS_FILE, SCORES_FILE = "metrics.parquet", "evaluation.json"  # condensed results
 METRICS_INDEX, SCORES_INDEX = ["run", "seed", "step"], ["run", "benchmark", "seed"]
 GREEDY = "_greedy"  # ends the name of a benchmark at temperature 0
-ENTRY_KEYS = ("label", "adapter", "benchmark", "problems", "k", "scores", "counts")  # of a condensed evaluation
 Run = tuple[str, int]  # name and seed
 
 
@@ -30,10 +28,9 @@ Run = tuple[str, int]  # name and seed
 class Results:
     """Metrics and scores of some runs.
 
-    Attributes:
-        metrics: A row per training step, with index run, seed, step and a column per metric.
-        scores: A row per evaluation, with index run (``NAME@best`` at its best step, ``base``), benchmark, seed; a
-            column per score in percent (``pass@8``, ``format``), and ``entry``, that of ``results.json``.
+    ``metrics`` has a row per training step, with index run, seed, step. ``scores`` has a row per evaluation, with index
+    run (``NAME@best`` at its best step, ``base``), benchmark, seed; a column per score in percent (``pass@8``,
+    ``format``), and ``entry``, that of ``results.json``.
     """
 
     metrics: DataFrame
@@ -63,11 +60,7 @@ class Results:
         return [seed for run, seed in self.runs if run == name]
 
     def curve(self, name: str, seed: int, metric: str) -> "Series[float]":
-        """A metric of a run by step.
-
-        Raises:
-            KeyError: If there is no such run or metric.
-        """
+        """A metric of a run by step; KeyError if there is no such run or metric."""
         values = self.runs[name, seed][metric].dropna()
         if values.empty:
             raise KeyError(metric)
@@ -107,11 +100,8 @@ def split_name(directory: Path) -> tuple[str, int | None]:
 def read_results(directories: list[Path], models: Mapping[str, str] | None = None) -> Results:
     """Every run and evaluation below some directories; of two with the same name and seed, the newer one.
 
-    Directories of condensed results (:func:`condense`) are read too, and an offline wandb run counts as its run.
-
-    Args:
-        directories: Where to look.
-        models: Run name -> model; a run of that name with another model in its settings is left out.
+    Directories of condensed results are read too. ``models``: run name -> model; a run of that name with another model
+    in its settings is left out.
     """
     runs: dict[Run, Any] = {}
     entries: list[dict[str, Any]] = []
@@ -155,24 +145,3 @@ def read_wandb(project: str) -> Results:
         if rows:
             runs[name, int(run.config.get("seed", 0)) if seed is None else seed] = rows
     return Results.of(runs)
-
-
-def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
-    """Store some metrics of every step, rounded to five significant digits, and the scores without completions.
-
-    ``counts`` of a score are samples and correct ones by problem, from which pass@k can be computed again.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    kept = results.metrics.reindex(columns=list(metrics)).map(rounded).reset_index()
-    kept.to_parquet(directory / METRICS_FILE, compression="zstd", index=False)
-    entries = []
-    for entry in results.scores.get("entry", []):
-        counts = [[problem["n"], problem["c"]] for problem in entry.get("per_problem", ())]
-        entry = {**entry, "counts": counts} if counts else entry
-        entries.append({key: entry[key] for key in ENTRY_KEYS if key in entry})
-    (directory / SCORES_FILE).write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n", encoding="utf-8")
-
-
-def rounded(value: float | None) -> float | None:
-    """To five significant digits; None for NaN and infinity."""
-    return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None

@@ -9,7 +9,6 @@ next to the runs.
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -21,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.errors import UsageError, first_line
-from gtpo.paper.matrix import Evaluation, Experiment
-from gtpo.paper.runner import Process, Work, cores, failure, run_one, threads_of
+from gtpo.files import CONFIGS
+from gtpo.paper.matrix import RUNS, Evaluation, Experiment
+from gtpo.paper.results import Results, read_results
+from gtpo.paper.runner import Process, Work, cores, failure, run_all, run_one, slots_of, threads_of
 
 SIGNAL_SECONDS = 120  # between a script that Slurm has stopped and the end of its job
 POLL_SECONDS = {"slurm": 10, "local": 0.1}
@@ -124,22 +125,32 @@ def _message(work: Work, job: Any) -> str | None:
     return failure(work, f"failed with exit code {code}") if (code := job.result()) else None
 
 
-# --slurm
+def run_missing(
+    scale: str,
+    experiments: Sequence[Experiment],
+    evaluations: Sequence[Evaluation],
+    jobs: int | None = None,
+    gpus: Sequence[str] | None = None,
+    slurm: Sequence[str] | None = None,
+) -> tuple[Results, list[str]]:
+    """Do what is missing, here or as Slurm jobs; all results of the scale, and a message for each failure."""
+    if not Path("evaluate.py").is_file():  # the scripts are those of the working directory
+        raise UsageError(f"the working directory has no evaluate.py: first `cd {str(CONFIGS.parent)!r}`.")
+    if slurm:
+        failures = run_jobs(experiments, evaluations, read_cluster(slurm, scale, RUNS / scale / "jobs"))
+    else:
+        failures = run_all(experiments, evaluations, slots_of(scale, gpus, jobs))
+    return read_results([RUNS / scale]), failures
 
 
 def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
     """The cluster that ``--slurm`` describes: cluster, parallel, time, and the parameters of submitit's SlurmExecutor.
 
-    At paper ``scale`` a job has a GPU.
-
-    Raises:
-        UsageError: If submitit or Slurm is missing, a value is invalid, a key is unknown or would give a run more than
-            one task or GPU, or jobs of the same name are queued.
+    At paper ``scale`` a job has a GPU. UsageError if a value is invalid, a key is unknown or would give a run more than
+    one task or GPU, or jobs of the same name are queued.
     """
-    try:
-        from submitit import AutoExecutor, SlurmExecutor
-    except ImportError as error:
-        raise UsageError("--slurm needs submitit: `pip install submitit==1.5.4`.") from error
+    from submitit import AutoExecutor, SlurmExecutor
+
     shared = AutoExecutor._valid_parameters()
     known = {*OWN_KEYS, *SlurmExecutor._valid_parameters(), *shared}.difference(NOT_KEYS)
     given: dict[str, Any] = {}
@@ -148,8 +159,6 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
             raise UsageError(f"--slurm {key}={value}: expected a value, and a key of {', '.join(sorted(known))}.")
         given[key] = [value] if key == "setup" else int(value) if re.fullmatch("0|[1-9][0-9]*", value) else value
     name, parallel, limit = given.pop("cluster", "slurm"), given.pop("parallel", None), given.pop("time", "24:00:00")
-    if name not in ("slurm", "local"):
-        raise UsageError(f"--slurm cluster={name}: expected slurm, or local for jobs on this machine.")
     if parallel is not None and (not isinstance(parallel, int) or parallel < 1):
         raise UsageError(f"--slurm parallel={parallel}: expected a number of jobs, at least 1.")
     parameters = {"name": "gtpo", "slurm_signal_delay_s": 300, "timeout_min": minutes(str(limit))}
@@ -167,8 +176,6 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
 
 def _check_queue(name: str) -> None:
     """Refuse a second job of a run: the jobs of a command that was stopped stay in the queue."""
-    if not shutil.which("sbatch"):
-        raise UsageError("--slurm: sbatch is not found; run this on a login node, or add cluster=local.")
     squeue = ["squeue", "--me", "--noheader", "--array", "--format=%i", f"--name={name}"]
     queued = subprocess.run(squeue, check=True, capture_output=True, text=True).stdout.split()
     if queued:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gtpo.errors import UsageError
 from gtpo.reports.metrics import Rows, curve_of, reward_names
-from gtpo.runs.directory import run_of
+from gtpo.runs.directory import RunDirectory
 
 PANELS = {  # metric -> axis label; percent of the maximum reward, as in the paper
     "accuracy": "accuracy (%)",
@@ -81,7 +81,7 @@ def draw_runs(runs: Sequence[str], labels: Sequence[str] | None, output: str, wi
         raise UsageError(f"{len(runs)} runs have the labels {', '.join(labels)}: give each its own with --labels.")
     if window < 1:
         raise UsageError(f"--window is {window}: expected at least 1 step.")
-    rows = {label: run_of(run).read_metrics() for label, run in zip(labels, runs, strict=True)}
+    rows = {label: RunDirectory(run).read_metrics() for label, run in zip(labels, runs, strict=True)}
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     plot_training(rows, window).savefig(output, dpi=150)
     return output

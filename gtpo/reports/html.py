@@ -2,10 +2,7 @@
 
     python -m gtpo.reports.html outputs/RUN          # writes outputs/RUN/report.html
 
-In a notebook:
-
-    HTML(group_html(trainer.inspect_group(0)))  # G completions of one prompt, generated and scored; not trained on
-    HTML(side_by_side(read_held_out(RunDirectory(run), 3)))  # one held-out prompt at the first, middle and last step
+``HTML(group_html(trainer.inspect_group(0)))`` shows a group in a notebook.
 """
 
 import argparse
@@ -193,7 +190,8 @@ def _spread(paths: Sequence[Path], count: int) -> list[Path]:
 def read_held_out(run: RunDirectory, count: int) -> list[Sample]:
     """The completions of a held-out prompt at the first, middle and last evaluation."""
     samples = []
-    for path in _spread(run.held_out_completions(), count):
+    found = [path for path in run.completions.glob("held_out_*.json") if not path.is_symlink()]
+    for path in _spread(sorted(found), count):
         stored = json.loads(path.read_bytes())
         prompt, completion = logged_text(stored["prompt"]), logged_text(stored["completion"])
         samples.append(Sample(stored["step"], prompt, completion, stored["rewards"]))

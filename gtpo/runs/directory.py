@@ -64,10 +64,6 @@ class RunDirectory:
     def checkpoint(self, step: int | str) -> Path:
         return self.path / f"checkpoint-{step}"
 
-    def non_finite_dump(self, step: int | str) -> Path:
-        """Where the batch of a step with a non-finite loss or gradient is saved."""
-        return self.path / f"not-finite-step-{step}"
-
     @property
     def is_finished(self) -> bool:
         return any((self.path / name).is_file() for name in FILES["weights"])
@@ -79,10 +75,6 @@ class RunDirectory:
     def completion_tables(self) -> list[Path]:
         """The logged completions, one parquet table per logged step, oldest first."""
         return sorted(self.completions.glob("*.parquet"))
-
-    def held_out_completions(self) -> list[Path]:
-        """A completion of the same held-out prompt at each evaluation, oldest first; not through a link."""
-        return sorted(path for path in self.completions.glob("held_out_*.json") if not path.is_symlink())
 
     def read_config(self) -> dict[str, Any]:
         """The settings as stored; raises as :func:`read_yaml`."""
@@ -115,17 +107,9 @@ class RunDirectory:
         return dict(json.loads(path.read_bytes())) if path.is_file() else None
 
 
-def run_of(directory: str | Path) -> RunDirectory:
-    """The run in a directory, or the run that contains an offline wandb run (``RUN/wandb/offline-run-...``)."""
-    directory = Path(directory)
-    return RunDirectory(directory.parent.parent if directory.parent.name == "wandb" else directory)
-
-
 def find_runs(directories: Iterable[Path], having: str = "settings") -> list[RunDirectory]:
     """The runs below some directories that have a key of ``FILES``, least recently written first."""
-    found = {
-        path: name for directory in directories for name in FILES[having] for path in run_of(directory).path.rglob(name)
-    }
+    found = {path: name for directory in directories for name in FILES[having] for path in directory.rglob(name)}
     ordered = sorted(found, key=lambda path: path.stat().st_mtime)
     return [RunDirectory(path.parents[found[path].count("/")]) for path in ordered]
 
@@ -171,9 +155,6 @@ def command_of(run: RunDirectory, *flags: str) -> str:
         again["reward"] = settings["reward"]
     script = sys.argv[0] if Path(sys.argv[0]).name == script else script
     return shlex.join(["python", script, *flags, *words_of(again)])
-
-
-# Checkpoints
 
 
 def write_manifest(checkpoint: Path) -> None:

@@ -58,10 +58,7 @@ def check_run(settings: Settings, rows: int) -> str | None:
         return str(checkpoint)
     if IS_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
         if not _is_run(run):
-            raise UsageError(
-                f"{run.path} exists and is not a run (no run.lock, or no config.yaml and environment.json), and "
-                "nothing is written to it or deleted: name another directory."
-            )
+            raise UsageError(f"{run.path} exists and is not a run: nothing is written to it or deleted; name another.")
         if not start.overwrite:
             raise UsageError(f"{run.path} exists: --resume continues, --overwrite replaces it, or change --run_name.")
     return None

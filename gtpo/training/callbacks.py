@@ -266,7 +266,7 @@ def non_finite_error(
     step, run = trainer.state.global_step + 1, RunDirectory(trainer.args.output_dir)
     saved = ""
     if batches or rows:  # SFT has neither
-        directory, rank = run.non_finite_dump(step), trainer.accelerator.process_index
+        directory, rank = run.path / f"not-finite-step-{step}", trainer.accelerator.process_index
         directory.mkdir(parents=True, exist_ok=True)
         saved = f"; its batch is saved in {directory}"
     if rows:

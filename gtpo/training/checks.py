@@ -31,9 +31,7 @@ MAX_GAP = 0.3  # nats per token; bfloat16 engines differ by 0.01 to 0.06
 def check_head(trainer: Any, batch: dict[str, Any]) -> None:
     """Raise RunError if ln pi of the loss is not that of the model's logits, beyond the rounding of their dtype.
 
-    Args:
-        trainer: Ours.
-        batch: With ``prompt_ids``, ``completion_ids`` and their masks, of this process.
+    ``batch`` has ``prompt_ids``, ``completion_ids`` and their masks, of this process.
     """
     row = int(batch["completion_mask"].sum(1).argmax())
     prompt, completion = (

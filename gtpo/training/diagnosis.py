@@ -1,11 +1,7 @@
 """What is wrong with a GRPO run, for any trainer on TRL's GRPOTrainer: callbacks that measure and change no weight.
 
-    trainer = trl.GRPOTrainer(...)
-    trainer.add_callback(ConflictMetrics(trainer))
-    trainer.add_callback(SamplerProbe(trainer))
-    trainer.add_callback(RolloutCheck(trainer))
-
-TRL hands its callbacks no batch and no log-probabilities: each wraps a method of its trainer when training begins.
+``trainer.add_callback(ConflictMetrics(trainer))``, and so on, before ``trainer.train()``. TRL hands its callbacks no
+batch and no log-probabilities: each wraps a method of its trainer when training begins.
 """
 
 import math

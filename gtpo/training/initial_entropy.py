@@ -99,17 +99,13 @@ class InitialEntropy(TrainerCallback):
             trainer.open_bar("initial entropy", len(mine)) as bar,
         ):
             for start in range(0, len(mine), chunk):
-                part = mine[start : start + chunk]
-                batch = self._sampled(part)
+                questions = [row["prompt"] for row in mine[start : start + chunk]]
+                prompt_ids, images, fields = trainer._tokenize_prompts(questions)
+                completion_ids, _ = trainer._generate_single_turn(prompt_ids, images, fields, num_generations=1)
+                batch = padded_batch(prompt_ids, completion_ids, trainer._tokenizer.pad_token_id, accelerator.device)
                 entropies += trainer.mean_entropies(batch).tolist()
                 bar.count_completions([{"tokens": count} for count in batch["completion_mask"].sum(1).tolist()])
         return gather_object(entropies)[: len(rows)]
-
-    def _sampled(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        trainer = self.trainer
-        prompt_ids, images, fields = trainer._tokenize_prompts([row["prompt"] for row in rows])
-        completion_ids, _ = trainer._generate_single_turn(prompt_ids, images, fields, num_generations=1)
-        return padded_batch(prompt_ids, completion_ids, trainer._tokenizer.pad_token_id, trainer.accelerator.device)
 
 
 def padded_batch(

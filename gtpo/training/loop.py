@@ -66,10 +66,7 @@ def train(trainer: Any, checkpoint: str | None) -> None:
         trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
     if checkpoint is not None and steps_are_done(Path(checkpoint), trainer.args.max_steps):
         if IS_MAIN_PROCESS:
-            logger.warning(
-                "%s is finished: its adapter and report are written again; a larger --max_steps trains further",
-                trainer.args.output_dir,
-            )
+            logger.warning("%s is finished, and saved again: --max_steps trains further", trainer.args.output_dir)
         trainer._load_from_checkpoint(checkpoint)
         return
     try:
@@ -148,11 +145,8 @@ def _upload(directory: Path, settings: Settings, trainer: Any) -> None:
 def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
     """The card as Markdown with the YAML front matter of the Hub: what the weights are, their scores, how to use them.
 
-    Args:
-        settings: All settings of the run.
-        rows: The training prompts, a dataset; the first one has the system prompt.
-        weights: Directory of the adapter or of the merged model.
-        where: Its path or Hub id, which the quick start loads.
+    ``rows`` are the training prompts, of which the first has the system prompt; ``weights`` is the directory of the
+    adapter or of the merged model, and ``where`` its path or Hub id, which the quick start loads.
     """
     run, merged = RunDirectory(settings.output_dir), not (weights / "adapter_config.json").is_file()
     base = MODEL_ALIASES.get(settings.model.model, settings.model.model)

@@ -1,7 +1,4 @@
-"""What a step leaves in the metrics and in the table of completions, and one group for notebooks.
-
-Nothing here changes the loss.
-"""
+"""What a step leaves in the metrics and in the table of completions, and one group for notebooks: not the loss."""
 
 import copy
 import math
@@ -18,7 +15,6 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from gtpo.errors import UsageError
-from gtpo.forward.hidden_states import host_masks
 from gtpo.reports.html import Group
 from gtpo.training.callbacks import non_finite_error
 from gtpo.training.checks import sampler_metrics
@@ -56,7 +52,6 @@ def record_rollouts(
     for name, value in (found | {"completion_length": (valid.sum() / len(ids)).item()}).items():
         trainer._metrics[mode][name].append(value)
     own = batch["completion_ids"], batch["completion_mask"]
-    batch["host_masks"] = host_masks(batch)  # the loss then finds every token without waiting for the device
     batch["tag_spans"] = tag_spans(trainer._tokenizer, *own, trainer.tags)
     if mode == "eval" or not trainer.log_completions:
         return
@@ -135,9 +130,6 @@ def _read(trainer: Any, mode: str, unread: list[_Unread]) -> None:
                 trainer._metrics[mode][name].append(float(measured.mean()))
 
 
-# Columns of the table in addition to TRL's
-
-
 def spans_in_text(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[Any], str]) -> list[list[list[int]]]:
     """The conflict spans of each completion as [start, end) in the characters of its text. Shape (B, T) each.
 
@@ -210,9 +202,6 @@ def tag_span(pieces: Sequence[str | None], tag: str) -> tuple[int, int] | None:
     start = "".join(texts).find(tag)
     ends = list(accumulate(map(len, texts)))
     return None if start < 0 else (bisect_right(ends, start), bisect_left(ends, start + len(tag)) + 1)
-
-
-# One group, without training on it
 
 
 def inspect_group(trainer: Any, row: int) -> Group:

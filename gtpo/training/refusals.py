@@ -84,8 +84,7 @@ def logit_options(config: Any, router_aux_loss_coef: float | None = 0.0) -> dict
     coefficient = getattr(text, "router_aux_loss_coef", 0.0) if router_aux_loss_coef is None else router_aux_loss_coef
     if hasattr(text, "output_router_logits") and coefficient:
         raise UsageError(
-            f"{text.model_type} models add a router loss, which is not supported: set router_aux_loss_coef to 0 to "
-            "train without it."
+            f"{text.model_type} models add a router loss: set router_aux_loss_coef to 0 to train without it."
         )
     scale = getattr(text, "logit_scale", None) or 1.0
     return {

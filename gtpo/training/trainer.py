@@ -44,6 +44,7 @@ from gtpo.forward.hidden_states import (
     distinct_prompts,
     hidden_states_by_prompt,
     hidden_states_per_completion,
+    host_masks,
     split_masks,
 )
 from gtpo.forward.vllm_lora import AdapterGeneration
@@ -78,11 +79,8 @@ NAN_PROBABILITIES = ("probability tensor contains", "device-side assert")  # tor
 class GRPOTrainer(HeldOutEvaluation):
     """GRPO (Eq. 1 and 2) with the conflict and entropy metrics of the paper.
 
-    Args:
-        model, reward_funcs, args, kwargs: As for TRL's GRPOTrainer; the paper has ``args`` with ``loss_type="grpo"``.
-
-    Raises:
-        UsageError: For settings that change the loss and are not implemented, each named.
+    Arguments are those of TRL's GRPOTrainer; the paper has ``args`` with ``loss_type="grpo"``. UsageError for settings
+    that change the loss and are not implemented, each named.
     """
 
     reward_funcs: list[Any]  # these three are TRL's
@@ -153,6 +151,7 @@ class GRPOTrainer(HeldOutEvaluation):
         first = self.accelerator.process_index * rows
         batch["advantages"] = advantages[first : first + rows]
         batch["conflict_mask"] = (spans[0] | spans[1])[first : first + rows, :width]
+        batch["host_masks"] = host_masks(batch)  # the loss then finds every token without waiting for the device
         record_rollouts(self, inputs, batch, ids, valid, advantages, spans, group_size)
         return batch
 
@@ -227,8 +226,6 @@ class GRPOTrainer(HeldOutEvaluation):
         return rewards
 
     inspect_group = record.inspect_group  # one group as a step sees it, without training on it
-
-    # The table of completions
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         # The summary comes after the last checkpoint, and TRL would write the last step's table again: a kill would
@@ -398,9 +395,7 @@ class GRPOTrainer(HeldOutEvaluation):
 class GTPOTrainer(GRPOTrainer):
     """GTPO (arXiv 2508.03772): GRPOTrainer with the objective of Eq. 11; no KL term, no reference model, no clipping.
 
-    Args:
-        gtpo: Settings of the method; the paper's by default.
-        model, reward_funcs, args, kwargs: As for :class:`GRPOTrainer`; UsageError if ``beta`` is not 0.
+    ``gtpo`` are the settings of the method, the paper's by default. UsageError if ``beta`` is not 0.
     """
 
     _tag_names = ["trl", "gtpo"]  # of PEFT's card in a checkpoint

@@ -10,8 +10,7 @@ import evaluate
 from gtpo.data.load import Problem
 from gtpo.errors import RunError, UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
-from gtpo.evaluation.jobs import load_problems
-from gtpo.evaluation.user_grader import load_user_grader
+from gtpo.evaluation.jobs import load_problems, load_user_grader
 
 GRADER = """import functools
 

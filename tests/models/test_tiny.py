@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, TrainerCallback
 
 from examples import tiny_base as recipe
+from examples.tiny_base import save_untrained_tiny
 from gtpo.data.arithmetic import arithmetic
-from gtpo.models.hub import TINY_BASE, is_tiny, save_untrained_tiny, shipped_instead
+from gtpo.models.hub import TINY_BASE, is_tiny, shipped_instead
 from gtpo.models.load import load_base, resolve_model
 from gtpo.prompts import to_completion, to_messages
 from rewards import score_format

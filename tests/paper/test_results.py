@@ -11,8 +11,9 @@ from fake_runs import entry, rows, write_run
 from helpers.results import results_of
 
 from gtpo.errors import UsageError
-from gtpo.paper.results import Results, condense, read_results, read_wandb
-from gtpo.runs.directory import RunDirectory, run_of
+from gtpo.paper.results import Results, read_results, read_wandb
+from gtpo.runs.directory import RunDirectory
+from study.condensed import condense
 
 
 def logged(results: Results) -> dict[str, dict[int, list[dict[str, Any]]]]:
@@ -77,13 +78,6 @@ def test_run_that_has_not_logged_a_step_is_skipped(tmp_path: Path) -> None:
     RunDirectory(write_run(tmp_path / "gtpo-g8-s1")).metrics.write_text('{"step": 1, "lo')
     write_run(tmp_path / "gtpo-g8-s2")
     assert read_results([tmp_path]).seeds("gtpo-g8") == [2]
-
-
-def test_offline_wandb_run_is_read_as_its_run(tmp_path: Path) -> None:
-    offline = Path(write_run(tmp_path / "gtpo-g8-s2")) / "wandb" / "offline-run-20260101_000000-abc"
-    offline.mkdir(parents=True)
-    assert run_of(offline).read_metrics() == rows(3)
-    assert logged(read_results([offline])) == {"gtpo-g8": {2: rows(3)}}
 
 
 def test_wandb_project_has_the_same_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,19 +235,10 @@ def test_time_limits(limit: str, expected: int) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *("gpu", "partition=", "partiton=gpu", "time=2h", "time=0", "parallel=0", "parallel=many", "cluster=sge"),
+        *("gpu", "partition=", "partiton=gpu", "time=2h", "time=0", "parallel=0", "parallel=many"),
         *("nodes=2", "gpus_per_node=2", "array_parallelism=4", "cluster=local parallel=2"),
     ],
 )
 def test_invalid_options_are_refused(words: str, slurm: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"--slurm {words.split('=')[0]}"):
         read_cluster(words.split(), "paper", tmp_path)
-
-
-def test_without_slurm_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="sbatch is not found"):
-        read_cluster(["partition=gpu"], "paper", tmp_path)
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(UsageError, match="--slurm needs submitit"):
-        read_cluster(["cluster=local"], "paper", tmp_path)

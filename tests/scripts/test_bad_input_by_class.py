@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from helpers.scripts import ROOT
 
+from examples.tiny_base import save_untrained_tiny
 from gtpo.arguments import name_of
-from gtpo.models.hub import save_untrained_tiny
 from gtpo.runs.script import run_script
 
 TRAIN = ["--model", "tiny", "--G", "4", "--dry_run", "--dataset"]
@@ -40,10 +40,10 @@ FLAGS = """
 --max_seq_length 0|--save_only_model|--resume_from_checkpoint x|--save_total_limit 0
 --model tinny|--model gpt2|--max_completion_length 1025|--bf16 maybe|--learning 1
 --per_device_train_batch_size 5|--backend unsloth|--reward_weights nan nan
---resume --overwrite|--gpu_memory_utilization 0|--eval_strategy steps|--eval_on_start true|--eval_delay 3
---metric_for_best_model reward|--save_strategy best|--eval_steps 0 --eval_rows 9|--num_generations_eval 0 --eval_rows 9
+--resume --overwrite|--gpu_memory_utilization 0|--save_strategy best|--eval_steps 0 --eval_rows 9
+--num_generations_eval 0 --eval_rows 9|--eval_strategy steps|--eval_on_start true|--metric_for_best_model reward
 --per_device_eval_batch_size 4 --num_generations_eval 3 --eval_rows 9|--load_best_model_at_end true --eval_rows 9
---eval_rows -1|--eval_steps 5|--reward missing.py|--reward broken.py:f|--reward exits.py:f|--reward exits.py
+--eval_rows -1|--reward missing.py|--reward broken.py:f|--reward exits.py:f|--reward exits.py
 --reward json:no_such_function|--reward no_such_module:fn|--modle x
 """
 TRAINED = """
@@ -137,7 +137,7 @@ arithmetic --checkpoint x|gsm8k --data_dir /nowhere|arithmetic --runs /nowhere|a
 OTHERS = """
 evaluate --compare a|evaluate --compare /nowhere /nowhere2|evaluate --regrade --output_dir /nowhere|figures fig99
 figures --runs /nowhere|figures --compare /nowhere|figures --search /nowhere|figures --window 0 --runs /nowhere
-figures --output x --runs /nowhere|reproduce fig99|reproduce|reproduce fig3 --seeds -1 --list
+figures --output x --runs /nowhere|reproduce fig99|reproduce
 reproduce fig3 --only zzz --list|reproduce fig3 --jobs 0|reproduce fig3 --gpus 0 0
 reproduce smol --list|reproduce fig3 --slurm x
 """
@@ -165,6 +165,7 @@ def outcome(script: str, argv: list[str]) -> tuple[object, list[str]]:
     main = importlib.import_module(script).main
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         patch.setattr(sys, "argv", [f"{script}.py", *argv])
+        patch.setenv("ACCELERATE_USE_FSDP", "false")  # --fsdp sets it
         with contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as exit_:
             run_script(main)
     return exit_.value.code, errors.getvalue().strip().splitlines()

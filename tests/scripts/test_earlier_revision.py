@@ -16,7 +16,8 @@ import torch
 from helpers.scripts import ROOT, Ended, user_environment
 from safetensors.torch import load_file
 
-from gtpo.models.hub import TINY_BASE, save_untrained_tiny
+from examples.tiny_base import save_untrained_tiny
+from gtpo.models.hub import TINY_BASE
 
 pytestmark = pytest.mark.slow
 
