@@ -244,12 +244,14 @@ def rollouts(bench: Bench) -> str:
         if bench.device == "cpu" and variant != "unsloth":
             continue
         rows = metrics_of(bench.trained("gtpo", variant))
-        numbers = {key: [row.get(key, math.nan) for row in rows] for key in ("loss", "grad_norm", "entropy", "sampler_logp_gap")}
+        numbers = {key: [row.get(key) for row in rows] for key in ("loss", "grad_norm", "entropy", "sampler_logp_gap")}
         bench.numbers[variant] = numbers
-        if len(rows) != STEPS or not all(map(math.isfinite, numbers["loss"] + numbers["entropy"])):
+        if len(rows) != STEPS or not all(
+            value is not None and math.isfinite(value) for value in numbers["loss"] + numbers["entropy"]
+        ):
             raise Fault(f"{variant}: loss {numbers['loss']}, entropy {numbers['entropy']}")
         gaps = numbers["sampler_logp_gap"]
-        if "--use_vllm=true" in VARIANTS[variant] and not all(gap < MAX_GAP for gap in gaps):
+        if "--use_vllm=true" in VARIANTS[variant] and not all(gap is not None and gap < MAX_GAP for gap in gaps):
             raise Fault(f"{variant}: the sampler has another adapter: it differs by {gaps} nats per token")
     code, output = frozen_run(bench)
     if not (code == 1 and "rollouts do not come from the adapter" in output):

@@ -115,19 +115,19 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
 }
 MOST_ARROWS = 64
 BUDGETS = {  # room -> most lines; a feature makes room for itself
-    "cli": 627,
-    "data": 860,
-    "evaluation": 1872,
-    "forward": 1300,
-    "grading": 1522,
-    "models": 1042,
-    "paper": 1249,
-    "reports": 673,
-    "runs": 713,
-    "training": 1990,
-    "": 680,  # the ground
+    "cli": 613,
+    "data": 804,
+    "evaluation": 1729,
+    "forward": 1278,
+    "grading": 1494,
+    "models": 992,
+    "paper": 1155,
+    "reports": 672,
+    "runs": 691,
+    "training": 1954,
+    "": 620,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1678, 22_630, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1712, 22_000, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:

@@ -467,8 +467,8 @@ def _build_settings(method: str, classes: Sequence[type], values: dict[str, Any]
         given["output_dir"], given["run_name"] = trainer.output_dir, trainer.run_name = names
     groups = {cls.__name__.removesuffix("Arguments").lower(): group for cls, group in built.items()}
     settings = Settings(method, trainer=trainer, given=given, changed=changed, **groups)
-    names, prompt = settings.reward.reward if settings.reward else (), settings.prompt.format
-    wanted = prompt.tags if "format" in names else prompt.tags[2:] if "accuracy" in names else ()
+    rewards, prompt = settings.reward.reward if settings.reward else (), settings.prompt.format
+    wanted = prompt.tags if "format" in rewards else prompt.tags[2:] if "accuracy" in rewards else ()
     if prompt.system_prompt and (missing := [tag for tag in wanted if tag not in prompt.system_prompt]):
         logger.warning("--system_prompt lacks %s, which the rewards need: add them, or set --tags", " ".join(missing))
     return settings

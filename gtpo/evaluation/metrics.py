@@ -25,15 +25,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
         1 - C(n - c, k) / C(n, k)
 
-    Chen et al. 2021 (arXiv 2107.03374), in exact integers, which neither overflow nor cancel.
-
-    Args:
-        n: Samples of the problem.
-        c: Number of correct samples, 0 to n.
-        k: Samples considered, 1 to n.
-
-    Raises:
-        ValueError: If c or k is out of range; there is no unbiased estimate for k > n.
+    Chen et al. 2021 (arXiv 2107.03374), in exact integers, which neither overflow nor cancel. ``c`` of ``n`` samples
+    are correct. ValueError if c or k is out of range; there is no unbiased estimate for k > n.
     """
     if not 0 <= c <= n:
         raise ValueError(f"c={c} correct of n={n} samples: expected 0 <= c <= n")

@@ -180,12 +180,7 @@ def tag_spans(tokenizer: Any, ids: Tensor, valid: Tensor, tags: Sequence[str]) -
 def tag_logps(spans: Tensor, valid: Tensor, logps: Tensor) -> Tensor:
     """Mean over the completions that have a tag of its ln pi, the sum over the tokens of its first occurrence.
 
-    Args:
-        spans: Of :func:`tag_spans`. Shape (B, 4, 2).
-        valid, logps: 1 on the completion tokens, and ln pi of each. Shape (B, T).
-
-    Returns:
-        Nats, NaN for a tag that no completion has. Shape (4,).
+    ``spans`` of :func:`tag_spans`, ``valid`` and ``logps`` (B, T) -> nats (4,), NaN for a tag that no completion has.
     """
     places = (valid.cumsum(1) - 1).masked_fill(valid == 0, -1)[:, None]  # (B, 1, T)
     inside = (places >= spans[..., :1]) & (places < spans[..., 1:])  # (B, 4, T)
