@@ -118,7 +118,7 @@ BUDGETS = {  # room -> most lines; a feature makes room for itself
     "cli": 613,
     "data": 804,
     "evaluation": 1729,
-    "forward": 1278,
+    "forward": 1274,
     "grading": 1494,
     "models": 992,
     "paper": 1155,

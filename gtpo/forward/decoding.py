@@ -45,10 +45,8 @@ def supports(model: Any) -> bool:
 def next_logits(model: Any, cache: Any, length: int) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     """A function of one token per row (B,), its positions (B,) and the mask (B, L) of the cache and it: logits (B, V).
 
-    Args:
-        model: One that :func:`supports` accepts. Its weights are copied.
-        cache: Keys and values of the tokens before; it is extended.
-        length: More than any position.
+    ``model`` is one that :func:`supports` accepts; its weights are copied. ``cache`` has keys and values of the tokens
+    before and is extended. ``length`` is more than any position.
     """
     body, config = model.model, model.config
     width = body.layers[0].self_attn.head_dim

@@ -25,10 +25,8 @@ class AdapterGeneration(VLLMGeneration):
     """TRL's vLLM in the training process, except that the engine gets the adapter itself.
 
     TRL merges the adapter and copies all weights at each step. It cannot do so with a 4-bit base, it rounds an update
-    of 1e-6 of a 16-bit weight away, and a 16-bit base drifts (huggingface/trl#4973, #6688).
-
-    Args:
-        trainer: A GRPOTrainer with a PEFT model, initialized with ``use_vllm=False``; its arguments have the rest.
+    of 1e-6 of a 16-bit weight away, and a 16-bit base drifts (huggingface/trl#4973, #6688). ``trainer`` is a
+    GRPOTrainer with a PEFT model, initialized with ``use_vllm=False``; its arguments have the rest.
     """
 
     def __init__(self, trainer: Any) -> None:
