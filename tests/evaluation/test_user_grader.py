@@ -85,6 +85,8 @@ def test_graded_scores_and_their_regrade(tiny: Path, mine: Path, monkeypatch: py
         path.write_text(path.read_text().replace('"grader": "', f'"{name}": "'))
         with pytest.raises(UsageError, match="runs"):  # code, which is not imported automatically
             run("--regrade", "--output_dir", "out")
-    path.write_text(path.read_text().replace('"completion": "', '"completion": "Write one.'))
-    entry = run("--regrade", "--output_dir", "out", "--grader", "grader.py:same_prompt")
-    assert [p["correct"] for p in entry["per_problem"]] == ["11", "00"]
+    text = path.read_text()
+    for count, marks in ((1, ["10", "00"]), (-1, ["11", "00"])):  # the first sample, all
+        path.write_text(text.replace('"completion": "', '"completion": "Write one.', count))
+        entry = run("--regrade", "--output_dir", "out", "--grader", "grader.py:same_prompt")
+        assert [p["correct"] for p in entry["per_problem"]] == marks
