@@ -22,7 +22,7 @@ class RunError(_OneLine, RuntimeError):
 
 def printable(text: str) -> str:
     """``text`` with control characters escaped, Hub tokens and passwords of URLs hidden: a message quotes its input."""
-    text = re.sub(r"\bhf_\w+", "hf_...", re.sub(r"(https?:/+)\S*@", r"\1", text))
+    text = re.sub(r"\bhf_[A-Za-z0-9]{20,}", "hf_...", re.sub(r"(https?:/+)\S*@", r"\1", text))
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 

@@ -77,7 +77,7 @@ def read_file(path: Path, most: int | None = None) -> Table:
     """The first rows of a file, whose ending names the format."""
     readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
     if not path.is_file():
-        raise UsageError(f"{path} does not exist or is not a regular file: expected a file or a Hub id (owner/name).")
+        raise UsageError(f"{path} does not exist or is not a regular file: correct the path (a Hub id is owner/name).")
     if (ending := path.suffix.lower()) not in readers:
         raise UsageError(f"{path}: unknown format, expected .jsonl (a JSON object per line), .csv or .parquet.")
     try:
@@ -148,6 +148,6 @@ def read_hub(hub_id: str, config: str | None, split: str, most: int | None = Non
         data = load_dataset(hub_id, config, split=split)
     except Exception as error:  # of the network, of the Hub, and of the reader of each format
         what = f"cannot read {hub_id}, split {split!r}, from the Hub: {' '.join(str(error).split()).rstrip('.')[:300]}"
-        raise UsageError(f"{what}. Check the name, --split, --dataset_config and the network.") from error
+        raise UsageError(f"{what}. Check the name, --split, --dataset_config, the network.") from error
     rows = data.select(range(len(data))[:most]).to_list()
     return Table.of(hub_id, ((row, f"row {number} of {hub_id}") for number, row in enumerate(rows, 1)))

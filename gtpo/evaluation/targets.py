@@ -43,6 +43,8 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
             )
         adapters = [str(runs[-1].path)]
         logger.warning("evaluating %s, the newest finished run; --runs selects others", adapters[0])
+    if not model and set(adapters) == {"base"}:
+        raise UsageError("--runs base alone does not name a base model: add a run, or --model tiny|smol|llama|qwen.")
     targets = [Target("") if name == "base" else adapter_target(name, checkpoint) for name in adapters]
     if len({target.label for target in targets}) < len(targets):
         labels = ", ".join(target.label or "base" for target in targets)

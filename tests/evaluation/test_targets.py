@@ -61,6 +61,7 @@ def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path) -> Non
         (["outputs/older"], "9", "adapter, best"),
         (["outputs/full"], "last", "--model outputs/full/model"),  # all weights were trained
         (["outputs/older/best"], "best", "--checkpoint"),
+        (["base"], "last", "--runs base"),
         (["outputs/older", "outputs/older/"], "last", r"--runs .*\(older, older\)"),
     ],
 )
