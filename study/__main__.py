@@ -13,6 +13,7 @@ Finished runs are skipped and interrupted ones resume: the same command continue
 
 import argparse
 import sys
+from dataclasses import replace
 
 from gtpo.paper.figures import draw_all
 from gtpo.paper.matrix import evaluations_of, experiments_of, load_matrix, seeds_of_all
@@ -22,8 +23,9 @@ from gtpo.runs.script import run_script
 from rewards import rewards_in
 from study.mechanism import measure, overview, policies_of, policy_list, run_policies
 from study.one_claim import claim_list, find_claims, report, work_of
-from study.page import comparison_lines, write_page
+from study.page import COMPARED, comparison_lines, write_page
 from study.stages import MODELS, listing, run_stage
+from study.train import measured
 
 
 def parser() -> argparse.ArgumentParser:
@@ -85,6 +87,8 @@ def main() -> None:
             experiments, evaluations = work_of(matrix, claims, seeds)
         else:
             experiments = experiments_of(matrix, figures, scale, seeds, getattr(flags, "only", [""]))
+            if scale in COMPARED:
+                experiments = [replace(run, argv=measured(run.argv)) for run in experiments]
             evaluations = evaluations_of(matrix, figures, scale, experiments)
         if flags.list:
             return print(table(matrix, figures, scale, experiments, evaluations))
