@@ -18,6 +18,7 @@ from gtpo.prompts import to_completion, to_messages
 from rewards import accuracy_reward, format_reward
 from study import one_step
 from study.one_step import OneStep, coefficients, write_effects
+from study.train import kl_to_base
 
 LENGTHS, WIDTH = (2, 4, 5), 5
 
@@ -116,6 +117,31 @@ def test_the_first_order_is_that_of_a_step_that_is_taken(trainer: Any, monkeypat
             for weight, stored in zip(effects.weights, weights, strict=True):
                 weight.copy_(stored)
     assert largest > 0.01  # or the tolerance would accept everything
+
+
+def scale_adapter(trainer: Any, factor: float) -> None:
+    with torch.no_grad():
+        for name, weight in trainer.model.named_parameters():
+            weight *= factor if "lora_B" in name else 1
+
+
+def test_kl_to_the_base_equals_that_of_full_logits(trainer: Any) -> None:
+    scale_adapter(trainer, 32.0)
+    batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * 4)
+    mask, width = batch["completion_mask"], batch["completion_ids"].shape[1]
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+
+    def logps() -> torch.Tensor:
+        with torch.no_grad():
+            logits = trainer.model(ids, torch.cat([batch["prompt_mask"], mask], 1)).logits[:, -width - 1 : -1]
+        return logits.log_softmax(-1).gather(2, ids[:, -width:, None])[..., 0]
+
+    policy = logps()
+    with trainer.model.disable_adapter():
+        log_ratio = (logps() - policy)[mask.bool()]
+    found = kl_to_base(trainer, batch)
+    scale_adapter(trainer, 1 / 32)
+    assert found == pytest.approx((log_ratio.exp() - log_ratio - 1).mean().item(), rel=1e-4) and found > 1e-3
 
 
 def test_a_prompt_that_returns_has_other_completions(trainer: Any) -> None:
