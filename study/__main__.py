@@ -21,11 +21,10 @@ from gtpo.paper.slurm import run_missing
 from gtpo.paper.states import table
 from gtpo.runs.script import run_script
 from rewards import rewards_in
-from study.mechanism import measure, overview, policies_of, policy_list, run_policies
+from study.mechanism import measure, policies_of, policy_list, run_policies
 from study.one_claim import claim_list, find_claims, report, work_of
 from study.page import COMPARED, comparison_lines, write_page
-from study.stages import MODELS, listing, run_stage
-from study.train import measured
+from study.stages import MODELS, run_stage, runs_of_stage
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,7 +52,9 @@ def parser() -> argparse.ArgumentParser:
     stages = added["collapse"].add_argument_group("on a GPU")
     stages.add_argument("--scale", choices=("tiny", "paper"), default="tiny", help="paper: LLaMA on GSM8K [tiny]")
     stages.add_argument("--stage", type=int, choices=(1, 2), default=1, help="1: GRPO; 2: the four arms [1]")
-    stages.add_argument("--model", choices=MODELS, default="llama", help="llama-1b: a cheaper screen [llama]")
+    stages.add_argument(
+        "--model", choices=MODELS, default="llama", help="llama-1b: perhaps a fifth of the hours [llama]"
+    )
     stages.add_argument("--gpus", nargs="+", metavar="ID", help="one run at a time on each of these GPUs")
     stages.add_argument("--slurm", nargs="+", metavar="KEY=VALUE", help="as Slurm jobs: docs/scaling.md, Many runs")
     return parser
@@ -70,11 +71,11 @@ def main() -> None:
         print(*policy_list(policies_of(matrix, flags.only)), sep="\n")
     elif flags.command == "mechanism":
         policies, failures = run_policies(matrix, flags.only, flags.jobs)
-        print(*(policy.path for policy in policies if policy.is_finished), *overview(policies), sep="\n")
+        print(*(policy.path for policy in policies if policy.is_finished), sep="\n")
     elif flags.command == "claim" and not flags.names:
         print(claim_list())
     elif flags.command == "collapse" and flags.scale == "paper" and flags.list:
-        print(*listing(matrix, flags.stage, flags.model), sep="\n")
+        print(table(matrix, [], "paper", runs_of_stage(matrix, flags.stage, flags.model), []))
     elif flags.command == "collapse" and flags.scale == "paper":
         lines, failures = run_stage(matrix, flags.stage, flags.model, flags.gpus, flags.slurm)
         print(*lines, sep="\n")
@@ -88,7 +89,7 @@ def main() -> None:
         else:
             experiments = experiments_of(matrix, figures, scale, seeds, getattr(flags, "only", [""]))
             if scale in COMPARED:
-                experiments = [replace(run, argv=measured(run.argv)) for run in experiments]
+                experiments = [replace(run, argv=("-m", "study.train", *run.argv)) for run in experiments]
             evaluations = evaluations_of(matrix, figures, scale, experiments)
         if flags.list:
             return print(table(matrix, figures, scale, experiments, evaluations))

@@ -93,7 +93,7 @@ class Family:
     """A comparison of GTPO and GRPO, each at its own best of three rates; Holm's correction is over ``primary``.
 
     Attributes:
-        names: What follows the method in the names of its runs, before the rate.
+        names: What follows the method in the names of its runs, before the rate: a regular expression.
         rates, seeds: The seeds that choose the rates, and those that are compared.
     """
 
@@ -112,15 +112,17 @@ class Family:
     def command(self, arms: Sequence[str]) -> str:
         """What makes the runs of the comparison, or first those that choose the arms."""
         of_rates = [f"{method}-{self.names}{rate}" for method in ("grpo", "gtpo") for rate in RATES]
-        chosen, seeds = (arms, self.seeds) if len(arms) == 2 else (of_rates, self.rates)
+        chosen, seeds = (of_rates, self.rates) if self.rates and len(arms) < 2 else (arms, self.seeds)
         return f"python -m study {self.scale} --only {' '.join(chosen)} --seeds $(seq {seeds[0]} {seeds[-1]})"
 
 
 RATES = ("0.3e-3", "0.6e-3", "1e-3")
 ADMISSION = range(301, 305)  # seeds of GRPO that admit a rate
+CONDITIONS = "(?:same|bits4|bits2|bits1|cool|hot)-"
 FAMILIES = (
     Family("published", "collapse", "", TINY, range(305, 308), range(351, 371), ("accuracy", "formatting")),
     Family("guessing", "collapse", "headroom-", GUESSING, range(305, 308), range(351, 371), ("accuracy", "formatting")),
+    Family("conditions", "collapse", CONDITIONS, GUESSING, (), range(311, 331), ("accuracy", "formatting")),
     Family("plain", "headroom", "", GUESSING, range(331, 334), range(341, 361), ("greedy accuracy", "pass@1")),
 )
 MEASURES = {
@@ -195,7 +197,7 @@ MEANS = ("accuracy", "formatting", "entropy")
 def _of_method(results: Results, method: str, family: Family) -> list[str]:
     names = dict.fromkeys(name for name, _ in results.runs)
     found = [name for name in names if re.fullmatch(rf"{method}-{family.names}[0-9.]+e-[0-9]+", name)]
-    return sorted(found, key=lambda name: float(name.removeprefix(f"{method}-{family.names}")))
+    return sorted(found, key=lambda name: float("e-".join(re.findall(r"([0-9.]+)e-([0-9]+)", name)[-1])))
 
 
 def draw_survival(matrix: Matrix, figure: str, results: Results, window: int) -> Any:

@@ -187,21 +187,6 @@ def _informative(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [line["effects"] for line in lines if line["effects"]]
 
 
-def overview(policies: Sequence[Policy]) -> list[str]:
-    """A line per policy that is measured: the change of the tags of reference solutions, GRPO's and GTPO minus it."""
-    lines = []
-    for policy in policies:
-        groups = _groups_in(policy.path) if policy.is_finished else []
-        if len(_informative(groups)) < LEAST_SEEDS:
-            continue
-        grpo, gtpo = (effect_of(summarize(groups), objective, "tags") for objective in ("GRPO", "GTPO"))
-        pairs = [(grpo["mean"], grpo["half_width"]), gtpo["minus_grpo"]]
-        cells = [f"{1000 * mean:+.2f} ± {1000 * half_width:.2f}" for mean, half_width in pairs]
-        lines.append(f"{policy_title(policy.label):28}  GRPO {cells[0]}, GTPO minus GRPO {cells[1]}")
-    head = "Change of ln π of the answer tags by one update, in 10⁻³ nats, 95 % interval (docs/mechanism.md):"
-    return [head, *lines] if lines else []
-
-
 def effect_of(summary: Summary, objective: str, target: str) -> dict[str, Any]:
     """A row of a summary; empty for a policy that writes no tags."""
     rows = (row for row in summary["rows"] if (row["objective"], row["target"]) == (objective, target))

@@ -28,10 +28,6 @@ from gtpo.training.trainer import GTPOTrainer
 from gtpo_loss import completion_entropy, conflict_weights, entropy_filter, grpo_loss, gtpo_loss
 
 OTHERS = 64  # prompts whose solutions are scored
-OBJECTIVES = (
-    *("GRPO", "Dr. GRPO", "GTPO", "correction", "λ = 1 / 0", "entropy control", "entropy term"),
-    *("GRPO, A > 0", "GRPO, A < 0"),
-)
 TARGETS = ("tags", "answer", "solution", "own tags")  # of reference solutions, and of the policy's own completions
 
 
@@ -67,7 +63,7 @@ def coefficients(
         "GRPO, A > 0": grpo(advantages.clamp(min=0)),
         "GRPO, A < 0": grpo(advantages.clamp(max=0)),
     }
-    return {name: -torch.autograd.grad(losses[name][0], leaf)[0] for name in OBJECTIVES}
+    return {name: -torch.autograd.grad(loss, leaf)[0] for name, (loss, _) in losses.items()}
 
 
 class OneStep:
@@ -136,12 +132,8 @@ class OneStep:
             for example in examples
         ]
         for batch, spans in self._batches(prompts, solutions):
-            masks = {name: torch.zeros_like(batch["completion_mask"], dtype=torch.bool) for name in TARGETS[:2]}
-            for row, of_row in enumerate(spans):
-                for first, last in of_row:
-                    masks["tags"][row, first:last] = True
-                masks["answer"][row, of_row[2][1] : of_row[3][0]] = True
-            yield batch | masks | {"solution": batch["completion_mask"].bool()}
+            whole, answers = batch["completion_mask"].bool(), [[(of_row[2][1], of_row[3][0])] for of_row in spans]
+            yield batch | {"tags": _within(spans, whole), "answer": _within(answers, whole), "solution": whole}
 
     def _own(self, prompts: list[list[int]], examples: list[dict[str, Any]]) -> Iterator[dict[str, Tensor]]:
         """Micro-batches of the policy's own completions of the prompts that are in the format, with their tags."""
@@ -151,11 +143,7 @@ class OneStep:
         texts = self.trainer._tokenizer.batch_decode(completions, skip_special_tokens=True)
         kept = [i for i, text in enumerate(texts) if text_format.follows_format(text)]
         for batch, spans in self._batches([prompts[i] for i in kept], [completions[i] for i in kept]):
-            mask = torch.zeros_like(batch["completion_mask"], dtype=torch.bool)
-            for row, of_row in enumerate(spans):
-                for first, last in of_row:
-                    mask[row, first:last] = True
-            yield batch | {"own tags": mask}
+            yield batch | {"own tags": _within(spans, batch["completion_mask"])}
 
     def _batches(
         self, prompts: list[list[int]], completions: list[list[int]]
@@ -216,6 +204,15 @@ def trainer_of(config: Mapping[str, Any], checkpoint: Path | None, rewards_in: C
     )
     trainer.tags = prompt.format_tags
     return trainer
+
+
+def _within(spans: list[list[tuple[int, int]]], like: Tensor) -> Tensor:
+    """The tokens of a batch in one of the spans [first, last) of their row. Bool, shape (B, T)."""
+    mask = torch.zeros_like(like, dtype=torch.bool)
+    for row, of_row in enumerate(spans):
+        for first, last in of_row:
+            mask[row, first:last] = True
+    return mask
 
 
 def _inner(a: Iterable[Tensor], b: Iterable[Tensor]) -> float:

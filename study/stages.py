@@ -15,7 +15,6 @@ from gtpo.models.memory import hours_of_steps
 from gtpo.paper.matrix import RUNS, Experiment, Matrix
 from gtpo.paper.results import Results, read_results
 from gtpo.paper.slurm import run_missing
-from gtpo.paper.states import table
 from gtpo.runs.directory import RunDirectory
 from study.collapse import PAPER
 from study.comparison import compare
@@ -72,14 +71,6 @@ def tokens_of(matrix: Matrix) -> tuple[int, int]:
     """The longest completion of a step: usually, and after a collapse."""
     rates = matrix["paper"]
     return rates["longest_completion"]["gsm8k"][GROUP], rates["collapsed_completion"]
-
-
-def listing(matrix: Matrix, stage: int, model: str) -> list[str]:
-    """The states and remaining hours of a stage."""
-    return [
-        table(matrix, [], "paper", runs_of_stage(matrix, stage, model), []),
-        f"--model llama-1b: a cheaper screen, Llama-3.2-1B, {MODELS['llama-1b'][1]:.0%} of LLaMA's hours (a guess)",
-    ]
 
 
 def hours_of_stage(matrix: Matrix, stage: int) -> tuple[int, float, float, float]:

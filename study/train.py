@@ -1,55 +1,85 @@
 """train_grpo.py or train_gtpo.py with the KL to the untrained policy as metric ``kl``, every 20 steps.
 
-    python -m study.train gtpo --model tiny --dataset arithmetic --G 8
+    python -m study.train train_gtpo.py --model tiny --dataset arithmetic --G 8
+    python -m study.train train_grpo.py --model tiny --dataset arithmetic --G 8 --sampler_bits 4
 
-Otherwise the run is that of the script, step by step: there is no KL term, and no random number is drawn.
+Otherwise the run is that of the script: there is no KL term, and no random number is drawn. A sampler that is not the
+policy, as vLLM is not, has weights of fewer bits or another temperature; ``sampler_gap`` is how far it is.
 """
 
+import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
+
+import torch
 
 from gtpo.arguments import DataArguments, FormatArguments, GTPOArguments, ModelArguments, RewardArguments, RunArguments
 from gtpo.cli.parse import load_backend_from_flags, parse
 from gtpo.runs.script import run_script
 
-KL_STEPS = 20
+STEPS = 20  # from one measurement to the next
 SETTINGS = (DataArguments, FormatArguments, RewardArguments, ModelArguments, RunArguments)
 
 
-def measured(argv: Sequence[str]) -> tuple[str, ...]:
-    """The command of a train script, ``("train_gtpo.py", ...)``, as one of this module."""
-    return ("-m", "study.train", argv[0].removeprefix("train_").removesuffix(".py"), *argv[1:])
+@contextmanager
+def as_sampler(trainer: Any, bits: int = 0, temperature: float = 0.0) -> Iterator[None]:
+    """Inside, the weights are rounded to a mantissa of ``bits``, and the temperature is another one."""
+    weights = [*trainer.model.parameters()] if bits else []
+    config, before = trainer.generation_config, trainer.temperature
+    exact = [weight.detach().clone() for weight in weights]
+    trainer.temperature = config.temperature = temperature or before
+    try:
+        with torch.no_grad():
+            for weight in weights:
+                mantissa, exponent = weight.frexp()
+                weight.copy_((mantissa * 2**bits).round().ldexp(exponent - bits))
+        yield
+    finally:
+        trainer.temperature = config.temperature = before
+        for weight, value in zip(weights, exact, strict=True):
+            weight.data.copy_(value)
 
 
-def kl_to_base(trainer: Any, batch: dict[str, Any]) -> float:
-    """KL to the model without its adapter, mean over the tokens of a batch, estimated as in TRL (nats)."""
-    import torch
+def measures(trainer: Any, batch: dict[str, Any], **sampler: Any) -> dict[str, float]:
+    """Means over the tokens of a batch, in nats: ``kl`` to the model without its adapter, estimated as in TRL, and
+    ``sampler_gap``, the absolute difference of ln pi of sampler and policy."""
+    policy, tokens = trainer.accelerator.unwrap_model(trainer.model), batch["completion_mask"].sum()
+    found = []
+    for context in (nullcontext(), policy.disable_adapter(), as_sampler(trainer, **sampler)):
+        with context, torch.no_grad():
+            found.append(trainer.scores(trainer.model_wrapped, batch, trainer.args.per_device_train_batch_size)[0])
+    logps, of_base, of_sampler = found  # 0 on padding
+    kl = ((of_base - logps).exp() - (of_base - logps) - 1).sum() / tokens
+    return {"kl": float(kl), "sampler_gap": float((of_sampler - logps).abs().sum() / tokens)}
 
-    rows, policy = trainer.args.per_device_train_batch_size, trainer.accelerator.unwrap_model(trainer.model)
-    with torch.no_grad():
-        logps, _ = trainer.scores(trainer.model_wrapped, batch, rows)
-        with policy.disable_adapter():
-            of_base, _ = trainer.scores(trainer.model_wrapped, batch, rows)
-    log_ratio = of_base - logps  # 0 on padding
-    return float((log_ratio.exp() - log_ratio - 1).sum() / batch["completion_mask"].sum())
 
+def with_measures(trainer: Any, **sampler: Any) -> Any:
+    """A trainer with this sampler, which logs :func:`measures`."""
 
-def with_kl(trainer: Any) -> Any:
-    """A trainer that logs :func:`kl_to_base`."""
+    class Measured(trainer):
+        def _sample(self, prompt_ids: list[list[int]]) -> list[list[int]]:
+            with as_sampler(self, **sampler):
+                return super()._sample(prompt_ids)
 
-    class WithKL(trainer):
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
             batch = super()._generate_and_score_completions(inputs)
-            if self.state.global_step % KL_STEPS == 0:
-                self._metrics["train"]["kl"].append(kl_to_base(self, batch))
+            if self.state.global_step % STEPS == 0:
+                for name, value in measures(self, batch, **sampler).items():
+                    self._metrics["train"][name].append(value)
             return batch
 
-    return WithKL
+    return Measured
 
 
 def main() -> None:
-    method = sys.argv.pop(1)
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    flags.add_argument("script", choices=("train_grpo.py", "train_gtpo.py"))
+    flags.add_argument("--sampler_bits", type=int, default=0)
+    flags.add_argument("--sampler_temperature", type=float, default=0.0)
+    own, sys.argv[1:] = flags.parse_known_args()
+    method = own.script[6:10]
     classes = (*SETTINGS, GTPOArguments) if method == "gtpo" else SETTINGS
     backend = load_backend_from_flags(method, classes)
     from trl import GRPOConfig
@@ -68,11 +98,10 @@ def main() -> None:
     checkpoint = check_run(settings, len(rows))
     policy, tokenizer = load_policy(settings, backend)
     start_run(settings)
-    of_gtpo = {"gtpo": settings.gtpo} if method == "gtpo" else {}
-    trainer = with_kl(GTPOTrainer if method == "gtpo" else GRPOTrainer)(
-        policy, rewards, settings.trainer, processing_class=tokenizer, train_dataset=rows, **of_gtpo
-    )
-    run(trainer, settings, checkpoint)
+    kind, options = (GTPOTrainer, {"gtpo": settings.gtpo}) if method == "gtpo" else (GRPOTrainer, {})
+    kind = with_measures(kind, bits=own.sampler_bits, temperature=own.sampler_temperature)
+    options |= {"processing_class": tokenizer, "train_dataset": rows}
+    run(kind(policy, rewards, settings.trainer, **options), settings, checkpoint)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from helpers.results import results_of
 from study.collapse import FAMILIES, GUESSING, PAPER, admission, comparison
 from study.measures import SeedRuns
 
-PUBLISHED, GUESSED, PLAIN = FAMILIES
+PUBLISHED, GUESSED, _, PLAIN = FAMILIES
 
 
 def run(accuracy: list[float], formatting: list[float], entropy: list[float], steps: int = 50) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from gtpo.prompts import to_completion, to_messages
 from rewards import accuracy_reward, format_reward
 from study import one_step
 from study.one_step import OneStep, coefficients, write_effects
-from study.train import kl_to_base
+from study.train import measures
 
 LENGTHS, WIDTH = (2, 4, 5), 5
 
@@ -139,7 +139,7 @@ def test_kl_to_the_base_equals_that_of_full_logits(trainer: Any) -> None:
     policy = logps()
     with trainer.model.disable_adapter():
         log_ratio = (logps() - policy)[mask.bool()]
-    found = kl_to_base(trainer, batch)
+    found = measures(trainer, batch)["kl"]
     scale_adapter(trainer, 1 / 32)
     assert found == pytest.approx((log_ratio.exp() - log_ratio - 1).mean().item(), rel=1e-4) and found > 1e-3
 
