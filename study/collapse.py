@@ -95,6 +95,7 @@ class Family:
     Attributes:
         names: What follows the method in the names of its runs, before the rate: a regular expression.
         rates, seeds: The seeds that choose the rates, and those that are compared.
+        rate: Of both arms, if it is not chosen.
     """
 
     title: str
@@ -104,10 +105,7 @@ class Family:
     rates: Sequence[int]
     seeds: Sequence[int]
     primary: tuple[str, ...]
-
-    @property
-    def every_seed(self) -> list[int]:
-        return [*ADMISSION, *self.rates, *self.seeds]
+    rate: str = ""
 
     def command(self, arms: Sequence[str]) -> str:
         """What makes the runs of the comparison, or first those that choose the arms."""
@@ -122,13 +120,14 @@ CONDITIONS = "(?:same|bits4|bits2|bits1|cool|hot)-"
 FAMILIES = (
     Family("published", "collapse", "", TINY, range(305, 308), range(351, 371), ("accuracy", "formatting")),
     Family("guessing", "collapse", "headroom-", GUESSING, range(305, 308), range(351, 371), ("accuracy", "formatting")),
+    Family("losing", "collapse", "headroom-", GUESSING, (), range(311, 323), ("accuracy",), "1.2e-3"),
     Family("conditions", "collapse", CONDITIONS, GUESSING, (), range(311, 331), ("accuracy", "formatting")),
     Family("plain", "headroom", "", GUESSING, range(331, 334), range(341, 361), ("greedy accuracy", "pass@1")),
 )
 MEASURES = {
     "greedy accuracy": ("pass@1", "arithmetic_greedy"),
     "pass@1": ("pass@1", "arithmetic"),
-    **{name: (name, "late") for name in ("accuracy", "formatting", "entropy", "completion_length")},
+    **{name: (name, "late") for name in ("accuracy", "formatting", "entropy", "completion_length", "kl")},
 }
 
 
@@ -166,7 +165,8 @@ def comparison(
     }
     complete = [name for name, row in rates.items() if row["seeds"] == len(family.rates)]
     of_arm = [[name for name in complete if name.startswith(method)] for method in ("grpo", "gtpo")]
-    arms = [max(names, key=lambda name: rates[name]["accuracy"][0]) for names in of_arm if len(names) == len(RATES)]
+    best = [max(names, key=lambda name: rates[name]["accuracy"][0]) for names in of_arm if len(names) == len(RATES)]
+    arms = [f"{method}-{family.names}{family.rate}" for method in ("grpo", "gtpo")] if family.rate else best
     found: dict[str, Any] = {"rates": rates, "arms": arms, "seeds": 0, "mixed": 0, "rows": {}, "lost": {}}
     found["command"] = family.command(arms)
     if len(arms) < 2:

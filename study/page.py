@@ -26,7 +26,7 @@ from gtpo.paper.matrix import (
 from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, read_results
 from gtpo.reports.curves import LEAST_SEEDS
 from study.claims import read_claims
-from study.collapse import FAMILIES, admission, comparison, draw_survival
+from study.collapse import ADMISSION, FAMILIES, admission, comparison, draw_survival
 from study.collapse import STORED as COLLAPSE_METRICS
 from study.condensed import condense, rounded
 from study.measures import STATISTICS, largest_loss, quarters
@@ -278,8 +278,8 @@ def write_page(matrix: Matrix) -> list[Path]:
 def stored_runs(matrix: Matrix, scale: str) -> list[Experiment]:
     """The runs whose results are stored; of SmolLM2 without the warm start, from which the others start."""
     figures = select_figures(matrix, ["all"], scale) if scale == "tiny" else [scale]
-    planned = {seed for family in FAMILIES if family.scale == scale for seed in family.every_seed}
-    seeds = SMOL_SEEDS if scale == "smol" else sorted(planned) or None
+    planned = {seed for family in FAMILIES if family.scale == scale for seed in (*family.rates, *family.seeds)}
+    seeds = SMOL_SEEDS if scale == "smol" else sorted({*ADMISSION, *planned}) if planned else None
     return [run for run in experiments_of(matrix, figures, scale, seeds) if scale != "smol" or run.experiments]
 
 

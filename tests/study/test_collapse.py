@@ -8,7 +8,7 @@ from helpers.results import results_of
 from study.collapse import FAMILIES, GUESSING, PAPER, admission, comparison
 from study.measures import SeedRuns
 
-PUBLISHED, GUESSED, _, PLAIN = FAMILIES
+PUBLISHED, GUESSED, LOSING, _, PLAIN = FAMILIES
 
 
 def run(accuracy: list[float], formatting: list[float], entropy: list[float], steps: int = 50) -> list[dict[str, Any]]:
@@ -79,3 +79,13 @@ def test_each_arm_is_compared_at_its_own_best_rate() -> None:
     assert found["rows"]["formatting"]["holm"] == 1.0 and "holm" not in found["rows"]["entropy"]
     assert found["lost"]["is_lost"] == {"grpo": 3, "gtpo": 0, "p": 0.25}
     assert found["command"].endswith("--only grpo-0.3e-3 gtpo-1e-3 --seeds $(seq 351 370)")
+
+
+def test_a_rate_that_is_given_is_not_chosen() -> None:
+    """At 1.2e-3, although another rate is better; 2 and 4 points."""
+    metrics: dict[str, Any] = {"grpo-headroom-1e-3": {305: run([90] * 4, FLAT, LOW)}}
+    for name, more in (("grpo-headroom-1.2e-3", 0), ("gtpo-headroom-1.2e-3", 2)):
+        metrics[name] = {seed: run([30 + more * (seed - 310)] * 4, FLAT, LOW) for seed in (311, 312)}
+    found = comparison(results_of(metrics), 50, LOSING)
+    assert (found["arms"], found["seeds"]) == (["grpo-headroom-1.2e-3", "gtpo-headroom-1.2e-3"], 2)
+    assert (found["rows"]["accuracy"]["mean"], found["rows"]["accuracy"]["holm"]) == (3.0, 0.5)
