@@ -241,6 +241,10 @@ def draw_all(
     return written, messages
 
 
+def command_of_figure(name: str, scale: str) -> str:
+    return f"python -m study {name}" if name == scale else f"python reproduce.py {name} --scale {scale}"
+
+
 def missing(matrix: Matrix, name: str, scale: str, results: Results) -> list[str]:
     """What a figure lacks, with the command that makes it: its runs, and its evaluations by benchmark."""
     wanted: dict[str, list[str]] = {}
@@ -251,8 +255,8 @@ def missing(matrix: Matrix, name: str, scale: str, results: Results) -> list[str
             runs = groups_of(matrix, name, scale).get(group, {}).values()
             lacking = [run for run in runs if results.scored(scored_name(matrix, scale, run), benchmark).empty]
             wanted.setdefault(f"no evaluation on {benchmark} of", []).extend(lacking)
-    command = f"`python reproduce.py {name} --scale {scale}`"
-    return [f"{name}: {what} {', '.join(dict.fromkeys(runs))}: {command}" for what, runs in wanted.items() if runs]
+    command = command_of_figure(name, scale)
+    return [f"{name}: {what} {', '.join(dict.fromkeys(runs))}: `{command}`" for what, runs in wanted.items() if runs]
 
 
 SCORES_TEXT = (
@@ -283,6 +287,6 @@ def caption(matrix: Matrix, name: str, scale: str, results: Results) -> str:
             scored = results.scores[results.scores.index.get_level_values("run") == scored_name(matrix, scale, run)]
             seeds = sorted({*results.seeds(run), *scored.index.get_level_values("seed")})
             lines.append(f"| {group} | {legend} | {run} | {', '.join(map(str, seeds)) or 'missing'} |")
-    lines += ["", f"`python reproduce.py {name} --scale {scale}` makes the runs and draws them."]
+    lines += ["", f"`{command_of_figure(name, scale)}` makes the runs and draws them."]
     lines += [f"\nMissing: {message}" for message in missing(matrix, name, scale, results)]
     return "\n".join(lines) + "\n"

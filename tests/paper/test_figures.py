@@ -201,7 +201,10 @@ def test_missing_run_is_reported(name: str, scale: str, tmp_path: Path) -> None:
     results = read_results(make_all(tmp_path, rest, scale))
     messages = missing(MATRIX, name, scale, results)
     message = messages[0]
-    assert message == f"{name}: no run of {absent}: `python reproduce.py {name} --scale {scale}`"
+    command = (
+        f"python -m study {name}" if scale not in ("tiny", "paper") else f"python reproduce.py {name} --scale {scale}"
+    )
+    assert message == f"{name}: no run of {absent}: `{command}`"
     assert all(f" of {absent}: `" in message for message in messages)  # its evaluations
     text = caption(MATRIX, name, scale, results)
     assert re.search(rf"\| {re.escape(absent)} \| missing \|", text) and f"Missing: {message}" in text
