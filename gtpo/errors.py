@@ -38,7 +38,7 @@ def command_again(*flags: str) -> str:
         flag, equals, _ = word.partition("=")
         if flag in ("--hub_token", "--hub-token"):
             words[i : i + 2 - bool(equals)] = [flag, "YOUR_TOKEN"]
-    return shlex.join(words)
+    return re.sub(r"^python .*?(\w+)/__main__\.py'?", r"python -m \1", shlex.join(words))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

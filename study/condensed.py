@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
+from gtpo.files import write_atomically
 from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results
 
 ENTRY_KEYS = ("label", "adapter", "benchmark", "problems", "k", "scores", "counts")  # of an evaluation
@@ -17,13 +18,15 @@ def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
     """
     directory.mkdir(parents=True, exist_ok=True)
     kept = results.metrics.reindex(columns=list(metrics)).map(rounded).reset_index()
-    kept.to_parquet(directory / METRICS_FILE, compression="zstd", index=False)
     entries = []
     for entry in results.scores.get("entry", []):
         counts = [[problem["n"], problem["c"]] for problem in entry.get("per_problem", ())]
         entry = {**entry, "counts": counts} if counts else entry
         entries.append({key: entry[key] for key in ENTRY_KEYS if key in entry})
-    (directory / SCORES_FILE).write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n", encoding="utf-8")
+    write_atomically(directory / SCORES_FILE, "[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
+    unfinished = directory / f"{METRICS_FILE}.tmp"
+    kept.to_parquet(unfinished, compression="zstd", index=False)
+    unfinished.replace(directory / METRICS_FILE)  # last: it is by this file that results are found
 
 
 def rounded(value: float | None) -> float | None:

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from gtpo.errors import UsageError
+from gtpo.files import write_atomically
 from gtpo.paper.figures import WIDTH, mean_of
 from gtpo.paper.matrix import RUNS, Experiment, Matrix, experiment, with_earlier
 from gtpo.paper.runner import run_all, slots_of
@@ -161,11 +162,9 @@ def write_mechanism() -> dict[str, Summary]:
         if len(_informative(_groups_in(path))) >= LEAST_SEEDS:
             shutil.copyfile(path, DIRECTORY / path.name)
     if summaries := summaries_in(DIRECTORY):
-        (DIRECTORY / "summary.json").write_text(
-            json.dumps(summaries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        write_atomically(DIRECTORY / "summary.json", json.dumps(summaries, indent=1, ensure_ascii=False) + "\n")
         draw_mechanism(summaries).savefig(DIRECTORY / "mechanism.png", dpi=100)
-        PAGE.write_text(page(summaries), encoding="utf-8")
+        write_atomically(PAGE, page(summaries))
     return summaries
 
 

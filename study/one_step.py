@@ -19,6 +19,7 @@ from trl import GRPOConfig
 
 from gtpo.arguments import DataArguments, GTPOArguments, ModelArguments, PromptArguments, fields_of, stored_prompt
 from gtpo.data.load import load_train
+from gtpo.files import write_atomically
 from gtpo.grading.user_functions import load_rewards
 from gtpo.models.load import build_policy
 from gtpo.prompts import PromptFormat
@@ -226,7 +227,7 @@ def write_effects(trainer: Any, path: Path, groups: int) -> Iterator[int]:
     if done >= groups:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(lines[:done]), encoding="utf-8")
+    write_atomically(path, "".join(lines[:done]))
     one_step = OneStep(trainer)
     for number in range(done, groups):
         line = json.dumps(one_step.of_group(number))

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from gtpo.files import write_atomically
 from gtpo.paper.figures import LABELS, SCORES, draw, draw_all, mean_of
 from gtpo.paper.matrix import (
     RUNS,
@@ -264,13 +265,11 @@ def write_page(matrix: Matrix) -> list[Path]:
             figure.savefig(directory / name, dpi=100)
             written.append(directory / name)
     summary = summarize(matrix, found, write_mechanism(), read_origins())
-    (DIRECTORY / "summary.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_atomically(DIRECTORY / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     for template, page in PAGES.items():
-        page.write_text(page_of(summary, template), encoding="utf-8")
-    README.write_text(
-        fill(README.read_text(encoding="utf-8"), "found", what_was_found(PAGE.read_text(encoding="utf-8"))),
-        encoding="utf-8",
-    )
+        write_atomically(page, page_of(summary, template))
+    found_text = what_was_found(PAGE.read_text(encoding="utf-8"))
+    write_atomically(README, fill(README.read_text(encoding="utf-8"), "found", found_text))
     files = [DIRECTORY / name for name in (METRICS_FILE, SCORES_FILE, "summary.json")]
     return [path for path in (*files, *written, *PAGES.values(), README) if path.is_file()]
 
@@ -290,12 +289,8 @@ def store_origins(directory: Path, finished: Sequence[Experiment]) -> None:
     for run in finished:
         if run.run.environment.is_file():
             environment = json.loads(run.run.environment.read_text(encoding="utf-8"))
-            origins[run.label] = [
-                environment.get("git_revision"),
-                environment.get("platform"),
-                environment.get("cpu_count"),
-            ]
-    path.write_text(json.dumps(origins, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            origins[run.label] = [environment.get(key) for key in ("git_revision", "platform", "cpu_count")]
+    write_atomically(path, json.dumps(origins, indent=1, sort_keys=True) + "\n")
 
 
 def read_origins(root: Path = Path()) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,6 @@
 """The completion file: resumed after any interruption, refused with other settings, hashes of models and problems."""
 
 import json
-import resource
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.results import files_up_to
 from helpers.scripts import ROOT
 
 import evaluate
@@ -137,10 +137,9 @@ def test_completions_of_fewer_problems_and_samples_are_kept(
     content = large.path.read_bytes()
     run_job(large, Sampling(k=larger[1], max_new_tokens=9), never)
     warmer = large.head.settings | {"temperature": 2.0}
-    others = replace(large, problems=Problems([ROWS[1], ROWS[0], *ROWS[2:]]))
-    others = replace(
-        others, head=Head(large.head.settings | {"problems_hash": problems_hash(others.problems.rows)}, ORIGIN)
-    )
+    swapped = Problems([ROWS[1], ROWS[0], *ROWS[2:]])
+    of_swapped = large.head.settings | {"problems_hash": problems_hash(swapped.rows)}
+    others = replace(large, problems=swapped, head=Head(of_swapped, ORIGIN))
     for job in (small, replace(large, head=Head(warmer, ORIGIN)), others):  # no extension of what is stored
         with pytest.raises(UsageError, match="was created with other settings"):
             run_job(job, Sampling(k=job.head.settings["k"], max_new_tokens=9), never)
@@ -189,13 +188,8 @@ def test_one_process_writes_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     content = fill(tmp_path / "a.jsonl")
     path = tmp_path / "b.jsonl"
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))  # in the middle of a line
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            fill(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with files_up_to(700), pytest.raises(OSError, match="File too large"):  # in the middle of a line
+        fill(path)
     assert 0 < path.stat().st_size <= 700
     assert fill(path) == content
 

@@ -1,8 +1,22 @@
-"""Results from nested dictionaries."""
+"""Results from nested dictionaries, and a disk on which they do not fit."""
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from gtpo.paper.results import Results
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """Inside, a file cannot grow beyond ``size`` bytes: a write is torn there, and fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def results_of(metrics: dict[str, Any], scores: dict[str, Any] | None = None) -> Results:

@@ -255,6 +255,7 @@ def test_what_a_kill_left_unfinished_is_deleted(tmp_path: Path) -> None:
         ([], ["train_gtpo.py", "--gamma", "0.1"], "python train_gtpo.py --gamma 0.1 --overwrite"),
         ([], ["train_gtpo.py", "--overwrite"], "python train_gtpo.py --overwrite"),
         ([5], ["train_gtpo.py", "--gamma", "0.1"], "python train_gtpo.py --resume '{run}'"),
+        ([], ["/a b/study/__main__.py", "--overwrite"], "python -m study --overwrite"),
     ],
 )
 def test_the_command_after_an_interruption(

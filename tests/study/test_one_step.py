@@ -8,6 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 from helpers.reference import length_mask
+from helpers.results import files_up_to
 from trl import GRPOConfig
 
 from gtpo import GTPOArguments, GTPOTrainer
@@ -155,6 +156,8 @@ def test_an_interrupted_measurement_continues_with_the_same_groups(trainer: Any,
     assert list(write_effects(trainer, whole, 3)) == [0, 1, 2]
     lines = whole.read_text().splitlines(keepends=True)
     cut.write_text(lines[0] + lines[1][:40])  # killed while it wrote the second line
+    with files_up_to(len(lines[0]) - 1), pytest.raises(OSError, match="File too large"):
+        list(write_effects(trainer, cut, 3))
     assert list(write_effects(trainer, cut, 3)) == [1, 2]
     assert [json.loads(line) for line in cut.read_text().splitlines()] == [json.loads(line) for line in lines]
     assert list(write_effects(trainer, cut, 3)) == []

@@ -57,6 +57,7 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
     """Condensed, checked and rendered from a few runs; a second time from the condensed results alone."""
     (sandbox / "docs").mkdir()
     README.write_text("before\n<!-- found -->\nold\n<!-- end -->\nafter\n")
+    Path("linked.md").hardlink_to(README)
     assert sandbox.reproduce("fig2", "--seeds", "1", "2") == 0
     capsys.readouterr()
     assert sandbox.study("page") == 0
@@ -76,6 +77,7 @@ def test_page_of_a_few_runs(sandbox: Any, capsys: pytest.CaptureFixture[str]) ->
     assert "not run" in first and "`python -m study collapse --only grpo-0.3e-3" in " ".join(first.split())
     readme = README.read_text()
     assert readme.startswith("before\n") and readme.endswith("after\n") and "\nold\n" not in readme
+    assert "\nold\n" in Path("linked.md").read_text()  # replaced at once: no kill leaves a README without its comments
     assert "5. **One update** of GRPO was not measured." in readme
 
 
