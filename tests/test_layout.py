@@ -127,7 +127,7 @@ BUDGETS = {  # room -> most lines; a feature makes room for itself
     "training": 1954,
     "": 620,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1712, 22_000, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1800, 22_000, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:
