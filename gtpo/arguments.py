@@ -121,7 +121,7 @@ class FormatArguments:
         if isinstance(self.chat_template, StoredText):
             self.chat_template = str(self.chat_template)
         elif self.chat_template is not None and "{" not in self.chat_template:
-            self.chat_template = Path(self.chat_template).read_text(encoding="utf-8")
+            self.chat_template = _read("chat_template", self.chat_template)
 
     @property
     def format_tags(self) -> tuple[str, str, str, str]:
@@ -168,12 +168,19 @@ def stored_prompt(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value if isinstance(value, dict) else StoredText(value) for name, value in values.items()}
 
 
+def _read(name: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--{name} {path} cannot be read: {error}.") from error
+
+
 def _text_or_file(name: str, value: str) -> str:
     """The value itself, or the contents of the file that it names."""
     text = value.strip()
     is_name = "\n" not in value and len(value) < 256 and not isinstance(value, StoredText)
     if is_name and (Path(text).is_file() or re.fullmatch(r"\S+\.(txt|md)", text)):
-        text = Path(text).read_text(encoding="utf-8").strip()
+        text = _read(name, text).strip()
     if not text:
         raise UsageError(f"--{name} is empty: expected text, a file with text, or none.")
     return text

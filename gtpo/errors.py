@@ -16,7 +16,7 @@ class UsageError(_OneLine, ValueError):
     """Invalid user input; the message says what came, what was expected and how to fix it. Scripts exit with code 2."""
 
 
-class RunError(_OneLine, RuntimeError):
+class RunError(_OneLine):
     """A run that cannot continue; the message says what happened, what is kept and how to resume. Exit code 1."""
 
 

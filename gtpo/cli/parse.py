@@ -115,7 +115,7 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     parser.set_defaults_with_config(**_read_file(parser, preset))
     plain = _read(parser, [])
     parser.set_defaults_with_config(**_of_this_machine(start, preset))
-    if start.config:
+    if start.config is not None:
         of_file = _read_file(parser, start.config)
         parser.set_defaults_with_config(**(_what_stays(of_file, plain, given, start) if start.of_run else of_file))
     values = _read(parser, argv)
@@ -125,10 +125,8 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
         values |= {name: value for name, value in stored_prompt(values).items() if name not in given}
     changed = frozenset(name for name, value in values.items() if value != plain[name])
     if start.of_run and "reward" not in given and (code := [r for r in values.get("reward", ()) if ":" in r]):
-        raise UsageError(  # the run may be a stranger's
-            f"{start.config} names the reward {code[0]}, which is not imported automatically because it is code: if "
-            f"you trust it, add --reward {shlex.join(values['reward'])}."
-        )
+        again = shlex.join(["--reward", *values["reward"]])  # the run may be a stranger's
+        raise UsageError(f"{start.config} names the reward {code[0]}: if you trust its code, add {again}.")
     _derive(method, preset, start, values, given)
     return _build_settings(method, classes, values, changed)
 
@@ -138,7 +136,7 @@ def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[
     argv, parser = spelled_out(argv), _parser([cls])
     if HELP_FLAGS & set(argv):
         _print_help(parser, {})
-    of_file = _read_file(parser, config) if (config := _early_flags(argv).config) else {}
+    of_file = _read_file(parser, config) if (config := _early_flags(argv).config) is not None else {}
     parser.set_defaults_with_config(**of_file)
     return cls(**_read(parser, argv)), {*given_on(argv), *of_file}
 
@@ -222,9 +220,8 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
     if large:
         raise UsageError(
             check_driver()
-            or f"--model {model} {'with --backend unsloth ' if backend == 'unsloth' else ''}trains on a GPU (4-bit "
-            f"weights, vLLM) and PyTorch sees none here: run `python train_{method}.py --model tiny --dataset "
-            "arithmetic` on a CPU, or check torch.cuda.is_available() and the NVIDIA driver (R580 or newer)."
+            or f"--model {model} {'with --backend unsloth ' if backend == 'unsloth' else ''}trains on a GPU, which "
+            f"PyTorch does not see: on a CPU run `python train_{method}.py --model tiny --dataset arithmetic`."
         )
     if alias != "tiny" and (fault := check_driver()):
         logger.warning("training runs on the CPU: %s", fault)
@@ -261,12 +258,12 @@ class _Start:
             run = _newest_run(method, directory if given.run_name else "*")
         resumes = run is not None and given.config is None
         if run and resumes and not run.config.is_file():
-            known = [str(other.path) for other in find_runs([OUTPUTS, run.path])]
+            known = [str(other.path) for other in find_runs([OUTPUTS])]
             raise UsageError(f"--resume: {path} is not a run (no config.yaml){nearest(path, known)}: name one.")
         if run and run.config.is_file() and (of := method_of(run)) not in (None, method):
             raise UsageError(f"{run.path} is a run of train_{of}.py: --resume it with that script.")
         config = str(run.config) if run and resumes else given.config
-        stored = read_yaml(config, aliases=False) if config else {}
+        stored = read_yaml(config, aliases=False) if config is not None else {}
         beside = RunDirectory(Path(config or "").parent)
         is_run = beside.lock.exists() or beside.environment.exists()
         of_run = resumes or (is_run and Path(config or "").name == beside.config.name)
@@ -388,6 +385,7 @@ def _read_file(parser: Any, path: str | Path) -> dict[str, Any]:
     """
     fields, words = fields_of(parser.dataclass_types), []
     choices = {action.dest for action in parser._actions if action.choices}
+    lists = {action.dest for action in parser._actions if action.nargs in ("+", "*")}
     for key, value in read_yaml(path, aliases=False).items():
         name = name_of(key)
         if name in COMMAND_LINE_ONLY:
@@ -396,14 +394,14 @@ def _read_file(parser: Any, path: str | Path) -> dict[str, Any]:
             continue
         if name not in fields:
             raise UsageError(f"{path}: unknown setting {key!r}{similar(str(key), fields)}.")
-        if isinstance(value, list):
+        if isinstance(value, list) and name in lists:
             if not value and parser.get_default(name):
                 raise UsageError(f"{path}: {key} is an empty list: name at least one value, or remove the key.")
             words += [f"--{name}", *map(str, value)] if value else []
         elif isinstance(value, bool):  # YAML 1.1 reads `on` and `off` as booleans too
             words.append(f"--{name}={('off', 'on')[value] if name in choices else str(value).lower()}")
         elif value is not None:
-            text = json.dumps(value, default=str) if isinstance(value, dict) else value  # YAML has dates
+            text = json.dumps(value, default=str) if isinstance(value, dict | list) else value  # YAML has dates
             words.append(f"--{name}={text}")
     values = _read(parser, words)
     return {name: values[name] for name in given_on(words)}

@@ -26,6 +26,7 @@ CHECKS: dict[str, Check] = {  # torch, TRL and Transformers refuse others before
     "num_generations": (lambda x: 2 <= x <= 4096, "2 to 4,096"),
     "max_steps": (lambda x: x == -1 or 1 <= x <= 10**9, "1 to 1,000,000,000, or -1 for --num_train_epochs"),
     "eval_steps": (lambda x: x > 0, "at least 1, or a share of the run between 0 and 1"),
+    "model_init_kwargs": (lambda x: not x, "nothing: --model, --load_in_4bit and --backend load the model"),
     "run_name": (lambda x: x.isprintable() and Path(x).name == x, "a name without slashes and control characters"),
     "resume_from_checkpoint": (lambda x: not x, "--resume RUN, which continues from the last checkpoint"),
     "save_only_model": (lambda x: not x, "false, because --resume needs the complete checkpoint"),
@@ -33,7 +34,7 @@ CHECKS: dict[str, Check] = {  # torch, TRL and Transformers refuse others before
     "save_strategy": (lambda x: x != "best", "steps or epoch, because best/ has the best adapter of every run"),
 }
 _ONLY_WITH_ROWS = (  # settings that have no effect without held-out rows
-    *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "num_generations_eval"),
+    *("eval_split", "eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "num_generations_eval"),
     *("metric_for_best_model", "greater_is_better"),
 )
 
@@ -72,7 +73,7 @@ def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -
             raise UsageError(f"--{name} is {value}: expected a finite number.")
     check_fields(argparse.Namespace(**values), CHECKS)
     on_cpu = "on a CPU use `accelerate launch --config_file configs/accelerate/ddp.yaml`"
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and not has_gpu:
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and (values["use_cpu"] or not has_gpu):
         raise UsageError(f"FSDP needs GPUs: {on_cpu}.")
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and "WORLD_SIZE" not in os.environ:
         raise UsageError(f"`accelerate launch --cpu` starts one process: {on_cpu}, or python for one process.")

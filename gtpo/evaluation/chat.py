@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gtpo.arguments import MODEL_ALIASES
+from gtpo.errors import printable
 from gtpo.evaluation.records import Problem
 from gtpo.evaluation.sampling import Sampling, TransformersSampler, load_prompt_tokenizer, make_requests
 from gtpo.evaluation.targets import choose_4bit, choose_model, choose_prompts, find_targets, short_name
@@ -41,7 +42,8 @@ def main() -> None:
             requests = make_requests(sampler, [Problem("question", question, "")], how, prompt, tokenizer)
             ((row,),) = sampler.sample(requests, set(), target.adapter)
             title = target.label or f"{'' if asked else 'base '}model ({short_name(model)})"
-            print(f"\n--- {title}\n{row['completion'].strip()}", flush=True)
+            lines = f"--- {title}", *row["completion"].strip().split("\n")
+            print("", *map(printable, lines), sep="\n", flush=True)
 
 
 def is_model(name: str) -> bool:

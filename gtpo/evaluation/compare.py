@@ -93,9 +93,7 @@ def _read_entries(directory: Path, output_dir: Path) -> list[Entry]:
     paths = [directory / "results.json"] if (directory / "results.json").is_file() else own
     paths = paths or sorted((output_dir / label_of(directory)).glob("*.json"))
     if not paths:
-        raise UsageError(
-            f"--compare {directory} has no scores: name outputs/evaluation/RUN, or a run that is evaluated."
-        )
+        raise UsageError(f"--compare {directory} has no scores: name outputs/evaluation/RUN, or an evaluated run.")
     return [entry for path in paths for entry in read_entries(path)]
 
 

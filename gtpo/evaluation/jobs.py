@@ -172,11 +172,13 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
         known = {flag: stored[flag] for flag in DATA_FLAGS if flag in stored and flag not in given}
         grader = stored.get("grader")
         if grader not in (None, MATH_VERIFY) and not flags.user_grader:
-            raise UsageError(
-                f"{path} was graded by {grader}, which --regrade does not import automatically because it is "
-                f"code: if you trust it, add --grader {shlex.quote(grader)}."
-            )
-        problems = load_problems(path.stem, source, replace(flags, **known), head.settings.get("problems"))
+            raise UsageError(f"{path} was graded by {grader}: if you trust it, add --grader {shlex.quote(grader)}.")
+        try:
+            problems = load_problems(path.stem, source, replace(flags, **known), head.settings.get("problems"))
+        except UsageError as error:  # it quotes the file, and the path may be a stranger's
+            if sources or flags.user_grader:
+                raise
+            raise UsageError(f"{path}: its problems cannot be read from {source}: name --benchmarks.") from error
         if storage.problems_hash(problems.rows) != head.settings.get("problems_hash"):
             raise UsageError(f"{path} is of different problems than {source} has now: restore them, or set --data_dir.")
         jobs.append(Job(path, problems, head))

@@ -158,10 +158,7 @@ def read_completions(path: Path) -> tuple[Head, list[Row]]:
         except (ValueError, AttributeError, RecursionError):
             is_valid = False
         if not is_valid:
-            keys = ", ".join(COLUMNS)
-            raise UsageError(
-                f"{path}, line {number} is not a completion with {keys}: delete the line, or add --overwrite."
-            )
+            raise UsageError(f"{path}, line {number} is not a completion: delete the line, or add --overwrite.")
         rows.append(row)
     return head, rows
 

@@ -33,14 +33,11 @@ class Target:
 
 def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = LAST) -> list[Target]:
     """The targets in the order of ``--runs``; without any, the base model that ``--model`` names, or the newest run."""
-    if not adapters and model:
+    if not adapters and model is not None:
         return [Target("")]
     if not adapters:
         if not (runs := own_runs(having="weights")):
-            raise UsageError(
-                f"no finished run under {OUTPUTS}/: train one (`python train_gtpo.py --model tiny --dataset "
-                "arithmetic` on a CPU), name a run with --runs RUN, or evaluate a base model with --model tiny."
-            )
+            raise UsageError(f"no finished run under {OUTPUTS}/: train one, name one with --runs, or add --model tiny.")
         adapters = [str(runs[-1].path)]
         logger.warning("evaluating %s, the newest finished run; --runs selects others", adapters[0])
     if not model and set(adapters) == {"base"}:
@@ -76,8 +73,9 @@ def adapter_config(adapter: Path) -> dict[str, Any]:
     """The LoRA settings that PEFT stores with an adapter."""
     path = adapter / "adapter_config.json"
     config: dict[str, Any] = json.loads(path.read_bytes())
-    if config.get("peft_type") != "LORA" or not config.get("base_model_name_or_path"):
-        raise UsageError(f"{path}: expected peft_type LORA and the base model as base_model_name_or_path.")
+    is_lora = config.get("peft_type") == "LORA" and config.get("base_model_name_or_path")
+    if not is_lora or config.get("layer_replication") or config.get("r", 0) > 4096:  # a stranger's could fill memory
+        raise UsageError(f"{path}: expected peft_type LORA, base_model_name_or_path, r to 4096, no layer_replication.")
     return config
 
 
@@ -183,10 +181,7 @@ def refuse_large_model_without_gpu(model: str) -> None:
     model = MODEL_ALIASES.get(model, model)
     large = any(same_model(model, MODEL_ALIASES[alias]) for alias in ("llama", "qwen"))
     if (large or model.endswith("bnb-4bit")) and not gpu_is_available():
-        raise UsageError(
-            f"{model} needs a GPU and PyTorch sees none here: check torch.cuda.is_available() and the NVIDIA driver, "
-            "evaluate --model tiny --benchmarks arithmetic, or add --backend transformers (takes hours)."
-        )
+        raise UsageError(f"{model} needs a GPU and PyTorch sees none: add --backend transformers (takes hours).")
 
 
 def model_label(model: str, targets: Sequence[Target]) -> str:

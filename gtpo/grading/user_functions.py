@@ -21,7 +21,7 @@ Reward = Callable[..., Any]  # a list of numbers, None where it does not apply; 
 FROM_TRL = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
 RESERVED = {  # a function that logs under these names would write over what the run logs
     "log_metric": frozenset({"step", "epoch", "loss", "learning_rate", "grad_norm", "num_tokens", "step_time"})
-    | {"eval_runtime", "train_loss", "train_runtime"},  # by these a line is one of held-out rows, or the summary
+    | {"train_loss", "train_runtime"},  # by these a line is the summary
     "log_extra": frozenset({"step", "prompt", "completion", "advantage", "entropy", "delta", "conflicts"})
     | {"messages", "gold_answer", "cut_off"},
 }
@@ -125,7 +125,7 @@ class CheckedReward:
         return arguments
 
     def _log(self, log: str, of_trl: Callable[..., None], name: str, value: Any) -> None:
-        if name in RESERVED[log]:
+        if (name := str(name)) in RESERVED[log] or name.startswith(("eval_", "rewards/")):
             raise self._error(f"calls {log}({name!r}, ...), a name of the run's own")
         of_trl(name, float(value) if log == "log_metric" else list(value))  # metrics are stored as JSON
 

@@ -148,10 +148,7 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
     if not gpu_is_available():
         raise UsageError(check_driver() or "--backend unsloth needs a GPU: use --backend transformers.")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise UsageError(
-            "--backend unsloth (the default on a GPU) trains on one GPU, and this is one of several processes: add "
-            "--backend transformers --load_in_4bit false."
-        )
+        raise UsageError("--backend unsloth trains on one GPU, and this is one of several: add --backend transformers.")
     for package in GPU_PACKAGES:
         check_version(package)
     early_imports = {"trl", "transformers", "peft"} & sys.modules.keys()

@@ -90,7 +90,8 @@ def initial_entropy_text(run: RunDirectory) -> str | None:
 
 def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, str]:
     """What makes the last ``PROBLEM_STEPS`` logged steps useless: a short name -> a sentence that says what to do."""
-    rows = of_training(rows)[-PROBLEM_STEPS:]
+    every = of_training(rows)
+    rows = every[-PROBLEM_STEPS:]
     if not rows:
         return {}
     steps, problems = f"steps {rows[0].get('step')} to {rows[-1].get('step')}", {}
@@ -101,10 +102,13 @@ def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, st
             "raise --max_completion_length"
         )
     logged = [name for name in reward_names(rows) if finite_values(rows, f"rewards/{name}/mean")]
+    means, spreads = ([finite_values(every, f"rewards/{name}/{of}") for name in logged] for of in ("mean", "std"))
+    is_same = not any(max(s, default=0) > 1e-6 for s in spreads) and all(max(m) - min(m) < 1e-6 for m in means)
     metrics = [f"rewards/{name}/{what}" for name in logged for what in ("mean", "std")]
-    if logged and not any(any(finite_values(rows, metric)) for metric in metrics):
-        problems["zero"] = (
-            f"every reward ({', '.join(logged)}) of {steps} was 0, so all "
+    is_zero = not any(any(finite_values(rows, metric)) for metric in metrics)
+    if logged and (is_zero or is_same):
+        problems["zero" if is_zero else "constant"] = (
+            f"every reward ({', '.join(logged)}) {f'of {steps} was 0' if is_zero else 'was always the same'}, so all "
             "advantages are 0: read the completions in report.html (`python -m gtpo.reports.html RUN` writes it)"
         )
     return problems
@@ -116,7 +120,7 @@ class RunMessages(TrainerCallback):
     def __init__(self, settings: Settings, prompts: int) -> None:
         self.settings, self.prompts = settings, prompts
         self.recent: deque[dict[str, Any]] = deque(maxlen=PROBLEM_STEPS)
-        self.told: set[str] = set()
+        self.told = {"constant"}  # said at the end: of a few steps it also means that the task is learned
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         training_begins()  # what optimizer and schedule refuse comes before

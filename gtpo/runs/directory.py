@@ -78,7 +78,9 @@ class RunDirectory:
 
     def read_config(self) -> dict[str, Any]:
         """The settings as stored; raises as :func:`read_yaml`."""
-        return read_yaml(self.config, aliases=False)  # it may be a stranger's
+        if self.config.is_symlink():  # the run may be a stranger's: report and card show every setting
+            raise UsageError(f"{self.config} is a link: replace it with its target.")
+        return read_yaml(self.config, aliases=False)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``, oldest first; a last line truncated by a kill is skipped.

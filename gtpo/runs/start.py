@@ -158,10 +158,7 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path) -> N
     if not changes:
         return
     if steps_are_done(checkpoint, settings.trainer.max_steps):
-        raise UsageError(
-            f"{run.path} is finished, and {', '.join(changes)} would have no effect: remove it, raise "
-            "--max_steps, or train another run with --run_name."
-        )
+        raise UsageError(f"{run.path} is finished: {', '.join(changes)} has no effect: remove it or raise --max_steps.")
     logger.warning("%s is resumed with %s", run.path, ", ".join(changes))
 
 

@@ -542,7 +542,8 @@ def test_a_token_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_launchers_that_a_cpu_does_not_have_name_one_that_it_has(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """fsdp2.yaml would train as DDP on a CPU, and with `accelerate launch --cpu` in one process."""
-    monkeypatch.setenv(variable, "true")
+    """fsdp2.yaml would train as DDP on a CPU, also next to a GPU, and `accelerate launch --cpu` in one process."""
+    monkeypatch.setenv(variable, "True")
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
     with pytest.raises(UsageError, match=r"configs/accelerate/ddp\.yaml"):
         parsed("--model", "tiny", "--dataset", "arithmetic")

@@ -11,6 +11,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gtpo.errors import printable
 from gtpo.evaluation import chat
 from gtpo.evaluation.sampling import Sampling
 from gtpo.prompts import to_messages
@@ -36,7 +37,8 @@ def greedy(tiny: Path, adapter: Path | None, messages: Any) -> str:
         with torch.no_grad():
             both = torch.cat([ids, torch.tensor([new], dtype=torch.long)], 1)
             new.append(int(model(input_ids=both).logits[0, -1].argmax()))
-    return tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
+    text = tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def test_base_and_adapter_answer_greedily_until_an_empty_line(

@@ -116,6 +116,12 @@ def test_stored_jobs_are_those_of_the_benchmarks(
     job.path.write_text(job.path.read_text().replace(job.head.settings["problems_hash"], ""))
     with pytest.raises(UsageError, match="--data_dir"):  # other problems
         find_stored_jobs(EvaluationArguments(regrade=True, output_dir=str(tmp_path)))
+    (tmp_path / "secret.jsonl").write_text('"SECRET"\n')  # a file of the user, in results of a stranger
+    own = job.path.rename(job.path.with_name("own.jsonl"))
+    own.write_text(own.read_text().replace('"source": "arithmetic"', f'"source": "{tmp_path}/secret.jsonl"'))
+    with pytest.raises(UsageError, match=r"secret\.jsonl: name --benchmarks") as error:
+        find_stored_jobs(EvaluationArguments(regrade=True, output_dir=str(tmp_path)))
+    assert "SECRET" not in str(error.value)
 
 
 def test_regrade_reads_the_data_where_it_was_and_a_flag_says_where_it_is(

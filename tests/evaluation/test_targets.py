@@ -50,7 +50,7 @@ def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path) -> Non
     [target] = find_targets(["outputs/unfinished"], None, "50")
     assert target == Target("unfinished@50", Path("outputs/unfinished/checkpoint-50"), "50")
     assert find_targets(["outputs/older/adapter"], None) == [Target("older", older)]
-    assert find_targets([], "tiny") == [Target("")]
+    assert find_targets([], "tiny") == [Target("")] == find_targets([], "")  # --model "$UNSET"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,10 @@ def edit_config(adapter: Path | None, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-@pytest.mark.parametrize("settings", [{"peft_type": "PROMPT_TUNING"}, {"base_model_name_or_path": None}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"peft_type": "x"}, {"base_model_name_or_path": None}, {"r": 10**6}, {"layer_replication": [[0, 2]] * 9}],
+)
 def test_adapters_of_another_kind_and_pickled_ones_are_refused(outputs: Path, settings: dict) -> None:
     adapter = outputs / "older" / "adapter"
     edit_config(adapter, **settings)

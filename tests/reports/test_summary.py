@@ -87,6 +87,9 @@ def test_rewards_that_are_all_zero() -> None:
     rows[2]["rewards/b/mean"] = 0.0
     rows[2]["rewards/b/std"] = 1.0  # rewards of both signs with the mean 0
     assert find_problems(rows, 64) == {}
+    same = [row(step, rewards__a__std=1e-8) for step in range(1, 9)]
+    assert "(a)" in find_problems(same, 64)["constant"]
+    assert find_problems([row(0), *same], 64) == {}  # what is learned ends like this
 
 
 def test_a_reward_that_gives_none_does_not_count() -> None:

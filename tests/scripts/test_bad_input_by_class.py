@@ -31,6 +31,7 @@ FLAGS = """
 --eval_rows 0|--eval_rows 5000|--eval_steps 3|--limit 0|--split dev
 --dataset_config main|--reward speed|--reward format format|--reward nowhere.py:f|--reward os:getcwd
 --system_prompt missing.txt|--chat_template missing.jinja
+--chat_template latin.csv|--system_prompt latin.csv|--model_init_kwargs {"x":1}|--eval_split x
 --chat_template_kwargs {|--chat_template_kwargs [1]|--resume nowhere|--resume|--config|--lora_rank 0 --merge 16bit
 --gpu_memory_utilization 2|--num_generations_eval 2|--prompt_column task|--answer_column gold
 --bf16 --fp16
@@ -52,12 +53,8 @@ TRAINED = """
 --model no_eos|--report_to paper|--cache_implementation foo
 """  # without --dry_run: what torch, TRL, Transformers and PEFT refuse, and what the tokenizer shows
 QUOTED = [["--G", ""], ["--output_dir", ""], ["--model", ""], ["--system_prompt", ""], ["--tags", "<a> <b>"]]
-QUOTED += [
-    ["--tags", "<a> <a> <b> <c>"],
-    ["--run_name", "x\ny"],
-    ["--tags", "<a> </a> <a>> </b>"],
-    ["--system_prompt", " "],
-]
+QUOTED += [["--tags", "<a> <a> <b> <c>"], ["--tags", "<a> </a> <a>> </b>"]]
+QUOTED += [["--run_name", "x\ny"], ["--system_prompt", " "], ["--config", ""]]
 ASKED = '"prompt": "a", "answer": "1"'
 DATA: dict[str, str | bytes] = {
     "empty.jsonl": "",
@@ -110,7 +107,7 @@ SETTINGS = {  # --config: the file, and the key that is named
     "twice.yaml": ("gamma: 1\ngamma: 2", "gamma"),
     "alias.yaml": ("reward: &a [format]\nlora_target_modules: *a", "alias.yaml"),
     "env.yaml": ("env: {A: b}", "env"),
-    "words.yaml": ("gamma: [1, 2]", "2"),
+    "words.yaml": ("gamma: [1, 2]", "gamma"),
     "text.yaml": ("gamma: much", "--gamma"),
     "no_layers.yaml": ("lora_target_modules: []", "lora_target_modules"),
     "start.yaml": ("overwrite: true", "overwrite"),

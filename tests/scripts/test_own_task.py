@@ -116,10 +116,12 @@ def test_a_reward_is_called_with_the_columns_when_it_is_loaded(
         ("return [1.0]", "2 completions"),
         ("return completions[2]", "IndexError"),
         ("raise SystemExit", "SystemExit"),
+        ("return [next(iter([])) for _ in completions]", "StopIteration"),
         ("return (1 / 0 for _ in completions)", "ZeroDivisionError"),
         ("columns['log_metric']('z', 'abc')", "ValueError"),
         ("columns['log_metric']('step', 1)", "'step'"),
-        ("columns['log_metric']('eval_runtime', 1)", "'eval_runtime'"),
+        ("columns['log_metric']('eval_runtime', 1)", "'eval_runtime'"),  # of held-out rows
+        ("columns['log_metric']('rewards/f/mean', 1)", "'rewards/f/mean'"),
         ("columns['log_metric']('train_loss', 1)", "'train_loss'"),
         ("columns['log_metric']('train_runtime', 1)", "'train_runtime'"),
         ("columns['log_extra']('completion', [1, 1])", "'completion'"),
@@ -149,14 +151,14 @@ def test_a_reward_of_nan_reaches_trl_as_infinity() -> None:
 def test_what_a_reward_logs_reaches_the_trainer(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "def mine(completions, log_metric, log_extra, **columns):\n"
-        "    log_metric('length', 1)\n"
+        "    log_metric(3, 1)\n"
         "    log_extra('upper', (text.upper() for text in completions))\n"
         "    return [0] * len(completions)\n"
     )
     (reward,) = load_rewards([f"{tmp_path}/own.py:mine"], KNOWN, ["prompt"])
     logged: dict[str, object] = {}
     values = reward(completions=["a", "b"], log_metric=logged.__setitem__, log_extra=logged.__setitem__)
-    assert values == [0.0, 0.0] and logged == {"length": 1.0, "upper": ["A", "B"]}
+    assert values == [0.0, 0.0] and logged == {"3": 1.0, "upper": ["A", "B"]}
 
 
 def test_two_rewards_of_one_name_are_refused(tmp_path: Path) -> None:

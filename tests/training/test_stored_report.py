@@ -18,6 +18,7 @@ from pyarrow import Table
 from pyarrow.parquet import read_table, write_table
 from test_trainer import plain_logps_and_entropy
 
+from gtpo.errors import UsageError
 from gtpo.prompts import to_messages
 from gtpo.reports.html import read_group, write_report
 from gtpo.runs.directory import RunDirectory
@@ -116,6 +117,10 @@ def test_a_held_out_prompt_stands_above_its_completions_at_three_evaluations(run
     shown = [column.partition(">")[2] for column in columns]
     assert shown == [f"step {s}parity {s / 10:g}completionyes, {s}" for s in (0, 10, 20)]
     assert section.count("2 &lt; 3?") == 1 and "One completion each" not in page
+    (copy / "config.yaml").rename(tmp_path / "other.yaml")
+    (copy / "config.yaml").symlink_to(tmp_path / "other.yaml")
+    with pytest.raises(UsageError, match="is a link"):
+        write_report(copy)
 
 
 @pytest.mark.parametrize("text", ["abcd", [{"role": "assistant", "content": "abcd"}]], ids=["text", "TRL 1.16"])
