@@ -140,7 +140,7 @@ lock: install
 
 lint: install
 	$(BIN)/ruff check .
-	$(BIN)/ruff check --preview --select PLW1514 gtpo study examples *.py  # text files name their encoding
+	$(BIN)/ruff check --preview --select PLW1514 gtpo study examples benchmarks *.py  # text files name their encoding
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 

@@ -375,7 +375,7 @@ def peak(name: str, shape: str, args: argparse.Namespace) -> float:
         before = torch.cuda.memory_allocated()
         kept = step()
         return (torch.cuda.max_memory_allocated() - before) / 2**20
-    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the high-water mark
     before = status_kib("VmRSS")
     kept = step()
     grown = status_kib("VmHWM") - before
@@ -385,7 +385,9 @@ def peak(name: str, shape: str, args: argparse.Namespace) -> float:
 
 def status_kib(key: str) -> int:
     return next(
-        int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)
+        int(line.split()[1])
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        if line.startswith(key)
     )
 
 
@@ -448,7 +450,7 @@ def provenance(device: str, packages: tuple[str, ...], hidden: str | None = None
         return None
 
     argv = ("DIR" if argument == hidden else argument for argument in sys.argv[1:])
-    model = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
+    model = [x for x in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if x.startswith("model name")]
     amx = ", AMX" if torch.cpu._is_amx_tile_supported() else ""
     return {
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *argv]),

@@ -350,7 +350,7 @@ def peak(name: str, shape: str, directory: Path, args: argparse.Namespace) -> fl
     step = phases_of(trainer, real_batch(args.group, args.prompt, args.length))["forward and backward"]
     if name == "gtpo":
         trainer._by_prompt = True  # without the test of the first batch, which runs whole rows
-    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the high-water mark
     before = status_kib("VmRSS")
     step()
     return (status_kib("VmHWM") - before) / 2**10

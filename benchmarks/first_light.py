@@ -503,7 +503,7 @@ def first_light(
     bench: Bench, report: Path, chosen: Sequence[str] = (), minutes: float = math.inf, say: Any = print
 ) -> Mapping[str, Any]:
     """Run the stages that are chosen, or those that the report lacks; the report is written after each."""
-    content = json.loads(report.read_text()) if report.is_file() else {"stages": {}}
+    content = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {"stages": {}}
     content["environment"] = environment = bench.about
     bench.results |= {name: entry["numbers"] for name, entry in content["stages"].items()}
     end = time.monotonic() + 60 * minutes

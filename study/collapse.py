@@ -24,7 +24,6 @@ STORED = (  # metrics of its runs beyond those of the figures
 LEARNS = 5.0  # points above the base, in a trailing mean
 ACCURACY, FORMATTING = 20.0, 10.0  # points from the highest trailing mean to the last quarter: lost
 ENTROPY = 0.05  # nats that the last quarter of a lost run is above the first
-STYLES = ("-", "--", ":", "-.", (0, (6, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 3)), (0, (1, 4)))
 
 
 @dataclass(frozen=True)
@@ -201,9 +200,7 @@ def _of_method(results: Results, method: str, family: Family) -> list[str]:
 
 
 def draw_survival(matrix: Matrix, figure: str, results: Results, window: int) -> Any:
-    """Rows of two panels, a row per group of the figure: the share of seeds that have not lost ``ACCURACY`` points of
-    their trailing accuracy, and the entropy; a line per run. Line styles distinguish them in print.
-    """
+    """A row per group: share of seeds that have not lost ``ACCURACY`` points of trailing accuracy, and the entropy."""
     groups = {
         title: {legend: run for legend, run in curves.items() if results.seeds(run)}
         for title, curves in groups_of(matrix, figure, figure).items()
@@ -211,8 +208,9 @@ def draw_survival(matrix: Matrix, figure: str, results: Results, window: int) ->
     shown = {title: curves for title, curves in groups.items() if curves}
     drawing, axes = grid(max(1, len(shown)), 2, width=WIDTH / 2, height=2.6)
     for (title, curves), (left, right) in zip(shown.items(), axes, strict=False):
-        for number, (legend, run) in enumerate(curves.items()):
-            style: dict[str, Any] = {"color": COLORS[number % len(COLORS)], "linestyle": STYLES[number % len(STYLES)]}
+        rates = sorted({legend.split()[-1] for legend in curves}, key=float)
+        for legend, run in curves.items():
+            style = {"color": COLORS[rates.index(legend.split()[-1])], "linestyle": "-" if "GRPO" in legend else "--"}
             share = survival(results, run, window)
             left.step(share.index, share, where="post", label=f"{legend} (n = {len(results.seeds(run))})", **style)
             means = results.smoothed(run, "entropy", window).mean(axis=1)
@@ -220,11 +218,12 @@ def draw_survival(matrix: Matrix, figure: str, results: Results, window: int) ->
         plot_ln2(right)
         left.set_ylim(-2, 102)
         left.set_title(title, loc="left", fontsize=10)
-        left.set_ylabel(f"not lost {ACCURACY:g} points (% of seeds)")
+        left.set_ylabel("seeds not lost (%)")
         right.set_ylabel("entropy ⟨H⟩ (nats)")
         left.set_xlabel("training step")
         right.set_xlabel("training step")
-    add_legend(drawing)
+    lost = f"lost: accuracy {ACCURACY:g} points below an earlier trailing mean"
+    add_legend(drawing, f"{lost}; right: mean over n seeds; color: learning rate")
     return drawing
 
 

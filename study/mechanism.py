@@ -123,8 +123,9 @@ def draw_mechanism(summaries: dict[str, Summary]) -> Any:
             axis.set_yticks(range(len(shown)), list(shown) if axis is panels[0] else [])
             axis.set_ylim(len(shown) - 0.5, -0.5)
             axis.set_title(f"{policy_title(name)}: {label}", loc="left", fontsize=9)
-    of = "change of ln π by an update of unit norm (10⁻³ nats)"
-    figure.supxlabel(f"{of}, 95 % interval over groups (green: above 0, orange: below)", fontsize=9)
+    of = "change of ln π by an update of unit norm (10⁻³ nats), its 95 % interval over groups"
+    of += "\ngreen: above 0, orange: below; A > 0: rewarded completions alone; each panel has its own scale"
+    figure.supxlabel(of, fontsize=9)
     return figure
 
 

@@ -28,4 +28,6 @@ if __name__ == "__main__":
     versions = {name: versions[0] if versions else "not installed" for name, versions in found.items()}
     if found["xformers"] and _utils.xformers is None:
         versions["xformers"] += " (does not load)"
-    Path(sys.argv[1]).write_text(json.dumps({"Unsloth": select_attention_backend(), "vLLM": engine} | versions))
+    Path(sys.argv[1]).write_text(
+        json.dumps({"Unsloth": select_attention_backend(), "vLLM": engine} | versions), encoding="utf-8"
+    )

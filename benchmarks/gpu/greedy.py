@@ -42,4 +42,4 @@ def greedy_tokens(backend: str, model: str, adapter: Path, tokens: int) -> dict[
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
     backend, model, adapter, output, tokens = sys.argv[1:]
-    Path(output).write_text(json.dumps(greedy_tokens(backend, model, Path(adapter), int(tokens))))
+    Path(output).write_text(json.dumps(greedy_tokens(backend, model, Path(adapter), int(tokens))), encoding="utf-8")

@@ -22,7 +22,7 @@ from lm_eval.utils import load_yaml_config
 
 
 def main(path: str) -> None:
-    rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
     task = load_yaml_config(Path(lm_eval.__file__).parent / "tasks" / "gsm8k" / "gsm8k.yaml")
     verdicts = {row["id"]: gsm8k(row, task) if row["benchmark"] == "gsm8k" else math(row) for row in rows}
     versions = {name: importlib.metadata.version(name) for name in ("lm_eval", "sympy", "math-verify")}

@@ -1,6 +1,6 @@
 """The paper's figures and Table 1."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,7 @@ METHODS = {"sft": "SFT", "grpo": "GRPO", "gtpo": "GTPO"}  # rows of Table 1
 
 
 def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
-    """A figure of the paper, a matplotlib figure; runs and groups of curves without results are omitted.
-
-    Lines are the mean over seeds of the smoothed curves, bands its 95 % interval. A dashed line is the base model.
-    """
+    """A figure of the paper, a matplotlib figure; runs and groups of curves without results are omitted."""
     spec, window = find_figure(matrix, name), matrix[scale]["window"]
     every = groups_of(matrix, name, scale)
     groups = {title: curves for title, curves in every.items() if results.names & {*curves.values()}} or every
@@ -59,6 +56,7 @@ def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
         base = results.scored("base", benchmark)
         if not base.empty:
             base = _of_model(base, experiment(matrix, scale, next(iter(curves.values())), 0).model)
+        at_best = any(scored_name(matrix, scale, run) != run for run in curves.values())
         for axis, metric in zip(row, spec["panels"], strict=True):
             for legend, run in curves.items():
                 style = line_style(legends.index(legend))
@@ -77,11 +75,19 @@ def draw(matrix: Matrix, name: str, scale: str, results: Results) -> Any:
             if metric in PERCENT:  # an interval may reach further
                 low, high = axis.get_ylim()
                 axis.set_ylim(max(low, -2), min(high, 102))
-            axis.set_xlabel("k" if metric in SCORES else "training step")
+            axis.set_xlabel(("k; GRPO at its best step" if at_best else "k") if metric in SCORES else "training step")
             axis.set_ylabel(LABELS[metric])
-        row[0].set_title(title, loc="left", fontsize=10)
-    add_legend(figure, "mean over n seeds, band: its 95 % interval")
+        fewer = {len(results.seeds(run)) for legend, run in curves.items()} - {0, *map(seeds.__getitem__, curves)}
+        counts = f", n = {', '.join(map(str, sorted(fewer)))}" if fewer else ""
+        row[0].set_title(title + _rate_of_all(matrix, scale, curves.values()) + counts, loc="left", fontsize=10)
+    add_legend(figure, "mean over n seeds, where all have a value; band: its 95 % interval")
     return figure
+
+
+def _rate_of_all(matrix: Matrix, scale: str, runs: Iterable[str]) -> str:
+    flags = [experiment(matrix, scale, run, 0).argv for run in runs if not run.startswith("sft")]
+    rates = {argv[argv.index("--learning_rate") + 1] for argv in flags if "--learning_rate" in argv}
+    return f", learning rate {rates.pop()}" if len(rates) == 1 else ""
 
 
 def _panels(count: int, groups: int, in_columns: bool) -> tuple[Any, Any]:
@@ -119,8 +125,7 @@ def _of_model(scored: DataFrame, model: str) -> DataFrame:
 def table1(matrix: Matrix, scale: str, results: Results) -> DataFrame:
     """Table 1: a row per group, method and score, in percent; NaN for a number that does not exist.
 
-    As in the paper, GRPO and GTPO are represented by the variant with the highest in-distribution pass@k at the largest
-    k. Our pass@k is the unbiased estimate.
+    As in the paper, a method is represented by its variant with the highest in-distribution pass@k at the largest k.
     """
     spec, rows = matrix["table1"], []
     for group, curves in groups_of(matrix, "table1", scale).items():
@@ -212,10 +217,7 @@ def draw_all(
     directory: Path | None = None,
     suffixes: Sequence[str] = ("png", "pdf"),
 ) -> tuple[list[Path], list[str]]:
-    """Write every figure that has a run, with a caption, and Table 1 as Markdown and CSV.
-
-    Returns the files written, by default in ``figures/`` next to the runs, and what is missing.
-    """
+    """Write every figure that has a run, with its caption, and Table 1; the files, and what is missing."""
     directory = directory or RUNS / scale / "figures"
     written, messages = [], []
     for name in names:

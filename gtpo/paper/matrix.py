@@ -213,8 +213,7 @@ def experiments_of(
 ) -> list[Experiment]:
     """The runs of some figures without duplicates, after what they start from; the first seed of all before the second.
 
-    ``seeds`` are by default those of the figure, of ``all`` if the figures are all, or of the scale. A run whose name
-    has none of the parts in ``only`` is left out.
+    ``seeds``: by default those of the figure, of ``all`` or of the scale; ``only``: parts, one of which a name has.
     """
     order: list[tuple[int, str, int]] = []
     is_all = [*figures] == select_figures(matrix, ["all"], scale)

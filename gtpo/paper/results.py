@@ -67,12 +67,12 @@ class Results:
         return values.astype(float)
 
     def smoothed(self, name: str, metric: str, window: int) -> DataFrame:
-        """The trailing mean of a metric, a column per seed, at the steps that all seeds with this metric logged."""
+        """The trailing mean of a metric, a column per seed, at the steps of all seeds; NaN if the window is empty."""
         curves = {}
         for seed in self.seeds(name):
             with suppress(KeyError):
-                curves[seed] = self.curve(name, seed, metric).rolling(window, min_periods=1).mean()
-        return concat(curves, axis=1, join="inner") if curves else DataFrame()
+                curves[seed] = self.runs[name, seed][metric].astype(float).rolling(window, min_periods=1).mean()
+        return concat(curves, axis=1, join="inner").dropna(axis=1, how="all") if curves else DataFrame()
 
     def scored(self, name: str | None, benchmark: str | None) -> DataFrame:
         """The evaluations of a run on a benchmark by seed, with the scores that one of them has."""
@@ -98,10 +98,9 @@ def split_name(directory: Path) -> tuple[str, int | None]:
 
 
 def read_results(directories: list[Path], models: Mapping[str, str] | None = None) -> Results:
-    """Every run and evaluation below some directories; of two with the same name and seed, the newer one.
+    """Every run and evaluation below some directories, condensed or not; of two with one name and seed, the newer one.
 
-    Directories of condensed results are read too. ``models``: run name -> model; a run of that name with another model
-    in its settings is left out.
+    ``models``: run name -> model; a run of that name with another model in its settings is left out.
     """
     runs: dict[Run, Any] = {}
     entries: list[dict[str, Any]] = []

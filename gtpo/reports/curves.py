@@ -16,7 +16,7 @@ PANELS = {  # metric -> axis label; percent of the maximum reward, as in the pap
     "entropy": "entropy ⟨H⟩ (nats)",
     "conflict_tokens": "conflict tokens per completion",
 }
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito, colorblind-safe
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")  # Okabe and Ito, and Tol's wine
 LINE_STYLES = ("-", "--", ":", "-.")  # the next one where the colors repeat
 LN2 = math.log(2)
 LEAST_SEEDS = 3  # with two the interval is nine times as wide as their difference
@@ -28,10 +28,8 @@ T = (
 
 
 def plot_training(runs: dict[str, list[dict[str, Any]]], window: int = 10) -> Any:
-    """Panels over the training steps of each run, by legend label: logged values thin, their trailing mean bold.
-
-    Held-out rows that were evaluated while training are a second, dotted line of the run. The accuracy in any format
-    is a dash-dotted line next to the accuracy. A dashed line is the base model on held-out rows (``--eval_on_start``).
+    """Panels over the steps of each run, by legend label: logged values thin, their trailing mean bold, held-out rows
+    dotted, the base model on them dashed (``--eval_on_start``), accuracy in any format dash-dotted.
     """
     panels = {metric: plain_text(label) for metric, label in panels_of(runs.values()).items()}
     runs = {plain_text(name): rows for name, rows in runs.items()}
@@ -114,10 +112,10 @@ def plot_run(axis: Any, legend: str | None, rows: Rows, metric: str, window: int
 
 
 def plot_mean(axis: Any, legend: str, x: Sequence[float], curves: list[list[float]], style: dict[str, Any]) -> None:
-    """The mean of one curve per seed, and from three seeds on its 95 % interval as a band."""
+    """The mean of one curve per seed, and from three seeds on its 95 % interval as a band; gaps where a seed is NaN."""
     bands = [interval(values) for values in zip(*curves, strict=True)]
-    if found := [band for band in bands if band]:
-        low, high = [band.low for band in found], [band.high for band in found]
+    if any(bands):
+        low, high = ([getattr(band, end, math.nan) for band in bands] for end in ("low", "high"))
         axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
     axis.plot(x, [fmean(values) for values in zip(*curves, strict=True)], label=legend, **style)
 
@@ -150,8 +148,8 @@ class Interval(NamedTuple):
 
 
 def interval(values: Sequence[float]) -> Interval | None:
-    """The mean and 95 % t-interval of one value per seed; None of fewer than ``LEAST_SEEDS``."""
-    if len(values) < LEAST_SEEDS:
+    """The mean and 95 % t-interval of one value per seed; None of fewer than ``LEAST_SEEDS``, or of a NaN."""
+    if len(values) < LEAST_SEEDS or any(map(math.isnan, values)):
         return None
     mean = fmean(values)
     half_width = T[min(len(values) - 1, 30) - 2] * stdev(values) / math.sqrt(len(values))

@@ -12,9 +12,11 @@ import json
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import jinja2
@@ -61,10 +63,7 @@ def logged_text(logged: Any) -> str:
 def read_group(
     table: str | Path, group_size: int, rewards: Sequence[str], positive_weight: float = 2.0
 ) -> tuple[int, Group]:
-    """The step and the first group of a stored table of completions (``completions/*.parquet`` of a run).
-
-    ``rewards``: the columns that are rewards; ``positive_weight``: the run's lambda on shared tokens with A > 0.
-    """
+    """The step and the first group of a stored table of completions (``completions/*.parquet`` of a run)."""
     from pyarrow.parquet import read_table
 
     rows = read_table(table).to_pylist()[:group_size]
@@ -107,11 +106,7 @@ def _macro(name: str) -> Any:
 
 
 def group_html(group: Group) -> str:
-    """The group as HTML: its prompt turn by turn, the gold answer, and a table of completions, highest advantage first.
-
-    Tokens of weight 2 are green, those of weight 0 grey; a completion with delta = 0 is struck out, and one that was
-    cut off at the length limit ends with a mark. Line breaks of a completion are shown as ↵.
-    """
+    """The group as HTML: its prompt turn by turn, the gold answer, and its completions, highest advantage first."""
     rows = []
     for i in sorted(range(len(group.advantages)), key=lambda i: -group.advantages[i]):
         rewards = (_reward(values[i]) for values in group.rewards.values())
@@ -199,14 +194,18 @@ def read_held_out(run: RunDirectory, count: int) -> list[Sample]:
 
 
 def _facts(run: RunDirectory, settings: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
-    """Problems, scores, initial entropy, duration and the command that repeats the run."""
+    """Problems, scores, initial entropy, duration, machine and the command that repeats the run."""
     lines = [f"{problem}." for problem in find_problems(rows, settings.get("max_completion_length")).values()]
     lines += score_lines(run, rows)
     if entropy := initial_entropy_text(run):
         above = settings.get("entropy_threshold", math.log(2))
         lines.append(f"⟨H⟩_ini, the mean token entropy: {entropy}, threshold {above:.3f} nats")
-    if seconds := sum(row.get("step_time") or 0.0 for row in rows):
-        lines.append(f"Steps took {timedelta(seconds=round(seconds))} in all, without checkpoints and evaluations")
+    if seconds := [row["step_time"] for row in rows if row.get("step_time")]:
+        total = f"{timedelta(seconds=round(sum(seconds)))} in all, {fmean(seconds):.1f} s each"
+        lines.append(f"Steps took {total}, without checkpoints and evaluations")
+    with suppress(*UNREADABLE):
+        found = json.loads(run.environment.read_bytes())
+        lines.append(f"On {', '.join(found['gpus']) or str(found['cpu_count']) + ' CPU cores'}, {found['platform']}")
     if method_of(run):
         again = command_of(run, "--config", str(run.config), "--output_dir", "outputs/NAME")
         lines.append(f"The same run again: {again}")

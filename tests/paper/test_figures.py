@@ -123,10 +123,12 @@ def test_figure_shows_its_runs(name: str, scale: str, tmp_path: Path, monkeypatc
             if spec.get("groups") == "columns"
             else figure.axes[i * len(panels) :][: len(panels)]
         )
-        assert axes[0].get_title(loc="left") == title
+        rate = {"rate that learns": ", learning rate 0.001", "high rate": ", learning rate 0.0028"}.get(title, "")
+        assert axes[0].get_title(loc="left") == title + rate
+        of_k = "k; GRPO at its best step" if title.startswith(("high rate", "LLaMA")) else "k"
         for axis, metric in zip(axes, panels, strict=True):
             assert axis.get_ylabel() == LABELS[metric]
-            assert axis.get_xlabel() == ("k" if metric in ("pass", "maj") else "training step")
+            assert axis.get_xlabel() == (of_k if metric in ("pass", "maj") else "training step")
             lines = {line.get_label(): line for line in axis.lines if not str(line.get_label()).startswith("_")}
             assert (lines.pop("ln 2").get_ydata()[0] == math.log(2)) if metric == "entropy" else "ln 2" not in lines
             assert list(lines) == [f"{legend} (n = {len(SEEDS[scale])})" for legend in curves]
@@ -168,30 +170,41 @@ def test_the_base_model_is_a_dashed_line_in_panels_of_scores() -> None:
 def test_band_is_the_95_percent_interval_of_the_mean() -> None:
     """Values 1, 2, 3: 2 ± 4.303 / sqrt(3); values 4, 4, 4: no width; two seeds have no band."""
     runs = {seed: [{"step": 1, "kl": 1.0 * seed}, {"step": 2, "kl": 4.0}] for seed in (1, 2, 3)}
-    matrix = {
-        "tiny": {"window": 1},
-        "figures": {"f": {"panels": ["kl"], "tiny": {"group": {"curve": "run"}}}},
-        "table1": {},
-    }
-    [axis] = draw(matrix, "f", "tiny", results_of({"run": runs})).axes
+    figures = {"f": {"panels": ["kl"], "tiny": {"group": {"curve": "sft"}}}}
+    matrix = {"tiny": MATRIX["tiny"] | {"window": 1}, "figures": figures, "table1": {}}
+    [axis] = draw(matrix, "f", "tiny", results_of({"sft": runs})).axes
     corners = {tuple(point) for path in axis.collections[0].get_paths() for point in path.vertices.round(3)}
     assert corners == {(1.0, -0.484), (1.0, 4.484), (2.0, 4.0)}
     assert list(axis.lines[0].get_ydata()) == [2.0, 4.0]
+    runs[2][1]["kl"] = None  # no value of one seed: a gap
+    [axis] = draw(matrix, "f", "tiny", results_of({"sft": runs})).axes
+    assert {x for path in axis.collections[0].get_paths() for x, _ in path.vertices} == {1.0}
+    assert axis.lines[0].get_ydata()[0] == 2.0 and math.isnan(axis.lines[0].get_ydata()[1])
+    runs[2][1]["kl"] = 4.0
     del runs[3]
-    [axis] = draw(matrix, "f", "tiny", results_of({"run": runs})).axes
+    [axis] = draw(matrix, "f", "tiny", results_of({"sft": runs})).axes
     assert not axis.collections and list(axis.lines[0].get_ydata()) == [1.5, 4.0]
 
 
-def test_a_group_of_curves_without_runs_is_left_out() -> None:
+def test_a_group_of_curves_without_runs_is_left_out_and_one_with_fewer_seeds_says_so() -> None:
     rows = [{"step": step, "accuracy": 50.0, "formatting": 90.0, "entropy": 0.3} for step in (1, 2)]
-    figure = draw(MATRIX, "smol", "smol", results_of({"grpo": {1: rows}}))
-    assert [axis.get_title(loc="left") for axis in figure.axes if axis.get_title(loc="left")] == ["rate that learns"]
+
+    def titles(**runs: Any) -> list[str]:
+        axes = draw(MATRIX, "smol", "smol", results_of(runs)).axes
+        return [axis.get_title(loc="left") for axis in axes if axis.get_title(loc="left")]
+
+    first = "rate that learns, learning rate 0.0003"
+    assert titles(grpo={1: rows}) == [first]
+    both = titles(**{"grpo": {1: rows, 2: rows}, "grpo-stress": {1: rows}})
+    assert both == [first, "stress, learning rate 0.001, n = 1"]
 
 
 def test_seeds_of_different_length_are_compared_at_common_steps() -> None:
     runs = {seed: [{"step": step, "kl": 1.0 * seed} for step in range(1, steps)] for seed, steps in ((1, 5), (2, 3))}
     found = results_of({"run": runs})
     assert found.smoothed("run", "kl", 2).to_dict() == {1: {1: 1.0, 2: 1.0}, 2: {1: 2.0, 2: 2.0}}
+    runs[1][1]["kl"] = None
+    assert results_of({"run": runs}).smoothed("run", "kl", 2)[1].to_list() == [1.0, 1.0]  # the last value in the window
     assert found.smoothed("run", "entropy", 2).empty
 
 

@@ -218,12 +218,14 @@ def test_the_page_has_settings_problems_scores_and_the_initial_entropy(run: Path
     assert "<td>num_generations</td><td><code>12</code>" in page
     settings = yaml.safe_load((copy / "config.yaml").read_text())
     (copy / "config.yaml").write_text(yaml.safe_dump(settings | {"gamma": 0.25, "mine": "<1>", "beta": None}))
+    (copy / "environment.json").write_text(json.dumps({"gpus": [], "cpu_count": 2, "platform": "Linux"}))
     changed = write_report(copy).read_text()
     assert "<td>gamma</td><td><code>0.25</code>" in changed and "<td>beta</td>" not in changed
     assert "<td>mine</td><td><code>&lt;1&gt;</code>" in changed  # of an earlier revision
     assert f"python train_gtpo.py --config {copy}/config.yaml --output_dir outputs/NAME" in changed
     steps = [json.loads(line)["step_time"] for line in (copy / "metrics.jsonl").read_text().splitlines()]
-    assert f"Steps took {timedelta(seconds=round(sum(steps)))} in all" in changed
+    assert f"Steps took {timedelta(seconds=round(sum(steps)))} in all, {sum(steps) / len(steps):.1f} s each" in changed
+    assert "<p>On 2 CPU cores, Linux</p>" in changed and "<p>On " not in page
     assert "reward_parity" in page and "cut off at" not in page
     (copy / "initial_entropy.json").write_text(json.dumps({"initial_entropy": 0.5, "filter_on": False}))
     rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
