@@ -115,7 +115,7 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
 }
 MOST_ARROWS = 64
 BUDGETS = {  # room -> most lines; a feature makes room for itself
-    "cli": 613,
+    "cli": 604,
     "data": 804,
     "evaluation": 1731,
     "forward": 1274,
@@ -125,9 +125,9 @@ BUDGETS = {  # room -> most lines; a feature makes room for itself
     "reports": 672,
     "runs": 691,
     "training": 1954,
-    "": 620,  # the ground
+    "": 618,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1712, 22_000, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1_795, 22_000, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:
