@@ -85,9 +85,6 @@ class RunDirectory:
 
         If a step was logged twice, the last line counts.
         """
-        if not self.metrics.is_file():
-            what = "contains no metrics.jsonl" if self.path.is_dir() else "is not a directory"
-            raise UsageError(f"{self.path} {what}: expected the directory of a training run.")
         lines = self.metrics.read_bytes().splitlines()
         rows: dict[Any, dict[str, Any]] = {}  # by step and kind: training, or an evaluation on held-out rows
         for number, line in enumerate(lines, start=1):

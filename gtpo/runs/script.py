@@ -32,16 +32,14 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         sys.stdout.flush()
     except KeyboardInterrupt:
         _exit(f"interrupted; continue with: {_how_to_continue()}", 130)
-    except (UsageError, ArgumentError, RunError) as error:
-        if debug:
-            raise
-        _exit(printable(" ".join(str(error).split())), 1 if isinstance(error, RunError) else 2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python fails at its exit
         _exit("the output pipe was closed", 141)
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, UsageError | ArgumentError | RunError):
+            _exit(printable(" ".join(str(error).split())), 1 if isinstance(error, RunError) else 2)
         if fault := _fault_of_the_disk(error):
             _exit(fault, 1)
         _exit(f"{last_line(error)}. {_store_traceback()} has the traceback; --debug shows it.", 1 + (not _training))

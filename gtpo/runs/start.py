@@ -171,8 +171,6 @@ def _lock(run: RunDirectory) -> None:
         lock.acquire(timeout=0)
     except Timeout as error:
         raise UsageError(f"{run.path} is in use by another process: wait for it, or name another run.") from error
-    except OSError as error:  # a link, or a directory
-        raise UsageError(f"{run.path} cannot be locked: {error}. Delete the lock, or name another.") from error
 
 
 def how_to_continue() -> str:
