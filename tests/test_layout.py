@@ -124,10 +124,10 @@ BUDGETS = {  # room -> most lines; a feature makes room for itself
     "paper": 1155,
     "reports": 672,
     "runs": 684,
-    "training": 1954,
+    "training": 1945,
     "": 618,  # the ground
 }
-STUDY, TESTS, REACH, REACHED_LINES = 1_795, 22_000, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
+STUDY, TESTS, REACH, REACHED_LINES = 1795, 22_000, 53, 7_520  # lines, lines, files and lines that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:
