@@ -116,8 +116,8 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
 MOST_ARROWS = 64
 BUDGETS = {  # room -> most lines; a feature makes room for itself
     "cli": 604,
-    "data": 804,
-    "evaluation": 1731,
+    "data": 802,
+    "evaluation": 1727,
     "forward": 1274,
     "grading": 1494,
     "models": 992,

@@ -12,8 +12,8 @@ from typing import Any
 
 from gtpo.arguments import BENCHMARK_TITLES, PromptArguments, fields_of, stored_prompt
 from gtpo.data.load import load_benchmark, load_user_benchmark
-from gtpo.data.tables import is_user_data, short_name_of
-from gtpo.errors import RunError, UsageError, nearest, printable
+from gtpo.data.tables import check_source, short_name_of
+from gtpo.errors import RunError, UsageError, printable
 from gtpo.evaluation import sampling, storage, targets
 from gtpo.evaluation.arguments import DATA_FLAGS, MATH_VERIFY, EvaluationArguments
 from gtpo.evaluation.records import Head, Origin, Problem, Problems, UserGrader
@@ -60,11 +60,7 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
         raise UsageError(f"--benchmarks is missing: name one or more of {', '.join(BENCHMARK_TITLES)}, or your file.")
     selected: dict[str, str] = {}
     for source in flags.benchmarks:
-        if source not in BENCHMARK_TITLES and not is_user_data(source):
-            raise UsageError(
-                f"unknown benchmark {source!r}{nearest(source, BENCHMARK_TITLES)}: pick from "
-                f"{', '.join(BENCHMARK_TITLES)}, or name a file, a directory or a Hub id (owner/name)."
-            )
+        check_source("benchmarks", source, BENCHMARK_TITLES)
         name = source if source in BENCHMARK_TITLES else short_name_of(source, BENCHMARK_TITLES)
         if selected.setdefault(name, source) != source:
             raise UsageError(f"{selected[name]} and {source} are both called {name} in tables and files: rename one.")
