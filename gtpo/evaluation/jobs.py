@@ -23,7 +23,7 @@ from gtpo.runs.bars import CompletionBar
 from gtpo.runs.provenance import provenance
 
 STORED_FLAGS = (  # --regrade reads them from the completion files
-    *("checkpoint", "backend", "gpu_memory_utilization", "tensor_parallel_size", "limit"),
+    *("checkpoint", "backend", "gpu_memory_utilization", "limit"),
     *fields_of([Sampling, PromptArguments]),
 )
 
@@ -112,7 +112,7 @@ def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Ca
     evaluated = targets.find_targets(flags.runs, flags.model, flags.checkpoint)
     problems = {name: load_problems(name, source, flags, flags.limit) for name, source in sources.items()}
     model = targets.choose_model(evaluated, flags.model, slow=flags.backend != "auto")
-    backend = sampling.choose_sampler(flags.backend, targets.is_tiny(model), flags.tensor_parallel_size)
+    backend = sampling.choose_sampler(flags.backend, targets.is_tiny(model))
     chosen = {
         "batch_size": flags.batch_size if backend == "transformers" else None,
         "load_in_4bit": targets.choose_4bit(flags.load_in_4bit, evaluated),
@@ -146,8 +146,8 @@ def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Ca
     def load() -> Sampler:
         if backend == "transformers":
             return sampling.TransformersSampler(model, how, prompts[0])
-        memory, gpus = flags.gpu_memory_utilization, flags.tensor_parallel_size
-        return sampling.VLLMSampler(model, how, targets.max_lora_rank(evaluated), memory, prompts[0], gpus)
+        rank = targets.max_lora_rank(evaluated)
+        return sampling.VLLMSampler(model, how, rank, flags.gpu_memory_utilization, prompts[0])
 
     return jobs, how, load
 
