@@ -42,7 +42,9 @@ def run_script(main: Callable[[], None]) -> NoReturn:
             _exit(printable(" ".join(str(error).split())), 1 if isinstance(error, RunError) else 2)
         if fault := _fault_of_the_disk(error):
             _exit(fault, 1)
-        _exit(f"{last_line(error)}. {_store_traceback()} has the traceback; --debug shows it.", 1 + (not _training))
+        with tempfile.NamedTemporaryFile("w", prefix="gtpo-", suffix=".log", delete=False, encoding="utf-8") as file:
+            traceback.print_exc(file=file)
+        _exit(f"{last_line(error)}. {file.name} has the traceback; --debug shows it.", 1 + (not _training))
     sys.exit(0)
 
 
@@ -50,12 +52,6 @@ def training_begins() -> None:
     """From here on an error ends the script with exit code 1."""
     global _training
     _training = True
-
-
-def _store_traceback() -> str:
-    with tempfile.NamedTemporaryFile("w", prefix="gtpo-", suffix=".log", delete=False, encoding="utf-8") as file:
-        traceback.print_exc(file=file)
-    return file.name
 
 
 def _how_to_continue() -> str:
