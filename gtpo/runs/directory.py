@@ -133,8 +133,11 @@ SENDS = (  # settings that send something elsewhere; of a stored run none is fol
 
 def words_of(settings: Mapping[str, Any]) -> list[str]:
     """Settings as the words of a command line."""
-    listed = {name: value if isinstance(value, list) else [value] for name, value in settings.items()}
-    return [word for name, values in listed.items() for word in (f"--{name}", *map(str, values))]
+    words: list[str] = []
+    for name, value in settings.items():
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name}", *(str(v).lower() if isinstance(v, bool) else str(v) for v in values)]
+    return words
 
 
 def resume_command(run: RunDirectory) -> str:
