@@ -81,10 +81,8 @@ def read_yaml(path: str | Path, aliases: bool = True) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             settings = yaml.load(file, _UniqueKeyLoader if aliases else _PlainLoader)
-    except (OSError, UsageError) as error:
-        raise UsageError(f"cannot read {path}: {str(error).rstrip('.')}.") from error
     except Exception as error:  # PyYAML also raises ValueError, KeyError, RecursionError and others
-        raise UsageError(f"{path} is not valid YAML: {str(error) or type(error).__name__}.") from error
+        raise UsageError(f"cannot read {path}: {str(error).rstrip('.') or type(error).__name__}.") from error
     if not isinstance(settings, dict):
         raise UsageError(f"{path} contains no settings: expected `key: value` lines.")
     return settings

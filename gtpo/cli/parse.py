@@ -48,7 +48,7 @@ from gtpo.models.backend import (
     plans_unsloth,
 )
 from gtpo.models.hub import check_model_name, is_tiny
-from gtpo.runs.directory import OUTPUTS, SENDS, RunDirectory, find_runs, method_of, own_runs, words_of
+from gtpo.runs.directory import OUTPUTS, SENDS, RunDirectory, method_of, own_runs, words_of
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -173,12 +173,10 @@ def names_of(config: str) -> set[str]:
 
 def refuse_unknown(unknown: Sequence[str], names: Iterable[str]) -> None:
     """Raise a UsageError for the first word that no option has taken, with the nearest of ``names``."""
-    flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-    if flags:
-        close = similar(flags[0].removeprefix("--").replace("-", "_"), [*names, "help"], "--")
-        raise UsageError(f"unknown option {flags[0]}{close}; --help lists all options.")
     if unknown:
-        raise UsageError(f"unexpected argument {unknown[0]!r}: every setting is an option, --key value.")
+        word = min(unknown, key=lambda word: not word.startswith("--")).partition("=")[0]
+        close = similar(word.removeprefix("--").replace("-", "_"), [*names, "help"], "--")
+        raise UsageError(f"unknown argument {word!r}{close}: every setting is --key value, --help lists them.")
 
 
 def similar(name: str, names: Iterable[str], dashes: str = "") -> str:
@@ -257,9 +255,6 @@ class _Start:
             directory = _name(method, given.model or "*", given.dataset or "*", given.run_name or "*")
             run = _newest_run(method, directory if given.run_name else "*")
         resumes = run is not None and given.config is None
-        if run and resumes and not run.config.is_file():
-            known = [str(other.path) for other in find_runs([OUTPUTS])]
-            raise UsageError(f"--resume: {path} is not a run (no config.yaml){nearest(path, known)}: name one.")
         if run and run.config.is_file() and (of := method_of(run)) not in (None, method):
             raise UsageError(f"{run.path} is a run of train_{of}.py: --resume it with that script.")
         config = str(run.config) if run and resumes else given.config
@@ -383,21 +378,17 @@ def _read_file(parser: Any, path: str | Path) -> dict[str, Any]:
 
     The default of a removed setting is skipped: runs of earlier revisions have stored it.
     """
-    fields, words = fields_of(parser.dataclass_types), []
+    allowed, words = fields_of(parser.dataclass_types).keys() - {*COMMAND_LINE_ONLY}, []
     choices = {action.dest for action in parser._actions if action.choices}
     lists = {action.dest for action in parser._actions if action.nargs in ("+", "*")}
     for key, value in read_yaml(path, aliases=False).items():
         name = name_of(key)
-        if name in COMMAND_LINE_ONLY:
-            raise UsageError(f"{path}: {key!r} is for the command line only.")
         if name in REMOVED and value == REMOVED[name]:
             continue
-        if name not in fields:
-            raise UsageError(f"{path}: unknown setting {key!r}{similar(str(key), fields)}.")
+        if name not in allowed:
+            raise UsageError(f"{path}: {key!r} is not a setting of a file{similar(str(key), allowed)}.")
         if isinstance(value, list) and name in lists:
-            if not value and parser.get_default(name):
-                raise UsageError(f"{path}: {key} is an empty list: name at least one value, or remove the key.")
-            words += [f"--{name}", *map(str, value)] if value else []
+            words += [f"--{name}", *map(str, value)] if value or parser.get_default(name) else []
         elif isinstance(value, bool):  # YAML 1.1 reads `on` and `off` as booleans too
             words.append(f"--{name}={('off', 'on')[value] if name in choices else str(value).lower()}")
         elif value is not None:

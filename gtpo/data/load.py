@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from gtpo.arguments import BENCHMARK_TITLES, DataArguments, Settings
 from gtpo.data.arithmetic import arithmetic
-from gtpo.data.tables import FORMATS, Row, Table, is_on_hub, is_user_data, read_file, read_hub, read_table
+from gtpo.data.tables import Row, Table, check_source, is_on_hub, read_file, read_hub, read_table
 from gtpo.data.tokenizer import encode_prompt
 from gtpo.errors import UsageError, nearest
 from gtpo.grading import alternatives, gsm8k_gold, is_correct, last_boxed
@@ -180,11 +180,7 @@ def load_train(
     known = tuple(BENCHMARK_TITLES) if held_out else DATASETS
     name, split = data.dataset, data.split or ("test" if held_out else "train")
     if name not in known:
-        if not is_user_data(name):
-            raise UsageError(
-                f"--{'eval_' * held_out}dataset {name!r} is unknown{nearest(name, known)}: pick one of "
-                f"{', '.join(known)}, or name a file ({', '.join(FORMATS)}) or a Hub id (owner/name)."
-            )
+        check_source(f"{'eval_' * held_out}dataset", name, known)
         return _to_dataset({}) if dry_run and is_on_hub(name) else _load_own(data, prompt_format, split, for_sft)
     for flag in () if held_out else ("prompt_column", "answer_column", "solution_column", "dataset_config"):
         if (value := getattr(data, flag)) != getattr(DataArguments, flag):

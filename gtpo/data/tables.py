@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.arguments import DataArguments
-from gtpo.errors import UsageError, first_line
+from gtpo.errors import UsageError, first_line, nearest
 
 Row = dict[str, Any]
 FORMATS = (".jsonl", ".csv", ".parquet")
@@ -41,9 +41,13 @@ class Table:
         return cls(name, columns, [({column: row.get(column) for column in columns}, place) for row, place in rows])
 
 
-def is_user_data(source: str) -> bool:
-    """Whether a name can only be your data: an existing path, the name of a file, or a Hub id."""
-    return source != "" and (not is_on_hub(source) or _HUB_ID.fullmatch(source) is not None)
+def check_source(flag: str, source: str, known: Collection[str]) -> None:
+    """Refuse what is none of ``known`` and cannot be your data: an existing path, the name of a file, or a Hub id."""
+    if source not in known and (source == "" or (is_on_hub(source) and not _HUB_ID.fullmatch(source))):
+        raise UsageError(
+            f"--{flag} {source!r} is unknown{nearest(source, known)}: pick one of {', '.join(known)}, or name a file "
+            f"({', '.join(FORMATS)}) or a Hub id (owner/name)."
+        )
 
 
 def is_on_hub(source: str) -> bool:
@@ -76,8 +80,6 @@ def read_table(source: str, flags: DataArguments, default_split: str, most: int 
 def read_file(path: Path, most: int | None = None) -> Table:
     """The first rows of a file, whose ending names the format."""
     readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
-    if not path.is_file():
-        raise UsageError(f"{path} does not exist or is not a regular file: correct the path (a Hub id is owner/name).")
     if (ending := path.suffix.lower()) not in readers:
         raise UsageError(f"{path}: unknown format, expected .jsonl (a JSON object per line), .csv or .parquet.")
     try:

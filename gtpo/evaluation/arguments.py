@@ -58,7 +58,6 @@ class EvaluationArguments:
     chat_template_kwargs: dict | str | None = option(None, "Arguments of the template as JSON. Default: the run's.")
     batch_size: int = option(64, "Completions per batch, Transformers.")
     gpu_memory_utilization: float = option(0.9, "Share of GPU memory for vLLM, 0 to 1.")
-    tensor_parallel_size: int = option(1, "GPUs that share one copy of the model, vLLM.")
     shard: str | None = option(None, "Sample only this part, 2/4 is the second of four. Without it parts are merged.")
     output_dir: str = option("outputs/evaluation", "Directory of completions and scores.")
     compare: list[str] = option(
@@ -94,7 +93,6 @@ class EvaluationArguments:
             "max_new_tokens": AT_LEAST_1,
             "batch_size": AT_LEAST_1,
             "gpu_memory_utilization": SHARE,
-            "tensor_parallel_size": AT_LEAST_1,
             "shard": (_is_shard, "N/M with N from 1 to M, as in 1/4"),
             "output_dir": (lambda x: bool(x.strip()), "the path of a directory"),
             "checkpoint": (lambda x: x in ("last", "best") or x.isdecimal(), "last, best or the number of a step"),

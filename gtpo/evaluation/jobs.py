@@ -12,8 +12,8 @@ from typing import Any
 
 from gtpo.arguments import BENCHMARK_TITLES, PromptArguments, fields_of, stored_prompt
 from gtpo.data.load import load_benchmark, load_user_benchmark
-from gtpo.data.tables import is_user_data, short_name_of
-from gtpo.errors import RunError, UsageError, nearest, printable
+from gtpo.data.tables import check_source, short_name_of
+from gtpo.errors import RunError, UsageError, printable
 from gtpo.evaluation import sampling, storage, targets
 from gtpo.evaluation.arguments import DATA_FLAGS, MATH_VERIFY, EvaluationArguments
 from gtpo.evaluation.records import Head, Origin, Problem, Problems, UserGrader
@@ -23,7 +23,7 @@ from gtpo.runs.bars import CompletionBar
 from gtpo.runs.provenance import provenance
 
 STORED_FLAGS = (  # --regrade reads them from the completion files
-    *("checkpoint", "backend", "gpu_memory_utilization", "tensor_parallel_size", "limit"),
+    *("checkpoint", "backend", "gpu_memory_utilization", "limit"),
     *fields_of([Sampling, PromptArguments]),
 )
 
@@ -60,11 +60,7 @@ def select_benchmarks(flags: EvaluationArguments) -> dict[str, str]:
         raise UsageError(f"--benchmarks is missing: name one or more of {', '.join(BENCHMARK_TITLES)}, or your file.")
     selected: dict[str, str] = {}
     for source in flags.benchmarks:
-        if source not in BENCHMARK_TITLES and not is_user_data(source):
-            raise UsageError(
-                f"unknown benchmark {source!r}{nearest(source, BENCHMARK_TITLES)}: pick from "
-                f"{', '.join(BENCHMARK_TITLES)}, or name a file, a directory or a Hub id (owner/name)."
-            )
+        check_source("benchmarks", source, BENCHMARK_TITLES)
         name = source if source in BENCHMARK_TITLES else short_name_of(source, BENCHMARK_TITLES)
         if selected.setdefault(name, source) != source:
             raise UsageError(f"{selected[name]} and {source} are both called {name} in tables and files: rename one.")
@@ -116,7 +112,7 @@ def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Ca
     evaluated = targets.find_targets(flags.runs, flags.model, flags.checkpoint)
     problems = {name: load_problems(name, source, flags, flags.limit) for name, source in sources.items()}
     model = targets.choose_model(evaluated, flags.model, slow=flags.backend != "auto")
-    backend = sampling.choose_sampler(flags.backend, targets.is_tiny(model), flags.tensor_parallel_size)
+    backend = sampling.choose_sampler(flags.backend, targets.is_tiny(model))
     chosen = {
         "batch_size": flags.batch_size if backend == "transformers" else None,
         "load_in_4bit": targets.choose_4bit(flags.load_in_4bit, evaluated),
@@ -150,8 +146,8 @@ def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Ca
     def load() -> Sampler:
         if backend == "transformers":
             return sampling.TransformersSampler(model, how, prompts[0])
-        memory, gpus = flags.gpu_memory_utilization, flags.tensor_parallel_size
-        return sampling.VLLMSampler(model, how, targets.max_lora_rank(evaluated), memory, prompts[0], gpus)
+        rank = targets.max_lora_rank(evaluated)
+        return sampling.VLLMSampler(model, how, rank, flags.gpu_memory_utilization, prompts[0])
 
     return jobs, how, load
 

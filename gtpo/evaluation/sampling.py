@@ -58,7 +58,7 @@ class Request:
 CountTokens = Callable[[int], object]  # called while completions are generated, with the tokens that were added
 
 
-def choose_sampler(backend: str, tiny: bool, gpus: int = 1) -> str:
+def choose_sampler(backend: str, tiny: bool) -> str:
     """ "vllm" or "transformers"; auto is vLLM on a GPU, except for the tiny model."""
     if fault := check_compute_capability():
         raise UsageError(fault)
@@ -66,8 +66,6 @@ def choose_sampler(backend: str, tiny: bool, gpus: int = 1) -> str:
         backend = "vllm" if gpu_is_available() and not tiny else "transformers"
     if backend == "vllm":
         check_version("vllm")
-    if gpus > 1 and backend == "transformers":
-        raise UsageError("--tensor_parallel_size is a setting of vLLM, and Transformers samples here: remove it.")
     return backend
 
 
@@ -232,7 +230,6 @@ class VLLMSampler:
         lora_rank: int | None,
         gpu_memory_utilization: float = 0.9,
         prompt: PromptArguments | None = None,
-        tensor_parallel_size: int = 1,
     ) -> None:
         """Start the engine; ``lora_rank`` is the largest of the adapters, None without adapters."""
         disable_flashinfer_sampler()
@@ -258,7 +255,6 @@ class VLLMSampler:
             generation_config="vllm",  # not the model's default sampling parameters
             max_model_len=self.context_length,
             gpu_memory_utilization=gpu_memory_utilization,
-            tensor_parallel_size=tensor_parallel_size,
             seed=sampling.seed,
             **lora,
         )

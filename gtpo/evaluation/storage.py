@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import UsageError
@@ -93,10 +93,7 @@ def open_completions(
     """Open a completion file for appending, by one process; ``overwrite`` discards what is in it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{path}.lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise UsageError(f"{path} is in use by another evaluation: wait, or name another --output_dir.") from error
+    lock.acquire()
     try:
         with open_own(path, "ab") as file:
             done = set() if overwrite else stored_keys(path, head.settings, problems)

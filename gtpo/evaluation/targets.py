@@ -55,9 +55,7 @@ def find_targets(adapters: Sequence[str], model: str | None, checkpoint: str = L
 def adapter_target(name: str, checkpoint: str = LAST) -> Target:
     """The adapter of a run at a checkpoint, or the adapter in the directory itself."""
     directory, run = Path(name), RunDirectory(name)
-    if _is_adapter(directory):
-        if checkpoint != LAST:
-            raise UsageError(f"--checkpoint {checkpoint} selects an adapter of a run, and {name} is an adapter itself.")
+    if _is_adapter(directory) and checkpoint == LAST:
         return Target(label_of(directory), directory)
     adapter = {LAST: run.adapter, "best": run.best}.get(checkpoint, run.checkpoint(checkpoint))
     if (run.model / "config.json").is_file():

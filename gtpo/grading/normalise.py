@@ -134,15 +134,11 @@ def _to_ascii(text: str) -> str:
     """LaTeX or ASCII for Unicode mathematics. NFKC alone would read ``5²`` as 52 and ``1½`` as 11/2."""
     text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+", lambda m: "^{" + m[0].translate(_SCRIPTS) + "}", text)
     text = re.sub(r"[₀-₉]+", lambda m: "_{" + m[0].translate(_SCRIPTS) + "}", text)
-    text = re.sub(r"[¼-¾⅐-⅞]", _vulgar_fraction, text)
+    parts = r"\frac{{{}}}{{{}}}"  # of ½
+    text = re.sub(r"[¼-¾⅐-⅞]", lambda m: parts.format(*unicodedata.normalize("NFKC", m[0]).split("⁄")), text)
     text = unicodedata.normalize("NFKC", text.translate(_CHARACTERS)).translate(_CHARACTERS)
     categories = ((char, unicodedata.category(char)) for char in text)
     return "".join(" " if category == "Cc" else char for char, category in categories if category != "Cf")
-
-
-def _vulgar_fraction(match: re.Match[str]) -> str:
-    r"""``½`` as ``\frac{1}{2}``."""
-    return r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", match[0]).split("⁄"))
 
 
 def _unwrap(text: str) -> str:

@@ -71,7 +71,7 @@ def with_prefill(rewards: "Sequence[CheckedReward]", prefill: str) -> "list[Chec
 
 
 def _import_reward(name: str, known: Mapping[str, Reward], noun: str) -> Reward:
-    module, _, function = (name, "", "") if name.endswith(".py") else name.rpartition(":")
+    module, _, function = name.rpartition(":")
     if not module:
         choice = ", ".join([*known, "file.py:function"])
         raise UsageError(f"{noun} {name!r} is unknown{nearest(name, known)}: pick {choice} or module:function.")
@@ -80,13 +80,10 @@ def _import_reward(name: str, known: Mapping[str, Reward], noun: str) -> Reward:
     path = Path(module.removesuffix(".py") + ".py")  # before a module of that name elsewhere
     try:
         found = _import_file(path) if path.is_file() or module.endswith(".py") else importlib.import_module(module)
+        return cast("Reward", getattr(found, function))
     except (Exception, SystemExit) as error:  # of the user's code
         what = f"{type(error).__name__}: {first_line(error)}"
         raise UsageError(f"--{noun} {name} cannot be imported: {what}; --debug shows the traceback.") from error
-    if not callable(reward := getattr(found, function, None)):
-        functions = ", ".join(key for key, _ in inspect.getmembers(found, inspect.isfunction) if key[0] != "_")
-        raise UsageError(f"--{noun} {name}: expected {module}:FUNCTION with one of its functions: {functions}.")
-    return cast("Reward", reward)
 
 
 def _import_file(path: Path) -> ModuleType:

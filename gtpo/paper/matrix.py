@@ -4,7 +4,7 @@ A run is identified by its name and seed; its directory is ``<name>-s<seed>``. N
 """
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from gtpo.errors import UsageError, nearest
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.memory import hours_of_steps
 from gtpo.paper.results import GREEDY
-from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, latest_complete
+from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, latest_complete, words_of
 
 SCALES = ("tiny", "smol", "collapse", "headroom", "paper")
 RUNS = OUTPUTS / "reproduce"
@@ -170,13 +170,6 @@ def runs_of(matrix: Matrix, figures: Sequence[str], scale: str) -> list[str]:
     return list(dict.fromkeys(name for group in groups for name in group.values()))
 
 
-def _as_argv(settings: Mapping[str, Any]) -> list[str]:
-    words: list[str] = []
-    for key, value in settings.items():
-        words += [f"--{key}", str(value).lower() if isinstance(value, bool) else str(value)]
-    return words
-
-
 def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     """One run of the matrix with its command."""
     spec, method = matrix[scale], name.partition("-")[0]
@@ -184,7 +177,7 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     if scale != "paper":
         base = spec["base"][method]
         settings = base | spec["runs"][name]
-        flags = _as_argv(settings)
+        flags = words_of(settings)
         model = settings["model"] if scale == "smol" else "tiny"
         cost = spec["minutes"][method] * settings["max_steps"] / base["max_steps"]
     else:
@@ -272,7 +265,7 @@ def plan_evaluations(matrix: Matrix, scale: str, needed: Iterable[tuple[Experime
     for (model, benchmark, checkpoint), runs in together.items():
         sampling, name = spec["evaluation"][benchmark], Path(model).name
         directory = root / ("greedy" if benchmark.endswith(GREEDY) else "evaluation")
-        flags = _as_argv({"benchmarks": benchmark, "checkpoint": checkpoint, **sampling, "output_dir": directory})
+        flags = words_of({"benchmarks": benchmark, "checkpoint": checkpoint, **sampling, "output_dir": directory})
         samples = sampling["k"] * (sampling.get("limit") or BENCHMARKS[benchmark].rows)
         samples *= len(runs) + (checkpoint == "last")  # and the base
         cost = samples * spec["seconds_per_sample"][name] / (60 if UNITS[scale] == "CPU minutes" else 3600)

@@ -150,10 +150,8 @@ def slots_of(scale: str, gpus: Sequence[str] | None, jobs: int | None) -> list[d
             raise UsageError(f"--gpus {' '.join(gpus)} names a GPU twice: each has one run at a time.")
         return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus]
     jobs = (cores() if scale == "tiny" else 1) if jobs is None else jobs
-    if jobs < 1:
-        raise UsageError(f"--jobs is {jobs}: expected at least 1.")
-    if scale == "paper" and jobs > 1:
-        raise UsageError(f"--jobs {jobs} would start {jobs} runs on the same GPU: name the GPUs, --gpus 0 1 ...")
+    if jobs < 1 or (scale == "paper" and jobs > 1):
+        raise UsageError(f"--jobs is {jobs}: expected at least 1, and 1 on a GPU: --gpus 0 1 ... names several.")
     return [{}] * jobs
 
 

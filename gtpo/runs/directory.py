@@ -87,9 +87,6 @@ class RunDirectory:
 
         If a step was logged twice, the last line counts.
         """
-        if not self.metrics.is_file():
-            what = "contains no metrics.jsonl" if self.path.is_dir() else "is not a directory"
-            raise UsageError(f"{self.path} {what}: expected the directory of a training run.")
         lines = self.metrics.read_bytes().splitlines()
         rows: dict[Any, dict[str, Any]] = {}  # by step and kind: training, or an evaluation on held-out rows
         for number, line in enumerate(lines, start=1):
@@ -138,8 +135,11 @@ SENDS = (  # settings that send something elsewhere; of a stored run none is fol
 
 def words_of(settings: Mapping[str, Any]) -> list[str]:
     """Settings as the words of a command line."""
-    listed = {name: value if isinstance(value, list) else [value] for name, value in settings.items()}
-    return [word for name, values in listed.items() for word in (f"--{name}", *map(str, values))]
+    words: list[str] = []
+    for name, value in settings.items():
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name}", *(str(v).lower() if isinstance(v, bool) else str(v) for v in values)]
+    return words
 
 
 def resume_command(run: RunDirectory) -> str:

@@ -32,19 +32,19 @@ def run_script(main: Callable[[], None]) -> NoReturn:
         sys.stdout.flush()
     except KeyboardInterrupt:
         _exit(f"interrupted; continue with: {_how_to_continue()}", 130)
-    except (UsageError, ArgumentError, RunError) as error:
-        if debug:
-            raise
-        _exit(printable(" ".join(str(error).split())), 1 if isinstance(error, RunError) else 2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python fails at its exit
         _exit("the output pipe was closed", 141)
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, UsageError | ArgumentError | RunError):
+            _exit(printable(" ".join(str(error).split())), 1 if isinstance(error, RunError) else 2)
         if fault := _fault_of_the_disk(error):
             _exit(fault, 1)
-        _exit(f"{last_line(error)}. {_store_traceback()} has the traceback; --debug shows it.", 1 + (not _training))
+        with tempfile.NamedTemporaryFile("w", prefix="gtpo-", suffix=".log", delete=False, encoding="utf-8") as file:
+            traceback.print_exc(file=file)
+        _exit(f"{last_line(error)}. {file.name} has the traceback; --debug shows it.", 1 + (not _training))
     sys.exit(0)
 
 
@@ -52,12 +52,6 @@ def training_begins() -> None:
     """From here on an error ends the script with exit code 1."""
     global _training
     _training = True
-
-
-def _store_traceback() -> str:
-    with tempfile.NamedTemporaryFile("w", prefix="gtpo-", suffix=".log", delete=False, encoding="utf-8") as file:
-        traceback.print_exc(file=file)
-    return file.name
 
 
 def _how_to_continue() -> str:

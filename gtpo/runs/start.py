@@ -4,10 +4,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
@@ -52,8 +50,6 @@ def check_run(settings: Settings, rows: int) -> str | None:
         if checkpoint is None:
             raise UsageError(f"{run.path} has no complete checkpoint: start it without --resume, or --resume another.")
         run.read_best()  # raises
-        check_same_policy(run, vars(settings.model) | vars(settings.prompt))
-        _check_held_out(run, settings)
         _check_changes(run, settings, checkpoint)
         return str(checkpoint)
     if IS_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
@@ -114,52 +110,34 @@ def _has_content(run: RunDirectory) -> bool:
     return bool(names) and not is_early
 
 
-def check_same_policy(run: RunDirectory, values: Mapping[str, Any]) -> None:
-    """Refuse to resume a run with another model, adapter or prompt: the first of ``values`` that differs."""
-    stored = _stored_settings(run)
-    for name in ("model", "lora_rank", "lora_target_modules", *vars(PromptArguments())):
-        new = values.get(name)
-        if {name} <= stored.keys() & values.keys() and MODEL_ALIASES.get(str(stored[name]), stored[name]) != (
-            MODEL_ALIASES.get(str(new), new)
-        ):
-            raise UsageError(
-                f"{run.path} was trained with --{name} {shorten(str(stored[name]), 80)}; a checkpoint cannot be "
-                f"resumed with {shorten(str(new), 80)}: remove --{name}."
-            )
-
-
-def _stored_settings(run: RunDirectory) -> dict[str, Any]:
-    """Empty for the run of another program that uses the trainer."""
-    return run.read_config() if run.config.is_file() else {}
-
-
-def _check_held_out(run: RunDirectory, settings: Settings) -> None:
-    """Refuse to resume with other held-out rows: some may have been trained on, and best/ would compare two kinds."""
-    stored, new = {name_of(name): value for name, value in _stored_settings(run).items()}, settings.to_dict()
-    rows, dataset = stored.get("eval_rows"), stored.get("eval_dataset")
-    if rows is None and dataset is None and new["eval_dataset"] is not None:
-        return  # rows that were not trained on
-    for name in ["eval_rows", "eval_dataset", *(["seed", "dataset", "limit"] if rows else [])]:
-        if stored.get(name) != new.get(name):
-            raise UsageError(
-                f"{run.path} has other held-out rows: it was started with --{name} {stored.get(name)}, not "
-                f"{new.get(name)}; remove --{name}, or train another run with --run_name."
-            )
-
-
 def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path) -> None:
-    """Say which settings a resumed run changes; after its last step they would have no effect and are refused."""
-    stored = _stored_settings(run)
-    changes = [
-        f"--{name} {value} (before: {stored[name]})"
-        for name, value in settings.to_dict().items()
-        if name in stored and stored[name] != value and name not in _NOT_OF_TRAINING
-    ]
-    if not changes:
-        return
-    if steps_are_done(checkpoint, settings.trainer.max_steps):
-        raise UsageError(f"{run.path} is finished: {', '.join(changes)} has no effect: remove it or raise --max_steps.")
-    logger.warning("%s is resumed with %s", run.path, ", ".join(changes))
+    """Refuse to resume a run with another model, adapter or prompt, or with other held-out rows; log other changes.
+
+    Of other held-out rows some may have been trained on, and best/ would compare two kinds. After the last step a
+    change has no effect, and any is refused.
+    """
+    stored = run.read_config() if run.config.is_file() else {}  # of another program that uses the trainer
+    stored = {"eval_rows": None, "eval_dataset": None} | {name_of(n): v for n, v in stored.items()} | stored
+    new = settings.to_dict()
+    changed = {name: value for name, value in new.items() if stored.get(name, value) != value}
+    held_out = ["eval_rows", "eval_dataset", *(["seed", "dataset", "limit"] if stored["eval_rows"] else [])]
+    if stored["eval_rows"] is None and stored["eval_dataset"] is None and new["eval_dataset"] is not None:
+        held_out = []  # rows that were not trained on
+    for name in ["model", "lora_rank", "lora_target_modules", *vars(PromptArguments()), *held_out]:
+        old, value = stored.get(name), changed.get(name)
+        if name in changed and MODEL_ALIASES.get(str(old), old) != MODEL_ALIASES.get(str(value), value):
+            raise UsageError(
+                f"{run.path} was started with --{name} {shorten(str(old), 80)}, and cannot be resumed with "
+                f"{shorten(str(value), 80)}: remove --{name}, or train another run with --run_name."
+            )
+    changes = [f"--{n} {v} (before: {stored[n]})" for n, v in changed.items() if n not in _NOT_OF_TRAINING]
+    if changes and steps_are_done(checkpoint, settings.trainer.max_steps):
+        raise UsageError(
+            f"{run.path} is finished, and {', '.join(changes)} would have no effect: remove it, raise "
+            "--max_steps, or train another run with --run_name."
+        )
+    if changes:
+        logger.warning("%s is resumed with %s", run.path, ", ".join(changes))
 
 
 def _lock(run: RunDirectory) -> None:
@@ -168,8 +146,6 @@ def _lock(run: RunDirectory) -> None:
         lock.acquire(timeout=0)
     except Timeout as error:
         raise UsageError(f"{run.path} is in use by another process: wait for it, or name another run.") from error
-    except OSError as error:  # a link, or a directory
-        raise UsageError(f"{run.path} cannot be locked: {error}. Delete the lock, or name another.") from error
 
 
 def how_to_continue() -> str:

@@ -101,14 +101,12 @@ class BestAdapter(TrainerCallback):
             self.best = stored
 
     def on_evaluate(self, args, state, control, metrics=None, model=None, **kwargs):  # type: ignore[no-untyped-def]
-        name = self.held_out_metric
-        if name is None:
+        name = self.held_out_metric or ""
+        if (value := metrics.get(name)) is None:  # Transformers refuses a metric that does not exist
             return
-        if metrics.get(name) is None:
-            raise RunError(f"--metric_for_best_model: the held-out rows have no {name}, only {', '.join(metrics)}.")
         best = self.best.get(name)
-        if best is None or (metrics[name] > best if args.greater_is_better else metrics[name] < best):
-            self._keep({name: metrics[name], "step": state.global_step}, state, model)
+        if best is None or (value > best if args.greater_is_better else value < best):
+            self._keep({name: value, "step": state.global_step}, state, model)
 
     def on_log(self, args, state, control, logs=None, model=None, **kwargs):  # type: ignore[no-untyped-def]
         if self.held_out_metric or not logs or (score := _score(logs)) is None:

@@ -62,15 +62,10 @@ def next_check(step: int, interval: int = INTERVAL) -> int:
     return step + min(max(step, 1), interval)
 
 
-def sampler_gap(logps: Tensor, batch: dict[str, Any]) -> Tensor:
-    """Mean |ln pi - ln pi of the sampler| over the completion tokens, in nats; NaN where the sampler scored none."""
-    gap = (logps - batch["sampling_per_token_logps"]).abs()
-    scored = batch["completion_mask"].bool() & gap.isfinite()
-    return torch.where(scored, gap, 0.0).sum() / scored.sum()
-
-
 def sampler_metrics(trainer: Any, logps: Tensor, batch: dict[str, Any]) -> dict[str, Tensor]:
-    """The gap's mean, median and 99 % quantile, in nats, and the kept mass where sampling is truncated. 0-d tensors.
+    """Of |ln pi - ln pi of the sampler| the mean, median and 99 % quantile, in nats, and the kept mass. 0-d tensors.
+
+    NaN where the sampler scored no token; without truncated sampling there is no kept mass.
 
     TRL's vLLM normalizes over the tokens that ``top_p``, ``top_k`` or ``min_p`` keep, the trainer over all, so the
     ratio of the probabilities is the kept mass (huggingface/trl#7269).
@@ -158,7 +153,8 @@ def check_rollouts(trainer: Any, batch: dict[str, Any]) -> None:
     with policy.disable_adapter():
         of_base = score(trainer, batch)
     policy_gap, base_gap = (
-        trainer.accelerator.gather(sampler_gap(each, batch)).mean().item() for each in (logps, of_base)
+        trainer.accelerator.gather(sampler_metrics(trainer, each, batch)["sampler_logp_gap"]).mean().item()
+        for each in (logps, of_base)
     )
     if not policy_gap <= min(2 * base_gap, MAX_GAP):  # NaN too
         raise RunError(

@@ -135,14 +135,12 @@ def spans_in_text(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[An
 
     ``decode`` gives the text of tokens, shape (t,).
     """
-    on_host = torch.stack([ids, valid.bool(), mask], 1).cpu().numpy()  # (B, 3, T)
-    return [_spans(row[0][row[1] > 0], row[2][row[1] > 0], decode) for row in on_host]
-
-
-def _spans(ids: Any, mask: Any, decode: Callable[[Any], str]) -> list[list[int]]:
-    edges = np.flatnonzero(np.diff(mask, prepend=0, append=0))
-    texts = [decode(ids[:edge]) for edge in edges]
-    return [[len(start), len(end)] for start, end in zip(texts[::2], texts[1::2], strict=True)]
+    spans = []
+    for tokens, is_valid, marked in torch.stack([ids, valid.bool(), mask], 1).cpu().numpy():  # (T,) each
+        edges = np.flatnonzero(np.diff(marked[is_valid > 0], prepend=0, append=0))
+        lengths = [len(decode(tokens[is_valid > 0][:edge])) for edge in edges]
+        spans.append([[start, end] for start, end in zip(lengths[::2], lengths[1::2], strict=True)])
+    return spans
 
 
 def cut_off(trainer: Any, ids: Tensor, valid: Tensor) -> list[bool]:

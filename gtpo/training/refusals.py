@@ -47,10 +47,9 @@ def _not_carried(what: str) -> UsageError:
 
 def check_gtpo_settings(args: Any) -> None:
     """As :func:`check_grpo_settings`, and what contradicts GTPO: KL term and clipping."""
-    if args.beta != 0.0:
-        raise UsageError(f"beta = {args.beta}: expected 0, because GTPO has no KL term and no reference model.")
-    if args.epsilon != type(args).epsilon or args.epsilon_high is not None:
-        raise UsageError("epsilon and epsilon_high clip the ratio, and GTPO has no clipping: remove them.")
+    for name, value in {"beta": 0.0, "epsilon": type(args).epsilon, "epsilon_high": None}.items():
+        if (found := getattr(args, name)) != value:
+            raise UsageError(f"{name} = {found}: expected {value}, because GTPO has no KL term and no clipping.")
     check_grpo_settings(args)
 
 

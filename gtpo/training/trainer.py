@@ -353,9 +353,7 @@ class GRPOTrainer(HeldOutEvaluation):
         decoder = causal_lm.get_decoder()
         if self._encodes_prompts_once(forward, causal_lm, inputs):
             return hidden_states_by_prompt(forward, decoder, inputs)
-        packed = self._packing.hidden_states(
-            forward, decoder, inputs, getattr(causal_lm.config, "sliding_window", None)
-        )
+        packed = self._packing.hidden_states(forward, decoder, inputs, causal_lm.config)
         return hidden_states_per_completion(forward, decoder, inputs) if packed is None else packed
 
     def _head(

@@ -96,10 +96,10 @@ def test_vllm_gets_its_flags_and_has_no_batch_size(
     monkeypatch.setattr(sampling, "choose_sampler", lambda *_: "vllm")
     monkeypatch.setattr(sampling, "VLLMSampler", lambda *arguments: started.append(arguments) or object())
     flags = EvaluationArguments(["arithmetic"], runs=["outputs/older"], gpu_memory_utilization=0.5)
-    [job], how, load = plan_evaluation(replace(flags, tensor_parallel_size=2))
+    [job], how, load = plan_evaluation(flags)
     assert how.batch_size is None and job.head.settings["batch_size"] is None
     assert load() is load()
-    assert started == [(str(tiny), how, 4, 0.5, PromptArguments(), 2)]
+    assert started == [(str(tiny), how, 4, 0.5, PromptArguments())]
 
 
 def test_stored_jobs_are_those_of_the_benchmarks(

@@ -40,8 +40,6 @@ def test_first_k_pass() -> None:
         *(partial(pass_at_k, *nck) for nck in ((4, 1, 5), (4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, -1), (0, 0, 1))),
         *(partial(first_k_pass, [True, False], k) for k in (0, 3, -1)),
         *(partial(majority_at_k, ["1", "2"], correct, k) for correct, k in (([True], 1), ([True, False], 3))),
-        *(partial(bootstrap_interval, scores) for scores in ([], [1.0, 1.1], [-0.1, 0.0])),
-        partial(bootstrap_interval, [-1.0, 1.5], bounds=(-1, 1)),
     ],
 )
 def test_what_has_no_score_is_refused(call: Callable[[], object]) -> None:

@@ -60,7 +60,7 @@ def test_runs_and_adapter_directories_and_base_are_targets(outputs: Path) -> Non
         (["base", "outputs/older", "outputs/unfinished"], "last", "checkpoint-50"),
         (["outputs/older"], "9", "adapter, best"),
         (["outputs/full"], "last", "--model outputs/full/model"),  # all weights were trained
-        (["outputs/older/best"], "best", "--checkpoint"),
+        (["outputs/older/best"], "best", "best/best is not an adapter"),
         (["base"], "last", "--runs base"),
         (["outputs/older", "outputs/older/"], "last", r"--runs .*\(older, older\)"),
     ],

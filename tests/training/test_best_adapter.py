@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerControl, TrainerState
 
 from gtpo.arguments import ModelArguments
-from gtpo.errors import RunError
 from gtpo.models.load import build_policy
 from gtpo.runs.directory import RunDirectory
 from gtpo.training import callbacks
@@ -185,11 +184,3 @@ def test_a_resumed_run_keeps_its_best_evaluation(
     run.call("on_evaluate", metrics={"eval_accuracy": value})
     assert (run.callback.weights is not None) == is_new
     assert run.callback.best == ({"eval_accuracy": 45.0, "step": 3} if is_new else {"eval_accuracy": 50.0, "step": 2})
-
-
-@pytest.mark.parametrize("metrics", [{"eval_reward": 1.0}, {"eval_reward": 1.0, "eval_accuracy": None}])
-def test_a_metric_that_is_not_evaluated_stops_the_run(metrics: dict[str, Any], tiny: Path, tmp_path: Path) -> None:
-    run = FakeTraining(tmp_path, tiny, max_steps=10, metric="eval_accuracy")
-    run.state.global_step = 3
-    with pytest.raises(RunError, match="--metric_for_best_model"):
-        run.call("on_evaluate", metrics=metrics)

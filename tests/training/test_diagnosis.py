@@ -198,8 +198,9 @@ def test_rollouts_may_be_up_to_twice_as_far_from_the_policy_as_from_the_base_mod
     batch = {"completion_mask": torch.ones(2, 4), "sampling_per_token_logps": torch.zeros(2, 4)}
     accelerator = SimpleNamespace(unwrap_model=lambda model: model, gather=lambda gap: gap, device=torch.device("cpu"))
     model, state = SimpleNamespace(disable_adapter=nullcontext), SimpleNamespace(global_step=1)
+    sampling = {"top_p": 1.0, "top_k": 0, "min_p": None}
     with nullcontext() if passes else pytest.raises(RunError):
-        check_rollouts(SimpleNamespace(accelerator=accelerator, model=model, state=state), batch)
+        check_rollouts(SimpleNamespace(accelerator=accelerator, model=model, state=state, **sampling), batch)
 
 
 @pytest.mark.parametrize(("target_modules", "in_sync"), [(None, True), (("q_proj",), None)])

@@ -414,3 +414,13 @@ def test_an_initial_entropy_that_is_not_finite_stops_the_run(
     with pytest.raises(RunError):
         _ = trainer.initial_entropy.value
     assert not (tmp_path / "initial_entropy.json").exists()
+
+
+def test_packing_reads_the_sliding_window_of_the_models_config(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    monkeypatch.setattr(trainer, "_encodes_prompts_once", lambda *_: False)
+    monkeypatch.setattr(trainer._packing, "hidden_states", lambda *arguments: arguments[-1])
+    causal_lm = trainer._causal_lm(trainer.model)
+    assert trainer._hidden_states(None, causal_lm, {}) is causal_lm.config
