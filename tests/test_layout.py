@@ -115,12 +115,12 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
 }
 MOST_ARROWS = 64
 BUDGETS = {  # room -> most lines; a feature makes room for itself
-    "cli": 613,
+    "cli": 610,
     "data": 804,
     "evaluation": 1731,
-    "forward": 1274,
+    "forward": 1343,
     "grading": 1494,
-    "models": 992,
+    "models": 989,
     "paper": 1155,
     "reports": 672,
     "runs": 691,

@@ -36,7 +36,9 @@ class AdapterGeneration(VLLMGeneration):
 
     def __init__(self, trainer: Any) -> None:
         args = trainer.args
-        self._adapters = self._directory(args.output_dir)
+        shared = args.output_dir if args.vllm_mode == "server" else tempfile.gettempdir()
+        os.makedirs(shared, exist_ok=True)
+        self._adapters = tempfile.TemporaryDirectory(prefix="gtpo-adapter-", dir=os.path.abspath(shared))
         self._version = 0
         super().__init__(
             trainer.model,
@@ -105,10 +107,6 @@ class AdapterGeneration(VLLMGeneration):
         self._llm_weights_sleeping = self.enable_sleep_mode
         self.accelerator.wait_for_everyone()
 
-    @staticmethod
-    def _directory(output_dir: str) -> Any:
-        return tempfile.TemporaryDirectory(prefix="gtpo-adapter-")
-
     def _base_options(self) -> dict[str, Any]:
         """For the engine of this base model and adapter."""
         config = self.model.active_peft_config
@@ -153,11 +151,6 @@ class AdapterServer(AdapterGeneration):
     TRL's client then generates with the adapter's name. The first hand-over is before training.
     """
 
-    @staticmethod
-    def _directory(output_dir: str) -> Any:
-        os.makedirs(output_dir, exist_ok=True)
-        return tempfile.TemporaryDirectory(prefix="gtpo-adapter-", dir=os.path.abspath(output_dir))
-
     def _init_vllm(self) -> None:
         url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
         self._url = url.rstrip("/")
@@ -195,3 +188,6 @@ class AdapterServer(AdapterGeneration):
     def _name(self, version: int | None = None) -> str:
         """Of this run alone: the server keeps the names of earlier runs, and their prefix cache."""
         return f"{Path(self._adapters.name).name}-{version or self._version}"
+
+
+ENGINES = {"colocate": AdapterGeneration, "server": AdapterServer}  # by TRL's vllm_mode

@@ -47,7 +47,7 @@ from gtpo.forward.hidden_states import (
     host_masks,
     split_masks,
 )
-from gtpo.forward.vllm_lora import AdapterGeneration, AdapterServer
+from gtpo.forward.vllm_lora import ENGINES
 from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import any_process, gather_full_parameter, refuse_data_parallel
@@ -109,8 +109,7 @@ class GRPOTrainer(HeldOutEvaluation):
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
         if hands_over:
             args.use_vllm = self.use_vllm = True
-            generation = AdapterServer if args.vllm_mode == "server" else AdapterGeneration
-            self.vllm_generation, self._last_loaded_step = generation(self), -1
+            self.vllm_generation, self._last_loaded_step = ENGINES[args.vllm_mode](self), -1
         if isinstance(self.processing_class, ProcessorMixin):
             raise UsageError("images and audio are not supported: pass a tokenizer as processing_class.")
         self.reward_funcs = [
