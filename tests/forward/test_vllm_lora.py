@@ -16,6 +16,9 @@ from safetensors.torch import load_file
 
 from gtpo.errors import UsageError
 
+LOGPROBS = {"tokens": ["token_id:7"], "token_logprobs": [-0.5], "top_logprobs": [{}]}
+COMPLETION = {"token_ids": [7], "logprobs": LOGPROBS}
+
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
@@ -31,10 +34,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             seen.asked.append((self.path, body.get("lora_name") or body["model"]))
             if path := body.get("lora_path"):
                 seen.weights.append(load_file(Path(path, "adapter_model.safetensors")))
-            logprobs = {"tokens": ["token_id:7"], "token_logprobs": [-0.5], "top_logprobs": [{}]}
-            parts = {"token_ids": [7], "logprobs": logprobs}
             prompts = [prompt for prompt in body.get("prompt", ()) for _ in range(body["n"])]
-            self.answer({"choices": [parts | {"prompt_token_ids": prompt} for prompt in prompts]}, seen.status)
+            self.answer({"choices": [COMPLETION | {"prompt_token_ids": prompt} for prompt in prompts]}, seen.status)
 
         def answer(self, content: Any, status: int = 200) -> None:
             self.send_response(status)
