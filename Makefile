@@ -123,7 +123,7 @@ $(REAL_MODEL)/model.safetensors: | $(VENV)/installed
 first-light:
 	@$(CHECK_PYTHON)
 	$(PYTHON) -m gtpo.models.preflight --model qwen
-	$(if $(GPU_PYTHON),,$(MAKE) $(VENV)/installed-gpu)
+	$(if $(GPU_PYTHON),,$(MAKE) $(VENV)/installed-gpu .venv-trl-1.16.0/installed)
 	$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/first_light.py $(FIRST_LIGHT_FLAGS)
 
 $(VENV)/installed-gpu: $(VENV)/installed requirements.txt requirements/gpu.txt

@@ -69,6 +69,11 @@ import torch, unsloth
 load = unsloth.FastLanguageModel.from_pretrained
 unsloth.FastLanguageModel.from_pretrained = staticmethod(lambda **options: load(**options | {"dtype": torch.float16}))
 """  # Unsloth loads bfloat16 where the GPU has it, and then refuses --fp16
+TRL_1_16 = f"""
+import os
+os.environ["PYTHONPATH"] = path = {str(ROOT / ".venv-trl-1.16.0")!r}
+sys.path.insert(0, path)
+"""  # the fused head, which the pinned 1.14.2 lacks
 NO_SEEDS = "from gtpo.evaluation import sampling\nsampling.derived_seed = lambda *names: None\n"
 
 
@@ -172,13 +177,13 @@ def attention(bench: Bench) -> str:
 
 
 def head(bench: Bench) -> str:
-    """Time, memory and accuracy of the head next to the limit of two matmuls and the heads of TRL and Liger."""
+    """Time, memory and accuracy of the head next to the limit of two matmuls and the heads of TRL 1.16 and Liger."""
     file = bench.work / "head.json"
     argv = ["--device", bench.device, *bench.sizes.benchmark, "--output", file]
     if bench.device == "cuda":
         argv += ["--length", 300] if bench.about["memory_gib"] < LEAST_GPU else []  # for the logits path
         argv = argv if bench.about["bfloat16"] else [str(word).replace("bfloat16", "float16") for word in argv]
-    bench.succeed(ROOT / "benchmarks" / "bench_loss.py", *argv, name="head")
+    bench.succeed(ROOT / "benchmarks" / "bench_loss.py", *argv, name="head", before=TRL_1_16)
     bench.numbers |= json.loads(file.read_text())
     for shape, measured in bench.numbers["shapes"].items():
         off, is_float32 = measured["accuracy"]["ours"], shape.startswith("float32")

@@ -77,11 +77,8 @@ def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -
         raise UsageError(f"FSDP needs GPUs: {on_cpu}.")
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true" and "WORLD_SIZE" not in os.environ:
         raise UsageError(f"`accelerate launch --cpu` starts one process: {on_cpu}, or python for one process.")
-    if values.get("use_vllm") and values["vllm_mode"] == "server" and (with_unsloth or values["load_in_4bit"]):
-        raise UsageError(  # https://github.com/huggingface/trl/issues/4973
-            "--vllm_mode server needs --backend transformers --load_in_4bit false: Unsloth's engine is in the training "
-            "process, and TRL cannot merge an adapter into 4-bit weights for a server."
-        )
+    if values.get("use_vllm") and values["vllm_mode"] == "server" and with_unsloth:
+        raise UsageError("--vllm_mode server needs --backend transformers: Unsloth's engine is in its own process.")
     needs_adapter = values["backend"] == "unsloth" or values["load_in_4bit"] or values["merge"] != "none"
     if values["lora_rank"] == 0 and needs_adapter:
         raise UsageError(

@@ -3,15 +3,20 @@
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+import requests
 import torch.distributed
 from accelerate.utils.memory import clear_device_cache
 from peft import get_peft_model_state_dict
 from safetensors.torch import save_file
+from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import ensure_master_addr_port
+
+from gtpo.errors import UsageError, first_line
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM accepts as max_lora_rank
 
@@ -31,13 +36,20 @@ class AdapterGeneration(VLLMGeneration):
 
     def __init__(self, trainer: Any) -> None:
         args = trainer.args
-        self._adapters = tempfile.TemporaryDirectory(prefix="gtpo-adapter-")
+        shared = args.output_dir if args.vllm_mode == "server" else tempfile.gettempdir()
+        os.makedirs(shared, exist_ok=True)
+        self._adapters = tempfile.TemporaryDirectory(prefix="gtpo-adapter-", dir=os.path.abspath(shared))
         self._version = 0
         super().__init__(
             trainer.model,
             trainer.accelerator,
             trainer.processing_class,
+            mode=args.vllm_mode,
             structured_outputs_regex=args.vllm_structured_outputs_regex,
+            server_base_url=args.vllm_server_base_url,
+            server_host=args.vllm_server_host,
+            server_port=args.vllm_server_port,
+            server_timeout=args.vllm_server_timeout,
             tensor_parallel_size=args.vllm_tensor_parallel_size,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,
             max_model_length=args.vllm_max_model_length,
@@ -76,8 +88,6 @@ class AdapterGeneration(VLLMGeneration):
         }.items():  # vLLM's external launcher reads them
             os.environ[name] = str(value)
         ensure_master_addr_port()
-        config = self.model.active_peft_config
-        is_4bit = any(type(module).__name__ == "Linear4bit" for module in self.model.modules())
         self.llm = Engine(
             model=self.model.name_or_path,
             tensor_parallel_size=size,
@@ -90,35 +100,94 @@ class AdapterGeneration(VLLMGeneration):
             seed=process // size,  # the same in a group
             max_num_batched_tokens=4096,  # as TRL: the activations of 32,768 would take the memory of training
             logprobs_mode="processed_logprobs",  # at the sampling temperature
-            quantization="bitsandbytes" if is_4bit else None,
-            **lora_options(max([config.r, *config.rank_pattern.values()])),
+            **self._base_options(),
         )
         if self.enable_sleep_mode:
             self.llm.sleep(1)
         self._llm_weights_sleeping = self.enable_sleep_mode
         self.accelerator.wait_for_everyone()
 
-    def sync_weights(self) -> None:
-        """Hand the adapter over. Each process writes it, to a temporary directory from which its engine reads it."""
-        from vllm.lora.request import LoRARequest
+    def _base_options(self) -> dict[str, Any]:
+        """For the engine of this base model and adapter."""
+        config = self.model.active_peft_config
+        is_4bit = any(type(module).__name__ == "Linear4bit" for module in self.model.modules())
+        options = lora_options(max([config.r, *config.rank_pattern.values()]))
+        return options | ({"quantization": "bitsandbytes"} if is_4bit else {})
 
-        if self.enable_sleep_mode:
-            clear_device_cache()
-            self.llm.wake_up(tags=["weights"])
-            self._llm_weights_sleeping = False
+    def sync_weights(self) -> None:
+        """Hand the adapter over. Each process with an engine writes it, to a directory where the engine reads it."""
         weights = [weight for name, weight in self.model.named_parameters() if self.model.prefix in name]
         with self._dist.gather_params(weights):  # of ZeRO-3; FSDP2 has distributed tensors
             state = get_peft_model_state_dict(
                 self.model, adapter_name=self.model.active_adapter, save_embedding_layers=False
             )
             state = {name: getattr(w, "full_tensor", lambda w=w: w)().detach().cpu() for name, w in state.items()}
+        if self.mode == "server" and not self.accelerator.is_main_process:
+            return
         shutil.rmtree(self._path(), ignore_errors=True)
         self._version += 1
         self.model.active_peft_config.save_pretrained(self._path())
         save_file(state, self._path() / "adapter_model.safetensors")
+        self._hand_over(self._path())
+
+    def _hand_over(self, adapter: Path) -> None:
+        from vllm.lora.request import LoRARequest
+
+        if self.enable_sleep_mode:
+            clear_device_cache()
+            self.llm.wake_up(tags=["weights"])
+            self._llm_weights_sleeping = False
         # The name is part of the key of vLLM's prefix cache.
-        self.llm.adapter = LoRARequest(f"policy-{self._version}", self._version, str(self._path()))
+        self.llm.adapter = LoRARequest(f"policy-{self._version}", self._version, str(adapter))
         self.llm.reset_prefix_cache()
 
     def _path(self) -> Path:
         return Path(self._adapters.name, str(self._version))
+
+
+class AdapterServer(AdapterGeneration):
+    """The same with `vllm serve`: the main process writes the adapter to the run directory, the server reads it there.
+
+    TRL's client then generates with the adapter's name. The first hand-over is before training.
+    """
+
+    def _init_vllm(self) -> None:
+        url = self.server_base_url or f"http://{self.server_host}:{self.server_port}"
+        self._url = url.rstrip("/")
+        self.sync_weights()
+        if self.accelerator.is_main_process:
+            self.vllm_client = VLLMClient(self._url)
+            self.vllm_client.model = self._name()
+        self.accelerator.wait_for_everyone()
+
+    def _hand_over(self, adapter: Path) -> None:
+        if reason := self._post("load_lora_adapter", lora_name=self._name(), lora_path=str(adapter)):
+            options = {name: "" if value is True else f" {value}" for name, value in self._base_options().items()}
+            flags = " ".join(f"--{name.replace('_', '-')}{value}" for name, value in options.items())
+            raise UsageError(
+                f"the vLLM server at {self._url} does not load the adapter ({reason}): start one replica with "
+                f"`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve {self.model.name_or_path} {flags} --logprobs-mode "
+                f"processed_logprobs` where {adapter} can be read."
+            )
+        if self._version > 1:
+            self.vllm_client.model = self._name()
+            self._post("unload_lora_adapter", lora_name=self._name(self._version - 1))
+
+    def _post(self, what: str, **body: str) -> str | None:
+        """Why the server refused; a server that does not answer is waited for, as TRL does."""
+        deadline = time.monotonic() + self.server_timeout
+        while True:
+            try:
+                answer = requests.post(f"{self._url}/v1/{what}", json=body, timeout=self.server_timeout)
+                return None if answer.ok else f"{answer.status_code}: {answer.text[:200]}"
+            except requests.RequestException as error:
+                if not isinstance(error, requests.ConnectionError) or time.monotonic() > deadline:
+                    return first_line(error)
+            time.sleep(2)
+
+    def _name(self, version: int | None = None) -> str:
+        """Of this run alone: the server keeps the names of earlier runs, and their prefix cache."""
+        return f"{Path(self._adapters.name).name}-{version or self._version}"
+
+
+ENGINES = {"colocate": AdapterGeneration, "server": AdapterServer}  # by TRL's vllm_mode

@@ -19,34 +19,32 @@ logger = logging.getLogger(__name__)
 
 def load_policy(settings: Settings, backend: str) -> tuple[Any, Any]:
     """:func:`build_policy` of a run."""
-    vllm_mode = settings.trainer.vllm_mode if getattr(settings.trainer, "use_vllm", False) else None
-    return build_policy(settings.model, backend, settings.trainer.seed, vllm_mode, settings.prompt)
+    use_vllm = getattr(settings.trainer, "use_vllm", False)
+    return build_policy(settings.model, backend, settings.trainer.seed, use_vllm, settings.prompt)
 
 
 def build_policy(
     arguments: ModelArguments,
     backend: str,
     seed: int,
-    vllm_mode: str | None = None,
+    use_vllm: bool = False,
     prompt: PromptArguments | None = None,
 ) -> tuple[Any, Any]:
     """The base model with a fresh LoRA adapter, or all weights trained with ``lora_rank`` 0, and its tokenizer.
 
-    ``seed``: of the adapter's initial weights. ``vllm_mode``: colocate or server where vLLM generates.
+    ``seed``: of the adapter's initial weights. ``use_vllm``: vLLM generates.
     """
     path, prompt = resolve_model(arguments.model), prompt or PromptArguments()
     if IS_MAIN_PROCESS:
         tiny = f"{Path(path).name}, a Llama of about a million parameters that is part of this package"
         logger.warning("loading %s", tiny if is_tiny(path) else path)
     if backend == "unsloth":
-        return _load_unsloth(arguments, path, seed, vllm_mode is not None, prompt)
+        return _load_unsloth(arguments, path, seed, use_vllm, prompt)
     from peft import LoraConfig, get_peft_model
     from transformers import set_seed
 
-    # TRL merges the adapter for a server and unmerges it: repeated merging in bfloat16 degrades the weights.
     # In bfloat16 an update of 1e-6 of a weight is rounded away.
-    full_precision = vllm_mode == "server" or arguments.lora_rank == 0
-    model, tokenizer = load_base(path, arguments.load_in_4bit, full_precision, prompt)
+    model, tokenizer = load_base(path, arguments.load_in_4bit, arguments.lora_rank == 0, prompt)
     if arguments.lora_rank == 0:
         return model, tokenizer
     set_seed(seed)  # initial weights of the adapter

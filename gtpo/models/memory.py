@@ -112,7 +112,7 @@ def estimate(shape: Shape, values: Mapping[str, Any]) -> dict[str, float]:
     """
     from gtpo.forward.head import TILES  # imports torch
 
-    unsloth, use_vllm, full = plans_unsloth(values), values.get("use_vllm", False), values["lora_rank"] == 0
+    unsloth, engine, full = plans_unsloth(values), _shares_with_vllm(values), values["lora_rank"] == 0
     width = 2 if values["bf16"] or values["fp16"] else 4  # bytes of an activation
     modules, targets = shape.linear(), {*values["lora_target_modules"]}
     ranks = {name: shape.layers * values["lora_rank"] * sum(sizes) for name, sizes in modules.items()}
@@ -128,8 +128,7 @@ def estimate(shape: Shape, values: Mapping[str, Any]) -> dict[str, float]:
     if unsloth and values["gradient_checkpointing"] and values["max_seq_length"] >= OFFLOADED_FROM:
         layers_kept = 2 * hidden
     kv_cache = _generated(values) * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * width
-    engine = use_vllm and values["vllm_mode"] != "server"  # in the training process
-    base_width = 4 if full or (use_vllm and not engine) else width  # as load_policy
+    base_width = 4 if full else width  # as load_policy
     tokens, (tile_rows, tile_columns) = rows * completion, TILES["cpu" if values["use_cpu"] else "cuda"]
     tile = min(tile_rows, tokens) * min(tile_columns, shape.vocab_size)
     parts = {

@@ -47,7 +47,7 @@ from gtpo.forward.hidden_states import (
     host_masks,
     split_masks,
 )
-from gtpo.forward.vllm_lora import AdapterGeneration
+from gtpo.forward.vllm_lora import ENGINES
 from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32
 from gtpo.processes import any_process, gather_full_parameter, refuse_data_parallel
@@ -104,12 +104,12 @@ class GRPOTrainer(HeldOutEvaluation):
         self._packing = Packing(is_unsloth)
         self._unread: list[Any] = []  # micro-batches of the current step, until the last one
         adapter = isinstance(model, PeftModel) or kwargs.get("peft_config") is not None
-        hands_over = adapter and args.use_vllm and args.vllm_mode == "colocate" and not is_unsloth
-        args.use_vllm &= not hands_over  # TRL's engine would get merged weights
+        hands_over = adapter and args.use_vllm and not is_unsloth
+        args.use_vllm &= not hands_over  # TRL's engine, or server, would get merged weights
         super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
         if hands_over:
             args.use_vllm = self.use_vllm = True
-            self.vllm_generation, self._last_loaded_step = AdapterGeneration(self), -1
+            self.vllm_generation, self._last_loaded_step = ENGINES[args.vllm_mode](self), -1
         if isinstance(self.processing_class, ProcessorMixin):
             raise UsageError("images and audio are not supported: pass a tokenizer as processing_class.")
         self.reward_funcs = [

