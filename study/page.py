@@ -113,7 +113,6 @@ def summarize(
         },
         "verdicts": {name: sum(claim["verdict"] == name for claim in claims) for name in VERDICTS},
         "with_margin": sum(claim["verdict"] == "holds" and claim["mean"] - claim["difference"] > 1 for claim in claims),
-        "filtered_4c": _filtered(results, "gtpo-onlyneg[0-9.]*"),
         "by_chance": round(0.025 * sum(claim["size"] is not None and not claim["why"] for claim in claims), 1),
         "titles": {name: find_figure(matrix, name)["title"] for name in names},
         "drawn": [name for name in names if results.names & {*runs_of(matrix, [name], "tiny")}],

@@ -120,14 +120,6 @@ def test_page_without_any_run() -> None:
     assert "Of 77 claims 77: **not run**." in page and "fig3.png" not in page and summary["drawn"] == []
 
 
-def test_fill_needs_both_comments() -> None:
-    assert fill("a\n<!-- x -->\nold\n<!-- end -->b", "x", "new") == "a\n<!-- x -->\n\nnew\n\n<!-- end -->b"
-    with pytest.raises(ValueError, match="no `<!-- y -->`"):
-        fill("a\n<!-- x -->\n<!-- end -->", "y", "new")
-    with pytest.raises(ValueError, match="followed by `<!-- end -->`"):
-        fill("a\n<!-- end -->\n<!-- x -->\n", "x", "new")
-
-
 def test_other_seeds_do_not_enter_the_stored_results() -> None:
     """claim --seeds 21 22 23 leaves its runs and scores next to those of the matrix."""
     seeds = {seed: {"scores": {"pass": {"1": float(seed)}}} for seed in (1, 2, 3)}
