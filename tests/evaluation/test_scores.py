@@ -16,7 +16,8 @@ from gtpo.grading import compare
 
 
 def test_scores_by_hand(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:
-    entry = grade(store(texts_by_hand), Problems(load_benchmark("arithmetic")[:3]))
+    stored = store(texts_by_hand | {"arithmetic/3": ["of a problem that is left out"] * 4})
+    entry = grade(stored, Problems(load_benchmark("arithmetic")[:3]))
     # pass@1 = (3/4 + 1/4 + 0) / 3; pass@2: 1 - C(1,2)/C(4,2) = 1, 1 - C(3,2)/C(4,2) = 1/2, 0
     assert entry.scores["pass"] == pytest.approx({"1": 100 / 3, "2": 50.0, "4": 200 / 3}, abs=1e-5)
     assert entry.scores["pass_first_k"] == pytest.approx({"1": 0.0, "2": 100 / 3, "4": 200 / 3}, abs=1e-5)

@@ -385,8 +385,8 @@ def test_a_reward_at_the_mean_of_its_group_is_there_in_any_unit(
 def test_completion_entropy_is_the_mean_over_its_tokens() -> None:
     token_entropy = torch.tensor([[0.5, 1.5, 9.0], [3.0, 9.0, 9.0], [1.0, 2.0, 6.0], [9.0, 9.0, 9.0]])
     for dtype in (torch.bool, torch.int64, torch.float32):
-        mask = length_mask([2, 1, 3, 0], 3).to(dtype)
-        assert completion_entropy(token_entropy, mask).tolist() == [1.0, 3.0, 3.0, 0.0]
+        entropy = completion_entropy(token_entropy.requires_grad_(), length_mask([2, 1, 3, 0], 3).to(dtype))
+        assert entropy.tolist() == [1.0, 3.0, 3.0, 0.0] and not entropy.requires_grad
 
 
 def test_entropy_averages_bfloat16_in_float32() -> None:

@@ -181,9 +181,14 @@ def test_a_sampler_in_sync_passes(tiny: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(
         "gtpo.training.diagnosis.check_rollouts", lambda trainer, batch: steps.append(trainer.state.global_step)
     )
-    trainer.add_callback(RolloutCheck(trainer, interval=3))
+    check = RolloutCheck(trainer, interval=3)
+    trainer.add_callback(check)
     trainer.train()
     assert steps == [0, 1, 2, 4, 7]
+    trainer.model.eval()
+    check.next = 0
+    check.on_batch({"sampling_per_token_logps": 0.0})
+    assert len(steps) == 6 and not trainer.model.training
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,11 @@ def test_a_loss_that_is_not_finite_on_another_process_stops_this_one(
         return torch.cat([value, torch.zeros_like(value)]) if value.dim() == 3 else gather(value)  # of the metrics
 
     monkeypatch.setattr(trainer.accelerator, "gather", with_a_failed_process)
-    with pytest.raises(RunError):
+    with pytest.raises(RunError, match="the loss is not finite"):
+        trainer.compute_loss(trainer.model, batch)
+    monkeypatch.setattr(trainer.accelerator, "gather", gather)
+    monkeypatch.setattr("gtpo.training.trainer.completion_entropy", lambda *_: torch.full((GROUP,), math.inf))
+    with pytest.raises(RunError, match="the entropy is not finite"):
         trainer.compute_loss(trainer.model, batch)
 
 
