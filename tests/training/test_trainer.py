@@ -4,13 +4,16 @@ import json
 import math
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas
 import pytest
 import torch
+from accelerate import Accelerator
 from datasets import Dataset
 from helpers import canned
 from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
@@ -126,9 +129,10 @@ def test_quantiles_of_the_gap_and_the_kept_mass(tiny: Path, tmp_path: Path) -> N
     assert found["sampler_logp_gap_median"].item() == pytest.approx(np.median(valid), abs=1e-6)
     assert found["sampler_logp_gap_p99"].item() == pytest.approx(np.quantile(valid, 0.99), abs=1e-6)
     assert "sampler_kept_mass" not in found
-    trainer.top_p = 0.9
     batch["sampling_per_token_logps"] = torch.full((2, 6), -1.0 - math.log(0.9))
-    assert sampler_metrics(trainer, torch.full((2, 6), -1.0), batch)["sampler_kept_mass"].item() == pytest.approx(0.9)
+    for name, value in (("top_p", 0.9), ("top_k", 5), ("min_p", 0.1)):
+        cut = SimpleNamespace(**{"top_p": 1.0, "top_k": 0, "min_p": None, name: value})
+        assert sampler_metrics(cut, torch.full((2, 6), -1.0), batch)["sampler_kept_mass"].item() == pytest.approx(0.9)
 
 
 def test_the_switch_of_unsloth_is_restored(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,6 +353,22 @@ def test_the_initial_entropy_is_scored_in_micro_batches(tiny: Path, tmp_path: Pa
         measured[rows] = trainer.initial_entropy.sampled_entropies(list(trainer.train_dataset))
     assert calls == {GROUP: [8], 3: [3, 3, 2]}  # 8 prompts
     assert measured[3] == pytest.approx(measured[GROUP], abs=1e-6)
+
+
+def test_each_process_samples_its_part_of_the_prompts_for_the_initial_entropy(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight prompts, three processes: the last prompt is sampled twice, and counts once."""
+    trainer, module = unmeasured(tiny, tmp_path, seed=7), "gtpo.training.initial_entropy"
+    seeds: list[int] = []
+    gathered: list[float] = []
+    monkeypatch.setattr(f"{module}.isolated_rng", lambda seed, device: seeds.append(seed) or nullcontext())
+    monkeypatch.setattr(f"{module}.gather_object", lambda own: gathered.extend(own) or gathered)
+    monkeypatch.setattr(Accelerator, "num_processes", 3)
+    for rank in range(3):
+        monkeypatch.setattr(Accelerator, "process_index", rank)
+        entropies = trainer.initial_entropy.sampled_entropies(list(trainer.train_dataset))
+    assert seeds == [7, 8, 9] and len(gathered) == 9 and entropies == gathered[:8]
 
 
 @pytest.mark.parametrize(("use_vllm", "calls"), [(False, [25, 5]), (True, [30])])
