@@ -88,8 +88,8 @@ def test_a_completion_above_its_time_budget_is_wrong_and_counted(
     assert grade(path, problems).per_problem[0].correct == "0111"
     decide = compare.decide
     monkeypatch.setattr(compare, "decide", lambda a, b: (decide(a, b)[0], 2.0))  # 2 s between blocks, 2 s for the gold
-    entry = grade(path, problems)
-    assert (entry.per_problem[0].correct, entry.graded_by["timeouts"]) == ("0011", 1)
+    for entry in (grade(path, problems), grade(path, problems)):
+        assert (entry.per_problem[0].correct, entry.graded_by["timeouts"]) == ("0011", 1)
 
 
 def test_results_have_every_graded_entry_also_of_evaluations_that_end_at_once(

@@ -267,9 +267,10 @@ def test_an_objective_that_is_not_the_papers_is_named(
 ) -> None:
     make_trainer("gtpo", tiny, tmp_path / "paper")
     assert not caplog.messages
-    make_trainer("gtpo", tiny, tmp_path / "other", loss_type="dr_grpo", scale_rewards="none")
+    make_trainer("gtpo", tiny, tmp_path / "other", loss_type="dr_grpo", scale_rewards="none", steps_per_generation=2)
     (message,) = caplog.messages
     assert "loss_type='dr_grpo'" in message and "scale_rewards='none'" in message and "correction" not in message
+    assert "steps_per_generation=2 (the paper: 1)" in message
 
 
 # --- the sampler: TRL's correction, with log-probabilities as vLLM gives them ----------------------------------------
