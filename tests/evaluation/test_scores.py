@@ -36,6 +36,7 @@ def test_scores_by_hand(store: Callable[..., Path], texts_by_hand: dict[str, lis
     assert [entry.scores[f"{name}_lenient"] for name in ("pass", "maj")] == [entry.scores["pass"], entry.scores["maj"]]
     # Of 27 equally likely resamples of (0.75, 0.25, 0) the mean is 0 in one (3.7 %) and 0.75 in one.
     assert entry.intervals["pass"]["1"] == [0.0, 75.0]
+    assert entry.intervals.keys() == {"pass", "maj", "pass_lenient", "maj_lenient"}
 
 
 def test_lenient_scores_by_hand(store: Callable[..., Path]) -> None:

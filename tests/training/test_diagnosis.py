@@ -199,8 +199,9 @@ def test_rollouts_may_be_up_to_twice_as_far_from_the_policy_as_from_the_base_mod
 ) -> None:
     """Rounding separates the sampler from both; a gap in nats per token."""
     gaps = iter([of_policy, of_base])
-    monkeypatch.setattr("gtpo.training.checks.score", lambda *_: torch.full((2, 4), -next(gaps)))
-    batch = {"completion_mask": torch.ones(2, 4), "sampling_per_token_logps": torch.zeros(2, 4)}
+    mask = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
+    monkeypatch.setattr("gtpo.training.checks.score", lambda *_: -next(gaps) * mask)
+    batch = {"completion_mask": mask, "sampling_per_token_logps": torch.zeros(2, 4)}
     accelerator = SimpleNamespace(unwrap_model=lambda model: model, gather=lambda gap: gap, device=torch.device("cpu"))
     model, state = SimpleNamespace(disable_adapter=nullcontext), SimpleNamespace(global_step=1)
     with nullcontext() if passes else pytest.raises(RunError):

@@ -391,7 +391,7 @@ def test_a_resumed_run_reads_the_initial_entropy_and_never_measures_a_trained_po
     text: str, tiny: Path, tmp_path: Path
 ) -> None:
     trainer = unmeasured(tiny, tmp_path)
-    trainer.state.global_step = 7
+    trainer.state.global_step = 1
     with pytest.raises(FileNotFoundError, match="initial_entropy"):
         _ = trainer.initial_entropy.value
     (tmp_path / "initial_entropy.json").write_text(text)
