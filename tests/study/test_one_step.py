@@ -118,6 +118,16 @@ def test_the_first_order_is_that_of_a_step_that_is_taken(trainer: Any, monkeypat
     assert largest > 0.01  # or the tolerance would accept everything
 
 
+def test_the_targets_are_tags_and_answer(trainer: Any) -> None:
+    decode = trainer._tokenizer.decode
+    for part in OneStep(trainer).parts:
+        tags = part["own tags" if "own tags" in part else "tags"]
+        for ids, of_tags in zip(part["completion_ids"], tags, strict=True):
+            assert decode(ids[of_tags]).replace("\n", "") == "".join(trainer.tags)
+        for ids, of_answer in zip(part["completion_ids"], part.get("answer", ()), strict=False):
+            assert decode(ids[of_answer]).strip().isdigit()
+
+
 def test_a_prompt_that_returns_has_other_completions(trainer: Any) -> None:
     effects = OneStep(trainer)
     found = group_with_variance(effects)
