@@ -105,6 +105,13 @@ def test_a_loss_that_is_not_finite_on_another_process_stops_this_one(
         trainer.compute_loss(trainer.model, batch)
 
 
+def test_a_completion_ends_at_its_first_end_token(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    drawn = torch.tensor([[7, trainer.eos_token_ids[0], 7], [7, 7, 7]])
+    monkeypatch.setattr("gtpo.training.trainer.generate", lambda model, ids, *rest: torch.cat([ids, drawn], 1))
+    assert trainer._sample([[5, 6], [5]]) == [drawn[0, :2].tolist(), [7, 7, 7]]
+
+
 def test_the_gap_to_the_sampler_is_that_of_the_weights_that_sampled(tiny: Path, tmp_path: Path) -> None:
     trainer = make_trainer("grpo", tiny, tmp_path)
     trainer.model.train()
