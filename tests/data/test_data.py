@@ -327,4 +327,8 @@ def test_long_prompts_are_dropped_and_counted(tiny: Path, caplog: pytest.LogCapt
         kept = drop_long_prompts(rows, tokenizer, up_to(limit))
     assert kept["prompt"][:] == expected
     assert f"{60 - len(expected)} of 60 prompts" in caplog.text
-    assert len(drop_long_prompts(rows, tokenizer, up_to(max(lengths)))) == 60
+    settings = up_to(max(lengths))
+    assert len(drop_long_prompts(rows, tokenizer, settings)) == 60
+    tokenizer.chat_template += "{{ more }}"
+    settings.prompt.chat_template_kwargs = {"more": "a few words"}
+    assert len(drop_long_prompts(rows, tokenizer, settings)) < 60

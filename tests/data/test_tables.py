@@ -167,6 +167,8 @@ def test_numbers_in_the_answer_column_are_written_out(load: Callable[..., Datase
     answers = "18", "18.0", "2.50", "-0.0", "1e20", "9007199254740993", "16777216.0"
     lines = "".join(f'{{"prompt": "a", "answer": {answer}}}\n' for answer in answers)
     assert load("own.jsonl", lines)["answer"][:] == ["18", "18", "2.5", "-0", "1e+20", "9007199254740993", "16777216"]
+    with pytest.raises(UsageError, match="is True: expected a string or a number"):
+        load("own.jsonl", '{"prompt": "a", "answer": true}\n')
 
 
 def test_the_problems_of_a_benchmark_are_numbered_from_0(tmp_path: Path) -> None:

@@ -84,8 +84,8 @@ def store(tmp_path: Path) -> Callable[..., Path]:
             for problem, completions in texts.items()
             for sample, text in enumerate(completions)
         ]
+        lines[0]["finished"] = False
         random.Random(0).shuffle(lines)  # vLLM finishes them in any order
-        lines[-1]["finished"] = False
         lines.insert(0, {"settings": settings, "about": about})
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path

@@ -16,7 +16,8 @@ from gtpo.grading import compare
 
 
 def test_scores_by_hand(store: Callable[..., Path], texts_by_hand: dict[str, list[str]]) -> None:
-    entry = grade(store(texts_by_hand), Problems(load_benchmark("arithmetic")[:3]))
+    stored = store(texts_by_hand | {"arithmetic/3": ["of a problem that is left out"] * 4})
+    entry = grade(stored, Problems(load_benchmark("arithmetic")[:3]))
     # pass@1 = (3/4 + 1/4 + 0) / 3; pass@2: 1 - C(1,2)/C(4,2) = 1, 1 - C(3,2)/C(4,2) = 1/2, 0
     assert entry.scores["pass"] == pytest.approx({"1": 100 / 3, "2": 50.0, "4": 200 / 3}, abs=1e-5)
     assert entry.scores["pass_first_k"] == pytest.approx({"1": 0.0, "2": 100 / 3, "4": 200 / 3}, abs=1e-5)
@@ -35,6 +36,7 @@ def test_scores_by_hand(store: Callable[..., Path], texts_by_hand: dict[str, lis
     assert [entry.scores[f"{name}_lenient"] for name in ("pass", "maj")] == [entry.scores["pass"], entry.scores["maj"]]
     # Of 27 equally likely resamples of (0.75, 0.25, 0) the mean is 0 in one (3.7 %) and 0.75 in one.
     assert entry.intervals["pass"]["1"] == [0.0, 75.0]
+    assert entry.intervals.keys() == {"pass", "maj", "pass_lenient", "maj_lenient"}
 
 
 def test_lenient_scores_by_hand(store: Callable[..., Path]) -> None:
@@ -87,8 +89,8 @@ def test_a_completion_above_its_time_budget_is_wrong_and_counted(
     assert grade(path, problems).per_problem[0].correct == "0111"
     decide = compare.decide
     monkeypatch.setattr(compare, "decide", lambda a, b: (decide(a, b)[0], 2.0))  # 2 s between blocks, 2 s for the gold
-    entry = grade(path, problems)
-    assert (entry.per_problem[0].correct, entry.graded_by["timeouts"]) == ("0011", 1)
+    for entry in (grade(path, problems), grade(path, problems)):
+        assert (entry.per_problem[0].correct, entry.graded_by["timeouts"]) == ("0011", 1)
 
 
 def test_results_have_every_graded_entry_also_of_evaluations_that_end_at_once(

@@ -499,11 +499,11 @@ FAR = {  # float32 represents a log-probability of -5000 to 2e-4, so p = exp(z -
 @pytest.mark.parametrize("dtype", FAR.keys())
 @pytest.mark.parametrize("trainable", ["nothing", "weight and bias"])
 def test_target_far_below_the_largest_logit(dtype: torch.dtype, trainable: str, tiles: None) -> None:
-    # Logits 0, -1, ... for the likely tokens and down to -5000 for the targets, one per row.
+    # Logits 0, -2, ... for the likely tokens and down to -5000 for the targets, one per row.
     depths = [0, -5, -12, -20, -60, -65, -66, -67, -68, -69, -70, -80, -88, -104, -500, -5000]
     weight = torch.zeros(len(depths) + 4, 3, dtype=torch.float64)
     weight[: len(depths), 0] = torch.tensor(depths, dtype=torch.float64)
-    weight[len(depths) :, 1] = torch.tensor([-0.5, -1.0, -1.5, -2.0], dtype=torch.float64)
+    weight[len(depths) :, 1] = torch.tensor([-2.0, -3.0, -4.0, -5.0], dtype=torch.float64)
     weight[:, 2] = torch.linspace(-1, 1, len(weight), dtype=torch.float64)
     hidden = torch.tensor([[1.0, 1.0, 0.5]], dtype=torch.float64).repeat(len(depths), 1)
     targets = torch.arange(len(depths))

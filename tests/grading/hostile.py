@@ -43,4 +43,11 @@ HOSTILE = [
     "\\boxed{" * 100,
     "$" * 999,
     "the answer is " * 70,
+    "\udc80\ud800" * 20,
+    "\u202e81",
+    "%s%n{0}{}",
+    "().__class__.__bases__[0].__subclasses__()",
+    "\\def\\x{\\x\\x}\\x",
+    "\\text{" * 200 + "a" + "}" * 200,
+    "\\begin{pmatrix}" + " 1 \\\\" * 200 + "\\end{pmatrix}",
 ]

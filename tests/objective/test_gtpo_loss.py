@@ -385,8 +385,8 @@ def test_a_reward_at_the_mean_of_its_group_is_there_in_any_unit(
 def test_completion_entropy_is_the_mean_over_its_tokens() -> None:
     token_entropy = torch.tensor([[0.5, 1.5, 9.0], [3.0, 9.0, 9.0], [1.0, 2.0, 6.0], [9.0, 9.0, 9.0]])
     for dtype in (torch.bool, torch.int64, torch.float32):
-        mask = length_mask([2, 1, 3, 0], 3).to(dtype)
-        assert completion_entropy(token_entropy, mask).tolist() == [1.0, 3.0, 3.0, 0.0]
+        entropy = completion_entropy(token_entropy.requires_grad_(), length_mask([2, 1, 3, 0], 3).to(dtype))
+        assert entropy.tolist() == [1.0, 3.0, 3.0, 0.0] and not entropy.requires_grad
 
 
 def test_entropy_averages_bfloat16_in_float32() -> None:
@@ -725,7 +725,11 @@ def test_entropy_scales_the_gradient_and_has_none_of_its_own() -> None:
             logps, entropy, mask, advantages, weights, initial_entropy=None, filter_mode="off", gamma=2
         )[0]
 
-    torch.testing.assert_close(gradient(False, ours), gradient(True, ours), atol=ATOL64, rtol=0)
+    def of_means(logps: Tensor, entropy: Tensor) -> Tensor:
+        return gtpo_loss(logps, entropy.mean(1), mask, advantages, weights, torch.ones(3), gamma=2)[0]
+
+    for loss_function in (ours, of_means):
+        torch.testing.assert_close(gradient(False, loss_function), gradient(True, loss_function), atol=ATOL64, rtol=0)
 
 
 def test_total_signal_matches_eq_25() -> None:

@@ -86,7 +86,7 @@ def test_wandb_project_has_the_same_names(monkeypatch: pytest.MonkeyPatch) -> No
     class Api:
         def runs(self, project: str) -> list[Any]:
             asked.append(project)
-            history = [{"_step": 0, "step": None}, *rows(3)]
+            history = [{"_step": 0, "step": None}, {"step": 1, "eval_runtime": 1.0}, *rows(3)]
             run = SimpleNamespace(scan_history=lambda: history, config={"seed": 7})
             return [SimpleNamespace(name=name, **vars(run)) for name in ("gtpo-g8-s2", "sft")]
 

@@ -249,11 +249,11 @@ def test_any_element_of_a_list_of_answers_counts_unless_all_are_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows: list[dict[str, object]] = [
-        {"prompt": "7 + 7?", "answer": ["14", "14 apples"]},
+        {"prompt": "7 + 7?", "answer": ["14", "15 apples"]},
         {"prompt": "x", "answer": [3]},
     ]
     path = write(tmp_path / "own.jsonl", *rows)
-    for answer_list, right, wrong in (("any", ("14", "14 apples"), "15"), ("all", ("14, 14 apples",), "14")):
+    for answer_list, right, wrong in (("any", ("14", "15 apples"), "16"), ("all", ("14, 15 apples",), "14")):
         data = DataArguments(path, answer_list=answer_list)
         golds = list(load_train(data)["answer"])
         assert golds[1] == "3" and golds == [p.gold for p in load_user_benchmark("own", path, data)[0]]

@@ -14,9 +14,9 @@ from study.verdicts import check, verdict
 
 MATRIX, ALL_CLAIMS = load_matrix(), read_claims()
 CLAIMS = {figure: claims for figure, claims in ALL_CLAIMS.items() if figure != "smol"}
-early, late, mean, highest, fall, rise_step, fall_step = (
+early, late, first_third, last_third, mean, highest, fall, rise_step, fall_step = (
     lambda metric, *runs, name=name: Measure(metric, name, runs)
-    for name in ("early", "late", "mean", "highest", "fall", "rise_step", "fall_step")
+    for name in ("early", "late", "first_third", "last_third", "mean", "highest", "fall", "rise_step", "fall_step")
 )
 EACH = [(figure, claim) for figure, of_figure in CLAIMS.items() for claim in of_figure]
 each_claim = pytest.mark.parametrize(("figure", "claim"), EACH, ids=[claim.name for _, claim in EACH])
@@ -59,6 +59,7 @@ def results(**runs: list[float]) -> Results:
 def test_measures_by_hand() -> None:
     runs = SeedRuns(results(a=[0.0, 4.0, 8.0, 6.0, 2.0, 4.0, 0.0, 2.0]), 1, window=2)
     measured = [measure("kl", "a").value(runs) for measure in (early, late, mean, highest, fall)]
+    assert [measure("kl", "a").value(runs) for measure in (first_third, last_third)] == [2.0, 1.0]
     assert measured == [2.0, 1.0, 3.25, 7.0, 6.0]  # quarters: 2, 7, 3, 1; trailing means: 0, 2, 6, 7, 4, 3, 2, 1
     # half of 7 is reached at the third, (7 + 1) / 2 at the fifth
     assert rise_step("kl", "a").value(runs) == 30 and fall_step("kl", "a").value(runs) == 50

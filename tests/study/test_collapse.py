@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from helpers.results import results_of
 
-from study.collapse import FAMILIES, GUESSING, PAPER, admission, comparison
+from study.collapse import FAMILIES, GUESSING, PAPER, admission, comparison, survival
 from study.measures import SeedRuns
 
 PUBLISHED, GUESSED, LOSING, _, PLAIN = FAMILIES
@@ -55,6 +55,12 @@ def test_the_rule_of_the_paper_by_hand() -> None:
     judged = [PAPER.judge(SeedRuns(found, seed, 100), "a") for seed in seeds]
     assert [seed.is_lost for seed in judged] == [True, False, False] and not PAPER.admits(judged)
     assert PAPER.admits([*judged, judged[0]])
+
+
+def test_survival_by_hand() -> None:
+    """The first loses 20 points at step 3 and has lost them where it recovers; the second loses 19."""
+    seeds = {1: run([50, 70, 50, 80], FLAT, LOW, 1), 2: run([50, 70, 51, 80], FLAT, LOW, 1)}
+    assert survival(results_of({"a": seeds}), "a", 1).to_dict() == {1: 100.0, 2: 100.0, 3: 50.0, 4: 50.0}
 
 
 def test_each_arm_is_compared_at_its_own_best_rate() -> None:

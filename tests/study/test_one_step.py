@@ -145,6 +145,16 @@ def test_kl_to_the_base_equals_that_of_full_logits(trainer: Any) -> None:
     assert found == pytest.approx((log_ratio.exp() - log_ratio - 1).mean().item(), rel=1e-4) and found > 1e-3
 
 
+def test_the_targets_are_tags_and_answer(trainer: Any) -> None:
+    decode = trainer._tokenizer.decode
+    for part in OneStep(trainer).parts:
+        tags = part["own tags" if "own tags" in part else "tags"]
+        for ids, of_tags in zip(part["completion_ids"], tags, strict=True):
+            assert decode(ids[of_tags]).replace("\n", "") == "".join(trainer.tags)
+        for ids, of_answer in zip(part["completion_ids"], part.get("answer", ()), strict=False):
+            assert decode(ids[of_answer]).strip().isdigit()
+
+
 def test_a_prompt_that_returns_has_other_completions(trainer: Any) -> None:
     effects = OneStep(trainer)
     found = group_with_variance(effects)

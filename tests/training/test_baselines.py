@@ -246,6 +246,29 @@ def test_a_step_is_the_naive_objective(
         assert logged[f"conflict_push_corrected{span}"] == pytest.approx(pushes[1], abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("method", "settings", "learns"),
+    [
+        ("gtpo", {}, True),
+        ("gtpo", {"gtpo": {"conflict_correction": False}}, True),
+        ("gtpo", {"gtpo": PLAIN}, False),
+        ("grpo", {"beta": 0.04}, True),
+    ],
+)
+def test_conflict_tokens_of_advantage_zero_learn_from_penalty_and_kl(
+    method: str, settings: dict[str, Any], learns: bool, tiny: Path, tmp_path: Path
+) -> None:
+    trainer = make_trainer(method, tiny, tmp_path, **settings)
+    trainer.model.train()
+    batch = batch_of(trainer)
+    batch |= {"advantages": torch.zeros(GROUP), "conflict_mask": batch["completion_mask"].bool()}
+    if "ref_per_token_logps" in batch:
+        batch["ref_per_token_logps"] += 1.0  # the reference is the policy at step 0
+    trainer.compute_loss(trainer.model, batch).backward()
+    gradients = [weight.grad for weight in trainer.model.parameters() if weight.grad is not None]
+    assert any(gradient.abs().max() > 1e-6 for gradient in gradients) is learns
+
+
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
 def test_only_training_divides_by_the_accumulation_steps(loss_type: str, tiny: Path, tmp_path: Path) -> None:
     six = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 6}
@@ -267,9 +290,10 @@ def test_an_objective_that_is_not_the_papers_is_named(
 ) -> None:
     make_trainer("gtpo", tiny, tmp_path / "paper")
     assert not caplog.messages
-    make_trainer("gtpo", tiny, tmp_path / "other", loss_type="dr_grpo", scale_rewards="none")
+    make_trainer("gtpo", tiny, tmp_path / "other", loss_type="dr_grpo", scale_rewards="none", steps_per_generation=2)
     (message,) = caplog.messages
     assert "loss_type='dr_grpo'" in message and "scale_rewards='none'" in message and "correction" not in message
+    assert "steps_per_generation=2 (the paper: 1)" in message
 
 
 # --- the sampler: TRL's correction, with log-probabilities as vLLM gives them ----------------------------------------

@@ -78,6 +78,7 @@ def test_a_best_adapter_of_a_later_step_than_the_checkpoint_is_measured_again(tm
     ("max_steps", "accuracies", "best"),
     [
         (17, (90, 30, 60, 80, 10), {"accuracy": 70.0, "step": 4}),  # an eighth, 2 steps: means 60, 45, 70, 45
+        (17, (80, 0, 10), {"accuracy": 40.0, "step": 2}),  # the first full window
         (1, (50, 50), {"accuracy": 50.0, "step": 1}),  # the first of equal ones
     ],
 )

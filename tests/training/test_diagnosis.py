@@ -181,9 +181,14 @@ def test_a_sampler_in_sync_passes(tiny: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(
         "gtpo.training.diagnosis.check_rollouts", lambda trainer, batch: steps.append(trainer.state.global_step)
     )
-    trainer.add_callback(RolloutCheck(trainer, interval=3))
+    check = RolloutCheck(trainer, interval=3)
+    trainer.add_callback(check)
     trainer.train()
     assert steps == [0, 1, 2, 4, 7]
+    trainer.model.eval()
+    check.next = 0
+    check.on_batch({"sampling_per_token_logps": 0.0})
+    assert len(steps) == 6 and not trainer.model.training
 
 
 @pytest.mark.parametrize(
@@ -194,8 +199,9 @@ def test_rollouts_may_be_up_to_twice_as_far_from_the_policy_as_from_the_base_mod
 ) -> None:
     """Rounding separates the sampler from both; a gap in nats per token."""
     gaps = iter([of_policy, of_base])
-    monkeypatch.setattr("gtpo.training.checks.score", lambda *_: torch.full((2, 4), -next(gaps)))
-    batch = {"completion_mask": torch.ones(2, 4), "sampling_per_token_logps": torch.zeros(2, 4)}
+    mask = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
+    monkeypatch.setattr("gtpo.training.checks.score", lambda *_: -next(gaps) * mask)
+    batch = {"completion_mask": mask, "sampling_per_token_logps": torch.zeros(2, 4)}
     accelerator = SimpleNamespace(unwrap_model=lambda model: model, gather=lambda gap: gap, device=torch.device("cpu"))
     model, state = SimpleNamespace(disable_adapter=nullcontext), SimpleNamespace(global_step=1)
     sampling = {"top_p": 1.0, "top_k": 0, "min_p": None}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import trl
+from accelerate import Accelerator
 from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
 from helpers.scripts import ROOT
 
@@ -123,8 +124,14 @@ def test_a_resumed_run_keeps_the_initial_entropy_and_the_weights(tiny: Path, tmp
     assert_same(found, expected)
 
 
-def test_a_trained_policy_is_not_measured(tiny: Path, tmp_path: Path) -> None:
+def test_a_prompt_is_measured_once_and_a_trained_policy_is_not(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = make_trainer("gtpo_trl", tiny, tmp_path, gtpo={"initial_entropy": None})
+    with monkeypatch.context() as patch:  # three processes have nine rows of eight prompts
+        patch.setattr(Accelerator, "num_processes", 3)
+        patch.setattr(trainer.accelerator, "gather", lambda means: torch.arange(9.0))
+        assert trainer._measure_initial_entropy() == 3.5
     trainer.state.global_step = 7
     with pytest.raises(ValueError, match="the policy is trained: set initial_entropy"):
         trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)

@@ -201,9 +201,11 @@ def test_a_metric_is_the_mean_over_the_rows(method: str, tiny: Path, tmp_path: P
     metrics = trainer.evaluate()
     assert metrics["eval_reward"] == metrics["eval_rewards/reward_of_row/mean"] == sum(WORTH) / 5
     assert math.isfinite(metrics["eval_loss"]) and metrics["eval_completion_length"] <= 6
-    assert {"eval_conflict_tokens", "eval_frac_reward_zero_std"}.isdisjoint(metrics)  # of groups
+    of_groups = {"eval_conflict_tokens", "eval_frac_reward_zero_std"}
+    assert {*of_groups, "eval_num_tokens"}.isdisjoint(metrics)
     trainer.num_generations_eval = 2
-    assert {"eval_conflict_tokens", "eval_frac_reward_zero_std"} <= trainer.evaluate().keys()
+    others = trainer.evaluate(rows_worth([3.0]))
+    assert of_groups <= others.keys() and others["eval_reward"] == 3.0
 
 
 def test_each_process_draws_numbers_of_its_own(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +359,7 @@ BOTH = sorted([*ROWS, *EVALUATIONS], key=lambda row: row["step"])
 
 
 def test_held_out_rows_do_not_enter_the_scores_of_training() -> None:
-    assert scores(BOTH) == scores(ROWS)
+    assert scores(BOTH) == scores(ROWS) and scores(BOTH[:8]) == scores([row for row in BOTH[:8] if row in ROWS])
     assert find_problems(BOTH, 64) == find_problems(ROWS, 64)
     assert held_out_text(BOTH) == "Held-out rows, steps 4 to 8: accuracy 20.0 -> 40.0 %, mine 1 -> 1"
     best = {"eval_accuracy": 40.0, "step": 8}

@@ -1,6 +1,7 @@
 """What a trainer refuses by name: settings, arguments and models that the loss would ignore."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,12 +77,13 @@ def test_unsloth_takes_the_correction_of_the_sampler_out(tmp_path: Path, monkeyp
         ("environment_factory", object),
         ("rollout_func", print),
         ("peft_config", PromptTuningConfig()),
+        ("model", SimpleNamespace(peft_config={"default": PromptTuningConfig()})),
     ],
 )
 def test_what_the_loss_would_ignore_is_refused_before_a_model_is_loaded(name: str, value: Any, tmp_path: Path) -> None:
-    expected = "PromptTuningConfig" if name == "peft_config" else name
+    expected = "PromptTuningConfig" if name in ("peft_config", "model") else name
     with pytest.raises(UsageError, match=expected):
-        GTPOTrainer("no model is loaded", [], config(tmp_path), **{name: value})
+        GTPOTrainer(reward_funcs=[], args=config(tmp_path), **{"model": "no model is loaded", name: value})
 
 
 def test_models_whose_loss_or_logits_are_others_are_refused(tiny: Path, tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ import json
 import math
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas
 import pytest
 import torch
+from accelerate import Accelerator
 from datasets import Dataset
 from helpers import canned
 from helpers.canned import GROUP, canned_group, make_trainer, trained_weights
@@ -94,8 +97,19 @@ def test_a_loss_that_is_not_finite_on_another_process_stops_this_one(
         return torch.cat([value, torch.zeros_like(value)]) if value.dim() == 3 else gather(value)  # of the metrics
 
     monkeypatch.setattr(trainer.accelerator, "gather", with_a_failed_process)
-    with pytest.raises(RunError):
+    with pytest.raises(RunError, match="the loss is not finite"):
         trainer.compute_loss(trainer.model, batch)
+    monkeypatch.setattr(trainer.accelerator, "gather", gather)
+    monkeypatch.setattr("gtpo.training.trainer.completion_entropy", lambda *_: torch.full((GROUP,), math.inf))
+    with pytest.raises(RunError, match="the entropy is not finite"):
+        trainer.compute_loss(trainer.model, batch)
+
+
+def test_a_completion_ends_at_its_first_end_token(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    drawn = torch.tensor([[7, trainer.eos_token_ids[0], 7], [7, 7, 7]])
+    monkeypatch.setattr("gtpo.training.trainer.generate", lambda model, ids, *rest: torch.cat([ids, drawn], 1))
+    assert trainer._sample([[5, 6], [5]]) == [drawn[0, :2].tolist(), [7, 7, 7]]
 
 
 def test_the_gap_to_the_sampler_is_that_of_the_weights_that_sampled(tiny: Path, tmp_path: Path) -> None:
@@ -108,6 +122,7 @@ def test_the_gap_to_the_sampler_is_that_of_the_weights_that_sampled(tiny: Path, 
     for old in ({}, {"old_per_token_logps": sampled + 0.25}):
         trainer.compute_loss(trainer.model, batch | {"sampling_per_token_logps": without_score} | old)
     assert trainer._metrics["train"]["sampler_logp_gap"] == pytest.approx([1.0, 0.25], abs=1e-5)
+    assert not any("tag_logps" in name for name in trainer._metrics["train"])  # no completion has a tag
 
 
 def test_quantiles_of_the_gap_and_the_kept_mass(tiny: Path, tmp_path: Path) -> None:
@@ -122,9 +137,10 @@ def test_quantiles_of_the_gap_and_the_kept_mass(tiny: Path, tmp_path: Path) -> N
     assert found["sampler_logp_gap_median"].item() == pytest.approx(np.median(valid), abs=1e-6)
     assert found["sampler_logp_gap_p99"].item() == pytest.approx(np.quantile(valid, 0.99), abs=1e-6)
     assert "sampler_kept_mass" not in found
-    trainer.top_p = 0.9
     batch["sampling_per_token_logps"] = torch.full((2, 6), -1.0 - math.log(0.9))
-    assert sampler_metrics(trainer, torch.full((2, 6), -1.0), batch)["sampler_kept_mass"].item() == pytest.approx(0.9)
+    for name, value in (("top_p", 0.9), ("top_k", 5), ("min_p", 0.1)):
+        cut = SimpleNamespace(**{"top_p": 1.0, "top_k": 0, "min_p": None, name: value})
+        assert sampler_metrics(cut, torch.full((2, 6), -1.0), batch)["sampler_kept_mass"].item() == pytest.approx(0.9)
 
 
 def test_the_switch_of_unsloth_is_restored(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,6 +363,22 @@ def test_the_initial_entropy_is_scored_in_micro_batches(tiny: Path, tmp_path: Pa
     assert measured[3] == pytest.approx(measured[GROUP], abs=1e-6)
 
 
+def test_each_process_samples_its_part_of_the_prompts_for_the_initial_entropy(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight prompts, three processes: the last prompt is sampled twice, and counts once."""
+    trainer, module = unmeasured(tiny, tmp_path, seed=7), "gtpo.training.initial_entropy"
+    seeds: list[int] = []
+    gathered: list[float] = []
+    monkeypatch.setattr(f"{module}.isolated_rng", lambda seed, device: seeds.append(seed) or nullcontext())
+    monkeypatch.setattr(f"{module}.gather_object", lambda own: gathered.extend(own) or gathered)
+    monkeypatch.setattr(Accelerator, "num_processes", 3)
+    for rank in range(3):
+        monkeypatch.setattr(Accelerator, "process_index", rank)
+        entropies = trainer.initial_entropy.sampled_entropies(list(trainer.train_dataset))
+    assert seeds == [7, 8, 9] and len(gathered) == 9 and entropies == gathered[:8]
+
+
 @pytest.mark.parametrize(("use_vllm", "calls"), [(False, [25, 5]), (True, [30])])
 def test_vllm_samples_the_initial_entropy_in_one_call(
     use_vllm: bool, calls: list[int], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -366,7 +398,7 @@ def test_a_resumed_run_reads_the_initial_entropy_and_never_measures_a_trained_po
     text: str, tiny: Path, tmp_path: Path
 ) -> None:
     trainer = unmeasured(tiny, tmp_path)
-    trainer.state.global_step = 7
+    trainer.state.global_step = 1
     with pytest.raises(FileNotFoundError, match="initial_entropy"):
         _ = trainer.initial_entropy.value
     (tmp_path / "initial_entropy.json").write_text(text)
