@@ -84,10 +84,6 @@ def test_the_preset_of_a_model_without_a_gpu(method: str, model: str, preset: st
     assert [cli.preset_for(method, model, dry_run=dry_run) for dry_run in (False, True)] == [expected] * 2
 
 
-def test_smollm2_on_a_gpu_takes_the_preset_of_other_models(gpu: None) -> None:
-    assert cli.preset_for("gtpo", "smol") == cli.preset_for("gtpo", "owner/other-1B") == CONFIGS / "gtpo" / "qwen.yaml"
-
-
 @pytest.mark.parametrize(
     ("gib", "flags", "rows", "parts"),
     [

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gtpo.arguments import BENCHMARK_TITLES, PromptArguments
+from gtpo.arguments import PromptArguments
 from gtpo.cli.parse import parse_evaluation
-from gtpo.data.load import ARITHMETIC_STEPS, BENCHMARKS, load_benchmark
+from gtpo.data.load import load_benchmark
 from gtpo.errors import UsageError
 from gtpo.evaluation import sampling
 from gtpo.evaluation.arguments import EvaluationArguments
@@ -19,10 +19,6 @@ from gtpo.evaluation.sampling import Sampling
 from gtpo.prompts import SYSTEM_PROMPT
 
 ROWS = load_benchmark("arithmetic")
-
-
-def test_every_benchmark_has_a_title() -> None:
-    assert tuple(BENCHMARK_TITLES) == (*BENCHMARKS, *ARITHMETIC_STEPS)
 
 
 def select(*names: str, **flags: Any) -> dict[str, str]:
@@ -146,8 +142,3 @@ def test_regrade_refuses_what_is_stored() -> None:
         flags, given = parse_evaluation(EvaluationArguments, ["--regrade", f"--{name}={values.get(name, '1')}"])
         with pytest.raises(UsageError, match=f"--{name.replace('-', '_')}"):
             find_stored_jobs(flags, given)
-
-
-def test_adapter_is_short_for_runs() -> None:
-    flags, given = parse_evaluation(EvaluationArguments, ["--adapter", "a", "b"])
-    assert flags.runs == ["a", "b"] and given == {"runs"}

@@ -193,29 +193,6 @@ def test_code_of_a_model_is_refused_without_a_question(
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("config.json", {"hidden_size": "128"}),
-        ("config.json", {"num_attention_heads": 0}),
-        ("config.json", {"hidden_size": 64}),
-        ("tokenizer.json", {"model": 3}),
-    ],
-)
-def test_wrong_values_in_the_files_of_a_model_are_one_sentence(model: Path, name: str, change: dict[str, Any]) -> None:
-    (model / name).write_text(json.dumps(json.loads((model / name).read_text()) | change))
-    with pytest.raises(UsageError, match=str(model)):
-        load_base(str(model))
-
-
-@pytest.mark.parametrize("size", [0, 7, 5000, -1])
-def test_weights_that_are_cut_are_refused(model: Path, size: int) -> None:
-    path = model / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(UsageError, match=str(model)):
-        policy(model)
-
-
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "adapter_model.bin"])
 def test_pickled_weights_are_refused_and_not_read(model: Path, tmp_path: Path, name: str) -> None:
     class Malicious:

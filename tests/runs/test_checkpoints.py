@@ -72,13 +72,6 @@ def test_a_linked_checkpoint_is_unlinked_and_its_target_kept(tmp_path: Path) -> 
     assert damage(target) is None
 
 
-def test_a_file_named_like_a_checkpoint_is_damage(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint-99").write_text("")
-    assert damage(tmp_path / "checkpoint-99")
-    delete(tmp_path / "checkpoint-99")
-    assert sorted_checkpoints(tmp_path) == []
-
-
 def test_checkpoints_are_ordered_by_step(tmp_path: Path) -> None:
     for step in (100, 20, 3):
         checkpoint(tmp_path, step)

@@ -1,4 +1,4 @@
-"""Several machines: two network namespaces with a process each; and the batch script of Slurm with two processes."""
+"""The batch script of Slurm with two processes."""
 
 import json
 import os
@@ -19,20 +19,6 @@ pytestmark = pytest.mark.slow
 
 FLAGS = ["--dataset", "arithmetic", "--G", "4", "--prompts_per_step", "1", "--max_completion_length", "8"]
 FLAGS += ["--save_steps", "100", "--initial_entropy", "0.5", "--log_completions", "false"]
-TWO_MACHINES = """
-set -e
-unshare --net sleep 600 & other=$!
-trap "kill $other" EXIT
-until [ "$(readlink /proc/$other/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.05; done
-there="nsenter --target $other --net"
-ip link add v0 type veth peer name v1 netns $other
-ip addr add 10.0.0.1/24 dev v0 && ip link set v0 up && ip link set lo up
-$there ip addr add 10.0.0.2/24 dev v1 && $there ip link set v1 up && $there ip link set lo up
-[ $# -gt 0 ] || exit 0
-GLOO_SOCKET_IFNAME=v1 $there "${@//RANK/1}" & second=$!
-GLOO_SOCKET_IFNAME=v0 "${@//RANK/0}"
-wait $second
-"""
 SRUN = """#!/bin/bash
 for rank in 0 1; do SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NTASKS=2 "$@" & processes+=($!); done
 highest=0
@@ -48,57 +34,9 @@ if [ "$1" = show ]; then echo 127.0.0.1; else echo "$2" >> requeued; fi
 """
 
 
-def machines(*command: str) -> list[str]:
-    """A command on two machines; RANK in it is the number of the machine."""
-    return ["unshare", "--user", "--map-root-user", "--net", "bash", "-c", TWO_MACHINES, "bash", *command]
-
-
-@pytest.fixture(scope="module")
-def namespaces() -> None:
-    try:
-        done = subprocess.run(machines(), capture_output=True, text=True)
-    except OSError as error:
-        pytest.skip(f"unshare is missing: {error}")
-    if done.returncode:
-        pytest.skip(f"network namespaces are not allowed: {done.stderr.strip()[:200]}")
-
-
 def metrics(run: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if "time" not in key and "per_second" not in key} for row in rows]
-
-
-def test_two_machines_train_as_the_documentation_starts_them(namespaces: None, tiny: Path, tmp_path: Path) -> None:
-    """The command of docs/scaling.md on each, over a network between them; and one of them writes the run."""
-    (command,) = [
-        block
-        for block in (ROOT / "docs" / "scaling.md").read_text().replace("\\\n", " ").splitlines()
-        if block.startswith("accelerate launch") and "--machine_rank" in block
-    ]
-    launch, train = command.partition("#")[0].split("train_gtpo.py")
-    values = {
-        "--num_processes": "2",
-        "--machine_rank": "RANK",
-        "--config_file": str(ROOT / "configs/accelerate/ddp.yaml"),
-    }
-    words = launch.split()[2:]
-    words = [values.get(before, word) for before, word in zip(["", *words], words, strict=False)]
-    script = [str(ROOT / "train_gtpo.py"), *train.split()[:2], "--model", str(tiny), *FLAGS, "--max_steps", "2"]
-    done = subprocess.run(
-        machines(sys.executable, "-m", "accelerate.commands.launch", *words, *script, "--output_dir", "run"),
-        cwd=tmp_path,
-        env=user_environment(),
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert [row["step"] for row in metrics(tmp_path / "run")] == [1, 2]
-    assert {path.name for path in (tmp_path / "run" / "checkpoint-2").glob("rng_state*")} == {
-        "rng_state_0.pth",
-        "rng_state_1.pth",
-    }
-    assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").is_file()
 
 
 def test_the_batch_script_of_slurm_is_requeued_and_resumes(tiny: Path, tmp_path: Path) -> None:

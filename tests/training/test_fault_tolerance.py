@@ -274,24 +274,6 @@ def test_a_checkpoint_needs_the_reference_adapter_too(tiny: Path, tmp_path: Path
     assert complete(tmp_path / "run") == []
 
 
-def test_save_total_limit_keeps_the_newest_steps_whatever_the_file_times(tiny: Path, tmp_path: Path) -> None:
-    """Checkpoints dated ahead, as by a copy or a clock that was set back; one is deleted after the next is complete."""
-    run, seen = tmp_path / "run", []
-    trainer = tracked("gtpo", tiny, run, max_steps=3, save_total_limit=1)
-
-    class BeforeTheManifest(TrainerCallback):
-        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            seen.append(complete(run))
-            ahead = time.time() + 3600 * (10 - state.global_step)
-            os.utime(run / f"checkpoint-{state.global_step}", (ahead, ahead))
-
-    trainer.callback_handler.callbacks.insert(0, BeforeTheManifest())
-    trainer.train()
-    assert seen == [[], ["checkpoint-1"], ["checkpoint-2"]] and complete(run) == ["checkpoint-3"]
-    assert trainer.args.save_total_limit == 1  # as in config.yaml and the model card
-    assert not list(run.rglob("training_args.bin"))  # a pickle
-
-
 def test_a_resumed_run_ends_with_the_same_weights_and_metrics(tiny: Path, tmp_path: Path) -> None:
     """The reference policy is an adapter too; the optimizer and the schedule have states."""
     settings = {"max_steps": 4, "beta": 0.04, "optim": "adamw_torch", "lr_scheduler_type": "cosine"}
