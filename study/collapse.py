@@ -126,7 +126,7 @@ FAMILIES = (
 MEASURES = {
     "greedy accuracy": ("pass@1", "arithmetic_greedy"),
     "pass@1": ("pass@1", "arithmetic"),
-    **{name: (name, "late") for name in ("accuracy", "formatting", "entropy", "completion_length", "kl")},
+    **{name: (name, "late") for name in ("accuracy", "formatting", "entropy", "completion_length")},
 }
 
 

@@ -30,7 +30,7 @@ from study.claims import read_claims
 from study.collapse import ADMISSION, FAMILIES, admission, comparison, draw_survival
 from study.collapse import STORED as COLLAPSE_METRICS
 from study.condensed import condense, rounded
-from study.measures import STATISTICS, largest_loss, quarters
+from study.measures import STATISTICS, largest_loss
 from study.mechanism import effect_of, policy_title, write_mechanism
 from study.rendering import render, wrapped
 from study.stages import hours_of_stage
@@ -44,7 +44,6 @@ PLACES = {  # scale -> condensed runs
 }
 COMPARED = ("collapse", "headroom")  # scales of the families
 SMOL_SEEDS = range(1, 9)
-ADAM = "grpo-g8-beta1e-6-adam0.999999"
 LOSES = 20.0  # points below an earlier value
 NOTHING = Results.of({})
 PAGES = {  # template -> page
@@ -54,7 +53,6 @@ PAGES = {  # template -> page
 DIRECTORY, PAGE, README = PLACES["tiny"], PAGES["reproduction.template.md"], Path("README.md")
 METRICS = tuple(name for name in LABELS if name not in SCORES)
 STORED = (*METRICS, "step_time", "grad_norm")
-MAX_GRAD_NORM = 0.1  # of every preset [Listing 1]
 VERDICTS = ("holds", "does not hold", SMALL, "undecided", NOT_COUNTED, "too few seeds", "not run")
 DECIDED = VERDICTS[:3]
 
@@ -79,7 +77,6 @@ def summarize(
         for claim in of_figure
     ]
     names = select_figures(matrix, ["all"], "tiny")
-    falls = [second - last for _, second, _, last in map(quarters, _curves(results, ADAM, "accuracy"))]
     return {
         "settings": {"seeds": seeds} | {key: spec[key] for key in ("window", "base", "late", "evaluation")},
         "sizes": SIZES,
@@ -93,7 +90,6 @@ def summarize(
             for window in [matrix[family.scale]["window"]]
         },
         "stages": {str(stage): hours_of_stage(matrix, stage) for stage in (1, 2)},
-        "adam_fall": _pair(falls),
         "smol": {
             "claims": of_smol,
             "runs": {
@@ -108,7 +104,6 @@ def summarize(
                 for name in dict.fromkeys(name for name, _ in smol.runs)
             },
             "scores": scores_of(smol),
-            "clipped": _clipped(smol),
             "filtered": _filtered(smol, "gtpo"),
         },
         "verdicts": {name: sum(claim["verdict"] == name for claim in claims) for name in VERDICTS},
@@ -151,14 +146,6 @@ def scores_of(results: Results) -> dict[str, dict[str, dict[str, list[float | No
         pairs = {score: _pair(scored[score].dropna().tolist()) for score in kept}
         rows.setdefault(name, {})[benchmark] = {score: pair for score, pair in pairs.items() if pair[0] is not None}
     return rows
-
-
-def _clipped(results: Results) -> float | None:
-    """The share of steps, of those with a gradient, in which its norm is above ``MAX_GRAD_NORM``, in percent."""
-    if "grad_norm" not in results.metrics:
-        return None
-    norms = results.metrics["grad_norm"].dropna()
-    return float(100 * (norms[norms != 0] > MAX_GRAD_NORM).mean())
 
 
 def _filtered(results: Results, pattern: str) -> float | None:
