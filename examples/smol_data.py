@@ -16,12 +16,12 @@ from tiny_base import imperfect_targets
 from gtpo.data.arithmetic import arithmetic
 from gtpo.prompts import to_completion
 
-STEPS = (1, 2)  # operations of a problem
+STEPS, HARD_STEPS = (1, 2), (3, 4)  # operations of a problem
 SIZES = {"warm_start": 2000, "train": 2000, "test": 128}
 
 
 def write_data(directory: Path) -> None:
-    """Write warm_start.jsonl, train.jsonl and test.jsonl with the columns prompt, answer, solution.
+    """Write prompt, answer, solution: warm_start.jsonl, and train and test, each also with the prefix hard_.
 
     Half of the solutions in warm_start.jsonl lack one tag, as for the tiny base.
     """
@@ -32,10 +32,12 @@ def write_data(directory: Path) -> None:
         )
     }
     for split, seed in (("train", 2), ("test", 0)):
-        rows[split] = (
-            {"prompt": row["question"], "answer": row["gold"], "solution": to_completion(row["reasoning"], row["gold"])}
-            for row in arithmetic(split, SIZES[split], seed, STEPS)
-        )
+        for prefix, steps in (("", STEPS), ("hard_", HARD_STEPS)):
+            rows[prefix + split] = [
+                {"prompt": row["question"], "answer": row["gold"]}
+                | {"solution": to_completion(row["reasoning"], row["gold"])}
+                for row in arithmetic(split, SIZES[split], seed, steps)
+            ]
     directory.mkdir(parents=True, exist_ok=True)
     for name, of_name in rows.items():
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of_name), encoding="utf-8")
