@@ -52,9 +52,7 @@ def parser() -> argparse.ArgumentParser:
     stages = added["collapse"].add_argument_group("on a GPU")
     stages.add_argument("--scale", choices=("tiny", "paper"), default="tiny", help="paper: LLaMA on GSM8K [tiny]")
     stages.add_argument("--stage", type=int, choices=(1, 2), default=1, help="1: GRPO; 2: the four arms [1]")
-    stages.add_argument(
-        "--model", choices=MODELS, default="llama", help="llama-1b: perhaps a fifth of the hours [llama]"
-    )
+    stages.add_argument("--model", choices=MODELS, default="llama", help="llama-1b: perhaps 0.2 of the hours [llama]")
     stages.add_argument("--gpus", nargs="+", metavar="ID", help="one run at a time on each of these GPUs")
     stages.add_argument("--slurm", nargs="+", metavar="KEY=VALUE", help="as Slurm jobs: docs/scaling.md, Many runs")
     return parser

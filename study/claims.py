@@ -39,7 +39,7 @@ class Claim:
     @property
     def runs(self) -> list[str]:
         """The names of the runs that it reads."""
-        return list(dict.fromkeys(run_of(name) for measure in self.measures for name in measure.runs))
+        return [*dict.fromkeys(name.removesuffix("@best") for measure in self.measures for name in measure.runs)]
 
     @property
     def compares_runs(self) -> bool:
@@ -62,11 +62,6 @@ class Claim:
         """The margin of one seed; positive supports the claim."""
         more, less = self.sides(runs)
         return more - less + self.allowed
-
-
-def run_of(name: str) -> str:
-    """The run whose scores have a name, at its end or ``@best``."""
-    return name.removesuffix("@best")
 
 
 @cache

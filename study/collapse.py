@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +19,7 @@ from study.comparison import compare, holm, mcnemar_p
 from study.measures import Measure, SeedRuns, fall, highest, late, quarters, trailing
 
 STORED = (  # metrics of its runs beyond those of the figures
-    *("completion_length", "empty_blocks", "frac_reward_zero_std"),
+    *("completion_length", "empty_blocks", "frac_reward_zero_std", "prefix_push"),
     *(f"tag_logps/{tag}" for tag in ("reasoning_start", "reasoning_end", "answer_start", "answer_end")),
 )
 LEARNS = 5.0  # points above the base, in a trailing mean
@@ -89,12 +90,12 @@ PAPER = Rule(of_format_reward, learn=0, lose=2)  # of three seeds
 
 @dataclass(frozen=True)
 class Family:
-    """A comparison of GTPO and GRPO, each at its own best of three rates; Holm's correction is over ``primary``.
+    """A comparison of two arms, GTPO and GRPO each at its own best of three rates; Holm's is over ``primary``.
 
     Attributes:
         names: What follows the method in the names of its runs, before the rate: a regular expression.
         rates, seeds: The seeds that choose the rates, and those that are compared.
-        rate: Of both arms, if it is not chosen.
+        arms: Their runs, if the rates are not chosen; the first is subtracted.
     """
 
     title: str
@@ -104,7 +105,7 @@ class Family:
     rates: Sequence[int]
     seeds: Sequence[int]
     primary: tuple[str, ...]
-    rate: str = ""
+    arms: tuple[str, ...] = ()
 
     def command(self, arms: Sequence[str]) -> str:
         """What makes the runs of the comparison, or first those that choose the arms."""
@@ -115,19 +116,28 @@ class Family:
 
 RATES = ("0.3e-3", "0.6e-3", "1e-3")
 ADMISSION = range(301, 305)  # seeds of GRPO that admit a rate
+LOSING = ("grpo-headroom-1.2e-3", "gtpo-headroom-1.2e-3")
+CORRECTION, DR = "gtpo-control-correction", "grpo-control-dr"
+_control = partial(Family, scale="collapse", names="control", rule=GUESSING, rates=(), seeds=range(401, 409))
 CONDITIONS = "(?:same|bits4|bits2|bits1|cool|hot)-"
 FAMILIES = (
     Family("published", "collapse", "", TINY, range(305, 308), range(351, 371), ("accuracy", "formatting")),
     Family("guessing", "collapse", "headroom-", GUESSING, range(305, 308), range(351, 371), ("accuracy", "formatting")),
-    Family("losing", "collapse", "headroom-", GUESSING, (), range(311, 323), ("accuracy",), "1.2e-3"),
+    Family("losing", "collapse", "headroom-", GUESSING, (), range(311, 323), ("accuracy",), LOSING),
     Family("conditions", "collapse", CONDITIONS, GUESSING, (), range(311, 331), ("accuracy", "formatting")),
     Family("plain", "headroom", "", GUESSING, range(331, 334), range(341, 361), ("greedy accuracy", "pass@1")),
+    _control("correction minus GRPO", primary=("tag_logps/reasoning_start",), arms=("grpo-control", CORRECTION)),
+    _control("Dr. GRPO minus GRPO", primary=(), arms=("grpo-control", DR)),
+    _control("GTPO minus GRPO", primary=(), arms=("grpo-control", "gtpo-control")),
+    _control("correction minus Dr. GRPO", primary=(), arms=(DR, CORRECTION)),
 )
 MEASURES = {
     "greedy accuracy": ("pass@1", "arithmetic_greedy"),
     "pass@1": ("pass@1", "arithmetic"),
     **{name: (name, "late") for name in ("accuracy", "formatting", "entropy", "completion_length")},
 }
+CONTROL_MEASURES = {name: (name, "mean") for name in (*STORED[-4:], "formatting", "completion_length")}
+MEANS = ("accuracy", "formatting", "entropy")
 
 
 def admission(results: Results, window: int, family: Family) -> dict[str, dict[str, Any]]:
@@ -165,14 +175,14 @@ def comparison(
     complete = [name for name, row in rates.items() if row["seeds"] == len(family.rates)]
     of_arm = [[name for name in complete if name.startswith(method)] for method in ("grpo", "gtpo")]
     best = [max(names, key=lambda name: rates[name]["accuracy"][0]) for names in of_arm if len(names) == len(RATES)]
-    arms = [f"{method}-{family.names}{family.rate}" for method in ("grpo", "gtpo")] if family.rate else best
+    arms = list(family.arms) or best
     found: dict[str, Any] = {"rates": rates, "arms": arms, "seeds": 0, "mixed": 0, "rows": {}, "lost": {}}
     found["command"] = family.command(arms)
     if len(arms) < 2:
         return found
     both = [seed for seed in family.seeds if all((arm, seed) in results.runs for arm in arms)]
     pairs = [s for s in both if origins.get(f"{arms[0]}-s{s}") == origins.get(f"{arms[1]}-s{s}")]
-    for name, (score, of) in MEASURES.items():
+    for name, (score, of) in (CONTROL_MEASURES if family.names == "control" else MEASURES).items():
         differences = []
         for seed in pairs:
             with suppress(KeyError):
@@ -190,9 +200,6 @@ def comparison(
     return found | {"seeds": len(pairs), "mixed": len(both) - len(pairs)}
 
 
-MEANS = ("accuracy", "formatting", "entropy")
-
-
 def _of_method(results: Results, method: str, family: Family) -> list[str]:
     names = dict.fromkeys(name for name, _ in results.runs)
     found = [name for name in names if re.fullmatch(rf"{method}-{family.names}[0-9.]+e-[0-9]+", name)]
@@ -202,7 +209,7 @@ def _of_method(results: Results, method: str, family: Family) -> list[str]:
 def draw_survival(matrix: Matrix, figure: str, results: Results, window: int) -> Any:
     """A row per group: share of seeds that have not lost ``ACCURACY`` points of trailing accuracy, and the entropy."""
     groups = {
-        title: {legend: run for legend, run in curves.items() if results.seeds(run)}
+        title: {legend: run for legend, run in curves.items() if results.seeds(run) and legend.endswith("e-3")}
         for title, curves in groups_of(matrix, figure, figure).items()
     }
     shown = {title: curves for title, curves in groups.items() if curves}

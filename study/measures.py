@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isnan
+from math import isfinite, isnan
 from statistics import fmean
 
 from pandas import Series
@@ -54,6 +54,11 @@ def fall_step(values: Series, window: int) -> float:
     means = trailing(values, window)
     after = means.loc[means.idxmax() :]
     return float((after <= (after.iloc[0] + after.min()) / 2).idxmax())
+
+
+def rounded(value: float | None) -> float | None:
+    """To five significant digits; None for NaN and infinity."""
+    return float(f"{value:.5g}") if value is not None and isfinite(value) else None
 
 
 STATISTICS: dict[str, Callable[[Series, int], float]] = {

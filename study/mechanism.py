@@ -15,7 +15,7 @@ from gtpo.paper.matrix import RUNS, Experiment, Matrix, experiment, with_earlier
 from gtpo.paper.runner import run_all, slots_of
 from gtpo.paper.states import state_of
 from gtpo.reports.curves import LEAST_SEEDS, grid
-from study.condensed import rounded
+from study.measures import rounded
 from study.rendering import render
 
 TARGETS = {"tags": "tags of reference solutions", "own tags": "tags of its own completions"}  # of the figure of updates

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gtpo.errors import UsageError, nearest
 from gtpo.paper.matrix import Evaluation, Experiment, Matrix, experiment, plan_evaluations
 from gtpo.paper.results import Results
-from study.claims import Claim, read_claims, run_of
+from study.claims import Claim, read_claims
 from study.verdicts import check, digits_of
 
 
@@ -31,7 +31,7 @@ def work_of(matrix: Matrix, claims: Sequence[Claim], seeds: Sequence[int]) -> tu
     """The runs and evaluations that some claims read, at tiny scale; the first seed of all runs before the second."""
     benchmarks: dict[str, set[str]] = {}
     for measure in [measure for claim in claims for measure in claim.measures]:
-        for name in map(run_of, measure.runs):
+        for name in (run.removesuffix("@best") for run in measure.runs):
             benchmarks.setdefault(name, set()).update([measure.benchmark] if measure.benchmark else [])
     experiments = [experiment(matrix, "tiny", name, seed) for seed in dict.fromkeys(seeds) for name in benchmarks]
     needed = [(run, benchmark) for run in experiments for benchmark in sorted(benchmarks[run.name])]

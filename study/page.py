@@ -7,7 +7,7 @@ Every number comes from results/, the condensed runs; reproduction.template.md a
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,8 +29,7 @@ from gtpo.reports.curves import LEAST_SEEDS
 from study.claims import read_claims
 from study.collapse import ADMISSION, FAMILIES, admission, comparison, draw_survival
 from study.collapse import STORED as COLLAPSE_METRICS
-from study.condensed import condense, rounded
-from study.measures import STATISTICS, largest_loss
+from study.measures import STATISTICS, largest_loss, rounded
 from study.mechanism import effect_of, policy_title, write_mechanism
 from study.rendering import render, wrapped
 from study.stages import hours_of_stage
@@ -44,6 +43,7 @@ PLACES = {  # scale -> condensed runs
 }
 COMPARED = ("collapse", "headroom")  # scales of the families
 SMOL_SEEDS = range(1, 9)
+ENTRY_KEYS = ("label", "adapter", "benchmark", "problems", "k", "scores", "counts")  # of an evaluation
 LOSES = 20.0  # points below an earlier value
 NOTHING = Results.of({})
 PAGES = {  # template -> page
@@ -258,6 +258,24 @@ def write_page(matrix: Matrix) -> list[Path]:
     write_atomically(README, fill(README.read_text(encoding="utf-8"), "found", found_text))
     files = [DIRECTORY / name for name in (METRICS_FILE, SCORES_FILE, "summary.json")]
     return [path for path in (*files, *written, *PAGES.values(), README) if path.is_file()]
+
+
+def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
+    """Store some metrics of every step, rounded to five significant digits, and the scores without completions.
+
+    ``counts`` of a score are samples and correct ones by problem, from which pass@k can be computed again.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    kept = results.metrics.reindex(columns=list(metrics)).map(rounded).reset_index()
+    entries = []
+    for entry in results.scores.get("entry", []):
+        counts = [[problem["n"], problem["c"]] for problem in entry.get("per_problem", ())]
+        entry = {**entry, "counts": counts} if counts else entry
+        entries.append({key: entry[key] for key in ENTRY_KEYS if key in entry})
+    write_atomically(directory / SCORES_FILE, "[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
+    unfinished = directory / f"{METRICS_FILE}.tmp"
+    kept.to_parquet(unfinished, compression="zstd", index=False)
+    unfinished.replace(directory / METRICS_FILE)  # last: it is by this file that results are found
 
 
 def stored_runs(matrix: Matrix, scale: str) -> list[Experiment]:

@@ -21,10 +21,7 @@ from study.comparison import compare
 from study.measures import SeedRuns, late
 
 SEEDS, STEPS, GROUP, WINDOW = (3407, 1, 2), {1: 1000, 2: 1500}, 8, 100
-MODELS = {
-    "llama": ("llama", 1.0),
-    "llama-1b": ("meta-llama/Llama-3.2-1B-Instruct", 0.2),
-}  # share of LLaMA's hours: a guess
+MODELS = {"llama": ("llama", 1.0), "llama-1b": ("meta-llama/Llama-3.2-1B-Instruct", 0.2)}  # of LLaMA's hours: a guess
 BETAS = {"adam0.9": ("0.9", "0.95"), "adam0.999999": ("0.999999", "0.999999")}
 FIRST = ("grpo", "adam0.9")
 

@@ -13,7 +13,7 @@ from helpers.results import files_up_to, results_of
 from gtpo.errors import UsageError
 from gtpo.paper.results import Results, read_results, read_wandb
 from gtpo.runs.directory import RunDirectory
-from study.condensed import condense
+from study.page import condense
 
 
 def logged(results: Results) -> dict[str, dict[int, list[dict[str, Any]]]]:

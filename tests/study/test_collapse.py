@@ -6,9 +6,10 @@ import pytest
 from helpers.results import results_of
 
 from study.collapse import FAMILIES, GUESSING, PAPER, admission, comparison, survival
+from study.length_reward import longer
 from study.measures import SeedRuns
 
-PUBLISHED, GUESSED, LOSING, _, PLAIN = FAMILIES
+PUBLISHED, GUESSED, LOSING, _, PLAIN, CORRECTED, *_ = FAMILIES
 
 
 def run(accuracy: list[float], formatting: list[float], entropy: list[float], steps: int = 50) -> list[dict[str, Any]]:
@@ -76,10 +77,8 @@ def test_each_arm_is_compared_at_its_own_best_rate() -> None:
     metrics["gtpo-1e-3"][355] = run([99] * 4, FLAT, LOW)
     found = comparison(results_of(metrics), 50, PUBLISHED, {"grpo-0.3e-3-s354": ["a"], "gtpo-1e-3-s354": ["b"]})
     assert found["arms"] == ["grpo-0.3e-3", "gtpo-1e-3"] and (found["seeds"], found["mixed"]) == (3, 1)
-    assert found["rates"]["grpo-1e-3"] == {
-        **{"accuracy": (50.0, 0.0), "formatting": (90.0, 0.0), "entropy": (pytest.approx(0.4), pytest.approx(0.0))},
-        "seeds": 3,
-    }
+    row = found["rates"]["grpo-1e-3"]
+    assert (row["accuracy"], row["formatting"], row["seeds"]) == ((50.0, 0.0), (90.0, 0.0), 3)
     row = found["rows"]["accuracy"]
     assert (row["seeds"], row["mean"], row["p"], row["holm"]) == (3, 5.0, 0.25, 0.5) and row["primary"]
     assert found["rows"]["formatting"]["holm"] == 1.0 and "holm" not in found["rows"]["entropy"]
@@ -95,3 +94,18 @@ def test_a_rate_that_is_given_is_not_chosen() -> None:
     found = comparison(results_of(metrics), 50, LOSING)
     assert (found["arms"], found["seeds"]) == (["grpo-headroom-1.2e-3", "gtpo-headroom-1.2e-3"], 2)
     assert (found["rows"]["accuracy"]["mean"], found["rows"]["accuracy"]["holm"]) == (3.0, 0.5)
+    tag, arms = CORRECTED.primary[0], ("grpo-control", "gtpo-control-correction")  # -2 and -1
+    metrics = {arm: {401: [row | {tag: i - 2} for row in run(FLAT, FLAT, LOW)]} for i, arm in enumerate(arms)}
+    rows = comparison(results_of(metrics), 50, CORRECTED)["rows"]
+    assert rows[tag]["mean"] == 1.0 and rows["formatting"]["mean"] == 0.0
+
+
+def test_what_a_group_shares_is_lowered_by_the_reward_for_length() -> None:
+    """3 and 4 of 4 tokens win: A = -+5 / 5.77 = -+0.866. Then 8 lengths up to 101, and an unlike first token."""
+    pushes: list[tuple[str, float]] = []
+    drawn = [[5] * (1 + 37 * i % 101) for i in range(8)]
+    for ids in ([[5], [5, 7], [5, 7, 7], [5, 7, 7, 7]], drawn, [[6], *drawn]):
+        rewards = longer(["no tag"] * len(ids), ids, lambda *pair: pushes.append(pair))
+        assert rewards[:4] == [0, 0, 10, 10] or len(ids) > 4
+    by_hand, of_drawn = (value for name, value in pushes if name == "prefix_push")
+    assert by_hand == pytest.approx(-0.866025 * (1 + 1 / 2 - 1 / 3 - 1 / 4)) and of_drawn < 0
