@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from textwrap import fill
 from types import MappingProxyType
 from typing import Any
 
@@ -85,6 +86,7 @@ def of_format_reward(runs: SeedRuns, name: str) -> Seed:
 
 TINY = Rule(at_the_end(49.0), learn=3, lose=2)  # base-16f86973: pass@1 on 60 problems (results/tiny/evaluation.json)
 GUESSING = Rule(at_the_end(33.6, share=0.5), learn=3, lose=2)  # base-97e8bdbf: 200 (results/demo/summary.json)
+REAL = Rule(at_the_end(3.1), learn=2, lose=2)  # SmolLM2 after its warm start: pass@1 on 64 harder problems
 PAPER = Rule(of_format_reward, learn=0, lose=2)  # of three seeds
 
 
@@ -117,6 +119,7 @@ class Family:
 RATES = ("0.3e-3", "0.6e-3", "1e-3")
 ADMISSION = range(301, 305)  # seeds of GRPO that admit a rate
 LOSING = ("grpo-headroom-1.2e-3", "gtpo-headroom-1.2e-3")
+OWN_BETAS = ("grpo-plain-1.2e-3", "gtpo-plain-1.2e-3")
 CORRECTION, DR = "gtpo-control-correction", "grpo-control-dr"
 _control = partial(Family, scale="collapse", names="control", rule=GUESSING, rates=(), seeds=range(401, 409))
 CONDITIONS = "(?:same|bits4|bits2|bits1|cool|hot)-"
@@ -124,6 +127,8 @@ FAMILIES = (
     Family("published", "collapse", "", TINY, range(305, 308), range(351, 371), ("accuracy", "formatting")),
     Family("guessing", "collapse", "headroom-", GUESSING, range(305, 308), range(351, 371), ("accuracy", "formatting")),
     Family("losing", "collapse", "headroom-", GUESSING, (), range(311, 323), ("accuracy",), LOSING),
+    Family("own betas", "collapse", "plain-", GUESSING, (), range(311, 321), ("accuracy",), OWN_BETAS),
+    Family("real model", "collapse", "smol-", REAL, (), range(301, 307), ("accuracy", "formatting")),
     Family("conditions", "collapse", CONDITIONS, GUESSING, (), range(311, 331), ("accuracy", "formatting")),
     Family("plain", "headroom", "", GUESSING, range(331, 334), range(341, 361), ("greedy accuracy", "pass@1")),
     _control("correction minus GRPO", primary=("tag_logps/reasoning_start",), arms=("grpo-control", CORRECTION)),
@@ -206,31 +211,35 @@ def _of_method(results: Results, method: str, family: Family) -> list[str]:
     return sorted(found, key=lambda name: float("e-".join(re.findall(r"([0-9.]+)e-([0-9]+)", name)[-1])))
 
 
-def draw_survival(matrix: Matrix, figure: str, results: Results, window: int) -> Any:
-    """A row per group: share of seeds that have not lost ``ACCURACY`` points of trailing accuracy, and the entropy."""
-    groups = {
-        title: {legend: run for legend, run in curves.items() if results.seeds(run) and legend.endswith("e-3")}
-        for title, curves in groups_of(matrix, figure, figure).items()
-    }
-    shown = {title: curves for title, curves in groups.items() if curves}
-    drawing, axes = grid(max(1, len(shown)), 2, width=WIDTH / 2, height=2.6)
-    for (title, curves), (left, right) in zip(shown.items(), axes, strict=False):
-        rates = sorted({legend.split()[-1] for legend in curves}, key=float)
-        for legend, run in curves.items():
-            style = {"color": COLORS[rates.index(legend.split()[-1])], "linestyle": "-" if "GRPO" in legend else "--"}
-            share = survival(results, run, window)
-            left.step(share.index, share, where="post", label=f"{legend} (n = {len(results.seeds(run))})", **style)
-            means = results.smoothed(run, "entropy", window).mean(axis=1)
-            right.plot(means.index, means, **style)
-        plot_ln2(right)
-        left.set_ylim(-2, 102)
-        left.set_title(title, loc="left", fontsize=10)
-        left.set_ylabel("seeds not lost (%)")
-        right.set_ylabel("entropy ⟨H⟩ (nats)")
-        left.set_xlabel("training step")
-        right.set_xlabel("training step")
+def draw_survival(matrix: Matrix, found: Mapping[str, Results]) -> Any:
+    """A column per optimizer and base: share of seeds that have not lost ``ACCURACY`` points, and the entropy."""
+    columns: dict[str, dict[str, tuple[str, str]]] = {}  # title -> legend -> scale and run
+    for scale in found:
+        for title, runs in groups_of(matrix, scale, scale).items():
+            stored = {legend: (scale, run) for legend, run in runs.items() if found[scale].seeds(run)}
+            if stored and title.startswith("Adam"):
+                columns.setdefault(title, {}).update(stored)
+    rates = sorted({legend.split()[-1] for curves in columns.values() for legend in curves}, key=float)
+    drawing, axes = grid(2, len(columns), width=WIDTH / 3, height=2.4)
+    for (title, curves), (top, bottom) in zip(columns.items(), axes.T, strict=True):
+        count = {legend: len(found[scale].seeds(run)) for legend, (scale, run) in curves.items()}
+        for legend, (scale, run) in curves.items():
+            color, line = COLORS[rates.index(legend.split()[-1])], "-" if "GRPO" in legend else "--"
+            style: dict[str, Any] = {"color": color, "linestyle": line, "linewidth": 2.2 if count[legend] >= 10 else 1}
+            share = survival(found[scale], run, matrix[scale]["window"])
+            means = found[scale].smoothed(run, "entropy", matrix[scale]["window"]).mean(axis=1)
+            top.step(share.index, share, where="post", label=legend, **style)
+            bottom.plot(means.index, means, **style)
+        plot_ln2(bottom)
+        top.set_ylim(-2, 102)
+        top.set_title(title, fontsize=10)
+        seeds = {rate: [str(count.get(f"{method} {rate}", 0)) for method in ("GRPO", "GTPO")] for rate in rates}
+        of_rates = ", ".join(f"{rate} {'/'.join(counts)}" for rate, counts in seeds.items() if counts != ["0", "0"])
+        bottom.set_xlabel("training step\n" + fill(f"seeds GRPO/GTPO: {of_rates}", 48), fontsize=8)
+    axes[0, 0].set_ylabel("seeds not lost (%)")
+    axes[1, 0].set_ylabel("entropy ⟨H⟩ (nats)")
     lost = f"lost: accuracy {ACCURACY:g} points below an earlier trailing mean"
-    add_legend(drawing, f"{lost}; right: mean over n seeds; color: learning rate")
+    add_legend(drawing, f"{lost}; entropy: mean over seeds; thin: fewer than ten seeds; color: learning rate")
     return drawing
 
 

@@ -245,11 +245,12 @@ def write_page(matrix: Matrix) -> list[Path]:
             )[0]
         elif found[scale].runs:
             figures = {f"{scale}.png": draw(matrix, scale, scale, found[scale])}
-        if scale in COMPARED and found[scale].runs:
-            figures["survival.png"] = draw_survival(matrix, scale, found[scale], matrix[scale]["window"])
         for name, figure in figures.items():
             figure.savefig(directory / name, dpi=100)
             written.append(directory / name)
+    if compared := {scale: found[scale] for scale in COMPARED if found[scale].runs}:
+        written.append(PLACES["collapse"] / "survival.png")
+        draw_survival(matrix, compared).savefig(written[-1], dpi=100)
     summary = summarize(matrix, found, write_mechanism(), read_origins())
     write_atomically(DIRECTORY / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     for template, page in PAGES.items():

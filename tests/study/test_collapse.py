@@ -9,7 +9,10 @@ from study.collapse import FAMILIES, GUESSING, PAPER, admission, comparison, sur
 from study.length_reward import longer
 from study.measures import SeedRuns
 
-PUBLISHED, GUESSED, LOSING, _, PLAIN, CORRECTED, *_ = FAMILIES
+BY_TITLE = {family.title: family for family in FAMILIES}
+PUBLISHED, GUESSED, LOSING, PLAIN, CORRECTED = map(
+    BY_TITLE.get, ("published", "guessing", "losing", "plain", "correction minus GRPO")
+)
 
 
 def run(accuracy: list[float], formatting: list[float], entropy: list[float], steps: int = 50) -> list[dict[str, Any]]:
