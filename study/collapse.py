@@ -118,8 +118,7 @@ class Family:
 
 RATES = ("0.3e-3", "0.6e-3", "1e-3")
 ADMISSION = range(301, 305)  # seeds of GRPO that admit a rate
-LOSING = ("grpo-headroom-1.2e-3", "gtpo-headroom-1.2e-3")
-OWN_BETAS = ("grpo-plain-1.2e-3", "gtpo-plain-1.2e-3")
+LOSING, OWN_BETAS = ((f"grpo-{base}-1.2e-3", f"gtpo-{base}-1.2e-3") for base in ("headroom", "plain"))
 CORRECTION, DR = "gtpo-control-correction", "grpo-control-dr"
 _control = partial(Family, scale="collapse", names="control", rule=GUESSING, rates=(), seeds=range(401, 409))
 CONDITIONS = "(?:same|bits4|bits2|bits1|cool|hot)-"
@@ -237,9 +236,10 @@ def draw_survival(matrix: Matrix, found: Mapping[str, Results]) -> Any:
         of_rates = ", ".join(f"{rate} {'/'.join(counts)}" for rate, counts in seeds.items() if counts != ["0", "0"])
         bottom.set_xlabel("training step\n" + fill(f"seeds GRPO/GTPO: {of_rates}", 48), fontsize=8)
     axes[0, 0].set_ylabel("seeds not lost (%)")
-    axes[1, 0].set_ylabel("entropy ⟨H⟩ (nats)")
-    lost = f"lost: accuracy {ACCURACY:g} points below an earlier trailing mean"
-    add_legend(drawing, f"{lost}; entropy: mean over seeds; thin: fewer than ten seeds; color: learning rate")
+    axes[1, 0].set_ylabel("mean entropy ⟨H⟩ (nats)")
+    add_legend(
+        drawing, f"lost: accuracy {ACCURACY:g} points below an earlier trailing mean; thin: fewer than ten seeds"
+    )
     return drawing
 
 

@@ -45,7 +45,6 @@ COMPARED = ("collapse", "headroom")  # scales of the families
 SMOL_SEEDS = range(1, 9)
 ENTRY_KEYS = ("label", "adapter", "benchmark", "problems", "k", "scores", "counts")  # of an evaluation
 LOSES = 20.0  # points below an earlier value
-NOTHING = Results.of({})
 PAGES = {  # template -> page
     "reproduction.template.md": Path("docs") / "reproduction.md",
     "figures.template.md": Path("docs") / "figures.md",
@@ -96,7 +95,7 @@ def summarize(
                 name: {"seeds": smol.seeds(name)}
                 | {
                     metric: [
-                        _pair([STATISTICS[third](values, 1) for values in _curves(smol, name, metric)])
+                        _pair([STATISTICS[third](smol.curve(name, seed, metric), 1) for seed in smol.seeds(name)])
                         for third in ("first_third", "last_third")
                     ]
                     for metric in ("formatting", "accuracy", "entropy")
@@ -129,11 +128,6 @@ def tags_of(mechanism: Mapping[str, Any]) -> dict[str, Any]:
     grpo = lowered("GRPO")
     too = {"gtpo_too": grpo <= lowered("GTPO"), "positive_too": grpo <= lowered("GRPO, A > 0")}
     return {"policies": len(mechanism), **too, "lowered": sorted(map(policy_title, grpo))}
-
-
-def _curves(results: Results, name: str, metric: str) -> list[Any]:
-    """The values of a metric, one series per seed."""
-    return [results.curve(name, seed, metric) for seed in results.seeds(name)]
 
 
 def scores_of(results: Results) -> dict[str, dict[str, dict[str, list[float | None]]]]:
