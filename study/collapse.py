@@ -116,10 +116,12 @@ class Family:
         return f"python -m study {self.scale} --only {' '.join(chosen)} --seeds $(seq {seeds[0]} {seeds[-1]})"
 
 
+MEANS = ("accuracy", "formatting", "entropy")
 RATES = ("0.3e-3", "0.6e-3", "1e-3")
 ADMISSION = range(301, 305)  # seeds of GRPO that admit a rate
 LOSING, OWN_BETAS = ((f"grpo-{base}-1.2e-3", f"gtpo-{base}-1.2e-3") for base in ("headroom", "plain"))
 CORRECTION, DR = "gtpo-control-correction", "grpo-control-dr"
+KEPT = range(411, 423)
 _control = partial(Family, scale="collapse", names="control", rule=GUESSING, rates=(), seeds=range(401, 409))
 CONDITIONS = "(?:same|bits4|bits2|bits1|cool|hot)-"
 FAMILIES = (
@@ -134,14 +136,18 @@ FAMILIES = (
     _control("Dr. GRPO minus GRPO", primary=(), arms=("grpo-control", DR)),
     _control("GTPO minus GRPO", primary=(), arms=("grpo-control", "gtpo-control")),
     _control("correction minus Dr. GRPO", primary=(), arms=(DR, CORRECTION)),
+    _control("kept: GTPO", primary=("late formatting",), arms=("grpo-control", "gtpo-control"), seeds=KEPT),
+    _control("kept: correction", primary=(), arms=("grpo-control", CORRECTION), seeds=KEPT),
 )
 MEASURES = {
     "greedy accuracy": ("pass@1", "arithmetic_greedy"),
     "pass@1": ("pass@1", "arithmetic"),
-    **{name: (name, "late") for name in ("accuracy", "formatting", "entropy", "completion_length")},
+    **{name: (name, "late") for name in (*MEANS, "completion_length")},
 }
-CONTROL_MEASURES = {name: (name, "mean") for name in (*STORED[-4:], "formatting", "completion_length")}
-MEANS = ("accuracy", "formatting", "entropy")
+CONTROL_MEASURES = {
+    **{name: (name, "mean") for name in (*STORED[-4:], "formatting", "completion_length")},
+    **{f"late {name}": (name, "last_third") for name in (*MEANS, "completion_length", "frac_reward_zero_std")},
+}
 
 
 def admission(results: Results, window: int, family: Family) -> dict[str, dict[str, Any]]:
