@@ -169,9 +169,9 @@ class GTPOTrainer(GRPOTrainer):
         return logps, entropy
 
     def _initial_entropy(self) -> float | None:
-        """<H>_ini, given or measured; None before it is measured."""
-        measured = [row["initial_entropy"] for row in self.state.log_history if "initial_entropy" in row]
-        return next(iter([*measured, self.args.initial_entropy]))
+        """<H>_ini, given or else measured; None before it is measured."""
+        measured = (row["initial_entropy"] for row in self.state.log_history if "initial_entropy" in row)
+        return next(measured, None) if self.args.initial_entropy is None else self.args.initial_entropy
 
     def _measure_initial_entropy(self) -> float:
         """Mean <H>_i of one completion for each of the first prompts, under the untrained policy, in nats."""

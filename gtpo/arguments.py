@@ -9,7 +9,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -93,7 +92,7 @@ class DataArguments:
     max_prompt_length: int = option(4000, "Prompts of more tokens are dropped and counted [Listing 1].")
 
     def __post_init__(self) -> None:
-        check_fields(self, {"limit": AT_LEAST_1, "max_prompt_length": AT_LEAST_1})
+        check_fields(self, dict.fromkeys(("limit", "eval_rows", "max_prompt_length"), AT_LEAST_1))
 
 
 NO_PROMPT = "none"  # --system_prompt
@@ -121,7 +120,7 @@ class FormatArguments:
         if isinstance(self.chat_template, StoredText):
             self.chat_template = str(self.chat_template)
         elif self.chat_template is not None and "{" not in self.chat_template:
-            self.chat_template = _read("chat_template", self.chat_template)
+            self.chat_template = Path(self.chat_template).read_text(encoding="utf-8")
 
     @property
     def format_tags(self) -> tuple[str, str, str, str]:
@@ -144,7 +143,7 @@ class PromptArguments(FormatArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.chat_template_kwargs, str):
-            self.chat_template_kwargs = _json_object("chat_template_kwargs", self.chat_template_kwargs)
+            self.chat_template_kwargs = dict(json.loads(self.chat_template_kwargs))
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -168,29 +167,15 @@ def stored_prompt(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value if isinstance(value, dict) else StoredText(value) for name, value in values.items()}
 
 
-def _read(name: str, path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--{name} {path} cannot be read: {error}.") from error
-
-
 def _text_or_file(name: str, value: str) -> str:
     """The value itself, or the contents of the file that it names."""
     text = value.strip()
     is_name = "\n" not in value and len(value) < 256 and not isinstance(value, StoredText)
     if is_name and (Path(text).is_file() or re.fullmatch(r"\S+\.(txt|md)", text)):
-        text = _read(name, text).strip()
+        text = Path(text).read_text(encoding="utf-8").strip()
     if not text:
         raise UsageError(f"--{name} is empty: expected text, a file with text, or none.")
     return text
-
-
-def _json_object(name: str, text: str) -> dict[str, Any]:
-    with suppress(ValueError, RecursionError):
-        if isinstance(value := json.loads(text), dict):
-            return value
-    raise UsageError(f"--{name} is {text!r}: expected a JSON object such as '{{\"enable_thinking\": false}}'.")
 
 
 @dataclass

@@ -77,12 +77,9 @@ class _PlainLoader(_UniqueKeyLoader):
 
 
 def read_yaml(path: str | Path, aliases: bool = True) -> dict[str, Any]:
-    """A YAML file of flat settings, without duplicate keys; raises a UsageError for anything else."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            settings = yaml.load(file, _UniqueKeyLoader if aliases else _PlainLoader)
-    except Exception as error:  # PyYAML also raises ValueError, KeyError, RecursionError and others
-        raise UsageError(f"cannot read {path}: {str(error).rstrip('.') or type(error).__name__}.") from error
+    """A YAML file of flat settings, without duplicate keys."""
+    with open(path, encoding="utf-8") as file:
+        settings = yaml.load(file, _UniqueKeyLoader if aliases else _PlainLoader)
     if not isinstance(settings, dict):
         raise UsageError(f"{path} contains no settings: expected `key: value` lines.")
     return settings

@@ -78,13 +78,12 @@ def read_table(source: str, flags: DataArguments, default_split: str, most: int 
 
 
 def read_file(path: Path, most: int | None = None) -> Table:
-    """The first rows of a file, whose ending names the format."""
-    readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
-    if (ending := path.suffix.lower()) not in readers:
-        raise UsageError(f"{path}: unknown format, expected .jsonl (a JSON object per line), .csv or .parquet.")
+    """The first rows of a file: CSV or Parquet by its ending, else JSONL."""
+    ending = path.suffix.lower()
+    reader = {".csv": _read_csv, ".parquet": _read_parquet}.get(ending, _read_jsonl)
     try:
-        rows = list(islice(readers[ending](path), most))
-    except (OSError, ValueError, RecursionError) as error:
+        rows = list(islice(reader(path), most))
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
     unit = "row" if ending == ".parquet" else "line"
     return Table.of(str(path), ((row, f"{unit} {number} of {path}") for number, row in rows))
@@ -117,22 +116,19 @@ def _read_csv(path: Path) -> Iterable[tuple[int, Row]]:
     """
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
-        try:
-            header = next(reader, [])
-            if len(header) == 1 and (mark := next((mark for mark in ";\t" if mark in header[0]), None)):
-                raise ValueError(
-                    f"the header {header[0]!r} has {mark!r} between the columns: save it with commas between columns "
-                    "and points in decimal numbers"
-                )
-            if len({*header, ""}) <= len(header):
-                raise ValueError(f"duplicate or empty column name in the header {header}")
-            for row in filter(None, reader):
-                if len(row) != len(header):
-                    where = f"line {reader.line_num} has more or fewer fields than the header ({', '.join(header)})"
-                    raise ValueError(f"{where}: put a field that contains a comma into double quotes")
-                yield reader.line_num, dict(zip(header, row, strict=True))
-        except csv.Error as error:
-            raise ValueError(f"the row that ends at line {reader.line_num} is not valid CSV: {error}") from error
+        header = next(reader, [])
+        if len(header) == 1 and (mark := next((mark for mark in ";\t" if mark in header[0]), None)):
+            raise ValueError(
+                f"the header {header[0]!r} has {mark!r} between the columns: save it with commas between columns and "
+                "points in decimal numbers"
+            )
+        if len({*header, ""}) <= len(header):
+            raise ValueError(f"duplicate or empty column name in the header {header}")
+        for row in filter(None, reader):
+            if len(row) != len(header):
+                where = f"line {reader.line_num} has more or fewer fields than the header ({', '.join(header)})"
+                raise ValueError(f"{where}: put a field that contains a comma into double quotes")
+            yield reader.line_num, dict(zip(header, row, strict=True))
 
 
 def _read_parquet(path: Path) -> Iterable[tuple[int, Row]]:

@@ -26,10 +26,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
         1 - C(n - c, k) / C(n, k)
 
     Chen et al. 2021 (arXiv 2107.03374), in exact integers, which neither overflow nor cancel. ``c`` of ``n`` samples
-    are correct. ValueError if c or k is out of range; there is no unbiased estimate for k > n.
+    are correct. ValueError if k is out of range; there is no unbiased estimate for k > n.
     """
-    if not 0 <= c <= n:
-        raise ValueError(f"c={c} correct of n={n} samples: expected 0 <= c <= n")
     _check_k(k, n)
     every = math.comb(n, k)
     return (every - math.comb(n - c, k)) / every

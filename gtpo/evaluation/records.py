@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from gtpo.data.load import Problem as Problem
-from gtpo.errors import UsageError
-from gtpo.evaluation.metrics import sizes_up_to
 
 # Your --grader: (problem, its prompt as a conversation, completions) -> whether each is correct
 UserGrader = Callable[[Problem, list[dict[str, Any]], Sequence[str]], list[bool]]
@@ -97,12 +95,9 @@ class Entry:
 
     @classmethod
     def read(cls, stored: Any) -> Self:
-        """The entry in a JSON object; KeyError, TypeError or ValueError if it is damaged."""
+        """The entry in a JSON object; KeyError or TypeError if a key is missing."""
         problems = [ProblemScores(**_known(ProblemScores, problem)) for problem in stored["per_problem"]]
-        entry = cls(**_known(cls, stored) | {"origin": Origin.read(stored), "per_problem": problems})
-        if any(len(p.correct) != entry.k or len(p.majority) != len(sizes_up_to(entry.k)) for p in problems):
-            raise ValueError(f"its problems do not have {entry.k} samples")
-        return entry
+        return cls(**_known(cls, stored) | {"origin": Origin.read(stored), "per_problem": problems})
 
     def write(self) -> dict[str, Any]:
         """The JSON object."""
@@ -114,11 +109,8 @@ class Entry:
 
 def read_entries(path: Path) -> list[Entry]:
     """The entries of ``results.json``, or the one next to a completion file."""
-    try:
-        stored: Any = json.loads(path.read_bytes())
-        return [Entry.read(entry) for entry in (stored["results"] if path.name == "results.json" else [stored])]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"{path} is damaged ({error}): delete it, `evaluate.py --regrade` writes it again.") from error
+    stored: Any = json.loads(path.read_bytes())
+    return [Entry.read(entry) for entry in (stored["results"] if path.name == "results.json" else [stored])]
 
 
 def _known(cls: Any, stored: Mapping[str, Any]) -> dict[str, Any]:

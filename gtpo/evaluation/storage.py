@@ -136,11 +136,7 @@ def check_settings(path: Path, settings: Row, problems: Sequence[Problem] = ()) 
 def read_head(path: Path) -> Head:
     """The last line of settings of a file."""
     with path.open("rb") as file:
-        lines = [line for line in file if line.startswith(_SETTINGS)]
-    try:
-        return Head.read(json.loads(lines[-1]))
-    except (IndexError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"{path} is not a completion file ({error!r}): move it elsewhere.") from error
+        return Head.read(json.loads([line for line in file if line.startswith(_SETTINGS)][-1]))
 
 
 def read_completions(path: Path) -> tuple[Head, list[Row]]:

@@ -61,9 +61,6 @@ def adapter_target(name: str, checkpoint: str = LAST) -> Target:
     if (run.model / "config.json").is_file():
         model = shlex.quote(str(run.model if checkpoint == LAST else adapter))
         raise UsageError(f"{name} trained all weights and has no adapter: evaluate it with --model {model}.")
-    if not _is_adapter(adapter):
-        found = ", ".join(sorted(path.parent.name for path in directory.glob("*/adapter_config.json"))) or "none"
-        raise UsageError(f"{adapter} is not an adapter: those of {name} are {found}.")
     return Target(label_of(directory) + ("" if checkpoint == LAST else f"@{checkpoint}"), adapter, checkpoint)
 
 

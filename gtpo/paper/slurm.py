@@ -159,8 +159,6 @@ def read_cluster(words: Sequence[str], scale: str, folder: Path) -> Cluster:
             raise UsageError(f"--slurm {key}={value}: expected a value, and a key of {', '.join(sorted(known))}.")
         given[key] = [value] if key == "setup" else int(value) if re.fullmatch("0|[1-9][0-9]*", value) else value
     name, parallel, limit = given.pop("cluster", "slurm"), given.pop("parallel", None), given.pop("time", "24:00:00")
-    if parallel is not None and (not isinstance(parallel, int) or parallel < 1):
-        raise UsageError(f"--slurm parallel={parallel}: expected a number of jobs, at least 1.")
     parameters = {"name": "gtpo", "slurm_signal_delay_s": 300, "timeout_min": minutes(str(limit))}
     if scale == "paper" and "gres" not in given:
         parameters["gpus_per_node"] = 1

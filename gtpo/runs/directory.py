@@ -87,15 +87,10 @@ class RunDirectory:
 
         If a step was logged twice, the last line counts.
         """
-        lines = self.metrics.read_bytes().splitlines()
         rows: dict[Any, dict[str, Any]] = {}  # by step and kind: training, or an evaluation on held-out rows
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = dict(json.loads(line))
-                rows[row.get("step", f"line {number}"), "eval_runtime" in row] = row
-            except (ValueError, TypeError, RecursionError) as error:
-                if number < len(lines):
-                    raise UsageError(f"{self.metrics}: line {number} is not a JSON object: delete it.") from error
+        for number, line in enumerate(self.metrics.read_bytes().split(b"\n")[:-1]):
+            row = dict(json.loads(line))
+            rows[row.get("step", f"line {number}"), "eval_runtime" in row] = row
         if not rows:
             raise UsageError(f"{self.metrics} is empty: the run has not logged a step yet.")
         return list(rows.values())

@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import shorten
 
 import yaml
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from gtpo.arguments import MODEL_ALIASES, PromptArguments, Settings, name_of
 from gtpo.errors import UsageError, command_again
@@ -39,12 +39,10 @@ def check_run(settings: Settings, rows: int) -> str | None:
     """Check that the run can start, before a model is loaded and anything written; the checkpoint to resume from."""
     prompts = settings.completions_per_step * int(os.environ.get("WORLD_SIZE", 1)) // settings.group_size
     if rows < prompts:
-        raise UsageError(f"{rows} training rows are too few for a step of {prompts} prompts: lower --prompts_per_step.")
+        raise UsageError(f"{rows} training rows are too few for a step of {prompts} prompts.")
     run, start = RunDirectory(settings.output_dir), settings.run
     if IS_MAIN_PROCESS and run.lock.exists():
         _lock(run)
-    if start.resume and start.overwrite:
-        raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
     if start.resume:
         checkpoint = latest_complete(run.path)
         if checkpoint is None:
@@ -141,11 +139,7 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path) -> N
 
 
 def _lock(run: RunDirectory) -> None:
-    lock = _locks.setdefault(str(run.path.resolve()), FileLock(run.lock, thread_local=False))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise UsageError(f"{run.path} is in use by another process: wait for it, or name another run.") from error
+    _locks.setdefault(str(run.path.resolve()), FileLock(run.lock, thread_local=False)).acquire(timeout=0)
 
 
 def how_to_continue() -> str:

@@ -15,7 +15,6 @@ import trl
 from torch.utils.data import DataLoader
 from transformers import set_seed
 
-from gtpo.errors import UsageError
 from gtpo.files import write_atomically
 
 _OF_GROUPS = ("conflict_tokens", "conflict_fraction", "frac_reward_zero_std")  # metrics that compare completions
@@ -87,9 +86,6 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         """Batches of :func:`eval_batches`; Accelerate would fill the last one with duplicate rows."""
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         size, ranks = self.args.per_device_eval_batch_size, self.accelerator.num_processes
-        if size * ranks % self.num_generations_eval:
-            unit = self.num_generations_eval
-            raise UsageError(f"--per_device_eval_batch_size {size} x {ranks} is not a multiple of the group of {unit}.")
         batches = eval_batches(len(rows), self.num_generations_eval, size, ranks, self.accelerator.process_index)
         prompts = iter([count for _, count in batches])
         return DataLoader(

@@ -14,7 +14,6 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from gtpo.errors import UsageError
 from gtpo.reports.html import Group
 from gtpo.training.callbacks import non_finite_error
 from gtpo.training.checks import sampler_metrics
@@ -201,10 +200,8 @@ def inspect_group(trainer: Any, row: int) -> Group:
     """Generate and score G completions of a row of ``train_dataset`` as a training step does, without training on them.
 
     Nothing is logged or counted, and the state of the random generators is restored: a run is the same with and without
-    the call, and a second call returns the same completions. UsageError if several processes are running.
+    the call, and a second call returns the same completions. Of one process.
     """
-    if trainer.accelerator.num_processes > 1:
-        raise UsageError(f"inspect_group needs one process, and {trainer.accelerator.num_processes} are running.")
     was_training = trainer.model.training
     trainer.model.train()  # groups of training mode; there is no dropout
     example, group_size = trainer.train_dataset[row], trainer.num_generations

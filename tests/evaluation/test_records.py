@@ -1,13 +1,9 @@
 """Records as JSON: what is stored is read and written without a change, and damage is named."""
 
 import json
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from gtpo.errors import UsageError
-from gtpo.evaluation.records import Entry, Head, read_entries
+from gtpo.evaluation.records import Entry, Head
 
 # An entry of results.json as it is stored: these names may not change.
 STORED: dict[str, Any] = {
@@ -49,22 +45,3 @@ def test_settings_are_written_as_they_were_read_and_judge_is_a_name_of_grader() 
     judged = {"source": "mine.csv", "judge": "own.py:f"}
     for record in (Head.read(line | {"about": ABOUT | {"data": judged}}), Entry.read(STORED | {"data": judged})):
         assert record.origin.data == {"source": "mine.csv", "grader": "own.py:f"}
-
-
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        *([], {"results": [3]}),
-        *({"results": [{key: STORED[key] for key in STORED if key != name}]} for name in ("label", "k", "model")),
-        *(
-            {"results": [STORED | {"per_problem": [STORED["per_problem"][0] | changes]}]}
-            for changes in ({"correct": "010"}, {"majority": "0"})
-        ),
-        {"results": [STORED | {"per_problem": [{"id": "arithmetic/0"}]}]},
-    ],
-)
-def test_damaged_results_are_refused_by_name(damaged: Any, tmp_path: Path) -> None:
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps(damaged))
-    with pytest.raises(UsageError, match="results"):
-        read_entries(path)

@@ -205,7 +205,6 @@ def changed(change: dict[str, object]) -> Callable[[list[bytes]], list[bytes]]:
         (lambda lines: [lines[0], b'{"id": "arith', *lines[2:]], "line 2"),
         (lambda lines: [*lines[:5], b"[]", *lines[5:]], "line 6"),
         *((changed(c), "line 2") for c in ({"sample": True}, {"extra": 1}, {"tokens": "9"}, {"completion": None})),
-        (lambda lines: lines[1:], "not a completion file"),
         (lambda lines: [b"id,completion", *lines], "line 1"),
     ],
 )

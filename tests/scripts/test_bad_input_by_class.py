@@ -28,20 +28,19 @@ FLAGS = """
 --min_p 2|--max_grad_norm -1|--lora_alpha 16|--gama 0.1|--loss_type cispo|--weight_decay -1
 --per_device_train_batch_size 0|--gradient_accumulation_steps 0|--steps_per_generation 0|--loss_type magic
 --scale_rewards sometimes|--epsilon -1|--nonsense 1|--learnin_rate 1|extra|--config nowhere.yaml|--run_name a/b
---eval_rows 0|--eval_rows 5000|--eval_steps 3|--limit 0|--split dev
+--eval_rows 0|--eval_steps 3|--limit 0|--split dev
 --dataset_config main|--reward speed|--reward format format|--reward nowhere.py:f|--reward os:getcwd
---system_prompt missing.txt|--chat_template missing.jinja
---chat_template latin.csv|--system_prompt latin.csv|--model_init_kwargs {"x":1}|--eval_split x
---chat_template_kwargs {|--chat_template_kwargs [1]|--resume nowhere|--resume|--config|--lora_rank 0 --merge 16bit
+--system_prompt missing.txt|--chat_template missing.jinja|--model_init_kwargs {"x":1}|--eval_split x
+--resume nowhere|--resume|--config|--lora_rank 0 --merge 16bit
 --gpu_memory_utilization 2|--num_generations_eval 2|--prompt_column task|--answer_column gold
 --bf16 --fp16
 --model nowhere/at/all|--model /etc|--lora_target_modules|--lora_target_modules lm_head
 --lora_target_modules all-linear q_proj|--gamma much|--gamma|--gamma inf|--initial_entropy nan|--G two|--G 1000000
 --max_steps 999999999999999999999|--max_steps 0|--max_steps -1 --num_train_epochs 0|--repetition_penalty 0
 --max_seq_length 0|--save_only_model|--resume_from_checkpoint x|--save_total_limit 0
---model tinny|--model gpt2|--max_completion_length 1025|--bf16 maybe|--learning 1
+--model tinny|--max_completion_length 1025|--bf16 maybe|--learning 1
 --per_device_train_batch_size 5|--backend unsloth|--reward_weights nan nan
---resume --overwrite|--gpu_memory_utilization 0|--save_strategy best|--eval_steps 0 --eval_rows 9
+--gpu_memory_utilization 0|--save_strategy best|--eval_steps 0 --eval_rows 9
 --num_generations_eval 0 --eval_rows 9|--eval_strategy steps|--eval_on_start true|--metric_for_best_model reward
 --per_device_eval_batch_size 4 --num_generations_eval 3 --eval_rows 9|--load_best_model_at_end true --eval_rows 9
 --eval_rows -1|--reward missing.py|--reward broken.py:f|--reward exits.py:f|--reward exits.py
@@ -113,9 +112,9 @@ SETTINGS = {  # --config: the file, and the key that is named
     "start.yaml": ("overwrite: true", "overwrite"),
     "resumed.yaml": ("resume: auto", "resume"),
     "config.yaml": ("config: other.yaml", "config"),
-    "deep.yaml": ("[" * 5000, "deep.yaml"),
+    "deep.yaml": ("[" * 5000, "recursion"),
     "object.yaml": ("gamma: !!python/object:os.system {}", "object.yaml"),
-    "date.yaml": ("gamma: 2001-99-99", "date.yaml"),
+    "date.yaml": ("gamma: 2001-99-99", "month"),
     "null.yaml": ("\x00", "null.yaml"),
     "nested.yaml": ("lr_scheduler_kwargs: {a: 1, a: 2}", "nested.yaml"),
     "merged.yaml": ("a: &a {k: 1}\nb:\n  <<: *a\n  <<: *a", "merged.yaml"),
@@ -127,13 +126,12 @@ nothing|arithmetic --k 0|arithmetic --k -1|arithmetic --k 1000000000|arithmetic 
 arithmetic --temperature -1|arithmetic --top_p 0|arithmetic --top_p 2|arithmetic --grader nowhere.py:f
 arithmetic --temperature nan|arithmetic --shard 5/4|arithmetic --shard 0/4
 arithmetic --shard 1|arithmetic --overwrite --shard 1/2|arithmetic --seed -1|arithmetic --batch_size 0
-arithmetic --modle x|arithmetic --regrade --k 8|arithmetic --regrade --overwrite|arithmetic --regrade --shard 1/2
-arithmetic --output_dir=|arithmetic --compare a b|amc2023
+arithmetic --modle x|arithmetic --output_dir=|amc2023
 arithmetic --checkpoint x|gsm8k --data_dir /nowhere|arithmetic --runs /nowhere|arithmetic --backend cuda
 """
 OTHERS = """
 evaluate --compare a|evaluate --compare /nowhere /nowhere2|evaluate --regrade --output_dir /nowhere|figures fig99
-figures --runs /nowhere|figures --compare /nowhere|figures --search /nowhere|figures --window 0 --runs /nowhere
+figures --runs /nowhere|figures --compare /nowhere|figures --search /nowhere
 figures --output x --runs /nowhere|reproduce fig99|reproduce
 reproduce fig3 --only zzz --list|reproduce fig3 --jobs 0|reproduce fig3 --gpus 0 0
 reproduce smol --list|reproduce fig3 --slurm x

@@ -135,6 +135,10 @@ def test_a_prompt_is_measured_once_and_a_trained_policy_is_not(
     trainer.state.global_step = 7
     with pytest.raises(ValueError, match="the policy is trained: set initial_entropy"):
         trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+    trainer.args.initial_entropy = 0.5  # set: it would win over a measured one
+    trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+    trainer.state.log_history.append({"initial_entropy": 0.9, "step": 0})
+    assert trainer._initial_entropy() == 0.5 and len(trainer.state.log_history) == 1
 
 
 @pytest.mark.parametrize(

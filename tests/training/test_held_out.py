@@ -218,13 +218,6 @@ def test_each_process_draws_numbers_of_its_own(tiny: Path, tmp_path: Path, monke
     assert drawn[0] == drawn[2] != drawn[1]
 
 
-def test_batches_that_split_a_group_are_refused(tiny: Path, tmp_path: Path) -> None:
-    trainer = make_sampling("grpo", tiny, tmp_path, rows_worth(WORTH))
-    trainer.num_generations_eval = 3
-    with pytest.raises(UsageError, match="--per_device_eval_batch_size"):
-        trainer.evaluate()
-
-
 # Training beside an evaluation
 
 

@@ -4,9 +4,11 @@ import math
 from pathlib import Path
 
 import torch
+from helpers.canned import GROUP, canned_group, make_trainer, settings_of
 from transformers import AutoTokenizer
 
 from gtpo.prompts import TAGS
+from gtpo.training.loop import attach_callbacks
 from gtpo.training.record import tag_logps, tag_span, tag_spans
 
 
@@ -34,6 +36,15 @@ def test_ln_pi_of_a_tag_is_summed_over_its_tokens_and_averaged_over_the_completi
         expected.append(sum(sums) / len(sums))
     assert tag_logps(tag_spans(tokenizer, ids, valid, TAGS), valid, logps).tolist() == expected
     assert math.isnan(tag_logps(tag_spans(tokenizer, ids, valid, ["<x>"]), valid, logps).item())
+
+
+def test_the_tags_of_a_run_are_those_that_are_measured(tiny: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("grpo", tiny, tmp_path)
+    settings, first = settings_of(trainer), trainer._tokenizer.convert_ids_to_tokens(canned_group(0)[0][:1])
+    settings.prompt.tags = " ".join(first * 4)
+    attach_callbacks(trainer, settings)
+    batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
+    assert batch["tag_spans"][0].tolist() == [[0, 1]] * 4
 
 
 def _span(tokenizer, row: list[int], tag: str) -> list[int] | None:  # type: ignore[no-untyped-def]

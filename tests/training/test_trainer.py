@@ -293,6 +293,18 @@ def test_a_step_on_two_prompts_has_two_conflict_masks(
     assert mask != naive_conflict_mask(completions, advantages, GROUP)
 
 
+@pytest.mark.parametrize("method", ["gtpo", "gtpo_trl"])
+@pytest.mark.parametrize("way", ["sum_then_normalize", "normalize_then_sum"])
+def test_a_reward_at_the_mean_has_no_advantage_where_rewards_are_summed_first(
+    way: str, method: str, tiny: Path, tmp_path: Path
+) -> None:
+    """The sum of the first completion is the mean of the sums; each of its two rewards is not a mean."""
+    columns = [0.0] * (GROUP - 1) + [3.6], [0.3, *[0.0] * (GROUP - 2), -0.3]  # 3e-8 from it, rounded
+    rewards = [lambda completions, values=values, **_: values for values in columns]
+    batch = batch_of(make_trainer(method, tiny, tmp_path, rewards=rewards, multi_objective_aggregation=way))
+    assert (batch["advantages"][0].item() == 0) is (way == "sum_then_normalize")
+
+
 def test_no_table_of_completions_is_written_after_the_last_checkpoint(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
