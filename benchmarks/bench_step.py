@@ -4,6 +4,7 @@
     python benchmarks/bench_step.py --models tiny                  # only the tiny model: half a minute
     python benchmarks/bench_step.py --callbacks                    # what the callbacks for TRL's trainer add
     python benchmarks/bench_step.py --models smollm2-135m --length 64 --threads 2   # the phases of a step
+    python benchmarks/bench_step.py --models smollm2-135m qwen2.5-0.5b --packing    # rows with prompts of their own
     python benchmarks/bench_step.py --markdown results/benchmarks/step_cpu.json   # the table of a run
 
 tiny and 30m: a step on canned completions is what the trainer does for one batch, without generation and logging:
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,8 @@ from transformers.utils.logging import disable_progress_bar
 from examples.tiny_base import save_untrained_tiny
 from gtpo import ConflictMetrics, RolloutCheck
 from gtpo.arguments import GTPOArguments
+from gtpo.forward.attention import share_keys
+from gtpo.forward.hidden_states import hidden_states_packed, hidden_states_per_completion
 from gtpo.training.checks import INTERVAL
 from gtpo.training.initial_entropy import padded_batch
 from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
@@ -214,11 +218,13 @@ def make_trainer(
     return trainer
 
 
-def random_model(shape: str) -> Any:
+def random_model(shape: str, layers: int | None = None) -> Any:
     """A model with random weights and a LoRA adapter that is not the identity."""
     torch.manual_seed(0)
     if shape in REAL:
-        model = AutoModelForCausalLM.from_config(REAL[shape](), dtype=torch.float32)
+        config = REAL[shape]()
+        config.num_hidden_layers = layers or config.num_hidden_layers
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     else:
         model = LlamaForCausalLM(LlamaConfig(**SHAPES[shape], pad_token_id=0, bos_token_id=1, eos_token_id=2))
     return get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", init_lora_weights=shape not in REAL))
@@ -337,6 +343,39 @@ def time_phases(shape: str, directory: Path, args: argparse.Namespace) -> dict[s
     }
 
 
+def time_packing(shape: str, rounds: int) -> dict[str, Any]:
+    """Median seconds of forward and backward through one layer, for rows that share no prompt.
+
+    120 to 180 tokens of a prompt, 30 to 400 of a completion. *Packed*: one row, which Transformers' masks split where
+    the positions start again.
+    """
+    model, generator = random_model(shape, layers=1).train(), torch.Generator().manual_seed(0)
+    share_keys(model.get_base_model())
+    forward, decoder = partial(model, logits_to_keep=1), model.get_base_model().get_decoder()
+    batch = {}
+    for part, least, most in (("prompt", 120, 180), ("completion", 30, 400)):
+        lengths = torch.randint(least, most + 1, (GROUP, 1), generator=generator)
+        batch[f"{part}_ids"] = torch.randint(3, 512, (GROUP, int(lengths.max())), generator=generator)
+        batch[f"{part}_mask"] = (torch.arange(int(lengths.max())) < lengths).long()
+    rows = [{name: part[row : row + 1] for name, part in batch.items()} for row in range(GROUP)]
+    ways = {
+        "padded": lambda: hidden_states_per_completion(forward, decoder, batch),
+        "packed": lambda: hidden_states_packed(forward, decoder, batch),
+        "one by one": lambda: torch.cat([hidden_states_per_completion(forward, decoder, row) for row in rows]),
+    }
+    gradients = {}
+
+    def step(name: str) -> None:
+        model.zero_grad()
+        ways[name]().square().sum().backward()
+        gradients[name] = torch.cat([w.grad.flatten() for w in model.parameters() if w.grad is not None])
+
+    seconds = medians({name: partial(step, name) for name in ways}, rounds, "cpu")
+    error = (gradients["packed"] - gradients["one by one"]).norm() / gradients["one by one"].norm()
+    tokens = sum(int(batch[f"{part}_mask"].sum()) for part in ("prompt", "completion"))
+    return {"tokens": tokens, "seconds": seconds, "gradient_error": error.item()}
+
+
 def peak_in_own_process(name: str, shape: str, args: argparse.Namespace) -> float:
     """MiB that forward and backward add, measured in a fresh process."""
     command = [sys.executable, __file__, "--peak", name, "--models", shape, "--group", str(args.group)]
@@ -422,6 +461,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=GROUP, help="G, completions of a prompt (real shapes)")
     parser.add_argument("--prompt", type=int, default=180, help="P, tokens of the prompt (real shapes)")
     parser.add_argument("--threads", type=int, default=1, help="threads (real shapes)")
+    parser.add_argument("--packing", action="store_true", help="only padded and packed rows, one layer (real shapes)")
     parser.add_argument("--output", type=Path, help="file for the results, JSON")
     parser.add_argument("--markdown", type=Path, metavar="JSON", help="print the table of a results file and exit")
     parser.add_argument("--peak", choices=NAMES, help=argparse.SUPPRESS)
@@ -432,6 +472,8 @@ def main() -> None:
     real = set(args.models) <= set(REAL)
     if not real and set(args.models) & set(REAL):
         parser.error("--models: tiny and 30m have another table than the real shapes; run one of the two")
+    if args.packing and not real:
+        parser.error("--packing: expected smollm2-135m or qwen2.5-0.5b")
     if args.callbacks and real:
         parser.error("--callbacks: expected tiny or 30m")
     if not real and args.threads != 1:
@@ -445,7 +487,9 @@ def main() -> None:
             print(peak(args.peak, args.models[0], directory, args))
             return
         result = provenance("cpu", ("torch", "trl", "transformers", "peft")) | {"length": args.length, "models": {}}
-        if real:
+        if args.packing:
+            result = {name: value for name, value in result.items() if name != "length"} | {"group": GROUP}
+        elif real:
             result |= {"group": args.group, "prompt": args.prompt}
         if args.callbacks:
             result |= {"pairs": args.pairs}
@@ -456,11 +500,13 @@ def main() -> None:
                 for threads in sorted({1, len(os.sched_getaffinity(0))}):
                     added = time_callbacks(shape, directory, args.length, args.pairs, threads)
                     result["models"][shape]["callbacks"][str(threads)] = added
+            elif args.packing:
+                result["models"][shape] = time_packing(shape, args.rounds)
             elif real:
                 result["models"][shape] = time_phases(shape, directory, args)
             else:
                 result["models"][shape] = time_steps(shape, directory, args.length, args.rounds, args.steps)
-    print(markdown(result))
+    print(json.dumps(result["models"], indent=1) if args.packing else markdown(result))
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps(result, indent=1) + os.linesep)

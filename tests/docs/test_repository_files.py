@@ -59,7 +59,7 @@ def test_batch_scripts_of_slurm(path: Path) -> None:
     options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", path.read_text(), re.MULTILINE))
     assert options["signal"].startswith("USR2@")  # without B: the training processes are signalled, not this shell
     assert options.get("ntasks-per-node") == options.get("gpus-per-node")  # a process per GPU
-    assert {"requeue", "open-mode"} <= options.keys()
+    assert {"requeue", "open-mode"} <= options.keys() and "/" not in options["output"]  # it must exist
 
 
 def test_an_element_of_an_array_runs_its_line_with_sources_of_its_own(tmp_path: Path) -> None:
