@@ -47,7 +47,7 @@ from gtpo.models.backend import (
     load_backend,
     plans_unsloth,
 )
-from gtpo.models.hub import is_tiny
+from gtpo.models.hub import check_model_name, is_tiny
 from gtpo.runs.directory import OUTPUTS, SENDS, RunDirectory, method_of, own_runs, words_of
 
 logger = logging.getLogger(__name__)
@@ -109,6 +109,8 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     if HELP_FLAGS & set(argv):
         _print_help(parser, read_yaml(preset_for(method, _early_flags(argv).model or "tiny", dry_run=True)))
     start, given = _Start.of(method, argv), set(given_on(argv))
+    if not start.of_run:
+        check_model_name(start.model)
     preset = preset_for(method, start.model, start.backend, start.dry_run)
     parser.set_defaults_with_config(**_read_file(parser, preset))
     plain = _read(parser, [])

@@ -78,11 +78,12 @@ def read_table(source: str, flags: DataArguments, default_split: str, most: int 
 
 
 def read_file(path: Path, most: int | None = None) -> Table:
-    """The first rows of a file: CSV or Parquet by its ending, else JSONL."""
-    ending = path.suffix.lower()
-    reader = {".csv": _read_csv, ".parquet": _read_parquet}.get(ending, _read_jsonl)
+    """The first rows of a file, whose ending names the format."""
+    readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
+    if (ending := path.suffix.lower()) not in readers:
+        raise UsageError(f"{path}: unknown format, expected .jsonl (a JSON object per line), .csv or .parquet.")
     try:
-        rows = list(islice(reader(path), most))
+        rows = list(islice(readers[ending](path), most))
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
     unit = "row" if ending == ".parquet" else "line"

@@ -100,8 +100,17 @@ class EvaluationArguments:
         check_fields(self, checks)
         if self.temperature == 0 and self.k > 1:
             raise UsageError(f"--temperature 0 samples the same completion {self.k} times: add --k 1.")
-        if self.shard and self.overwrite:
-            raise UsageError("--shard keeps the completions of other shards: remove --overwrite, or the files.")
+        for first, others in _EXCLUDE.items():
+            for other in others:
+                if getattr(self, first) and getattr(self, other):
+                    raise UsageError(f"--{first} and --{other} exclude each other: remove one of them.")
+
+
+_EXCLUDE = {  # stored scores, a part of the completions, stored completions: what needs more or discards them
+    "compare": ("runs", "model", "regrade", "overwrite", "shard"),
+    "shard": ("regrade", "overwrite"),
+    "regrade": ("overwrite",),
+}
 
 
 def _is_shard(text: str) -> bool:

@@ -9,12 +9,12 @@ import inspect
 import math
 import reprlib
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from gtpo.errors import RunError, UsageError, first_line
+from gtpo.errors import RunError, UsageError, first_line, nearest
 
 Reward = Callable[..., Any]  # a list of numbers, None where it does not apply; a coroutine of it for an async function
 
@@ -40,7 +40,7 @@ def load_rewards(
     """
     if taken := sorted(NOT_COLUMNS & set(columns)):
         raise UsageError(f"the data has a column {taken[0]!r}, a name that TRL uses itself: rename it.")
-    rewards = [checked_reward(known.get(name) or _import_reward(name, noun), name, noun) for name in names]
+    rewards = [checked_reward(known.get(name) or _import_reward(name, known, noun), name, noun) for name in names]
     by_name = {reward.__name__: reward for reward in rewards}
     for reward in rewards:
         if (other := by_name[reward.__name__]) is not reward:  # metrics and tables have one column for each name
@@ -70,8 +70,11 @@ def with_prefill(rewards: "Sequence[CheckedReward]", prefill: str) -> "list[Chec
     return copies
 
 
-def _import_reward(name: str, noun: str) -> Reward:
+def _import_reward(name: str, known: Mapping[str, Reward], noun: str) -> Reward:
     module, _, function = name.rpartition(":")
+    if not module:
+        choice = ", ".join([*known, "file.py:function"])
+        raise UsageError(f"{noun} {name!r} is unknown{nearest(name, known)}: pick {choice} or module:function.")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     path = Path(module.removesuffix(".py") + ".py")  # before a module of that name elsewhere
@@ -92,7 +95,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 class CheckedReward:
-    """A reward function under its own name; what it logs and returns is checked at each call.
+    """A reward function under its own name; what it raises, logs and returns is checked at each call.
 
     ``returned`` is what the last call returned: a number, or None where the reward does not apply. Columns of the data
     do not replace arguments bound by a ``functools.partial``.
@@ -106,7 +109,8 @@ class CheckedReward:
         self.returned: list[float | None] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._checked(self.function(*args, **self._arguments(kwargs)), kwargs)
+        with self._errors_named():
+            return self._checked(self.function(*args, **self._arguments(kwargs)), kwargs)
 
     def _arguments(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         bound = self.function.keywords if isinstance(self.function, functools.partial) else {}
@@ -121,6 +125,16 @@ class CheckedReward:
         if (name := str(name)) in RESERVED[log] or name.startswith(("eval_", "rewards/")):
             raise self._error(f"calls {log}({name!r}, ...), a name of the run's own")
         of_trl(name, float(value) if log == "log_metric" else list(value))  # metrics are stored as JSON
+
+    @contextlib.contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            if isinstance(error, RunError):
+                raise
+            hint = ', the text of a completion is completion[0]["content"]' if "'list' object" in str(error) else ""
+            raise self._error(f"raised {type(error).__name__}: {first_line(error)}{hint} (see --debug)") from error
 
     def _checked(self, values: Any, kwargs: Mapping[str, Any]) -> list[float | None]:
         """The values for TRL, which broadcasts a single one, and takes NaN for None: infinity instead.
@@ -142,7 +156,8 @@ class CheckedReward:
 
 class _CheckedAsyncReward(CheckedReward):
     async def __call__(self, *args: Any, **kwargs: Any) -> list[float | None]:  # TRL awaits it
-        return self._checked(await self.function(*args, **self._arguments(kwargs)), kwargs)
+        with self._errors_named():
+            return self._checked(await self.function(*args, **self._arguments(kwargs)), kwargs)
 
 
 def checked_reward(function: Reward, name: str = "", noun: str = "reward") -> CheckedReward:

@@ -5,7 +5,8 @@ import os
 import shutil
 from pathlib import Path
 
-from gtpo.errors import UsageError
+from gtpo.arguments import MODEL_ALIASES
+from gtpo.errors import UsageError, nearest
 
 GB = 10**9
 # Part of the package; named by the hash of its recipe.
@@ -84,6 +85,15 @@ def check_cache(size: float = 0) -> str | None:
     if size > free:
         return f"the weights take {size / GB:.1f} GB and {cache} has {free / GB:.1f} GB left: free some, or {other}"
     return None
+
+
+def check_model_name(name: str) -> None:
+    """Refuse what is neither an alias nor a directory, and cannot be a Hub id."""
+    target = MODEL_ALIASES.get(name, name)
+    if target != "tiny" and not is_hub_id(target) and not Path(target).is_dir():
+        what = "is not a directory" if "/" in target else f"is unknown{nearest(name, MODEL_ALIASES)}"
+        known = f"{', '.join(MODEL_ALIASES)}, a Hub id (owner/name) or a directory with a config.json"
+        raise UsageError(f"--model {name!r} {what}: pick {known}.")
 
 
 def is_hub_id(model: str) -> bool:

@@ -11,7 +11,7 @@ from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Setti
 from gtpo.data.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
 from gtpo.errors import UsageError, nearest
 from gtpo.models.backend import gpu_is_available
-from gtpo.models.hub import TINY_BASE, check_model_files, hub_is_reachable, is_tiny, shipped_instead
+from gtpo.models.hub import TINY_BASE, check_model_files, check_model_name, hub_is_reachable, is_tiny, shipped_instead
 from gtpo.processes import IS_MAIN_PROCESS
 
 logger = logging.getLogger(__name__)
@@ -169,7 +169,10 @@ def resolve_model(name: str) -> str:
     if shipped := shipped_instead(target):
         logger.warning("%s does not exist: using %s, whose weights may differ", target, shipped)
         return str(shipped)
-    return str(Path(target).absolute()) if Path(target).is_dir() else target  # an adapter names its base by this path
+    if Path(target).is_dir():
+        return str(Path(target).absolute())  # an adapter names its base by this path, from any working directory
+    check_model_name(name)
+    return target
 
 
 def source_options(path: str) -> dict[str, bool]:

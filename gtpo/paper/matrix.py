@@ -141,13 +141,15 @@ def figure_names(matrix: Matrix) -> list[str]:
 
 def find_figure(matrix: Matrix, name: str) -> dict[str, Any]:
     """The entry of a figure or table."""
+    if name not in (known := figure_names(matrix)):
+        raise UsageError(f"figure {name!r} is unknown{nearest(name, known)}: pick from {', '.join(known)}, or all.")
     return matrix["table1"] if name == "table1" else matrix["figures"][name]
 
 
 def select_figures(matrix: Matrix, names: Sequence[str], scale: str | None = None) -> list[str]:
     """The figures that a command line names, without duplicates; ``all``: every figure with runs at this or any scale.
 
-    UsageError if a figure named has no runs at this scale, KeyError if there is none of the name.
+    UsageError if a name is unknown, or a figure named has no runs at this scale.
     """
     if "all" in names:
         return [name for name in figure_names(matrix) if scale is None or groups_of(matrix, name, scale)]

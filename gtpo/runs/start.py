@@ -43,6 +43,8 @@ def check_run(settings: Settings, rows: int) -> str | None:
     run, start = RunDirectory(settings.output_dir), settings.run
     if IS_MAIN_PROCESS and run.lock.exists():
         _lock(run)
+    if start.resume and start.overwrite:
+        raise UsageError("--resume continues a run and --overwrite replaces it: give one of them.")
     if start.resume:
         checkpoint = latest_complete(run.path)
         if checkpoint is None:

@@ -237,7 +237,16 @@ def test_aliases_and_hub_ids_are_hub_ids_and_a_local_model_has_an_absolute_path(
     assert policy(Path(resolve_model(tiny.name))).peft_config["default"].base_model_name_or_path == str(tiny)
 
 
-@pytest.mark.parametrize("name", ["nobody/nothing", "a/b/c", "~/model", "qwenn", "{directory}/missing", "{directory}"])
+@pytest.mark.parametrize(
+    "name", ["./nomodel", "/no/model", "a/b/c", "~/model", "../x", "qwenn", "https://me:pa/ss@host/model"]
+)
+def test_a_model_that_cannot_be_is_not_looked_up_on_the_hub(name: str) -> None:
+    with pytest.raises(UsageError, match="--model") as caught:
+        resolve_model(name)
+    assert "pa/ss" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "{directory}/missing", "{directory}"])
 def test_a_model_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
     path = name.format(directory=tmp_path)  # the directory exists but has no model in it
     with pytest.raises(UsageError, match=re.escape(path)):

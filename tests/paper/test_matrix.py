@@ -211,7 +211,7 @@ def test_hours_in_the_documentation() -> None:
 
 
 def test_unknown_names_are_refused(sandbox: Any) -> None:
-    with pytest.raises(KeyError, match="fig33"):
+    with pytest.raises(UsageError, match="fig33"):
         find_figure(MATRIX, "fig33")
     with pytest.raises(UsageError, match="--only"):
         sandbox.reproduce("fig3", "--scale", "paper", "--only", "qwen-gsm9k", "--list")

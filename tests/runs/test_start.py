@@ -96,7 +96,7 @@ def test_resume_without_a_complete_checkpoint_is_refused_and_overwrite_possible(
 def test_existing_run_is_refused_and_kept(tmp_path: Path) -> None:
     start(tmp_path / "run", "--seed", "1")
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
-    for flags in ([], ["--resume"]):  # the second one without a checkpoint
+    for flags in ([], ["--resume"], ["--resume", "--overwrite"]):  # the second one without a checkpoint
         with pytest.raises(UsageError, match="--resume"):
             start(tmp_path / "run", "--seed", "2", *flags)
     checkpoint(tmp_path / "run", 5)

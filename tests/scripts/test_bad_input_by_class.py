@@ -38,9 +38,9 @@ FLAGS = """
 --lora_target_modules all-linear q_proj|--gamma much|--gamma|--gamma inf|--initial_entropy nan|--G two|--G 1000000
 --max_steps 999999999999999999999|--max_steps 0|--max_steps -1 --num_train_epochs 0|--repetition_penalty 0
 --max_seq_length 0|--save_only_model|--resume_from_checkpoint x|--save_total_limit 0
---model tinny|--max_completion_length 1025|--bf16 maybe|--learning 1
+--model tinny|--model gpt2|--max_completion_length 1025|--bf16 maybe|--learning 1
 --per_device_train_batch_size 5|--backend unsloth|--reward_weights nan nan
---gpu_memory_utilization 0|--save_strategy best|--eval_steps 0 --eval_rows 9
+--resume --overwrite|--gpu_memory_utilization 0|--save_strategy best|--eval_steps 0 --eval_rows 9
 --num_generations_eval 0 --eval_rows 9|--eval_strategy steps|--eval_on_start true|--metric_for_best_model reward
 --per_device_eval_batch_size 4 --num_generations_eval 3 --eval_rows 9|--load_best_model_at_end true --eval_rows 9
 --eval_rows -1|--reward missing.py|--reward broken.py:f|--reward exits.py:f|--reward exits.py
@@ -126,7 +126,8 @@ nothing|arithmetic --k 0|arithmetic --k -1|arithmetic --k 1000000000|arithmetic 
 arithmetic --temperature -1|arithmetic --top_p 0|arithmetic --top_p 2|arithmetic --grader nowhere.py:f
 arithmetic --temperature nan|arithmetic --shard 5/4|arithmetic --shard 0/4
 arithmetic --shard 1|arithmetic --overwrite --shard 1/2|arithmetic --seed -1|arithmetic --batch_size 0
-arithmetic --modle x|arithmetic --output_dir=|amc2023
+arithmetic --modle x|arithmetic --regrade --k 8|arithmetic --regrade --overwrite|arithmetic --regrade --shard 1/2
+arithmetic --output_dir=|arithmetic --compare a b|amc2023
 arithmetic --checkpoint x|gsm8k --data_dir /nowhere|arithmetic --runs /nowhere|arithmetic --backend cuda
 """
 OTHERS = """

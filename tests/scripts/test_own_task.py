@@ -114,12 +114,18 @@ def test_a_reward_is_called_with_the_columns_when_it_is_loaded(
         ("return ['1', '2']", "'1'"),
         ("return [[1.0], [2.0]]", "1.0"),
         ("return [1.0]", "2 completions"),
+        ("return completions[2]", "IndexError"),
+        ("raise SystemExit", "SystemExit"),
+        ("return [next(iter([])) for _ in completions]", "StopIteration"),
+        ("return (1 / 0 for _ in completions)", "ZeroDivisionError"),
+        ("columns['log_metric']('z', 'abc')", "ValueError"),
         ("columns['log_metric']('step', 1)", "'step'"),
         ("columns['log_metric']('eval_runtime', 1)", "'eval_runtime'"),  # of held-out rows
         ("columns['log_metric']('rewards/f/mean', 1)", "'rewards/f/mean'"),
         ("columns['log_metric']('train_loss', 1)", "'train_loss'"),
         ("columns['log_metric']('train_runtime', 1)", "'train_runtime'"),
         ("columns['log_extra']('completion', [1, 1])", "'completion'"),
+        ("return [[1].split() for _ in completions]", r"completion\[0\]"),
     ],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
