@@ -212,7 +212,9 @@ def draw_survival(matrix: Matrix, figure: str, results: Results, window: int) ->
         for legend, run in curves.items():
             style = {"color": COLORS[rates.index(legend.split()[-1])], "linestyle": "-" if "GRPO" in legend else "--"}
             share = survival(results, run, window)
-            left.step(share.index, share, where="post", label=f"{legend} (n = {len(results.seeds(run))})", **style)
+            seeds = dict.fromkeys(len(results.seeds(row[legend])) for row in shown.values() if legend in row)
+            label = f"{legend} (n = {' and '.join(map(str, seeds))})"  # one entry for the row of each group
+            left.step(share.index, share, where="post", label=label, **style)
             means = results.smoothed(run, "entropy", window).mean(axis=1)
             right.plot(means.index, means, **style)
         plot_ln2(right)
