@@ -218,12 +218,9 @@ def draw_survival(matrix: Matrix, figure: str, results: Results, window: int) ->
             means = results.smoothed(run, "entropy", window).mean(axis=1)
             right.plot(means.index, means, **style)
         plot_ln2(right)
-        left.set_ylim(-2, 102)
         left.set_title(title, loc="left", fontsize=10)
-        left.set_ylabel("seeds not lost (%)")
-        right.set_ylabel("entropy ⟨H⟩ (nats)")
-        left.set_xlabel("training step")
-        right.set_xlabel("training step")
+        left.set(ylim=(-2, 102), xlabel="training step", ylabel="seeds not lost (%)")
+        right.set(xlabel="training step", ylabel="entropy ⟨H⟩ (nats)")
     lost = f"lost: accuracy {ACCURACY:g} points below an earlier trailing mean"
     add_legend(drawing, f"{lost}; right: mean over n seeds; color: learning rate")
     return drawing
