@@ -162,7 +162,7 @@ bench: install .venv-bench/installed
 
 # The published repository, in every file that names it; pyproject.toml has the present one, so that a fork runs it again.
 OLD = $(shell sed -n 's|^Repository = "https://github.com/\(.*\)"$$|\1|p' pyproject.toml)
-NEW = $(patsubst https://github.com/%,%,$(URL))
+NEW = $(patsubst %.git,%,$(patsubst https://github.com/%,%,$(URL:%/=%)))
 NAMING := README.md CITATION.cff pyproject.toml notebooks/*.ipynb .github/ISSUE_TEMPLATE/config.yml
 repository:
 	@case "$(NEW)" in *:*|""|*/*/*) echo "make repository URL=https://github.com/OWNER/REPOSITORY"; exit 1;; esac

@@ -24,14 +24,16 @@ def measure(path: str, size: float, cycles: int, dtype: torch.dtype) -> tuple[fl
         torch.nn.init.normal_(layer.lora_B["default"].weight)
         layer.lora_B["default"].weight.data *= size / layer.get_delta_weight("default").std()
     updates = [layer.get_delta_weight("default").float() for layer in layers]
-    before = [layer.weight.float().clone() for layer in layers]
-    model.merge_adapter()
-    merged = [layer.weight.float() - old for layer, old in zip(layers, before, strict=True)]
-    model.unmerge_adapter()
-    for _ in range(cycles - 1):
+    final = [layer.lora_B["default"].weight.clone() for layer in layers]
+    start = [layer.weight.float().clone() for layer in layers]
+    for cycle in range(1, cycles + 1):  # the update grows, as in training: merging the same one again moves nothing
+        for layer, weight in zip(layers, final, strict=True):
+            layer.lora_B["default"].weight.copy_(weight * (cycle / cycles))
+        before = [layer.weight.clone() for layer in layers]
         model.merge_adapter()
+        merged = [layer.weight.float() - old.float() for layer, old in zip(layers, before, strict=True)]
         model.unmerge_adapter()
-    drift = [layer.weight.float() - old for layer, old in zip(layers, before, strict=True)]
+    drift = [layer.weight.float() - old for layer, old in zip(layers, start, strict=True)]
     norm = sum(float(update.square().sum()) for update in updates)
     kept = sum(float((new * update).sum()) for new, update in zip(merged, updates, strict=True)) / norm
     return kept, (sum(float(error.square().sum()) for error in drift) / norm) ** 0.5
@@ -40,7 +42,7 @@ def measure(path: str, size: float, cycles: int, dtype: torch.dtype) -> tuple[fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="Hub id or directory")
-    parser.add_argument("--cycles", type=int, default=100, help="Number of merges, one per training step")
+    parser.add_argument("--cycles", type=int, default=100, help="Number of merges, of an update that grows to its size")
     arguments = parser.parse_args()
     print(f"{'update':>8}  {'dtype':>8}  {'kept':>6}  drift of the base / update, {arguments.cycles} cycles")
     for dtype in (torch.bfloat16, torch.float32):

@@ -236,8 +236,8 @@ def draw_survival(matrix: Matrix, found: Mapping[str, Results]) -> Any:
             top.step(share.index, share, where="post", label=legend, **style)
             bottom.plot(means.index, means, **style)
         plot_ln2(bottom)
-        top.set_ylim(-2, 102)
         top.set_title(title, fontsize=10)
+        top.set_ylim(-2, 102)
         seeds = {rate: [str(count.get(f"{method} {rate}", 0)) for method in ("GRPO", "GTPO")] for rate in rates}
         of_rates = ", ".join(f"{rate} {'/'.join(counts)}" for rate, counts in seeds.items() if counts != ["0", "0"])
         bottom.set_xlabel("training step\n" + fill(f"seeds GRPO/GTPO: {of_rates}", 48), fontsize=8)
