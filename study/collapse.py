@@ -121,7 +121,6 @@ RATES = ("0.3e-3", "0.6e-3", "1e-3")
 ADMISSION = range(301, 305)  # seeds of GRPO that admit a rate
 LOSING, OWN_BETAS = ((f"grpo-{base}-1.2e-3", f"gtpo-{base}-1.2e-3") for base in ("headroom", "plain"))
 CORRECTION, DR = "gtpo-control-correction", "grpo-control-dr"
-KEPT = range(411, 423)
 _control = partial(Family, scale="collapse", names="control", rule=GUESSING, rates=(), seeds=range(401, 409))
 CONDITIONS = "(?:same|bits4|bits2|bits1|cool|hot)-"
 FAMILIES = (
@@ -136,18 +135,16 @@ FAMILIES = (
     _control("Dr. GRPO minus GRPO", primary=(), arms=("grpo-control", DR)),
     _control("GTPO minus GRPO", primary=(), arms=("grpo-control", "gtpo-control")),
     _control("correction minus Dr. GRPO", primary=(), arms=(DR, CORRECTION)),
-    _control("kept: GTPO", primary=("late formatting",), arms=("grpo-control", "gtpo-control"), seeds=KEPT),
-    _control("kept: correction", primary=(), arms=("grpo-control", CORRECTION), seeds=KEPT),
+    _control("kept: GTPO", primary=("late formatting",), arms=("grpo-control", "gtpo-control"), seeds=range(411, 423)),
+    _control("kept: correction", primary=(), arms=("grpo-control", CORRECTION), seeds=range(411, 423)),
 )
 MEASURES = {
     "greedy accuracy": ("pass@1", "arithmetic_greedy"),
     "pass@1": ("pass@1", "arithmetic"),
     **{name: (name, "late") for name in (*MEANS, "completion_length")},
 }
-CONTROL_MEASURES = {
-    **{name: (name, "mean") for name in (*STORED[-4:], "formatting", "completion_length")},
-    **{f"late {name}": (name, "last_third") for name in (*MEANS, "completion_length", "frac_reward_zero_std")},
-}
+CONTROL_MEASURES = {name: (name, "mean") for name in (*STORED[-4:], "formatting", "completion_length")}
+CONTROL_MEASURES |= {f"late {name}": (name, "last_third") for name in (*MEANS, *STORED[:3])}
 
 
 def admission(results: Results, window: int, family: Family) -> dict[str, dict[str, Any]]:
@@ -236,16 +233,13 @@ def draw_survival(matrix: Matrix, found: Mapping[str, Results]) -> Any:
             top.step(share.index, share, where="post", label=legend, **style)
             bottom.plot(means.index, means, **style)
         plot_ln2(bottom)
-        top.set_title(title, fontsize=10)
-        top.set_ylim(-2, 102)
+        top.set(ylim=(-2, 102), title=title)
         seeds = {rate: [str(count.get(f"{method} {rate}", 0)) for method in ("GRPO", "GTPO")] for rate in rates}
         of_rates = ", ".join(f"{rate} {'/'.join(counts)}" for rate, counts in seeds.items() if counts != ["0", "0"])
         bottom.set_xlabel("training step\n" + fill(f"seeds GRPO/GTPO: {of_rates}", 48), fontsize=8)
     axes[0, 0].set_ylabel("seeds not lost (%)")
     axes[1, 0].set_ylabel("mean entropy ⟨H⟩ (nats)")
-    add_legend(
-        drawing, f"lost: accuracy {ACCURACY:g} points below an earlier trailing mean; thin: fewer than ten seeds"
-    )
+    add_legend(drawing, f"lost: accuracy {ACCURACY:g} points below an earlier trailing mean; thin: below ten seeds")
     return drawing
 
 

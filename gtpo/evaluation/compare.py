@@ -92,6 +92,8 @@ def _read_entries(directory: Path, output_dir: Path) -> list[Entry]:
     own = [path for path in sorted(directory.glob("*.json")) if path.with_suffix(".jsonl").is_file()]
     paths = [directory / "results.json"] if (directory / "results.json").is_file() else own
     paths = paths or sorted((output_dir / label_of(directory)).glob("*.json"))
+    if not paths:
+        raise UsageError(f"--compare {directory} has no scores: name outputs/evaluation/RUN, or an evaluated run.")
     return [entry for path in paths for entry in read_entries(path)]
 
 

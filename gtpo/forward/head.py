@@ -64,9 +64,24 @@ def linear_logps_and_entropy(
 
     Returns:
         Log-probabilities, with gradient, and entropies, without, in nats. Shape (N,) each.
+
+    Raises:
+        ValueError: If the shapes disagree, or the temperature, scale or cap is not positive.
     """
     if grad_rows is None:
         grad_rows = torch.ones_like(targets, dtype=torch.bool)
+    expected = (len(targets), weight.shape[-1]), (len(weight), hidden.shape[-1]), hidden.shape[:1], hidden.shape[:1]
+    found = tuple(tensor.shape for tensor in (hidden, weight, targets, grad_rows))
+    if found != expected or (bias is not None and bias.shape != weight.shape[:1]):
+        raise ValueError(
+            "expected hidden (N, H), weight (V, H), targets (N,), grad_rows (N,) and bias (V,), got "
+            f"{', '.join(map(str, map(tuple, found)))} and {bias if bias is None else tuple(bias.shape)}: flatten the "
+            "completion tokens first."
+        )
+    if not (temperature > 0 and logit_scale > 0 and (softcap is None or softcap > 0)):
+        raise ValueError(
+            f"temperature {temperature}, logit_scale {logit_scale} and softcap {softcap} must be positive."
+        )
     trainable_head = weight.requires_grad or (bias is not None and bias.requires_grad)
     function = _TrainableHead if trainable_head else _FrozenHead
     return function.apply(hidden, weight, bias, targets, grad_rows, temperature, logit_scale, softcap)

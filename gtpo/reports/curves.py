@@ -77,6 +77,8 @@ def draw_runs(runs: Sequence[str], labels: Sequence[str] | None, output: str, wi
     labels = labels or [Path(run).name for run in runs]
     if not len(runs) == len(labels) == len(set(labels)):
         raise UsageError(f"{len(runs)} runs have the labels {', '.join(labels)}: give each its own with --labels.")
+    if window < 1:
+        raise UsageError(f"--window is {window}: expected at least 1 step.")
     rows = {label: RunDirectory(run).read_metrics() for label, run in zip(labels, runs, strict=True)}
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     plot_training(rows, window).savefig(output, dpi=150)

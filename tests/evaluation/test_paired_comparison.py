@@ -162,5 +162,5 @@ def test_evaluations_output_directories_and_runs(tmp_path: Path, monkeypatch: py
     write(Path("greedy"), a)
     two = find_sides(["outputs/evaluation/a", "greedy/a"], "", ["amc23"])
     assert list(two) == ["outputs/evaluation/a/a", "greedy/a/a"]
-    with pytest.raises(UsageError, match="found none"):
+    with pytest.raises(UsageError, match="nothing"):
         find_sides(["nothing"], "outputs/evaluation")

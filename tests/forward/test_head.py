@@ -626,6 +626,25 @@ def test_number_of_matmuls(trainable: str, wanted: int, matmuls: float, monkeypa
     assert flops.get_total_flops() == matmuls * (64 * 8 * 300 * 2)
 
 
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    case = random_case((5, 4, 7), bias=True)
+    rows = torch.ones(5, dtype=torch.bool)
+    good: dict[str, Any] = {"hidden": case.hidden, "weight": case.weight, "targets": case.targets, "bias": case.bias}
+    good |= {"grad_rows": rows, "temperature": 1.0, "logit_scale": 1.0, "softcap": 1.0}
+    linear_logps_and_entropy(**good)
+    bad = {
+        "hidden": [case.hidden[None], case.hidden[:, :3], case.hidden[:4], case.hidden[0]],
+        "weight": [case.weight.T, case.weight[:6], case.weight[0]],
+        "targets": [case.targets[:4], case.targets[:1], case.targets[:, None]],
+        "bias": [case.bias[:6], case.bias[:1], case.bias[:, None]],
+        "grad_rows": [rows[:4], rows[:1], rows[:, None]],
+    } | {name: [0.0, -1.0, math.nan] for name in ("temperature", "logit_scale", "softcap")}
+    for name, values in bad.items():
+        for value in values:
+            with pytest.raises(ValueError):
+                linear_logps_and_entropy(**good | {name: value})
+
+
 # --- several threads -------------------------------------------------------------------------------------------------
 
 

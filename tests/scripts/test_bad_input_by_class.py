@@ -132,7 +132,7 @@ arithmetic --checkpoint x|gsm8k --data_dir /nowhere|arithmetic --runs /nowhere|a
 """
 OTHERS = """
 evaluate --compare a|evaluate --compare /nowhere /nowhere2|evaluate --regrade --output_dir /nowhere|figures fig99
-figures --runs /nowhere|figures --compare /nowhere|figures --search /nowhere
+figures --runs /nowhere|figures --compare /nowhere|figures --search /nowhere|figures --window 0 --runs /nowhere
 figures --output x --runs /nowhere|reproduce fig99|reproduce
 reproduce fig3 --only zzz --list|reproduce fig3 --jobs 0|reproduce fig3 --gpus 0 0
 reproduce smol --list|reproduce fig3 --slurm x

@@ -20,7 +20,6 @@ from study.page import (
     DECIDED,
     DIRECTORY,
     METRICS,
-    NOTHING,
     PAGE,
     PAGES,
     PLACES,
@@ -38,6 +37,7 @@ from study.page import (
 ROOT = CONFIGS.parent
 MATRIX = load_matrix()
 FIGURES = PAGES["figures.template.md"]
+NOTHING = Results.of({})
 
 
 def found_in(tiny: Results) -> dict[str, Results]:
