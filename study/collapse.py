@@ -17,7 +17,7 @@ from gtpo.paper.matrix import Matrix, groups_of
 from gtpo.paper.results import Results
 from gtpo.reports.curves import COLORS, add_legend, grid, plot_ln2
 from study.comparison import compare, holm, mcnemar_p
-from study.measures import Measure, SeedRuns, fall, highest, late, quarters, trailing
+from study.measures import Measure, SeedRuns, fall, highest, late, quarters, rounded, trailing
 
 STORED = (  # metrics of its runs beyond those of the figures
     *("completion_length", "empty_blocks", "frac_reward_zero_std", "prefix_push"),
@@ -168,7 +168,7 @@ def admission(results: Results, window: int, family: Family) -> dict[str, dict[s
 def comparison(
     results: Results, window: int, family: Family, origins: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """GTPO minus GRPO, paired by seed: ``rates`` of each arm, ``arms``, ``rows`` by measure, and the seeds ``lost``.
+    """GTPO minus GRPO, paired by seed: ``rates`` of each arm, ``arms``, ``rows`` by measure, the seeds ``lost``.
 
     ``origins``: run -> revision and machine; a pair of two is not compared.
     """
@@ -190,12 +190,12 @@ def comparison(
     both = [seed for seed in family.seeds if all((arm, seed) in results.runs for arm in arms)]
     pairs = [s for s in both if origins.get(f"{arms[0]}-s{s}") == origins.get(f"{arms[1]}-s{s}")]
     for name, (score, of) in (CONTROL_MEASURES if family.names == "control" else MEASURES).items():
-        differences = []
+        values = []  # of both arms
         for seed in pairs:
             with suppress(KeyError):
-                grpo, gtpo = (Measure(score, of, (arm,)).value(SeedRuns(results, seed, window)) for arm in arms)
-                differences.append(gtpo - grpo)
-        found["rows"][name] = compare(differences) | {"primary": name in family.primary}
+                values.append([Measure(score, of, (arm,)).value(SeedRuns(results, seed, window)) for arm in arms])
+        means = [rounded(sum(column) / len(values)) for column in zip(*values, strict=True)]
+        found["rows"][name] = compare([b - a for a, b in values]) | {"primary": name in family.primary, "means": means}
     ps = {name: found["rows"][name]["p"] for name in family.primary}
     if None not in ps.values():
         for name, p in holm(ps).items():
