@@ -24,9 +24,8 @@ def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
         entry = {**entry, "counts": counts} if counts else entry
         entries.append({key: entry[key] for key in ENTRY_KEYS if key in entry})
     write_atomically(directory / SCORES_FILE, "[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
-    unfinished = directory / f"{METRICS_FILE}.tmp"
-    kept.to_parquet(unfinished, compression="zstd", index=False)
-    unfinished.replace(directory / METRICS_FILE)  # last: it is by this file that results are found
+    # Last: it is by this file that results are found.
+    write_atomically(directory / METRICS_FILE, lambda path: kept.to_parquet(path, compression="zstd", index=False))
 
 
 def rounded(value: float | None) -> float | None:

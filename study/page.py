@@ -8,6 +8,7 @@ Every number comes from results/, the condensed runs; reproduction.template.md a
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -240,15 +241,14 @@ def write_page(matrix: Matrix) -> list[Path]:
         found[scale] = read_results([directory])
         figures = {}
         if scale == "tiny":
-            written += draw_all(
-                matrix, select_figures(matrix, ["all"], scale), scale, found[scale], directory, ["png"]
-            )[0]
+            names = select_figures(matrix, ["all"], scale)
+            written += draw_all(matrix, names, scale, found[scale], directory, ["png"])[0]
         elif found[scale].runs:
             figures = {f"{scale}.png": draw(matrix, scale, scale, found[scale])}
         if scale in COMPARED and found[scale].runs:
             figures["survival.png"] = draw_survival(matrix, scale, found[scale], matrix[scale]["window"])
         for name, figure in figures.items():
-            figure.savefig(directory / name, dpi=100)
+            write_atomically(directory / name, partial(figure.savefig, dpi=100, format="png"))
             written.append(directory / name)
     summary = summarize(matrix, found, write_mechanism(), read_origins())
     write_atomically(DIRECTORY / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")

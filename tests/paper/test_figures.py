@@ -320,3 +320,9 @@ def test_command_draws_what_the_runs_allow(
     assert "No runs at paper scale" in printed and "train_grpo.py --config configs/paper" not in printed
     run_figures("fig5b", "--search", "outputs", "--output", "other", "--scale", "tiny")
     assert {path.name for path in (tmp_path / "other" / "tiny").iterdir()} == {"fig5b.png", "fig5b.pdf", "fig5b.md"}
+    kept = Path("other/tiny/fig5b.png").read_bytes()
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: path.write_text("half") / 0)
+    for argv in (("fig5b", "--output", "other"), ("--runs", "outputs/gtpo-g8-s1", "--output", "other/tiny/fig5b.png")):
+        with pytest.raises(ZeroDivisionError):
+            run_figures(*argv)
+        assert Path("other/tiny/fig5b.png").read_bytes() == kept
