@@ -12,8 +12,6 @@ import pytest
 from fake_runs import KS, MATRIX, SEEDS, STEPS, make_all, make_run, rows, value, write_run
 from helpers.results import results_of
 
-import gtpo.paper.figures
-import gtpo.reports.curves
 from gtpo.errors import UsageError
 from gtpo.paper.figures import LABELS, caption, draw, draw_all, missing, table1, table_markdown
 from gtpo.paper.matrix import groups_of, runs_of, scored_name
@@ -82,9 +80,7 @@ def test_runs_with_the_same_name_need_labels(
 ) -> None:
     """outputs/a/gtpo and outputs/b/gtpo: never one curve for both."""
     seen = []
-    monkeypatch.setattr(
-        gtpo.reports.curves, "plot_training", lambda runs, window: seen.append(runs) or plot_training(runs, window)
-    )
+    monkeypatch.setattr("gtpo.reports.curves.plot_training", lambda r, w: seen.append(r) or plot_training(r, w))
     runs = (write_run(tmp_path / "a" / "gtpo"), write_run(tmp_path / "b" / "gtpo", offset=9.0))
     output = str(tmp_path / "curves.png")
     with pytest.raises(UsageError, match="2 runs have the labels gtpo, gtpo: give each its own with --labels"):
