@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,11 +13,11 @@ from gtpo.errors import UsageError
 CONFIGS = Path(__file__).parent.parent / "configs"  # part of the repository, not of the installed package
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | Callable[[Path], object]) -> None:
     """Write a file completely or not at all: to a temporary name, then rename."""
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.unlink(missing_ok=True)  # never through a link
-    unfinished.write_text(text, encoding="utf-8")
+    unfinished.write_text(content, encoding="utf-8") if isinstance(content, str) else content(unfinished)
     unfinished.replace(path)
 
 
@@ -38,8 +39,7 @@ def remove(path: Path) -> None:
 
 def apply_umask(directory: Path) -> None:
     """Give the files below a directory the permissions of new files; safetensors writes them for their owner only."""
-    umask = os.umask(0o077)  # it can only be read by setting it
-    os.umask(umask)
+    os.umask(umask := os.umask(0o077))  # it can only be read by setting it
     for path in directory.rglob("*"):
         if path.is_file():
             path.chmod(0o666 & ~umask)

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -164,7 +165,7 @@ def write_mechanism() -> dict[str, Summary]:
             shutil.copyfile(path, DIRECTORY / path.name)
     if summaries := summaries_in(DIRECTORY):
         write_atomically(DIRECTORY / "summary.json", json.dumps(summaries, indent=1, ensure_ascii=False) + "\n")
-        draw_mechanism(summaries).savefig(DIRECTORY / "mechanism.png", dpi=100)
+        write_atomically(DIRECTORY / "mechanism.png", partial(draw_mechanism(summaries).savefig, dpi=100, format="png"))
         write_atomically(PAGE, page(summaries))
     return summaries
 

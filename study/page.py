@@ -8,6 +8,7 @@ Every number comes from results/, the condensed runs; reproduction.template.md a
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -234,17 +235,16 @@ def write_page(matrix: Matrix) -> list[Path]:
         found[scale] = read_results([directory])
         figures = {}
         if scale == "tiny":
-            written += draw_all(
-                matrix, select_figures(matrix, ["all"], scale), scale, found[scale], directory, ["png"]
-            )[0]
+            names = select_figures(matrix, ["all"], scale)
+            written += draw_all(matrix, names, scale, found[scale], directory, ["png"])[0]
         elif found[scale].runs:
             figures = {f"{scale}.png": draw(matrix, scale, scale, found[scale])}
         for name, figure in figures.items():
-            figure.savefig(directory / name, dpi=100)
+            write_atomically(directory / name, partial(figure.savefig, dpi=100, format="png"))
             written.append(directory / name)
     if compared := {scale: found[scale] for scale in COMPARED if found[scale].runs}:
         written.append(PLACES["collapse"] / "survival.png")
-        draw_survival(matrix, compared).savefig(written[-1], dpi=100)
+        write_atomically(written[-1], partial(draw_survival(matrix, compared).savefig, dpi=100, format="png"))
     summary = summarize(matrix, found, write_mechanism(), read_origins())
     write_atomically(DIRECTORY / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     for template, page in PAGES.items():
@@ -268,9 +268,8 @@ def condense(results: Results, directory: Path, metrics: Iterable[str]) -> None:
         entry = {**entry, "counts": counts} if counts else entry
         entries.append({key: entry[key] for key in ENTRY_KEYS if key in entry})
     write_atomically(directory / SCORES_FILE, "[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
-    unfinished = directory / f"{METRICS_FILE}.tmp"
-    kept.to_parquet(unfinished, compression="zstd", index=False)
-    unfinished.replace(directory / METRICS_FILE)  # last: it is by this file that results are found
+    # Last: it is by this file that results are found.
+    write_atomically(directory / METRICS_FILE, partial(kept.to_parquet, compression="zstd", index=False))
 
 
 def stored_runs(matrix: Matrix, scale: str) -> list[Experiment]:

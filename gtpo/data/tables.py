@@ -111,10 +111,7 @@ def _object(pairs: list[tuple[str, Any]]) -> Row:
 
 
 def _read_csv(path: Path) -> Iterable[tuple[int, Row]]:
-    """Numbered by the line where they end; empty lines are skipped.
-
-    Not by pandas, which shifts the columns of a row that is longer than the header.
-    """
+    """Numbered by the line where they end. Not by pandas, which shifts the columns of a row longer than the header."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         header = next(reader, [])

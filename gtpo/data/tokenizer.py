@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from gtpo.arguments import PromptArguments
-from gtpo.errors import UsageError
+from gtpo.errors import UsageError, last_line
 
 logger = logging.getLogger(__name__)
 
@@ -97,11 +97,13 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
 
 def encode_prompt(tokenizer: Any, messages: Messages, /, **template_kwargs: Any) -> list[int]:
     """The token ids of a conversation up to the answer, by the tokenizer's chat template and its arguments."""
-    ids: list[int] = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_dict=False, **template_kwargs
-    )
+    options, path = {"add_generation_prompt": True, "return_dict": False, **template_kwargs}, tokenizer.name_or_path
+    try:
+        ids: list[int] = tokenizer.apply_chat_template(messages, **options)
+    except Exception as error:
+        raise UsageError(f"chat template (--chat_template, or that of {path}): {last_line(error)}.") from error
     if not ids:
-        raise UsageError(f"the chat template of {tokenizer.name_or_path} renders nothing: name a --chat_template.")
+        raise UsageError(f"the chat template of {path} renders nothing: name a --chat_template.")
     return ids
 
 

@@ -1,6 +1,7 @@
 """The paper's figures and Table 1."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from pandas import DataFrame, Series
 
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import UsageError
+from gtpo.files import write_atomically
 from gtpo.paper.matrix import (
     RUNS,
     SCALES,
@@ -142,8 +144,7 @@ def table1(matrix: Matrix, scale: str, results: Results) -> DataFrame:
                     values = scored.get(f"{score}@{k}", Series(dtype=float)).dropna().tolist()
                     ours, half_width = mean_of(values)
                     row = {"group": group, "method": title, "run": run, "seeds": len(values), "benchmark": benchmark}
-                    row |= {"score": score, "k": k, "ours": ours, "half_width": half_width, "paper": theirs}
-                    rows.append(row)
+                    rows.append(row | {"score": score, "k": k, "ours": ours, "half_width": half_width, "paper": theirs})
     return DataFrame(rows).astype({"ours": float, "half_width": float, "paper": float})
 
 
@@ -232,15 +233,14 @@ def draw_all(
             rows = table1(matrix, scale, results)
             if rows["ours"].notna().any():
                 written += [directory / "table1.md", directory / "table1.csv"]
-                (directory / "table1.md").write_text(f"{text}\n{table_markdown(rows)}", encoding="utf-8")
-                rows.to_csv(directory / "table1.csv", index=False, lineterminator="\r\n")
+                write_atomically(written[-2], f"{text}\n{table_markdown(rows)}")
+                write_atomically(written[-1], partial(rows.to_csv, index=False, lineterminator="\r\n"))
             continue
         figure = draw(matrix, name, scale, results)
-        for suffix in suffixes:
-            path = directory / f"{name}.{suffix}"
-            figure.savefig(path, dpi=100, metadata={"CreationDate": None} if suffix == "pdf" else None)
-            written.append(path)
-        (directory / f"{name}.md").write_text(text, encoding="utf-8")
+        for kind in suffixes:
+            written.append(path := directory / f"{name}.{kind}")
+            write_atomically(path, partial(figure.savefig, dpi=100, format=kind, metadata={"CreationDate": None}))
+        write_atomically(directory / f"{name}.md", text)
     return written, messages
 
 

@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from gtpo.errors import UsageError
+from gtpo.files import write_atomically
 from gtpo.reports.metrics import Rows, curve_of, reward_names
 from gtpo.runs.directory import RunDirectory
 
@@ -80,8 +81,9 @@ def draw_runs(runs: Sequence[str], labels: Sequence[str] | None, output: str, wi
     if window < 1:
         raise UsageError(f"--window is {window}: expected at least 1 step.")
     rows = {label: RunDirectory(run).read_metrics() for label, run in zip(labels, runs, strict=True)}
-    Path(output).parent.mkdir(parents=True, exist_ok=True)
-    plot_training(rows, window).savefig(output, dpi=150)
+    figure, path = plot_training(rows, window), Path(output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, lambda unfinished: figure.savefig(unfinished, dpi=150, format=path.suffix[1:]))
     return output
 
 
@@ -132,8 +134,7 @@ def add_legend(figure: Any, title: str | None = None) -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
-        longest = max(len(label) for label in handles)
-        columns = max(1, min(len(handles), int(figure.get_size_inches()[0] / (0.07 * longest + 0.5))))
+        columns = max(1, min(len(handles), int(figure.get_size_inches()[0] / (0.07 * max(map(len, handles)) + 0.5))))
         options = {"ncols": columns, "frameon": False, "fontsize": 9, "title": title, "title_fontsize": 9}
         figure.legend(handles.values(), handles, loc="outside lower center", **options)
 

@@ -26,8 +26,7 @@ def reward_names(rows: Rows) -> list[str]:
 
 def finite_values(rows: Rows, metric: str) -> list[float]:
     """The values of a metric that are finite numbers."""
-    values = (row.get(metric) for row in rows)
-    return [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    return [value for row in rows if isinstance(value := row.get(metric), int | float) and math.isfinite(value)]
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:

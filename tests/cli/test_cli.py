@@ -523,14 +523,3 @@ def test_a_token_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert got.to_dict()["push_to_hub"] is True and "hf_secret" not in yaml.safe_dump(got.to_dict())
     assert got.trainer.push_to_hub is False and got.trainer.hub_token is None  # the Trainer would upload at each save
     assert os.environ["HF_TOKEN"] == "hf_secret"
-
-
-@pytest.mark.parametrize("variable", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_CPU"])
-def test_launchers_that_a_cpu_does_not_have_name_one_that_it_has(
-    variable: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """fsdp2.yaml would train as DDP on a CPU, also next to a GPU, and `accelerate launch --cpu` in one process."""
-    monkeypatch.setenv(variable, "True")
-    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
-    with pytest.raises(UsageError, match=r"configs/accelerate/ddp\.yaml"):
-        parsed("--model", "tiny", "--dataset", "arithmetic")

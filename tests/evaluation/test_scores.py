@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gtpo.data.load import load_benchmark
+from gtpo.errors import UsageError
 from gtpo.evaluation import scores
 from gtpo.evaluation.records import Entry, Problems
 from gtpo.evaluation.scores import grade, write_results
@@ -114,6 +115,10 @@ def test_results_have_every_graded_entry_also_of_evaluations_that_end_at_once(
     other.join()
     assert json.loads(results.read_text()) == {"results": [first.write(), second.write()]}
     assert json.loads((tmp_path / "second" / "arithmetic.json").read_text()) == second.write()
+    results.write_text('{"mine": 1}')
+    with pytest.raises(UsageError, match=r"results\.json"):
+        write_results(tmp_path, [first])
+    assert results.read_text() == '{"mine": 1}'
 
 
 def test_completions_are_graded_by_the_tags_they_were_sampled_with(

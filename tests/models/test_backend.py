@@ -116,13 +116,6 @@ def test_another_version_of_a_gpu_package_is_refused(
         assert found is None or caplog.messages == []
 
 
-def test_unsloth_in_several_processes_is_refused(unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would start a vLLM engine on the first GPU."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="--backend transformers"):
-        load_backend("auto", "llama")
-
-
 def test_an_unpatched_trainer_is_refused(unsloth: FakeUnsloth, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl.GRPOTrainer", type("GRPOTrainer", (), {}))
     with pytest.raises(UsageError, match="unsloth_compiled_cache"):

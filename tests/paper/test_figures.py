@@ -12,8 +12,6 @@ import pytest
 from fake_runs import KS, MATRIX, SEEDS, STEPS, make_all, make_run, rows, value, write_run
 from helpers.results import results_of
 
-import gtpo.paper.figures
-import gtpo.reports.curves
 from gtpo.errors import UsageError
 from gtpo.paper.figures import LABELS, caption, draw, draw_all, missing, table1, table_markdown
 from gtpo.paper.matrix import groups_of, runs_of, scored_name
@@ -82,9 +80,7 @@ def test_runs_with_the_same_name_need_labels(
 ) -> None:
     """outputs/a/gtpo and outputs/b/gtpo: never one curve for both."""
     seen = []
-    monkeypatch.setattr(
-        gtpo.reports.curves, "plot_training", lambda runs, window: seen.append(runs) or plot_training(runs, window)
-    )
+    monkeypatch.setattr("gtpo.reports.curves.plot_training", lambda r, w: seen.append(r) or plot_training(r, w))
     runs = (write_run(tmp_path / "a" / "gtpo"), write_run(tmp_path / "b" / "gtpo", offset=9.0))
     output = str(tmp_path / "curves.png")
     with pytest.raises(UsageError, match="2 runs have the labels gtpo, gtpo: give each its own with --labels"):
@@ -320,3 +316,9 @@ def test_command_draws_what_the_runs_allow(
     assert "No runs at paper scale" in printed and "train_grpo.py --config configs/paper" not in printed
     run_figures("fig5b", "--search", "outputs", "--output", "other", "--scale", "tiny")
     assert {path.name for path in (tmp_path / "other" / "tiny").iterdir()} == {"fig5b.png", "fig5b.pdf", "fig5b.md"}
+    kept = Path("other/tiny/fig5b.png").read_bytes()
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: path.write_text("half") / 0)
+    for argv in (("fig5b", "--output", "other"), ("--runs", "outputs/gtpo-g8-s1", "--output", "other/tiny/fig5b.png")):
+        with pytest.raises(ZeroDivisionError):
+            run_figures(*argv)
+        assert Path("other/tiny/fig5b.png").read_bytes() == kept
