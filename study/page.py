@@ -2,7 +2,7 @@
 
     python -m study page
 
-Every number comes from results/, the condensed runs; reproduction.template.md and figures.template.md have the text.
+Every number comes from results/, the condensed runs; the templates have the text.
 """
 
 import json
@@ -32,7 +32,7 @@ from study.collapse import ADMISSION, FAMILIES, admission, comparison, draw_surv
 from study.collapse import STORED as COLLAPSE_METRICS
 from study.measures import STATISTICS, largest_loss, rounded
 from study.mechanism import effect_of, policy_title, write_mechanism
-from study.rendering import render, wrapped
+from study.rendering import render
 from study.stages import hours_of_stage
 from study.verdicts import NOT_COUNTED, SIZES, SMALL, check
 
@@ -46,11 +46,12 @@ COMPARED = ("collapse", "headroom")  # scales of the families
 SMOL_SEEDS = range(1, 9)
 ENTRY_KEYS = ("label", "adapter", "benchmark", "problems", "k", "scores", "counts")  # of an evaluation
 LOSES = 20.0  # points below an earlier value
+FINDINGS = "found.template.md"  # for README.md
 PAGES = {  # template -> page
     "reproduction.template.md": Path("docs") / "reproduction.md",
     "figures.template.md": Path("docs") / "figures.md",
 }
-DIRECTORY, PAGE, README = PLACES["tiny"], PAGES["reproduction.template.md"], Path("README.md")
+DIRECTORY, README = PLACES["tiny"], Path("README.md")
 METRICS = tuple(name for name in LABELS if name not in SCORES)
 STORED = (*METRICS, "step_time", "grad_norm")
 VERDICTS = ("holds", "does not hold", SMALL, "undecided", NOT_COUNTED, "too few seeds", "not run")
@@ -194,13 +195,6 @@ def comparison_lines(matrix: Matrix, scale: str, results: Results) -> Iterator[s
 # Files
 
 
-def what_was_found(page: str) -> str:
-    """What was found: list and figure of the first section of docs/reproduction.md, with the links of the README."""
-    text = page.partition("## In short\n")[2].partition("\nA claim *")[0].strip()
-    text = text.replace("](#", "](docs/reproduction.md#").replace("](../", "](")
-    return wrapped(re.sub(r"\]\((\w+)\.md", r"](docs/\1.md", text))
-
-
 def fill(text: str, name: str, content: str) -> str:
     """The text with ``content`` between the comments ``<!-- name -->`` and ``<!-- end -->``.
 
@@ -211,7 +205,7 @@ def fill(text: str, name: str, content: str) -> str:
     _, end, after = rest.partition("<!-- end -->")
     if not end:
         raise ValueError(f"no `<!-- {name} -->` followed by `<!-- end -->`: add both comments")
-    return f"{before}{mark}\n{content}\n\n{end}{after}"
+    return f"{before}{mark}{content}\n{end}{after}"
 
 
 def write_page(matrix: Matrix) -> list[Path]:
@@ -249,8 +243,8 @@ def write_page(matrix: Matrix) -> list[Path]:
     write_atomically(DIRECTORY / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
     for template, page in PAGES.items():
         write_atomically(page, page_of(summary, template))
-    found_text = what_was_found(PAGE.read_text(encoding="utf-8"))
-    write_atomically(README, fill(README.read_text(encoding="utf-8"), "found", found_text))
+    findings = page_of(summary, FINDINGS).strip()
+    write_atomically(README, fill(README.read_text(encoding="utf-8"), "found", findings))
     files = [DIRECTORY / name for name in (METRICS_FILE, SCORES_FILE, "summary.json")]
     return [path for path in (*files, *written, *PAGES.values(), README) if path.is_file()]
 

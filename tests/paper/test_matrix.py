@@ -207,7 +207,7 @@ def test_hours_in_the_documentation() -> None:
         assert [*map(int, numbers)] == [len(runs), *(int(f"{hour:.0f}") for hour in (most / 2, most, scoring))]
         least, most = (f"{float(f'{hours + scoring:.1e}'):,.0f}" for hours in (most / 2, most))
         rounded.append(f"{len(runs)} runs, {least} to {most} GPU hours")
-    assert all(hours in " ".join(readme.split()) for hours in (rounded[0], rounded[-1]))
+    assert rounded[0] in readme
 
 
 def test_unknown_names_are_refused(sandbox: Any) -> None:

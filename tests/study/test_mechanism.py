@@ -73,7 +73,7 @@ def test_the_list_names_the_run_that_is_trained_first(sandbox: Any, capsys: pyte
 
 
 class Drawn:
-    def savefig(self, path: Path, dpi: int) -> None:
+    def savefig(self, path: Path, dpi: int, format: str) -> None:
         path.write_text("figure")
 
 
