@@ -20,7 +20,7 @@ from study.comparison import compare, holm, mcnemar_p
 from study.measures import Measure, SeedRuns, fall, highest, late, quarters, rounded, trailing
 
 STORED = (  # metrics of its runs beyond those of the figures
-    *("completion_length", "empty_blocks", "frac_reward_zero_std", "prefix_push"),
+    *("completion_length", "empty_blocks", "frac_reward_zero_std", "prefix_push", "sampler_gap"),
     *(f"tag_logps/{tag}" for tag in ("reasoning_start", "reasoning_end", "answer_start", "answer_end")),
 )
 LEARNS = 5.0  # points above the base, in a trailing mean
