@@ -97,13 +97,14 @@ def free_token(tokenizer: Any, vocab_size: int | None = None) -> str | None:
 
 def encode_prompt(tokenizer: Any, messages: Messages, /, **template_kwargs: Any) -> list[int]:
     """The token ids of a conversation up to the answer, by the tokenizer's chat template and its arguments."""
-    options, path = {"add_generation_prompt": True, "return_dict": False, **template_kwargs}, tokenizer.name_or_path
+    options = {"add_generation_prompt": True, "return_dict": False, **template_kwargs}
     try:
         ids: list[int] = tokenizer.apply_chat_template(messages, **options)
     except Exception as error:
-        raise UsageError(f"chat template (--chat_template, or that of {path}): {last_line(error)}.") from error
+        model = tokenizer.name_or_path
+        raise UsageError(f"chat template (--chat_template, or that of {model}): {last_line(error)}.") from error
     if not ids:
-        raise UsageError(f"the chat template of {path} renders nothing: name a --chat_template.")
+        raise UsageError(f"the chat template of {tokenizer.name_or_path} renders nothing: name a --chat_template.")
     return ids
 
 
