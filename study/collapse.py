@@ -230,13 +230,15 @@ def draw_survival(matrix: Matrix, found: Mapping[str, Results]) -> Any:
             style: dict[str, Any] = {"color": color, "linestyle": line, "linewidth": 2.2 if count[legend] >= 10 else 1}
             share = survival(found[scale], run, matrix[scale]["window"])
             means = found[scale].smoothed(run, "entropy", matrix[scale]["window"]).mean(axis=1)
-            top.step(share.index, share, where="post", label=legend, **style)
+            top.step(share.index, share, where="post", label=legend.replace(" ", ", "), **style)
             bottom.plot(means.index, means, **style)
         plot_ln2(bottom)
         top.set(ylim=(-2, 102), title=title)
         seeds = {rate: [str(count.get(f"{method} {rate}", 0)) for method in ("GRPO", "GTPO")] for rate in rates}
-        of_rates = ", ".join(f"{rate} {'/'.join(counts)}" for rate, counts in seeds.items() if counts != ["0", "0"])
-        bottom.set_xlabel("training step\n" + fill(f"seeds GRPO/GTPO: {of_rates}", 48), fontsize=8)
+        of_rates = ", ".join(
+            f"{rate}\N{NO-BREAK SPACE}{'/'.join(counts)}" for rate, counts in seeds.items() if counts != ["0", "0"]
+        )
+        bottom.set_xlabel("training step\n" + fill(f"seeds GRPO/GTPO: {of_rates}", 46), fontsize=8)
     axes[0, 0].set_ylabel("seeds not lost (%)")
     axes[1, 0].set_ylabel("mean entropy ⟨H⟩ (nats)")
     add_legend(drawing, f"lost: accuracy {ACCURACY:g} points below an earlier trailing mean; thin: below ten seeds")

