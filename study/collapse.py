@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from statistics import fmean
 from textwrap import fill
 from types import MappingProxyType
 from typing import Any
@@ -194,7 +195,7 @@ def comparison(
         for seed in pairs:
             with suppress(KeyError):
                 values.append([Measure(score, of, (arm,)).value(SeedRuns(results, seed, window)) for arm in arms])
-        means = [rounded(sum(column) / len(values)) for column in zip(*values, strict=True)]
+        means = [rounded(fmean(column)) for column in zip(*values, strict=True)]
         found["rows"][name] = compare([b - a for a, b in values]) | {"primary": name in family.primary, "means": means}
     ps = {name: found["rows"][name]["p"] for name in family.primary}
     if None not in ps.values():

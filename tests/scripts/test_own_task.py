@@ -93,7 +93,6 @@ def test_a_file_with_the_name_of_a_project_module_is_loaded_from_its_path(tmp_pa
         ("completions, limit, **columns", "'limit'"),
         ("completions, prompt, **columns", "'prompt'"),
         ("completions, prompts", "'answer'"),  # TRL passes more than these
-        ("completions, /, **columns", "'completions'"),
         ("completions, prompts, bonus=1, **columns", None),
     ],
 )

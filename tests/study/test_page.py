@@ -136,10 +136,12 @@ def test_other_seeds_do_not_enter_the_stored_results() -> None:
 
 
 def test_page_has_the_numbers_of_the_stored_results() -> None:
-    summary = json.loads((ROOT / DIRECTORY / "summary.json").read_text())
-    found = {scale: read_results([ROOT / path]) for scale, path in PLACES.items()}
+    stored = (ROOT / DIRECTORY / "summary.json").read_text()
+    summary, found = json.loads(stored), {scale: read_results([ROOT / path]) for scale, path in PLACES.items()}
     mechanism = summaries_in(ROOT / mechanism_directory)
-    assert json.loads(json.dumps(summarize(MATRIX, found, mechanism, read_origins(ROOT)))) == summary
+    computed = json.dumps(summarize(MATRIX, found, mechanism, read_origins(ROOT)))
+    parts = [json.loads(text, parse_float=lambda number: f"{float(number):.9g}") for text in (computed, stored)]
+    assert parts[0] == parts[1]  # Python 3.12 sums floats more exactly
     assert [page_of(summary, template) for template in PAGES] == [(ROOT / page).read_text() for page in PAGES.values()]
     assert mechanism_page(mechanism) == (ROOT / MECHANISM_PAGE).read_text()
     readme = (ROOT / README).read_text()
