@@ -116,14 +116,14 @@ ROOMS: dict[str, set[str]] = {  # room -> rooms that it may import, besides the 
 MOST_ARROWS = 64
 BUDGETS = {  # room -> most lines; a feature makes room for itself
     "cli": 600,
-    "data": 795,
+    "data": 797,
     "evaluation": 1687,
     "forward": 1343,
     "grading": 1487,
     "models": 986,
     "paper": 1149,
     "reports": 673,
-    "runs": 651,
+    "runs": 655,
     "training": 1936,
     "": 607,  # the ground
 }

@@ -202,6 +202,8 @@ def load_train(
 
 def hold_out(rows: "Dataset", count: int, seed: int) -> tuple["Dataset", "Dataset"]:
     """(rest, held out): rows chosen by the seed, and the others; both in the order of the rows."""
+    if count >= len(rows):
+        raise UsageError(f"--eval_rows is {count}: expected 1 to {len(rows) - 1} of the {len(rows)} rows.")
     chosen = set(random.Random(seed).sample(range(len(rows)), count))
     return rows.select([i for i in range(len(rows)) if i not in chosen]), rows.select(sorted(chosen))
 

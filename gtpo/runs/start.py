@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import shorten
 
 import yaml
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from gtpo.arguments import MODEL_ALIASES, PromptArguments, Settings, name_of
 from gtpo.errors import UsageError, command_again
@@ -141,7 +141,11 @@ def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path) -> N
 
 
 def _lock(run: RunDirectory) -> None:
-    _locks.setdefault(str(run.path.resolve()), FileLock(run.lock, thread_local=False)).acquire(timeout=0)
+    lock = _locks.setdefault(str(run.path.resolve()), FileLock(run.lock, thread_local=False))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise UsageError(f"{run.path} is in use by another process: wait for it, or name another run.") from error
 
 
 def how_to_continue() -> str:

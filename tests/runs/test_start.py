@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from helpers.settings import parsed
 
 from gtpo.errors import UsageError
@@ -306,7 +306,7 @@ def test_a_run_in_use_is_refused_before_a_model_is_loaded(tmp_path: Path) -> Non
     run = run_with_checkpoint(tmp_path / "run", "gamma: 0.1\n")
     settings = parsed("--output_dir", str(run))
     settings.run.resume = "auto"
-    with FileLock(run / "run.lock"), pytest.raises(Timeout):
+    with FileLock(run / "run.lock"), pytest.raises(UsageError, match="in use"):
         check_run(settings, rows=10)
 
 
