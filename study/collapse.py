@@ -93,10 +93,10 @@ PAPER = Rule(of_format_reward, learn=0, lose=2)  # of three seeds
 
 @dataclass(frozen=True)
 class Family:
-    """A comparison of two arms, GTPO and GRPO each at its own best of three rates; Holm's is over ``primary``.
+    """A comparison of two arms, each at its own best of three rates; Holm's is over ``primary``.
 
     Attributes:
-        names: What follows the method in the names of its runs, before the rate: a regular expression.
+        names: What follows ``methods`` in the names of the runs, before the rate: a regular expression.
         rates, seeds: The seeds that choose the rates, and those that are compared.
         arms: Their runs, if the rates are not chosen; the first is subtracted.
     """
@@ -109,10 +109,11 @@ class Family:
     seeds: Sequence[int]
     primary: tuple[str, ...]
     arms: tuple[str, ...] = ()
+    methods: tuple[str, str] = ("grpo", "gtpo")
 
     def command(self, arms: Sequence[str]) -> str:
         """What makes the runs of the comparison, or first those that choose the arms."""
-        of_rates = [f"{method}-{self.names}{rate}" for method in ("grpo", "gtpo") for rate in RATES]
+        of_rates = [f"{method}-{self.names}{rate}" for method in self.methods for rate in RATES]
         chosen, seeds = (of_rates, self.rates) if self.rates and len(arms) < 2 else (arms, self.seeds)
         return f"python -m study {self.scale} --only {' '.join(chosen)} --seeds $(seq {seeds[0]} {seeds[-1]})"
 
@@ -123,6 +124,8 @@ ADMISSION = range(301, 305)  # seeds of GRPO that admit a rate
 LOSING, OWN_BETAS = ((f"grpo-{base}-1.2e-3", f"gtpo-{base}-1.2e-3") for base in ("headroom", "plain"))
 CORRECTION, DR = "gtpo-control-correction", "grpo-control-dr"
 _control = partial(Family, scale="collapse", names="control", rule=GUESSING, rates=(), seeds=range(401, 409))
+_part = partial(Family, scale="headroom", names="", rule=GUESSING, rates=range(331, 334), seeds=range(361, 381))
+_again = partial(_control, seeds=range(431, 451))
 CONDITIONS = "(?:same|bits4|bits2|bits1|cool|hot)-"
 FAMILIES = (
     Family("published", "collapse", "", TINY, range(305, 308), range(351, 371), ("accuracy", "formatting")),
@@ -132,12 +135,17 @@ FAMILIES = (
     Family("real model", "collapse", "smol-", REAL, (), range(301, 307), ("accuracy", "formatting")),
     Family("conditions", "collapse", CONDITIONS, GUESSING, (), range(311, 331), ("accuracy", "formatting")),
     Family("plain", "headroom", "", GUESSING, range(331, 334), range(341, 361), ("greedy accuracy", "pass@1")),
+    _part("correction alone", primary=(), methods=("grpo", "gtpo-correction")),
+    _part("entropy control alone", primary=(), methods=("grpo", "gtpo-entropy")),
+    _part("Dr. GRPO", primary=(), methods=("grpo", "grpo-dr")),
     _control("correction minus GRPO", primary=("tag_logps/reasoning_start",), arms=("grpo-control", CORRECTION)),
     _control("Dr. GRPO minus GRPO", primary=(), arms=("grpo-control", DR)),
     _control("GTPO minus GRPO", primary=(), arms=("grpo-control", "gtpo-control")),
     _control("correction minus Dr. GRPO", primary=(), arms=(DR, CORRECTION)),
     _control("kept: GTPO", primary=("late formatting",), arms=("grpo-control", "gtpo-control"), seeds=range(411, 423)),
     _control("kept: correction", primary=(), arms=("grpo-control", CORRECTION), seeds=range(411, 423)),
+    _again("again: correction", primary=("late formatting",), arms=("grpo-control", CORRECTION)),
+    _again("again: Dr. GRPO", primary=(), arms=("grpo-control", DR)),
 )
 MEASURES = {
     "greedy accuracy": ("pass@1", "arithmetic_greedy"),
@@ -176,12 +184,12 @@ def comparison(
     rates: dict[str, dict[str, Any]] = {
         name: {metric: mean_of([late(results.curve(name, seed, metric)) for seed in seeds]) for metric in MEANS}
         | {"seeds": len(seeds)}
-        for method in ("grpo", "gtpo")
+        for method in family.methods
         for name in _of_method(results, method, family)
         if (seeds := [seed for seed in results.seeds(name) if seed in family.rates])
     }
     complete = [name for name, row in rates.items() if row["seeds"] == len(family.rates)]
-    of_arm = [[name for name in complete if name.startswith(method)] for method in ("grpo", "gtpo")]
+    of_arm = [[name for name in _of_method(results, method, family) if name in complete] for method in family.methods]
     best = [max(names, key=lambda name: rates[name]["accuracy"][0]) for names in of_arm if len(names) == len(RATES)]
     arms = list(family.arms) or best
     found: dict[str, Any] = {"rates": rates, "arms": arms, "seeds": 0, "mixed": 0, "rows": {}, "lost": {}}
