@@ -135,7 +135,7 @@ FAMILIES = (
     Family("real model", "collapse", "smol-", REAL, (), range(301, 307), ("accuracy", "formatting")),
     Family("conditions", "collapse", CONDITIONS, GUESSING, (), range(311, 331), ("accuracy", "formatting")),
     Family("plain", "headroom", "", GUESSING, range(331, 334), range(341, 361), ("greedy accuracy", "pass@1")),
-    _part("first base", primary=(), arms=("grpo-first-1e-3", "gtpo-first-1e-3"), rates=(), seeds=range(381, 401)),
+    Family("greedy", "collapse", "first-", TINY, (), range(381, 401), (), ("grpo-first-1e-3", "gtpo-first-1e-3")),
     _part("correction alone", primary=(), methods=("grpo", "gtpo-correction")),
     _part("entropy control alone", primary=(), methods=("grpo", "gtpo-entropy")),
     _part("Dr. GRPO", primary=(), methods=("grpo", "grpo-dr")),
