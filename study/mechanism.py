@@ -141,7 +141,7 @@ def summarize(lines: Sequence[dict[str, Any]]) -> Summary:
         ``groups``, ``informative`` (with a variance of the rewards), means of the rewards, and ``rows``: objective,
         target, and number, mean and half_width of the change, and of its difference from GRPO's.
     """
-    effects, rows = _informative(lines), []
+    effects, rows = [line["effects"] for line in lines if line["effects"]], []
     for objective, changes in effects[0].items():
         acted = [of_group for of_group in effects if objective in of_group]
         for target in [name for name in changes if name != "norm"]:
@@ -161,7 +161,7 @@ def write_mechanism() -> dict[str, Summary]:
     """
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     for path in MEASURED.glob("*.jsonl"):
-        if len(_informative(_groups_in(path))) >= LEAST_SEEDS:
+        if sum(bool(line["effects"]) for line in _groups_in(path)) >= LEAST_SEEDS:
             shutil.copyfile(path, DIRECTORY / path.name)
     if summaries := summaries_in(DIRECTORY):
         write_atomically(DIRECTORY / "summary.json", json.dumps(summaries, indent=1, ensure_ascii=False) + "\n")
@@ -178,14 +178,8 @@ def summaries_in(directory: Path) -> dict[str, Summary]:
 
 def _groups_in(path: Path) -> list[dict[str, Any]]:
     """The groups of a file; a last line that is being written is left out."""
-    return [
-        json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
-    ]
-
-
-def _informative(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The effects of the groups with a variance of the rewards."""
-    return [line["effects"] for line in lines if line["effects"]]
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def effect_of(summary: Summary, objective: str, target: str) -> dict[str, Any]:

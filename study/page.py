@@ -113,6 +113,7 @@ def summarize(
         "titles": {name: find_figure(matrix, name)["title"] for name in names},
         "drawn": [name for name in names if results.names & {*runs_of(matrix, [name], "tiny")}],
         "scores": scores_of(results),
+        "greedy": scores_of(found["collapse"]),
         "stable": _formatting_lost(results, spec["window"]),
     }
 
@@ -227,15 +228,13 @@ def write_page(matrix: Matrix) -> list[Path]:
                 store_origins(directory, finished)
         directory.mkdir(parents=True, exist_ok=True)
         found[scale] = read_results([directory])
-        figures = {}
         if scale == "tiny":
             names = select_figures(matrix, ["all"], scale)
             written += draw_all(matrix, names, scale, found[scale], directory, ["png"])[0]
         elif found[scale].runs:
-            figures = {f"{scale}.png": draw(matrix, scale, scale, found[scale])}
-        for name, figure in figures.items():
-            write_atomically(directory / name, partial(figure.savefig, dpi=100, format="png"))
-            written.append(directory / name)
+            figure = draw(matrix, scale, scale, found[scale])
+            written.append(directory / f"{scale}.png")
+            write_atomically(written[-1], partial(figure.savefig, dpi=100, format="png"))
     if compared := {scale: found[scale] for scale in COMPARED if found[scale].runs}:
         written.append(PLACES["collapse"] / "survival.png")
         write_atomically(written[-1], partial(draw_survival(matrix, compared).savefig, dpi=100, format="png"))
