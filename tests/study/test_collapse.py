@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from helpers.results import results_of
 
-from study.collapse import FAMILIES, GUESSING, PAPER, admission, comparison, survival
+from study.collapse import FAMILIES, GUESSING, PAPER, RATES, admission, comparison, survival
 from study.length_reward import longer
 from study.measures import SeedRuns
 
 BY_TITLE = {family.title: family for family in FAMILIES}
-PUBLISHED, GUESSED, LOSING, PLAIN, CORRECTED = map(
-    BY_TITLE.get, ("published", "guessing", "losing", "plain", "correction minus GRPO")
+PUBLISHED, GUESSED, LOSING, PLAIN, CORRECTED, DR = map(
+    BY_TITLE.get, ("published", "guessing", "losing", "plain", "correction minus GRPO", "Dr. GRPO")
 )
 
 
@@ -87,6 +87,14 @@ def test_each_arm_is_compared_at_its_own_best_rate() -> None:
     assert found["rows"]["formatting"]["holm"] == 1.0 and "holm" not in found["rows"]["entropy"]
     assert found["lost"]["is_lost"] == {"grpo": 3, "gtpo": 0, "p": 0.25}
     assert found["command"].endswith("--only grpo-0.3e-3 gtpo-1e-3 --seeds $(seq 351 370)")
+
+
+def test_the_arm_of_another_loss_has_its_own_best_rate() -> None:
+    """Dr. GRPO is best at 0.6e-3, and its runs are not GRPO's."""
+    scores = {"grpo": (60, 40, 50), "grpo-dr": (10, 70, 20)}
+    named = {f"{arm}-{rate}": score for arm, of in scores.items() for rate, score in zip(RATES, of, strict=True)}
+    runs = {name: {seed: run([score] * 4, FLAT, LOW) for seed in DR.rates} for name, score in named.items()}
+    assert comparison(results_of(runs), 50, DR)["arms"] == ["grpo-0.3e-3", "grpo-dr-0.6e-3"]
 
 
 def test_a_rate_that_is_given_is_not_chosen() -> None:
