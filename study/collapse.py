@@ -112,8 +112,10 @@ class Family:
     methods: tuple[str, str] = ("grpo", "gtpo")
 
     def command(self, arms: Sequence[str]) -> str:
-        """What makes the runs of the comparison."""
-        return f"python -m study {self.scale} --only {' '.join(arms)} --seeds $(seq {self.seeds[0]} {self.seeds[-1]})"
+        """What makes the runs of the comparison, or first those that choose the arms."""
+        of_rates = [f"{method}-{self.names}{rate}" for method in self.methods for rate in RATES]
+        chosen, seeds = (of_rates, self.rates) if self.rates and len(arms) < 2 else (arms, self.seeds)
+        return f"python -m study {self.scale} --only {' '.join(chosen)} --seeds $(seq {seeds[0]} {seeds[-1]})"
 
 
 MEANS = ("accuracy", "formatting", "entropy")
