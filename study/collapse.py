@@ -147,6 +147,7 @@ FAMILIES = (
     _control("kept: correction", primary=(), arms=("grpo-control", CORRECTION), seeds=range(411, 423)),
     _again("again: correction", primary=("late formatting",), arms=("grpo-control", CORRECTION)),
     _again("again: Dr. GRPO", primary=(), arms=("grpo-control", DR)),
+    _again("again: correction minus Dr. GRPO", primary=(), arms=(DR, CORRECTION)),
 )
 MEASURES = {
     "greedy accuracy": ("pass@1", "arithmetic_greedy"),
