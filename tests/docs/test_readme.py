@@ -64,8 +64,8 @@ def test_the_trl_script_of_the_readme_is_the_one_that_is_tested() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with rows in the columns that the README names."""
     folder = tmp_path_factory.mktemp("readme")
-    for name in ("my_train.csv", "my_test.csv"):
-        (folder / name).write_text("task,gold\nHow many minutes are there in two hours?,120\nWhat is 12 + 3?,15\n")
+    rows = "task,gold\nHow many minutes are there in two hours?,120\nWhat is 12 + 3?,15\n"
+    (folder / "my_train.csv").write_text(rows)
     (folder / "configs").symlink_to(ROOT / "configs")
     (folder / "results").symlink_to(ROOT / "results")
     return folder
