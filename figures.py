@@ -13,10 +13,10 @@ directory, with or without the seed (gtpo-g8-s1).
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from gtpo.paper.figures import draw_found
-from gtpo.paper.matrix import SCALES
 from gtpo.reports.curves import draw_runs
 from gtpo.runs.script import run_script
+from paper.figures import draw_found
+from paper.matrix import SCALES
 
 
 def main() -> None:

@@ -13,11 +13,11 @@ command continues where it stopped. Several may run at the same time. A failed r
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 
-from gtpo.paper.figures import draw_all
-from gtpo.paper.matrix import evaluations_of, experiments_of, load_matrix, select_figures
-from gtpo.paper.slurm import run_missing
-from gtpo.paper.states import commands, table
 from gtpo.runs.script import run_script
+from paper.figures import draw_all
+from paper.matrix import evaluations_of, experiments_of, load_matrix, select_figures
+from paper.slurm import run_missing
+from paper.states import commands, table
 
 
 def main() -> None:

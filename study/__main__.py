@@ -15,11 +15,11 @@ import argparse
 import sys
 from dataclasses import replace
 
-from gtpo.paper.figures import draw_all
-from gtpo.paper.matrix import evaluations_of, experiments_of, load_matrix, seeds_of_all
-from gtpo.paper.slurm import run_missing
-from gtpo.paper.states import table
 from gtpo.runs.script import run_script
+from paper.figures import draw_all
+from paper.matrix import evaluations_of, experiments_of, load_matrix, seeds_of_all
+from paper.slurm import run_missing
+from paper.states import table
 from rewards import rewards_in
 from study.mechanism import measure, policies_of, policy_list, run_policies
 from study.one_claim import claim_list, find_claims, report, work_of

@@ -13,10 +13,10 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from gtpo.paper.figures import WIDTH, mean_of
-from gtpo.paper.matrix import Matrix, groups_of
-from gtpo.paper.results import Results
 from gtpo.reports.curves import COLORS, add_legend, grid, plot_ln2
+from paper.figures import WIDTH, mean_of
+from paper.matrix import Matrix, groups_of
+from paper.results import Results
 from study.comparison import compare, holm, mcnemar_p
 from study.measures import Measure, SeedRuns, fall, highest, late, quarters, rounded, trailing
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gtpo.paper.figures import mean_of
+from paper.figures import mean_of
 
 ENUMERATED, SAMPLED = 20, 2**16  # most differences with all choices of signs; choices that are drawn for more
 

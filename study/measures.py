@@ -8,7 +8,7 @@ from statistics import fmean
 
 from pandas import Series
 
-from gtpo.paper.results import Results
+from paper.results import Results
 
 
 def trailing(values: Series, window: int) -> Series:

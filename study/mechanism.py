@@ -11,11 +11,11 @@ from typing import Any
 
 from gtpo.errors import UsageError
 from gtpo.files import write_atomically
-from gtpo.paper.figures import WIDTH, mean_of
-from gtpo.paper.matrix import RUNS, Experiment, Matrix, experiment, with_earlier
-from gtpo.paper.runner import run_all, slots_of
-from gtpo.paper.states import state_of
 from gtpo.reports.curves import LEAST_SEEDS, grid
+from paper.figures import WIDTH, mean_of
+from paper.matrix import RUNS, Experiment, Matrix, experiment, with_earlier
+from paper.runner import run_all, slots_of
+from paper.states import state_of
 from study.measures import rounded
 from study.rendering import render
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from gtpo.errors import UsageError, nearest
-from gtpo.paper.matrix import Evaluation, Experiment, Matrix, experiment, plan_evaluations
-from gtpo.paper.results import Results
+from paper.matrix import Evaluation, Experiment, Matrix, experiment, plan_evaluations
+from paper.results import Results
 from study.claims import Claim, read_claims
 from study.verdicts import check, digits_of
 

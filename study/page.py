@@ -14,8 +14,9 @@ from types import MappingProxyType
 from typing import Any
 
 from gtpo.files import write_atomically
-from gtpo.paper.figures import LABELS, SCORES, draw, draw_all, mean_of
-from gtpo.paper.matrix import (
+from gtpo.reports.curves import LEAST_SEEDS
+from paper.figures import LABELS, SCORES, draw, draw_all, mean_of
+from paper.matrix import (
     RUNS,
     Experiment,
     Matrix,
@@ -25,8 +26,7 @@ from gtpo.paper.matrix import (
     seeds_of_all,
     select_figures,
 )
-from gtpo.paper.results import METRICS_FILE, SCORES_FILE, Results, read_results
-from gtpo.reports.curves import LEAST_SEEDS
+from paper.results import METRICS_FILE, SCORES_FILE, Results, read_results
 from study.claims import read_claims
 from study.collapse import ADMISSION, FAMILIES, admission, comparison, draw_survival
 from study.collapse import STORED as COLLAPSE_METRICS

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from gtpo.errors import UsageError
 from gtpo.models.memory import hours_of_steps
-from gtpo.paper.matrix import RUNS, Experiment, Matrix
-from gtpo.paper.results import Results, read_results
-from gtpo.paper.slurm import run_missing
 from gtpo.runs.directory import RunDirectory
+from paper.matrix import RUNS, Experiment, Matrix
+from paper.results import Results, read_results
+from paper.slurm import run_missing
 from study.collapse import PAPER
 from study.comparison import compare
 from study.measures import SeedRuns, late

@@ -6,8 +6,8 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from gtpo.paper.results import Results
 from gtpo.reports.curves import interval
+from paper.results import Results
 from study.claims import Claim
 from study.comparison import sign_flip_p
 from study.measures import SeedRuns

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gtpo.paper.results import Results
+from paper.results import Results
 
 
 @contextmanager

@@ -143,7 +143,7 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
     for method in ("sft", "grpo", "gtpo"):
         (tmp_path / f"train_{method}.py").write_text(TRAIN)
     (tmp_path / "evaluate.py").write_text(EVALUATE)
-    monkeypatch.setattr("gtpo.paper.runner.LIBRARIES", [])
+    monkeypatch.setattr("paper.runner.LIBRARIES", [])
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).touch())
     return Sandbox(tmp_path, monkeypatch)
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gtpo.paper.figures import LABELS
-from gtpo.paper.matrix import figure_names, load_matrix, runs_of, scored_name
 from gtpo.runs.directory import RunDirectory, write_manifest
+from paper.figures import LABELS
+from paper.matrix import figure_names, load_matrix, runs_of, scored_name
 
 MATRIX = load_matrix()
 SEEDS = {"tiny": (1, 2, 3), "paper": (3407,)}

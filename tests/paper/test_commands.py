@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gtpo.cli.parse import parse_evaluation
 from gtpo.evaluation.arguments import EvaluationArguments
-from gtpo.paper.matrix import evaluations_of, experiments_of, figure_names, load_matrix
-from gtpo.paper.states import commands
 from gtpo.runs.directory import RunDirectory
+from paper.matrix import evaluations_of, experiments_of, figure_names, load_matrix
+from paper.states import commands
 
 MATRIX = load_matrix()
 FIGURES = figure_names(MATRIX)

@@ -13,11 +13,11 @@ from fake_runs import KS, MATRIX, SEEDS, STEPS, make_all, make_run, rows, value,
 from helpers.results import results_of
 
 from gtpo.errors import UsageError
-from gtpo.paper.figures import LABELS, caption, draw, draw_all, missing, table1, table_markdown
-from gtpo.paper.matrix import groups_of, runs_of, scored_name
-from gtpo.paper.results import read_results
 from gtpo.reports.curves import PANELS, panels_of, plot_training
 from gtpo.reports.metrics import smooth
+from paper.figures import LABELS, caption, draw, draw_all, missing, table1, table_markdown
+from paper.matrix import groups_of, runs_of, scored_name
+from paper.results import read_results
 
 
 def drawn(figure: Any) -> dict[str, dict[str, tuple[list[float], list[float]]]]:

@@ -18,7 +18,7 @@ from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.targets import adapter_target
 from gtpo.files import CONFIGS
-from gtpo.paper.matrix import (
+from paper.matrix import (
     SCALES,
     evaluations_of,
     experiment,

@@ -11,8 +11,8 @@ from fake_runs import entry, rows, write_run
 from helpers.results import files_up_to, results_of
 
 from gtpo.errors import UsageError
-from gtpo.paper.results import Results, read_results, read_wandb
 from gtpo.runs.directory import RunDirectory
+from paper.results import Results, read_results, read_wandb
 from study.page import condense
 
 

@@ -19,9 +19,9 @@ from fake_runs import write_checkpoint
 from helpers.scripts import ROOT, user_environment
 
 from gtpo.errors import UsageError
-from gtpo.paper.matrix import Experiment, experiments_of, load_matrix, runs_of
-from gtpo.paper.runner import run_forked, run_one
 from gtpo.runs.directory import RunDirectory
+from paper.matrix import Experiment, experiments_of, load_matrix, runs_of
+from paper.runner import run_forked, run_one
 
 MATRIX = load_matrix()
 
@@ -201,7 +201,7 @@ def test_a_killed_fork_fails_alone(sandbox: Any) -> None:
 
 DRIVER = """
 import pickle, sys
-from gtpo.paper.runner import run_all
+from paper.runner import run_all
 if __name__ == "__main__":
     assert run_all([pickle.load(sys.stdin.buffer)], [], [{}]) == []
 """

@@ -18,9 +18,9 @@ import submitit
 from helpers.scripts import ROOT
 
 from gtpo.errors import UsageError
-from gtpo.paper import slurm as module
-from gtpo.paper.slurm import minutes, read_cluster
 from gtpo.runs.directory import RunDirectory
+from paper import slurm as module
+from paper.slurm import minutes, read_cluster
 
 STEPS = 12
 TRAIN = """

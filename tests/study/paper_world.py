@@ -4,7 +4,7 @@ from typing import Any
 
 from helpers.results import results_of
 
-from gtpo.paper.results import Results
+from paper.results import Results
 from study.claims import read_claims
 
 # accuracy, formatting and entropy in the first quarter, the second and third, the last, as the paper describes them

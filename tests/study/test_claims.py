@@ -6,8 +6,8 @@ import pytest
 from helpers.results import results_of
 from paper_world import world
 
-from gtpo.paper.matrix import figure_names, find_figure, groups_of, load_matrix, runs_of
-from gtpo.paper.results import Results
+from paper.matrix import figure_names, find_figure, groups_of, load_matrix, runs_of
+from paper.results import Results
 from study.claims import Claim, read_claims
 from study.measures import Measure, SeedRuns
 from study.verdicts import check, verdict

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gtpo.errors import UsageError
-from gtpo.paper.matrix import load_matrix
+from paper.matrix import load_matrix
 from study.mechanism import effect_of, page, policies_of, summarize
 
 MATRIX = load_matrix()

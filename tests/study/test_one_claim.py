@@ -6,7 +6,7 @@ import pytest
 from helpers.results import results_of
 
 from gtpo.errors import UsageError
-from gtpo.paper.matrix import load_matrix
+from paper.matrix import load_matrix
 from study.one_claim import find_claims, report
 
 MATRIX = load_matrix()

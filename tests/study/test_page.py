@@ -9,8 +9,8 @@ from helpers.results import results_of
 from paper_world import world
 
 from gtpo.files import CONFIGS
-from gtpo.paper.matrix import load_matrix
-from gtpo.paper.results import Results, read_results
+from paper.matrix import load_matrix
+from paper.results import Results, read_results
 from study.claims import read_claims
 from study.mechanism import DIRECTORY as mechanism_directory
 from study.mechanism import PAGE as MECHANISM_PAGE

@@ -7,8 +7,8 @@ import pytest
 from fake_paper import finish
 
 from gtpo.errors import UsageError
-from gtpo.paper.matrix import load_matrix
-from gtpo.paper.results import read_results
+from paper.matrix import load_matrix
+from paper.results import read_results
 from study.stages import hours_of_stage, run_stage, runs_of_stage, verdict
 
 MATRIX = load_matrix()

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from gtpo.paper.matrix import UNITS, Evaluation, Experiment, Matrix, command_of, runs_of
 from gtpo.runs.directory import MANIFEST
+from paper.matrix import UNITS, Evaluation, Experiment, Matrix, command_of, runs_of
 
 STATES = ("finished", "running", "interrupted", "missing")
 

@@ -21,9 +21,9 @@ from typing import Any
 
 from gtpo.errors import UsageError, first_line
 from gtpo.files import CONFIGS
-from gtpo.paper.matrix import RUNS, Evaluation, Experiment
-from gtpo.paper.results import Results, read_results
-from gtpo.paper.runner import Process, Work, cores, failure, run_all, run_one, slots_of, threads_of
+from paper.matrix import RUNS, Evaluation, Experiment
+from paper.results import Results, read_results
+from paper.runner import Process, Work, cores, failure, run_all, run_one, slots_of, threads_of
 
 SIGNAL_SECONDS = 120  # between a script that Slurm has stopped and the end of its job
 POLL_SECONDS = {"slurm": 10, "local": 0.1}

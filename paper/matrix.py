@@ -13,8 +13,8 @@ from gtpo.data.load import BENCHMARKS
 from gtpo.errors import UsageError, nearest
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.memory import hours_of_steps
-from gtpo.paper.results import GREEDY
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, latest_complete, words_of
+from paper.results import GREEDY
 
 SCALES = ("tiny", "smol", "collapse", "headroom", "paper")
 RUNS = OUTPUTS / "reproduce"

@@ -11,7 +11,8 @@ from pandas import DataFrame, Series
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import UsageError
 from gtpo.files import write_atomically
-from gtpo.paper.matrix import (
+from gtpo.reports.curves import PANELS, add_legend, grid, interval, line_style, plot_ln2, plot_mean
+from paper.matrix import (
     RUNS,
     SCALES,
     Matrix,
@@ -24,8 +25,7 @@ from gtpo.paper.matrix import (
     scored_name,
     select_figures,
 )
-from gtpo.paper.results import Results, read_results, read_wandb
-from gtpo.reports.curves import PANELS, add_legend, grid, interval, line_style, plot_ln2, plot_mean
+from paper.results import Results, read_results, read_wandb
 
 LABELS = PANELS | {
     "kl": "KL divergence (nats)",

@@ -1,1 +1,0 @@
-"""The paper's experiments: the matrix of runs, their execution, figures and Table 1, and the claims."""
