@@ -38,5 +38,5 @@ from gtpo.grading.latex import last_boxed as last_boxed
 from gtpo.grading.lenient import Verdicts as Verdicts
 from gtpo.grading.lenient import grade_text as grade_text
 from gtpo.grading.lenient import lenient_answer as lenient_answer
-from gtpo.grading.normalise import normalise as normalise
+from gtpo.grading.normal_form import normalise as normalise
 from gtpo.grading.worker import timeouts as timeouts

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from gtpo.grading.algebra import TimeBudget, alternatives
 from gtpo.grading.latex import FUNCTIONS, TEXT, split_top_level
-from gtpo.grading.normalise import normalise
+from gtpo.grading.normal_form import normalise
 from gtpo.grading.numerals import parse_number, same_number
 from gtpo.grading.structure import parse_structure
 from gtpo.grading.units import split_unit, strip_units

@@ -12,7 +12,7 @@ from gtpo.grading.algebra import TimeBudget
 from gtpo.grading.compare import is_correct
 from gtpo.grading.extract import extract_answer
 from gtpo.grading.latex import TEXT, last_boxed
-from gtpo.grading.normalise import normalise
+from gtpo.grading.normal_form import normalise
 from gtpo.grading.numerals import DECIMAL
 from gtpo.prompts import ANSWER_CLOSE, ANSWER_OPEN
 

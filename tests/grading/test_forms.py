@@ -8,7 +8,7 @@ import pytest
 
 from gtpo.grading import is_correct, last_boxed, normalise
 from gtpo.grading.latex import bracket_balance, closing_index, nesting_depth, split_top_level
-from gtpo.grading.normalise import MAX_LENGTH
+from gtpo.grading.normal_form import MAX_LENGTH
 from gtpo.grading.numerals import digits_for_words, parse_number, rounding_tolerance, same_number
 from gtpo.grading.structure import parse_structure
 from gtpo.grading.units import split_unit, strip_units
