@@ -26,6 +26,7 @@ from gtpo import grading
 from gtpo.data.load import load_benchmark
 from gtpo.evaluation.metrics import majority_at_k
 from gtpo.grading import compare, numerals, structure, units, worker
+from gtpo.grading.canonical import canonical_form
 
 SAMPLES = 64
 WRAPPINGS = ("{}", "${}$", r"\boxed{{{}}}", r"$\boxed{{{}}}$", "{}.", "The answer is ${}$.", " {}\n", "**{}**")
@@ -52,6 +53,7 @@ def measure(name: str, golds: list[str], pool: list[str], rng: random.Random, *,
     strict = time.perf_counter() - start
     for cached in (
         compare.decide,
+        canonical_form,
         grading.normalise,
         numerals.parse_number,
         structure.parse_structure,

@@ -6,12 +6,14 @@ paper: the same mean, 2 to 8 times the noise.
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from gtpo import grading
+from gtpo.grading.canonical import canonical_form
 
+GOLD = object()  # the class of the correct answers
 TAIL = 0.025  # on each side of a 95 % interval
 
 
@@ -42,32 +44,25 @@ def first_k_pass(correct: Sequence[bool], k: int) -> float:
 def majority_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int) -> float:
     """maj@k of one problem: 1 if the most frequent answer of its first k samples is correct, else 0.
 
-    Answers are counted by equivalence class: the same normalised string, or :func:`gtpo.grading.equivalent`. Missing
-    answers (None, blank) have no vote. A tie goes to the class that occurs first, and no votes score 0, so maj@1 is
-    first-k pass@1. The comparisons share a time budget of k completions; above it, answers count as different.
+    All correct answers are one class, the gold's; the others are counted by their canonical form
+    (:func:`gtpo.grading.canonical.canonical_form`), so the order of the samples decides ties alone: a tie goes to the
+    class that occurs first. Missing answers (None, blank) have no vote, and no votes score 0, so maj@1 is first-k pass@1.
 
     Args:
         answers: The extracted answer of each sample, in sampling order. Length n.
-        correct: Whether each answer is correct. Length n. A class is correct if its first member is.
+        correct: Whether each answer is correct. Length n.
         k: Samples considered, 1 to n.
     """
     _check_k(k, len(answers))
-    budget = grading.TimeBudget(k)
-    votes: list[int] = []
-    firsts: list[tuple[str, bool]] = []  # the first answer of each class, and whether it is correct
-    class_of: dict[str, int] = {}  # by normalised string, so that a repeated answer is compared only once
+    votes: Counter[Hashable] = Counter()  # in the order of the first occurrence
     for answer, is_correct in list(zip(answers, correct, strict=True))[:k]:
-        form = grading.normalise(answer or "")
-        if not form or answer is None:
-            continue
-        if form not in class_of:
-            same = (c for c, (first, _) in enumerate(firsts) if grading.equivalent(first, answer, budget))
-            class_of[form] = next(same, len(votes))
-            if class_of[form] == len(votes):
-                votes.append(0)
-                firsts.append((answer, is_correct))
-        votes[class_of[form]] += 1
-    return float(firsts[votes.index(max(votes))][1]) if votes else 0.0
+        form = canonical_form(answer or "")
+        if form:
+            votes[GOLD if is_correct else form] += 1
+    if not votes:
+        return 0.0
+    winner, _ = votes.most_common(1)[0]  # of equally frequent ones the first
+    return float(winner is GOLD)
 
 
 def bootstrap_interval(

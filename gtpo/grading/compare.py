@@ -19,11 +19,11 @@ _NEGATION = re.compile(r"\b(?:not?|never|neither|wrong|false|incorrect)\b|n't\b"
 _CONNECTIVE = re.compile(r"\b(and|or)\b|(\\cup(?![a-zA-Z])|\u222a)")
 _SOLUTIONS = re.compile(r"[\d=]|\\(?!text|mbox)")  # x = 1 and x = 2 is x = 1 or x = 2; A and B is not A or B
 _RANGE = re.compile(r"\d+(?:-\d+)+")  # a date, a range, a telephone number
-_NAME = re.compile(  # x, x_1, f(x), (x,y), \angle ABC, Area; not \sin x
+NAME = re.compile(  # x, x_1, f(x), (x,y), \angle ABC, Area; not \sin x
     rf"(?!.*\\(?:{FUNCTIONS}|frac|sqrt))(?:[A-Za-z\\(),' ]|_\{{\w+\}}|\\text\{{[^{{}}]*\}}"
     r"|\\(?:math(?:bf|rm|it|cal)|vec|overline|overrightarrow|boldsymbol)\{[A-Za-z]+\})+"
 )
-_PART_OF_NAME = re.compile(  # its digits do not count: a_1, AB^2, |z|^2, \sin^2 x, f^{-1}(3), P(X=8), \gcd(6,9)
+_PART_OFNAME = re.compile(  # its digits do not count: a_1, AB^2, |z|^2, \sin^2 x, f^{-1}(3), P(X=8), \gcd(6,9)
     rf"_\{{[^{{}}]*\}}|(?<=[A-Z]{{2}})\^\{{\d\}}|(?<=\|)\^\{{\d\}}|\\(?:{FUNCTIONS})(?:\^\{{\d\}})?"
     r"|(?:[a-wA-W]|\\gcd)(?:\^\{-1\})?\((?![^()]*[xyz])[^()]*\)|\\(?:frac|sqrt|pi)(?![a-zA-Z])"
 )
@@ -109,7 +109,7 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
     value = values[-1]
     is_constant = not _variables(split_unit(value).value)
     is_unfinished = re.fullmatch(r"[\d.+*-]+", value) and not parse_number(value)  # m + n = 841 + 61
-    if not (_NAME.fullmatch(name) or (is_constant and not is_unfinished and _is_quantity(name))):
+    if not (NAME.fullmatch(name) or (is_constant and not is_unfinished and _is_quantity(name))):
         if _variables(text):
             return "", text  # an equation
         name, values = "", [name, *values]
@@ -122,11 +122,11 @@ def _assignment(text: str, budget: TimeBudget) -> tuple[str, str]:
 
 def _is_quantity(text: str) -> bool:
     r"""True for what has a value: ``|z|``, ``f(2)``, ``m+n``, ``\frac{a}{b}``, words; not for 2x, x+1, x^2 and -x."""
-    if _has_words(text):
+    if has_words(text):
         return not parse_number(split_unit(text).value)  # 18 dollars
     count = 1
     while count:
-        text, count = _PART_OF_NAME.subn(lambda match: "A" if match[0][-1] == ")" else "", text)
+        text, count = _PART_OFNAME.subn(lambda match: "A" if match[0][-1] == ")" else "", text)
     return bool(re.search(r"[a-zA-Z]", text)) and not re.search(r"\d|^-", text)
 
 
@@ -137,8 +137,7 @@ def _same_structure(a: str, b: str, budget: TimeBudget) -> bool:
     if kinds == {""}:
         return _same_scalar(items_a[0], items_b[0], budget)
     if kinds <= {"list", "set", "union"}:  # the intervals of a union may be listed: x < 2 or x > 5
-        is_ranking = any(re.fullmatch(r"[A-Za-z ]{2,}", item) for item in items_a)  # a list of words
-        same = _same_items(items_a, items_b, budget, ordered=is_ranking)
+        same = _same_items(items_a, items_b, budget, ordered=is_ranking(items_a))
         return same or (kinds == {"union"} and budget.sympy_equal(a, b))
     if kind_a == kind_b or kinds <= {"()", "list", "matrix 1"}:  # 1,2 for (1,2); (1,2) for a column
         return _same_items(items_a, items_b, budget, ordered=True)
@@ -147,6 +146,11 @@ def _same_structure(a: str, b: str, budget: TimeBudget) -> bool:
     if (kinds <= intervals and "union" in kinds) or (kinds & intervals and is_relation):
         return budget.sympy_equal(a, b)  # one interval for two adjacent ones; x > 2 for an interval
     return False
+
+
+def is_ranking(items: tuple[str, ...]) -> bool:
+    """True for a list of words, whose order counts."""
+    return any(re.fullmatch(r"[A-Za-z ]{2,}", item) for item in items)
 
 
 def _same_items(a: tuple[str, ...], b: tuple[str, ...], budget: TimeBudget, *, ordered: bool) -> bool:
@@ -168,7 +172,7 @@ def _same_scalar(a: str, b: str, budget: TimeBudget) -> bool:
     """Compare two answers without structure: numbers, numbers in a base, words, or expressions."""
     if (verdict := same_number(a, b)) is not None:
         return verdict
-    a, b = _strip_words(a), _strip_words(b)
+    a, b = strip_words(a), strip_words(b)
     values = strip_units(a, b)
     if values is None:
         return False
@@ -192,7 +196,7 @@ def _same_scalar(a: str, b: str, budget: TimeBudget) -> bool:
     return budget.sympy_equal(x, y)
 
 
-def _strip_words(text: str) -> str:
+def strip_words(text: str) -> str:
     r"""A scalar without text wrapper, article or the brackets of a choice: ``\text{(E)}`` is E."""
     if whole := re.fullmatch(TEXT, text):
         text = whole["content"].strip()
@@ -227,18 +231,18 @@ def _same_ratio(a: str, b: str) -> bool | None:
 
 def _same_words(a: str, b: str) -> bool | None:
     """Compare words; case, spaces, quotes, periods and hyphens are ignored. None if neither text contains words."""
-    if not (_has_words(a) or _has_words(b)):
+    if not (has_words(a) or has_words(b)):
         return None
-    return _squash(a) == _squash(b) != ""
+    return squash(a) == squash(b) != ""
 
 
-def _has_words(text: str) -> bool:
+def has_words(text: str) -> bool:
     """True for words, False for a product of variables: four letters in a row, or two capitals, make a word."""
     bare = re.sub(r"\\(?!text|mbox)[a-zA-Z]+", " ", text)
     return bool(re.search(r"[a-zA-Z]{4}|[A-Z]{2}|\\text|\\mbox", bare))
 
 
-def _squash(text: str) -> str:
+def squash(text: str) -> str:
     return re.sub(r"[\s'\"{}]|\\(?:text|mbox)|(?<=[a-zA-Z])[.-]", "", text).casefold()
 
 

@@ -1,0 +1,55 @@
+"""The canonical form of an answer, by which majority votes count.
+
+:func:`gtpo.grading.equivalent` is no equivalence relation (10 is 10 %, which is 0.1): classes built from it depend on
+the order of the answers. Equal canonical forms are one.
+"""
+
+import re
+from collections.abc import Hashable
+from functools import lru_cache
+
+from gtpo.grading.compare import NAME, has_words, is_ranking, squash, strip_words
+from gtpo.grading.latex import split_top_level
+from gtpo.grading.normal_form import normalise
+from gtpo.grading.numerals import parse_number
+from gtpo.grading.structure import parse_structure
+from gtpo.grading.units import split_unit
+
+
+@lru_cache(maxsize=2**14)
+def canonical_form(answer: str) -> Hashable:
+    r"""An exact number with its unit, a sorted list, or the normalised string; empty for an unreadable answer.
+
+    ``x = 1/2``, ``0.5`` and ``\frac12`` have one form; 10 and 10 %, 5 and 5 cm have two.
+    """
+    try:
+        return _form(normalise(answer))
+    except RecursionError:
+        return normalise(answer)
+
+
+def _form(text: str) -> Hashable:
+    kind, items = parse_structure(text)
+    if not kind:
+        name, *values = split_top_level(items[0], r"=|\\in(?![a-zA-Z])")
+        if values and NAME.fullmatch(name):
+            return _form(values[-1])
+        return _scalar_form(items[0])
+    forms = [_form(item) for item in items]
+    if kind == "set":
+        kind = "list"
+    if kind == "union" or (kind == "list" and not is_ranking(items)):
+        forms.sort(key=repr)
+    return (kind, *forms)
+
+
+def _scalar_form(text: str) -> Hashable:
+    text = strip_words(text)
+    value, unit, _ = split_unit(text)
+    number = parse_number(value)
+    if number:
+        exact, is_percentage = number
+        return exact, "%" if is_percentage else unit or ""
+    if has_words(text):
+        return squash(text)
+    return re.sub(r"\s", "", text)
