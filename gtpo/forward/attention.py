@@ -25,12 +25,20 @@ def share_keys(model: Any) -> None:
 def attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Transformers' ``sdpa_attention_forward``, bit-identical, without repeated keys and values."""
+    """Transformers' ``sdpa_attention_forward``, bit-identical, without repeated keys and values.
+
+    Query (B, heads, T, D), keys and values (B, key heads, S, D), mask (B, 1, T, S) -> (B, T, heads, D).
+    """
     is_covered = query.device.type == "cpu" and attention_mask is not None and options.get("position_bias") is None
     if not is_covered or query.shape[1] == key.shape[1]:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    dropout, scale = options.get("dropout", 0.0), options.get("scaling")
     attended = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scale, enable_gqa=True
+        query,
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=options.get("dropout", 0.0),
+        scale=options.get("scaling"),
+        enable_gqa=True,
     )
     return attended.transpose(1, 2).contiguous(), None

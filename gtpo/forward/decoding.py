@@ -23,11 +23,9 @@ def supports(model: Any) -> bool:
     if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM):
         return False
     body = model.model
-    layers = [
-        (layer, layer.self_attn, layer.mlp, layer.input_layernorm, layer.post_attention_layernorm)
-        for layer in body.layers
-    ]
-    parts = [model, body, body.norm, body.rotary_emb, *(part for layer in layers for part in layer)]
+    parts = [model, body, body.norm, body.rotary_emb]
+    for layer in body.layers:
+        parts += [layer, layer.self_attn, layer.mlp, layer.input_layernorm, layer.post_attention_layernorm]
     return (
         all(type(part).__module__ == type(model).__module__ for part in parts)
         and not any("forward" in part.__dict__ for part in parts)  # of accelerate
@@ -70,7 +68,8 @@ def next_logits(model: Any, cache: Any, length: int) -> Callable[[Tensor, Tensor
     def logits_of(tokens: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         hidden, rows = body.embed_tokens(tokens), len(tokens)
         cos_here, sin_here = cos[positions], sin[positions]
-        mask = None if mask is None else mask[:, None, None].bool()
+        if mask is not None:
+            mask = mask[:, None, None].bool()
         for first_norm, qkv, out, second_norm, gate_up, down, extend in layers:
             heads = qkv(first_norm(hidden)).view(rows, -1, width)
             turned, values = heads.split([queries + keys, keys], dim=1)

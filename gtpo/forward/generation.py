@@ -10,7 +10,7 @@ windows, states), positions that depend on the longest row, models with their ow
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -149,9 +149,11 @@ def _decode(
 
 def _distinct(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, list[int]]:
     """For each row the number of its prompt, shape (B,), and for each distinct prompt its first row."""
-    keys = [tuple(row) for row in torch.cat([input_ids, attention_mask], dim=1).tolist()]
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    return torch.tensor([numbers[key] for key in keys], device=input_ids.device), [keys.index(key) for key in numbers]
+    keys = torch.cat([input_ids, attention_mask], dim=1).tolist()
+    numbers: dict[tuple[int, ...], int] = {}
+    prompt_of_row = [numbers.setdefault(tuple(key), len(numbers)) for key in keys]
+    first_row = [prompt_of_row.index(number) for number in range(len(numbers))]
+    return torch.tensor(prompt_of_row, device=input_ids.device), first_row
 
 
 def _sample(scores: Tensor, draws: Tensor) -> Tensor:
@@ -239,7 +241,7 @@ def _can_merge(layer: Any) -> bool:
     )
 
 
-def _fast_lora(layer: Any, rows: int) -> Callable[[Tensor], Tensor]:
+def _fast_lora(layer: Any, rows: int) -> decoding.Linear:
     [name] = layer.active_adapters
     weight, bias = layer.base_layer.weight.data, layer.base_layer.bias
     if name in layer.lora_A:
@@ -247,14 +249,14 @@ def _fast_lora(layer: Any, rows: int) -> Callable[[Tensor], Tensor]:
     return _linear(weight, bias, rows)
 
 
-def _packed(module: nn.Module, rows: int) -> Callable[[Tensor], Tensor] | None:
+def _packed(module: nn.Module, rows: int) -> decoding.Linear | None:
     """The forward of a large linear layer without an adapter; None: as it is."""
     if type(module) is not nn.Linear or "forward" in module.__dict__ or not _is_large(module.weight):
         return None
     return _linear(module.weight.data, module.bias, rows)
 
 
-def _linear(weight: Tensor, bias: Tensor | None, rows: int) -> Callable[[Tensor], Tensor]:
+def _linear(weight: Tensor, bias: Tensor | None, rows: int) -> decoding.Linear:
     """The forward of a linear layer with this weight, packed if it is large."""
     if not _is_large(weight):
         return partial(functional.linear, weight=weight, bias=bias)

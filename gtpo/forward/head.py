@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -128,13 +128,12 @@ class _TrainableHead(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_logps, _):  # type: ignore[no-untyped-def]
         hidden, weight, bias, targets, grad_rows, logps = ctx.saved_tensors
+        _, trains_weight, trains_bias, *_ = ctx.needs_input_grad
         head = _Head(weight, bias, logps.dtype, *ctx.settings)
         upstream = torch.where(grad_rows, grad_logps, 0.0) * head.gain
-        grad_hidden = torch.zeros(hidden.shape, dtype=logps.dtype, device=hidden.device)
-        grad_weight = torch.zeros(
-            weight.shape if ctx.needs_input_grad[1] else (), dtype=logps.dtype, device=weight.device
-        )
-        grad_bias = torch.zeros(len(weight), dtype=logps.dtype, device=weight.device)
+        zeros = partial(torch.zeros, dtype=logps.dtype, device=logps.device)
+        grad_hidden, grad_bias = zeros(hidden.shape), zeros(len(weight))
+        grad_weight = zeros(weight.shape) if trains_weight else zeros(0)
         tile_rows, tile_columns = _tile_size(hidden.device)
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _chunks(len(hidden), tile_rows):
@@ -147,13 +146,13 @@ class _TrainableHead(torch.autograd.Function):
                     grad = torch.where(is_target, surprise, -pi) * upstream[rows, None]
                     grad = _times(grad, head.slope(z))
                     grad_hidden[rows] += grad @ weight[columns].to(logps.dtype)
-                    if ctx.needs_input_grad[1]:
+                    if trains_weight:
                         grad_weight[columns] += grad.T @ hidden[rows].to(logps.dtype)
                     grad_bias[columns] += grad.sum(0)
         return (
             grad_hidden.to(hidden.dtype),
-            grad_weight.to(weight.dtype) if ctx.needs_input_grad[1] else None,
-            grad_bias.to(bias.dtype) if bias is not None and ctx.needs_input_grad[2] else None,
+            grad_weight.to(weight.dtype) if trains_weight else None,
+            grad_bias.to(bias.dtype) if bias is not None and trains_bias else None,
             *[None] * 5,
         )
 
@@ -208,9 +207,10 @@ class _Head(NamedTuple):
         return products
 
 
-def _scan(
-    head: _Head, hidden: Tensor, targets: Tensor, wanted: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+Scan = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # logps, entropy, direction, length: see _one_pass
+
+
+def _scan(head: _Head, hidden: Tensor, targets: Tensor, wanted: Tensor | None) -> Scan:
     """:func:`_one_pass`; once a fast CUDA route raises, by the operations that every device has."""
     global _plain
     try:
@@ -226,9 +226,7 @@ def _scan(
     return _one_pass(head, hidden, targets, wanted)
 
 
-def _one_pass(
-    head: _Head, hidden: Tensor, targets: Tensor, wanted: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def _one_pass(head: _Head, hidden: Tensor, targets: Tensor, wanted: Tensor | None) -> Scan:
     """One pass over the tiles.
 
     Returns:
@@ -423,8 +421,10 @@ def _times(tensor: Tensor, slope: Tensor | None) -> Tensor:
 
 def _blocks(tensor: Tensor) -> list[slice]:
     """Rows to process at once: as many as fit the CPU cache; on other devices all."""
-    cached = max(1, CACHE_ELEMENTS // max(1, tensor.shape[1])) if tensor.device.type == "cpu" else len(tensor)
-    return _chunks(len(tensor), max(1, cached))
+    size = len(tensor)
+    if tensor.device.type == "cpu":
+        size = CACHE_ELEMENTS // max(1, tensor.shape[1])
+    return _chunks(len(tensor), max(1, size))
 
 
 def _split(rows: Tensor, size: int) -> tuple[Tensor, ...]:

@@ -81,12 +81,9 @@ class AdapterGeneration(VLLMGeneration):
         if size > 1:
             groups = [list(range(first, first + size)) for first in range(0, self.accelerator.num_processes, size)]
             self.tp_group, _ = torch.distributed.new_subgroups_by_enumeration(groups)
-        for name, value in {
-            "RANK": process,
-            "LOCAL_RANK": self.accelerator.local_process_index,
-            "WORLD_SIZE": self.accelerator.num_processes,
-        }.items():  # vLLM's external launcher reads them
-            os.environ[name] = str(value)
+        os.environ["RANK"] = str(process)  # vLLM's external launcher reads these three
+        os.environ["LOCAL_RANK"] = str(self.accelerator.local_process_index)
+        os.environ["WORLD_SIZE"] = str(self.accelerator.num_processes)
         ensure_master_addr_port()
         self.llm = Engine(
             model=self.model.name_or_path,
