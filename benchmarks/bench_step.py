@@ -328,11 +328,11 @@ def time_phases(shape: str, directory: Path, args: argparse.Namespace) -> dict[s
     phases = {name: phases_of(trainer, batch) for name, trainer in trainers.items()}
     ours = trainers["gtpo"]
     gradients = []
-    for by_prompt in (False, None):
-        ours._by_prompt = by_prompt
+    for may_share in (False, True):
+        ours._route.may_share = may_share
         phases["gtpo"]["forward and backward"]()
         gradients.append(gradient_of(ours))
-    assert ours._by_prompt, "the model's first batch was refused"
+    assert ours._route.is_verified, "the model's first batch was refused"
     error = (gradients[1] - gradients[0]).norm() / gradients[0].norm()
     seconds = medians({f"{x}/{name}": phases[name][x] for x in PHASES for name in names}, args.rounds, "cpu")
     return {
@@ -389,7 +389,7 @@ def peak(name: str, shape: str, directory: Path, args: argparse.Namespace) -> fl
     phases_of(trainer, real_batch(args.group, 8, 8))["forward and backward"]()  # loads libraries
     step = phases_of(trainer, real_batch(args.group, args.prompt, args.length))["forward and backward"]
     if name == "gtpo":
-        trainer._by_prompt = True  # without the test of the first batch, which runs whole rows
+        trainer._route.is_verified = True  # without the test of the first batch, which runs whole rows
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the high-water mark
     before = status_kib("VmRSS")
     step()

@@ -82,7 +82,7 @@ def time_group(shape: str, directory: Path, length: int, rounds: int) -> dict[st
     for name in ("rows", "packed"):
         steps[name]()
         gradients[name] = gradient_of(trainers["gtpo"])
-    assert trainers["gtpo"]._packing.verified, "the rows were not packed"
+    assert trainers["gtpo"]._route.packing.verified, "the rows were not packed"
     seconds = medians(steps, rounds, "cpu")
     return {
         "parameters": sum(weight.numel() for name, weight in model.named_parameters() if "lora_" not in name),

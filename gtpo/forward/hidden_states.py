@@ -1,14 +1,17 @@
-"""Last hidden states of completion tokens, each prompt encoded once for all completions that share it.
+"""Last hidden states of completion tokens, by one of three routes, which :class:`Route` chooses.
 
-A group of GRPO repeats one prompt G times, and its keys and values do not depend on the completions. The prompt runs
-through the model once, its cache is repeated, and the completions use the cache. Gradients sum over the copies.
-Prefix Grouper (arXiv 2506.05433) splits the attention in the same way.
+* By prompt: a group of GRPO repeats one prompt G times, and its keys and values do not depend on the completions. The
+  prompt runs through the model once, its cache is repeated, and the completions use the cache. Gradients sum over the
+  copies. Prefix Grouper (arXiv 2506.05433) splits the attention in the same way.
+* Packed: rows one after the other, without padding, where the forward keeps them apart (Unsloth).
+* By row: every row as a whole. Every model has it, and the other two are compared with it.
 """
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,14 +27,56 @@ logger = logging.getLogger(__name__)
 
 UNSLOTH_SKIPS_HEAD = "UNSLOTH_RETURN_HIDDEN_STATES"  # at 1 its CausalLM returns hidden states as logits
 PACKED_TOKENS = 16_384  # of one forward pass
-Inputs = dict[str, Any]  # prompt_ids, prompt_mask (B, P) and completion_ids, completion_mask (B, T)
+NAMES = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+Forward = Callable[..., Any]  # a model; keyword arguments as in Transformers
+Inputs = dict[str, Any]  # with these names: prompts (B, P) and completions (B, T)
 
 
-def hidden_states_per_completion(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> Tensor:
+class Route:
+    """Which way the hidden states of a micro-batch are computed: by prompt or packed, where this equals by row.
+
+    Args:
+        parameters: Names of the arguments that the model's forward takes.
+        may_share: Whether the model may be called more than once for a micro-batch, which the route by prompt does.
+        may_pack: Whether its forward may keep packed rows apart.
+    """
+
+    def __init__(self, parameters: Collection[str], may_share: bool, may_pack: bool) -> None:
+        self.parameters = parameters
+        self.may_share = may_share
+        self.is_verified = False  # once the first batch that shares prompts has shown that both ways agree
+        self.packing = Packing(may_pack)
+
+    def states(self, forward: Forward, causal_lm: Any, inputs: Inputs) -> Tensor:
+        """The state that predicts each of the N completion tokens, row by row. Shape (N, H)."""
+        decoder = causal_lm.get_decoder()
+        if "logits_to_keep" in self.parameters:
+            forward = partial(forward, logits_to_keep=1)
+        if self._shares_prompts(forward, causal_lm, inputs):
+            return hidden_states_by_prompt(forward, decoder, inputs)
+        packed = self.packing.hidden_states(forward, decoder, inputs, causal_lm.config)
+        if packed is None:
+            return hidden_states_per_completion(forward, decoder, inputs)
+        return packed
+
+    def _shares_prompts(self, forward: Forward, causal_lm: Any, inputs: Inputs) -> bool:
+        """Whether rows of the micro-batch share prompts, and the model takes the route by prompt."""
+        # each time: gradient checkpointing may be enabled later
+        if not self.may_share or not can_encode_prompts_once(causal_lm, self.parameters):
+            return False
+        is_shared = len(distinct_prompts(inputs)[0]) < len(inputs["prompt_ids"])
+        if not any_process(is_shared, inputs["prompt_ids"].device):  # all call the model as often
+            return False
+        if not self.is_verified:
+            self.is_verified = self.may_share = are_equal(forward, causal_lm.get_decoder(), inputs)
+        return self.may_share
+
+
+def hidden_states_per_completion(forward: Forward, decoder: Any, inputs: Inputs) -> Tensor:
     """The state that predicts each completion token, by running every row as a whole.
 
     Args:
-        forward: The model; keyword arguments as in Transformers.
+        forward: The model.
         decoder: Its body, whose output is the last hidden states.
         inputs: ``prompt_ids``, ``prompt_mask`` (B, P), ``completion_ids``, ``completion_mask`` (B, T). The masks tell
             tokens from padding, on either side.
@@ -39,28 +84,25 @@ def hidden_states_per_completion(forward: Callable[..., Any], decoder: Any, inpu
     Returns:
         Shape (N, H) for the N tokens of ``completion_mask``, row by row.
     """
-    prompt, completion = split_masks(inputs)
-    mask = np.concatenate([prompt, completion], 1)
-    order = (~mask).argsort(axis=1, kind="stable")[:, : max(mask.sum(1).max(), 1)]  # as wide as the longest row
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    ids, mask, is_target = _whole_rows(inputs)
+    longest = max(mask.sum(1).max(), 1)
+    order = (~mask).argsort(axis=1, kind="stable")[:, :longest]  # (B, longest), padding to the right
     order_, mask_ = (torch.from_numpy(part).to(ids.device) for part in (order, np.take_along_axis(mask, order, 1)))
     with _last_hidden_states_of(decoder) as hidden_states:
         forward(input_ids=ids.gather(1, order_), attention_mask=mask_.long(), use_cache=False)
-    rows, columns = completion.nonzero()
-    places = prompt.sum(1)[rows] + completion.cumsum(1)[rows, columns] - 2  # of the tokens before them
-    rows_, places_ = (torch.from_numpy(part).to(ids.device) for part in (rows, places))
-    return hidden_states[0][rows_, places_]
+    rows, places = np.take_along_axis(is_target, order, 1).nonzero()  # (N,) each
+    rows_, predicting = (torch.from_numpy(part).to(ids.device) for part in (rows, places - 1))
+    return hidden_states[0][rows_, predicting]
 
 
-def hidden_states_packed(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> Tensor:
+def hidden_states_packed(forward: Forward, decoder: Any, inputs: Inputs) -> Tensor:
     """As :func:`hidden_states_per_completion`, with the rows one after the other in one row, without padding.
 
     For a forward that keeps the rows apart by Unsloth's ``packed_seq_lengths``. A call has up to ``PACKED_TOKENS``
     tokens, and one row at least.
     """
-    prompt, completion = split_masks(inputs)
-    mask = np.concatenate([prompt, completion], 1)
-    lengths, ids = mask.sum(1), torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    ids, mask, is_target = _whole_rows(inputs)
+    lengths = mask.sum(1)
     parts: list[list[int]] = []
     for row, length in enumerate(lengths):
         if not parts or lengths[parts[-1]].sum() + length > PACKED_TOKENS:
@@ -69,10 +111,9 @@ def hidden_states_packed(forward: Callable[..., Any], decoder: Any, inputs: Inpu
     states = []
     for rows in parts:
         kept = mask[rows]
-        is_target = np.concatenate([np.zeros_like(prompt[rows]), completion[rows]], 1)[kept]
         tokens, positions, predicting = (
             torch.from_numpy(part).to(ids.device)
-            for part in (np.flatnonzero(kept), (kept.cumsum(1) - 1)[kept], is_target.nonzero()[0] - 1)
+            for part in (np.flatnonzero(kept), (kept.cumsum(1) - 1)[kept], is_target[rows][kept].nonzero()[0] - 1)
         )
         with _last_hidden_states_of(decoder) as hidden_states:
             forward(
@@ -92,7 +133,7 @@ class Packing:
         self.possible = possible
         self.verified = 0  # tokens of the longest batch that was compared with single rows
 
-    def hidden_states(self, forward: Callable[..., Any], decoder: Any, inputs: Inputs, config: Any) -> Tensor | None:
+    def hidden_states(self, forward: Forward, decoder: Any, inputs: Inputs, config: Any) -> Tensor | None:
         """The states, or None where the rows have to run as rows: the next call is the same.
 
         A sliding window counts from the start of the packed row: none that is shorter than a row of the batch.
@@ -113,15 +154,11 @@ class Packing:
             return None
 
     @torch.no_grad()
-    def _verify(self, forward: Callable[..., Any], decoder: Any, inputs: Inputs, lengths: Any) -> None:
+    def _verify(self, forward: Forward, decoder: Any, inputs: Inputs, lengths: Any) -> None:
         """Compare the longest row and the last one with the same rows alone."""
         rows = [int(lengths.argmax()), len(lengths) - 1]
         packed = hidden_states_packed(forward, decoder, inputs).split(split_masks(inputs)[1].sum(1).tolist())
-        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-        alone = [
-            hidden_states_per_completion(forward, decoder, {name: inputs[name][row, None] for name in names})
-            for row in rows
-        ]
+        alone = [hidden_states_per_completion(forward, decoder, _rows_of(inputs, [row])) for row in rows]
         if not _agree(torch.cat([packed[row] for row in rows]), torch.cat(alone)):
             raise UsageError("the model does not keep packed rows apart")
 
@@ -138,7 +175,15 @@ def split_masks(inputs: Inputs) -> tuple[Any, Any]:
     return prompt, completion
 
 
-def hidden_states_by_prompt(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> Tensor:
+def _whole_rows(inputs: Inputs) -> tuple[Tensor, Any, Any]:
+    """Ids of prompts and completions, and NumPy masks of the tokens and of the completions' tokens. (B, P + T) each."""
+    prompt, completion = split_masks(inputs)
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    is_target = np.concatenate([np.zeros_like(prompt), completion], 1)
+    return ids, np.concatenate([prompt, completion], 1), is_target
+
+
+def hidden_states_by_prompt(forward: Forward, decoder: Any, inputs: Inputs) -> Tensor:
     """As :func:`hidden_states_per_completion`, with each distinct prompt encoded once; every process has to call it."""
     prompts, prompt_mask, prompt_of = distinct_prompts(inputs)
     completion_mask = inputs["completion_mask"]
@@ -195,14 +240,19 @@ def _rows_of_similar_length(mask: Tensor, others: int) -> tuple[Tensor, ...]:
 
 
 def distinct_prompts(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """The different prompts (U, P) of the rows, padded to the left, their mask (U, P), and each row's prompt (B,)."""
-    ids, mask = _aligned(inputs["prompt_ids"], inputs["prompt_mask"])
-    width = ids.shape[1]
+    """The different prompts (U, P) of the rows, padded to the left, their mask (U, P), and each row's prompt (B,).
+
+    They are as wide as the longest one. The mask tells padding: an id equal to the pad id is a token.
+    """
+    mask = inputs["prompt_mask"]
+    width = max(int(mask.sum(-1).max()), 1)
+    order = mask.argsort(dim=1, stable=True)[:, -width:]
+    ids, mask = inputs["prompt_ids"].gather(1, order), mask.gather(1, order)
     both, prompt_of = torch.cat([ids * mask, mask], dim=1).unique(dim=0, return_inverse=True)
     return both[:, :width], both[:, width:], prompt_of
 
 
-def can_encode_prompts_once(causal_lm: Any, parameters: Any) -> bool:
+def can_encode_prompts_once(causal_lm: Any, parameters: Collection[str]) -> bool:
     """Whether a model takes a cache while it trains.
 
     Not with gradient checkpointing, which disables the cache, nor with dropout, which samples a mask per completion.
@@ -227,14 +277,13 @@ def positions_depend_on_length(model: torch.nn.Module) -> bool:
 
 
 @torch.no_grad()
-def are_equal(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> bool:
+def are_equal(forward: Forward, decoder: Any, inputs: Inputs) -> bool:
     """Whether both ways agree on a batch, up to rounding; every process has to call it.
 
     The test batch has the first and the last row once, and twice with half of their prompt. It contains shared prompts
     and prompts of different lengths.
     """
-    rows = torch.tensor([0, -1, 0, -1, 0, -1], device=inputs["prompt_ids"].device)
-    batch = {name: inputs[name][rows] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")}
+    batch = _rows_of(inputs, [0, -1, 0, -1, 0, -1])
     mask = batch["prompt_mask"]
     half = mask.sum(-1, keepdim=True) // 2
     half[:2] = 0
@@ -251,6 +300,10 @@ def are_equal(forward: Callable[..., Any], decoder: Any, inputs: Inputs) -> bool
     return True
 
 
+def _rows_of(inputs: Inputs, rows: list[int]) -> Inputs:
+    return {name: inputs[name][rows] for name in NAMES}
+
+
 def _agree(states: Tensor, plain: Tensor) -> bool:
     """Whether they are equal up to the rounding of the dtype that the model computes in; NaN is not."""
     device = plain.device.type
@@ -258,13 +311,7 @@ def _agree(states: Tensor, plain: Tensor) -> bool:
     return bool((states.float() - plain.float()).norm() < torch.finfo(dtype).eps ** 0.5 * plain.float().norm())
 
 
-def _aligned(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens moved to the right by the mask, as wide as the longest row: an id equal to the pad id is a token."""
-    order = mask.argsort(dim=1, stable=True)[:, -max(int(mask.sum(-1).max()), 1) :]
-    return ids.gather(1, order), mask.gather(1, order)
-
-
-def hidden_states_and_logits(model: Callable[..., Any], decoder: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
+def hidden_states_and_logits(model: Forward, decoder: Any, ids: Tensor) -> tuple[Tensor, Tensor]:
     """The last hidden states (T, H) of one sequence of ids, shape (T,), and the logits (T, V) of the same pass."""
     with _last_hidden_states_of(decoder, skips_head=False) as hidden_states:
         logits = model(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None], use_cache=False).logits

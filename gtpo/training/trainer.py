@@ -21,7 +21,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,16 +36,7 @@ from gtpo.arguments import GTPOArguments
 from gtpo.errors import UsageError
 from gtpo.forward.generation import generate
 from gtpo.forward.head import linear_logps_and_entropy
-from gtpo.forward.hidden_states import (
-    Packing,
-    are_equal,
-    can_encode_prompts_once,
-    distinct_prompts,
-    hidden_states_by_prompt,
-    hidden_states_per_completion,
-    host_masks,
-    split_masks,
-)
+from gtpo.forward.hidden_states import Route, host_masks, split_masks
 from gtpo.forward.vllm_lora import ENGINES
 from gtpo.grading.user_functions import CheckedReward, checked_reward
 from gtpo.models.load import keep_adapter_in_float32
@@ -88,7 +78,6 @@ class GRPOTrainer(HeldOutEvaluation):
     _logs: dict[str, Any]
     _next_rollout_check = 0
     _is_first_batch = True  # of this process: the sampler and the head are checked
-    _by_prompt: bool | None = None  # prompts are encoded once; None until the model's first batch has shown it
     _bar: CompletionBar | None = None  # of the phase that generates, if it has one
     gtpo = GTPOArguments(conflict_correction=False, gamma=0.0)  # without its parts; the rest is for the metrics
     tags = TAGS  # of the metrics tag_logps
@@ -101,7 +90,6 @@ class GRPOTrainer(HeldOutEvaluation):
         is_unsloth = trl.GRPOTrainer.__name__.startswith("Unsloth")  # it uses one GPU
         if not is_unsloth:
             refuse_data_parallel(args)
-        self._packing = Packing(is_unsloth)
         self._unread: list[Any] = []  # micro-batches of the current step, until the last one
         adapter = isinstance(model, PeftModel) or kwargs.get("peft_config") is not None
         hands_over = adapter and args.use_vllm and not is_unsloth
@@ -120,6 +108,7 @@ class GRPOTrainer(HeldOutEvaluation):
         causal_lm = self._causal_lm(self.model)
         if not hasattr(self, "model_kwarg_keys"):  # removed in TRL 1.15
             self.model_kwarg_keys = inspect.signature(type(causal_lm).forward).parameters
+        self._route = Route(self.model_kwarg_keys, self._calls_transformers(), is_unsloth)
         if isinstance(causal_lm.get_output_embeddings(), BaseTunerLayer):
             raise UsageError("LoRA on lm_head is not supported: remove 'lm_head' from target_modules.")
         self._logit_options = logit_options(causal_lm.config, args.router_aux_loss_coef)
@@ -202,9 +191,12 @@ class GRPOTrainer(HeldOutEvaluation):
                 self.generation_config,
                 TokenCounter([True] * len(ids), self.eos_token_ids, bar.count_tokens),
             )
-        completions, ends = rows[:, ids.shape[1] :].tolist(), set(self.eos_token_ids)
-        lengths = [next((t + 1 for t, token in enumerate(row) if token in ends), len(row)) for row in completions]
-        return [row[:length] for row, length in zip(completions, lengths, strict=True)]
+        ends = set(self.eos_token_ids)
+        completions = rows[:, ids.shape[1] :].tolist()
+        for row in completions:
+            place = next((t for t, token in enumerate(row) if token in ends), len(row))
+            del row[place + 1 :]
+        return completions
 
     @contextmanager
     def open_bar(self, title: str, completions: int) -> Iterator[CompletionBar]:
@@ -340,21 +332,15 @@ class GRPOTrainer(HeldOutEvaluation):
         """ln pi and H of the completion tokens at the sampling temperature, 0 on all others. Shape (B, T) each."""
         mask = inputs["completion_mask"].bool()
         causal_lm = self._causal_lm(model)
-        forward = partial(model, logits_to_keep=1) if "logits_to_keep" in self.model_kwarg_keys else model
-        hidden = self._hidden_states(forward, causal_lm, inputs)  # (N, H), each predicts its token
-        tokens = torch.from_numpy(np.flatnonzero(split_masks(inputs)[1])).to(mask.device)  # (N,), in the (B, T) ones
-        grad_rows = None if grad_rows is None else grad_rows.flatten()[tokens]
-        logps, entropy = self._head(causal_lm, hidden, inputs["completion_ids"].flatten()[tokens], grad_rows)
+        hidden = self._route.states(model, causal_lm, inputs)  # (N, H), each predicts its token
+        _, completion_mask = split_masks(inputs)
+        tokens = torch.from_numpy(np.flatnonzero(completion_mask)).to(mask.device)  # (N,), in the (B, T) ones
+        targets = inputs["completion_ids"].flatten()[tokens]
+        if grad_rows is not None:
+            grad_rows = grad_rows.flatten()[tokens]
+        logps, entropy = self._head(causal_lm, hidden, targets, grad_rows)
         blank = torch.zeros(mask.shape, dtype=logps.dtype, device=logps.device)
         return blank.masked_scatter(mask, logps), blank.masked_scatter(mask, entropy)
-
-    def _hidden_states(self, forward: Any, causal_lm: Any, inputs: dict[str, Any]) -> Tensor:
-        """By prompt or packed, where the model gives the same as by row."""
-        decoder = causal_lm.get_decoder()
-        if self._encodes_prompts_once(forward, causal_lm, inputs):
-            return hidden_states_by_prompt(forward, decoder, inputs)
-        packed = self._packing.hidden_states(forward, decoder, inputs, causal_lm.config)
-        return hidden_states_per_completion(forward, decoder, inputs) if packed is None else packed
 
     def _head(
         self, causal_lm: Any, hidden: Tensor, targets: Tensor, grad_rows: Tensor | None = None
@@ -370,19 +356,6 @@ class GRPOTrainer(HeldOutEvaluation):
             grad_rows=grad_rows,
             **self._logit_options,
         )
-
-    def _encodes_prompts_once(self, forward: Any, causal_lm: Any, inputs: dict[str, Any]) -> bool:
-        """Whether the rows of a micro-batch share prompts, and the model gives the same hidden states by prompt."""
-        possible = self._calls_transformers() and self._by_prompt is not False
-        # each time: gradient checkpointing may be enabled later
-        if not possible or not can_encode_prompts_once(causal_lm, self.model_kwarg_keys):
-            return False
-        shared = len(distinct_prompts(inputs)[0]) < len(inputs["prompt_ids"])
-        if not any_process(shared, self.accelerator.device):  # all call the model as often
-            return False
-        if self._by_prompt is None:
-            self._by_prompt = are_equal(forward, causal_lm.get_decoder(), inputs)
-        return self._by_prompt
 
     def _causal_lm(self, model: Any) -> Any:
         """The CausalLM without the wrappers of DDP and PEFT."""

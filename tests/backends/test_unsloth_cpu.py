@@ -250,7 +250,7 @@ def _train_each(tiny: str) -> dict[str, Any]:
             save_file(kept, f"{name} {kind}.safetensors")
         canned.canned_group = group
         seen["logs"][name] = trainer.state.log_history[:2]
-        seen["packed"][name] = int(trainer._packing.verified)
+        seen["packed"][name] = int(trainer._route.packing.verified)
         seen["batch"][name] = [trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps]
     return seen
 

@@ -314,7 +314,7 @@ def test_a_training_step_without_sharing(settings: dict[str, Any], tiny: Path, t
 def test_a_model_whose_first_batch_differs_is_run_by_completion(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gtpo.training.trainer.are_equal", lambda *args: False)
+    monkeypatch.setattr("gtpo.forward.hidden_states.are_equal", lambda *args: False)
     trainer = make_trainer("gtpo", tiny, tmp_path)
     assert [rows for rows, _ in shapes_of_a_step(trainer)] == [GROUP]
 
@@ -325,7 +325,7 @@ def test_gradient_checkpointing_may_be_enabled_after_the_first_batch(tiny: Path,
     trainer.model.train()
     batch = trainer._generate_and_score_completions([trainer.train_dataset[0]] * GROUP)
     before, _ = trainer._logps_and_entropy(trainer.model, batch)
-    assert trainer._by_prompt is True
+    assert trainer._route.is_verified and trainer._route.may_share
     trainer.model.get_base_model().gradient_checkpointing_enable()
     after, _ = trainer._logps_and_entropy(trainer.model, batch)
     torch.testing.assert_close(after, before, atol=1e-4, rtol=0)

@@ -464,7 +464,7 @@ def test_packing_reads_the_sliding_window_of_the_models_config(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer("grpo", tiny, tmp_path)
-    monkeypatch.setattr(trainer, "_encodes_prompts_once", lambda *_: False)
-    monkeypatch.setattr(trainer._packing, "hidden_states", lambda *arguments: arguments[-1])
+    trainer._route.may_share = False
+    monkeypatch.setattr(trainer._route.packing, "hidden_states", lambda *arguments: arguments[-1])
     causal_lm = trainer._causal_lm(trainer.model)
-    assert trainer._hidden_states(None, causal_lm, {}) is causal_lm.config
+    assert trainer._route.states(lambda **_: None, causal_lm, {}) is causal_lm.config
