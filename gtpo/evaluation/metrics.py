@@ -46,7 +46,7 @@ def majority_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int
 
     All correct answers are one class, the gold's; the others are counted by their canonical form
     (:func:`gtpo.grading.canonical.canonical_form`), so the order of the samples decides ties alone: a tie goes to the
-    class that occurs first. Missing answers (None, blank) have no vote, and no votes score 0, so maj@1 is first-k pass@1.
+    class that occurs first. Missing answers (None, blank) have no vote, and no votes score 0: maj@1 is first-k pass@1.
 
     Args:
         answers: The extracted answer of each sample, in sampling order. Length n.
