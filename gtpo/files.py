@@ -1,5 +1,6 @@
-"""Atomic writes, YAML settings, and where the presets are."""
+"""Atomic writes, fingerprints of weights, YAML settings, and where the presets are."""
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -54,6 +55,28 @@ def replace_directory(unfinished: Path, directory: Path) -> None:
         os.rename(directory, old)
     os.rename(unfinished, directory)
     remove(old)
+
+
+def fingerprint(directory: str | Path) -> str | None:
+    """A hash of the weights, tokenizer and chat template in a directory; None if it is not a local directory.
+
+    Evaluations store it, and an adapter that of its base (``base_fingerprint`` in adapter_config.json).
+    """
+    if not Path(directory).is_dir():
+        return None
+    digest = hashlib.sha256()
+    paths = set()
+    patterns = ("*.safetensors", "*.bin", "*config.json", "tokenizer.json", "chat_template*")
+    for pattern in patterns:
+        paths.update(Path(directory).glob(pattern))
+    for path in sorted(paths):
+        if path.is_file():
+            size = path.stat().st_size
+            title = f"{path.name} {size}\n"
+            digest.update(title.encode())
+            with path.open("rb") as file:
+                hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()[:16]
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

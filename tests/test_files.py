@@ -4,9 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers.scripts import ROOT
 
 from gtpo.errors import UsageError
-from gtpo.files import apply_umask, open_own, read_yaml, remove, replace_directory, write_atomically
+from gtpo.files import apply_umask, fingerprint, open_own, read_yaml, remove, replace_directory, write_atomically
 
 
 def test_failed_atomic_write_keeps_the_old_file(tmp_path: Path) -> None:
@@ -87,3 +88,18 @@ def test_nothing_is_appended_through_a_link(tmp_path: Path) -> None:
     with open_own(mine / "metrics.jsonl") as file:
         file.write(", appended")
     assert (mine / "metrics.jsonl").read_text() == "years of work, appended"
+
+
+def test_fingerprint_sees_any_changed_byte(tmp_path: Path) -> None:
+    seen = set()
+    for weights in (b"000", b"100", b"001"):
+        (tmp_path / "model.safetensors").write_bytes(weights)
+        seen.add(fingerprint(tmp_path))
+    for name in ("chat_template.jinja", "adapter_config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+        seen.add(fingerprint(tmp_path))
+    (tmp_path / "README.md").write_text("not a weight")
+    assert fingerprint(tmp_path) in seen and len(seen) == 6
+    assert fingerprint("Qwen/Qwen2.5-3B-Instruct") is None
+    stored = ROOT / "tests" / "stored" / "run_of_eada378" / "adapter"
+    assert fingerprint(stored) == "e9fee0cd3a8561b5"  # stored with completions: it may not change

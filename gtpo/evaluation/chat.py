@@ -16,7 +16,7 @@ from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import printable
 from gtpo.evaluation.records import Problem
 from gtpo.evaluation.sampling import Sampling, TransformersSampler, load_prompt_tokenizer, make_requests
-from gtpo.evaluation.targets import choose_4bit, choose_model, choose_prompts, find_targets, short_name
+from gtpo.evaluation.targets import check_base, choose_4bit, choose_model, choose_prompts, find_targets, short_name
 from gtpo.runs.script import run_script
 
 
@@ -33,6 +33,7 @@ def main() -> None:
     asked = flags.run if is_model(flags.run) else None
     targets = find_targets([] if asked else ["base", flags.run], asked, flags.checkpoint)
     model = choose_model(targets, asked)
+    check_base(model, targets)
     prompts = choose_prompts({}, targets, model)
     how = Sampling(1, flags.temperature, 1.0, flags.seed, flags.max_new_tokens, 1, choose_4bit(None, targets))
     sampler = TransformersSampler(model, how, prompts[0])

@@ -18,6 +18,7 @@ from gtpo.evaluation import sampling, storage, targets
 from gtpo.evaluation.arguments import DATA_FLAGS, MATH_VERIFY, EvaluationArguments
 from gtpo.evaluation.records import Head, Origin, Problem, Problems, UserGrader
 from gtpo.evaluation.sampling import Sampler, Sampling
+from gtpo.files import fingerprint
 from gtpo.grading.user_functions import load_rewards
 from gtpo.runs.bars import CompletionBar
 from gtpo.runs.provenance import provenance
@@ -119,10 +120,10 @@ def plan_evaluation(flags: EvaluationArguments) -> tuple[list[Job], Sampling, Ca
     }
     how = Sampling(**{name: getattr(flags, name) for name in fields_of([Sampling])} | chosen)
     prompts = targets.choose_prompts(flags.prompt, evaluated, model)
-    base, made_with = storage.fingerprint(model) or model, provenance()
+    base, made_with = targets.check_base(model, evaluated), provenance()
     jobs = []
     for target, prompt in zip(evaluated, prompts, strict=True):
-        adapter = storage.fingerprint(target.adapter) if target.adapter else None
+        adapter = fingerprint(target.adapter) if target.adapter else None
         for name, asked in problems.items():
             settings = {
                 "benchmark": name,

@@ -164,14 +164,3 @@ def problems_hash(problems: Sequence[Problem]) -> str:
     """A hash of the prompts; it does not depend on the gold answers."""
     asked = [[problem.id, to_messages(problem.question)] for problem in problems]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
-
-
-def fingerprint(directory: str | Path) -> str | None:
-    """A hash of the weights, tokenizer and chat template in a directory; None if it is not a local directory."""
-    digest = hashlib.sha256()
-    patterns = ("*.safetensors", "*.bin", "*config.json", "tokenizer.json", "chat_template*")
-    for path in sorted({path for pattern in patterns for path in Path(directory).glob(pattern) if path.is_file()}):
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-        with path.open("rb") as file:
-            hashlib.file_digest(file, lambda: digest)
-    return digest.hexdigest()[:16] if Path(directory).is_dir() else None

@@ -12,6 +12,7 @@ from typing import Any
 from gtpo.arguments import MODEL_ALIASES, PromptArguments, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
+from gtpo.files import fingerprint
 from gtpo.models.backend import gpu_is_available, is_installed
 from gtpo.models.hub import check_model_files, is_tiny
 from gtpo.models.load import resolve_model
@@ -156,6 +157,23 @@ def choose_model(targets: Sequence[Target], asked: str | None, slow: bool = Fals
                 *(adapter, trained, trained),
             )
     return model
+
+
+def check_base(model: str, targets: Sequence[Target]) -> str:
+    """The fingerprint of the base model's directory, or its Hub id; UsageError if an adapter was trained from others.
+
+    Adapters of a base on the Hub, and of earlier revisions, have no fingerprint of it.
+    """
+    found = fingerprint(model)
+    for target in targets:
+        noted = adapter_config(target.adapter).get("auto_mapping") if target.adapter else None
+        trained = (noted or {}).get("base_fingerprint")
+        if trained and found and trained != found:
+            raise UsageError(
+                f"{target.adapter} was trained from other files than {model} has now (fingerprint {trained}, now "
+                f"{found}): restore them, or name a copy of them with evaluate.py --model."
+            )
+    return found or model
 
 
 def same_model(a: str, b: str) -> bool:

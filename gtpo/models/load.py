@@ -10,6 +10,7 @@ from typing import Any
 from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Settings
 from gtpo.data.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
 from gtpo.errors import UsageError, nearest
+from gtpo.files import fingerprint
 from gtpo.models.backend import gpu_is_available
 from gtpo.models.hub import TINY_BASE, check_model_files, check_model_name, hub_is_reachable, is_tiny, shipped_instead
 from gtpo.processes import IS_MAIN_PROCESS
@@ -57,12 +58,14 @@ def build_policy(
 
 
 def _prepare_saving(policy: Any) -> None:
-    """Save adapters reproducibly and without the Hub.
+    """Save adapters reproducibly, without the Hub, and with the fingerprint of their base if it is a directory.
 
     PEFT keeps module names as sets and writes them in the order of the process's hash seed. It asks the Hub for the
     size of the embedding, which is not trained, at each save.
     """
     for config in policy.peft_config.values():
+        if base := fingerprint(config.base_model_name_or_path):
+            config.auto_mapping = (config.auto_mapping or {}) | {"base_fingerprint": base}
         for name, value in vars(config).items():
             if isinstance(value, set):
                 setattr(config, name, sorted(value))

@@ -25,7 +25,6 @@ from gtpo.evaluation.storage import (
     Key,
     check_settings,
     find_completion_files,
-    fingerprint,
     open_completions,
     problems_hash,
     read_completions,
@@ -271,21 +270,6 @@ def test_a_file_without_completions_is_created_again(tmp_path: Path) -> None:
         assert find_completion_files(tmp_path, ["a"]) == []
         assert fill(path) == fill(tmp_path / "b.jsonl")
     assert find_completion_files(tmp_path, ["a"]) == find_completion_files(tmp_path) == [path]
-
-
-def test_fingerprint_sees_any_changed_byte(tmp_path: Path) -> None:
-    seen = set()
-    for weights in (b"000", b"100", b"001"):
-        (tmp_path / "model.safetensors").write_bytes(weights)
-        seen.add(fingerprint(tmp_path))
-    for name in ("chat_template.jinja", "adapter_config.json", "tokenizer.json"):
-        (tmp_path / name).write_text("{}")
-        seen.add(fingerprint(tmp_path))
-    (tmp_path / "README.md").write_text("not a weight")
-    assert fingerprint(tmp_path) in seen and len(seen) == 6
-    assert fingerprint("Qwen/Qwen2.5-3B-Instruct") is None
-    stored = ROOT / "tests" / "stored" / "run_of_eada378" / "adapter"
-    assert fingerprint(stored) == "e9fee0cd3a8561b5"  # stored with completions: it may not change
 
 
 def test_the_adapter_of_a_run_is_saved_in_the_same_bytes_by_every_process(tiny: Path, tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gtpo.arguments import PromptArguments, stored_prompt
+from gtpo.arguments import ModelArguments, PromptArguments, stored_prompt
 from gtpo.errors import UsageError
 from gtpo.evaluation import targets
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.targets import (
     Target,
+    check_base,
     choose_4bit,
     choose_model,
     choose_prompts,
@@ -22,7 +23,9 @@ from gtpo.evaluation.targets import (
     refuse_large_model_without_gpu,
     same_model,
 )
+from gtpo.files import fingerprint
 from gtpo.models.hub import TINY_BASE
+from gtpo.models.load import build_policy
 from gtpo.runs.directory import RunDirectory
 
 
@@ -114,6 +117,31 @@ def test_the_adapter_names_its_base_model(outputs: Path, tiny: Path) -> None:
     edit_config(older.adapter, base_model_name_or_path=f"/gone/outputs/tiny/{TINY_BASE.name}")
     for model in (None, "tiny"):  # the shipped base takes the place of a tiny base that is gone
         assert choose_model([older], model) == str(TINY_BASE)
+
+
+def test_a_base_that_was_replaced_in_place_is_refused(outputs: Path, tiny: Path, tmp_path: Path) -> None:
+    """Also other weights below another path, for a base that is gone; an adapter that names no weights is not."""
+    base = shutil.copytree(tiny, tmp_path / "bases" / "small")
+    policy, _ = build_policy(ModelArguments(model=str(base), lora_rank=4), "transformers", seed=0)
+    policy.save_pretrained(outputs / "mine" / "adapter")
+    [mine] = find_targets(["outputs/mine"], None)
+    original = fingerprint(base)
+    assert choose_model([mine], None) == str(base) and check_base(str(base), [Target(""), mine]) == original
+    weights = base / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    moved = base.rename(tmp_path / "small")
+    with pytest.raises(UsageError, match=r"mine/adapter was trained from other files than .*small has now"):
+        check_base(choose_model([mine], str(moved)), [mine])
+    (moved / "model.safetensors").write_bytes(content)
+    assert check_base(str(moved), [mine]) == original
+    config = json.loads((moved / "config.json").read_text())
+    (moved / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    with pytest.raises(UsageError, match="other files"):
+        check_base(str(moved), [mine])
+    assert check_base("owner/small", [mine]) == "owner/small"
+    edit_config(mine.adapter, auto_mapping=None)  # of an earlier revision
+    assert check_base(str(moved), [mine]) == fingerprint(moved)
 
 
 def test_model_can_only_name_a_copy_of_the_base_model(outputs: Path, tiny: Path, tmp_path: Path) -> None:

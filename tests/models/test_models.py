@@ -17,6 +17,7 @@ from transformers import AutoConfig
 
 from gtpo.arguments import ModelArguments
 from gtpo.errors import UsageError
+from gtpo.files import fingerprint
 from gtpo.models.hub import check_model_files
 from gtpo.models.load import build_policy, load_base, resolve_model, source_options, why_not_loaded
 
@@ -115,7 +116,8 @@ def test_fast_inference_is_set_by_use_vllm(use_vllm: bool, unsloth: FakeUnsloth,
     # The adapter names the requested model, and beside it the 4-bit copy that Unsloth loads instead.
     config = model.peft_config["default"]
     assert config.base_model_name_or_path == str(tiny)
-    assert config.auto_mapping == {"loaded_from": "unsloth/its-own-copy-bnb-4bit"}
+    copy = {"loaded_from": "unsloth/its-own-copy-bnb-4bit"}
+    assert config.auto_mapping == copy | {"base_fingerprint": fingerprint(tiny)}
     assert tokenizer.pad_token != tokenizer.eos_token
 
 
