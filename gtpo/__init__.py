@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gtpo.training.diagnosis import ConflictMetrics as ConflictMetrics
     from gtpo.training.diagnosis import RolloutCheck as RolloutCheck
     from gtpo.training.diagnosis import SamplerProbe as SamplerProbe
+    from gtpo.training.record import Measured as Measured
     from gtpo.training.trainer import GRPOTrainer as GRPOTrainer
     from gtpo.training.trainer import GTPOTrainer as GTPOTrainer
 
@@ -22,6 +23,7 @@ _MODULES = {
     **dict.fromkeys(("ConflictMetrics", "RolloutCheck", "SamplerProbe"), "gtpo.training.diagnosis"),
     **dict.fromkeys(("GRPOTrainer", "GTPOTrainer"), "gtpo.training.trainer"),
     "GTPOArguments": "gtpo.arguments",
+    "Measured": "gtpo.training.record",
     "load_backend": "gtpo.models.backend",
 }
 __all__ = [*_MODULES]

@@ -110,7 +110,10 @@ class ConflictMetrics(_Observer):
         training = trainer.model.training
         group_size = trainer.num_generations if training else trainer.num_generations_eval
         spans = conflict_spans(ids, valid, advantages, group_size)
-        found = conflict_metrics(trainer, ids, valid, spans, advantages, group_size)
+        found = conflict_counts(valid, spans)
+        if found["conflict_tokens"] and trainer.loss_type in LOSS_TYPES:
+            weights = token_weights(valid, trainer.loss_type, trainer.max_completion_length)
+            found |= push_metrics(ids, valid, spans, advantages, weights, group_size)
         found["groups_without_variance"] = (advantages.view(-1, group_size) == 0).all(1).float().mean().item()
         self.log(found)
 
@@ -136,32 +139,36 @@ def gather_rows(accelerator: Any, batch: dict[str, Any]) -> list[Tensor]:
     return [accelerator.gather(accelerator.pad_across_processes(part, dim=1)) for part in parts]
 
 
-def conflict_metrics(
-    trainer: Any,
+def conflict_counts(valid: Tensor, spans: tuple[Tensor, Tensor]) -> dict[str, float]:
+    """Conflict tokens per completion and their share, over the rows of all processes. ``spans``: M_fw and M_bw."""
+    conflicts = (spans[0] | spans[1]).sum()
+    return {
+        "conflict_tokens": (conflicts / len(valid)).item(),
+        "conflict_fraction": (conflicts / valid.sum().clamp(min=1)).item(),
+    }
+
+
+def push_metrics(
     ids: Tensor,
     valid: Tensor,
     spans: tuple[Tensor, Tensor],
     advantages: Tensor,
+    weights_of_rows: Tensor,
     group_size: int,
     positive_weight: float = 2.0,
 ) -> dict[str, float]:
-    """Conflict tokens, and where there are any the push on them, by name, over the rows of all processes.
+    """The push on conflict tokens by name, over the rows of all processes; a span without one has none.
 
-    ``ids``, ``valid`` and ``spans`` (M_fw and M_bw) as for :func:`conflict_push`; ``advantages``: A_i, shape (B,). The
-    trainer's ``loss_type`` and ``max_completion_length`` weight a token; with A_i > 0 lambda is ``positive_weight``.
+    ``ids``, ``valid`` and ``spans`` (M_fw and M_bw) as for :func:`conflict_push`; ``advantages``: A_i, shape (B,);
+    ``weights_of_rows``: w_i, shape (B,). With A_i > 0 lambda is ``positive_weight``.
     """
-    mask = spans[0] | spans[1]
-    found = {
-        "conflict_tokens": (mask.sum() / len(mask)).item(),
-        "conflict_fraction": (mask.sum() / valid.sum().clamp(min=1)).item(),
-    }
-    if mask.any() and trainer.loss_type in LOSS_TYPES:
-        strength = advantages * token_weights(valid, trainer.loss_type, trainer.max_completion_length)
-        weights = conflict_weights(mask, advantages.float(), positive_weight)
-        pushes = torch.stack(conflict_push(ids, valid, spans, strength.float(), weights, group_size))  # (2, 3)
-        for span, (push, corrected) in zip(("", "_opening", "_closing"), pushes.T.tolist(), strict=True):
-            if not math.isnan(push):
-                found |= {f"conflict_push{span}": push, f"conflict_push_corrected{span}": corrected}
+    strength = (advantages * weights_of_rows).float()
+    weights = conflict_weights(spans[0] | spans[1], advantages.float(), positive_weight)
+    pushes = torch.stack(conflict_push(ids, valid, spans, strength, weights, group_size))  # (2, 3)
+    found = {}
+    for span, (push, corrected) in zip(("", "_opening", "_closing"), pushes.T.tolist(), strict=True):
+        if not math.isnan(push):
+            found |= {f"conflict_push{span}": push, f"conflict_push_corrected{span}": corrected}
     return found
 
 
@@ -169,12 +176,26 @@ def token_weights(completion_mask: Tensor, loss_type: str, max_completion_length
     """w_i, the weight that ``loss_type`` gives to a token of completion i in a step of these B rows. Shape (B,).
 
     "bnpo" has that of "dapo", which it equals with one micro-batch. Summed over all tokens it is 1, for dr_grpo the
-    share of T_max, ``max_completion_length``, that is used; 0 for a completion without tokens.
+    share of T_max, ``max_completion_length``, that is used; 0 for a completion without tokens. ValueError for another
+    ``loss_type``, whose w_i is not known.
     """
-    lengths = completion_mask.bool().sum(-1).float()  # |o_i|, (B,)
-    rows = len(lengths)
-    counts = {"grpo": rows * lengths, "dr_grpo": lengths.new_tensor(rows * max_completion_length)}
-    return (lengths > 0) / counts.get(loss_type, lengths.sum()).clamp(min=1)
+    tokens = completion_mask.bool().sum()
+    match loss_type:
+        case "grpo":
+            return weights_of_rows(completion_mask, None)
+        case "dr_grpo":
+            return weights_of_rows(completion_mask, len(completion_mask) * max_completion_length)
+        case "dapo" | "bnpo":
+            return weights_of_rows(completion_mask, tokens)
+    raise ValueError(f"loss_type {loss_type!r} has no known token weights: expected one of {', '.join(LOSS_TYPES)}")
+
+
+def weights_of_rows(completion_mask: Tensor, normalizer: Tensor | float | None) -> Tensor:
+    """1 / ``normalizer`` for each of B rows, without one 1 / (B |o_i|); 0 for a row without tokens. Shape (B,)."""
+    lengths = completion_mask.bool().sum(-1).float()  # |o_i|
+    if normalizer is None:
+        normalizer = (len(lengths) * lengths).clamp(min=1)
+    return (lengths > 0) / torch.as_tensor(normalizer, device=lengths.device).clamp(min=1)
 
 
 def conflict_push(

@@ -3,7 +3,7 @@
 import copy
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, compress
@@ -17,20 +17,36 @@ from torch import Tensor
 from gtpo.reports.html import Group
 from gtpo.training.callbacks import non_finite_error
 from gtpo.training.checks import sampler_metrics
-from gtpo.training.diagnosis import conflict_metrics
+from gtpo.training.diagnosis import conflict_counts, push_metrics
 
 TAG_METRICS = tuple(f"tag_logps/{name}" for name in ("reasoning_start", "reasoning_end", "answer_start", "answer_end"))
 # State that a training step changes, besides the policy.
-_LOGGED = ("_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_next_rollout_check")
+_LOGGED = ("_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_next_rollout_check", "_push")
 
 
 class Measured(NamedTuple):
-    """What the objective used: <H>_i (B,), lambda (B, T), delta (B,), and 0-d metrics by name."""
+    """What an objective used for a micro-batch of b rows, for metrics and the table of completions; no gradient.
 
-    entropy: Tensor
-    weights: Tensor
-    keep: Tensor
-    metrics: dict[str, Tensor]
+    Only ``entropy`` is needed. The loss of a step is the mean of its micro-batches and processes, so ``token_weights``
+    is w_i of this micro-batch alone: 1 / (b |o_i|) for GRPO. Without it ``conflict_push`` is not logged.
+    """
+
+    entropy: Tensor  # <H>_i, (b,)
+    weights: Tensor | None = None  # lambda, (b, T); None: 1
+    keep: Tensor | None = None  # delta, (b,); None: 1
+    metrics: Mapping[str, Tensor] | None = None  # 0-d, by name
+    token_weights: Tensor | None = None  # w_i, (b,): the factor of A_i r_it in the loss
+
+
+class Push(NamedTuple):
+    """Rollouts of all processes whose conflict push is measured once the objective has said w_i of every row."""
+
+    ids: Tensor  # (B, T), as the mask
+    valid: Tensor
+    spans: tuple[Tensor, Tensor]  # M_fw and M_bw, (B, T) each
+    advantages: Tensor  # (B,)
+    group_size: int
+    token_weights: dict[int, float]  # w_i by row
 
 
 def record_rollouts(
@@ -45,18 +61,17 @@ def record_rollouts(
 ) -> None:
     """The conflict metrics of a step, and its rows of the table; ``ids`` (B, T) and the rest are of all processes."""
     mode = "train" if trainer.model.training else "eval"
-    found = conflict_metrics(
-        trainer, ids, valid, spans, advantages, group_size, positive_weight=trainer.gtpo.conflict_positive_weight
-    )
+    found = conflict_counts(valid, spans)
+    trainer._push = Push(ids, valid, spans, advantages, group_size, {}) if found["conflict_tokens"] else None
     for name, value in (found | {"completion_length": (valid.sum() / len(ids)).item()}).items():
         trainer._metrics[mode][name].append(value)
     own = batch["completion_ids"], batch["completion_mask"]
     batch["tag_spans"] = tag_spans(trainer._tokenizer, *own, trainer.tags)
-    if mode == "eval" or not trainer.log_completions:
-        return
     rows = len(batch["completion_ids"])
     first = trainer.accelerator.process_index * rows
     batch["row"] = torch.arange(first, first + rows, device=ids.device)  # follows TRL's shuffle
+    if mode == "eval" or not trainer.log_completions:
+        return
     decode = partial(trainer.processing_class.decode, skip_special_tokens=True)
     columns = {
         "conflicts": spans_in_text(ids, valid, spans[0] | spans[1], decode),
@@ -74,21 +89,24 @@ def record_loss(
     trainer: Any, loss: Tensor, measured: Measured, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]
 ) -> None:
     """Keep the metrics of a micro-batch; with the last one of a step all are read, at once."""
-    entropy, _, keep, metrics = measured
+    entropy, metrics = measured.entropy, dict(measured.metrics or {})
+    keep = torch.ones_like(entropy) if measured.keep is None else measured.keep
+    weights = torch.full_like(entropy, math.nan) if measured.token_weights is None else measured.token_weights
     mode = "train" if trainer.model.training else "eval"
+    micro_batches = trainer.args.steps_per_generation if mode == "train" else 1
+    parts = trainer.accelerator.num_processes * micro_batches  # whose losses are averaged
     logps = logps.detach()
     if inputs.get("sampling_per_token_logps") is not None:
         drawn = inputs.get("old_per_token_logps", logps)  # under the weights that vLLM sampled with
         metrics |= sampler_metrics(trainer, drawn, inputs)
     if "kl" in metrics:  # a mean over tokens: weight each process and micro-batch by its tokens
         share = inputs["completion_mask"].sum() / inputs["num_items_in_batch"].clamp(min=1)
-        micro_batches = trainer.args.steps_per_generation if mode == "train" else 1
-        metrics["kl"] = metrics["kl"] * share * trainer.accelerator.num_processes * micro_batches
+        metrics["kl"] = metrics["kl"] * share * parts
     if "tag_spans" in inputs:
         of_tags = tag_logps(inputs["tag_spans"], inputs["completion_mask"], logps)
         metrics |= dict(zip(TAG_METRICS, of_tags, strict=True))
     finite = {"the loss": loss.detach().isfinite(), "the entropy": entropy.isfinite().all()}
-    rows = [inputs["row"], entropy, keep] if "row" in inputs else []
+    rows = [inputs["row"], entropy, keep, weights / parts]
     saved = inputs | {"logps": logps, "token_entropy": token_entropy}
     trainer._unread.append(_Unread(finite, metrics, rows, saved))
     if mode == "eval" or trainer.accelerator.sync_gradients:
@@ -111,7 +129,7 @@ def _read(trainer: Any, mode: str, unread: list[_Unread]) -> None:
     One gather and one transfer to the host; every process has to call it.
     """
     each = [torch.stack([*part.finite.values(), *part.metrics.values()]).float() for part in unread]
-    tables = [torch.stack(part.rows, 1).float().flatten() if part.rows else each[0][:0] for part in unread]
+    tables = [torch.stack(part.rows, 1).float().flatten() for part in unread]
     found = trainer.accelerator.gather(torch.stack([torch.cat(pair) for pair in zip(each, tables, strict=True)])[None])
     values, rows = np.split(found.cpu().numpy(), [len(each[0])], axis=2)  # (processes, micro-batches, ...)
     flags = [*unread[0].finite]
@@ -119,14 +137,32 @@ def _read(trainer: Any, mode: str, unread: list[_Unread]) -> None:
         index = int(values[..., : len(flags)].all((0, 2)).argmin())
         what = next((name for name, flag in reversed(unread[index].finite.items()) if not flag), flags[0])
         raise non_finite_error(what, trainer, [unread[index].inputs])
-    for row, entropy, delta in rows.reshape(-1, 3).tolist():
-        for column, value in (("entropy", entropy), ("delta", delta)):
-            trainer._logs["extra"][column][int(row)] = value
+    rows = rows.reshape(-1, 4)
+    if mode == "train" and trainer.log_completions:
+        for row, entropy, delta, _ in rows.tolist():
+            for column, value in (("entropy", entropy), ("delta", delta)):
+                trainer._logs["extra"][column][int(row)] = value
+    _record_push(trainer, mode, {int(row): weight for row, *_, weight in rows.tolist() if not math.isnan(weight)})
     for name, column in zip(unread[0].metrics, np.moveaxis(values[..., len(flags) :], 2, 0), strict=True):
         for by_process in column.T:
             measured = by_process[~np.isnan(by_process)] if name in TAG_METRICS else by_process
             if len(measured):
                 trainer._metrics[mode][name].append(float(measured.mean()))
+
+
+def _record_push(trainer: Any, mode: str, token_weights: dict[int, float]) -> None:
+    """Log the conflict push once w_i of all rows is known: with several steps for one generation, at the last one."""
+    push: Push | None = trainer._push
+    if push is None:
+        return
+    push.token_weights.update(token_weights)
+    if len(push.token_weights) < len(push.ids):
+        return
+    trainer._push = None
+    of_rows = torch.tensor([push.token_weights[row] for row in range(len(push.ids))], device=push.ids.device)
+    positive_weight = trainer.gtpo.conflict_positive_weight
+    for name, value in push_metrics(*push[:4], of_rows, push.group_size, positive_weight).items():
+        trainer._metrics[mode][name].append(value)
 
 
 def spans_in_text(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[Any], str]) -> list[list[list[int]]]:
@@ -212,10 +248,12 @@ def inspect_group(trainer: Any, row: int) -> Group:
             table = trainer._logs["rewards"]
             rewards = {name: list(table[name])[-group_size:] for name in trainer.reward_func_names}
             scores = trainer.scores(trainer.model_wrapped, batch, trainer.args.per_device_train_batch_size)
-            _, measured = trainer._objective(*scores, batch)
+            _, measured = trainer.objective(*scores, batch)
     finally:
         trainer.model.train(was_training)
-    valid = batch["completion_mask"].bool()
+    valid, entropy = batch["completion_mask"].bool(), measured.entropy
+    weights = torch.ones_like(scores[0]) if measured.weights is None else measured.weights
+    keep = torch.ones_like(entropy) if measured.keep is None else measured.keep
     tokenizer = trainer.processing_class
     rows = range(group_size)
     return Group(
@@ -223,9 +261,9 @@ def inspect_group(trainer: Any, row: int) -> Group:
         tokens=[_token_texts(tokenizer, batch["completion_ids"][i][valid[i]].tolist()) for i in rows],
         rewards=rewards,
         advantages=batch["advantages"].tolist(),
-        weights=[measured.weights[i][valid[i]].tolist() for i in rows],
-        entropy=measured.entropy.tolist(),
-        keep=measured.keep.tolist(),
+        weights=[weights[i][valid[i]].tolist() for i in rows],
+        entropy=entropy.tolist(),
+        keep=keep.tolist(),
         messages=messages(example),
         gold_answer=gold_answer(example),
         cut_off=cut_off(trainer, batch["completion_ids"], batch["completion_mask"]),

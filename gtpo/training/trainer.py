@@ -46,10 +46,10 @@ from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar
 from gtpo.training import record
 from gtpo.training.callbacks import check_rewards, non_finite_error
 from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
-from gtpo.training.diagnosis import gather_rows
+from gtpo.training.diagnosis import gather_rows, weights_of_rows
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.initial_entropy import InitialEntropy, padded
-from gtpo.training.record import Measured, record_loss, record_rollouts
+from gtpo.training.record import Measured, Push, record_loss, record_rollouts
 from gtpo.training.refusals import check_grpo_settings, check_gtpo_settings, check_inputs, deviations, logit_options
 from gtpo_loss import (
     completion_entropy,
@@ -78,6 +78,7 @@ class GRPOTrainer(HeldOutEvaluation):
     _logs: dict[str, Any]
     _next_rollout_check = 0
     _is_first_batch = True  # of this process: the sampler and the head are checked
+    _push: Push | None = None  # rollouts whose conflict push is not measured yet
     _bar: CompletionBar | None = None  # of the phase that generates, if it has one
     gtpo = GTPOArguments(conflict_correction=False, gamma=0.0)  # without its parts; the rest is for the metrics
     tags = TAGS  # of the metrics tag_logps
@@ -233,26 +234,45 @@ class GRPOTrainer(HeldOutEvaluation):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        logps, token_entropy = self._logps_and_entropy(model, inputs, self._tokens_with_gradient(inputs))  # (B, T) each
-        loss, measured = self._objective(logps, token_entropy, inputs)
+        is_ours = type(self).objective in (GRPOTrainer.objective, GTPOTrainer.objective)
+        grad_rows = self._tokens_with_gradient(inputs) if is_ours else None  # of another objective: all
+        logps, token_entropy = self._logps_and_entropy(model, inputs, grad_rows)  # (B, T) each
+        loss, measured = self.objective(logps, token_entropy, inputs)
         record_loss(self, loss, measured, logps, token_entropy, inputs)
         return loss / (self.current_gradient_accumulation_steps if self.model.training else 1)
 
-    def _objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
-        """Eq. 1 and 2."""
-        entropy = completion_entropy(token_entropy, inputs["completion_mask"])  # measured alone
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
+        """The loss of a micro-batch of b rows, and what it used: Eq. 1 and 2 here. Override it for another objective.
+
+        The rows are a random part of the step's completions: what needs whole groups is in ``advantages`` and
+        ``conflict_mask``. The losses of micro-batches and processes are averaged.
+
+        Args:
+            logps: ln pi of the completion tokens at the sampling temperature, 0 on padding. Shape (b, T).
+            token_entropy: H over the full vocabulary in nats, 0 on padding; carries no gradient. Shape (b, T).
+            inputs: ``prompt_ids``, ``prompt_mask`` (b, P), padded left; ``completion_ids``, ``completion_mask`` (b, T),
+                padded right; ``advantages`` (b,): A_i; ``conflict_mask`` (b, T), bool: M; ``row`` (b,): the place among
+                the completions of the step, whose groups of G are adjacent; ``num_items_in_batch`` (): tokens of all
+                completions of a generation. Where the settings need them, (b, T): ``old_per_token_logps``,
+                ``ref_per_token_logps`` (beta), ``sampling_per_token_logps`` and ``importance_sampling_ratio`` (vLLM).
+
+        Returns:
+            The loss, shape (), and :class:`Measured`.
+        """
+        mask, options = inputs["completion_mask"], self._of_trl(inputs)
+        entropy = completion_entropy(token_entropy, mask)  # measured alone
         loss, metrics = grpo_loss(
             logps,
-            inputs["completion_mask"],
+            mask,
             inputs["advantages"],
             epsilon_low=self.epsilon_low,
             epsilon_high=self.epsilon_high,
             beta=self.beta,
             ref_per_token_logps=inputs.get("ref_per_token_logps"),
-            **self._of_trl(inputs),
+            **options,
         )
-        ones = torch.ones_like(entropy)
-        return loss, Measured(entropy, ones[:, None].expand_as(logps), ones, metrics | {"entropy": entropy.mean()})
+        metrics["entropy"] = entropy.mean()
+        return loss, Measured(entropy, metrics=metrics, token_weights=weights_of_rows(mask, options["normalizer"]))
 
     def _of_trl(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """What TRL sets for any objective: how tokens are averaged, the old policy, and the sampler's correction."""
@@ -381,7 +401,7 @@ class GTPOTrainer(GRPOTrainer):
         self.initial_entropy = InitialEntropy(self)
         self.add_callback(self.initial_entropy)
 
-    def _objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
         """Eq. 9 to 11."""
         mask, advantages, settings = inputs["completion_mask"], inputs["advantages"].float(), self.gtpo
         # GTPO change 1: lambda of Eq. 9 on the tokens that completions of both signs share
@@ -391,7 +411,6 @@ class GTPOTrainer(GRPOTrainer):
         entropy = completion_entropy(token_entropy, mask)
         threshold, mode = settings.entropy_threshold, settings.entropy_filter
         keep = entropy_filter(entropy, advantages, self.initial_entropy.value, threshold, mode)
-        loss, metrics = gtpo_loss(
-            logps, entropy, mask, advantages, weights, keep, gamma=settings.gamma, **self._of_trl(inputs)
-        )
-        return loss, Measured(entropy, weights, keep, metrics)
+        options = self._of_trl(inputs)
+        loss, metrics = gtpo_loss(logps, entropy, mask, advantages, weights, keep, gamma=settings.gamma, **options)
+        return loss, Measured(entropy, weights, keep, metrics, weights_of_rows(mask, options["normalizer"]))

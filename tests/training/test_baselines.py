@@ -89,6 +89,11 @@ def test_conflict_push_equals_the_naive_reference(loss_type: str) -> None:
     assert abs(expected[0]) > 1e-5
 
 
+def test_an_unknown_weighting_has_no_token_weights() -> None:
+    with pytest.raises(ValueError, match="loss_type 'cispo' has no known token weights"):
+        token_weights(torch.ones(2, 3), "cispo", 32)
+
+
 def test_without_conflict_tokens_there_is_no_push() -> None:
     assert all(map(math.isnan, push_of([[1], [2]], [1.0, -1.0], 2, [0.5, 0.5])))
 

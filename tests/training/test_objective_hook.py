@@ -1,0 +1,113 @@
+"""``objective`` overridden by somebody else's class: the loss, its gradient on every token, and the conflict push."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.canned import (
+    GROUP,
+    TRAINERS,
+    CannedGRPO,
+    CannedGTPO,
+    assert_same,
+    canned_group,
+    make_trainer,
+    weight_changes,
+)
+from helpers.reference import naive_conflict_push
+from torch import Tensor
+
+from gtpo import Measured
+from gtpo_loss import completion_entropy
+
+STEPS = {"max_steps": 3, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
+SHOWN = {"log_completions": True, "num_completions_to_print": 0}
+
+
+class Half(CannedGRPO):
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
+        loss, measured = super().objective(logps, token_entropy, inputs)
+        return loss / 2, measured
+
+
+class SquareRoot(CannedGRPO):
+    """w_i = 1 / (b sqrt|o_i|)."""
+
+    says_weights = True
+
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
+        mask, advantages = inputs["completion_mask"], inputs["advantages"]
+        weights = 1 / (len(mask) * mask.sum(1).sqrt())
+        loss = -(weights * advantages * (logps * mask).sum(1)).sum()
+        entropy = completion_entropy(token_entropy, mask)
+        return loss, Measured(entropy, token_weights=weights if self.says_weights else None)
+
+
+class Silent(SquareRoot):
+    says_weights = False
+
+
+class EveryToken(CannedGTPO):
+    """A gradient where A = 0, and where lambda of GTPO would be 0."""
+
+    def objective(self, logps: Tensor, token_entropy: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, Measured]:
+        entropy = completion_entropy(token_entropy, inputs["completion_mask"])
+        return -logps.sum() / len(logps), Measured(entropy)
+
+
+@pytest.fixture
+def add(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make a class a method of ``make_trainer``; one that is based on GTPO takes its settings."""
+    return lambda trainer, method: monkeypatch.setitem(TRAINERS, method, trainer)
+
+
+@pytest.mark.parametrize("micro_batch", [4, GROUP])
+def test_half_the_loss_is_half_the_learning_rate(micro_batch: int, add: Any, tiny: Path, tmp_path: Path) -> None:
+    batches = {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": GROUP // micro_batch}
+    add(Half, "half")
+    half = weight_changes(make_trainer("half", tiny, tmp_path / "half", **STEPS | batches))
+    slow = make_trainer("grpo", tiny, tmp_path / "slow", learning_rate=0.015, **STEPS | batches)
+    assert_same(half, weight_changes(slow))
+
+
+@pytest.mark.parametrize("steps_per_generation", [3, 6])
+def test_the_push_has_the_token_weights_of_the_objective(
+    steps_per_generation: int, add: Any, tiny: Path, tmp_path: Path
+) -> None:
+    """Six micro-batches of two for one generation are two optimizer steps: the push is logged with the second."""
+    add(SquareRoot, "mine")
+    batches = {"per_device_train_batch_size": GROUP // steps_per_generation, "gradient_accumulation_steps": 3}
+    settings = {"steps_per_generation": steps_per_generation, "learning_rate": 0.0, "max_steps": 2}
+    trainer = make_trainer("mine", tiny, tmp_path, **batches, **settings)
+    trainer.train()
+    first, second = trainer.state.log_history[:2]
+    row = first if steps_per_generation == 3 else second
+    assert ("conflict_push" in first) is (steps_per_generation == 3)
+    completions = canned_group(0)
+    rewards = torch.tensor([float(sum(ids) % 3) for ids in completions], dtype=torch.float64)
+    advantages = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).tolist()
+    each = [1 / GROUP / len(ids) ** 0.5 for ids in completions]
+    expected = naive_conflict_push(completions, advantages, GROUP, each, [1.0] * GROUP)
+    assert (row["conflict_push"], row["conflict_push_corrected"]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_objective_that_does_not_say_its_token_weights_has_no_push(add: Any, tiny: Path, tmp_path: Path) -> None:
+    add(Silent, "mine")
+    trainer = make_trainer("mine", tiny, tmp_path, **STEPS, **SHOWN)
+    trainer.train()
+    rows = trainer.state.log_history[:3]
+    assert all(row["conflict_tokens"] > 0 for row in rows)
+    assert not [name for row in rows for name in row if name.startswith("conflict_push")]
+    assert list(trainer._logs["extra"]["delta"]) == [1.0] * GROUP
+    group = trainer.inspect_group(0)
+    assert group.keep == [1.0] * GROUP and {weight for row in group.weights for weight in row} == {1.0}
+
+
+def test_an_objective_has_a_gradient_on_every_token(add: Any, tiny: Path, tmp_path: Path) -> None:
+    """The head skips the tokens that have none in GRPO and GTPO: here with every advantage 0."""
+    add(EveryToken, "mine")
+    equal = [lambda completions, **_: [1.0] * len(completions)]
+    changes = [weight_changes(make_trainer("mine", tiny, tmp_path, rewards=equal))]
+    changes.append(weight_changes(make_trainer("grpo", tiny, tmp_path, rewards=equal)))
+    assert changes[0].norm() > 0 and not changes[1].any()
