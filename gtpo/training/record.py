@@ -137,12 +137,16 @@ def _read(trainer: Any, mode: str, unread: list[_Unread]) -> None:
         index = int(values[..., : len(flags)].all((0, 2)).argmin())
         what = next((name for name, flag in reversed(unread[index].finite.items()) if not flag), flags[0])
         raise non_finite_error(what, trainer, [unread[index].inputs])
-    rows = rows.reshape(-1, 4)
-    if mode == "train" and trainer.log_completions:
-        for row, entropy, delta, _ in rows.tolist():
-            for column, value in (("entropy", entropy), ("delta", delta)):
-                trainer._logs["extra"][column][int(row)] = value
-    _record_push(trainer, mode, {int(row): weight for row, *_, weight in rows.tolist() if not math.isnan(weight)})
+    has_table = mode == "train" and trainer.log_completions
+    token_weights = {}
+    for place, entropy, delta, weight in rows.reshape(-1, 4).tolist():
+        row = int(place)
+        if has_table:
+            trainer._logs["extra"]["entropy"][row] = entropy
+            trainer._logs["extra"]["delta"][row] = delta
+        if not math.isnan(weight):
+            token_weights[row] = weight
+    _record_push(trainer, mode, token_weights)
     for name, column in zip(unread[0].metrics, np.moveaxis(values[..., len(flags) :], 2, 0), strict=True):
         for by_process in column.T:
             measured = by_process[~np.isnan(by_process)] if name in TAG_METRICS else by_process
@@ -172,8 +176,9 @@ def spans_in_text(ids: Tensor, valid: Tensor, mask: Tensor, decode: Callable[[An
     """
     spans = []
     for tokens, is_valid, marked in torch.stack([ids, valid.bool(), mask], 1).cpu().numpy():  # (T,) each
-        edges = np.flatnonzero(np.diff(marked[is_valid > 0], prepend=0, append=0))
-        lengths = [len(decode(tokens[is_valid > 0][:edge])) for edge in edges]
+        own = is_valid > 0
+        edges = np.flatnonzero(np.diff(marked[own], prepend=0, append=0))
+        lengths = [len(decode(tokens[own][:edge])) for edge in edges]
         spans.append([[start, end] for start, end in zip(lengths[::2], lengths[1::2], strict=True)])
     return spans
 
@@ -228,8 +233,11 @@ def tag_span(pieces: Sequence[str | None], tag: str) -> tuple[int, int] | None:
     """
     texts = [piece or "" for piece in pieces]
     start = "".join(texts).find(tag)
+    if start < 0:
+        return None
+    end = start + len(tag)
     ends = list(accumulate(map(len, texts)))
-    return None if start < 0 else (bisect_right(ends, start), bisect_left(ends, start + len(tag)) + 1)
+    return bisect_right(ends, start), bisect_left(ends, end) + 1
 
 
 def inspect_group(trainer: Any, row: int) -> Group:
