@@ -30,7 +30,7 @@ LN2 = math.log(2.0)
 FILTER_MODES = ("auto", "on", "off", "negative_only")
 CONFLICT_SPANS = ("anchored", "first_run", "common")
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo")
-BLOCK = 128  # places at which conflicts are looked for at once
+BLOCK = 128  # places of a group that are compared at once: the memory for it is P * G * G * BLOCK bytes
 
 
 def conflict_mask(
@@ -99,31 +99,29 @@ def grouped_tokens(ids: Tensor, places: Tensor, group_size: int) -> Tensor:
 
 def _run(tokens: Tensor, sign: Tensor, span: str) -> Tensor:
     """The run of conflict tokens by place. Shapes (P, G, T), (P, G) -> bool (B, T + 1), False in the last column."""
-    goes_on, runs = torch.ones_like(sign, dtype=torch.bool).view(-1, 1), []
-    for block in tokens.split(tokens.shape[2] if span == "first_run" else BLOCK, dim=2):
-        conflict = _conflicts(block, sign, span).flatten(0, 1)
-        before = ~conflict.cummax(1).values & (span == "first_run")  # which may start anywhere
-        run = (goes_on & (conflict | before)).cummin(1).values
+    still_running = torch.ones_like(sign, dtype=torch.bool).view(-1, 1)  # (B, 1)
+    not_started = torch.full_like(still_running, span == "first_run")  # which may start anywhere
+    runs = []
+    for block in tokens.split(BLOCK, dim=2):
+        conflict = _conflicts(block, sign, span).flatten(0, 1)  # (B, C)
+        not_started = not_started[:, -1:] & ~conflict.cummax(1).values
+        run = (still_running & (conflict | not_started)).cummin(1).values
         runs.append(run & conflict)
-        goes_on = run[:, -1:]
-        if not goes_on.any():
+        still_running = run[:, -1:]
+        if not still_running.any():
             break
-    return pad(torch.cat(runs, 1), (0, 1 + tokens.shape[2] - sum(run.shape[1] for run in runs)))
+    found = torch.cat(runs, 1)
+    return pad(found, (0, 1 + tokens.shape[2] - found.shape[1]))
 
 
 def _conflicts(tokens: Tensor, sign: Tensor, span: str) -> Tensor:
     """Whether rows of both signs have the token at its place, for "common" all with a sign. Bool, (P, G, C)."""
-    keys, sign = 3 * tokens.mT.contiguous(), sign[:, None]  # (P, C, G), (P, 1, G)
-    ordered = (keys + sign).sort(-1).values
-
-    def occurs(key: Tensor) -> Tensor:
-        return ordered.gather(-1, torch.searchsorted(ordered, key).clamp(max=key.shape[-1] - 1)) == key
-
-    conflict = occurs(keys - 1) & occurs(keys + 1)
+    same = tokens[:, :, None] == tokens[:, None]  # (P, G, G, C): row i has the token of row j
+    positive, negative = (sign > 0)[:, None, :, None], (sign < 0)[:, None, :, None]
+    conflict = (same & positive).any(2) & (same & negative).any(2)  # Section 5.1
     if span == "common":
-        of_one = keys.gather(-1, sign.abs().argmax(-1, keepdim=True).expand_as(keys[..., :1]))  # with a sign
-        conflict &= ((keys == of_one) | (sign == 0)).all(-1, keepdim=True)
-    return conflict.mT
+        conflict &= (same | ~(positive | negative)).all(2)
+    return conflict
 
 
 def conflict_weights(mask: Tensor, advantages: Tensor, positive_weight: float = 2.0) -> Tensor:

@@ -60,7 +60,7 @@ PEERS = {
 }
 NAMES = {OURS: "ours", **PEERS, LIMIT: "limit: two matmuls, best tiles", SAME_TILES: "limit: two matmuls, our tiles"}
 CONFIDENT = 0.99
-MASKS = ((4, 64, 2048, 400), (4, 256, 2048, 400))  # groups, G, T, shared tokens
+MASKS = ((4, 12, 1500, 200), (4, 64, 2048, 400), (4, 256, 2048, 400))  # groups, G, T, shared tokens
 QUIET, NEIGHBOUR = "quiet", "with a neighbour"
 
 

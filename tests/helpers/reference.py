@@ -79,41 +79,49 @@ def naive_conflict_mask(completions: list[list[int]], advantages: list[float], g
     return masks
 
 
-def naive_span_mask(
-    completions: list[list[int]], advantages: list[float], group_size: int, span: str
-) -> list[list[bool]]:
-    """The two other readings of "the first contiguous span": forward, and backward on the reversed completions.
+def naive_forward_spans(group: list[list[int]], advantages: list[float], span: str) -> list[list[bool]]:
+    """M_fw of one group, row by row, for each reading of "the first contiguous span".
 
+    anchored: the conflict tokens from the first token on, without a gap.
     first_run: skip to the first conflict token, mark it and those that follow without a gap.
     common: the conflict tokens of the prefix that all completions with A != 0 share.
     """
-
-    def forward(rows: list[list[int]], scores: list[float]) -> list[list[bool]]:
-        signed = [(row, score) for row, score in zip(rows, scores, strict=True) if score != 0]
-        masks = []
-        for row in rows:
-            conflict, shared = [], []
-            for position, token in enumerate(row):
-                signs = [s > 0 for other, s in signed if other[position : position + 1] == [token]]
-                conflict.append(True in signs and False in signs)
-                shared.append(len(signs) == len(signed))
-            mask = [False] * len(row)
-            position = 0
-            if span == "first_run":
-                while position < len(row) and not conflict[position]:
-                    position += 1
-            while position < len(row) and conflict[position] and (span != "common" or shared[position]):
-                mask[position] = True
+    signed = [(row, score) for row, score in zip(group, advantages, strict=True) if score != 0]
+    masks = []
+    for row in group:
+        conflict, shared = [], []
+        for position, token in enumerate(row):
+            signs = [score > 0 for other, score in signed if other[position : position + 1] == [token]]
+            conflict.append(True in signs and False in signs)
+            shared.append(len(signs) == len(signed))
+        mask = [False] * len(row)
+        position = 0
+        if span == "first_run":
+            while position < len(row) and not conflict[position]:
                 position += 1
-            masks.append(mask)
-        return masks
+        while position < len(row) and conflict[position] and (span != "common" or shared[position]):
+            mask[position] = True
+            position += 1
+        masks.append(mask)
+    return masks
 
+
+def naive_backward_spans(group: list[list[int]], advantages: list[float], span: str) -> list[list[bool]]:
+    """M_bw of one group: the forward spans of the reversed completions, reversed."""
+    masks = naive_forward_spans([row[::-1] for row in group], advantages, span)
+    return [mask[::-1] for mask in masks]
+
+
+def naive_span_mask(
+    completions: list[list[int]], advantages: list[float], group_size: int, span: str
+) -> list[list[bool]]:
+    """M_fw or M_bw, row by row, for consecutive groups."""
     masks = []
     for start in range(0, len(completions), group_size):
-        rows, scores = completions[start : start + group_size], advantages[start : start + group_size]
-        backward = forward([row[::-1] for row in rows], scores)
-        for left, right in zip(forward(rows, scores), backward, strict=True):
-            masks.append([a or b for a, b in zip(left, right[::-1], strict=True)])
+        group, scores = completions[start : start + group_size], advantages[start : start + group_size]
+        forward, backward = naive_forward_spans(group, scores, span), naive_backward_spans(group, scores, span)
+        for left, right in zip(forward, backward, strict=True):
+            masks.append([a or b for a, b in zip(left, right, strict=True)])
     return masks
 
 
