@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gtpo.arguments import GTPOArguments as GTPOArguments
     from gtpo.models.backend import load_backend as load_backend
+    from gtpo.training.alarm import CollapseAlarm as CollapseAlarm
     from gtpo.training.diagnosis import ConflictMetrics as ConflictMetrics
     from gtpo.training.diagnosis import RolloutCheck as RolloutCheck
     from gtpo.training.diagnosis import SamplerProbe as SamplerProbe
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _MODULES = {
     **dict.fromkeys(("ConflictMetrics", "RolloutCheck", "SamplerProbe"), "gtpo.training.diagnosis"),
     **dict.fromkeys(("GRPOTrainer", "GTPOTrainer"), "gtpo.training.trainer"),
+    "CollapseAlarm": "gtpo.training.alarm",
     "GTPOArguments": "gtpo.arguments",
     "Measured": "gtpo.training.record",
     "load_backend": "gtpo.models.backend",

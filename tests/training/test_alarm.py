@@ -1,0 +1,114 @@
+"""CollapseAlarm: when it rings, by hand and on the stored runs that its docstring quotes."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.scripts import ROOT
+
+from gtpo import CollapseAlarm
+
+
+def feed(alarm: CollapseAlarm, accuracies: Any, norms: Any, every: int = 1, metric: str = "accuracy") -> Any:
+    """The control that the alarm leaves after lines of a log, one each ``every`` steps."""
+    control = SimpleNamespace(should_save=False, should_training_stop=False)
+    state = SimpleNamespace(global_step=0, is_world_process_zero=True)
+    for accuracy, norm in zip(accuracies, norms, strict=True):
+        state.global_step += every
+        logs = {metric: float(accuracy), "grad_norm": float(norm)}
+        alarm.on_log(None, state, control, logs=logs)
+    return control
+
+
+FALL = [60.0] * 30 + [40.0] * 30  # the mean of 25 steps is 9.6 points down after twelve steps at 40
+HIGH = [0.3] * 60
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "norms", "rings"),
+    [
+        (FALL, HIGH, 42),
+        (FALL, [0.2] * 60, None),  # a small gradient
+        (FALL, [0.2] * 45 + [0.5] * 15, 50),  # the norm's mean passes 0.25 with the fifth step at 0.5
+        ([60.0] * 30 + [52.0] * 30, HIGH, None),  # eight points
+        ([40.0] * 20 + [60.0] * 40, HIGH, None),  # a rise
+        ([60.0] * 5 + [0.0] * 15, HIGH[:20], None),  # less than a window
+        ([60.0] * 90 + [40.0] * 30, [0.3] * 120, None),  # after the first 100 steps
+    ],
+)
+def test_the_alarm_rings(accuracies: list[float], norms: list[float], rings: int | None) -> None:
+    alarm = CollapseAlarm()
+    control = feed(alarm, accuracies, norms)
+    assert alarm.rang_at == rings
+    assert control.should_save is (rings is not None) and not control.should_training_stop
+
+
+def test_the_whole_run_is_watched_on_request() -> None:
+    alarm = CollapseAlarm(first_steps=None)
+    feed(alarm, [60.0] * 90 + [40.0] * 30, [0.3] * 120)
+    assert alarm.rang_at == 102
+
+
+def test_it_can_stop_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    assert feed(CollapseAlarm(stop=True), FALL, HIGH).should_training_stop
+    (record,) = caplog.records
+    assert record.getMessage().startswith("step 42: accuracy is 10 points below its best and the gradient norm is 0.30")
+    assert "and training ends" in record.getMessage()
+
+
+def test_a_plain_reward_and_lines_of_several_steps() -> None:
+    """Rewards of 0 to 1, a line for five steps: five lines are a window."""
+    alarm = CollapseAlarm(metric="rewards/right/mean", maximum=1.0)
+    feed(alarm, [0.6] * 8 + [0.4] * 8, [0.3] * 16, every=5, metric="rewards/right/mean")
+    assert alarm.rang_at == 55  # three lines of five at 40 %: 12 points
+
+
+def test_a_metric_that_nobody_logs_is_named() -> None:
+    with pytest.raises(ValueError, match="no metric 'acc' is logged; rewards here: rewards/accuracy_reward/mean"):
+        feed(CollapseAlarm(metric="acc"), [1.0], [1.0], metric="rewards/accuracy_reward/mean")
+
+
+def runs() -> list[pd.DataFrame]:
+    """The stored runs of 600 steps or more, a table each."""
+    found = []
+    for name in ("collapse", "headroom", "gentle"):
+        table = pd.read_parquet(ROOT / "results" / name / "metrics.parquet")
+        for (_, seed), run in table.groupby(["run", "seed"]):
+            if run.step.max() >= 600:
+                found.append(run.sort_values("step").assign(seed=seed))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first_steps", "hits", "false_alarms"), [(100, 25, 13), (None, 27, 92)])
+def test_the_rates_of_the_docstring(first_steps: int | None, hits: int, false_alarms: int) -> None:
+    lost_with, kept_with, leads = [], [], []
+    for run in runs():
+        if run.seed.iloc[0] % 2:
+            continue
+        trailing = run.accuracy.rolling(50).mean()
+        highest = trailing.cummax()
+        alarm = CollapseAlarm(first_steps=first_steps)
+        feed(alarm, run.accuracy, run.grad_norm)
+        if trailing.max() - run.accuracy.tail(len(run) // 4).mean() < 20:
+            kept_with.append(alarm.rang_at is not None)
+            continue
+        lost_with.append(alarm.rang_at is not None)
+        if alarm.rang_at is not None:
+            leads.append(run.step[(highest - trailing) >= 20].min() - alarm.rang_at)
+    assert (len(lost_with), len(kept_with)) == (27, 154)
+    assert (sum(lost_with), sum(kept_with)) == (hits, false_alarms)
+    assert np.median(leads) == 79
+
+
+def test_a_resumed_run_remembers() -> None:
+    history = [{"step": step + 1, "accuracy": 60.0, "grad_norm": 0.3} for step in range(30)]
+    alarm = CollapseAlarm()
+    alarm.on_train_begin(None, SimpleNamespace(log_history=history), None)
+    control = SimpleNamespace(should_save=False, should_training_stop=False)
+    for step in range(31, 60):
+        logs = {"accuracy": 40.0, "grad_norm": 0.3}
+        alarm.on_log(None, SimpleNamespace(global_step=step, is_world_process_zero=True), control, logs=logs)
+    assert alarm.rang_at == 42
