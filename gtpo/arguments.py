@@ -187,6 +187,13 @@ class RewardArguments:
     reward: list[str] = option(
         ["format", "accuracy"], "Summed: format and accuracy [Section 8.2], or your own, file.py:function as in TRL."
     )
+    stop_on_collapse: bool = option(
+        False, "End the run when its accuracy falls in the first 100 steps; a warning and a checkpoint come anyway."
+    )
+
+    def __post_init__(self) -> None:
+        if self.stop_on_collapse and "accuracy" not in self.reward:
+            raise UsageError("--stop_on_collapse watches the accuracy reward, which --reward leaves out: add accuracy.")
 
 
 @dataclass

@@ -24,6 +24,7 @@ from gtpo.reports.wandb import start_wandb
 from gtpo.runs.directory import RunDirectory, steps_are_done
 from gtpo.runs.progress import ProgressBar
 from gtpo.runs.script import training_begins
+from gtpo.training.alarm import CollapseAlarm
 from gtpo.training.callbacks import BestAdapter, CompleteCheckpoints, MetricsWriter, StopOnNonFinite, StopOnSignal
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ def attach_callbacks(trainer: Any, settings: Settings) -> None:
     trainer.add_callback(MetricsWriter(run, start_wandb(settings) if wandb else None))
     held_out_metric = trainer.args.metric_for_best_model if trainer.eval_dataset is not None else None
     trainer.add_callback(BestAdapter(run, trainer.processing_class, held_out_metric))
+    if settings.reward and "accuracy" in settings.reward.reward:
+        trainer.add_callback(CollapseAlarm(stop=settings.reward.stop_on_collapse))
     trainer.add_callback(CompleteCheckpoints(trainer))
     trainer.add_callback(StopOnNonFinite(trainer))
     trainer.add_callback(StopOnSignal())  # last: it ends the process after the others
