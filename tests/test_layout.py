@@ -163,7 +163,7 @@ LONG_FUNCTIONS = {  # above the limit: the set only shrinks
     "main",
 }
 HEAVY_LINES = 10  # lines with three or more comprehensions, conditional expressions, lambdas or walruses
-REACH = 53  # files that train_gtpo.py reaches
+REACH = 58  # files that train_gtpo.py reaches
 
 
 def room_of(module: str) -> str:
