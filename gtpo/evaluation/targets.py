@@ -15,7 +15,7 @@ from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.files import fingerprint
 from gtpo.models.backend import gpu_is_available, is_installed
 from gtpo.models.hub import check_model_files, is_tiny
-from gtpo.models.load import resolve_model
+from gtpo.models.load import NOTE, resolve_model
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, own_runs
 
 logger = logging.getLogger(__name__)
@@ -103,8 +103,13 @@ def choose_prompts(asked: dict[str, Any], targets: Sequence[Target], model: str 
     The base model gets the prompt of the adapters evaluated with it. Alone, ``model`` can be the final or merged model
     of a run. Deviations from the paper's prompt are logged.
     """
-    weights = {target: target.adapter for target in targets if target.adapter}
-    prompts = {t: PromptArguments(**(stored_prompt(_run_settings(path)) | asked)) for t, path in weights.items()}
+    prompts = {}
+    for target in targets:
+        if target.adapter:
+            trained = _run_settings(target.adapter)
+            if not trained:
+                logger.warning("%s does not name its prompt: flags and the paper's are used", target.adapter)
+            prompts[target] = PromptArguments(**(stored_prompt(trained) | asked))
     of_model = stored_prompt(_run_settings(Path(model))) if Path(model).is_dir() else {}
     first = next(iter(prompts.values()), PromptArguments(**(of_model | asked)))
     if len(prompts) < len(targets) and (other := next((t for t, prompt in prompts.items() if prompt != first), None)):
@@ -123,7 +128,10 @@ def _differing(a: PromptArguments, b: PromptArguments) -> list[str]:
 
 
 def _run_settings(weights: Path) -> dict[str, Any]:
-    """The settings of the run of an adapter or model; empty outside a run."""
+    """The settings that were saved with an adapter or model, else those of the run around it; empty without both."""
+    saved = weights / "tokenizer_config.json"
+    if saved.is_file() and (noted := json.loads(saved.read_bytes()).get(NOTE)):
+        return dict(noted)
     run = RunDirectory(weights.resolve().parent)
     return run.read_config() if run.config.is_file() else {}
 

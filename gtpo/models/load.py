@@ -17,11 +17,21 @@ from gtpo.processes import IS_MAIN_PROCESS
 
 logger = logging.getLogger(__name__)
 
+NOTE = "gtpo"  # key of tokenizer_config.json: settings of the run that an evaluation needs
+
 
 def load_policy(settings: Settings, backend: str) -> tuple[Any, Any]:
-    """:func:`build_policy` of a run."""
+    """:func:`build_policy` of a run.
+
+    The tokenizer, which every copy of the trained weights has, names the prompt and the precision of the run
+    (``NOTE`` in tokenizer_config.json): an adapter is evaluated as it was trained, wherever it lies.
+    """
     use_vllm = getattr(settings.trainer, "use_vllm", False)
-    return build_policy(settings.model, backend, settings.trainer.seed, use_vllm, settings.prompt)
+    policy, tokenizer = build_policy(settings.model, backend, settings.trainer.seed, use_vllm, settings.prompt)
+    precision = {"load_in_4bit": settings.model.load_in_4bit}
+    prompt = vars(settings.prompt)
+    tokenizer.init_kwargs[NOTE] = precision | prompt
+    return policy, tokenizer
 
 
 def build_policy(
@@ -64,8 +74,10 @@ def _prepare_saving(policy: Any) -> None:
     size of the embedding, which is not trained, at each save.
     """
     for config in policy.peft_config.values():
-        if base := fingerprint(config.base_model_name_or_path):
-            config.auto_mapping = (config.auto_mapping or {}) | {"base_fingerprint": base}
+        base = fingerprint(config.base_model_name_or_path)
+        if base is not None:
+            noted = config.auto_mapping or {}
+            config.auto_mapping = noted | {"base_fingerprint": base}
         for name, value in vars(config).items():
             if isinstance(value, set):
                 setattr(config, name, sorted(value))

@@ -2,10 +2,13 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from helpers.settings import parsed
+from transformers import AutoTokenizer
 
 from gtpo.arguments import ModelArguments, PromptArguments, stored_prompt
 from gtpo.errors import UsageError
@@ -25,7 +28,7 @@ from gtpo.evaluation.targets import (
 )
 from gtpo.files import fingerprint
 from gtpo.models.hub import TINY_BASE
-from gtpo.models.load import build_policy
+from gtpo.models.load import build_policy, load_policy
 from gtpo.runs.directory import RunDirectory
 
 
@@ -265,6 +268,35 @@ def test_adapters_are_asked_as_they_were_trained(prompted: list[Target], caplog:
         assert choose_prompts({}, [base], str(model)) == [PromptArguments()]  # it does not exist
         model.mkdir()
         assert choose_prompts({}, [base], str(model)) == [expected]
+
+
+def test_a_copied_adapter_or_model_is_asked_as_it_was_trained(
+    outputs: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The prompt and the precision lie in the files of the tokenizer: what is next to the copy does not count."""
+    for name in ("gpu_is_available", "is_installed"):
+        monkeypatch.setattr(targets, name, lambda *_: True)
+    plainly = lambda arguments, *rest: build_policy(replace(arguments, load_in_4bit=False), *rest)  # noqa: E731
+    monkeypatch.setattr("gtpo.models.load.build_policy", plainly)
+    flags = ["--model", str(tiny), "--dataset", "arithmetic", "--tags", THINK, "--lora_rank", "4", "--use_cpu", "true"]
+    settings = parsed(*flags, "--system_prompt", "Be brief.", "--chat_template_kwargs", '{"style": "plain"}')
+    settings.model.load_in_4bit = True
+    policy, tokenizer = load_policy(settings, "transformers")
+    copy = outputs / "older" / "copy"
+    policy.save_pretrained(copy)
+    tokenizer.save_pretrained(copy)
+    (outputs / "older" / "config.yaml").write_text("tags: a b c d\nload_in_4bit: false\n")
+    merged = outputs / "merged"
+    AutoTokenizer.from_pretrained(copy).save_pretrained(merged)  # as merge_adapter does
+    for found, model in ((find_targets([str(copy)], None), ""), ([Target("")], str(merged))):
+        [prompt] = choose_prompts({}, found, model)
+        assert (prompt.tags, prompt.system_prompt) == (THINK, "Be brief.")
+        assert prompt.template_kwargs == {"style": "plain"}
+    assert choose_4bit(None, find_targets([str(copy)], None)) is True
+    caplog.clear()
+    shutil.copytree(outputs / "older" / "adapter", outputs / "plain")  # of an earlier revision
+    assert choose_prompts({}, find_targets([str(outputs / "plain")], None)) == [PromptArguments()]
+    assert caplog.messages == [f"{outputs / 'plain'} does not name its prompt: flags and the paper's are used"]
 
 
 def test_flags_decide_the_prompt_and_stored_texts_are_not_looked_up_as_files(
