@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-LN2 = math.log(2.0)
+LN2, EPS = math.log(2.0), torch.finfo(torch.float32).eps
 FILTER_MODES = ("auto", "on", "off", "negative_only")
 CONFLICT_SPANS = ("anchored", "first_run", "common")
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo")
@@ -79,10 +79,12 @@ def conflict_spans(
 
 
 def rewards_at_mean(rewards: Tensor, group_size: int) -> Tensor:
-    """Whether |R_i - mean R| <= 8 eps max |R| in the group: A_i is 0 and no rounding error. (B,) -> bool (B,)"""
+    """Whether R_i is the mean of its group, but for rounding, so that A_i is 0. NaN: no reward. (B,) -> bool (B,)"""
     groups = rewards.float().view(-1, group_size)
-    bound = 8 * torch.finfo(torch.float32).eps * groups.abs().amax(1, keepdim=True)
-    return ((groups - groups.mean(1, keepdim=True)).abs() <= bound).flatten()
+    above = groups - groups.nan_to_num(nan=math.inf).amin(1, keepdim=True)  # exact where an offset is large
+    spread, size = (part.nan_to_num().abs().amax(1, keepdim=True) for part in (above, groups))
+    bound = torch.where(spread <= 2 * EPS * size, spread, (8 * EPS * size).minimum(spread / 100))
+    return ((above - above.nanmean(1, keepdim=True)).abs() <= bound).flatten()
 
 
 def token_places(valid: Tensor) -> tuple[Tensor, Tensor]:

@@ -109,7 +109,8 @@ class GTPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         rewards = super()._calculate_rewards(*args, **kwargs)  # of all processes, (B, functions)
-        self._rewards = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
+        sums = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
+        self._rewards = sums.masked_fill(rewards.isnan().all(1), torch.nan)  # no function has a reward for it
         return rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -215,7 +215,8 @@ class GRPOTrainer(HeldOutEvaluation):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         check_rewards(self, rewards, prompts, completions)
-        self._rewards = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
+        sums = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
+        self._rewards = sums.masked_fill(rewards.isnan().all(1), math.nan)  # no function has a reward for it
         return rewards
 
     inspect_group = record.inspect_group  # one group as a step sees it, without training on it

@@ -379,6 +379,38 @@ def test_a_reward_at_the_mean_of_its_group_is_there_in_any_unit(
     assert found.tolist() == [*expected, *[False] * 5]
 
 
+def test_a_large_offset_hides_no_difference_of_rewards() -> None:
+    """In float32 the places after the point of 1e6 are sixteenths: 0.1 of twelve rewards is more than rounding."""
+    for size in (4, 8, 12):
+        rewards = torch.tensor([1e6 + 0.1 * i for i in range(size)])
+        assert not rewards_at_mean(rewards, size).any()
+    in_tenths = torch.tensor([1e4 + reward / 10 for reward in (3, 6, 9, 6, 1, 11, 6, 2, 10, 6, 5, 7)])
+    assert rewards_at_mean(in_tenths, 12).tolist() == [reward == 6 for reward in (3, 6, 9, 6, 1, 11, 6, 2, 10, 6, 5, 7)]
+
+
+def test_rewards_that_differ_by_rounding_alone_are_at_the_mean() -> None:
+    """Sums of the same rewards in another order: neighbours in float32."""
+    for size in (0.6, 100.6, 1e6):
+        reward = torch.tensor(size)
+        neighbour = reward.nextafter(torch.tensor(math.inf))
+        assert rewards_at_mean(torch.stack([reward, neighbour, reward]), 3).all()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([None, 1.0, 1.0, 2.0], [False] * 4),  # the mean is 4/3, not 1
+        ([None, 1.0, 2.0, 3.0], [False, False, True, False]),
+        ([None, None, 0.3, 0.3], [False, False, True, True]),
+        ([None, None, None, 0.5], [False, False, False, True]),
+        ([None] * 4, [False] * 4),
+    ],
+)
+def test_a_completion_without_a_reward_is_not_in_the_mean(rewards: list[float | None], expected: list[bool]) -> None:
+    found = rewards_at_mean(torch.tensor([math.nan if reward is None else reward for reward in rewards]), 4)
+    assert found.tolist() == expected
+
+
 # --- entropy ---------------------------------------------------------------------------------------------------------
 
 

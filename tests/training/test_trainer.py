@@ -293,6 +293,25 @@ def test_a_step_on_two_prompts_has_two_conflict_masks(
     assert mask != naive_conflict_mask(completions, advantages, GROUP)
 
 
+@pytest.mark.parametrize("method", ["grpo", "gtpo", "gtpo_trl"])
+def test_a_completion_without_any_reward_leaves_the_advantages_of_the_others(
+    method: str, tiny: Path, tmp_path: Path
+) -> None:
+    """With None as 0 the mean of the other rewards, 4/3, would be 1, and two of them at the mean."""
+
+    def reward(completions: Any, **kwargs: Any) -> list[float | None]:
+        return [None, 1.0, 1.0, 2.0] * (GROUP // 4)
+
+    def other(completions: Any, **kwargs: Any) -> list[float | None]:
+        return [None, 0.0, None, 0.0] * (GROUP // 4)
+
+    found = [
+        batch_of(make_trainer(name, tiny, tmp_path / name, rewards=[reward, other]))["advantages"]
+        for name in (method, "trl")
+    ]
+    assert torch.equal(*found) and found[0].sign().tolist() == [0, -1, -1, 1] * (GROUP // 4)
+
+
 @pytest.mark.parametrize("method", ["gtpo", "gtpo_trl"])
 @pytest.mark.parametrize("way", ["sum_then_normalize", "normalize_then_sum"])
 def test_a_reward_at_the_mean_has_no_advantage_where_rewards_are_summed_first(
