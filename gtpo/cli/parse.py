@@ -208,24 +208,26 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
     """The preset of a model: its own; for another model Qwen's on a GPU and ``cpu.yaml`` without.
 
     ``smol.yaml`` is for a CPU: on a GPU SmolLM2 takes Qwen's too. A directory with its name counts as SmolLM2. A dry
-    run plans a llama or qwen run for a GPU where there is none; otherwise a missing GPU is a UsageError.
+    run plans a run that needs a GPU (llama, qwen, Unsloth) where there is none; otherwise that is a UsageError.
     """
     alias = next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), None)
-    alias = "tiny" if is_tiny(model) else alias
-    large = alias in ("llama", "qwen") or backend == "unsloth"
-    if alias != "tiny" and (gpu_is_available() or (dry_run and large)):
-        return CONFIGS / method / f"{alias if alias in ('llama', 'qwen') else 'qwen'}.yaml"
-    if large:
-        raise UsageError(
-            check_driver()
-            or f"--model {model} {'with --backend unsloth ' if backend == 'unsloth' else ''}trains on a GPU, which "
-            f"PyTorch does not see: on a CPU run `python train_{method}.py --model tiny --dataset arithmetic`."
-        )
-    if alias != "tiny" and (fault := check_driver()):
+    if is_tiny(model):
+        alias = "tiny"
+    is_large = alias in ("llama", "qwen")
+    needs_gpu = is_large or backend == "unsloth"
+    has_gpu = gpu_is_available() or (dry_run and needs_gpu)
+    if needs_gpu and not has_gpu:
+        named = f"--model {model} --backend unsloth" if backend == "unsloth" else f"--model {model}"
+        on_cpu = f"on a CPU run `python train_{method}.py --model tiny --dataset arithmetic`"
+        raise UsageError(check_driver() or f"{named} trains on a GPU, which PyTorch does not see: {on_cpu}.")
+    if alias == "tiny" or is_large:
+        return CONFIGS / method / f"{alias}.yaml"
+    if has_gpu:
+        return CONFIGS / method / "qwen.yaml"
+    if fault := check_driver():
         logger.warning("training runs on the CPU: %s", fault)
-    if alias is None:
-        alias = "smol" if Path(model).name == Path(MODEL_ALIASES["smol"]).name else "cpu"
-    return CONFIGS / method / f"{alias}.yaml"
+    is_smol = alias == "smol" or Path(model).name == Path(MODEL_ALIASES["smol"]).name
+    return CONFIGS / method / ("smol.yaml" if is_smol else "cpu.yaml")
 
 
 @dataclass
@@ -276,6 +278,9 @@ def _of_this_machine(start: _Start, preset: Path) -> dict[str, Any]:
     settings = read_yaml(preset)
     adapted: dict[str, Any] = {}
     has_gpu = torch.cuda.is_available()
+    if start.backend == "unsloth" and settings.get("use_cpu"):  # the tiny model's preset is for a CPU
+        settings |= {"use_cpu": False, "bf16": True}
+        adapted |= {"use_cpu": False, "bf16": True}
     if settings.get("bf16") and has_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
         adapted |= {"bf16": False, "fp16": True}
     name = settings.get("model", "tiny")

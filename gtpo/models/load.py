@@ -21,11 +21,13 @@ NOTE = "gtpo"  # key of tokenizer_config.json: settings of the run that an evalu
 
 
 def load_policy(settings: Settings, backend: str) -> tuple[Any, Any]:
-    """:func:`build_policy` of a run.
+    """:func:`build_policy` of a run; a run on the CPU of a GPU machine says how to use the GPU.
 
     The tokenizer, which every copy of the trained weights has, names the prompt and the precision of the run
     (``NOTE`` in tokenizer_config.json): an adapter is evaluated as it was trained, wherever it lies.
     """
+    if settings.trainer.use_cpu and backend == "transformers" and gpu_is_available() and IS_MAIN_PROCESS:
+        logger.warning("training runs on the CPU, as the preset says: --backend unsloth uses the GPU")
     use_vllm = getattr(settings.trainer, "use_vllm", False)
     policy, tokenizer = build_policy(settings.model, backend, settings.trainer.seed, use_vllm, settings.prompt)
     precision = {"load_in_4bit": settings.model.load_in_4bit}

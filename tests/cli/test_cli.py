@@ -23,6 +23,7 @@ from gtpo.cli.validation import batch_geometry
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.files import CONFIGS, read_yaml
+from gtpo.models.hub import TINY_BASE
 
 PRESETS = sorted(path for method in CLASSES for path in (CONFIGS / method).glob("*.yaml"))
 TINY_GTPO = read_yaml(CONFIGS / "gtpo" / "tiny.yaml")
@@ -82,6 +83,43 @@ def test_model_in_the_config_file_selects_the_preset(tmp_path: Path, monkeypatch
 def test_the_preset_of_a_model_without_a_gpu(method: str, model: str, preset: str, no_gpu: None) -> None:
     expected = CONFIGS / method / f"{preset}.yaml"
     assert [cli.preset_for(method, model, dry_run=dry_run) for dry_run in (False, True)] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "backend", "preset"),
+    [
+        ("tiny", None, "tiny"),
+        ("tiny", "transformers", "tiny"),
+        ("tiny", "unsloth", "tiny"),
+        (str(TINY_BASE), "unsloth", "tiny"),
+        ("smol", "unsloth", "qwen"),
+        ("smol", None, "qwen"),
+        ("some/folder", "unsloth", "qwen"),
+        ("Qwen/Qwen2.5-3B-Instruct", "unsloth", "qwen"),
+        ("llama", "transformers", "llama"),
+    ],
+)
+@pytest.mark.parametrize("method", CLASSES)
+def test_the_preset_of_a_model_with_a_gpu(
+    method: str, model: str, backend: str | None, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = CONFIGS / method / f"{preset}.yaml"
+    if backend == "unsloth" or preset == "llama":
+        assert cli.preset_for(method, model, backend, dry_run=True) == expected  # planned where there is no GPU
+        with pytest.raises(UsageError, match=r"trains on a GPU"):
+            cli.preset_for(method, model, backend)
+    monkeypatch.setattr(cli, "gpu_is_available", lambda: True)
+    assert [cli.preset_for(method, model, backend, dry_run=dry_run) for dry_run in (False, True)] == [expected] * 2
+
+
+@pytest.mark.parametrize("method", CLASSES)
+def test_the_tiny_model_with_unsloth_is_planned_for_the_gpu(method: str) -> None:
+    """Its preset is for a CPU; what is given stays."""
+    got = settings("--model", "tiny", "--backend", "unsloth", "--dry_run", method=method)
+    assert (got["use_cpu"], got["bf16"], got["lora_rank"]) == (False, True, 32)
+    got = settings("--model", "tiny", "--backend", "unsloth", "--dry_run", "--bf16", "false", method=method)
+    assert (got["use_cpu"], got["bf16"]) == (False, False)
+    assert settings("--model", "tiny", "--dry_run", method=method)["use_cpu"] is True
 
 
 @pytest.mark.parametrize(
