@@ -22,6 +22,16 @@ MODEL_ALIASES = {
     "smol": "HuggingFaceTB/SmolLM2-135M-Instruct",
     "tiny": "tiny",
 }
+
+
+def alias_of(model: str) -> str:
+    """The short name of a model that has one, by that name or by its Hub id; else empty."""
+    for alias, target in MODEL_ALIASES.items():
+        if model in (alias, target):
+            return alias
+    return ""
+
+
 BENCHMARK_TITLES = {
     "gsm8k": "GSM8K",
     "math": "MATH",

@@ -31,6 +31,7 @@ from gtpo.arguments import (
     PromptArguments,
     RunArguments,
     Settings,
+    alias_of,
     fields_of,
     name_of,
     stored_prompt,
@@ -43,12 +44,12 @@ from gtpo.models.backend import (
     check_driver,
     choose_training_backend,
     gpu_is_available,
-    limit_openmp_spinning,
     load_backend,
     plans_unsloth,
 )
 from gtpo.models.hub import check_model_name, is_tiny
 from gtpo.runs.directory import OUTPUTS, SENDS, RunDirectory, method_of, own_runs, words_of
+from gtpo.runs.script import limit_openmp_spinning
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -210,9 +211,7 @@ def preset_for(method: str, model: str, backend: str | None = None, dry_run: boo
     ``smol.yaml`` is for a CPU: on a GPU SmolLM2 takes Qwen's too. A directory with its name counts as SmolLM2. A dry
     run plans a run that needs a GPU (llama, qwen, Unsloth) where there is none; otherwise that is a UsageError.
     """
-    alias = next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), None)
-    if is_tiny(model):
-        alias = "tiny"
+    alias = "tiny" if is_tiny(model) else alias_of(model)
     is_large = alias in ("llama", "qwen")
     needs_gpu = is_large or backend == "unsloth"
     has_gpu = gpu_is_available() or (dry_run and needs_gpu)
@@ -407,10 +406,12 @@ def _derive(method: str, preset: Path, start: _Start, values: dict[str, Any], gi
     """Set what follows from other settings: batch sizes, evaluation, the run directory, vLLM's share."""
     processes = int(os.environ.get("WORLD_SIZE", 1))
     is_free = not (values["per_device_train_batch_size"] or values["gradient_accumulation_steps"])
-    if preset.stem in ("cpu", "smol") and is_free and processes == 1:
-        from gtpo.models.memory import rows_that_fit  # imports torch
+    has_groups = "num_generations" in values
+    shares_host = values["use_cpu"] and processes > 1
+    if is_free and has_groups and not shares_host and preset.stem != "tiny":
+        from gtpo.models.memory import derived_micro_batch  # imports torch
 
-        values["per_device_train_batch_size"] = rows_that_fit(values)
+        values["per_device_train_batch_size"] = derived_micro_batch(values, processes)
     values |= _batch_sizes(values, given, processes)
     values |= evaluation_settings(values, processes)
     if "run_name" in given and "output_dir" not in given:

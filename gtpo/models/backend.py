@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 from gtpo.errors import UsageError
@@ -27,7 +27,6 @@ GPU_PACKAGES = {  # as in requirements/gpu.txt; Unsloth silently drops 4-bit wei
 }
 LEAST_CAPABILITY = (7, 5)  # compute capability that the wheels of PyTorch (CUDA 13), bitsandbytes and vLLM start at
 DRIVER = 580  # the oldest NVIDIA driver of CUDA 13, for which PyTorch 2.13 is built
-SPIN_COUNT = 3_000  # about a tenth of a millisecond
 
 
 def is_installed(package: str) -> bool:
@@ -116,7 +115,12 @@ def _capability() -> tuple[int, int]:
     """Compute capability of this process's GPU."""
     import torch
 
-    return torch.cuda.get_device_capability(int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.cuda.get_device_capability(gpu_index())
+
+
+def gpu_index() -> int:
+    """The number of this process's GPU."""
+    return int(os.environ.get("LOCAL_RANK", 0))
 
 
 def choose_training_backend(backend: str = "auto", model: str | None = None) -> str:
@@ -160,13 +164,3 @@ def load_backend(backend: str = "auto", model: str | None = None) -> str:
     if not GRPOTrainer.__name__.startswith("Unsloth"):
         raise UsageError("Unsloth did not patch trl.GRPOTrainer: delete unsloth_compiled_cache/ and restart.")
     return backend
-
-
-def limit_openmp_spinning(environment: MutableMapping[str, str]) -> None:
-    """Let idle threads spin for a moment, then sleep; a policy of the user is kept. Before PyTorch is imported.
-
-    To wake a thread takes longer than a parallel region of a small model. GNU OpenMP's own limit is a hundred times
-    this one: threads then spin instead of working where another program uses a core.
-    """
-    if "OMP_WAIT_POLICY" not in environment:  # GOMP_SPINCOUNT would override it
-        environment.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))

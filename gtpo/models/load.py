@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from gtpo.arguments import MODEL_ALIASES, ModelArguments, PromptArguments, Setti
 from gtpo.data.tokenizer import end_of_turn, end_tokens, prepare_tokenizer
 from gtpo.errors import UsageError, nearest
 from gtpo.files import fingerprint
-from gtpo.models.backend import gpu_is_available
+from gtpo.models.backend import gpu_index, gpu_is_available
 from gtpo.models.hub import TINY_BASE, check_model_files, check_model_name, hub_is_reachable, is_tiny, shipped_instead
 from gtpo.processes import IS_MAIN_PROCESS
 
@@ -134,7 +133,7 @@ def load_base(
                 bnb_4bit_compute_dtype=half,
                 bnb_4bit_quant_storage=half,  # FSDP can shard this dtype
             ),
-            "device_map": {"": int(os.environ.get("LOCAL_RANK", 0))},
+            "device_map": {"": gpu_index()},
         }
     source = source_options(path)
     tokenizer, _ = load_tokenizer(path, source, prompt)

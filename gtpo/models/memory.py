@@ -8,19 +8,22 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import yaml
 
-from gtpo.arguments import MODEL_ALIASES, Settings
+from gtpo.arguments import MODEL_ALIASES, Settings, alias_of
 from gtpo.errors import UsageError, counted, first_line
 from gtpo.files import CONFIGS, read_yaml
-from gtpo.models.backend import gpu_is_available, plans_unsloth
+from gtpo.models.backend import gpu_index, gpu_is_available, plans_unsloth
 from gtpo.models.hub import GB, hub_is_reachable, is_hub_id
 
 GIB = 2**30
-# GiB that CUDA reports
-GPUS = {"16 GB (T4)": 14.7, "24 GB (L4)": 22.1, "40 GB (A100)": 39.5, "48 GB (L40S)": 44.4, "80 GB (A100, H100)": 79.1}
+_SIZES = read_yaml(Path(__file__).with_name("sizes.yaml"))
+GPUS = _SIZES["gpus"]
+PLANNED = "80 GB (A100, H100)"  # of GPUS: where a run is planned without a GPU
+SPARE = 0.1  # share of a GPU that stays free beside the estimate
 OFFLOADED_FROM = 512  # tokens: Unsloth keeps the hidden states of shorter sequences on the GPU (models/_utils.py)
 VLLM_BATCH = 8192  # most tokens of a forward pass of vLLM: TRL sets 4,096, Unsloth 2,048 to 8,192 by the free memory
 VLLM_GRAPHS = 0.5 * 2**30  # CUDA graphs of an 8B model, up to what vLLM logs when it has captured them
@@ -54,22 +57,23 @@ class Shape:
         """(inputs, outputs) of the seven projections of a layer."""
         hidden, wide = self.hidden_size, self.intermediate_size
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        sizes = {"q": (hidden, query), "k": (hidden, key), "v": (hidden, key), "o": (query, hidden)}
-        sizes |= {"gate": (hidden, wide), "up": (hidden, wide), "down": (wide, hidden)}
-        return {f"{name}_proj": size for name, size in sizes.items()}
+        return {
+            "q_proj": (hidden, query),
+            "k_proj": (hidden, key),
+            "v_proj": (hidden, key),
+            "o_proj": (query, hidden),
+            "gate_proj": (hidden, wide),
+            "up_proj": (hidden, wide),
+            "down_proj": (wide, hidden),
+        }
 
 
-KNOWN = {  # a plan for them needs neither the Hub nor access to gated weights
-    "llama": Shape(128256, 4096, 14336, 32, 32, 8, 128, tied=False),
-    "qwen": Shape(151936, 2048, 11008, 36, 16, 2, 128, tied=True),
-    "smol": Shape(49152, 576, 1536, 30, 9, 3, 64, tied=True),
-    "tiny": Shape(513, 160, 480, 2, 4, 4, 40, tied=False),
-}
+KNOWN = {alias: Shape(**numbers) for alias, numbers in _SIZES["models"].items()}
 
 
 def shape_of(model: str) -> Shape:
     """The shape of an alias, a Hub id or a local directory; only its config.json is read."""
-    if alias := _alias_of(model):
+    if alias := alias_of(model):
         return KNOWN[alias]
     from transformers import AutoConfig
 
@@ -84,10 +88,6 @@ def shape_of(model: str) -> Shape:
     heads, head_dim = config.num_attention_heads, getattr(config, "head_dim", None)
     sizes = config.vocab_size, config.hidden_size, config.intermediate_size, config.num_hidden_layers, heads
     return Shape(*sizes, config.num_key_value_heads, head_dim or sizes[1] // heads, config.tie_word_embeddings)
-
-
-def _alias_of(model: str) -> str:
-    return next((alias for alias, target in MODEL_ALIASES.items() if model in (alias, target)), "")
 
 
 def known_shape(model: str) -> Shape | None:
@@ -159,12 +159,26 @@ def _generated(values: Mapping[str, Any]) -> int:
     return int(values.get("generation_batch_size") or values["per_device_train_batch_size"] * batches)
 
 
-def _vllm_parts(shape: Shape, values: Mapping[str, Any]) -> tuple[float, float, float]:
-    """GiB of vLLM in the training process, with the KV cache of one completion and of all, and GiB of training."""
-    parts = estimate(shape, values)
-    engine = parts.get("vLLM's weights", parts["weights"]) + parts.get("vLLM's LoRA", 0)
-    engine += parts["vLLM's activations and graphs"] + parts["KV cache"]  # Unsloth trains on vLLM's weights
-    return engine - parts["KV cache"] * (1 - 1 / _generated(values)), engine, sum(parts.values()) - engine
+class VllmShare(NamedTuple):
+    """GiB of a run that shares its GPU with vLLM."""
+
+    fixed: float  # vLLM without KV cache
+    cache: float  # KV cache of one completion of the maximum length
+    completions: int  # that are generated together
+    training: float
+
+    def need(self, completions: int) -> float:
+        """GiB of vLLM with the KV cache of so many completions."""
+        return self.fixed + completions * self.cache
+
+
+def vllm_share(shape: Shape, values: Mapping[str, Any]) -> VllmShare:
+    """How the memory of a run is shared; Unsloth trains on vLLM's weights."""
+    parts, completions = estimate(shape, values), _generated(values)
+    cache = parts["KV cache"]
+    weights = parts.get("vLLM's weights", parts["weights"])
+    fixed = weights + parts.get("vLLM's LoRA", 0) + parts["vLLM's activations and graphs"]
+    return VllmShare(fixed, cache / completions, completions, sum(parts.values()) - fixed - cache)
 
 
 def verdict(shape: Shape, values: Mapping[str, Any], free: float, total: float) -> str | None:
@@ -175,111 +189,183 @@ def verdict(shape: Shape, values: Mapping[str, Any], free: float, total: float) 
     if not _shares_with_vllm(values):
         need = sum(estimate(shape, values).values())
         return None if need < free else f"the run is estimated to need {need:.1f} GiB: lower --max_seq_length"
-    one, _, training = _vllm_parts(shape, values)
-    reserved, share = values["gpu_memory_utilization"] * total, math.ceil(100 * one / total) / 100
-    if one <= reserved < free - training:
+    share = vllm_share(shape, values)
+    left, one = free - share.training, share.need(1)
+    reserved = values["gpu_memory_utilization"] * total
+    if one <= reserved < left:
         return None
-    flag = f"add `--gpu_memory_utilization {share:g}`" if share * total < free - training else "lower --max_seq_length"
-    needs = f"at least {one:.1f} GiB for vLLM and {training:.1f} for training"
+    least = _utilization(one, total)
+    flag = "lower --max_seq_length"
+    if least * total < left:
+        flag = f"add `--gpu_memory_utilization {least:g}`"
+    needs = f"at least {one:.1f} GiB for vLLM and {share.training:.1f} for training"
     return f"vLLM reserves {reserved:.1f} GiB and the run is estimated to need {needs}: {flag}"
+
+
+def _utilization(need: float, total: float) -> float:
+    """The least ``--gpu_memory_utilization`` in hundredths that reserves ``need`` of ``total`` GiB."""
+    return math.ceil(100 * need / total) / 100
 
 
 def _shares_with_vllm(values: Mapping[str, Any]) -> bool:
     return bool(values.get("use_vllm") and values["vllm_mode"] == "colocate")
 
 
-def fit(shape: Shape, values: Mapping[str, Any], size: float) -> str:
+def fit(shape: Shape, values: dict[str, Any], size: float) -> str:
     """Whether a run fits a GPU, or host, of ``size`` GiB: the verdict, or its largest micro-batch and vLLM's room."""
-    if fault := verdict(shape, values, size, size):
+    completions = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]
+    rows = largest_batch(shape, values, completions, size)
+    if fault := verdict(shape, values | micro_batches(completions, rows), size, size):
         return fault
-    text = f"fits, with --per_device_train_batch_size up to {largest_batch(shape, values, size)}"
+    text = f"fits, with --per_device_train_batch_size up to {rows}"
     if not _shares_with_vllm(values):
         return text
-    (one, every, training), count = _vllm_parts(shape, values), _generated(values)
-    room, share = values["gpu_memory_utilization"] * size - one, math.ceil(100 * every / size) / 100
-    held = min(count, 1 + int(room * (count - 1) / (every - one))) if count > 1 else 1
-    more = f"; `--gpu_memory_utilization {share:g}` has room for all" if share * size < size - training else ""
-    return (
-        f"{text}; vLLM has room for {held} of {count} completions at the maximum length{more if held < count else ''}"
-    )
+    share = vllm_share(shape, values | micro_batches(completions, 1))
+    room = values["gpu_memory_utilization"] * size - share.fixed
+    held = min(share.completions, int(room / share.cache))
+    text += f"; vLLM has room for {held} of {share.completions} completions at the maximum length"
+    for_all = _utilization(share.need(share.completions), size)
+    if held < share.completions and for_all * size < size - share.training:
+        text += f"; `--gpu_memory_utilization {for_all:g}` has room for all"
+    return text
 
 
-def largest_batch(shape: Shape, values: Mapping[str, Any], free: float) -> int:
-    """The largest part of the completions of a step that fits ``free`` GiB; 1 if there is none."""
-    completions = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]
-    for rows in range(completions, 1, -1):
-        sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": completions // rows}
-        if completions % rows == 0 and verdict(shape, {**values, **sizes}, free, free) is None:
+def micro_batches(completions: int, rows: int) -> dict[str, int]:
+    """The settings of a step of ``completions`` in micro-batches of ``rows``."""
+    return {"per_device_train_batch_size": rows, "gradient_accumulation_steps": completions // rows}
+
+
+def largest_batch(shape: Shape, values: dict[str, Any], completions: int, size: float) -> int:
+    """The largest micro-batch, a divisor of the completions of a step, that fits ``size`` GiB; 1 if none does.
+
+    A micro-batch has one group at most, and ``SPARE`` of a GPU stays free.
+    """
+    most, free = completions, size
+    if not values["use_cpu"]:
+        most = math.gcd(completions, values.get("num_generations") or completions)
+        free = size * (1 - SPARE)
+    for rows in range(most, 1, -1):
+        if most % rows == 0 and verdict(shape, values | micro_batches(completions, rows), free, size) is None:
             return rows
     return 1
 
 
-def rows_that_fit(values: Mapping[str, Any]) -> int:
-    """Completions per micro-batch on a CPU, as many as fit a third of the memory; 1 where the shape is not known.
+def derived_micro_batch(values: dict[str, Any], processes: int) -> int:
+    """Completions per micro-batch of a run that does not name them: as many as fit this machine.
 
-    The measured peak is about twice the estimate, without the memory of the libraries.
+    1, as in Listing 1, where the size would change what is computed (``bnpo`` averages over a micro-batch,
+    ``steps_per_generation`` counts micro-batches) and where the shape of the model is not known. A plan for a GPU on a
+    machine without one is for ``PLANNED``. On a CPU a third of the host's memory: the measured peak is about twice the
+    estimate, without the memory of the libraries.
     """
-    completions = values["num_generations"] * (values["prompts_per_step"] or 1)
-    step = {**values, "per_device_train_batch_size": 1, "gradient_accumulation_steps": completions}
-    shape = known_shape(values["model"])
-    return largest_batch(shape, step, _host_memory() / 3) if shape else 1
+    depends = values.get("loss_type") == "bnpo" or values.get("steps_per_generation")
+    shape = None if depends else known_shape(values["model"])
+    if shape is None:
+        return 1
+    group, prompts = values["num_generations"], values["prompts_per_step"] or 1
+    completions = max(1, group * prompts // processes)
+    if values["use_cpu"]:
+        return largest_batch(shape, values, completions, _host_memory() / 3)
+    return largest_batch(shape, values, completions, gpu_memory() or GPUS[PLANNED])
 
 
-def describe_plan(settings: Settings, rows: int, size: float | None = None) -> str:
-    """Steps, disk and memory of the run as YAML comments, then the changed settings: what ``--dry_run`` prints.
-
-    With ``--config`` the text gives the same settings again. ``rows`` is 0 if they are not known before a download;
-    ``size``: GiB of the GPU or, for a run on a CPU, of the host; that of this machine by default.
-    """
+def gpu_memory() -> float | None:
+    """GiB of this process's GPU; None where PyTorch sees none."""
     import torch
 
+    if gpu_is_available():
+        return float(torch.cuda.get_device_properties(gpu_index()).total_memory / GIB)
+    return None
+
+
+def describe_plan(settings: Settings, rows: int) -> str:
+    """Steps, disk and memory of the run as YAML comments, then the changed settings: what ``--dry_run`` prints.
+
+    With ``--config`` the text gives the same settings again. ``rows`` is 0 if they are not known before a download.
+    """
     values, trainer, model = settings.to_dict(), settings.trainer, settings.model.model
     prompts, shape = max(1, settings.completions_per_step // settings.group_size), shape_of(model)
-    steps = int(trainer.max_steps if trainer.max_steps > 0 else trainer.num_train_epochs * rows / prompts)
-    parts = estimate(shape, values)
+    steps = int(trainer.max_steps)
+    if steps <= 0:
+        steps = int(trainer.num_train_epochs * rows / prompts)
+    known_rows = f"{rows:,}" if rows else "not yet known"
+    known_steps = counted(steps, "step") if steps else "steps"
+    size = f"{counted(prompts, 'prompt')} x {counted(settings.group_size, 'completion')} per process"
     lines = [
         f"{settings.method.upper()} of {model} on {settings.data.dataset}: {settings.output_dir}",
-        f"{f'{rows:,}' if rows else 'not yet known'} training rows, {counted(steps, 'step') if steps else 'steps'} of "
-        f"{counted(prompts, 'prompt')} x {counted(settings.group_size, 'completion')} per process",
+        f"{known_rows} training rows, {known_steps} of {size}",
     ]
     if is_hub_id(MODEL_ALIASES.get(model, model)):
         copy = values["load_in_4bit"] and plans_unsloth(values)  # Unsloth has 4-bit copies of known models
         lines.append(f"download: {download_size(shape, copy) / GB:.1f} GB of weights, unless they are cached")
+    parts = estimate(shape, values)
     if steps and trainer.save_strategy == "steps":
-        every = trainer.save_steps if trainer.save_steps >= 1 else trainer.save_steps * steps
-        count = min(math.ceil(steps / every), trainer.save_total_limit or steps)
-        each = ((parts["LoRA"] or parts["weights"]) + parts["optimizer"]) * GIB / GB
-        lines.append(f"disk: {counted(count, 'checkpoint')} of {each:.1f} GB, {count * each:.1f} GB in all")
-    where = "host" if values["use_cpu"] else "GPU"
-    lines.append(f"{where} memory: {sum(parts.values()):.1f} GiB at the maximum lengths, an estimate:")
-    lines.append("  " + ", ".join(f"{name} {gib:.1f}" for name, gib in parts.items() if gib >= 0.05))
-    if not size:
-        of_gpu = torch.cuda.mem_get_info()[1] / GIB if gpu_is_available() else 0
-        size = _host_memory() if values["use_cpu"] else of_gpu
-    machines = {f"this machine, {size:.1f} GiB": size} if size else {}
-    machines |= {} if values["use_cpu"] else GPUS
-    lines += [f"  {name}: {fit(shape, values, gib)}" for name, gib in machines.items()]
+        lines.append(_disk(trainer, steps, parts))
+    batch = f"micro-batch: {trainer.per_device_train_batch_size} of {settings.completions_per_step}"
+    if not values["use_cpu"] and not gpu_memory():
+        batch += f", planned for {PLANNED}"
+    lines += [batch, *_memory_lines(values, shape, parts)]
     if not values["use_cpu"] and steps:
-        lines.append(f"hours: {hours(settings, steps)}")
+        lines += [f"hours: {text}" for text in hours(settings, steps)]
     lines.append("changed settings; all: config.yaml of a run")
     return "".join(f"# {line}\n" for line in lines) + yaml.safe_dump(settings.changed_settings(), sort_keys=True)
 
 
-def hours(settings: Settings, steps: int) -> str:
-    """The time of a run by the rates of configs/experiments.yaml, or why it is not known."""
+def _disk(trainer: Any, steps: int, parts: Mapping[str, float]) -> str:
+    """The checkpoints of a run: trained weights and optimizer state."""
+    every = trainer.save_steps
+    if every < 1:
+        every *= steps
+    count = min(math.ceil(steps / every), trainer.save_total_limit or steps)
+    trained = parts["LoRA"] or parts["weights"]
+    each = (trained + parts["optimizer"]) * GIB / GB
+    return f"disk: {counted(count, 'checkpoint')} of {each:.1f} GB, {count * each:.1f} GB in all"
+
+
+def _memory_lines(values: dict[str, Any], shape: Shape, parts: Mapping[str, float]) -> list[str]:
+    """The memory by part, and where the run fits: this machine and, for a GPU, ``GPUS``."""
+    if values["use_cpu"]:
+        where, size, others = "host", _host_memory(), {}
+    else:
+        where, size, others = "GPU", gpu_memory(), GPUS
+    large = [f"{name} {gib:.1f}" for name, gib in parts.items() if gib >= 0.05]
+    lines = [
+        f"{where} memory: {sum(parts.values()):.1f} GiB at the maximum lengths, an estimate:",
+        f"  {', '.join(large)}",
+    ]
+    if size:
+        lines.append(f"  this machine, {size:.1f} GiB: {fit(shape, values, size)}")
+    return lines + [f"  {name}: {fit(shape, values, gib)}" for name, gib in others.items()]
+
+
+def hours(settings: Settings, steps: int) -> list[str]:
+    """The time of a run by the rates of configs/experiments.yaml, one line a GPU, or why it is not known."""
     rates = read_yaml(CONFIGS / "experiments.yaml")["paper"]
-    model = _alias_of(settings.model.model)
-    group, lengths = settings.group_size, rates["longest_completion"].get(settings.data.dataset, {})
-    if model not in rates["seconds_per_token"] or group not in lengths or settings.completions_per_step != group:
-        known = f"{', '.join(rates['seconds_per_token'])} on {', '.join(rates['longest_completion'])} with G of 8 or 12"
-        return f"not known; the authors' logs have {known}, one prompt a step"
-    together = _generated(settings.to_dict()) / settings.completions_per_step  # prompts that are generated at once
-    lengths = lengths[group], settings.trainer.max_completion_length
-    usual, most = (hours_of_steps(rates, model, group, tokens / together, steps) for tokens in lengths)
-    return (
-        f"{usual / rates['speedup'][model]:.1f} to {usual:.1f} on an {rates['gpu']}, an estimate; "
-        f"up to {most:.0f} if the policy collapses and writes {lengths[1]:,} tokens each"
-    )
+    model, group = alias_of(settings.model.model), settings.group_size
+    usual = rates["longest_completion"].get(settings.data.dataset, {}).get(group)
+    if model not in rates["seconds_per_token"] or not usual or settings.completions_per_step != group:
+        return [
+            "not known; the authors' logs have llama and qwen on gsm8k and math with G of 8 or 12, one prompt a step"
+        ]
+    together = _generated(settings.to_dict()) / group  # prompts that are generated at once
+    longest = settings.trainer.max_completion_length
+
+    def of(rates: Mapping[str, Any], tokens: int) -> float:
+        return hours_of_steps(rates, model, group, tokens / together, steps)
+
+    slow = of(rates, usual)
+    lines = [
+        f"{slow / rates['speedup'][model]:.1f} to {slow:.1f} on an {rates['gpu']}, an estimate; up to "
+        f"{of(rates, longest):.0f} if the policy collapses and writes {longest:,} tokens each"
+    ]
+    measured = rates["measured"]
+    if model in measured["seconds_per_token"]:
+        bound = measured | {"seconds_per_token": measured["seconds_per_token_16bit"]}
+        lines.append(
+            f"{of(measured, usual):.1f} on an {measured['gpu']} in 4 bits, by one measured step with micro-batches of "
+            f"one; {of(bound, usual):.1f} or more with --load_in_4bit false, which is not measured"
+        )
+    return lines
 
 
 def hours_of_steps(rates: Mapping[str, Any], model: str, group: int, tokens: float, steps: float) -> float:

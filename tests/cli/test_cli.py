@@ -313,7 +313,6 @@ LISTING_1 = {  # Appendix 8.2 of the paper; values that depend on the method or 
     "lr_scheduler_type": "cosine",
     "optim": "paged_adamw_8bit",
     "logging_steps": 1,
-    "per_device_train_batch_size": 1,
     "num_train_epochs": 1,
     "save_steps": 500,
     "max_grad_norm": 0.1,
@@ -324,7 +323,8 @@ LISTING_1_BY_MODEL: dict[str, dict[str, Any]] = {
     "llama": {"model": "llama", "lora_rank": 128},
     "qwen": {"model": "qwen", "lora_rank": 64},
 }
-GROUPS = {"num_iterations": 1, "num_generations": 12, "gradient_accumulation_steps": 12, "temperature": 1.0}
+# Listing 1 has twelve micro-batches of one: one of twelve has the same gradient
+GROUPS = {"num_iterations": 1, "num_generations": 12, "prompts_per_step": 1, "temperature": 1.0}
 OBJECTIVE = {"loss_type": "grpo", "scale_rewards": "group", "vllm_importance_sampling_correction": False}
 LISTING_1_BY_METHOD: dict[str, dict[str, Any]] = {
     "gtpo": {"adam_beta1": 0.999999, "adam_beta2": 0.999999, "beta": 0.0}
@@ -332,7 +332,8 @@ LISTING_1_BY_METHOD: dict[str, dict[str, Any]] = {
     | GROUPS
     | OBJECTIVE,
     "grpo": {"adam_beta1": 0.9, "adam_beta2": 0.95, "beta": 1e-6} | GROUPS | OBJECTIVE,  # beta: Section 6, 0 or 1e-6
-    "sft": {"adam_beta1": 0.9, "adam_beta2": 0.95, "gradient_accumulation_steps": 1, "max_length": 5500},
+    "sft": {"adam_beta1": 0.9, "adam_beta2": 0.95, "max_length": 5500}
+    | {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1},
 }
 
 
@@ -407,7 +408,7 @@ def test_dry_run_of_a_large_model_needs_no_gpu() -> None:
     assert got.trainer.use_cpu is True and got.to_dict()["use_cpu"] is False
     for model in ("llama", "qwen"):
         got = parsed("--model", model, "--G", "8", "--dry_run")
-        assert (got.trainer.bf16, got.model.load_in_4bit, got.trainer.gradient_accumulation_steps) == (True, True, 8)
+        assert (got.trainer.bf16, got.model.load_in_4bit, got.completions_per_step) == (True, True, 8)
         assert settings("--model", model, "--G", "8", "--dry-run")["bf16"]
         with pytest.raises(UsageError, match="trains on a GPU"):
             settings("--model", model, "--G", "8", "--dry_run", "false")

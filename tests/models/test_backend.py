@@ -15,7 +15,8 @@ from gtpo.cli.parse import load_backend_from_flags
 from gtpo.errors import UsageError
 from gtpo.evaluation import sampling
 from gtpo.models import backend
-from gtpo.models.backend import limit_openmp_spinning, load_backend
+from gtpo.models.backend import load_backend
+from gtpo.runs.script import limit_openmp_spinning
 from train_gtpo import SETTINGS
 
 

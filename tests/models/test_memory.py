@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from helpers.settings import CLASSES, parsed
 from peft import LoraConfig, get_peft_model
 from transformers import (
@@ -22,12 +23,14 @@ from transformers import (
 from gtpo.arguments import Settings
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS
+from gtpo.models import memory
 from gtpo.models.hub import TINY_BASE
 from gtpo.models.memory import (
     GIB,
     GPUS,
     KNOWN,
     Shape,
+    derived_micro_batch,
     describe_plan,
     estimate,
     fit,
@@ -42,7 +45,8 @@ def settings_of(*argv: str, method: str = "gtpo", model: str = "llama") -> Setti
     return parsed("--model", model, "--run_name", "x", "--dry_run", *argv, method=method)
 
 
-SETTINGS = settings_of("--G", "12", "--load_in_4bit", "false").to_dict()
+ONE = ("--per_device_train_batch_size", "1")  # a micro-batch of one completion
+SETTINGS = settings_of("--G", "12", "--load_in_4bit", "false", *ONE).to_dict()
 
 
 def comments(text: str) -> list[str]:
@@ -146,10 +150,30 @@ def test_the_plan_is_a_config_that_gives_the_same_settings(tmp_path: Path) -> No
 )
 def test_the_hours_of_a_run_and_of_one_that_collapses(argv: tuple[str, ...], expected: list[str]) -> None:
     steps = 7500 if "math" in argv else 7473
-    text = hours(settings_of(*argv, "--max_steps", str(steps)), steps)
+    lines = hours(settings_of(*argv, "--max_steps", str(steps)), steps)
+    text = lines[0]
     assert re.findall(r"(?<![A-Z])\b[\d.]+\b", text)[:3] == expected
     assert ("not known" in text) == (len(expected) == 2)
-    assert f"# hours: {text}\n" in describe_plan(settings_of(*argv, "--max_steps", str(steps)), 0)
+    plan = describe_plan(settings_of(*argv, "--max_steps", str(steps)), 0)
+    assert "".join(f"# hours: {line}\n" for line in lines) in plan
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        # 7,473 steps of 460 x 0.01726 + 12 x 0.39 = 12.62 s; of 460 x 0.0053 + 12 x 0.39 = 7.12 s in 16 bits
+        (("--model", "llama"), ["26.2", "14.8"]),
+        # 430 tokens and 8 completions: 10.54 s; 5.40 s
+        (("--model", "llama", "--G", "8"), ["21.9", "11.2"]),
+        # four prompts at once: 115 x 0.01726 + 4.68 = 6.66 s; 5.29 s
+        (("--model", "llama", "--config", str(CONFIGS / "gtpo" / "quick.yaml")), ["13.8", "11.0"]),
+        (("--model", "qwen"), None),  # no step was measured
+    ],
+)
+def test_the_hours_on_an_h100_by_its_measured_step(argv: tuple[str, ...], expected: list[str] | None) -> None:
+    lines = hours(settings_of(*argv), 7473)[1:]
+    assert (re.findall(r"\b\d+\.\d\b", lines[0]) if lines else None) == expected
+    assert not lines or "on an H100" in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +194,7 @@ def test_the_hours_of_a_run_and_of_one_that_collapses(argv: tuple[str, ...], exp
     ],
 )
 def test_what_does_not_fit_and_what_it_would_take(argv: tuple[str, ...], size: float, words: str | None) -> None:
-    found = verdict(KNOWN["llama"], settings_of("--G", "12", *argv).to_dict(), size, size)
+    found = verdict(KNOWN["llama"], settings_of("--G", "12", *ONE, *argv).to_dict(), size, size)
     assert found is None if words is None else words in str(found)
 
 
@@ -189,13 +213,75 @@ def test_what_fits_a_gpu(gpu: str, rows: int, held: str, share: str | None) -> N
     assert re.findall(r"--gpu_memory_utilization ([\d.]+)", text) == ([share] if share else [])
 
 
-def test_a_plan_lists_the_gpus_and_for_a_cpu_this_machine() -> None:
-    lines = comments(describe_plan(settings_of("--G", "12"), rows=10, size=24.0))
+@pytest.mark.parametrize(
+    ("argv", "gib", "rows"),
+    [
+        ((), 79.1, 12),
+        (("--G", "8"), 79.1, 8),
+        (("--prompts_per_step", "4"), 79.1, 12),  # one group at most
+        ((), None, 12),  # a plan without a GPU: 80 GB
+        # (0.9 - 0.4) x 24 = 12.0 GiB for training, which takes 8.5 with 4 completions, 10.8 with 6 and 17.7 with 12
+        ((), 24.0, 6),
+        ((), 35.4, 6),
+        ((), 35.6, 12),
+        ((), 20.0, 1),  # vLLM's share is too small for one completion: the check of the memory says so
+        (("--gpu_memory_utilization", "0.45"), 20.0, 4),
+        (("--G", "8"), 24.0, 4),
+        (("--loss_type", "bnpo"), 79.1, 1),  # its loss depends on the micro-batch
+        (("--loss_type", "dr_grpo"), 79.1, 12),
+        (("--steps_per_generation", "24"), 79.1, 1),  # counts micro-batches
+        (("--config", str(CONFIGS / "gtpo" / "quick.yaml")), 79.1, 12),
+        (("--per_device_train_batch_size", "3"), 79.1, 3),
+        (("--gradient_accumulation_steps", "2"), 79.1, 6),
+    ],
+)
+def test_the_micro_batch_is_as_large_as_fits(
+    argv: tuple[str, ...], gib: float | None, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "gpu_memory", lambda: gib)
+    settings = settings_of(*argv)
+    assert settings.trainer.per_device_train_batch_size == rows
+    line = f"# micro-batch: {rows} of {settings.completions_per_step}"
+    assert line + ("\n" if gib else ", planned for 80 GB (A100, H100)\n") in describe_plan(settings, 10)
+
+
+def test_the_micro_batch_of_several_processes_divides_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 12 completions two processes have 6 each; of 24 three have 8, of which a group of 12 has 4."""
+    monkeypatch.setattr(memory, "gpu_memory", lambda: 79.1)
+    values = settings_of("--backend", "transformers").to_dict()
+    assert [derived_micro_batch(values, processes) for processes in (1, 2, 12)] == [12, 6, 1]
+    assert derived_micro_batch(values | {"prompts_per_step": 2}, 3) == 4
+
+
+def test_a_model_without_an_estimate_has_micro_batches_of_one(tmp_path: Path) -> None:
+    MixtralConfig().save_pretrained(tmp_path)
+    assert derived_micro_batch(SETTINGS | {"model": str(tmp_path)}, 1) == 1
+
+
+def test_a_micro_batch_is_stored_and_kept_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run that was started on a smaller GPU, or before the micro-batch was derived."""
+    monkeypatch.setattr(memory, "gpu_memory", lambda: 24.0)
+    stored = settings_of().to_dict()
+    assert (stored["per_device_train_batch_size"], stored["gradient_accumulation_steps"]) == (6, 2)
+    monkeypatch.setattr(memory, "gpu_memory", lambda: 79.1)
+    for size in (6, 1):
+        sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 12 // size}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored | sizes | {"output_dir": str(tmp_path)}))
+        again = parsed("--resume", str(tmp_path), "--dry_run").to_dict()
+        assert {name: again[name] for name in sizes} == sizes
+
+
+def test_a_plan_lists_the_gpus_and_for_a_cpu_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "gpu_memory", lambda: 24.0)
+    lines = comments(describe_plan(settings_of("--G", "12"), rows=10))
     listed = [line.split(": ")[0] for line in lines if line.startswith("#   ")][1:]
     assert listed == ["#   this machine, 24.0 GiB", *(f"#   {name}" for name in GPUS)]
-    small, large = (comments(describe_plan(settings_of(model="tiny"), rows=10, size=size)) for size in (0.5, 64.0))
+    small, large = [], []
+    for size, found in ((0.5, small), (64.0, large)):
+        monkeypatch.setattr(memory, "_host_memory", lambda size=size: size)
+        found += comments(describe_plan(settings_of(model="tiny"), rows=10))
     assert "# host memory: 1.8 GiB" in "".join(small) and "vLLM" not in "".join(small)
-    assert "lower --max_seq_length" in small[-2] and "64.0 GiB: fits" in large[-2]
+    assert small[-2].endswith("fits, with --per_device_train_batch_size up to 8") and large[-2].endswith("up to 48")
 
 
 def test_the_disk_of_a_plan(tmp_path: Path) -> None:
@@ -249,7 +335,7 @@ def test_the_table_of_the_documentation_has_the_estimates(model: str) -> None:
     (row,) = re.findall(rf"^\| {model} \| (.+) \|$", text, re.MULTILINE)
     columns = (("weights",), ("LoRA", "gradients", "optimizer"), ("activations", "head"), ("KV cache",))
     columns += (("vLLM's LoRA",), ("vLLM's activations and graphs",))
-    parts = estimate(KNOWN[model], settings_of(model=model).to_dict())
+    parts = estimate(KNOWN[model], settings_of(*ONE, model=model).to_dict())
     assert {name for names in columns for name in names} == parts.keys()
     sizes = [sum(parts[name] for name in names) for names in columns]
     assert [float(cell) for cell in row.split(" | ")] == pytest.approx(sizes, abs=0.06)
