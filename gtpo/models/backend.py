@@ -100,7 +100,8 @@ def installed_version(package: str) -> str | None:
 
 def check_version(package: str) -> None:
     """Refuse another version than that of ``GPU_PACKAGES``; with ``GTPO_ALLOW_VERSIONS=1`` it is a warning."""
-    pinned, found = GPU_PACKAGES[package], installed_version(package)
+    pinned = GPU_PACKAGES[package]
+    found = installed_version(package)
     if found is not None and found != pinned and os.environ.get("GTPO_ALLOW_VERSIONS") == "1":
         logger.warning("%s %s is installed, %s is pinned: nothing was tested with it", package, found, pinned)
     elif found != pinned:

@@ -29,9 +29,7 @@ def load_policy(settings: Settings, backend: str) -> tuple[Any, Any]:
         logger.warning("training runs on the CPU, as the preset says: --backend unsloth uses the GPU")
     use_vllm = getattr(settings.trainer, "use_vllm", False)
     policy, tokenizer = build_policy(settings.model, backend, settings.trainer.seed, use_vllm, settings.prompt)
-    precision = {"load_in_4bit": settings.model.load_in_4bit}
-    prompt = vars(settings.prompt)
-    tokenizer.init_kwargs[NOTE] = precision | prompt
+    tokenizer.init_kwargs[NOTE] = {"load_in_4bit": settings.model.load_in_4bit} | vars(settings.prompt)
     return policy, tokenizer
 
 
@@ -46,7 +44,8 @@ def build_policy(
 
     ``seed``: of the adapter's initial weights. ``use_vllm``: vLLM generates.
     """
-    path, prompt = resolve_model(arguments.model), prompt or PromptArguments()
+    path = resolve_model(arguments.model)
+    prompt = prompt or PromptArguments()
     if IS_MAIN_PROCESS:
         tiny = f"{Path(path).name}, a Llama of about a million parameters that is part of this package"
         logger.warning("loading %s", tiny if is_tiny(path) else path)
@@ -153,7 +152,8 @@ def _stop_at_end_of_turn(model: Any, tokenizer: Any) -> None:
 
     A base model whose EOS token ends documents has a template, or gets one, whose turns end with another token.
     """
-    token, ends = end_of_turn(tokenizer), end_tokens(model.generation_config, tokenizer)
+    token = end_of_turn(tokenizer)
+    ends = end_tokens(model.generation_config, tokenizer)
     if token is not None and token not in ends:
         model.generation_config.eos_token_id = sorted([*ends, token])
         logger.warning(
@@ -264,7 +264,8 @@ def _check_embedding_rows(model: Any, path: str) -> None:
 
     source = path if Path(path).is_dir() else model.config._name_or_path  # a copy of Unsloth's, in the cache by now
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=True)
-    rows, expected = len(model.get_input_embeddings().weight), config.get_text_config().vocab_size
+    rows = len(model.get_input_embeddings().weight)
+    expected = config.get_text_config().vocab_size
     if rows != expected:
         raise UsageError(
             f"the embedding of {path} has {rows} rows after loading, but its config.json says {expected}: remove "

@@ -55,8 +55,10 @@ class Shape:
 
     def linear(self) -> dict[str, tuple[int, int]]:
         """(inputs, outputs) of the seven projections of a layer."""
-        hidden, wide = self.hidden_size, self.intermediate_size
-        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        hidden = self.hidden_size
+        wide = self.intermediate_size
+        query = self.heads * self.head_dim
+        key = self.kv_heads * self.head_dim
         return {
             "q_proj": (hidden, query),
             "k_proj": (hidden, key),
@@ -85,9 +87,17 @@ def shape_of(model: str) -> Shape:
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     if experts or not hasattr(config, "intermediate_size") or not hasattr(config, "num_key_value_heads"):
         raise UsageError(f"{model} ({config.model_type}) has no estimate: expected a dense Llama-like model.")
-    heads, head_dim = config.num_attention_heads, getattr(config, "head_dim", None)
-    sizes = config.vocab_size, config.hidden_size, config.intermediate_size, config.num_hidden_layers, heads
-    return Shape(*sizes, config.num_key_value_heads, head_dim or sizes[1] // heads, config.tie_word_embeddings)
+    heads = config.num_attention_heads
+    return Shape(
+        config.vocab_size,
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_hidden_layers,
+        heads,
+        config.num_key_value_heads,
+        getattr(config, "head_dim", None) or config.hidden_size // heads,
+        config.tie_word_embeddings,
+    )
 
 
 def known_shape(model: str) -> Shape | None:
@@ -112,18 +122,25 @@ def estimate(shape: Shape, values: Mapping[str, Any]) -> dict[str, float]:
     """
     from gtpo.forward.head import TILES  # imports torch
 
-    unsloth, engine, full = plans_unsloth(values), _shares_with_vllm(values), values["lora_rank"] == 0
+    unsloth = plans_unsloth(values)
+    engine = _shares_with_vllm(values)
+    full = values["lora_rank"] == 0
     width = 2 if values["bf16"] or values["fp16"] else 4  # bytes of an activation
-    modules, targets = shape.linear(), {*values["lora_target_modules"]}
-    ranks = {name: shape.layers * values["lora_rank"] * sum(sizes) for name, sizes in modules.items()}
-    lora = sum(size for name, size in ranks.items() if targets & {name, "all-linear"})
+    outputs = slots = lora = 0  # of a layer's projections; parameters of vLLM's LoRA slots; of the trained adapter
+    targets = {*values["lora_target_modules"]}
+    for name, (wide_in, wide_out) in shape.linear().items():
+        outputs += wide_out
+        size = shape.layers * values["lora_rank"] * (wide_in + wide_out)
+        slots += size
+        if targets & {name, "all-linear"}:
+            lora += size
     trained = shape.projections + shape.embeddings if full else lora
     length = min(values.get("max_length") or values["max_seq_length"], values["max_seq_length"])
     completion = values.get("max_completion_length") or max(1, length - values["max_prompt_length"])
     length = min(values["max_prompt_length"] + completion, length)
     rows = values["per_device_train_batch_size"]
     hidden = rows * length * shape.hidden_size * width
-    one_layer = rows * length * width * (2 * shape.hidden_size + sum(outputs for _, outputs in modules.values()))
+    one_layer = rows * length * width * (2 * shape.hidden_size + outputs)
     layers_kept = shape.layers * (hidden if values["gradient_checkpointing"] else one_layer)
     if unsloth and values["gradient_checkpointing"] and values["max_seq_length"] >= OFFLOADED_FROM:
         layers_kept = 2 * hidden
@@ -146,7 +163,7 @@ def estimate(shape: Shape, values: Mapping[str, Any]) -> dict[str, float]:
     if engine and not unsloth:
         parts["vLLM's weights"] = download_size(shape, values["load_in_4bit"])  # its own copy
     if engine:
-        parts["vLLM's LoRA"] = (sum(ranks.values()) + lora * unsloth) * 2
+        parts["vLLM's LoRA"] = (slots + lora * unsloth) * 2
         # gate and up, their product, and the layer's input and output
         activations = VLLM_BATCH * (3 * shape.intermediate_size + 2 * shape.hidden_size) * 2
         parts["vLLM's activations and graphs"] = activations + VLLM_GRAPHS
@@ -174,7 +191,8 @@ class VllmShare(NamedTuple):
 
 def vllm_share(shape: Shape, values: Mapping[str, Any]) -> VllmShare:
     """How the memory of a run is shared; Unsloth trains on vLLM's weights."""
-    parts, completions = estimate(shape, values), _generated(values)
+    parts = estimate(shape, values)
+    completions = _generated(values)
     cache = parts["KV cache"]
     weights = parts.get("vLLM's weights", parts["weights"])
     fixed = weights + parts.get("vLLM's LoRA", 0) + parts["vLLM's activations and graphs"]
@@ -190,7 +208,8 @@ def verdict(shape: Shape, values: Mapping[str, Any], free: float, total: float) 
         need = sum(estimate(shape, values).values())
         return None if need < free else f"the run is estimated to need {need:.1f} GiB: lower --max_seq_length"
     share = vllm_share(shape, values)
-    left, one = free - share.training, share.need(1)
+    left = free - share.training
+    one = share.need(1)
     reserved = values["gpu_memory_utilization"] * total
     if one <= reserved < left:
         return None
@@ -240,7 +259,8 @@ def largest_batch(shape: Shape, values: dict[str, Any], completions: int, size: 
 
     A micro-batch has one group at most, and ``SPARE`` of a GPU stays free.
     """
-    most, free = completions, size
+    most = completions
+    free = size
     if not values["use_cpu"]:
         most = math.gcd(completions, values.get("num_generations") or completions)
         free = size * (1 - SPARE)
@@ -262,8 +282,8 @@ def derived_micro_batch(values: dict[str, Any], processes: int) -> int:
     shape = None if depends else known_shape(values["model"])
     if shape is None:
         return 1
-    group, prompts = values["num_generations"], values["prompts_per_step"] or 1
-    completions = max(1, group * prompts // processes)
+    every = values["num_generations"] * (values["prompts_per_step"] or 1)
+    completions = max(1, every // processes)
     if values["use_cpu"]:
         return largest_batch(shape, values, completions, _host_memory() / 3)
     return largest_batch(shape, values, completions, gpu_memory() or GPUS[PLANNED])
@@ -283,8 +303,11 @@ def describe_plan(settings: Settings, rows: int) -> str:
 
     With ``--config`` the text gives the same settings again. ``rows`` is 0 if they are not known before a download.
     """
-    values, trainer, model = settings.to_dict(), settings.trainer, settings.model.model
-    prompts, shape = max(1, settings.completions_per_step // settings.group_size), shape_of(model)
+    values = settings.to_dict()
+    trainer = settings.trainer
+    model = settings.model.model
+    shape = shape_of(model)
+    prompts = max(1, settings.completions_per_step // settings.group_size)
     steps = int(trainer.max_steps)
     if steps <= 0:
         steps = int(trainer.num_train_epochs * rows / prompts)
@@ -324,10 +347,9 @@ def _disk(trainer: Any, steps: int, parts: Mapping[str, float]) -> str:
 
 def _memory_lines(values: dict[str, Any], shape: Shape, parts: Mapping[str, float]) -> list[str]:
     """The memory by part, and where the run fits: this machine and, for a GPU, ``GPUS``."""
-    if values["use_cpu"]:
-        where, size, others = "host", _host_memory(), {}
-    else:
-        where, size, others = "GPU", gpu_memory(), GPUS
+    on_cpu = values["use_cpu"]
+    where = "host" if on_cpu else "GPU"
+    size = _host_memory() if on_cpu else gpu_memory()
     large = [f"{name} {gib:.1f}" for name, gib in parts.items() if gib >= 0.05]
     lines = [
         f"{where} memory: {sum(parts.values()):.1f} GiB at the maximum lengths, an estimate:",
@@ -335,13 +357,15 @@ def _memory_lines(values: dict[str, Any], shape: Shape, parts: Mapping[str, floa
     ]
     if size:
         lines.append(f"  this machine, {size:.1f} GiB: {fit(shape, values, size)}")
+    others = {} if on_cpu else GPUS
     return lines + [f"  {name}: {fit(shape, values, gib)}" for name, gib in others.items()]
 
 
 def hours(settings: Settings, steps: int) -> list[str]:
     """The time of a run by the rates of configs/experiments.yaml, one line a GPU, or why it is not known."""
     rates = read_yaml(CONFIGS / "experiments.yaml")["paper"]
-    model, group = alias_of(settings.model.model), settings.group_size
+    model = alias_of(settings.model.model)
+    group = settings.group_size
     usual = rates["longest_completion"].get(settings.data.dataset, {}).get(group)
     if model not in rates["seconds_per_token"] or not usual or settings.completions_per_step != group:
         return [

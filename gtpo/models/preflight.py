@@ -65,7 +65,8 @@ def checks(settings: Settings, backend: str) -> Iterator[Check]:
     from gtpo.models.memory import GIB, estimate, known_shape, verdict
 
     yield from checks_of_machine()
-    model, values = MODEL_ALIASES.get(settings.model.model, settings.model.model), settings.to_dict()
+    model = MODEL_ALIASES.get(settings.model.model, settings.model.model)
+    values = settings.to_dict()
     if shape := known_shape(model):
         free, total = (size / GIB for size in torch.cuda.mem_get_info())  # of this process's GPU
         if fault := verdict(shape, values, free, total):
