@@ -35,7 +35,7 @@ def main() -> None:
     rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), (held_out or rows).column_names)
     if settings.run.dry_run:
         return print(describe_dry_run(settings, backend, len(rows)), end="")
-    checkpoint = check_run(settings, len(rows))
+    checkpoint = check_run(settings, rows, held_out)
     policy, tokenizer = load_policy(settings, backend)
     rewards = with_prefill(rewards, assistant_prefill(tokenizer, settings.prompt))
     rows = drop_long_prompts(rows, tokenizer, settings)

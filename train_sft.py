@@ -32,7 +32,7 @@ def main() -> None:
     held_out = held_out and to_demonstrations(held_out, settings.prompt.template_kwargs)
     if settings.run.dry_run:
         return print(describe_dry_run(settings, backend, len(rows)), end="")
-    checkpoint = check_run(settings, len(rows))
+    checkpoint = check_run(settings, rows, held_out)
     policy, tokenizer = load_policy(settings, backend)
     check_answer_is_kept(tokenizer, rows[0]["prompt"] + rows[0]["completion"], settings.prompt)
     rows = drop_long_prompts(rows, tokenizer, settings)

@@ -304,6 +304,7 @@ class Settings:
     reward: Any = None  # RewardArguments
     gtpo: Any = None  # GTPOArguments
     given: dict[str, Any] = field(default_factory=dict)  # of the trainer, before TRL resolves it: what can be read back
+    made_from: dict[str, str] = field(default_factory=dict)  # rows and rewards -> hash, in environment.json
     changed: frozenset[str] = frozenset()  # not as in preset and defaults, before other settings follow from them
 
     @property

@@ -18,16 +18,29 @@ def write_atomically(path: Path, content: str | Callable[[Path], object]) -> Non
     """Write a file completely or not at all: to a temporary name, then rename."""
     unfinished = path.with_name(path.name + ".tmp")
     unfinished.unlink(missing_ok=True)  # never through a link
-    unfinished.write_text(content, encoding="utf-8") if isinstance(content, str) else content(unfinished)
+    if isinstance(content, str):
+        unfinished.write_text(content, encoding="utf-8")
+    else:
+        content(unfinished)
     unfinished.replace(path)
 
 
 def open_own(path: Path, mode: str = "a", **options: Any) -> IO[Any]:
     """Open a file of a run or of results to append to or to truncate; a link, or one to its directory, is refused."""
-    if path.is_symlink() or path.parent.is_symlink():
-        link = path if path.is_symlink() else path.parent
-        raise UsageError(f"{link} is a link, and its target would be written to: replace it with its target.")
+    _refuse_links(path, path.parent)
     return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666), **options)
+
+
+def read_own(path: Path) -> bytes:
+    """The content of a file of a run, which may be a stranger's; a link is refused: others see what is read."""
+    _refuse_links(path)
+    return path.read_bytes()
+
+
+def _refuse_links(*paths: Path) -> None:
+    for path in paths:
+        if path.is_symlink():
+            raise UsageError(f"{path} is a link, and its target would be used: replace it with its target.")
 
 
 def remove(path: Path) -> None:
@@ -62,18 +75,16 @@ def fingerprint(directory: str | Path) -> str | None:
 
     Evaluations store it, and an adapter that of its base (``base_fingerprint`` in adapter_config.json).
     """
-    if not Path(directory).is_dir():
+    folder = Path(directory)
+    if not folder.is_dir():
         return None
     digest = hashlib.sha256()
     paths = set()
-    patterns = ("*.safetensors", "*.bin", "*config.json", "tokenizer.json", "chat_template*")
-    for pattern in patterns:
-        paths.update(Path(directory).glob(pattern))
+    for pattern in ("*.safetensors", "*.bin", "*config.json", "tokenizer.json", "chat_template*"):
+        paths.update(folder.glob(pattern))
     for path in sorted(paths):
         if path.is_file():
-            size = path.stat().st_size
-            title = f"{path.name} {size}\n"
-            digest.update(title.encode())
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode())
             with path.open("rb") as file:
                 hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()[:16]

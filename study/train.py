@@ -95,7 +95,7 @@ def main() -> None:
     settings = parse(method, (*classes, GRPOConfig))
     rows, _ = load_rows(settings)
     rewards = load_rewards(settings.reward.reward, rewards_in(settings.prompt.format), rows.column_names)
-    checkpoint = check_run(settings, len(rows))
+    checkpoint = check_run(settings, rows)
     policy, tokenizer = load_policy(settings, backend)
     start_run(settings)
     kind, options = (GTPOTrainer, {"gtpo": settings.gtpo}) if method == "gtpo" else (GRPOTrainer, {})

@@ -131,14 +131,14 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "cli": Limit(6_900, 12.10),
+    "cli": Limit(6_000, 12.35),
     "data": Limit(7_800, 12.57),
     "evaluation": Limit(14_900, 11.94),
     "forward": Limit(12_000, 12.55),
     "grading": Limit(12_400, 10.69),
     "models": Limit(7_800, 10.92),
-    "reports": Limit(6_500, 12.43),
-    "runs": Limit(5_000, 10.39),
+    "reports": Limit(6_500, 11.99),
+    "runs": Limit(5_000, 10.37),
     "training": Limit(17_200, 11.60),
     "": Limit(3_900, 9.35),  # the ground
 }

@@ -162,15 +162,13 @@ def write_report(run_directory: str | Path, groups: int = 3) -> Path:
             logger.warning("%s cannot be read and is not shown: %s", path, error)
     held_out = read_held_out(run, groups)
     page = _TEMPLATES.get_template("report.html.jinja").render(
-        title=f"{(method_of(run) or 'run').upper()} of {settings['model']} on {settings['dataset']}: "
-        f"{settings['run_name']}",
+        method=method_of(run) or "run",
         facts=_facts(run, settings, rows),
         curves="<svg" + svg.getvalue().partition("<svg")[2],
         held_out=Markup(side_by_side(held_out)) if held_out else "",
         samples=Markup(side_by_side(samples)) if len(samples) > 1 else "",
-        corrected=settings.get("conflict_correction"),
         groups=shown,
-        settings=sorted((name, value) for name, value in settings.items() if value is not None),
+        settings=settings,
     )
     write_atomically(run.report, page)
     return run.report
@@ -204,7 +202,7 @@ def _facts(run: RunDirectory, settings: dict[str, Any], rows: list[dict[str, Any
         total = f"{timedelta(seconds=round(sum(seconds)))} in all, {fmean(seconds):.1f} s each"
         lines.append(f"Steps took {total}, without checkpoints and evaluations")
     with suppress(*UNREADABLE):
-        found = json.loads(run.environment.read_bytes())
+        found = run.read_environment()
         lines.append(f"On {', '.join(found['gpus']) or str(found['cpu_count']) + ' CPU cores'}, {found['platform']}")
     if method_of(run):
         again = command_of(run, "--config", str(run.config), "--output_dir", "outputs/NAME")

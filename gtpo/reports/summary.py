@@ -5,7 +5,7 @@ import logging
 import shlex
 import textwrap
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from statistics import fmean
 from typing import Any
@@ -102,16 +102,22 @@ def find_problems(rows: Rows, max_completion_length: int | None) -> dict[str, st
             "raise --max_completion_length"
         )
     logged = [name for name in reward_names(rows) if finite_values(rows, f"rewards/{name}/mean")]
-    means, spreads = ([finite_values(every, f"rewards/{name}/{of}") for name in logged] for of in ("mean", "std"))
-    is_same = not any(max(s, default=0) > 1e-6 for s in spreads) and all(max(m) - min(m) < 1e-6 for m in means)
-    metrics = [f"rewards/{name}/{what}" for name in logged for what in ("mean", "std")]
-    is_zero = not any(any(finite_values(rows, metric)) for metric in metrics)
+    spread = max((value for values in _rewards(every, logged, "std") for value in values), default=0)
+    is_same = spread <= 1e-6
+    for means in _rewards(every, logged, "mean"):
+        is_same &= max(means) - min(means) < 1e-6
+    is_zero = not any(map(any, _rewards(rows, logged, "mean") + _rewards(rows, logged, "std")))
     if logged and (is_zero or is_same):
         problems["zero" if is_zero else "constant"] = (
             f"every reward ({', '.join(logged)}) {f'of {steps} was 0' if is_zero else 'was always the same'}, so all "
             "advantages are 0: read the completions in report.html (`python -m gtpo.reports.html RUN` writes it)"
         )
     return problems
+
+
+def _rewards(rows: Rows, names: Sequence[str], what: str) -> list[list[float]]:
+    """The logged means, or standard deviations, of each reward."""
+    return [finite_values(rows, f"rewards/{name}/{what}") for name in names]
 
 
 class RunMessages(TrainerCallback):

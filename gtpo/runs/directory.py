@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gtpo.errors import UsageError
-from gtpo.files import apply_umask, read_yaml, remove, write_atomically
+from gtpo.files import apply_umask, read_own, read_yaml, remove, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +82,10 @@ class RunDirectory:
             raise UsageError(f"{self.config} is a link: replace it with its target.")
         return read_yaml(self.config, aliases=False)
 
+    def read_environment(self) -> dict[str, Any]:
+        """Versions, revision, hardware, and in ``made_from`` hashes of rows and rewards; empty without the file."""
+        return dict(json.loads(read_own(self.environment))) if self.environment.is_file() else {}
+
     def read_metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``, oldest first; a last line truncated by a kill is skipped.
 
@@ -122,13 +126,20 @@ def method_of(run: RunDirectory) -> str | None:
     return "gtpo" if "gamma" in settings else "grpo" if "num_generations" in settings else "sft"
 
 
-SENDS = (  # settings that send something elsewhere; of a stored run none is followed unless it is given again
-    *("push_to_hub", "hub_model_id", "report_to", "log_completions_hub_repo"),
-    *("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
+REMOTE_SETTINGS = (  # they send something elsewhere; of a stored run none is followed unless it is given again
+    "push_to_hub",
+    "hub_model_id",
+    "report_to",
+    "log_completions_hub_repo",
+    "trackio_space_id",
+    "trackio_bucket_id",
+    "trackio_static_space_id",
+    "vllm_server_base_url",
+    "vllm_server_host",
 )
 
 
-def words_of(settings: Mapping[str, Any]) -> list[str]:
+def to_argv(settings: Mapping[str, Any]) -> list[str]:
     """Settings as the words of a command line."""
     words: list[str] = []
     for name, value in settings.items():
@@ -147,11 +158,12 @@ def command_of(run: RunDirectory, *flags: str) -> str:
     if not run.config.is_file():  # of another program that uses the trainer
         return shlex.join(flags)
     script, settings = f"train_{method_of(run)}.py", run.read_config()
-    again = {name: settings[name] for name in SENDS if settings.get(name) not in (None, False, "none")}
+    nowhere = (None, False, "none", "0.0.0.0")  # the host that TRL takes by default
+    again = {name: settings[name] for name in REMOTE_SETTINGS if settings.get(name) not in nowhere}
     if any(":" in name for name in settings.get("reward", [])):
         again["reward"] = settings["reward"]
     script = sys.argv[0] if Path(sys.argv[0]).name == script else script
-    return shlex.join(["python", script, *flags, *words_of(again)])
+    return shlex.join(["python", script, *flags, *to_argv(again)])
 
 
 def write_manifest(checkpoint: Path) -> None:

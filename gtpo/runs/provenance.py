@@ -1,11 +1,16 @@
-"""Where a result comes from: versions, git revision, hardware."""
+"""Where a result comes from: versions, git revision, hardware, and hashes of rows and rewards."""
 
+import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from gtpo.arguments import Settings
 
 PACKAGES = ["torch", "transformers", "trl", "peft", "accelerate", "datasets"]
 PACKAGES += ["unsloth", "vllm", "bitsandbytes", "wandb"]
@@ -34,3 +39,23 @@ def git_revision() -> str | None:
         return subprocess.check_output(command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def made_from(settings: Settings, rows: Iterable[Any], held_out: Iterable[Any] | None) -> dict[str, str]:
+    """A hash of the training rows, of the held-out rows, and of each file of a user's reward."""
+    found = {"rows": _hash_of_rows(rows)}
+    if held_out is not None:
+        found["held_out"] = _hash_of_rows(held_out)
+    for reward in settings.reward.reward if settings.reward else ():
+        module = reward.rpartition(":")[0].removesuffix(".py")
+        path = Path(f"{module}.py")
+        if path.is_file():
+            found[reward] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return found
+
+
+def _hash_of_rows(rows: Iterable[Any]) -> str:
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+    return digest.hexdigest()[:16]

@@ -4,19 +4,21 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
 
-from gtpo.arguments import MODEL_ALIASES, PromptArguments, Settings, name_of
+from gtpo.arguments import MODEL_ALIASES, Settings, name_of
 from gtpo.errors import UsageError, command_again
-from gtpo.files import remove, write_atomically
+from gtpo.files import read_yaml, remove, write_atomically
 from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.runs.directory import (
     MANIFEST,
-    SENDS,
+    REMOTE_SETTINGS,
     RunDirectory,
     delete,
     latest_complete,
@@ -24,22 +26,27 @@ from gtpo.runs.directory import (
     sorted_checkpoints,
     steps_are_done,
 )
-from gtpo.runs.provenance import provenance
+from gtpo.runs.provenance import made_from, provenance
 
 logger = logging.getLogger(__name__)
 
-_NOT_OF_TRAINING = {  # what may differ when a finished run is saved, merged or uploaded again
-    *("output_dir", "run_name", "data_dir", "merge", "hub_private_repo"),
-    *SENDS,
-}
+MAY_CHANGE = read_yaml(Path(__file__).parent / "resume.yaml")  # why -> names of settings
+_NOT_OF_TRAINING = {*MAY_CHANGE["place"], *REMOTE_SETTINGS}  # may differ when a finished run is saved again
+_Changes = dict[str, tuple[Any, Any]]  # setting -> before, now
+
 _locks: dict[str, FileLock] = {}  # held until the process ends
 
 
-def check_run(settings: Settings, rows: int) -> str | None:
-    """Check that the run can start, before a model is loaded and anything written; the checkpoint to resume from."""
-    prompts = settings.completions_per_step * int(os.environ.get("WORLD_SIZE", 1)) // settings.group_size
-    if rows < prompts:
-        raise UsageError(f"{rows} training rows are too few for a step of {prompts} prompts.")
+def check_run(settings: Settings, rows: Any, held_out: Any = None) -> str | None:
+    """Check that the run can start, before a model is loaded and anything written; the checkpoint to resume from.
+
+    ``rows`` and ``held_out``: sequences of training and held-out rows.
+    """
+    completions = settings.completions_per_step * int(os.environ.get("WORLD_SIZE", 1))
+    prompts = completions // settings.group_size
+    if len(rows) < prompts:
+        raise UsageError(f"{len(rows)} training rows are too few for a step of {prompts} prompts.")
+    settings.made_from |= made_from(settings, rows, held_out)
     run, start = RunDirectory(settings.output_dir), settings.run
     if IS_MAIN_PROCESS and run.lock.exists():
         _lock(run)
@@ -50,7 +57,7 @@ def check_run(settings: Settings, rows: int) -> str | None:
         if checkpoint is None:
             raise UsageError(f"{run.path} has no complete checkpoint: start it without --resume, or --resume another.")
         run.read_best()  # raises
-        _check_changes(run, settings, checkpoint)
+        _check_changes(run, settings, checkpoint, completions)
         return str(checkpoint)
     if IS_MAIN_PROCESS and _has_content(run):  # the other processes find what the main one has created
         if not _is_run(run):
@@ -75,7 +82,7 @@ def start_run(settings: Settings) -> None:
     else:
         _clear(run)
     write_atomically(run.config, yaml.safe_dump(settings.to_dict(), sort_keys=True))
-    write_atomically(run.environment, json.dumps(provenance(), indent=2))
+    write_atomically(run.environment, json.dumps(provenance() | {"made_from": settings.made_from}, indent=2))
 
 
 def _delete_unfinished(run: RunDirectory) -> None:
@@ -110,34 +117,77 @@ def _has_content(run: RunDirectory) -> bool:
     return bool(names) and not is_early
 
 
-def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path) -> None:
-    """Refuse to resume a run with another model, adapter or prompt, or with other held-out rows; log other changes.
+def _check_changes(run: RunDirectory, settings: Settings, checkpoint: Path, completions: int) -> None:
+    """Refuse to resume with settings or rows that the run cannot change; log what changes.
 
     Of other held-out rows some may have been trained on, and best/ would compare two kinds. After the last step a
-    change has no effect, and any is refused.
+    change has no effect, and any is refused. ``completions``: of a step, in all processes.
     """
-    stored = run.read_config() if run.config.is_file() else {}  # of another program that uses the trainer
-    stored = {"eval_rows": None, "eval_dataset": None} | {name_of(n): v for n, v in stored.items()} | stored
-    new = settings.to_dict()
-    changed = {name: value for name, value in new.items() if stored.get(name, value) != value}
-    held_out = ["eval_rows", "eval_dataset", *(["seed", "dataset", "limit"] if stored["eval_rows"] else [])]
-    if stored["eval_rows"] is None and stored["eval_dataset"] is None and new["eval_dataset"] is not None:
-        held_out = []  # rows that were not trained on
-    for name in ["model", "lora_rank", "lora_target_modules", *vars(PromptArguments()), *held_out]:
-        old, value = stored.get(name), changed.get(name)
-        if name in changed and MODEL_ALIASES.get(str(old), old) != MODEL_ALIASES.get(str(value), value):
+    stored = {"eval_rows": None, "eval_dataset": None}
+    if run.config.is_file():  # a run of another program has none
+        stored |= run.read_config()
+    changed, now = _changed(stored, settings), settings.made_from
+    environment = run.read_environment()
+    before = environment.get("made_from", {})  # of an earlier revision nothing
+    had_none = stored["eval_rows"] is None and stored["eval_dataset"] is None
+    held_out = None if had_none else before.get("held_out")
+    is_same = now["rows"] == before.get("rows") and (had_none or now.get("held_out") == held_out)
+    allowed = {name for names in MAY_CHANGE.values() for name in names} | {*REMOTE_SETTINGS}
+    if not is_same:
+        allowed -= {*MAY_CHANGE["rows"]}
+    if had_none and settings.data.eval_dataset is not None:
+        allowed |= {"eval_rows", "eval_dataset", "eval_split"}  # rows that were not trained on
+    if stored["eval_rows"] is not None:
+        allowed -= {"seed"}  # it chooses the rows that are held out
+    for name, (old, new) in changed.items():
+        if name not in allowed:
             raise UsageError(
                 f"{run.path} was started with --{name} {shorten(str(old), 80)}, and cannot be resumed with "
-                f"{shorten(str(value), 80)}: remove --{name}, or train another run with --run_name."
+                f"{shorten(str(new), 80)}: remove --{name}, train another run with --run_name, or start one from this "
+                f"adapter with --model {checkpoint}."
             )
-    changes = [f"--{n} {v} (before: {stored[n]})" for n, v in changed.items() if n not in _NOT_OF_TRAINING]
-    if changes and steps_are_done(checkpoint, settings.trainer.max_steps):
+    if before and not is_same and not changed.keys() & {"seed", *MAY_CHANGE["rows"]}:
         raise UsageError(
-            f"{run.path} is finished, and {', '.join(changes)} would have no effect: remove it, raise "
-            "--max_steps, or train another run with --run_name."
+            f"the training or held-out rows are not those that {run.path} was started with: restore the data, or train "
+            "another run with --run_name."
         )
-    if changes:
-        logger.warning("%s is resumed with %s", run.path, ", ".join(changes))
+    batch, steps = stored.get("per_device_train_batch_size"), stored.get("gradient_accumulation_steps")
+    if batch and steps:
+        trained = batch * steps * environment.get("world_size", 1)
+        if completions != trained:
+            raise UsageError(
+                f"a step of {run.path} has {trained} completions, and {completions} with these settings and processes: "
+                "change --gradient_accumulation_steps, or train another run with --run_name."
+            )
+    _log_changes(run, settings, checkpoint, changed, before)
+
+
+def _log_changes(
+    run: RunDirectory, settings: Settings, checkpoint: Path, changed: _Changes, before: Mapping[str, str]
+) -> None:
+    texts = [f"--{name} {new} (before: {old})" for name, (old, new) in changed.items() if name not in _NOT_OF_TRAINING]
+    is_finished = steps_are_done(checkpoint, settings.trainer.max_steps)
+    if texts and is_finished:
+        raise UsageError(
+            f"{run.path} is finished, and {', '.join(texts)} would have no effect: remove it, raise --max_steps, or "
+            "train another run with --run_name."
+        )
+    for reward in before.keys() & settings.made_from.keys() - {"rows", "held_out"}:
+        if settings.made_from[reward] != before[reward]:
+            texts.append(f"another file of the reward {reward}")
+    if texts and not is_finished:
+        logger.warning("%s is resumed with %s", run.path, ", ".join(texts))
+
+
+def _changed(stored: Mapping[str, Any], settings: Settings) -> _Changes:
+    """The settings that are not as stored; names that a run of an earlier revision lacks have not changed."""
+    known = {name_of(name): value for name, value in stored.items()} | dict(stored)
+    changed = {}
+    for name, new in settings.to_dict().items():
+        old = known.get(name, new)
+        if MODEL_ALIASES.get(str(old), old) != MODEL_ALIASES.get(str(new), new):
+            changed[name] = old, new
+    return changed
 
 
 def _lock(run: RunDirectory) -> None:

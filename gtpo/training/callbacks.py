@@ -11,6 +11,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,11 +20,13 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
 
 from gtpo.errors import RunError
 from gtpo.files import apply_umask, open_own, remove, replace_directory, write_atomically
 from gtpo.processes import any_process, gather_full_parameter
+from gtpo.reports.metrics import is_held_out
 from gtpo.runs.directory import RunDirectory, resume_command, rotate, write_manifest
 
 logger = logging.getLogger(__name__)
@@ -43,13 +46,7 @@ class MetricsWriter(TrainerCallback):
             args.eval_on_start = False  # its line is there
         if not state.is_world_process_zero:
             return
-        # A resumed run restarts at its checkpoint and logs later steps again; the checkpoint has the lines before it.
-        lines = {_key(line := _line(logs, logs["step"], args)): line for logs in state.log_history}
-        file = self.run.metrics
-        stored = file.read_text(errors="replace", encoding="utf-8").splitlines() if file.exists() else []
-        lines |= {_key(line): line for line in map(_parsed, stored) if line["step"] <= state.global_step}
-        if lines or stored:
-            write_atomically(file, "".join(json.dumps(lines[key]) + "\n" for key in sorted(lines)))
+        restore_metrics(self.run, state, args)
 
     def on_log(self, args, state, control, logs=None, **kwargs):  # type: ignore[no-untyped-def]
         is_summary = "train_loss" in (logs or ())  # the last call
@@ -60,7 +57,7 @@ class MetricsWriter(TrainerCallback):
             file.write(json.dumps(line) + "\n")
         if self.wandb_run is not None:
             try:  # steps that a resumed run repeats are behind wandb's step and ignored by it
-                half = WANDB_STEPS // 2 if _key(line)[1] else 0  # after the step's line
+                half = WANDB_STEPS // 2 if is_held_out(line) else 0  # after the step's line
                 self.wandb_run.log(line, step=state.global_step * WANDB_STEPS + half, commit=True)
             except Exception as error:  # its service process died; training continues
                 logger.warning("wandb: %s; training continues without it, metrics.jsonl is complete", error)
@@ -86,16 +83,15 @@ class BestAdapter(TrainerCallback):
         self.run, self.directory = run, run.best
         self.tokenizer = tokenizer
         self.held_out_metric = held_out_metric and f"eval_{held_out_metric.removeprefix('eval_')}"
-        self.recent: deque[float] = deque(maxlen=BEST_WINDOW)
+        self.recent: deque[tuple[int, float]] = deque(maxlen=BEST_WINDOW)  # step and score of logged lines
         self.best: dict[str, float] = {"step": 0} if held_out_metric else {"accuracy": -1.0, "step": 0}
         self.weights: dict[str, torch.Tensor] | None = None  # of a best adapter that is not on disk yet
 
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         if not state.global_step:
             return
-        if self.run.metrics.exists():  # MetricsWriter has removed the later steps
-            scores = [_score(json.loads(line)) for line in self.run.metrics.read_text(encoding="utf-8").splitlines()]
-            self.recent.extend(score for score in scores if score is not None)
+        for logs in state.log_history:
+            self._add(logs, logs["step"])
         stored = self.run.read_best()
         if stored and stored["step"] <= state.global_step and (self.held_out_metric or "accuracy") in stored:
             self.best = stored
@@ -109,13 +105,21 @@ class BestAdapter(TrainerCallback):
             self._keep({name: value, "step": state.global_step}, state, model)
 
     def on_log(self, args, state, control, logs=None, model=None, **kwargs):  # type: ignore[no-untyped-def]
-        if self.held_out_metric or not logs or (score := _score(logs)) is None:
+        if self.held_out_metric or not self._add(logs or {}, state.global_step):
             return
-        self.recent.append(score)
         window = min(BEST_WINDOW, max(1, state.max_steps // 8))
-        accuracy = sum(list(self.recent)[-window:]) / window
-        if len(self.recent) >= window and accuracy > self.best["accuracy"]:
+        first = state.global_step - window  # the window begins after this step
+        scores = [score for step, score in self.recent if step > first]
+        accuracy = sum(scores) / len(scores)
+        if first >= 0 and accuracy > self.best["accuracy"]:
             self._keep({"accuracy": accuracy, "step": state.global_step}, state, model)
+
+    def _add(self, logs: dict[str, Any], step: int) -> bool:
+        """Keep the score of a logged line; whether it has one: a mean over the steps since the line before."""
+        score = logs.get("accuracy", logs.get("reward"))
+        if score is not None:
+            self.recent.append((step, score))
+        return score is not None
 
     def _keep(self, best: dict[str, float], state: Any, model: Any) -> None:
         self.best = best
@@ -146,11 +150,6 @@ class BestAdapter(TrainerCallback):
         self.on_save(args, state, control, **kwargs)
 
 
-def _score(metrics: dict[str, Any]) -> Any:
-    """What selects ``best/``; None on a line without it."""
-    return metrics.get("accuracy", metrics.get("reward"))
-
-
 def _line(logs: dict[str, Any], step: int, args: Any) -> dict[str, Any]:
     """The line of what the trainer logs at a step."""
     # JSON has no inf and no NaN; fp16 logs grad_norm = inf at a step that the loss scaler skips
@@ -161,18 +160,13 @@ def _line(logs: dict[str, Any], step: int, args: Any) -> dict[str, Any]:
     return line
 
 
-def _key(line: dict[str, Any]) -> tuple[float, bool]:
-    """Its step, and whether it is an evaluation of held-out rows."""
-    return line["step"], "eval_runtime" in line
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    """A line of the file; one that is damaged belongs to no step."""
-    try:
-        line = dict(json.loads(text))
-        return line | {"step": int(line["step"])}
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return {"step": math.inf}
+def restore_metrics(run: RunDirectory, state: Any, args: Any) -> None:
+    """Write ``metrics.jsonl`` from the lines of a checkpoint: a resumed run logs later ones again."""
+    text = ""
+    for logs in state.log_history:
+        text += json.dumps(_line(logs, logs["step"], args)) + "\n"
+    if text or run.metrics.exists():
+        write_atomically(run.metrics, text)
 
 
 # Fault tolerance, for any trainer of Transformers
@@ -264,24 +258,34 @@ def non_finite_error(
     step, run = trainer.state.global_step + 1, RunDirectory(trainer.args.output_dir)
     saved = ""
     if batches or rows:  # SFT has neither
-        directory, rank = run.path / f"not-finite-step-{step}", trainer.accelerator.process_index
-        directory.mkdir(parents=True, exist_ok=True)
-        saved = f"; its batch is saved in {directory}"
-    if rows:
-        (directory / f"rows-{rank}.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8")
-    if batches:
-        tensors = {f"{i}.{k}": v for i, batch in enumerate(batches) for k, v in batch.items() if isinstance(v, Tensor)}
-        copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-        save_file(copies, directory / f"batch-{rank}.safetensors")  # <index of the micro-batch>.<name>
-        texts = [trainer.processing_class.batch_decode(batch["completion_ids"]) for batch in batches]
-        (directory / f"completions-{rank}.json").write_text(
-            json.dumps(texts, indent=1, ensure_ascii=False), encoding="utf-8"
-        )
-        apply_umask(directory)
+        saved = f"; its batch is saved in {save_failed_step(trainer, batches, rows)}"
     again = f"Start again with --overwrite and {mend}."
     if run.has_checkpoint:
         again = f"Continue from the last checkpoint with `{resume_command(run)}` and {mend}, or start again."
     return RunError(f"{what} is not finite in step {step}: the run stops, no checkpoint contains it{saved}. {again}")
+
+
+def save_failed_step(trainer: Any, batches: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> Path:
+    """Write what is known of the current step to ``not-finite-step-N/`` of the run, a file of each process."""
+    directory = Path(trainer.args.output_dir) / f"not-finite-step-{trainer.state.global_step + 1}"
+    directory.mkdir(parents=True, exist_ok=True)
+    rank = trainer.accelerator.process_index
+    if rows:
+        _write_json(directory / f"rows-{rank}.json", list(rows))
+    if batches:
+        texts, copies = [], {}
+        for i, batch in enumerate(batches):
+            texts.append(trainer.processing_class.batch_decode(batch["completion_ids"]))
+            tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+            copies |= {f"{i}.{name}": tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        _write_json(directory / f"completions-{rank}.json", texts)
+        save_file(copies, directory / f"batch-{rank}.safetensors")  # <index of the micro-batch>.<name>
+        apply_umask(directory)
+    return directory
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], completions: Sequence[Any]) -> None:
@@ -309,6 +313,35 @@ def check_rewards(trainer: Any, rewards: Tensor, prompts: Sequence[Any], complet
             f"{' and '.join(names)} returned None for all {len(rewards)} completions of step "
             f"{trainer.state.global_step + 1}, so none has a reward: return a number where the reward applies."
         )
+
+
+class ResumedOptimizer(TrainerCallback):
+    """A resumed run trains with the optimizer of its checkpoint: refuse settings that say something else.
+
+    The schedule is that of the settings, which may have more steps: its rate holds from the first resumed step on.
+    Transformers takes the last rate of the checkpoint for that one.
+    """
+
+    def on_train_begin(self, args, state, control, optimizer=None, lr_scheduler=None, **kwargs):  # type: ignore[no-untyped-def]
+        schedule = getattr(lr_scheduler, "scheduler", lr_scheduler)
+        if not state.global_step or not isinstance(schedule, LambdaLR):
+            return
+        first = optimizer.param_groups[0]  # the others are without decay
+        stored = first | {"lr": schedule.base_lrs[0]}
+        expected = optimizer.defaults | {"weight_decay": args.weight_decay}
+        for name in ("lr", "betas", "eps", "weight_decay"):
+            found, asked = stored.get(name), expected.get(name)
+            if found != asked:
+                raise RunError(
+                    f"the checkpoint has {name} {found}, and the settings {asked}: correct config.yaml, train another "
+                    "run, or start one from this adapter with --model."
+                )
+        before = first["lr"]
+        schedule.last_epoch -= 1
+        schedule.step()  # computes the rates of this step again
+        if before != first["lr"] and state.is_world_process_zero:
+            steps = f"the {args.lr_scheduler_type.value} schedule of {state.max_steps} steps"
+            logger.warning("the learning rate continues at %.3g, by %s (before: %.3g)", first["lr"], steps, before)
 
 
 class CompleteCheckpoints(TrainerCallback):

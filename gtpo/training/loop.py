@@ -19,13 +19,20 @@ from gtpo.files import read_yaml, remove, replace_directory, write_atomically
 from gtpo.models.load import resolve_model
 from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.reports.html import write_report
+from gtpo.reports.progress import ProgressBar
 from gtpo.reports.summary import RunMessages, initial_entropy_text, log_summary, score_lines
 from gtpo.reports.wandb import start_wandb
 from gtpo.runs.directory import RunDirectory, steps_are_done
-from gtpo.runs.progress import ProgressBar
 from gtpo.runs.script import training_begins
 from gtpo.training.alarm import CollapseAlarm
-from gtpo.training.callbacks import BestAdapter, CompleteCheckpoints, MetricsWriter, StopOnNonFinite, StopOnSignal
+from gtpo.training.callbacks import (
+    BestAdapter,
+    CompleteCheckpoints,
+    MetricsWriter,
+    ResumedOptimizer,
+    StopOnNonFinite,
+    StopOnSignal,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +60,19 @@ def attach_callbacks(trainer: Any, settings: Settings) -> None:
     ProgressBar.attach(trainer, settings.method.upper())
     trainer.remove_callback(WandbCallback)  # it renames the metrics; MetricsWriter keeps the names of metrics.jsonl
     wandb = "wandb" in trainer.args.report_to and IS_MAIN_PROCESS
-    trainer.add_callback(MetricsWriter(run, start_wandb(settings) if wandb else None))
     held_out_metric = trainer.args.metric_for_best_model if trainer.eval_dataset is not None else None
-    trainer.add_callback(BestAdapter(run, trainer.processing_class, held_out_metric))
+    callbacks = [
+        MetricsWriter(run, start_wandb(settings) if wandb else None),
+        BestAdapter(run, trainer.processing_class, held_out_metric),
+        ResumedOptimizer(),
+        CompleteCheckpoints(trainer),
+        StopOnNonFinite(trainer),
+        StopOnSignal(),  # last: it ends the process after the others
+    ]
     if settings.reward and "accuracy" in settings.reward.reward:
-        trainer.add_callback(CollapseAlarm(stop=settings.reward.stop_on_collapse))
-    trainer.add_callback(CompleteCheckpoints(trainer))
-    trainer.add_callback(StopOnNonFinite(trainer))
-    trainer.add_callback(StopOnSignal())  # last: it ends the process after the others
+        callbacks.insert(2, CollapseAlarm(stop=settings.reward.stop_on_collapse))
+    for callback in callbacks:
+        trainer.add_callback(callback)
 
 
 def train(trainer: Any, checkpoint: str | None) -> None:
@@ -152,42 +164,27 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
     adapter or of the merged model, and ``where`` its path or Hub id, which the quick start loads.
     """
     run, merged = RunDirectory(settings.output_dir), not (weights / "adapter_config.json").is_file()
-    base = MODEL_ALIASES.get(settings.model.model, settings.model.model)
+    base, data = MODEL_ALIASES.get(settings.model.model, settings.model.model), settings.data.dataset
     copy = None  # the 4-bit weights
     if settings.model.load_in_4bit:
         config = json.loads(((run.adapter if merged else weights) / "adapter_config.json").read_text(encoding="utf-8"))
         copy = (config.get("auto_mapping") or {}).get("loaded_from", base)
-    hub_id = None if base == "tiny" or Path(base).is_dir() else base
-    data = settings.data.dataset
-    source = TRAIN[data].hub_id if data in TRAIN else None
-    question = "Tom has 3 apples and buys 4 more. How many apples does he have?"
     prompt = rows[0].get("prompt") if len(rows) else None
-    turns = [turn for turn in prompt if turn.get("role") == "system"] if isinstance(prompt, list) else []
-    turns.append({"role": "user", "content": question if data in BENCHMARK_TITLES else "Your question"})
     return _TEMPLATES.get_template("card.md.jinja").render(
-        front_matter={
-            "base_model": hub_id,
-            "datasets": [source] if source else None,
-            "library_name": "transformers" if merged else "peft",
-            "pipeline_tag": "text-generation",
-            "tags": [settings.method, "trl", *([] if merged else ["lora"])],
-        },
-        title=settings.trainer.hub_model_id or run.path.name,
+        settings=settings,
+        stored=settings.to_dict(),
+        name=run.path.name,
         method=read_yaml(Path(__file__).parent / "methods.yaml")[settings.method],
-        full=settings.model.lora_rank == 0,
         merged=merged,
         base=base,
-        hub_id=hub_id,
-        data=data,
-        source=source,
+        hub_id=None if base == "tiny" or Path(base).is_dir() else base,
+        is_benchmark=data in BENCHMARK_TITLES,
+        source=TRAIN[data].hub_id if data in TRAIN else None,
         copy=copy,
         entropy=initial_entropy_text(run),
         scores=score_lines(run, run.read_metrics()) if run.metrics.is_file() else [],
         where=where,
-        turns=turns,
-        length=getattr(settings.trainer, "max_completion_length", None) or 256,
-        template_kwargs="".join(f"{name}={value!r}, " for name, value in settings.prompt.template_kwargs.items()),
-        settings=settings.to_dict(),
+        prompt=prompt if isinstance(prompt, list) else [],
     )
 
 
@@ -201,4 +198,4 @@ _TEMPLATES = jinja2.Environment(
     trim_blocks=True,
     keep_trailing_newline=True,
 )
-_TEMPLATES.filters.update({"yaml": _yaml, "json": partial(json.dumps, ensure_ascii=False)})
+_TEMPLATES.filters.update(yaml=_yaml, json=partial(json.dumps, ensure_ascii=False), literal=repr)

@@ -30,7 +30,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def start(directory: Path, *argv: str) -> str | None:
     """``check_run`` and ``start_run`` as a train script calls them."""
     settings = parsed("--output_dir", str(directory), *argv)
-    checkpoint = check_run(settings, rows=10)
+    checkpoint = check_run(settings, rows=range(10))
     start_run(settings)
     return checkpoint
 
@@ -217,7 +217,7 @@ def test_a_removed_setting_of_a_stored_run_is_ignored_at_its_default_alone(name:
     config.write_text(f"{stored}{name}: {default}\n")
     settings = parsed("--resume", str(tmp_path / "run"), "--max_steps", "9")
     assert (settings.gtpo.gamma, settings.trainer.max_steps, settings.output_dir) == (0.25, 9, tmp_path / "run")
-    assert check_run(settings, 10) == str(newest)
+    assert check_run(settings, range(10)) == str(newest)
     config.write_text(f"{stored}{name}: 3\n")
     for argv in (["--resume", str(tmp_path / "run")], [f"--{name}", default]):
         with pytest.raises(UsageError, match=name):
@@ -285,7 +285,7 @@ def test_stored_config_does_not_overwrite_or_resume(tmp_path: Path) -> None:
     start(tmp_path / "run", "--overwrite")
     checkpoint(tmp_path / "run", 7)
     with pytest.raises(UsageError, match="exists"):
-        check_run(parsed("--config", str(tmp_path / "run" / "config.yaml")), 10)
+        check_run(parsed("--config", str(tmp_path / "run" / "config.yaml")), range(10))
     assert (tmp_path / "run" / "checkpoint-7").is_dir()
 
     start(tmp_path / "run", "--resume")
@@ -307,7 +307,7 @@ def test_a_run_in_use_is_refused_before_a_model_is_loaded(tmp_path: Path) -> Non
     settings = parsed("--output_dir", str(run))
     settings.run.resume = "auto"
     with FileLock(run / "run.lock"), pytest.raises(UsageError, match="in use"):
-        check_run(settings, rows=10)
+        check_run(settings, rows=range(10))
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "environment.json"])
@@ -317,7 +317,7 @@ def test_overwrite_spares_the_directory_of_another_program(name: str, tmp_path: 
     (tmp_path / "mine" / name).write_text("{}")
     for flags in ([], ["--overwrite"]):
         with pytest.raises(UsageError, match="is not a run"):
-            check_run(parsed("--output_dir", str(tmp_path / "mine"), *flags), rows=10)
+            check_run(parsed("--output_dir", str(tmp_path / "mine"), *flags), rows=range(10))
 
 
 @pytest.mark.parametrize("stored", ["qwen", "Qwen/Qwen2.5-3B-Instruct"])
@@ -327,10 +327,10 @@ def test_alias_and_hub_id_are_the_same_policy(stored: str, tmp_path: Path) -> No
     settings.trainer.output_dir, settings.run.resume = str(run), "auto"
     for model in ("qwen", "Qwen/Qwen2.5-3B-Instruct"):
         settings.model.model = model
-        assert check_run(settings, rows=10) == str(run / "checkpoint-5")
+        assert check_run(settings, rows=range(10)) == str(run / "checkpoint-5")
     settings.model.model = "llama"
     with pytest.raises(UsageError, match=f"--model {stored}"):
-        check_run(settings, rows=10)
+        check_run(settings, rows=range(10))
 
 
 # ---- printed commands ----
@@ -338,10 +338,10 @@ def test_alias_and_hub_id_are_the_same_policy(stored: str, tmp_path: Path) -> No
 
 def test_the_prompts_of_a_step_are_those_of_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = parsed("--output_dir", str(tmp_path / "run"), "--prompts_per_step", "4")
-    check_run(settings, rows=4)
+    check_run(settings, rows=range(4))
     with pytest.raises(UsageError, match="3 training rows"):
-        check_run(settings, rows=3)
+        check_run(settings, rows=range(3))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    check_run(settings, rows=8)
+    check_run(settings, rows=range(8))
     with pytest.raises(UsageError, match="7 training rows"):
-        check_run(settings, rows=7)
+        check_run(settings, rows=range(7))

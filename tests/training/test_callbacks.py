@@ -60,17 +60,17 @@ def test_tokens_per_second(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("torn", ['{"step": 4, "lo', '{"step": 2, "lo', "[" * 100_000, ""])
 def test_resume_drops_steps_after_the_checkpoint_and_a_partial_line(torn: str, tmp_path: Path) -> None:
-    rows = [{"step": 1}, {"step": 1, "loss": 0.5}, {"step": 1, "eval_runtime": 2.0}, {"step": 2, "loss": 1.0}]
-    text = "".join(json.dumps(row) + "\n" for row in [*rows, {"step": 3, "loss": 2.0}])
+    rows = [{"step": 1, "loss": 0.5}, {"step": 1, "eval_runtime": 2.0}, {"step": 2, "loss": 1.0}]
+    text = "".join(json.dumps(row) + "\n" for row in [{"step": 1}, *rows, {"step": 3, "loss": 2.0}])
     (tmp_path / "metrics.jsonl").write_text(text + torn)
-    writer = resumed(tmp_path, 2)
-    assert lines(writer) == rows[1:]  # of a step that is there twice the last line
+    writer = resumed(tmp_path, 2, rows)
+    assert lines(writer) == rows
     log(writer, 3, loss=0.0)
     assert [line["step"] for line in lines(writer)] == [1, 1, 2, 3]
 
 
 def test_lines_that_are_lost_come_back_from_the_checkpoint(tmp_path: Path) -> None:
-    """Its log history has those of the steps before it; a line that is there stays as it is."""
+    """Its log history has those of the steps before it, whatever is in the file."""
     history = [
         {"loss": 3.0, "step": 1, "completion_length": 30.0, "step_time": 0.5},
         {"eval_reward": 1.0, "eval_runtime": 2.0, "step": 1},
@@ -80,7 +80,7 @@ def test_lines_that_are_lost_come_back_from_the_checkpoint(tmp_path: Path) -> No
     lost = [first, {"step": 1, "eval_reward": 1.0, "eval_runtime": 2.0}, {"step": 2, "loss": 2.0}]
     assert lines(resumed(tmp_path, 2, history)) == lost
     (tmp_path / "metrics.jsonl").write_text('{"step": 2, "loss": 2.5}\n{"step": 3, "loss": 1.0}\n{"loss": 0.0}\nx\n')
-    assert lines(resumed(tmp_path, 2, history)) == [*lost[:2], {"step": 2, "loss": 2.5}]
+    assert lines(resumed(tmp_path, 2, history)) == lost
 
 
 def test_metrics_contain_no_infinity(tmp_path: Path) -> None:

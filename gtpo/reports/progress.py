@@ -41,7 +41,7 @@ class ProgressBar(ProgressCallback):
     def on_train_begin(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
         super().on_train_begin(args, state, control, **kwargs)
         if self.training_bar is not None:
-            self.tenth = 10 * state.global_step // max(1, state.max_steps)
+            self.tenth = _tenth(state)
             self.training_bar.bar_format = self.form
             self.training_bar.set_description_str(self.title)
 
@@ -54,8 +54,13 @@ class ProgressBar(ProgressCallback):
         texts = list(first.values())
         if self.training_bar is not None:
             self.training_bar.set_postfix_str(", ".join(texts[:3]))
-            tenth = 10 * state.global_step // max(1, state.max_steps)
+            tenth = _tenth(state)
             if tenth > self.tenth and state.max_steps >= 20:
                 self.tenth = tenth
                 line = f"step {state.global_step:,} of {state.max_steps:,}: {', '.join(texts)}"
                 self.training_bar.write(line, file=sys.stderr)
+
+
+def _tenth(state: Any) -> int:
+    """The tenths of the run that are done."""
+    return int(10 * state.global_step // max(1, state.max_steps))

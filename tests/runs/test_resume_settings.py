@@ -1,0 +1,160 @@
+"""What --resume may change: every other setting, and other rows, are refused by name."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.settings import CLASSES, parsed
+
+from gtpo.arguments import fields_of
+from gtpo.errors import UsageError
+from gtpo.runs.directory import REMOTE_SETTINGS, write_manifest
+from gtpo.runs.start import MAY_CHANGE, check_run, start_run
+
+ROWS = [{"prompt": f"{i} + 1?", "answer": str(i + 1)} for i in range(30)]
+SMALL = ("--num_generations", "4", "--prompts_per_step", "2")
+
+
+def begin(run: Path, *argv: str, rows: Any = ROWS, held_out: Any = None, method: str = "gtpo") -> None:
+    """A run with a checkpoint of step 5 of 10."""
+    flags = SMALL if method != "sft" else ()
+    settings = parsed("--output_dir", str(run), "--max_steps", "10", *flags, *argv, method=method)
+    check_run(settings, rows, held_out)
+    start_run(settings)
+    checkpoint = run / "checkpoint-5"
+    checkpoint.mkdir()
+    (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": 5, "max_steps": 10}))
+    for name in ("adapter_model.safetensors", "optimizer.pt", "rng_state.pth"):
+        (checkpoint / name).write_text("")
+    write_manifest(checkpoint)
+
+
+def resume(run: Path, *argv: str, rows: Any = ROWS, held_out: Any = None, method: str = "gtpo") -> str | None:
+    return check_run(parsed("--resume", str(run), *argv, method=method), rows, held_out)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--learning_rate 1e-5",
+        "--lr_scheduler_type constant",
+        '--lr_scheduler_kwargs {"num_cycles":2}',
+        "--warmup_steps 3",
+        "--optim sgd",
+        "--optim_args beta1=0.5",
+        "--adam_beta1 0.5",
+        "--adam_beta2 0.5",
+        "--adam_epsilon 1e-3",
+        "--weight_decay 0.5",
+        "--loss_type dapo",
+        "--scale_rewards none",
+        "--reward_weights 1 2",
+        "--num_generations 8",
+        "--num_iterations 2",
+        "--steps_per_generation 2",
+        "--initial_entropy 0.5",
+        "--bf16 true",
+        "--max_prompt_length 100",
+        "--lora_rank 8",
+        "--tags <a> </a> <b> </b>",
+        "--ignore_data_skip true",
+    ],
+)
+def test_what_lies_in_the_checkpoint_is_refused_by_name(words: str, tmp_path: Path) -> None:
+    run, (flag, _, value) = tmp_path / "run", words.partition(" ")
+    begin(run)
+    config = (run / "config.yaml").read_text()
+    values = [value] if flag in ("--tags", "--lr_scheduler_kwargs") else value.split()
+    with pytest.raises(UsageError, match=f"was started with {flag} .*--run_name.*--model {run}/checkpoint-5"):
+        resume(run, flag, *values)
+    assert (run / "config.yaml").read_text() == config
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("--max_steps 20", "--save_steps 3", "--save_total_limit 2", "--logging_steps 2", "--disable_tqdm true"),
+        *("--report_to tensorboard", "--gpu_memory_utilization 0.2", "--temperature 0.7", "--gamma 0.3", "--seed 7"),
+        "--per_device_train_batch_size 2 --gradient_accumulation_steps 4",
+    ],
+)
+def test_what_a_resume_may_change_is_logged(words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    begin(tmp_path / "run")
+    assert resume(tmp_path / "run", *words.split()) == str(tmp_path / "run" / "checkpoint-5")
+    is_told = words.split()[0] not in ("--report_to",)
+    assert (words.split()[0] in caplog.text) == is_told
+
+
+def test_the_names_of_the_table_are_settings() -> None:
+    known = {name for classes in CLASSES.values() for name in fields_of(classes)}
+    named = [name for names in MAY_CHANGE.values() for name in names]
+    assert len(named) == len({*named}) and {*named, *REMOTE_SETTINGS} <= known
+
+
+def test_a_step_keeps_its_completions_with_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    begin(run, "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2")
+    settings = parsed("--resume", str(run))
+    monkeypatch.setenv("WORLD_SIZE", "2")  # parsed with it, torch would wait for the other process
+    with pytest.raises(UsageError, match=r"8 completions, and 16 with"):
+        check_run(settings, ROWS)
+    settings.trainer.gradient_accumulation_steps = 1
+    assert check_run(settings, ROWS)
+
+
+# ---- rows ----
+
+
+def test_other_rows_are_refused_and_moved_ones_are_not(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    begin(run, "--eval_rows", "4", held_out=ROWS[:4])
+    same = {"rows": [dict(reversed(row.items())) for row in ROWS], "held_out": ROWS[:4]}
+    assert resume(run, **same)  # the order of the columns is no change
+    for other in ({"rows": ROWS[::-1]}, {"held_out": ROWS[1:5]}, {"held_out": None}, {"rows": [*ROWS, ROWS[0]]}):
+        with pytest.raises(UsageError, match="rows are not those"):
+            resume(run, **(same | other))
+    for gold in ("77", 1):
+        with pytest.raises(UsageError, match="rows are not those"):
+            resume(run, rows=[row | {"answer": gold} for row in ROWS], held_out=ROWS[:4])
+
+
+def test_a_data_file_may_move_but_not_change(tmp_path: Path) -> None:
+    for name in ("first.jsonl", "moved.jsonl"):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    first, moved = str(tmp_path / "first.jsonl"), str(tmp_path / "moved.jsonl")
+    run = tmp_path / "run"
+    begin(run, "--dataset", first)
+    assert resume(run, "--dataset", moved)
+    with pytest.raises(UsageError, match="--dataset "):
+        resume(run, "--dataset", moved, rows=ROWS[:-1])
+    with pytest.raises(UsageError, match="--limit "):
+        resume(run, "--limit", "12", rows=ROWS[:12])
+
+
+def test_a_run_of_an_earlier_revision_has_no_hash_and_resumes(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    begin(run)
+    environment = json.loads((run / "environment.json").read_text())
+    del environment["made_from"]
+    (run / "environment.json").write_text(json.dumps(environment))
+    assert resume(run, rows=ROWS[::-1])
+    with pytest.raises(UsageError, match="--limit "):
+        resume(run, "--limit", "12", rows=ROWS[:12])
+
+
+def test_a_reward_file_that_has_changed_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the repair of the error that stopped the run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def f(completions, **_):\n    return [1.0] * len(completions)\n")
+    flags = ("--reward", "format", "mine.py:f")
+    begin(tmp_path / "run", *flags)
+    resume(tmp_path / "run", *flags)
+    assert "mine.py" not in caplog.text
+    (tmp_path / "mine.py").write_text("def f(completions, **_):\n    return [-1.0] * len(completions)\n")
+    with caplog.at_level(logging.WARNING):
+        resume(tmp_path / "run", *flags)
+    assert "another file of the reward mine.py:f" in caplog.text

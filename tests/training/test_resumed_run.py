@@ -1,0 +1,78 @@
+"""A resumed run trains with the rate that it says, and goes on with its checkpoints, best/ and adapter."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers.canned import make_trainer, settings_of
+
+from gtpo.errors import RunError
+from gtpo.training.loop import attach_callbacks, run
+
+ADAM = {"optim": "adamw_torch", "lr_scheduler_type": "cosine", "learning_rate": 1e-3, "save_steps": 2}
+
+
+def tracked(tiny: Path, directory: Path, **settings: Any) -> Any:
+    directory.mkdir(exist_ok=True)
+    trainer = make_trainer("gtpo", tiny, directory, save_strategy="steps", **(ADAM | settings))
+    attach_callbacks(trainer, settings_of(trainer))
+    return trainer
+
+
+def rates(directory: Path) -> list[float]:
+    return [json.loads(line)["learning_rate"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_longer_schedule_holds_from_the_first_resumed_step(
+    tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracked(tiny, tmp_path / "long", max_steps=8).train()
+    tracked(tiny, tmp_path / "short", max_steps=4).train()
+    assert rates(tmp_path / "short") == pytest.approx([1e-3, 8.5355e-4, 5e-4, 1.4645e-4], rel=1e-4)
+    checkpoint = str(tmp_path / "short" / "checkpoint-4")
+    with caplog.at_level(logging.WARNING):
+        tracked(tiny, tmp_path / "short", max_steps=8).train(resume_from_checkpoint=checkpoint)
+    assert rates(tmp_path / "short")[4:] == pytest.approx(rates(tmp_path / "long")[4:], rel=1e-12)
+    assert "the learning rate continues at 0.0005, by the cosine schedule of 8 steps (before: 0)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("learning_rate", 1e-5), ("weight_decay", 0.5), ("adam_beta1", 0.5), ("adam_epsilon", 1e-3)]
+)
+def test_settings_that_the_optimizer_does_not_have_are_refused(
+    name: str, value: float, tiny: Path, tmp_path: Path
+) -> None:
+    """However they came there: config.yaml may have been edited."""
+    tracked(tiny, tmp_path, max_steps=2).train()
+    before = rates(tmp_path)
+    trainer = tracked(tiny, tmp_path, max_steps=4, **{name: value})
+    with pytest.raises(RunError, match=f"the checkpoint has .*{value}"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert rates(tmp_path) == before
+
+
+def test_a_resumed_run_saves_and_logs_as_its_settings_say(tiny: Path, tmp_path: Path) -> None:
+    """Transformers would keep the steps of the checkpoint."""
+    tracked(tiny, tmp_path, max_steps=2).train()
+    trainer = tracked(tiny, tmp_path, max_steps=6, save_steps=3)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [f"checkpoint-{n}" for n in (2, 3, 6)]
+
+
+@pytest.mark.parametrize(("limit", "left"), [(1, [6]), (2, [5, 6]), (None, [1, 2, 3, 4, 5, 6])])
+def test_so_many_checkpoints_are_left(limit: int | None, left: list[int], tiny: Path, tmp_path: Path) -> None:
+    tracked(tiny, tmp_path, max_steps=6, save_steps=1, save_total_limit=limit).train()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [f"checkpoint-{n}" for n in left]
+
+
+def test_a_finished_run_that_is_resumed_saves_the_trained_adapter(tiny: Path, tmp_path: Path) -> None:
+    trainer = tracked(tiny, tmp_path, max_steps=2, learning_rate=0.1)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"run_name": "a"}))
+    run(trainer, settings_of(trainer), None)
+    saved = (tmp_path / "adapter" / "adapter_model.safetensors").read_bytes()
+    again = tracked(tiny, tmp_path, max_steps=2, learning_rate=0.1)
+    run(again, settings_of(again), str(tmp_path / "checkpoint-2"))
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").read_bytes() == saved
