@@ -3,6 +3,7 @@
 A run is identified by its name and seed; its directory is ``<name>-s<seed>``. Nothing is executed here.
 """
 
+import json
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 
 from gtpo.data.load import BENCHMARKS
 from gtpo.errors import UsageError, nearest
+from gtpo.evaluation.storage import weights_have_changed
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.memory import hours_of_steps
 from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, latest_complete, words_of
@@ -97,7 +99,12 @@ class Evaluation:
 
     @property
     def is_finished(self) -> bool:
-        return all(self.result(run).is_file() for run in self.experiments)
+        return all(map(self.is_scored, self.experiments))
+
+    def is_scored(self, experiment: Experiment) -> bool:
+        """Whether a run has scores, of the weights that it has now."""
+        path = self.result(experiment)
+        return path.is_file() and not weights_have_changed(json.loads(path.read_bytes()))
 
     def result(self, experiment: Experiment) -> Path:
         """The scores of a run, a JSON file."""
@@ -106,9 +113,15 @@ class Evaluation:
         return self.directory / f"{label_of(experiment.run.path)}{suffix}" / f"{benchmark}.json"
 
     def remaining(self) -> tuple[str, ...]:
-        """The script and flags for the finished runs without scores; none if there are no such runs."""
-        left = [run for run in self.experiments if run.is_finished and not self.result(run).is_file()]
-        return self._argv(left) if left else ()
+        """The script and flags for the finished runs without scores; none if there are no such runs.
+
+        Scores of earlier weights are replaced, in a single process.
+        """
+        left = [run for run in self.experiments if run.is_finished and not self.is_scored(run)]
+        command = self._argv(left)
+        if any(self.result(run).is_file() for run in left):
+            return () if "--shard" in self.flags else (*command, "--overwrite", "true")
+        return command if left else ()
 
     def _argv(self, experiments: Sequence[Experiment]) -> tuple[str, ...]:
         base = ["base"] if self.checkpoint == "last" else []  # two evaluations would share its files

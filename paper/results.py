@@ -7,12 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pandas import DataFrame, Series, concat, read_parquet
 
 from gtpo.arguments import MODEL_ALIASES
 from gtpo.errors import UsageError
+from gtpo.evaluation.compare import comparable
+from gtpo.evaluation.storage import weights_have_changed
 from gtpo.reports.metrics import is_held_out
 from gtpo.runs.directory import RunDirectory, find_runs, run_label
 
@@ -29,8 +32,8 @@ class Results:
     """Metrics and scores of some runs.
 
     ``metrics`` has a row per training step, with index run, seed, step. ``scores`` has a row per evaluation, with index
-    run (``NAME@best`` at its best step, ``base``), benchmark, seed; a column per score in percent (``pass@8``,
-    ``format``), and ``entry``, that of ``results.json``.
+    run (``NAME@best`` at its best step, ``NAME@40`` of a checkpoint, ``base``), benchmark, seed; a column per score in
+    percent (``pass@8``, ``format``), and ``entry``, that of ``results.json``.
     """
 
     metrics: DataFrame
@@ -41,7 +44,10 @@ class Results:
         """From the rows of each run, and entries of ``results.json``; of two of the same run the later one counts."""
         tables = [DataFrame(rows).assign(run=name, seed=seed) for (name, seed), rows in runs.items()]
         metrics = concat(tables) if tables else DataFrame(columns=METRICS_INDEX)
-        rows = {tuple(row[key] for key in SCORES_INDEX): row for row in map(_scores_of, entries)}
+        rows = {}
+        for row in map(_scores_of, entries):
+            base = row["run"] == "base" and row["entry"]["label"]  # of several models
+            rows[row["run"], row["benchmark"], row["seed"], base] = row
         scores = DataFrame(list(rows.values()), columns=None if rows else SCORES_INDEX)
         return cls(metrics.set_index(METRICS_INDEX).sort_index(), scores.set_index(SCORES_INDEX).sort_index())
 
@@ -82,9 +88,12 @@ class Results:
 
 
 def _scores_of(entry: dict[str, Any]) -> dict[str, Any]:
+    """The row of an entry; of the adapters of a run the final one has its name, others ``NAME@best``, ``NAME@40``."""
     adapter = Path(entry["adapter"] or "base/adapter")
-    name, seed = split_name(adapter.parent)
-    name += "@best" if adapter == RunDirectory(adapter.parent).best else ""
+    run = RunDirectory(adapter.parent)
+    name, seed = split_name(run.path)
+    if adapter != run.adapter:
+        name += f"@{adapter.name.removeprefix('checkpoint-')}"
     row = {"run": name, "benchmark": entry["benchmark"], "seed": seed or 0, "entry": entry}
     for kind, value in entry["scores"].items():
         row |= {f"{kind}@{k}": score for k, score in value.items()} if isinstance(value, dict) else {kind: value}
@@ -97,7 +106,7 @@ def split_name(directory: Path) -> tuple[str, int | None]:
     return name.removesuffix("-paper"), seed
 
 
-def read_results(directories: list[Path], models: Mapping[str, str] | None = None) -> Results:
+def read_results(directories: list[Path], models: Mapping[str, str] = MappingProxyType({})) -> Results:
     """Every run and evaluation below some directories, condensed or not; of two with one name and seed, the newer one.
 
     ``models``: run name -> model; a run of that name with another model in its settings is left out.
@@ -107,30 +116,38 @@ def read_results(directories: list[Path], models: Mapping[str, str] | None = Non
     for directory in directories:
         if (directory / METRICS_FILE).is_file():
             runs |= dict(iter(read_parquet(directory / METRICS_FILE).groupby(["run", "seed"])))
-            entries += json.loads((directory / SCORES_FILE).read_text(encoding="utf-8"))
+            entries += json.loads((directory / SCORES_FILE).read_bytes())
     for run in find_runs(directories, having="metrics"):
-        name, seed = split_name(run.path)
-        if not _has_model(run, expected := (models or {}).get(name)):
+        if expected := _expected_model(run, models):
             logger.warning("%s is left out: it does not train %s, as the run of that name does", run.path, expected)
             continue
+        name, seed = split_name(run.path)
         if seed is None:
             seed = int(run.read_config().get("seed", 0)) if run.config.is_file() else 0
         with suppress(UsageError):  # no step is logged yet
             runs[name, seed] = [row for row in run.read_metrics() if not is_held_out(row)]
+    found = []
     evaluations = {path for directory in directories for path in directory.rglob("results.json")}
     for path in sorted(evaluations, key=lambda path: path.stat().st_mtime):
-        for entry in json.loads(path.read_text(encoding="utf-8"))["results"]:
+        for entry in json.loads(path.read_bytes())["results"]:
             run = RunDirectory(Path(entry["adapter"] or "base/adapter").parent)
-            if _has_model(run, (models or {}).get(split_name(run.path)[0])):
-                greedy = entry.get("settings", {}).get("temperature") == 0
-                entries.append(entry | {"benchmark": entry["benchmark"] + GREEDY * greedy})
-    return Results.of(runs, entries)
+            if _expected_model(run, models):
+                continue
+            if weights_have_changed(entry):
+                logger.warning("scores in %s are left out: %s has other weights now", path, entry["adapter"])
+                continue
+            if entry.get("settings", {}).get("temperature") == 0:
+                entry["benchmark"] += GREEDY
+            found.append(entry)
+    return Results.of(runs, entries + comparable(found))
 
 
-def _has_model(run: RunDirectory, expected: str | None) -> bool:
-    """Whether a run trains a model, as far as its settings say."""
+def _expected_model(run: RunDirectory, models: Mapping[str, str]) -> str | None:
+    """The model that the run of this name trains, if this one trains another, as far as its settings say."""
+    expected = models.get(split_name(run.path)[0])
     stored = run.read_config().get("model") if expected and run.config.is_file() else None
-    return stored is None or MODEL_ALIASES.get(stored, stored) == MODEL_ALIASES.get(str(expected), expected)
+    same = stored is None or MODEL_ALIASES.get(stored, stored) == MODEL_ALIASES.get(str(expected), expected)
+    return None if same else expected
 
 
 def read_wandb(project: str) -> Results:

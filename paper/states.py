@@ -1,6 +1,6 @@
 """What reproduce.py prints without running anything: states and costs, and a shell command per run and evaluation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gtpo.runs.directory import MANIFEST
 from paper.matrix import UNITS, Evaluation, Experiment, Matrix, command_of, runs_of
@@ -30,33 +30,38 @@ def table(
     experiments: Sequence[Experiment],
     evaluations: Sequence[Evaluation],
 ) -> str:
-    """The state and cost of each run and evaluation, the cost of each figure, and what remains."""
+    """The state and cost of each run and evaluation, the cost of each figure, and what remains, in 80 columns.
+
+    Costs of training at paper scale are an upper end: with the ``speedup`` of the matrix a run takes less.
+    """
     unit, speedup = UNITS[scale], matrix[scale].get("speedup", {})
     states = {run: state_of(run) for run in experiments}
-    width = max(map(len, (*(run.label for run in experiments), *(evaluation.label for evaluation in evaluations))))
-    lines = []
+    left = [run for run in experiments if states[run] != "finished"]
+    width = max(len(work.label) for work in (*experiments, *evaluations))
+    lines = [f"{unit}, of training at most; in brackets of a run that collapses at once:"] if speedup else []
     for run in experiments:
-        collapsed = f", {run.collapsed:.0f} if it collapses at once" if run.collapsed else ""
-        lines.append(f"{run.label:{width}}  {states[run]:11}  {run.cost:6.1f} {unit}{collapsed}")
+        collapsed = f" ({run.collapsed:.0f})" if run.collapsed else ""
+        lines.append(f"{run.label:{width}}  {states[run]:11}  {run.cost:6.1f}{collapsed}")
     for work in evaluations:
-        scored = sum(work.result(run).is_file() for run in work.experiments)
-        lines.append(f"{work.label:{width}}  {f'{scored} of {len(work.experiments)}':11}  {work.cost:6.1f} {unit}")
-    lines += ["", "Training by figure; runs that several figures share are in each:"] if figures else []
+        scored = sum(map(work.is_scored, work.experiments))
+        state = f"{scored} of {len(work.experiments)}"
+        lines.append(f"{work.label:{width}}  {state:11}  {work.cost:6.1f}")
+    lines += ["", f"Training by figure, {unit}; runs that several figures share are in each:"] if figures else []
     for figure in figures:
         shown = [run for run in experiments if run.name in runs_of(matrix, [figure], scale)]
-        left = sum(run.cost for run in shown if states[run] != "finished")
-        total = sum(run.cost for run in shown)
-        lines.append(f"{figure:{width}}  {len(shown):4} runs   {total:6.1f} {unit}, {left:.1f} remaining")
-    left_runs = [run for run in experiments if states[run] != "finished"]
-    least = sum(run.cost / speedup.get(run.model, 1) for run in left_runs)  # than the logs that the costs are from
-    hours = f"{least:.0f} to " * bool(speedup) + f"{sum(run.cost for run in left_runs):.0f}"
-    counts = ", ".join(f"{list(states.values()).count(state)} {state}" for state in STATES)
-    scoring = sum(work.cost for work in evaluations if not work.is_finished)
-    lines += [
-        "",
-        f"{len(experiments)} runs: {counts}; about {hours} {unit} of training and {scoring:.0f} of evaluation",
-    ]
-    return "\n".join(lines) + " remaining (estimates, configs/experiments.yaml)."
+        to_do = _cost(run for run in left if run in shown)
+        lines.append(f"{figure:10} {len(shown):4} runs   {_cost(shown):7.1f}, {to_do:.1f} remaining")
+    least = sum(run.cost / speedup.get(run.model, 1) for run in left)  # than the logs that the costs are from
+    hours = f"{least:.0f} to {_cost(left):.0f}" if speedup else f"{_cost(left):.0f}"
+    counts = ", ".join(f"{[*states.values()].count(state)} {state}" for state in STATES)
+    scoring = _cost(work for work in evaluations if not work.is_finished)
+    remaining = f"about {hours} {unit} of training and {scoring:.0f} of evaluation remaining"
+    lines += ["", f"{len(experiments)} runs: {counts};", remaining, "(estimates, configs/experiments.yaml)."]
+    return "\n".join(lines)
+
+
+def _cost(works: Iterable[Experiment | Evaluation]) -> float:
+    return sum(work.cost for work in works)
 
 
 def commands(scale: str, experiments: Sequence[Experiment], evaluations: Sequence[Evaluation]) -> str:

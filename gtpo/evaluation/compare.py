@@ -8,19 +8,22 @@ import json
 import logging
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import UsageError, printable
 from gtpo.evaluation.metrics import bootstrap_interval, pass_at_k, sizes_up_to
 from gtpo.evaluation.records import Entry, ProblemScores, read_entries
+from gtpo.evaluation.storage import weights_have_changed
 from gtpo.evaluation.table import lay_out
 from gtpo.runs.directory import label_of, run_label
 
 logger = logging.getLogger(__name__)
 
+SAMPLING = ("problems", "k", "temperature", "problems_hash", "top_p", "max_new_tokens")  # alike in a figure
 _HOW = ("temperature", "top_p", "max_new_tokens", "load_in_4bit", "system_prompt", "tags")  # settings that may differ
 _Metric = Callable[[Entry, ProblemScores], float]  # the score of a problem of an entry
 Sides = dict[str, list[Entry]]  # what is compared: name -> the entries of one model, or of the seeds of one
@@ -71,6 +74,9 @@ def find_sides(directories: Sequence[str], output_dir: str, benchmarks: Collecti
     ``output_dir`` has the evaluations of a run directory. All ``benchmarks`` by default.
     """
     found = [(name, entry) for name in directories for entry in _read_entries(Path(name), Path(output_dir))]
+    for _, entry in found:
+        if weights_have_changed(vars(entry.origin) | {"settings": entry.settings}):
+            logger.warning("%s on %s: the weights have changed since: evaluate it again", entry.label, entry.benchmark)
     if len({(name, entry.label) for name, entry in found}) > len({entry.label for _, entry in found}):
         found = [(name, replace(entry, label=f"{name}/{entry.label}")) for name, entry in found]
     return group_seeds([entry for _, entry in found if not benchmarks or entry.benchmark in benchmarks])
@@ -169,3 +175,37 @@ def _block(names: tuple[str, str], comparisons: Sequence[Comparison]) -> str:
     if max(seeds) > 1:
         title += f"; ± standard error over {seeds[0]} and {seeds[1]} seeds"
     return "\n".join([title, rule, lines[0], rule, *lines[1:], rule])
+
+
+def comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries that have the same problems and sampling as the others of a benchmark; what is left out is logged.
+
+    The others are of runs in the same directory, of a base model all. Most evaluations decide, then the larger number
+    of problems, of samples, the higher temperature, and the newer one.
+    """
+    votes: dict[tuple[str, Path], dict[tuple[Any, ...], None]] = {}
+    for entry in entries:
+        for place in (_place(entry), Path()):
+            votes.setdefault((entry["benchmark"], place), {})[_sampling(entry), entry["adapter"]] = None
+    kept = []
+    for entry in entries:
+        own, benchmark = _sampling(entry), entry["benchmark"]
+        others = [sampling for sampling, _ in reversed(votes[benchmark, _place(entry)])]
+        chosen = max(others, key=lambda sampling: (others.count(sampling), *sampling[:3]))
+        if own == chosen:
+            kept.append(entry)
+            continue
+        differing = [name for name, a, b in zip(SAMPLING, own, chosen, strict=True) if a != b]
+        label, names = entry["label"], ", ".join(differing)
+        logger.warning("scores of %s on %s are left out: %s not as in the others", label, benchmark, names)
+    return kept
+
+
+def _place(entry: Mapping[str, Any]) -> Path:
+    """The directory of the run of an adapter and of the runs that it is compared with."""
+    return Path(entry["adapter"] or "").parent.parent
+
+
+def _sampling(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    stored = entry.get("settings", {}) | {"problems": entry.get("problems")}
+    return tuple(stored.get(name) or 0 for name in SAMPLING)

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import logging
 import math
 import shlex
 from collections.abc import Callable, Collection, Sequence
@@ -22,6 +23,8 @@ from gtpo.files import fingerprint
 from gtpo.grading.user_functions import load_rewards
 from gtpo.runs.bars import CompletionBar
 from gtpo.runs.provenance import provenance
+
+logger = logging.getLogger(__name__)
 
 STORED_FLAGS = (  # --regrade reads them from the completion files
     *("checkpoint", "backend", "gpu_memory_utilization", "limit"),
@@ -178,6 +181,8 @@ def find_stored_jobs(flags: EvaluationArguments, given: Collection[str] = ()) ->
             raise UsageError(f"{path}: its problems cannot be read from {source}: name --benchmarks.") from error
         if storage.problems_hash(problems.rows) != head.settings.get("problems_hash"):
             raise UsageError(f"{path} is of different problems than {source} has now: restore them, or set --data_dir.")
+        if storage.weights_have_changed(vars(head.origin) | {"settings": head.settings}):
+            logger.warning("%s: the weights have changed since these completions: evaluate them again", path)
         jobs.append(Job(path, problems, head))
     if not jobs:
         raise UsageError(f"no stored completions in {flags.output_dir}: run an evaluation first, or set --output_dir.")

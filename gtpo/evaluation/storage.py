@@ -9,9 +9,10 @@ files of the same kind next to it.
 import glob
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,7 +21,7 @@ from filelock import FileLock
 from gtpo.arguments import BENCHMARK_TITLES
 from gtpo.errors import UsageError
 from gtpo.evaluation.records import Head, Problem
-from gtpo.files import open_own
+from gtpo.files import fingerprint, open_own
 from gtpo.prompts import to_messages
 
 Row = dict[str, Any]
@@ -164,3 +165,24 @@ def problems_hash(problems: Sequence[Problem]) -> str:
     """A hash of the prompts; it does not depend on the gold answers."""
     asked = [[problem.id, to_messages(problem.question)] for problem in problems]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+
+
+def weights_have_changed(entry: Mapping[str, Any]) -> bool:
+    """Whether an entry of ``results.json`` is of weights that are no longer there: the adapter was trained again.
+
+    Or the base model was replaced. A directory that is gone, and a model on the Hub, count as unchanged.
+    """
+    settings = entry.get("settings", {})
+    for name in ("model", "adapter"):
+        stored, directory = settings.get(name), Path(entry.get(name) or "")
+        if stored and entry.get(name) and directory.is_dir():
+            written = max(path.stat().st_ctime_ns for path in directory.iterdir())
+            if _fingerprint_at(directory, written) != stored:
+                return True
+    return False
+
+
+@cache
+def _fingerprint_at(directory: Path, written: int) -> str | None:
+    """The fingerprint of a directory whose newest file was ``written`` at this time, in nanoseconds."""
+    return fingerprint(directory)

@@ -1,5 +1,6 @@
 """Jobs: which benchmarks, planned from the flags or found as stored completions."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.jobs import STORED_FLAGS, find_stored_jobs, plan_evaluation, select_benchmarks
 from gtpo.evaluation.records import Origin, Problems
 from gtpo.evaluation.sampling import Sampling
+from gtpo.files import fingerprint
 from gtpo.prompts import SYSTEM_PROMPT
 
 ROWS = load_benchmark("arithmetic")
@@ -133,6 +135,24 @@ def test_regrade_reads_the_data_where_it_was_and_a_flag_says_where_it_is(
     for more in ([], ["--data_dir", "is"]):
         find_stored_jobs(*parse_evaluation(EvaluationArguments, [*argv, *more]))
     assert read == ["was", "is"]
+
+
+def test_regrade_names_completions_of_an_adapter_that_was_trained_again(
+    store: Callable[..., Path], texts_by_hand: dict[str, list[str]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = store(texts_by_hand)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").write_text("first")
+    head, *rows = path.read_text().splitlines()
+    stored = json.loads(head)
+    stored["settings"]["adapter"] = fingerprint(adapter)
+    stored["about"]["adapter"] = str(adapter)
+    path.write_text("\n".join([json.dumps(stored), *rows, ""]))
+    for content, expected in (("first", []), ("second", [f"{path}: the weights have changed since these completions"])):
+        (adapter / "adapter_model.safetensors").write_text(content)
+        find_stored_jobs(EvaluationArguments(regrade=True, output_dir=str(tmp_path)))
+        assert [message.rpartition(": ")[0] for message in caplog.messages] == expected
 
 
 def test_regrade_refuses_what_is_stored() -> None:

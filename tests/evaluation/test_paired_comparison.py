@@ -14,6 +14,7 @@ from gtpo.errors import UsageError
 from gtpo.evaluation.compare import Comparison, compare_sides, find_sides, format_comparisons, group_seeds
 from gtpo.evaluation.metrics import sizes_up_to
 from gtpo.evaluation.records import Entry, Origin, ProblemScores
+from gtpo.files import fingerprint
 
 
 def entry(label: str, correct: list[str], benchmark: str = "amc23", **changed: Any) -> Entry:
@@ -164,3 +165,20 @@ def test_evaluations_output_directories_and_runs(tmp_path: Path, monkeypatch: py
     assert list(two) == ["outputs/evaluation/a/a", "greedy/a/a"]
     with pytest.raises(UsageError, match="nothing"):
         find_sides(["nothing"], "outputs/evaluation")
+
+
+def test_scores_of_an_adapter_that_was_trained_again_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    adapter = tmp_path / "outputs" / "a" / "adapter"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_model.safetensors").write_text("first")
+    a = entry("a", ["10"], origin=Origin("some/model", str(adapter)))
+    a = replace(a, settings=a.settings | {"adapter": fingerprint(adapter)})
+    write(Path("outputs/evaluation"), a, entry("b", ["11"]))
+    find_sides(["outputs/evaluation/a", "outputs/evaluation/b"], "outputs/evaluation")
+    assert not caplog.messages
+    (adapter / "adapter_model.safetensors").write_text("second")
+    find_sides(["outputs/evaluation/a", "outputs/evaluation/b"], "outputs/evaluation")
+    assert caplog.messages == ["a on amc23: the weights have changed since: evaluate it again"]

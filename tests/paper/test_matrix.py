@@ -1,8 +1,10 @@
 """The experiment matrix: the runs of each figure, their settings, commands, costs and states."""
 
+import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from gtpo.cli.parse import parse, parse_evaluation
 from gtpo.errors import UsageError
 from gtpo.evaluation.arguments import EvaluationArguments
 from gtpo.evaluation.targets import adapter_target
-from gtpo.files import CONFIGS
+from gtpo.files import CONFIGS, fingerprint
 from paper.matrix import (
     SCALES,
     evaluations_of,
@@ -164,7 +166,7 @@ def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureF
         assert sandbox.reproduce("fig3", "--seeds", "1", "--list") == 0
         process.communicate()
     printed = capsys.readouterr().out
-    lines, total = printed.partition("\n\n")[0].splitlines(), printed.splitlines()[-1]
+    lines, total = printed.partition("\n\n")[0].splitlines(), " ".join(printed.splitlines()[-3:])
     assert {tuple(line.split()[:2]) for line in lines} == {
         ("gtpo-late-g8-s1", "finished"),
         ("grpo-late-g8-beta0-s1", "interrupted"),
@@ -179,16 +181,21 @@ def test_list_prints_the_state_of_each_run(sandbox: Any, capsys: pytest.CaptureF
 def test_list_of_all_at_paper_scale(sandbox: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Every config has a run with the paper's seed; three seeds for Table 1, Fig. 2 and Fig. 3; hours by hand."""
     assert sandbox.reproduce("all", "--scale", "paper", "--list") == 0
-    works, by_figure, total = capsys.readouterr().out.split("\n\n")
-    labels = [line.split()[0] for line in works.splitlines() if not line.startswith("evaluate-")]
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    works, by_figure, total = printed.split("\n\n")
+    title, *lines = works.splitlines()
+    assert title == "GPU hours, of training at most; in brackets of a run that collapses at once:"
+    labels = [line.split()[0] for line in lines if not line.startswith("evaluate-")]
     three = PAPER_FIGURES["Table 1"] | PAPER_FIGURES["Fig. 2"] | PAPER_FIGURES["Fig. 3"]
     seeds = {path.stem: (3407, 1, 2) if path.stem in three else (3407,) for path in (CONFIGS / "paper").glob("*.yaml")}
     assert sorted(labels) == sorted(f"{name}-s{seed}" for name in seeds for seed in seeds[name])
     assert labels[:47] == [label for label in labels if label.endswith("-s3407")]
-    assert f"{7473 * (1500 * 0.047 + 8 * 0.8) / 3600:.0f} if it collapses" in works
+    assert f"({7473 * (1500 * 0.047 + 8 * 0.8) / 3600:.0f})" in works
     one = 7473 * (430 * 0.047 + 8 * 0.8) / 3600  # Fig. 4b: three GTPO runs on LLaMA and GSM8K, G = 8
     (line,) = [line for line in by_figure.splitlines() if line.startswith("fig4b ")]
-    assert line.split()[1:] == ["3", "runs", f"{3 * one:.1f}", "GPU", "hours,", f"{3 * one:.1f}", "remaining"]
+    assert line.split()[1:] == ["3", "runs", f"{3 * one:.1f},", f"{3 * one:.1f}", "remaining"]
+    total = " ".join(total.splitlines())
     assert total.startswith("107 runs: 0 finished, 0 running, 0 interrupted, 107 missing; about 3259 to 6518 GPU")
 
 
@@ -248,3 +255,13 @@ def test_an_evaluation_is_of_the_finished_runs_without_scores(sandbox: Any) -> N
     scores.parent.mkdir(parents=True)
     scores.write_text("{}")
     assert work.remaining()[-3:] == ("--runs", "base", str(work.experiments[1].run.path)) and not work.is_finished
+    # trained again since its scores
+    first = work.experiments[0].run.adapter
+    entry = {"adapter": str(first), "settings": {"adapter": fingerprint(first)}}
+    scores.write_text(json.dumps(entry))
+    assert work.is_scored(work.experiments[0])
+    (first / "adapter_config.json").write_text('{"r": 4}')
+    again = (*work.argv, "--overwrite", "true")
+    assert not work.is_scored(work.experiments[0]) and work.remaining() == again
+    shard = replace(work, flags=(*work.flags, "--shard", "1/2"))
+    assert shard.remaining() == ()  # the evaluation itself replaces them

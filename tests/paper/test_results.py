@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from fake_runs import entry, rows, write_run
 from helpers.results import files_up_to, results_of
 
 from gtpo.errors import UsageError
+from gtpo.files import fingerprint
 from gtpo.runs.directory import RunDirectory
 from paper.results import Results, read_results, read_wandb
 from study.page import condense
@@ -100,6 +102,97 @@ def test_the_newer_of_two_evaluations_of_a_run_is_read(tmp_path: Path) -> None:
         (tmp_path / name / "results.json").write_text(json.dumps({"results": [row]}))
         os.utime(tmp_path / name / "results.json", (1e9 - age, 1e9 - age))
     assert read_results([tmp_path]).scored("gtpo-g8", "gsm8k")["pass@1"].to_dict() == {1: 7.0}
+
+
+def evaluated(directory: Path, *rows: dict[str, Any], age: int = 0) -> None:
+    """One ``results.json``; a row is an entry with ``pass@1`` as ``score`` and settings besides the default ones."""
+    directory.mkdir(exist_ok=True)
+    entries = []
+    for row in rows:
+        named = {name: row[name] for name in ("adapter", "label", "problems") if name in row}
+        settings = {"problems_hash": f"of {row['problems']}", "k": 8, "temperature": 1.0} | row.get("settings", {})
+        scores = {"pass": {"1": row["score"]}}
+        entries.append({"adapter": None, "benchmark": "gsm8k", "scores": scores, "settings": settings} | named)
+    (directory / "results.json").write_text(json.dumps({"results": entries}))
+    os.utime(directory / "results.json", (1e9 - age, 1e9 - age))
+
+
+SEED_1 = {"adapter": "runs/gtpo-g8-s1/adapter", "label": "gtpo-g8-s1", "problems": 50, "score": 35.0}
+SEED_2 = SEED_1 | {"adapter": "runs/gtpo-g8-s2/adapter", "label": "gtpo-g8-s2"}
+
+
+@pytest.mark.parametrize(
+    ("look", "named"),
+    [
+        ({"problems": 2}, "problems, problems_hash"),
+        ({"settings": {"temperature": 0.3}}, "temperature"),
+        ({"settings": {"k": 4}}, "k"),
+        ({"settings": {"top_p": 0.5}}, "top_p"),
+        ({"settings": {"max_new_tokens": 9}}, "max_new_tokens"),
+        ({"settings": {"problems_hash": "others"}}, "problems_hash"),
+    ],
+)
+def test_a_later_evaluation_of_other_problems_or_sampling_does_not_count(
+    look: dict, named: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a single run the one with more problems, samples and temperature counts; of two runs what both have."""
+    evaluated(tmp_path / "all", SEED_1, SEED_2, age=100)
+    evaluated(tmp_path / "look", SEED_1 | {"score": 1.0} | look, age=50)
+    assert read_results([tmp_path]).scored("gtpo-g8", "gsm8k")["pass@1"].to_dict() == {1: 35.0, 2: 35.0}
+    assert caplog.messages == [f"scores of gtpo-g8-s1 on gsm8k are left out: {named} not as in the others"]
+    if named.split(",")[0] in ("problems", "temperature", "k"):
+        evaluated(tmp_path / "all", SEED_1, age=100)
+        assert read_results([tmp_path]).scored("gtpo-g8", "gsm8k")["pass@1"].to_dict() == {1: 35.0}
+
+
+def test_two_runs_with_a_smaller_evaluation_outvote_one_and_other_directories_have_their_own(tmp_path: Path) -> None:
+    small = {"problems": 20, "score": 7.0}
+    evaluated(tmp_path / "both", SEED_1 | small, SEED_2 | small)
+    evaluated(tmp_path / "one", SEED_1)
+    assert read_results([tmp_path]).scored("gtpo-g8", "gsm8k")["pass@1"].to_dict() == {1: 7.0, 2: 7.0}
+    evaluated(tmp_path / "scale", SEED_1 | {"adapter": "other/grpo-g8-s1/adapter"})
+    assert read_results([tmp_path]).scored("grpo-g8", "gsm8k")["pass@1"].to_dict() == {1: 35.0}
+
+
+def test_the_base_is_asked_what_its_runs_are_and_two_models_have_a_row_each(tmp_path: Path) -> None:
+    base = {"label": "base-llama", "problems": 50, "score": 9.0}
+    evaluated(tmp_path / "runs", SEED_1, SEED_2, base, base | {"label": "base-qwen", "score": 8.0}, age=100)
+    evaluated(tmp_path / "look", base | {"problems": 200, "score": 1.0}, age=50)
+    found = read_results([tmp_path]).scored("base", "gsm8k")
+    assert dict(zip([entry["label"] for entry in found["entry"]], found["pass@1"], strict=True)) == {
+        "base-llama": 9.0,
+        "base-qwen": 8.0,
+    }
+
+
+def test_checkpoints_have_names_of_their_own(tmp_path: Path) -> None:
+    for place, name in (("adapter", "gtpo-g8"), ("best", "gtpo-g8@best"), ("checkpoint-40", "gtpo-g8@40")):
+        evaluated(tmp_path, SEED_1 | {"adapter": f"runs/gtpo-g8-s1/{place}"})
+        assert read_results([tmp_path]).scored(name, "gsm8k").index.tolist() == [1]
+        assert read_results([tmp_path]).names == {name}
+
+
+def test_scores_of_an_adapter_that_was_trained_again_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also those of a base that was replaced. An adapter that is gone, on another machine, counts."""
+    adapter, base = tmp_path / "gtpo-g8-s1" / "adapter", tmp_path / "base"
+    for directory in (adapter, base):
+        directory.mkdir(parents=True)
+        (directory / "model.safetensors").write_text("first")
+    settings = {"adapter": fingerprint(adapter), "model": fingerprint(base)}
+    evaluated(tmp_path / "ev", SEED_1 | {"adapter": str(adapter), "settings": settings})
+    path = tmp_path / "ev" / "results.json"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({"results": [entry | {"model": str(base)} for entry in stored["results"]]}))
+    for directory in (base, adapter):
+        assert read_results([tmp_path]).names == {"gtpo-g8"} and not caplog.messages
+        (directory / "model.safetensors").write_text("second")
+        assert not read_results([tmp_path]).names and str(adapter) in caplog.text
+        (directory / "model.safetensors").write_text("first")
+        caplog.clear()
+    shutil.rmtree(adapter)
+    assert read_results([tmp_path]).names == {"gtpo-g8"}
 
 
 def test_condensed_results_read_back(tmp_path: Path) -> None:
