@@ -3,29 +3,22 @@
 Precedence, lowest first: the preset of method and model (``configs/<method>/<model>.yaml``), the file given with
 ``--config``, the command line. A YAML key is a flag without its dashes: one parser checks both, and an unknown key is
 an error that names it. Presets are part of the repository, not of the installed package.
-
-Importing TRL's trainer config takes seconds, and a misspelled flag should not: the names of all flags are read from the
-source of the dataclasses first.
 """
 
 import argparse
-import ast
 import copy
 import json
 import logging
 import os
 import shlex
-import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from gtpo.arguments import (
     MODEL_ALIASES,
-    SHORT_NAMES,
     DataArguments,
     ModelArguments,
     PromptArguments,
@@ -36,9 +29,18 @@ from gtpo.arguments import (
     name_of,
     stored_prompt,
 )
+from gtpo.cli.flags import (
+    check_flags,
+    check_given_values,
+    given_on,
+    refuse_unknown,
+    similar,
+    spelled_out,
+)
+from gtpo.cli.help import HELP_ALL, HELP_FLAGS, print_all, print_help
 from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings
 from gtpo.data.load import check_columns
-from gtpo.errors import UsageError, nearest
+from gtpo.errors import UsageError
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.backend import (
     check_driver,
@@ -56,24 +58,13 @@ _T = TypeVar("_T")
 
 limit_openmp_spinning(os.environ)  # OpenMP reads it when PyTorch is imported
 
-HELP_FLAGS = {"-h", "--help"}
 TRUE = ("yes", "true", "t", "y", "1")  # as HfArgumentParser
 REMOVED = {  # settings of earlier revisions -> the value of stored runs that changed nothing
     "early_stopping_patience": None,
     "positive_advantage_weight": 1.0,
     "negative_advantage_weight": 1.0,
 }
-ELSEWHERE = {  # names in other projects -> ours, for "did you mean"
-    "lr": "learning_rate",
-    "batch_size": "prompts_per_step",
-    "epochs": "num_train_epochs",
-    "steps": "max_steps",
-    "group_size": "num_generations",
-    "reward_funcs": "reward",
-    "max_new_tokens": "max_completion_length",
-    "wandb": "report_to",
-}
-COMMAND_LINE_ONLY = ("config", "help", "dry_run", "resume", "overwrite", "regrade", "compare")
+COMMAND_LINE_ONLY = ("config", "help", "help_all", "dry_run", "resume", "overwrite", "regrade", "compare")
 DERIVED = (  # from other settings, unless given
     *("output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
     *("vllm_gpu_memory_utilization", "vllm_max_model_length"),
@@ -93,8 +84,12 @@ def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence
     """
     argv = spelled_out(argv)
     if HELP_FLAGS & set(argv):
+        print_help(method, classes, _help_preset(method, argv))
+    if HELP_ALL in argv:
         return "transformers"  # parse prints it and exits
-    check_flags(argv, "sft_config" if method == "sft" else "grpo_config", classes)
+    config = "sft_config" if method == "sft" else "grpo_config"
+    check_flags(argv, config, classes)
+    check_given_values(method, argv, config)
     start = _Start.of(method, argv)
     check_columns(DataArguments(**start.data))
     load = choose_training_backend if start.dry_run else load_backend
@@ -107,8 +102,8 @@ def parse(method: str, classes: Sequence[type], argv: Sequence[str] | None = Non
     ``method`` is the preset directory, and the first part of the run's name; the last class is TRL's trainer config.
     """
     argv, parser = spelled_out(argv), _parser(classes)
-    if HELP_FLAGS & set(argv):
-        _print_help(parser, read_yaml(preset_for(method, _early_flags(argv).model or "tiny", dry_run=True)))
+    if HELP_ALL in argv:
+        print_all(parser, _help_preset(method, argv))
     start, given = _Start.of(method, argv), set(given_on(argv))
     if not start.of_run:
         check_model_name(start.model)
@@ -138,70 +133,10 @@ def parse_evaluation(cls: type[_T], argv: Sequence[str] | None = None) -> tuple[
     """The settings ``cls`` of an evaluation from ``--config`` and the command line, and the names that are given."""
     argv, parser = spelled_out(argv), _parser([cls])
     if HELP_FLAGS & set(argv):
-        _print_help(parser, {})
+        print_all(parser, {})
     of_file = _read_file(parser, config) if (config := _early_flags(argv).config) is not None else {}
     parser.set_defaults_with_config(**of_file)
     return cls(**_read(parser, argv)), {*given_on(argv), *of_file}
-
-
-# The names of flags
-
-
-def check_flags(argv: Sequence[str], config: str, classes: Sequence[type]) -> None:
-    """Refuse unknown flags on a command line from :func:`spelled_out`, before TRL is imported.
-
-    ``config`` is the file of TRL's trainer config, grpo_config or sft_config; ``classes`` are our dataclasses.
-    """
-    names = [*names_of(config), *fields_of(classes), "config"]
-    known = {*names, *(f"no_{name}" for name in names)}  # HfArgumentParser's for --log_completions false
-    unknown = [f"--{name}" for name in given_on(argv) if name not in known]
-    if not any(flag.startswith("--unsloth_") for flag in unknown):  # fields that Unsloth adds to TRL's configs
-        refuse_unknown(unknown, names)
-
-
-def names_of(config: str) -> set[str]:
-    """The fields of TRL's trainer config, grpo_config or sft_config, with Transformers'; nothing is imported."""
-    roots = {package: Path(str(find_spec(package).origin)).parent for package in ("transformers", "trl")}  # type: ignore[union-attr]
-    files = [roots["transformers"] / "training_args.py"]
-    files += [roots["trl"] / "trainer" / f"{name}.py" for name in ("base_config", config)]
-    return {
-        item.target.id
-        for file in files
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name.endswith(("TrainingArguments", "Config"))
-        for item in node.body
-        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and not item.target.id.startswith("_")
-    }
-
-
-def refuse_unknown(unknown: Sequence[str], names: Iterable[str]) -> None:
-    """Raise a UsageError for the first word that no option has taken, with the nearest of ``names``."""
-    if unknown:
-        word = min(unknown, key=lambda word: not word.startswith("--")).partition("=")[0]
-        close = similar(word.removeprefix("--").replace("-", "_"), [*names, "help"], "--")
-        raise UsageError(f"unknown argument {word!r}{close}: every setting is --key value, --help lists them.")
-
-
-def similar(name: str, names: Iterable[str], dashes: str = "") -> str:
-    """`` (did you mean 'x'?)``: our name for a setting of other projects, or the nearest name; empty without one."""
-    if name == "lora_alpha":
-        return f" (alpha is the rank, '{dashes}lora_rank' [Listing 1])"
-    return nearest(ELSEWHERE.get(name, name), [*names, *SHORT_NAMES]).replace("'", f"'{dashes}", 1)
-
-
-def spelled_out(argv: Sequence[str] | None) -> list[str]:
-    """A command line, by default that of the process, with names of flags in full and with underscores."""
-    words = []
-    for word in sys.argv[1:] if argv is None else argv:
-        flag, equals, value = word.partition("=")
-        is_flag = flag.startswith("--")
-        words.append(f"--{name_of(flag[2:].replace('-', '_'))}{equals}{value}" if is_flag else word)
-    return words
-
-
-def given_on(argv: Sequence[str]) -> list[str]:
-    """The names of the settings on a command line from :func:`spelled_out`."""
-    return [word[2:].partition("=")[0] for word in argv if word.startswith("--")]
 
 
 # Presets and the machine
@@ -323,6 +258,11 @@ def _name(method: str, model: str, dataset: str, run_name: str) -> str:
     return f"{method}-{Path(model).name}-{Path(dataset).name.partition('.')[0]}-{run_name}"
 
 
+def _help_preset(method: str, argv: Sequence[str]) -> dict[str, Any]:
+    """The values of the preset that ``--help`` shows as defaults."""
+    return read_yaml(preset_for(method, _early_flags(argv).model or "tiny", dry_run=True))
+
+
 # The parser
 
 
@@ -360,22 +300,6 @@ def _parser(classes: Sequence[type]) -> Any:
     if RunArguments in classes:
         parser.set_defaults(**dict.fromkeys(DERIVED))
     return parser
-
-
-def _print_help(parser: Any, defaults: Mapping[str, Any]) -> NoReturn:
-    """Print every option of a script, with the values of a preset as defaults, and exit."""
-    parser.usage, parser.formatter_class = "%(prog)s [--config FILE] [--key value ...]", _Help
-    parser.description = sys.modules["__main__"].__doc__
-    parser.epilog = "--G is short for --num_generations. --debug shows the traceback of an error."
-    parser.set_defaults(**defaults)
-    for action in parser._actions:
-        action.option_strings = action.option_strings[:1]  # not --max-steps too
-    parser.print_help()
-    raise SystemExit(0)
-
-
-class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The description as it is, and the default of each option."""
 
 
 def _read(parser: Any, words: Sequence[str]) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def test_every_field_is_a_flag_and_a_yaml_key(
     monkeypatch.setenv("COLUMNS", "200")
     fields = {field.name for cls in CLASSES[method] for field in dataclasses.fields(cls) if field.init}
     with pytest.raises(SystemExit):
-        settings("--help", method=method)
+        settings("--help_all", method=method)
     flags = set(re.findall(r"--(\w+)", capsys.readouterr().out))
     assert fields - flags == set()
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +12,14 @@ import pytest
 from helpers.scripts import ROOT
 from trl import GRPOConfig, SFTConfig
 
-from gtpo.cli.parse import check_flags, names_of, spelled_out
+from gtpo.cli.flags import annotations_of, check_flags, check_given_values, spelled_out
+from gtpo.errors import UsageError
 from train_gtpo import SETTINGS
 
 
 @pytest.mark.parametrize(("config", "cls"), [("grpo_config", GRPOConfig), ("sft_config", SFTConfig)])
 def test_the_names_in_the_source_are_those_of_the_dataclass(config: str, cls: type) -> None:
-    assert set(names_of(config)) == {field.name for field in dataclasses.fields(cls) if field.init}
+    assert set(annotations_of(config)) == {field.name for field in dataclasses.fields(cls) if field.init}
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,75 @@ def test_the_names_in_the_source_are_those_of_the_dataclass(config: str, cls: ty
 )
 def test_valid_flags_pass(argv: list[str]) -> None:
     check_flags(spelled_out(argv), "grpo_config", SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--learning_rate", "abc"], "--learning_rate is 'abc': expected a number"),
+        (["--learning_rate=1e-3x"], "expected a number"),
+        (["--G", "2.5"], "--num_generations is '2.5': expected a whole number"),
+        (["--lora_rank", "many"], "--lora_rank is 'many': expected a whole number"),
+        (["--G", "1"], "--num_generations is 1: expected 2 to 4,096"),
+        (["--max_steps", "0"], "expected 1 to 1,000,000,000, or -1"),
+        (["--temperature", "0"], "expected more than 0"),
+        (["--entropy_filter", "maybe"], "expected one of auto, on, off, negative_only"),
+        (["--beta", "0.04"], "--beta is 0.04: expected 0, because GTPO has no KL term"),
+    ],
+)
+def test_wrong_values_are_refused_without_trl(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        check_given_values("gtpo", spelled_out(argv), "grpo_config")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--learning_rate", "1e-3", "--G=4", "--max_steps", "-1", "--gamma", "0", "--entropy_filter", "off"],
+        ["--eval_steps", "0.1", "--warmup_steps", "0.005", "--beta", "0", "--resume", "--save_steps", "2"],
+    ],
+)
+def test_right_values_pass(argv: list[str]) -> None:
+    check_given_values("gtpo", spelled_out(argv), "grpo_config")
+
+
+def test_beta_is_a_setting_of_grpo() -> None:
+    check_given_values("grpo", ["--beta", "0.04"], "grpo_config")
+
+
+HELP = """
+import sys
+import {script}
+sys.argv = ["{script}.py", "--help"]
+try:
+    {script}.main()
+finally:
+    assert not {{"torch", "transformers", "trl", "datasets"}} & sys.modules.keys()
+"""
+
+
+@pytest.mark.parametrize("script", ["train_gtpo", "train_grpo", "train_sft"])
+def test_help_fits_two_screens_and_loads_no_trl(script: str) -> None:
+    code = HELP.format(script=script)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    page = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    lines = page.stdout.splitlines()
+    flags = re.findall(r"^  --(\w+)", page.stdout, re.MULTILINE)
+    assert len(lines) <= 80 and len(flags) == len(set(flags))
+    settings = [line for line in lines if line.startswith("  --")]
+    assert max(map(len, settings)) <= 80
+    expected = {
+        *("model", "dataset", "max_steps", "learning_rate", "output_dir", "run_name", "resume", "overwrite", "dry_run"),
+        *("prompt_column", "tags", "lora_rank", "report_to", "seed"),
+    }
+    of_groups = {"G", "max_completion_length", "reward"}
+    of_gtpo = {"gamma", "entropy_filter", "conflict_correction"}
+    assert expected <= set(flags)
+    assert (of_groups <= set(flags)) is (script != "train_sft")
+    assert (of_gtpo <= set(flags)) is (script == "train_gtpo")
+    assert ("beta" in flags) is (script == "train_grpo")
+    if script == "train_gtpo":
+        assert re.search(r"--learning_rate.*\n? *.*\[0.001\]", page.stdout) and "[150]" in page.stdout  # of the preset
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def flags_of(run_script: Callable[..., Ended], tmp_path_factory: pytest.TempPath
 
     def ask(script: str) -> set[str]:
         if script not in flags:
-            flag = "--help"
+            flag = "--help_all" if script.startswith("train_") else "--help"
             ended = run_script(tmp_path_factory.mktemp("help"), script, flag)
             assert ended.code == 0, ended.stderr
             flags[script] = {*re.findall(r"--(\w+)", ended.stdout), "debug"}

@@ -1,0 +1,88 @@
+"""``--help`` of the train scripts: the settings that most runs change. ``--help_all`` lists every one, with TRL's."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gtpo.arguments import fields_of, name_of
+from gtpo.files import read_yaml
+
+HELP_FLAGS = {"-h", "--help"}
+HELP_ALL = "--help_all"
+
+
+def print_help(method: str, classes: Sequence[type], preset: Mapping[str, Any]) -> NoReturn:
+    """Print the settings that most runs change, with the values of a preset, and exit; TRL is not imported.
+
+    Args:
+        method: gtpo, grpo or sft.
+        classes: Our dataclasses of settings.
+        preset: The values of the selected preset.
+    """
+    fields = fields_of(classes)
+    parser = argparse.ArgumentParser(usage="%(prog)s [--key value ...]", formatter_class=_ShortHelp, add_help=False)
+    parser.description = sys.modules["__main__"].__doc__
+    parser.epilog = f"{HELP_ALL} lists every setting, with TRL's. --debug shows the traceback of an error."
+    for title, settings in _shown().items():
+        group = parser.add_argument_group(title)
+        for name, shown in settings.items():
+            if method not in shown.get("methods", [method]):
+                continue
+            default, text = None, shown.get("text")
+            if text is None:
+                field = fields[name]
+                text = field.metadata["help"]
+                default = field.default_factory() if callable(field.default_factory) else field.default
+            default = preset.get(name_of(name), default)
+            group.add_argument(f"--{name}", metavar="", help=text + _bracketed(default))
+    parser.print_help()
+    raise SystemExit(0)
+
+
+def print_all(parser: argparse.ArgumentParser, preset: Mapping[str, Any]) -> NoReturn:
+    """Print every option of a script, with the values of a preset as defaults, and exit."""
+    parser.usage, parser.formatter_class = "%(prog)s [--config FILE] [--key value ...]", _AllHelp
+    parser.description = sys.modules["__main__"].__doc__
+    parser.set_defaults(**preset)
+    texts = {name_of(name): shown.get("text") for settings in _shown().values() for name, shown in settings.items()}
+    for action in parser._actions:
+        action.option_strings = action.option_strings[:1]  # not --max-steps too
+        action.help = texts.get(action.dest) or action.help
+        if action.dest == name_of("G"):
+            action.option_strings.insert(0, "--G")
+        if action.option_strings[0].startswith("--no_"):  # --name false does the same
+            action.help = argparse.SUPPRESS
+        if action.dest == "debug":  # run_script takes it: Transformers' own is not reached
+            action.help, action.default, action.nargs = "Show the traceback of an error.", argparse.SUPPRESS, 0
+    parser._action_groups.sort(key=lambda group: group.title == "options")  # TRL's last
+    parser.print_help()
+    raise SystemExit(0)
+
+
+def _shown() -> dict[str, dict[str, dict[str, Any]]]:
+    """Group -> setting -> what ``help.yaml`` says of it."""
+    groups = read_yaml(Path(__file__).with_name("help.yaml"))
+    return {title: {name: shown or {} for name, shown in settings.items()} for title, settings in groups.items()}
+
+
+def _bracketed(default: Any) -> str:
+    """`` [value]``, or nothing without one."""
+    if default is True:
+        default = "true"
+    if isinstance(default, list):
+        default = " ".join(default)
+    is_shown = isinstance(default, str | int | float) and default not in (False, "")
+    return f" [{default}]".replace("%", "%%") if is_shown else ""
+
+
+class _ShortHelp(argparse.RawDescriptionHelpFormatter):
+    """The description as it is; names of settings in one column."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+
+
+class _AllHelp(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """The description as it is, and the default of each option."""
