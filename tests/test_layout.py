@@ -131,7 +131,7 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "cli": Limit(6_700, 12.10),
+    "cli": Limit(6_900, 12.10),
     "data": Limit(7_800, 12.57),
     "evaluation": Limit(14_900, 11.94),
     "forward": Limit(12_000, 12.55),
