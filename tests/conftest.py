@@ -20,6 +20,7 @@ from helpers.unsloth import FakeUnsloth
 from gtpo.models.backend import GPU_PACKAGES
 
 torch.set_num_threads(1)
+REAL_DATA = os.environ.pop("GTPO_DATA_DIR", None)  # a default of --data_dir
 if find_spec("hypothesis"):  # the environments of Unsloth and of a GPU lack it
     from hypothesis import settings
 
@@ -58,7 +59,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of the real JSONL files (GSM8K, MATH, AIME, AMC), named by GTPO_DATA_DIR; packed ones are unpacked."""
-    directory = os.environ.get("GTPO_DATA_DIR")
+    directory = REAL_DATA
     if not directory:
         pytest.skip("GTPO_DATA_DIR does not name the folder of the real data files")
     unpacked = tmp_path_factory.mktemp("data")

@@ -132,7 +132,7 @@ class Limit(NamedTuple):
 
 LIMITS = {
     "cli": Limit(6_900, 12.10),
-    "data": Limit(7_800, 12.57),
+    "data": Limit(8_800, 11.70),
     "evaluation": Limit(14_900, 11.94),
     "forward": Limit(12_000, 12.55),
     "grading": Limit(12_400, 10.69),
@@ -142,7 +142,7 @@ LIMITS = {
     "training": Limit(17_200, 11.60),
     "": Limit(3_900, 9.35),  # the ground
 }
-PACKAGE_LIMIT = Limit(93_500, 11.57)
+PACKAGE_LIMIT = Limit(95_000, 11.30)
 PAPER_LIMIT = Limit(11_000, 12.83)
 STUDY = Limit(17_010, 13.60)
 BENCHMARKS = Limit(28_000, 12.24)

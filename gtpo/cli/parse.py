@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from gtpo.arguments import (
     MODEL_ALIASES,
-    DataArguments,
     ModelArguments,
     PromptArguments,
     RunArguments,
@@ -39,7 +38,6 @@ from gtpo.cli.flags import (
 )
 from gtpo.cli.help import HELP_ALL, HELP_FLAGS, print_all, print_help
 from gtpo.cli.validation import batch_geometry, check_values, evaluation_settings
-from gtpo.data.load import check_columns
 from gtpo.errors import UsageError
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.backend import (
@@ -79,8 +77,8 @@ _UNSLOTH_RESOLVES = {  # changes that its trainer needs, none of which changes w
 def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence[str] | None = None) -> str:
     """:func:`gtpo.models.backend.load_backend` for a command line; the first call of a train script.
 
-    The names of flags and columns are checked first, because all that follows takes seconds. With ``--dry_run`` neither
-    GPU nor packages are needed.
+    The names of flags are checked first, because all that follows takes seconds. With ``--dry_run`` neither GPU nor
+    packages are needed.
     """
     argv = spelled_out(argv)
     if HELP_FLAGS & set(argv):
@@ -91,7 +89,6 @@ def load_backend_from_flags(method: str, classes: Sequence[type], argv: Sequence
     check_flags(argv, config, classes)
     check_given_values(method, argv, config)
     start = _Start.of(method, argv)
-    check_columns(DataArguments(**start.data))
     load = choose_training_backend if start.dry_run else load_backend
     return load(start.backend, start.model)
 
@@ -171,7 +168,7 @@ class _Start:
     """What decides how everything else is read, before TRL is imported.
 
     ``config`` is the file of ``--config``, else that of the resumed ``run``; ``of_run``: a run has stored it, perhaps a
-    stranger's. ``data`` has the dataset and the names of its columns.
+    stranger's.
     """
 
     model: str
@@ -180,7 +177,6 @@ class _Start:
     run: RunDirectory | None
     config: str | None
     of_run: bool
-    data: dict[str, Any]
 
     @classmethod
     def of(cls, method: str, argv: Sequence[str]) -> "_Start":
@@ -202,9 +198,7 @@ class _Start:
         of_run = resumes or (is_run and Path(config or "").name == beside.config.name)
         model = given.model or stored.get("model") or ModelArguments.model
         backend = given.backend or stored.get("backend") or ModelArguments.backend
-        named = {name: getattr(given, name) or stored.get(name) for name in _DATA}
-        data = {name: value for name, value in named.items() if isinstance(value, str)}
-        return cls(model, backend, (given.dry_run or "").lower() in TRUE, run, config, of_run, data)
+        return cls(model, backend, (given.dry_run or "").lower() in TRUE, run, config, of_run)
 
 
 def _of_this_machine(start: _Start, preset: Path) -> dict[str, Any]:
@@ -266,13 +260,10 @@ def _help_preset(method: str, argv: Sequence[str]) -> dict[str, Any]:
 # The parser
 
 
-_DATA = ("dataset", "prompt_column", "answer_column", "solution_column")
-
-
 def _early_flags(argv: Sequence[str]) -> argparse.Namespace:
     """Some options of a command line, None where not given."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("model", "backend", "config", "output_dir", "run_name", *_DATA):
+    for name in ("model", "backend", "config", "output_dir", "run_name", "dataset"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--resume", nargs="?", const="auto")
     parser.add_argument("--dry_run", nargs="?", const="true")

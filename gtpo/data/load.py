@@ -5,17 +5,14 @@ completion, for SFT). Rows that cannot be used and prompts over the length limit
 ``datasets`` is imported when rows are read.
 """
 
-import contextlib
 import json
 import logging
-import math
+import os
 import random
 import re
-import reprlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +20,18 @@ from gtpo.arguments import BENCHMARK_TITLES, DataArguments, Settings
 from gtpo.data.arithmetic import arithmetic
 from gtpo.data.tables import Row, Table, check_source, is_on_hub, read_file, read_hub, read_table
 from gtpo.data.tokenizer import encode_prompt
+from gtpo.data.values import (
+    elements_of,
+    has_decimal_comma,
+    is_answered,
+    is_empty,
+    is_missing,
+    to_answer,
+    to_question,
+    to_text,
+)
 from gtpo.errors import UsageError, nearest
+from gtpo.files import read_yaml
 from gtpo.grading import alternatives, gsm8k_gold, is_correct, last_boxed
 from gtpo.prompts import PAPER, PromptFormat
 
@@ -48,62 +56,48 @@ class Problem:
 
 # The datasets of the paper
 
-Read = Callable[[Row], tuple[str, str | None, str | None]]  # question, gold, reasoning
-
 
 @dataclass(frozen=True)
 class Source:
-    """Where a split is stored, and how its rows are read."""
+    """Where a split is stored, and the columns of its rows."""
 
     hub_id: str
-    configs: tuple[str, ...]
     hub_split: str
     file: str  # in --data_dir
-    columns: tuple[str, ...]
-    read: Read
-    rows: int = 0  # with a readable gold answer
+    question: str
+    gold: str
+    rows: int  # with a readable gold answer
+    solution: str | None = None
+    configs: Sequence[str] = ("default",)
+    form: str = "answer"  # of the gold answer
+
+    @property
+    def columns(self) -> list[str]:
+        """Those that are read."""
+        named = (self.question, self.gold, self.solution)
+        return list(dict.fromkeys(name for name in named if name is not None))
+
+    def read(self, row: Mapping[str, str]) -> Row:
+        """Question, gold answer and reasoning, each None where the row has none."""
+        solution = row.get(self.solution or "")
+        if self.form == "gsm8k":
+            reasoning = row[self.gold].rpartition("####")[0].strip()
+            solution = re.sub(r"<<[^<>]*>>", "", reasoning)  # <<3*4=12>>, for a calculator
+        gold = _READERS[self.form](row[self.gold])
+        return {"question": row[self.question], "gold": gold, "reasoning": solution}
 
 
-def _read_gsm8k(row: Row) -> tuple[str, str | None, str | None]:
-    reasoning = row["answer"].rpartition("####")[0].strip()
-    without_calculator = re.sub(r"<<[^<>]*>>", "", reasoning)  # <<3*4=12>>
-    return row["question"], gsm8k_gold(row["answer"]), without_calculator
+_READERS: dict[str, Callable[[str], str | None]] = {"answer": str, "gsm8k": gsm8k_gold, "boxed": last_boxed}
+_FILE = Path(__file__).with_name("sources.yaml")
+SOURCES = {name: Source(**fields) for name, fields in read_yaml(_FILE).items()}  # SPLIT/NAME
+DATASETS = ("gsm8k", "math", "arithmetic")
+UNREADABLE = "without a readable gold answer"
+Placed = tuple[Row, str]  # a row with its place
 
 
-_MATH_CONFIGS = (
-    *("algebra", "counting_and_probability", "geometry", "intermediate_algebra"),
-    *("number_theory", "prealgebra", "precalculus"),
-)
-_GSM8K = ("openai/gsm8k", ("main",))
-_MATH = ("EleutherAI/hendrycks_math", _MATH_CONFIGS)
-_OF_GSM8K: tuple[tuple[str, ...], Read] = (("question", "answer"), _read_gsm8k)
-_OF_MATH: tuple[tuple[str, ...], Read] = (
-    ("problem", "solution"),
-    lambda row: (row["problem"], last_boxed(row["solution"]), row["solution"]),
-)
-_OF_AIME: tuple[tuple[str, ...], Read] = (("problem", "answer"), lambda row: (row["problem"], row["answer"], None))
-
-TRAIN = {
-    "gsm8k": Source(*_GSM8K, "train", "gsm8k_train.jsonl", *_OF_GSM8K, 7473),
-    "math": Source(*_MATH, "train", "math_train.jsonl", *_OF_MATH, 7498),
-}
-BENCHMARKS = {
-    "gsm8k": Source(*_GSM8K, "test", "gsm8k_test.jsonl", *_OF_GSM8K, 1319),
-    "math": Source(*_MATH, "test", "math_test.jsonl", *_OF_MATH, 5000),
-    "math500": Source(
-        *("HuggingFaceH4/MATH-500", ("default",), "test", "math500_test.jsonl", ("problem", "solution", "answer")),
-        read=lambda row: (row["problem"], row["answer"], row["solution"]),
-        rows=500,
-    ),
-    "aime24": Source("HuggingFaceH4/aime_2024", ("default",), "train", "aime2024.jsonl", *_OF_AIME, 30),
-    "aime25": Source("math-ai/aime25", ("default",), "test", "aime2025.jsonl", *_OF_AIME, 30),
-    "amc23": Source(
-        *("math-ai/amc23", ("default",), "test", "amc2023.jsonl", ("question", "answer")),
-        read=lambda row: (row["question"], row["answer"], None),
-        rows=40,
-    ),
-}
-DATASETS = (*TRAIN, "arithmetic")
+def data_directory(data_dir: str | None) -> str | None:
+    """``--data_dir``, by default what GTPO_DATA_DIR names; None: the Hub."""
+    return data_dir or os.environ.get("GTPO_DATA_DIR") or None
 
 
 def _rows_of(name: str, split: str, data_dir: str | None, seed: int = 0) -> list[Row]:
@@ -112,21 +106,23 @@ def _rows_of(name: str, split: str, data_dir: str | None, seed: int = 0) -> list
         if split == "train":
             return list(arithmetic("train", ARITHMETIC_TRAIN_ROWS, seed))
         return list(arithmetic("test", ARITHMETIC_TEST_ROWS, seed=0, steps=ARITHMETIC_STEPS[name]))
-    source = (TRAIN if split == "train" else BENCHMARKS)[name]
-    if data_dir is None:
+    source = SOURCES[f"{split}/{name}"]
+    directory = data_directory(data_dir)
+    if directory is None:
         parts = [read_hub(source.hub_id, config, source.hub_split) for config in source.configs]
         table = Table.of(source.hub_id, (row for part in parts for row in part.rows))
     else:
-        table = read_file(Path(data_dir) / source.file)
-    kept, dropped = _usable(table, _columns_of(table, {column: column for column in source.columns}, source.columns))
+        table = read_file(Path(directory) / source.file)
+    columns = _columns_of(table, {column: column for column in source.columns}, source.columns)
+    kept, dropped = _usable(table, columns)
     rows = []
     for row, place in kept:
-        texts = {column: _text(row[column], f"{place}: column {column!r}") for column in source.columns}
-        question, gold, reasoning = source.read(texts)
-        if gold is None:
-            dropped["without a readable gold answer"].append(place)
+        texts = {column: to_text(row[column], f"{place}: column {column!r}") for column in source.columns}
+        read = source.read(texts)
+        if read["gold"] is None:
+            dropped[UNREADABLE].append(place)
         else:
-            rows.append({"question": question, "gold": gold, "reasoning": reasoning})
+            rows.append(read)
     _report_dropped(table, dropped)
     return rows
 
@@ -137,11 +133,18 @@ def load_rows(settings: Settings) -> tuple["Dataset", "Dataset | None"]:
     The seed of the run also chooses the rows that are held out.
     """
     data, seed = settings.data, settings.trainer.seed
-    how = settings.run.dry_run, settings.prompt.format, settings.method == "sft"
-    rows, held_out = load_train(data, seed, *how), None
+    is_graded = settings.reward is not None and "accuracy" in settings.reward.reward
+    how = {
+        "dry_run": settings.run.dry_run,
+        "prompt_format": settings.prompt.format,
+        "for_sft": settings.method == "sft",
+        "graded": is_graded,
+        "required": ("prompt", "answer") if is_graded else ("prompt",),
+    }
+    rows, held_out = load_train(data, seed, **how), None
     if data.eval_dataset is not None:
         own = replace(data, dataset=data.eval_dataset, split=data.eval_split, limit=None)
-        held_out = load_train(own, 0, *how, held_out=True)
+        held_out = load_train(own, 0, held_out=True, **how)
     if not rows.column_names or (held_out is not None and not held_out.column_names):  # a dry run of the Hub
         return rows, None
     if held_out is None and data.eval_rows is None:
@@ -167,12 +170,16 @@ def load_train(
     prompt_format: PromptFormat = PAPER,
     for_sft: bool = False,
     held_out: bool = False,
+    graded: bool = True,
+    required: Sequence[str] = ("prompt",),
 ) -> "Dataset":
     """The rows of ``data.dataset``: columns prompt, answer, solution, and all others of your data under their names.
 
     A prompt that is a conversation is not changed. The number of dropped rows is logged. ``seed``: of the generated
     arithmetic problems. ``for_sft``: without a column of solutions, the last turn of a conversation is one where it is
-    the assistant's. ``held_out``: the rows are those of ``--eval_dataset``, by default of its test split.
+    the assistant's. ``held_out``: the rows are those of ``--eval_dataset``, by default of its test split. ``graded``:
+    answers are read as gold answers, and a row is dropped whose answer no completion can give; else they stay as they
+    are, for a reward of your own. ``required``: roles that need a column.
 
     A ``dry_run`` does not ask the Hub. The rows of gsm8k and math are empty then, and their number and columns are
     enough for a plan; of another dataset of the Hub neither is known, and the result has no columns.
@@ -181,14 +188,16 @@ def load_train(
     name, split = data.dataset, data.split or ("test" if held_out else "train")
     if name not in known:
         check_source(f"{'eval_' * held_out}dataset", name, known)
-        return _to_dataset({}) if dry_run and is_on_hub(name) else _load_own(data, prompt_format, split, for_sft)
+        if dry_run and is_on_hub(name):
+            return _to_dataset({})
+        return _load_own(data, prompt_format, split, for_sft, graded, required)
     for flag in () if held_out else ("prompt_column", "answer_column", "solution_column", "dataset_config"):
         if (value := getattr(data, flag)) != getattr(DataArguments, flag):
             raise UsageError(f"--{flag} {value} is for your own data, not for {name}: remove it.")
     if split not in (splits := ("test",) if held_out else ("train", "test")):
         raise UsageError(f"--{'eval_' * held_out}split is {split!r}: expected {' or '.join(splits)} of {name}.")
-    if dry_run and data.data_dir is None and name not in ARITHMETIC_STEPS:
-        count = (TRAIN if split == "train" else BENCHMARKS)[name].rows
+    if dry_run and data_directory(data.data_dir) is None and name not in ARITHMETIC_STEPS:
+        count = SOURCES[f"{split}/{name}"].rows
         return _to_dataset(dict.fromkeys(("prompt", "answer", "solution"), [""] * min(count, data.limit or count)))
     rows = _rows_of(name, split, data.data_dir, seed)[: data.limit]
     columns = {
@@ -220,33 +229,60 @@ def load_user_benchmark(
     """The problems of your benchmark, and why rows were dropped -> their number.
 
     A question may be a conversation. A row whose gold answer the grader cannot read, so that no completion could be
-    right, is dropped and counted. After ``limit`` problems no row is read.
+    right, is dropped and counted. ``limit``: only the first usable ones.
 
     With your ``--grader`` a gold answer can be anything, or missing, and a problem has the columns of its row.
     """
     required = ("prompt",) if with_grader else ("prompt", "answer")
-    for table, is_all in _growing(source, flags, "test", limit):
-        columns = _columns_of(table, _named(flags, ("prompt", "answer")), required)
-        kept, dropped = _usable(table, {role: columns[role] for role in required})
-        roles = {column: role for role, column in columns.items()}
-        problems: list[Problem] = []
-        for row, place in kept:
-            question, others = _question(row[columns["prompt"]], place), {}
-            if with_grader:
-                others = {roles.get(name, name): value for name, value in row.items() if name != columns["prompt"]}
-                answer = others.get("answer")
-                gold = answer if isinstance(answer, str) else repr(answer)
-            else:
-                gold = _answer(row[columns["answer"]], f"{place}: column {columns['answer']!r}", flags.answer_list)
-            if with_grader or is_correct(alternatives(gold)[0], gold):
-                problems.append(Problem(f"{name}/{len(problems)}", question, gold, others))
-            else:
-                dropped["without a readable gold answer"].append(place)
-        if is_all or len(problems) >= (limit or math.inf):
-            break
-    _say_how_lists_count(table, None if with_grader else columns["answer"], flags.answer_list)
+    named = _named(flags, ("prompt", "answer"))
+    table = read_table(source, flags, "test")
+    columns = _columns_of(table, named, required)
+    kept, dropped = _usable(table, {role: columns[role] for role in required}, graded=not with_grader)
+    prompt = columns["prompt"]
+    kept = [(row | {prompt: to_question(row[prompt], place)}, place) for row, place in kept]
+    if not with_grader:
+        kept = _with_answers(table, kept, columns["answer"], flags.answer_list, dropped)
+    roles = {column: role for role, column in columns.items()}
+    problems = []
+    for row, _ in kept[:limit]:
+        others = {}
+        gold = row.get(columns.get("answer", ""))
+        if with_grader:
+            others = {roles.get(name, name): row.get(name) for name in table.columns if name != prompt}
+            gold = gold if isinstance(gold, str) else repr(gold)
+        problems.append(Problem(f"{name}/{len(problems)}", row[prompt], gold, others))
     _report_dropped(table, dropped)
-    return problems[:limit], {reason: len(places) for reason, places in dropped.items()}
+    return problems, {reason: len(places) for reason, places in dropped.items()}
+
+
+def _with_answers(
+    table: Table,
+    rows: list[Placed],
+    column: str,
+    answer_list: str,
+    dropped: dict[str, list[str]],
+    graded: bool = True,
+) -> list[Placed]:
+    """The rows with the answer as text in its column. Gold answers that no completion can give are noted as dropped."""
+    kept, lists, commas = [], 0, []
+    for row, place in rows:
+        value = row[column]
+        elements = elements_of(value) if graded or isinstance(value, list) else None
+        lists += len(elements or ()) > 1
+        answer = to_answer(value, elements, f"{place}: column {column!r}", answer_list, graded)
+        if graded and not any(is_correct(each, answer) for each in alternatives(answer)):
+            dropped[UNREADABLE].append(place)
+            continue
+        if graded and has_decimal_comma(answer):
+            commas.append(f"{answer!r} ({place})")
+        kept.append((row | {column: answer}, place))
+    if lists:
+        how = "all are needed" if answer_list == "all" else "any is right (--answer_list all: all are needed)"
+        logger.warning("%s: answers are lists: %s", table.name, how)
+    if commas:
+        text = "%s: %d answers such as %s count as lists of numbers: write a decimal comma as a point"
+        logger.warning(text, table.name, len(commas), commas[0])
+    return kept
 
 
 def drop_long_prompts(rows: "Dataset", tokenizer: Any, settings: Settings) -> "Dataset":
@@ -282,56 +318,48 @@ def to_demonstrations(rows: "Dataset", template_kwargs: Mapping[str, Any] | None
 ROLES = ("prompt", "answer", "solution")
 
 
-def check_columns(data: DataArguments) -> None:
-    """Refuse a file without a column that the flags name; few rows are read, and nothing heavy is imported."""
-    if data.dataset in DATASETS or not Path(data.dataset).is_file():
-        return
-    for table, is_all in _growing(data.dataset, data, "train", limit=100):
-        try:
-            _columns_of(table, _named(data, ROLES))
-            return
-        except UsageError:  # of JSON objects the later ones may have it
-            if is_all:
-                raise
-
-
-def _growing(source: str, flags: DataArguments, split: str, limit: int | None) -> Iterator[tuple[Table, bool]]:
-    """The first ``limit`` rows, then four times as many and so on, for those who need more; and whether it is all."""
-    while limit is not None:
-        table = read_table(source, flags, split, limit)
-        is_all = len(table.rows) < limit
-        yield table, is_all
-        if is_all:
-            return
-        limit *= 4
-    yield read_table(source, flags, split), True
-
-
-def _load_own(data: DataArguments, prompt_format: PromptFormat, default_split: str, for_sft: bool) -> "Dataset":
-    for table, is_all in _growing(data.dataset, data, default_split, data.limit):
-        roles = _columns_of(table, _named(data, ROLES))
-        kept, dropped = _usable(table, {role: name for role, name in roles.items() if role != "solution"})
-        if is_all or len(kept) >= (data.limit or math.inf):
-            break
+def _load_own(
+    data: DataArguments,
+    prompt_format: PromptFormat,
+    default_split: str,
+    for_sft: bool,
+    graded: bool,
+    required: Sequence[str],
+) -> "Dataset":
+    named = _named(data, ROLES)
+    table = read_table(data.dataset, data, default_split)
+    roles = _columns_of(table, named, required)
+    needed = {role: name for role, name in roles.items() if role != "solution"}
+    kept, dropped = _usable(table, needed, graded)
+    if "answer" in roles:
+        kept = _with_answers(table, kept, roles["answer"], data.answer_list, dropped, graded)
     _report_dropped(table, dropped)
-    _say_how_lists_count(table, roles.get("answer"), data.answer_list)
     kept = kept[: data.limit]
     columns: dict[str, list[Any]] = {}
     for role, name in roles.items():
-        values = [(row[name], f"{place}: column {name!r}") for row, place in kept]
+        values = [(row.get(name), f"{place}: column {name!r}") for row, place in kept]
         if role == "prompt":
-            ends_with_solution = for_sft and "solution" not in roles
-            questions = [_question(row[name], place, ends_with_solution) for row, place in kept]
-            if ends_with_solution and any(map(_is_answered, questions)):
-                columns["solution"] = [q[-1]["content"] if _is_answered(q) else None for q in questions]
-                questions = [q[:-1] if _is_answered(q) else q for q in questions]
-            columns[role] = [prompt_format.to_messages(question) for question in questions]
+            columns |= _prompts(kept, name, prompt_format, takes_answers=for_sft and "solution" not in roles)
         elif role == "answer":
-            columns[role] = [_answer(value, where, data.answer_list) for value, where in values]
+            columns[role] = [value for value, _ in values]
         else:  # only a solution can be empty
-            columns[role] = [None if _is_empty(value) else _text(value, where) for value, where in values]
-    others = [name for name in table.columns if name not in columns and name not in roles.values()]
-    return _to_dataset(columns | {name: [row[name] for row, _ in kept] for name in others})
+            columns[role] = [None if is_empty(value) else to_text(value, where) for value, where in values]
+    taken = {*columns, *roles.values()}
+    others = {name: [row.get(name) for row, _ in kept] for name in table.columns if name not in taken}
+    return _to_dataset(columns | others)
+
+
+def _prompts(kept: list[Placed], column: str, prompt_format: PromptFormat, takes_answers: bool) -> dict[str, list[Any]]:
+    """The column prompt; with ``takes_answers`` also solution, the last turn where it is the assistant's."""
+    questions = [to_question(row[column], place, takes_answers) for row, place in kept]
+    if not takes_answers or not any(map(is_answered, questions)):
+        return {"prompt": [prompt_format.to_messages(question) for question in questions]}
+    prompts, solutions = [], []
+    for question in questions:
+        answered = is_answered(question)
+        solutions.append(question[-1]["content"] if answered else None)
+        prompts.append(prompt_format.to_messages(question[:-1] if answered else question))
+    return {"solution": solutions, "prompt": prompts}
 
 
 def _named(flags: DataArguments, roles: Sequence[str]) -> dict[str, str]:
@@ -339,24 +367,38 @@ def _named(flags: DataArguments, roles: Sequence[str]) -> dict[str, str]:
 
 
 def _columns_of(table: Table, named: Mapping[str, str], required: Sequence[str] = ("prompt",)) -> dict[str, str]:
-    """Role -> column of your data; without roles that are optional, not named and have no column."""
+    """Role -> column of your data; without roles that are optional, not named and have no column.
+
+    A dotted name is a field of the objects in a column.
+    """
+    columns = {}
     for role, name in named.items():
-        if name not in table.columns and (role in required or name != role):
+        if name in table.columns or table.has_field(name):
+            columns[role] = name
+        elif role in required or name != role:
+            flags = " and ".join(f"--{role}_column" for role in required if role in ROLES)
             raise UsageError(
                 f"{table.name} has no column {name!r}{nearest(name, table.columns)}: it has "
-                f"{', '.join(map(repr, table.columns))}; set --prompt_column, --answer_column and --solution_column."
+                f"{', '.join(map(repr, table.columns))}{'; set ' * bool(flags)}{flags}."
             )
-    return {role: name for role, name in named.items() if name in table.columns}
+    return columns
 
 
-def _usable(table: Table, columns: Mapping[str, str]) -> tuple[list[tuple[Row, str]], dict[str, list[str]]]:
+def _usable(
+    table: Table, columns: Mapping[str, str], graded: bool = False
+) -> tuple[list[Placed], dict[str, list[str]]]:
     """The rows with a value in each column, with their places; and reason -> places of the others."""
     kept, dropped = [], defaultdict(list)
     for row, place in table.rows:
-        if empty := next((role for role, name in columns.items() if _is_empty(row[name])), None):
-            dropped[f"with an empty {empty}"].append(place)
-        else:
+        empty = None
+        for role, name in columns.items():
+            is_gold = graded and role == "answer"
+            if empty is None and (is_missing if is_gold else is_empty)(row.get(name)):
+                empty = role
+        if empty is None:
             kept.append((row, place))
+        else:
+            dropped[f"with an empty {empty}"].append(place)
     return kept, dropped
 
 
@@ -368,67 +410,6 @@ def _report_dropped(table: Table, dropped: Mapping[str, list[str]]) -> None:
         raise UsageError(f"{table.name} has no usable row: {reasons}.")
     if count:
         logger.warning("%s: %d of %d rows dropped: %s", table.name, count, total, reasons)
-
-
-def _is_empty(value: Any) -> bool:
-    """Nothing, whitespace, or pandas' NaN for a missing value."""
-    return value is None or value == [] or (isinstance(value, str) and not value.strip()) or value != value
-
-
-def _question(value: Any, where: str, may_be_answered: bool = False) -> Any:
-    """A prompt as a string or a conversation; text that is a conversation in JSON is read as one: CSV has no lists."""
-    if isinstance(value, str):
-        if not _CONVERSATION.match(value):
-            return value
-        with contextlib.suppress(ValueError, RecursionError):
-            value = json.loads(value)
-    turns = value if isinstance(value, list) and all(isinstance(turn, dict) for turn in value) else [{}]
-    if any(turn.keys() >= {"from", "value"} for turn in turns):
-        raise UsageError(
-            f"{where}: the prompt has turns with 'from' and 'value' (ShareGPT): rename them to 'role' and 'content', "
-            "human to user and gpt to assistant."
-        )
-    if not all("role" in turn and (isinstance(turn.get("content"), str) or turn.get("tool_calls")) for turn in turns):
-        raise UsageError(
-            f"{where}: prompt {reprlib.repr(value)} is neither a string nor a conversation, in JSON "
-            '[{"role": "user", "content": "..."}].'
-        )
-    if _is_answered(value) and not may_be_answered:
-        raise UsageError(
-            f"{where}: the last turn of the prompt is the assistant's, so the model would be shown its answer: end the "
-            "prompt with the user's turn, and put the answer into --answer_column. train_sft.py takes it as it is."
-        )
-    return value
-
-
-def _is_answered(question: Any) -> bool:
-    return isinstance(question, list) and question[-1]["role"] == "assistant"
-
-
-_CONVERSATION = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
-
-
-def _text(value: Any, where: str) -> str:
-    """A value as text; 18.0 becomes 18: pandas stores integer columns with missing values as floats."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal) or value in (math.inf, -math.inf):
-        raise UsageError(f"{where} is {reprlib.repr(value)}: expected a string or a number.")
-    return f"{value:.0f}" if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else str(value)
-
-
-def _answer(value: Any, where: str, answer_list: str) -> str:
-    """A gold answer as text. Of a list any element counts, then it is JSON; or all, with commas between them."""
-    if not isinstance(value, list):
-        return _text(value, where)
-    texts = list(dict.fromkeys(_text(element, where) for element in value))
-    if len(texts) == 1 or answer_list == "all":
-        return ", ".join(texts)
-    return json.dumps(texts, ensure_ascii=False)
-
-
-def _say_how_lists_count(table: Table, column: str | None, answer_list: str) -> None:
-    if column and any(isinstance(row[column], list) and len(row[column]) > 1 for row, _ in table.rows):
-        how = "all are needed" if answer_list == "all" else "any is right (--answer_list all: all are needed)"
-        logger.warning("%s: answers are lists: %s", table.name, how)
 
 
 def _to_dataset(columns: dict[str, list[Any]]) -> "Dataset":

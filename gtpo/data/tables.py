@@ -1,7 +1,8 @@
 """Your rows: JSONL, CSV and Parquet files, and datasets of the Hub.
 
 Values are read as they are stored: everything in a CSV file is text ("007", "TRUE", "1,000"), and no type is inferred.
-What cannot be read is an error that names file and line. ``datasets`` and ``pyarrow`` are imported when needed.
+What cannot be read is an error that names file and line. A stranger's file cannot exhaust memory: rows, columns and
+bytes have a limit. ``datasets`` and ``pyarrow`` are imported when needed.
 """
 
 import csv
@@ -9,7 +10,8 @@ import json
 import os
 import re
 import reprlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -21,12 +23,14 @@ from gtpo.errors import UsageError, first_line, nearest
 Row = dict[str, Any]
 FORMATS = (".jsonl", ".csv", ".parquet")
 NOT_READ = (".json", ".gz", ".arrow")  # data of other formats, which is refused rather than taken for a Hub id
+MAX_ROWS, MAX_COLUMNS, MAX_CELLS = 1_000_000, 1_000, 2**25
+MAX_BYTES = 2**32  # of memory while a file is read
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, each with its place: ``line 3 of my.csv``, the last of its lines. All have all columns, perhaps None."""
+    """Rows, each with its place: ``line 3 of my.csv``, the last of its lines. A row may lack columns."""
 
     name: str  # the file or Hub id
     columns: list[str]
@@ -34,11 +38,27 @@ class Table:
 
     @classmethod
     def of(cls, name: str, rows: Iterable[tuple[Row, str]]) -> "Table":
+        """The columns are those of all rows, in the order of the first that has them."""
         rows = list(rows)
         if not rows:
             raise UsageError(f"{name} has no rows.")
         columns = list(dict.fromkeys(chain.from_iterable(row for row, _ in rows)))
-        return cls(name, columns, [({column: row.get(column) for column in columns}, place) for row, place in rows])
+        if len(columns) > MAX_COLUMNS or len(columns) * len(rows) > MAX_CELLS:
+            raise UsageError(
+                f"{name} has {len(columns):,} columns in {len(rows):,} rows, more than this program reads: keep the "
+                "columns of prompt and answer."
+            )
+        return cls(name, columns, rows)
+
+    def has_field(self, name: str) -> bool:
+        """Whether objects of a column have the field of a dotted name, which becomes a column of the rows."""
+        column, *fields = name.split(".")
+        for row, _ in self.rows:
+            value = row.get(column)
+            for field in fields:
+                value = value.get(field) if isinstance(value, dict) else None
+            row[name] = value
+        return any(row[name] is not None for row, _ in self.rows)
 
 
 def check_source(flag: str, source: str, known: Collection[str]) -> None:
@@ -67,27 +87,55 @@ def short_name_of(source: str, taken: Collection[str]) -> str:
     return path.name if short != path.name else f"{path.parent.name}-{path.name}"
 
 
-def read_table(source: str, flags: DataArguments, default_split: str, most: int | None = None) -> Table:
-    """The first ``most`` rows of a file, or of one split of a dataset of the Hub."""
+def read_table(source: str, flags: DataArguments, default_split: str) -> Table:
+    """The rows of a file, or of one split of a dataset of the Hub; with ``--limit`` of a larger one the first."""
     if is_on_hub(source):
-        return read_hub(source, flags.dataset_config, flags.split or default_split, most)
+        return read_hub(source, flags.dataset_config, flags.split or default_split, flags.limit)
     for flag in ("dataset_config", "split"):
         if (value := getattr(flags, flag)) is not None:
             raise UsageError(f"--{flag} {value} is for a dataset of the Hub, and {source} is a path: remove it.")
-    return read_file(Path(source), most=most)
+    return read_file(Path(source), flags.limit)
 
 
-def read_file(path: Path, most: int | None = None) -> Table:
-    """The first rows of a file, whose ending names the format."""
+def read_file(path: Path, limit: int | None = None) -> Table:
+    """The rows of a file, whose ending names the format; with a ``limit`` of a too long one the first MAX_ROWS."""
     readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
-    if (ending := path.suffix.lower()) not in readers:
+    ending = path.suffix.lower()
+    if ending not in readers:
         raise UsageError(f"{path}: unknown format, expected .jsonl (a JSON object per line), .csv or .parquet.")
-    try:
-        rows = list(islice(readers[ending](path), most))
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
-        raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
     unit = "row" if ending == ".parquet" else "line"
-    return Table.of(str(path), ((row, f"{unit} {number} of {path}") for number, row in rows))
+    try:
+        with memory_limit(MAX_BYTES):
+            rows = list(islice(readers[ending](path), MAX_ROWS + 1))
+            check_count(str(path), len(rows), limit)
+            return Table.of(str(path), ((row, f"{unit} {number} of {path}") for number, row in rows[:MAX_ROWS]))
+    except MemoryError as error:
+        raise UsageError(f"{path} takes more than {MAX_BYTES >> 30} GiB of memory: split it.") from error
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{path} cannot be read: {first_line(error)}.") from error
+
+
+@contextmanager
+def memory_limit(size: int) -> Iterator[None]:
+    """Inside, this process may take so many bytes more: then MemoryError, not the end of the machine's memory."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with suppress(OSError, ValueError):  # not on every system
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def check_count(name: str, rows: int, limit: int | None) -> None:
+    """Refuse more rows than are read, unless ``--limit`` asks for the first ones."""
+    if rows > MAX_ROWS and limit is None:
+        raise UsageError(f"{name} has more than {MAX_ROWS:,} rows: split it, or add --limit.")
 
 
 def _read_jsonl(path: Path) -> Iterable[tuple[int, Row]]:
@@ -105,7 +153,8 @@ def _read_jsonl(path: Path) -> Iterable[tuple[int, Row]]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Row:
-    if len(row := dict(pairs)) < len(pairs):
+    row = dict(pairs)
+    if len(row) < len(pairs):
         raise ValueError(f"duplicate key in {[key for key, _ in pairs]}")
     return row
 
@@ -115,35 +164,76 @@ def _read_csv(path: Path) -> Iterable[tuple[int, Row]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, strict=True)
         header = next(reader, [])
-        if len(header) == 1 and (mark := next((mark for mark in ";\t" if mark in header[0]), None)):
-            raise ValueError(
-                f"the header {header[0]!r} has {mark!r} between the columns: save it with commas between columns and "
-                "points in decimal numbers"
-            )
-        if len({*header, ""}) <= len(header):
-            raise ValueError(f"duplicate or empty column name in the header {header}")
+        _check_header(header)
+        has_index = header[:1] == [""]  # the row number of DataFrame.to_csv
         for row in filter(None, reader):
             if len(row) != len(header):
                 where = f"line {reader.line_num} has more or fewer fields than the header ({', '.join(header)})"
                 raise ValueError(f"{where}: put a field that contains a comma into double quotes")
-            yield reader.line_num, dict(zip(header, row, strict=True))
+            pairs = zip(header, row, strict=True)
+            yield reader.line_num, dict(islice(pairs, has_index, None))
+
+
+def _check_header(header: list[str]) -> None:
+    if len(header) > MAX_COLUMNS:
+        raise ValueError(f"more than {MAX_COLUMNS:,} columns, keep those of prompt and answer")
+    marks = [mark for mark in ";\t" if len(header) == 1 and mark in header[0]]
+    if marks:
+        raise ValueError(
+            f"the header {header[0]!r} has {marks[0]!r} between the columns: save it with commas between columns and "
+            "points in decimal numbers"
+        )
+    names = header[1:] if header[:1] == [""] else header
+    if "" in names or len(set(names)) < len(names):
+        raise ValueError(f"duplicate or empty column name in the header {header}")
 
 
 def _read_parquet(path: Path) -> Iterable[tuple[int, Row]]:
     from pyarrow.parquet import ParquetFile
 
+    before = 0
     with ParquetFile(path) as file:
-        yield from enumerate(chain.from_iterable(batch.to_pylist() for batch in file.iter_batches(1024)), 1)
+        for batch in file.iter_batches(1024, use_threads=False):  # a thread of Arrow's aborts where memory ends
+            yield from enumerate(rows_of(batch), before + 1)
+            before += len(batch)
 
 
-def read_hub(hub_id: str, config: str | None, split: str, most: int | None = None) -> Table:
-    """The first rows of one split of a dataset of the Hub."""
+def rows_of(table: Any) -> list[Row]:
+    """The rows of an Arrow table or batch; 0.1 of a column of float32 is 0.1, not 0.10000000149011612."""
+    import pyarrow
+
+    for number, column in enumerate(table.schema):
+        as_text = _with_floats_as(pyarrow.string(), column.type)
+        if as_text != column.type:
+            exact = table.column(number).cast(as_text).cast(_with_floats_as(pyarrow.float64(), column.type))
+            table = table.set_column(number, column.name, exact)
+    rows: list[Row] = table.to_pylist()
+    return rows
+
+
+def _with_floats_as(leaf: Any, kind: Any) -> Any:
+    """An Arrow type with another one for its floats of 32 bits."""
+    from pyarrow import list_, struct, types
+
+    if types.is_float32(kind):
+        return leaf
+    if types.is_list(kind):
+        return list_(_with_floats_as(leaf, kind.value_type))
+    if types.is_struct(kind):
+        return struct([(field.name, _with_floats_as(leaf, field.type)) for field in kind])
+    return kind
+
+
+def read_hub(hub_id: str, config: str | None, split: str, limit: int | None = None) -> Table:
+    """The rows of one split of a dataset of the Hub, as :func:`read_file`."""
     from datasets import load_dataset
 
     try:
         data = load_dataset(hub_id, config, split=split)
     except Exception as error:  # of the network, of the Hub, and of the reader of each format
         what = f"cannot read {hub_id}, split {split!r}, from the Hub: {' '.join(str(error).split()).rstrip('.')[:300]}"
-        raise UsageError(f"{what}. Check the name, --split, --dataset_config, the network.") from error
-    rows = data.select(range(len(data))[:most]).to_list()
+        help = "Check the name, --split, --dataset_config, the network; --data_dir DIR reads files instead."
+        raise UsageError(f"{what}. {help}") from error
+    check_count(hub_id, len(data), limit)
+    rows = rows_of(data.select(range(len(data))[:MAX_ROWS]).with_format("arrow")[:])
     return Table.of(hub_id, ((row, f"row {number} of {hub_id}") for number, row in enumerate(rows, 1)))

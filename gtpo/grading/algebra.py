@@ -47,11 +47,24 @@ class TimeBudget:
 
 
 def alternatives(gold: str) -> list[str]:
-    """The answers that count, of which any does: of ``["14", "14 apples"]``, a list in JSON, two; else `gold`."""
+    """The answers that count, of which any does: of ``["14", "14 apples"]``, a list as text, two; else `gold`."""
+    return listed(gold) or [gold]
+
+
+_STRING = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_LIST = re.compile(rf"(?:array\()?[\[(]\s*(?:(?:{_STRING})[\s,]*)+[\])](?:,\s*dtype=[^()]*)?\)?", re.DOTALL)
+
+
+def listed(text: str) -> list[str] | None:
+    """The elements of a list of strings that is written as text, in JSON or as Python and NumPy print it; else None."""
+    text = text.strip()
     with contextlib.suppress(ValueError, RecursionError):
-        if gold.startswith('["') and (found := json.loads(gold)) and all(isinstance(each, str) for each in found):
-            return list(found)
-    return [gold]
+        if text.startswith('["'):
+            found = json.loads(text)
+            return found if all(isinstance(each, str) for each in found) else None
+    if not text.startswith(("['", '["', "('", '("', "array([")) or not _LIST.fullmatch(text):
+        return None
+    return [re.sub(r"\\([\\'\"])", r"\1", element[1:-1]) for element in re.findall(_STRING, text)]
 
 
 def math_verify_accepts(answer: str | None, gold: str) -> bool:

@@ -1,7 +1,10 @@
-"""Reads the answer out of a completion, and the gold answer out of a GSM8K solution."""
+"""Reads the answer out of a completion, and the gold answer out of a solution."""
+
+import re
 
 from gtpo.grading.algebra import TimeBudget
 from gtpo.grading.compare import equivalent
+from gtpo.grading.latex import boxes_of_last_line
 from gtpo.prompts import ANSWER_CLOSE, ANSWER_OPEN
 
 
@@ -31,3 +34,17 @@ def gsm8k_gold(answer_text: str) -> str | None:
     """The gold answer of a GSM8K solution: the text after its last ``#### ``, without commas; None if there is none."""
     _, mark, gold = answer_text.rpartition("#### ")
     return gold.replace(",", "").strip() or None if mark else None
+
+
+_MARKED = re.compile(r"####(?P<gold>[^\n#]+)\Z")  # the end of a GSM8K solution, also on one line
+
+
+def gold_in(text: str) -> str:
+    """The gold answer in a column of your data: of a whole solution what follows its last ``####``, or its last box.
+
+    Another text is the answer itself.
+    """
+    marked = _MARKED.search(text.strip())
+    if marked and "\\boxed" not in marked["gold"]:
+        return marked["gold"].strip()
+    return boxes_of_last_line(text) or text

@@ -46,12 +46,31 @@ def last_boxed(text: str) -> str | None:
     Braces are matched, because 23 % of MATH gold answers contain nested braces. ``\boxed 2`` and ``\boxed {17}`` occur
     in MATH as well.
     """
-    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    if start < 0:
-        return None
-    rest = text[start:].removeprefix("\\boxed").removeprefix("\\fbox").lstrip()
-    if not rest.startswith("{"):
-        bare = re.match(r"[^\s$\\{}.,]+", rest)
-        return bare[0] if bare else None
-    end = closing_index(rest, 0)
-    return rest[1:end].strip() or None if end else None
+    *_, box = _BOX.split(text)
+    return _split_box(box)[0] if _BOX.search(text) else None
+
+
+_BOX = re.compile(r"\\(?:boxed|fbox)")
+_BETWEEN_BOXES = re.compile(r"(?:[\s$.,;:]|\\(?:q?quad|text\{\s*(?:and|or)\s*\})|\b(?:and|or)\b)*")
+_MAX_BOXES = 64
+
+
+def _split_box(text: str) -> tuple[str | None, str]:
+    r"""(content, rest) of a text that follows ``\boxed``; the content is None if there is none."""
+    text = text.lstrip()
+    if not text.startswith("{"):
+        bare = re.match(r"[^\s$\\{}.,]+", text)
+        return (bare[0], text[bare.end() :]) if bare else (None, text)
+    end = closing_index(text, 0)
+    return (text[1:end].strip() or None if end else None), text[end + 1 :]
+
+
+def boxes_of_last_line(text: str) -> str | None:
+    r"""The content of the last ``\boxed``; with others before it that only commas, "and" or "or" separate, a list."""
+    contents: list[str] = []
+    for piece in reversed(_BOX.split(text)[1:][-_MAX_BOXES:]):
+        content, rest = _split_box(piece)
+        if content is None or (contents and not _BETWEEN_BOXES.fullmatch(rest)):
+            break
+        contents.insert(0, content)
+    return ", ".join(contents) or None

@@ -13,7 +13,7 @@ import yaml
 from transformers.integrations import WandbCallback
 
 from gtpo.arguments import BENCHMARK_TITLES, MODEL_ALIASES, Settings
-from gtpo.data.load import TRAIN
+from gtpo.data.load import SOURCES
 from gtpo.errors import RunError, first_line
 from gtpo.files import read_yaml, remove, replace_directory, write_atomically
 from gtpo.models.load import resolve_model
@@ -170,6 +170,7 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         config = json.loads(((run.adapter if merged else weights) / "adapter_config.json").read_text(encoding="utf-8"))
         copy = (config.get("auto_mapping") or {}).get("loaded_from", base)
     prompt = rows[0].get("prompt") if len(rows) else None
+    source = SOURCES.get(f"train/{data}")
     return _TEMPLATES.get_template("card.md.jinja").render(
         settings=settings,
         stored=settings.to_dict(),
@@ -179,7 +180,7 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         base=base,
         hub_id=None if base == "tiny" or Path(base).is_dir() else base,
         is_benchmark=data in BENCHMARK_TITLES,
-        source=TRAIN[data].hub_id if data in TRAIN else None,
+        source=source.hub_id if source else None,
         copy=copy,
         entropy=initial_entropy_text(run),
         scores=score_lines(run, run.read_metrics()) if run.metrics.is_file() else [],

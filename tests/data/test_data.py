@@ -278,8 +278,18 @@ def test_row_without_a_readable_gold_is_dropped_and_counted(
 ) -> None:
     (tmp_path / "gsm8k_train.jsonl").write_text(f"{VALID_ROW}\n{json.dumps(row)}\n{VALID_ROW}\n")
     with caplog.at_level(logging.WARNING):
-        assert load_train(DataArguments("gsm8k", str(tmp_path)))["answer"][:] == ["3", "3"]
-    assert "1 of 3" in caplog.text
+        rows = load_train(DataArguments("gsm8k", str(tmp_path)))
+    assert rows["answer"][:] == ["3", "3"] and "1 of 3" in caplog.text
+    assert set(rows["solution"][:]) == {"<reasoning>\nIt is 3.\n</reasoning>\n<answer>\n3\n</answer>"}  # no <<1+2=3>>
+
+
+def test_the_directory_of_the_files_is_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gsm8k_train.jsonl").write_text(f"{VALID_ROW}\n")
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "gsm8k_train.jsonl").write_text(f"{VALID_ROW}\n" * 2)
+    monkeypatch.setenv("GTPO_DATA_DIR", str(tmp_path))
+    assert len(load_train(DataArguments("gsm8k"))) == len(load_train(DataArguments("gsm8k"), dry_run=True)) == 1
+    assert len(load_train(DataArguments("gsm8k", str(tmp_path / "given")))) == 2  # --data_dir wins
 
 
 def test_benchmark_row_without_an_answer_is_dropped(tmp_path: Path) -> None:

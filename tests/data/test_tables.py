@@ -2,6 +2,7 @@
 
 import json
 import logging
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from datasets import Dataset
 
 from gtpo.arguments import DataArguments
-from gtpo.data.load import check_columns, load_train, load_user_benchmark, to_demonstrations
+from gtpo.data import tables
+from gtpo.data.load import load_train, load_user_benchmark, to_demonstrations
 from gtpo.data.tables import read_table
 from gtpo.errors import UsageError
 from gtpo.grading.user_functions import load_rewards
@@ -92,7 +94,7 @@ def test_rows_without_a_solution_are_dropped_for_sft_alone(
 
 
 def test_every_value_of_a_csv_file_stays_the_text_that_it_is(load: Callable[..., Dataset]) -> None:
-    golds = ["18", "18.0", "007", "TRUE", "1,000", "1e3", "NA", "null", "3/4", "5 %", 'a "b"', "2024-01-02"]
+    golds = ["18", "18.0", "007", "TRUE", "1,000", "1e3", "3/4", "5 %", 'a "b"', "2024-01-02"]
     text = "task,gold,gap\r\n" + "".join(f'q,"{gold.replace(chr(34), chr(34) * 2)}",\r\n' for gold in golds)
     rows = load("own.csv", b"\xef\xbb\xbf" + text.encode(), **NAMED)
     assert rows["answer"][:] == golds and set(rows["gap"][:]) == {""}
@@ -121,51 +123,83 @@ def test_a_line_of_white_space_is_a_row_without_a_prompt(load: Callable[..., Dat
     assert len(load("own.csv", "prompt\na\n \n\nb\n")) == 2
 
 
+def test_the_row_numbers_of_pandas_are_no_column(load: Callable[..., Dataset]) -> None:
+    assert load("own.csv", ",prompt,answer\n0,A?,5\n").to_list() == [{"prompt": to_messages("A?"), "answer": "5"}]
+
+
+@pytest.mark.parametrize("header", ["prompt,answer,answer", "prompt,,answer", ",prompt,", ",prompt,prompt"])
+def test_a_name_twice_or_missing_in_the_header_is_refused(header: str, load: Callable[..., Dataset]) -> None:
+    with pytest.raises(UsageError, match="duplicate or empty column name"):
+        load("own.csv", f"{header}\na,b,c\n")
+
+
 # ---- how much is read ----
 
 
-def write_rows(path: Path, count: int) -> None:
-    """The first of every three rows has no prompt; after the last one comes a line that is no row."""
-    lines = ["task,gold", *(f"{'' if i % 3 == 0 else f'q{i}'},{i}" for i in range(count)), "damaged,line,here"]
-    if path.suffix == ".jsonl":
-        values = (line.split(",") for line in lines[1:-1])
-        lines = [*(json.dumps({"task": task, "gold": gold}) for task, gold in values), "{"]
-    path.write_text("\n".join(lines))
-
-
-@pytest.mark.parametrize("name", ["own.csv", "own.jsonl"])
-def test_a_limit_reads_what_it_needs(name: str, tmp_path: Path) -> None:
-    """The damaged last line is not reached; rows that cannot be used do not count."""
-    write_rows(tmp_path / name, 1000)
-    flags = DataArguments(str(tmp_path / name), limit=5, **NAMED)
+def test_a_limit_counts_usable_rows(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    lines = [f"{'' if i % 3 == 0 else f'q{i}'},{i}\n" for i in range(100)]  # the first of three has no prompt
+    path.write_text("task,gold\n" + "".join(lines))
+    flags = DataArguments(str(path), limit=5, **NAMED)
     assert load_train(flags)["answer"][:] == ["1", "2", "4", "5", "7"]
     problems, _ = load_user_benchmark("own", flags.dataset, flags, limit=5)
     assert [problem.gold for problem in problems] == ["1", "2", "4", "5", "7"]
-    with pytest.raises(UsageError, match="line 100"):
-        load_train(DataArguments(str(tmp_path / name), **NAMED))
 
 
-def test_a_limit_reads_the_first_rows_of_parquet(tmp_path: Path) -> None:
-    pandas.DataFrame({"prompt": [f"q{i}" for i in range(5000)]}).to_parquet(tmp_path / "own.parquet")
-    assert len(read_table(str(tmp_path / "own.parquet"), DataArguments(), "train", 1500).rows) == 1500
+def write_bombs(directory: Path) -> dict[str, Path]:
+    """Small files that unpack to much more than is read."""
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    paths = {
+        name: directory / name for name in ("rows.parquet", "text.parquet", "list.parquet", "wide.csv", "wide.jsonl")
+    }
+    one = pyarrow.array(["q"]).dictionary_encode()
+    write_table(pyarrow.table({"prompt": one.take(pyarrow.array([0] * 3000))}), paths["rows.parquet"])
+    long = pyarrow.array(["x" * 2**20]).dictionary_encode().take(pyarrow.array([0] * 1500))  # 1.5 GB
+    write_table(pyarrow.table({"prompt": long}), paths["text.parquet"], compression="zstd")
+    nested = pyarrow.ListArray.from_arrays(pyarrow.array([0, len(long)]), long)
+    write_table(pyarrow.table({"prompt": nested}), paths["list.parquet"], compression="zstd")
+    paths["wide.csv"].write_text(",".join(f"c{i}" for i in range(200_000)) + "\n")
+    lines = ({f"c{i}": 1 for i in range(1000)}, *({"c0": 1} for _ in range(10)))
+    paths["wide.jsonl"].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return paths
 
 
-def test_columns_are_checked_by_the_first_rows_and_where_one_is_missing_by_all(tmp_path: Path) -> None:
-    path = tmp_path / "own.jsonl"
-    path.write_text('{"task": "a"}\n' * 500 + '{"task": "b", "gold": "1"}\n')
-    check_columns(DataArguments(str(path), **NAMED))
-    for flag in ("prompt_column", "answer_column", "solution_column"):
-        with pytest.raises(UsageError, match=f"nowhere.*--{flag}"):
-            check_columns(DataArguments(str(path), **NAMED | {flag: "nowhere"}))
+def test_a_file_that_would_fill_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (tables.MAX_ROWS, tables.MAX_BYTES) == (1_000_000, 2**32)
+    monkeypatch.setattr(tables, "MAX_ROWS", 2000)
+    monkeypatch.setattr(tables, "MAX_BYTES", 2**30)
+    monkeypatch.setattr(tables, "MAX_CELLS", 10_000)
+    paths = write_bombs(tmp_path)
+    assert all(path.stat().st_size < 3_000_000 for path in paths.values())
+    words = {
+        "rows.parquet": "more than 2,000 rows: split it, or add --limit",
+        "text.parquet": "takes more than 1 GiB of memory",
+        "list.parquet": "takes more than 1 GiB of memory",
+        "wide.csv": "more than 1,000 columns",
+        "wide.jsonl": "1,000 columns in 11 rows",
+    }
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    for name, path in paths.items():
+        with pytest.raises(UsageError, match=words[name]):
+            read_table(str(path), DataArguments(), "train")
+    assert resource.getrlimit(resource.RLIMIT_AS) == limits
+    table = read_table(str(paths["rows.parquet"]), DataArguments(limit=2), "train")
+    assert len(table.rows) == 2000
 
 
 # ---- JSON ----
 
 
 def test_numbers_in_the_answer_column_are_written_out(load: Callable[..., Dataset]) -> None:
-    answers = "18", "18.0", "2.50", "-0.0", "1e20", "9007199254740993", "16777216.0"
+    answers = "18", "18.0", "2.50", "-0.0", "9007199254740993", "16777216.0", "9007199254740991.0"
     lines = "".join(f'{{"prompt": "a", "answer": {answer}}}\n' for answer in answers)
-    assert load("own.jsonl", lines)["answer"][:] == ["18", "18", "2.5", "-0", "1e+20", "9007199254740993", "16777216"]
+    expected = ["18", "18", "2.5", "-0", "9007199254740993", "16777216", "9007199254740991"]
+    assert load("own.jsonl", lines)["answer"][:] == expected
+    for lost in ("1e20", "9007199254740993.0", "-9007199254740992.0", '"9007199254740992.0"', "[1, 1e17]"):
+        with pytest.raises(UsageError, match=r"line 1 of .*a float of 2\^53 or more"):
+            load("own.jsonl", f'{{"prompt": "a", "answer": {lost}}}\n')
     with pytest.raises(UsageError, match="is True: expected a string or a number"):
         load("own.jsonl", '{"prompt": "a", "answer": true}\n')
 
@@ -190,6 +224,23 @@ def test_a_parquet_file_as_pandas_writes_it_keeps_integers_with_gaps(
         rows = load_train(DataArguments(str(tmp_path / "own.parquet"), **NAMED))
     assert rows["answer"][:] == ["18", "7"] and rows["turn"][:] == [1, 3]
     assert "row 2 of" in caplog.text
+
+
+def test_numbers_of_32_bits_are_read_as_they_were_written(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    small = pyarrow.float32()
+    columns = {
+        "prompt": ["a", "b"],
+        "answer": pyarrow.array([0.1, 2.5], small),
+        "more": pyarrow.array([[0.1], [0.3, None]], pyarrow.list_(small)),
+        "reward_model": pyarrow.array([{"x": 0.7}, None], pyarrow.struct([("x", small)])),
+    }
+    write_table(pyarrow.table(columns), tmp_path / "own.parquet")
+    rows = load_train(DataArguments(str(tmp_path / "own.parquet")))
+    assert rows["answer"][:] == ["0.1", "2.5"] and rows["more"][:] == [[0.1], [0.3, None]]
+    assert rows["reward_model"][:] == [{"x": 0.7}, None]
 
 
 # ---- the Hub ----

@@ -1,0 +1,115 @@
+"""Values of your data as text: prompts, gold answers, solutions. What a file cannot mean is refused, with its place."""
+
+import contextlib
+import json
+import math
+import re
+import reprlib
+from decimal import Decimal
+from typing import Any
+
+from gtpo.errors import UsageError
+from gtpo.grading import gold_in, listed
+
+MISSING = {"nan", "n/a", "n.a.", "#n/a", "none", "null", "<na>"}  # texts of a missing value, in any case
+MISSING_AS_WRITTEN = {"NA", "-", "--", "—", "?", "??", "..."}  # Na is sodium
+DECIMAL_COMMA = re.compile(r"-?[\d.]+,\d+")
+_THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+")
+_ROUNDED = re.compile(r"-?\d{16,}\.0")  # a float as pandas writes it to CSV
+_EXACT = 2**53  # integers from here on are not all floats
+_CONVERSATION = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
+
+
+def is_empty(value: Any) -> bool:
+    """Nothing, whitespace, or pandas' NaN for a missing value."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or value == [] or value != value
+
+
+def is_missing(value: Any) -> bool:
+    """Also the texts that stand for a missing gold answer: N/A, None, -."""
+    if is_empty(value):
+        return True
+    text = value.strip() if isinstance(value, str) else ""
+    return text in MISSING_AS_WRITTEN or text.casefold() in MISSING
+
+
+def to_text(value: Any, where: str) -> str:
+    """A value as text; 18.0 becomes 18: pandas stores integer columns with missing values as floats."""
+    if isinstance(value, dict):
+        name = where.rpartition(" ")[2].strip("'")
+        fields = ", ".join(f"{name}.{key}" for key in value)
+        raise UsageError(f"{where} is an object: expected a string or a number, name one of its fields: {fields}.")
+    is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+    if not (is_number or isinstance(value, str)) or value in (math.inf, -math.inf):
+        raise UsageError(f"{where} is {reprlib.repr(value)}: expected a string or a number.")
+    is_rounded = isinstance(value, str) and _ROUNDED.fullmatch(value.strip()) and abs(float(value)) >= _EXACT
+    if is_rounded or (isinstance(value, float) and abs(value) >= _EXACT):
+        raise UsageError(
+            f"{where} is {value}, a float of 2^53 or more, whose last digits are lost: store an integer or text."
+        )
+    return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def to_answer(value: Any, elements: list[Any] | None, where: str, answer_list: str, graded: bool = True) -> str:
+    """An answer as text; ``graded``: the gold answer in it, where it is a whole solution.
+
+    Of ``elements``, where it is a list, any counts, then it is JSON; or all, with commas between them.
+    """
+    read = gold_in if graded else str
+    if elements is None:
+        return read(to_text(value, where))
+    texts = list(dict.fromkeys(read(to_text(element, where)) for element in elements))
+    if len(texts) == 1 or answer_list == "all":
+        return ", ".join(texts)
+    return json.dumps(texts, ensure_ascii=False)
+
+
+def elements_of(value: Any) -> list[Any] | None:
+    """The elements of a list, also where a text contains it; None for another value."""
+    if isinstance(value, str):
+        return listed(value)
+    return value if isinstance(value, list) else None
+
+
+def to_question(value: Any, where: str, may_be_answered: bool = False) -> Any:
+    """A prompt as a string or a conversation; text that is a conversation in JSON is read as one: CSV has no lists."""
+    if isinstance(value, str):
+        if not _CONVERSATION.match(value):
+            return value
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    is_list = isinstance(value, list) and all(isinstance(turn, dict) for turn in value)
+    turns = value if is_list else [{}]
+    if any(turn.keys() >= {"from", "value"} for turn in turns):
+        raise UsageError(
+            f"{where}: the prompt has turns with 'from' and 'value' (ShareGPT): rename them to 'role' and 'content', "
+            "human to user and gpt to assistant."
+        )
+    if not all(map(_is_turn, turns)):
+        raise UsageError(
+            f"{where}: prompt {reprlib.repr(value)} is neither a string nor a conversation, in JSON "
+            '[{"role": "user", "content": "..."}].'
+        )
+    if is_answered(value) and not may_be_answered:
+        raise UsageError(
+            f"{where}: the last turn of the prompt is the assistant's, so the model would be shown its answer: end the "
+            "prompt with the user's turn, and put the answer into --answer_column. train_sft.py takes it as it is."
+        )
+    return value
+
+
+def _is_turn(turn: dict[str, Any]) -> bool:
+    has_content = isinstance(turn.get("content"), str) or turn.get("tool_calls")
+    return "role" in turn and bool(has_content)
+
+
+def is_answered(question: Any) -> bool:
+    """Whether a conversation ends with the assistant's turn."""
+    return isinstance(question, list) and question[-1]["role"] == "assistant"
+
+
+def has_decimal_comma(gold: str) -> bool:
+    """Whether a gold answer reads like 2,5, which counts as a list of two numbers; 1,234 is one."""
+    return bool(DECIMAL_COMMA.fullmatch(gold)) and not _THOUSANDS.fullmatch(gold)

@@ -1,0 +1,164 @@
+"""Gold answers as other projects store them: solutions, lists as text, objects, missing values. Right, or refused."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gtpo.arguments import DataArguments
+from gtpo.data.load import load_train, load_user_benchmark
+from gtpo.errors import UsageError
+from gtpo.grading import gold_in, is_correct, listed
+
+pytestmark = pytest.mark.usefixtures("isolated_cache")
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+# The text of a gold column -> what a completion has to answer.
+SOLUTIONS = [
+    ("3 + 1 = <<3+1=4>>4\n#### 4", "4"),
+    ("3 + 1 = 4 #### 4", "4"),  # on one line, as in a CSV file
+    ("#### 1,234\n", "1234"),
+    ("####7", "7"),
+    ("It is -2.\n####  -2  ", "-2"),
+    (r"We add $2+1=3$, so $\\boxed{3}$.".replace("\\\\", "\\"), "3"),
+    (r"First \boxed{1}, in the end \boxed{\frac{1}{2}}.", "0.5"),
+    (r"\boxed{2} and $\boxed{3}$", "3, 2"),
+    (r"so $x = \boxed{2}$ or $x = \boxed{3}$", "3"),  # not joined: another sentence stands between
+    ("#### Solution\nso \\boxed{4}", "4"),
+    ("7 apples", "7"),
+    (r"\boxed{5}", "5"),
+    ("4", "4"),
+]
+
+
+@pytest.mark.parametrize(("text", "answer"), SOLUTIONS, ids=[text[:30] for text, _ in SOLUTIONS])
+def test_the_gold_answer_of_a_whole_solution(text: str, answer: str, tmp_path: Path) -> None:
+    assert is_correct(answer, gold_in(text)) and not is_correct("77", gold_in(text))
+    data = DataArguments(write(tmp_path / "own.jsonl", [{"prompt": "a", "answer": text}]))
+    assert is_correct(answer, load_train(data)["answer"][0])
+    [problem], dropped = load_user_benchmark("own", data.dataset, data)
+    assert is_correct(answer, problem.gold) and not dropped
+    assert load_train(data, graded=False)["answer"][:] == [text]  # for a reward of one's own
+
+
+LISTS = [
+    ("['34']", ["34"]),
+    ("['5', '6']", ["5", "6"]),
+    ("['5' '6']", ["5", "6"]),  # as NumPy prints it
+    ("['5'\n '6']", ["5", "6"]),
+    ("""["it's", '3']""", ["it's", "3"]),
+    ('["5", "6"]', ["5", "6"]),
+    ("('34',)", ["34"]),
+    ("array(['34'], dtype=object)", ["34"]),
+    (r"['\\frac{1}{2}']", [r"\frac{1}{2}"]),
+    (r"['\frac{1}{2}']", [r"\frac{1}{2}"]),
+    ("[34]", None),  # an interval, or a list without strings: the grader reads it
+    ("[5, 6]", None),
+    ("['5', '6'] or ['7']", None),
+    ("('a') and ('b')", None),
+    ("5", None),
+]
+
+
+@pytest.mark.parametrize(("text", "elements"), LISTS, ids=[text for text, _ in LISTS])
+def test_a_list_that_is_written_as_text(text: str, elements: list[str] | None, tmp_path: Path) -> None:
+    assert listed(text) == elements
+    data = DataArguments(write(tmp_path / "own.jsonl", [{"prompt": "a", "answer": text}]))
+    [gold] = load_train(data)["answer"][:]
+    if elements is None:
+        assert gold == text
+        return
+    assert all(is_correct(element, text) and is_correct(element, gold) for element in elements)
+    every = DataArguments(data.dataset, answer_list="all")
+    expected = ", ".join(elements)
+    assert load_train(every)["answer"][:] == [expected]
+    assert [problem.gold for problem in load_user_benchmark("own", every.dataset, every)[0]] == [expected]
+
+
+UNREADABLE = ["NaN", "nan", "N/A", "n/a", "NA", "None", "null", "NULL", "<NA>", "-", "?", "...", " ", "x" * 1001, "((("]
+
+
+def test_rows_without_a_gold_answer_are_dropped_alike_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    golds = ["5", *UNREADABLE, "Na"]
+    data = DataArguments(write(tmp_path / "own.jsonl", [{"prompt": "a", "answer": gold} for gold in golds]))
+    with caplog.at_level(logging.WARNING):
+        assert load_train(data)["answer"][:] == ["5", "Na"]
+        told = caplog.text
+        caplog.clear()
+        problems, dropped = load_user_benchmark("own", data.dataset, data)
+    assert [problem.gold for problem in problems] == ["5", "Na"]
+    assert told.partition("rows dropped")[2] == caplog.text.partition("rows dropped")[2]
+    for text in (
+        "15 of 17 rows",
+        "13 with an empty answer (first: line 2 of",
+        "2 without a readable gold answer (first",
+    ):
+        assert text in caplog.text
+    assert dropped == {"with an empty answer": 13, "without a readable gold answer": 2}
+    assert load_train(data, graded=False)["answer"][:4] == ["5", "NaN", "nan", "N/A"]  # a reward of one's own decides
+
+
+@pytest.mark.parametrize(
+    ("gold", "is_told"), [("2,5", True), ("-0,25", True), ("1.234,50", True), ("1,234", False), ("2, 5", False)]
+)
+def test_decimal_commas_are_told(gold: str, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = DataArguments(write(tmp_path / "own.jsonl", [{"prompt": "a", "answer": gold}]))
+    with caplog.at_level(logging.WARNING):
+        load_train(data)
+    assert ("write a decimal comma as a point" in caplog.text) is is_told
+    assert not is_told or f"{gold!r} (line 1 of" in caplog.text
+
+
+# ---- objects in columns: verl, DAPO, prime-rl ----
+
+NESTED = {"ground_truth": "5", "style": "rule"}
+
+
+def test_a_dotted_name_is_a_field_of_the_objects_in_a_column(tmp_path: Path) -> None:
+    rows = [
+        {"extra": {"q": {"text": "2+3?"}}, "reward_model": NESTED},
+        {"extra": {"q": {"text": "b"}}, "reward_model": None},
+    ]
+    names = {"prompt_column": "extra.q.text", "answer_column": "reward_model.ground_truth"}
+    data = DataArguments(write(tmp_path / "own.jsonl", rows), **names)
+    found = load_train(data)
+    assert found["answer"][:] == ["5"] and found["prompt"][0][-1]["content"] == "2+3?"
+    assert {"reward_model", "extra"} <= set(
+        found.column_names
+    ) and "reward_model.ground_truth" not in found.column_names
+    problems, dropped = load_user_benchmark("own", data.dataset, data)
+    assert [(problem.question, problem.gold) for problem in problems] == [("2+3?", "5")]
+    assert dropped == {"with an empty answer": 1}
+
+
+def test_a_column_whose_name_has_a_dot_comes_first(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "a.b": "1", "a": {"b": "2"}}]
+    assert load_train(DataArguments(write(tmp_path / "own.jsonl", rows), answer_column="a.b"))["answer"][:] == ["1"]
+
+
+COLUMNS = [
+    ({"prompt": "a", " answer": "5"}, {}, r"did you mean ' answer'\?.*set --prompt_column and --answer_column"),
+    ({"prompt": "a", "Answer": "5"}, {}, r"did you mean 'Answer'\?"),
+    ({"prompt": "a", "reward_model": NESTED}, {"answer_column": "reward_model.gold"}, "no column 'reward_model.gold'"),
+    ({"prompt": "a", "answer": NESTED}, {}, "is an object.*name one of its fields: answer.ground_truth, answer.style"),
+]
+
+
+@pytest.mark.parametrize(("row", "flags", "words"), COLUMNS, ids=[words for *_, words in COLUMNS])
+def test_training_and_benchmarks_name_a_missing_column_alike(
+    row: dict[str, Any], flags: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    data = DataArguments(write(tmp_path / "own.jsonl", [row]), **flags)
+    with pytest.raises(UsageError, match=words):
+        load_train(data, required=("prompt", "answer"))
+    with pytest.raises(UsageError, match=words):
+        load_user_benchmark("own", data.dataset, data)
