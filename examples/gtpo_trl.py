@@ -10,11 +10,15 @@ marks the conflict tokens of whole groups, ``_compute_loss`` has the objective o
 """
 
 import itertools
+import logging
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import trl
 from torch import Tensor
+from tqdm.auto import tqdm
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import pad
 
@@ -26,9 +30,18 @@ from gtpo_loss import (
     conflict_mask,
     conflict_weights,
     entropy_filter,
+    filter_is_on,
     gtpo_loss,
     rewards_at_mean,
 )
+
+logger = logging.getLogger(__name__)
+
+OVERRIDDEN = ("_calculate_rewards", "_generate_and_score_completions", "_compute_loss")  # without them this is GRPO
+if missing := [name for name in OVERRIDDEN if not hasattr(GRPOTrainer, name)]:
+    raise ImportError(f"TRL {trl.__version__} has no GRPOTrainer.{missing[0]}: install TRL 1.14, 1.15 or 1.16.")
+if ".".join(trl.__version__.split(".")[:2]) not in ("1.14", "1.15", "1.16"):
+    warnings.warn(f"gtpo_trl.py was tested with TRL 1.14 to 1.16, not with {trl.__version__}.", stacklevel=2)
 
 PROMPTS = 100  # Section 6: <H>_ini is measured on "the first 100 samples of the training set"
 
@@ -91,19 +104,26 @@ class GTPOTrainer(GRPOTrainer):
     GTPO (https://huggingface.co/papers/2508.03772) protects the tokens that rewarded and penalized completions share at
     their beginning and end: they are not penalized, and count double in rewarded completions. It filters completions
     of high entropy and penalizes entropy. It has no KL term, no reference model and no clipping. Text only, completions
-    of a single turn: tools and images raise an error.
+    of a single turn: tools, environments and images raise an error.
 
     Args:
-        model, reward_funcs, args, kwargs: As for GRPOTrainer; ``args`` is a GTPOConfig.
+        model, reward_funcs, args, more, kwargs: As for GRPOTrainer; ``args`` is a GTPOConfig.
 
     Raises:
-        ValueError: For a model with a router loss, which would be ignored.
+        ValueError: For environments, or a model with a router loss, which would be ignored.
     """
 
     _tag_names = ["trl", "gtpo"]
 
-    def __init__(self, model: Any, reward_funcs: Any, args: GTPOConfig, **kwargs: Any) -> None:
-        super().__init__(model, reward_funcs, args=args, **kwargs)
+    def __init__(
+        self, model: Any, reward_funcs: Any = None, args: GTPOConfig | None = None, *more: Any, **kwargs: Any
+    ) -> None:
+        if kwargs.get("environment_factory"):
+            raise ValueError("GTPOTrainer does not support environments: use GRPOTrainer.")
+        if args is None:
+            source = model if isinstance(model, str) else model.config._name_or_path
+            args = GTPOConfig(f"{source.rpartition('/')[2]}-GTPO")
+        super().__init__(model, reward_funcs, args, *more, **kwargs)
         if self.aux_loss_enabled:
             raise ValueError("GTPOTrainer does not support the router loss: set router_aux_loss_coef to 0.")
 
@@ -115,7 +135,11 @@ class GTPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self._initial_entropy() is None:  # log_history is in trainer_state.json, which a resumed run reads
-            self.state.log_history.append({"initial_entropy": self._measure_initial_entropy(), "step": 0})
+            entropy = self._measure_initial_entropy()
+            self.state.log_history.append({"initial_entropy": entropy, "step": 0})
+            if self.accelerator.is_main_process:
+                state = "on" if filter_is_on(entropy, self.args.entropy_filter) else "off"
+                logger.warning("Initial entropy %.2f nats, entropy filter %s", entropy, state)
         batch = super()._generate_and_score_completions(inputs)
         if unsupported := batch.keys() & {"tool_mask", "pixel_values"}:
             raise ValueError(f"GTPOTrainer does not support {', '.join(sorted(unsupported))}: use text and no tools.")
@@ -184,7 +208,8 @@ class GTPOTrainer(GRPOTrainer):
         mine = [prompts[min(i, len(prompts) - 1)] for i in range(rank * share, (rank + 1) * share)]
         rows, means = self.args.per_device_train_batch_size, []
         with torch.no_grad(), torch.random.fork_rng():
-            for start in range(0, share, rows):
+            is_hidden = self.args.disable_tqdm or rank > 0
+            for start in tqdm(range(0, share, rows), desc="initial entropy", disable=is_hidden):
                 prompt_ids, images, fields = self._tokenize_prompts(mine[start : start + rows])
                 completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, num_generations=1)
                 batch = {}

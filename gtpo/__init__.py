@@ -1,6 +1,6 @@
 """GTPO (arXiv 2508.03772) on TRL. Names are imported on first use: ``import gtpo`` loads neither torch nor trl.
 
-    from gtpo import GRPOTrainer, GTPOArguments, GTPOTrainer, load_backend
+    from gtpo import GRPOTrainer, GTPOConfig, GTPOTrainer, load_backend
     from gtpo import ConflictMetrics, RolloutCheck, SamplerProbe  # callbacks for TRL's own GRPOTrainer
 
 With Unsloth, ``load_backend()`` comes first: it imports Unsloth before trl, transformers and peft.
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gtpo.arguments import GTPOArguments as GTPOArguments
     from gtpo.models.backend import load_backend as load_backend
     from gtpo.training.alarm import CollapseAlarm as CollapseAlarm
+    from gtpo.training.config import GTPOConfig as GTPOConfig
     from gtpo.training.diagnosis import ConflictMetrics as ConflictMetrics
     from gtpo.training.diagnosis import RolloutCheck as RolloutCheck
     from gtpo.training.diagnosis import SamplerProbe as SamplerProbe
@@ -25,6 +26,7 @@ _MODULES = {
     **dict.fromkeys(("GRPOTrainer", "GTPOTrainer"), "gtpo.training.trainer"),
     "CollapseAlarm": "gtpo.training.alarm",
     "GTPOArguments": "gtpo.arguments",
+    "GTPOConfig": "gtpo.training.config",
     "Measured": "gtpo.training.record",
     "load_backend": "gtpo.models.backend",
 }

@@ -175,6 +175,42 @@ def test_tools_and_images_are_refused(tiny: Path, tmp_path: Path, monkeypatch: p
 
 def test_the_example_imports_nothing_else_of_ours() -> None:
     text = (ROOT / "examples" / "gtpo_trl.py").read_text()
-    assert len(text.splitlines()) <= 200
+    assert len(text.splitlines()) <= 230
     ours = [line for line in text.splitlines() if line.startswith(("from gtpo", "import gtpo"))]
     assert ours == ["from gtpo_loss import ("]
+
+
+def execute_with(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Import the file again, with another TRL."""
+    for name, value in changes.items():
+        monkeypatch.setattr(trl, name, value)
+    exec(compile((ROOT / "examples" / "gtpo_trl.py").read_text(), "gtpo_trl.py", "exec"), {"__name__": "copied"})
+
+
+@pytest.mark.parametrize("name", ["_calculate_rewards", "_generate_and_score_completions", "_compute_loss"])
+def test_a_trl_without_an_overridden_method_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class would train plain GRPO."""
+    found = {key: value for key, value in vars(trl.GRPOTrainer).items() if key != name}
+    renamed = type("GRPOTrainer", (), found)
+    with pytest.raises(ImportError, match=f"has no GRPOTrainer.{name}: install TRL 1.14"):
+        execute_with(monkeypatch, GRPOTrainer=renamed)
+
+
+def test_a_trl_that_was_not_tested_is_named(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
+    for version in ("1.14.2", "1.16.0"):
+        execute_with(monkeypatch, __version__=version)
+    assert not [each for each in recwarn if "was tested with" in str(each.message)]
+    with pytest.warns(UserWarning, match="tested with TRL 1.14 to 1.16, not with 1.18.0"):
+        execute_with(monkeypatch, __version__="1.18.0")
+
+
+def test_environments_are_refused(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not support environments"):
+        make_trainer("gtpo_trl", tiny, tmp_path, trainer_settings={"environment_factory": object})
+
+
+def test_the_initial_entropy_is_said(tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = make_trainer("gtpo_trl", tiny, tmp_path, gtpo={"initial_entropy": None})
+    trainer.train()
+    measured = trainer.state.log_history[0]["initial_entropy"]
+    assert caplog.messages == [f"Initial entropy {measured:.2f} nats, entropy filter off"] and measured > 1
