@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 
 _MODULES = {
     **dict.fromkeys(("ConflictMetrics", "RolloutCheck", "SamplerProbe"), "gtpo.training.diagnosis"),
-    **dict.fromkeys(("GRPOTrainer", "GTPOTrainer"), "gtpo.training.trainer"),
+    **dict.fromkeys(("GRPOTrainer", "GTPOTrainer", "GTPOConfig", "Measured"), "gtpo.training.trainer"),
     "CollapseAlarm": "gtpo.training.alarm",
     "GTPOArguments": "gtpo.arguments",
-    "GTPOConfig": "gtpo.training.config",
-    "Measured": "gtpo.training.record",
     "load_backend": "gtpo.models.backend",
 }
 __all__ = [*_MODULES]

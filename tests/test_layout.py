@@ -139,7 +139,7 @@ LIMITS = {
     "models": Limit(7_800, 10.92),
     "reports": Limit(6_500, 11.99),
     "runs": Limit(5_000, 10.37),
-    "training": Limit(17_200, 11.60),
+    "training": Limit(18_450, 11.02),
     "": Limit(3_900, 9.35),  # the ground
 }
 PACKAGE_LIMIT = Limit(95_000, 11.30)

@@ -198,6 +198,26 @@ def weights_of_rows(completion_mask: Tensor, normalizer: Tensor | float | None) 
     return (lengths > 0) / torch.as_tensor(normalizer, device=lengths.device).clamp(min=1)
 
 
+def clip_ratios(
+    ratio: Tensor, completion_mask: Tensor, advantages: Tensor, epsilon_low: float, epsilon_high: float
+) -> dict[str, Tensor]:
+    """Shares of tokens that GRPO's clipping cuts, as TRL's ``clip_ratio/*``. 0-d tensors.
+
+    ``ratio``: r_it, shape (B, T); ``advantages``: A_i, shape (B,). ``low_min`` and ``high_max`` are over completions.
+    """
+    valid, sign = completion_mask.bool(), advantages[:, None]
+    low = (ratio < 1 - epsilon_low) & (sign < 0) & valid  # (B, T)
+    high = (ratio > 1 + epsilon_high) & (sign > 0) & valid
+    lengths, tokens = valid.sum(1), valid.sum().clamp(min=1)
+    return {
+        "clip_ratio/low_mean": low.sum() / tokens,
+        "clip_ratio/high_mean": high.sum() / tokens,
+        "clip_ratio/region_mean": (low | high).sum() / tokens,
+        "clip_ratio/low_min": (low.sum(1) / lengths).nan_to_num(nan=1.0).amin(),
+        "clip_ratio/high_max": (high.sum(1) / lengths).nan_to_num(nan=0.0).amax(),
+    }
+
+
 def conflict_push(
     completion_ids: Tensor,
     completion_mask: Tensor,

@@ -4,8 +4,9 @@ import copy
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import trl
 from torch.utils.data import DataLoader
 from transformers import set_seed
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 
 from gtpo.files import write_atomically
 
@@ -57,22 +59,51 @@ class HeldOutEvaluation(trl.GRPOTrainer):
     _logs: dict[str, Any]  # TRL's
     log_completions: bool
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
         """TRL's evaluation, after which training continues bit-identically as without it.
 
         Each evaluation draws the same random numbers. TRL's table stays that of training, to which TRL would add the
-        rows; the last row's completion goes to a file of its own: the same prompt each time, for report.html.
+        rows; the last row's completion goes to a file of its own: the same prompt each time, for report.html. Of
+        several sets each is an evaluation, whose metrics have its name: ``eval_<name>_reward``.
         """
+        evaluate = partial(super().evaluate, eval_dataset, ignore_keys, metric_key_prefix)
+        metrics: dict[str, float]
+        if isinstance(self.eval_dataset if eval_dataset is None else eval_dataset, dict):
+            metrics = evaluate()  # which calls this method for each of them
+            return metrics
+        is_stored = self.log_completions and self.accelerator.is_main_process
+        with self._undisturbed():
+            metrics = evaluate()
+            if is_stored:
+                self._store_last_completion()
+        return metrics
+
+    def predict(self, *args: Any, **kwargs: Any) -> PredictionOutput:
+        """The metrics of other rows, without predictions; training continues as without it."""
+        with self._undisturbed():
+            return super().predict(*args, **kwargs)
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Inside, random numbers are those of the seed and the table is not written; afterwards both are as before."""
         training, shown = copy.deepcopy(self._logs), self.log_completions
         self.log_completions = False
         try:
             with isolated_rng(self.args.seed + self.accelerator.process_index, self.accelerator.device):
-                metrics: dict[str, float] = super().evaluate(*args, **kwargs)
-            if shown and self.accelerator.is_main_process:
-                self._store_last_completion()
-            return metrics
+                yield
         finally:
             self._logs, self.log_completions = training, shown
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+        """Transformers' loop; the metrics of its batches get the prefix, where TRL always writes ``eval_``."""
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        for name, values in self._metrics["eval"].items():
+            known = [value for value in values if not math.isnan(value)]
+            output.metrics[f"{metric_key_prefix}_{name}"] = sum(known) / len(known) if known else None
+        self._metrics["eval"].clear()
+        return output
 
     def _store_last_completion(self) -> None:
         last = {name: self._logs[name][-1] for name in ("prompt", "completion")}
@@ -85,12 +116,25 @@ class HeldOutEvaluation(trl.GRPOTrainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Batches of :func:`eval_batches`; Accelerate would fill the last one with duplicate rows."""
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(rows, str):
+            rows = self.eval_dataset[rows]
+        if rows is None:
+            raise ValueError("Trainer: evaluation requires an eval_dataset.")
+        if not isinstance(rows, Sized):
+            rows = list(rows)  # a stream
         size, ranks = self.args.per_device_eval_batch_size, self.accelerator.num_processes
         batches = eval_batches(len(rows), self.num_generations_eval, size, ranks, self.accelerator.process_index)
         prompts = iter([count for _, count in batches])
+        collate = self._get_collator_with_removed_columns(lambda batch: batch, "evaluation")
         return DataLoader(
-            rows, batch_sampler=[indices for indices, _ in batches], collate_fn=lambda batch: (batch, next(prompts))
+            rows,
+            batch_sampler=[indices for indices, _ in batches],
+            collate_fn=lambda batch: (collate(batch), next(prompts)),
         )
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
+        """The batches of :meth:`predict`."""
+        return self.get_eval_dataloader(test_dataset)
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[None, None, None]:
         """Generate and score one batch; each of its metrics counts once per prompt in TRL's mean."""
@@ -101,6 +145,7 @@ class HeldOutEvaluation(trl.GRPOTrainer):
         metrics["loss"].append(self.accelerator.gather(loss).mean().item())
         for name, values in metrics.items():
             values[before.get(name, 0) :] *= prompts
-        for name in ("num_tokens", *(_OF_GROUPS if self.num_generations_eval == 1 else ())):
-            metrics.pop(name, None)  # num_tokens is that of training
+        if self.num_generations_eval == 1:
+            for name in _OF_GROUPS:
+                metrics.pop(name, None)
         return None, None, None

@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import math
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -70,16 +71,23 @@ class InitialEntropy(TrainerCallback):
 
     def _measure(self) -> dict[str, Any]:
         trainer = self.trainer
-        # the order of training: TRL's sampler, with the run's seed
-        order = RepeatSampler(trainer.train_dataset, 1, shuffle=trainer.shuffle_dataset, seed=trainer.args.seed)
-        first = trainer.train_dataset.select(list(itertools.islice(order, PROMPTS)))
-        entropies = self.sampled_entropies(list(first))
+        entropies = self.sampled_entropies(self._first_rows())
         return {
             "initial_entropy": sum(entropies) / len(entropies),
             "prompts": len(entropies),
             "temperature": trainer.temperature,
             "per_prompt": entropies,
         }
+
+    def _first_rows(self) -> list[dict[str, Any]]:
+        """The first rows in the order of training: that of TRL's sampler with the run's seed, or of the stream."""
+        trainer = self.trainer
+        rows, seed = trainer.train_dataset, trainer.args.seed
+        if isinstance(rows, Sized):
+            order = RepeatSampler(rows, 1, shuffle=trainer.shuffle_dataset, seed=seed)
+            return [rows[i] for i in itertools.islice(order, PROMPTS)]
+        stream = rows.shuffle(seed=seed) if trainer.shuffle_dataset else rows
+        return list(itertools.islice(stream, PROMPTS))
 
     def sampled_entropies(self, rows: list[dict[str, Any]]) -> list[float]:
         """<H>_i of one completion per row, in the order of the rows, which are split over the processes."""

@@ -15,7 +15,7 @@ from transformers.integrations import WandbCallback
 from gtpo.arguments import BENCHMARK_TITLES, MODEL_ALIASES, Settings
 from gtpo.data.load import SOURCES
 from gtpo.errors import RunError, first_line
-from gtpo.files import read_yaml, remove, replace_directory, write_atomically
+from gtpo.files import remove, replace_directory, write_atomically
 from gtpo.models.load import resolve_model
 from gtpo.processes import IS_MAIN_PROCESS
 from gtpo.reports.html import write_report
@@ -33,6 +33,7 @@ from gtpo.training.callbacks import (
     StopOnNonFinite,
     StopOnSignal,
 )
+from gtpo.training.refusals import check_embeddings
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ def run(trainer: Any, settings: Settings, checkpoint: str | None) -> None:
 def attach_callbacks(trainer: Any, settings: Settings) -> None:
     """Add our callbacks to a trainer: messages, bar, metrics.jsonl and wandb, best adapter, fault tolerance."""
     run = RunDirectory(settings.output_dir)
+    check_embeddings(trainer.model)  # SFT too
     trainer.tags = settings.prompt.format_tags
     trainer.add_callback(RunMessages(settings, len(trainer.train_dataset)))
     ProgressBar.attach(trainer, settings.method.upper())
@@ -123,7 +125,8 @@ def _write_card(directory: Path, where: Path | str, settings: Settings, trainer:
     """Write the card of what is in a directory; ``where`` is the path or Hub id that its quick start loads."""
     name = where if isinstance(where, str) else str(where.resolve())
     try:
-        write_atomically(directory / "README.md", model_card(settings, trainer.train_dataset, directory, name))
+        card = model_card(settings, trainer.train_dataset, directory, name, type(trainer))
+        write_atomically(directory / "README.md", card)
     except Exception as error:  # must not fail the run
         logger.warning("no model card (%s: %s); the run is complete", type(error).__name__, error)
 
@@ -157,11 +160,12 @@ def _upload(directory: Path, settings: Settings, trainer: Any) -> None:
         raise RunError(f"not uploaded: {first_line(error)}. {directory} is complete: `{again}` uploads it.") from error
 
 
-def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
+def model_card(settings: Settings, rows: Any, weights: Path, where: str, trainer: type) -> str:
     """The card as Markdown with the YAML front matter of the Hub: what the weights are, their scores, how to use them.
 
     ``rows`` are the training prompts, of which the first has the system prompt; ``weights`` is the directory of the
-    adapter or of the merged model, and ``where`` its path or Hub id, which the quick start loads.
+    adapter or of the merged model, and ``where`` its path or Hub id, which the quick start loads. The class of the
+    ``trainer`` names the method and its paper, as in TRL.
     """
     run, merged = RunDirectory(settings.output_dir), not (weights / "adapter_config.json").is_file()
     base, data = MODEL_ALIASES.get(settings.model.model, settings.model.model), settings.data.dataset
@@ -175,7 +179,8 @@ def model_card(settings: Settings, rows: Any, weights: Path, where: str) -> str:
         settings=settings,
         stored=settings.to_dict(),
         name=run.path.name,
-        method=read_yaml(Path(__file__).parent / "methods.yaml")[settings.method],
+        method=trainer._name,
+        paper=getattr(trainer, "_paper", None),
         merged=merged,
         base=base,
         hub_id=None if base == "tiny" or Path(base).is_dir() else base,

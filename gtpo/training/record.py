@@ -20,6 +20,8 @@ from gtpo.training.checks import sampler_metrics
 from gtpo.training.diagnosis import conflict_counts, push_metrics
 
 TAG_METRICS = tuple(f"tag_logps/{name}" for name in ("reasoning_start", "reasoning_end", "answer_start", "answer_end"))
+TOKEN_MEANS = {"kl", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
+OVER_PROCESSES = {"clip_ratio/low_min": np.min, "clip_ratio/high_max": np.max}  # of the others the mean
 # State that a training step changes, besides the policy.
 _LOGGED = ("_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_next_rollout_check", "_push")
 
@@ -99,9 +101,9 @@ def record_loss(
     if inputs.get("sampling_per_token_logps") is not None:
         drawn = inputs.get("old_per_token_logps", logps)  # under the weights that vLLM sampled with
         metrics |= sampler_metrics(trainer, drawn, inputs)
-    if "kl" in metrics:  # a mean over tokens: weight each process and micro-batch by its tokens
+    for name in TOKEN_MEANS & metrics.keys():  # weight each process and micro-batch by its tokens
         share = inputs["completion_mask"].sum() / inputs["num_items_in_batch"].clamp(min=1)
-        metrics["kl"] = metrics["kl"] * share * parts
+        metrics[name] = metrics[name] * share * parts
     if "tag_spans" in inputs:
         of_tags = tag_logps(inputs["tag_spans"], inputs["completion_mask"], logps)
         metrics |= dict(zip(TAG_METRICS, of_tags, strict=True))
@@ -148,10 +150,11 @@ def _read(trainer: Any, mode: str, unread: list[_Unread]) -> None:
             token_weights[row] = weight
     _record_push(trainer, mode, token_weights)
     for name, column in zip(unread[0].metrics, np.moveaxis(values[..., len(flags) :], 2, 0), strict=True):
+        reduce = OVER_PROCESSES.get(name, np.mean)
         for by_process in column.T:
             measured = by_process[~np.isnan(by_process)] if name in TAG_METRICS else by_process
             if len(measured):
-                trainer._metrics[mode][name].append(float(measured.mean()))
+                trainer._metrics[mode][name].append(float(reduce(measured)))
 
 
 def _record_push(trainer: Any, mode: str, token_weights: dict[int, float]) -> None:

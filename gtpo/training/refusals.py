@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import trl
+from peft import PromptLearningConfig
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import ModulesToSaveWrapper
 
 from gtpo.errors import UsageError
 from gtpo_loss import LOSS_TYPES
@@ -23,26 +26,46 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "top_entropy_quantile": (1.0,),
     "mask_truncated_completions": (False,),
 }
+_INSTEAD = {  # what to do about some of them
+    "use_bias_correction_kl": "TRL's default is True: set it to False for the KL term of Eq. 1",
+    "use_liger_kernel": "leave it out, the loss here never holds the logits",
+}
 _OF_THE_PAPER = {
     "loss_type": "grpo",
     "scale_rewards": "group",
     "num_iterations": 1,
     "multi_objective_aggregation": "sum_then_normalize",
     "vllm_importance_sampling_correction": False,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": None,
+    "repetition_penalty": 1.0,
+}
+# Settings of a sampler that change no probability, or that TRL sets by its own config.
+_NOT_OF_THE_SAMPLER = {
+    *("_from_model_config", "transformers_version", "bos_token_id", "eos_token_id", "pad_token_id", "stop_token_ids"),
+    *("stop_strings", "max_length", "max_new_tokens", "max_tokens", "max_time", "use_cache", "cache_implementation"),
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
 }
 
 
 def check_grpo_settings(args: Any) -> None:
     """Raise UsageError for the first setting of TRL's GRPOConfig that the objective does not implement."""
     for name, values in _SUPPORTED.items():
-        if getattr(args, name) not in values and not (name == "use_bias_correction_kl" and args.beta == 0):
-            raise _not_carried(f"{name} = {getattr(args, name)!r} (not {' or '.join(map(repr, values))})")
+        found = getattr(args, name)
+        if found in values or (name == "use_bias_correction_kl" and args.beta == 0):
+            continue
+        instead = _INSTEAD.get(name, "TRL's GRPOTrainer has it; gtpo.ConflictMetrics measures conflicts there")
+        raise UsageError(f"{name} = {found!r} (not {' or '.join(map(repr, values))}) is not supported: {instead}.")
     if trl.GRPOTrainer.__name__.startswith("Unsloth") and args.use_vllm and args.vllm_importance_sampling_correction:
-        raise _not_carried("vllm_importance_sampling_correction")  # Unsloth takes it out of TRL's method
-
-
-def _not_carried(what: str) -> UsageError:
-    return UsageError(f"{what} is not supported: TRL's GRPOTrainer has it; gtpo.ConflictMetrics measures it there.")
+        name = "vllm_importance_sampling_correction"  # Unsloth takes it out of TRL's method
+        raise UsageError(f"{name} is not supported with Unsloth: set it to False.")
+    temperature = (args.generation_kwargs or {}).get("temperature", args.temperature)
+    if temperature != args.temperature:
+        raise UsageError(
+            f"generation_kwargs samples at temperature {temperature}, the loss scores at {args.temperature}: set "
+            "temperature, which is that of both."
+        )
 
 
 def check_gtpo_settings(args: Any) -> None:
@@ -53,24 +76,51 @@ def check_gtpo_settings(args: Any) -> None:
     check_grpo_settings(args)
 
 
-def deviations(args: Any) -> str:
-    """The settings of the objective that are not the paper's, with the paper's values; empty without any."""
+def deviations(args: Any, generation_config: Any = None) -> str:
+    """The settings of the objective and of the sampler that are not the paper's; empty without any.
+
+    ``generation_config``: the model's own, which Transformers' sampler applies too; the loss knows neither.
+    """
     papers = _OF_THE_PAPER | {"steps_per_generation": args.gradient_accumulation_steps}  # one update per generation
     other = {name: getattr(args, name) for name, paper in papers.items() if getattr(args, name) != paper}
     if not args.use_vllm:
         other.pop("vllm_importance_sampling_correction", None)
-    return ", ".join(f"{name}={value!r} (the paper: {papers[name]!r})" for name, value in other.items())
+    found = [f"{name}={value!r} (the paper: {papers[name]!r})" for name, value in other.items()]
+    sampler = {}
+    if generation_config is not None and not args.use_vllm:
+        sampler = {name: value for name, value in generation_config.to_diff_dict().items() if value}
+    sampler |= {"do_sample": True} | (args.generation_kwargs or {})
+    for name, value in sampler.items():
+        if name not in _NOT_OF_THE_SAMPLER and (name, value) != ("do_sample", True):
+            found.append(f"{name}={value!r} (of the sampler alone: the loss scores without it)")
+    return ", ".join(found)
 
 
 def check_inputs(arguments: Mapping[str, Any]) -> None:
     """Raise UsageError for arguments of TRL's GRPOTrainer, ``model`` among them, that the loss does not carry."""
-    from peft import PromptLearningConfig
-
-    if found := [name for name in ("tools", "environment_factory", "rollout_func") if arguments.get(name)]:
-        raise _not_carried(found[0])
+    for name in ("tools", "environment_factory", "rollout_func"):
+        if arguments.get(name):
+            raise UsageError(f"{name} is not supported: TRL's GRPOTrainer has it.")
     for config in (arguments.get("peft_config"), *getattr(arguments.get("model"), "peft_config", {}).values()):
         if isinstance(config, PromptLearningConfig):
             raise UsageError(f"{type(config).__name__} puts virtual tokens before the prompt: use LoRA.")
+
+
+def check_embeddings(causal_lm: Any) -> None:
+    """Raise UsageError for LoRA on embeddings where the trained model is not base and adapter.
+
+    The merge of an adapter on one of two tied embeddings changes both. Unsloth trains all of them, and vLLM gets the
+    adapter alone.
+    """
+    tied = causal_lm.config.get_text_config().tie_word_embeddings
+    for module in (causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings()):
+        if tied and isinstance(module, BaseTunerLayer):
+            raise UsageError(
+                "LoRA on embed_tokens or lm_head is not supported where the model ties them, merged it would change "
+                "both: remove them from target_modules."
+            )
+        if isinstance(module, ModulesToSaveWrapper) and trl.GRPOTrainer.__name__.startswith("Unsloth"):
+            raise UsageError("LoRA on embed_tokens or lm_head is not supported with Unsloth: remove them.")
 
 
 def logit_options(config: Any, router_aux_loss_coef: float | None = 0.0) -> dict[str, Any]:

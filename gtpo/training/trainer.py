@@ -19,6 +19,7 @@ rollout functions.
 import inspect
 import logging
 import math
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,11 +47,19 @@ from gtpo.runs.bars import PHASE, CompletionBar, TokenCounter, phase_bar
 from gtpo.training import record
 from gtpo.training.callbacks import check_rewards, non_finite_error
 from gtpo.training.checks import check_head, check_rollouts, next_check, probe_sampler
-from gtpo.training.diagnosis import gather_rows, weights_of_rows
+from gtpo.training.config import GTPOConfig
+from gtpo.training.diagnosis import clip_ratios, gather_rows, weights_of_rows
 from gtpo.training.held_out import HeldOutEvaluation
 from gtpo.training.initial_entropy import InitialEntropy, padded
 from gtpo.training.record import Measured, Push, record_loss, record_rollouts
-from gtpo.training.refusals import check_grpo_settings, check_gtpo_settings, check_inputs, deviations, logit_options
+from gtpo.training.refusals import (
+    check_embeddings,
+    check_grpo_settings,
+    check_gtpo_settings,
+    check_inputs,
+    deviations,
+    logit_options,
+)
 from gtpo_loss import (
     completion_entropy,
     conflict_spans,
@@ -70,7 +79,7 @@ class GRPOTrainer(HeldOutEvaluation):
     """GRPO (Eq. 1 and 2) with the conflict and entropy metrics of the paper.
 
     Arguments are those of TRL's GRPOTrainer; the paper has ``args`` with ``loss_type="grpo"``. UsageError for settings
-    that change the loss and are not implemented, each named.
+    that change the loss and are not implemented, each named. Somebody else's objective overrides :meth:`objective`.
     """
 
     reward_funcs: list[Any]  # these three are TRL's
@@ -84,18 +93,23 @@ class GRPOTrainer(HeldOutEvaluation):
     tags = TAGS  # of the metrics tag_logps
 
     check_settings = staticmethod(check_grpo_settings)
+    _config = trl.GRPOConfig  # of a trainer without args
 
-    def __init__(self, model: Any, reward_funcs: Any, args: trl.GRPOConfig, **kwargs: Any) -> None:
+    def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, *positional: Any, **kwargs: Any) -> None:
+        if args is None:
+            source = model if isinstance(model, str) else model.config._name_or_path
+            args = self._config(f"{source.rpartition('/')[2]}-{self._name}")
         self.check_settings(args)
-        check_inputs({"model": model, **kwargs})
+        given = inspect.signature(trl.GRPOTrainer).bind(model, reward_funcs, args, *positional, **kwargs).arguments
+        check_inputs(given)
         is_unsloth = trl.GRPOTrainer.__name__.startswith("Unsloth")  # it uses one GPU
         if not is_unsloth:
             refuse_data_parallel(args)
         self._unread: list[Any] = []  # micro-batches of the current step, until the last one
-        adapter = isinstance(model, PeftModel) or kwargs.get("peft_config") is not None
+        adapter = isinstance(model, PeftModel) or given.get("peft_config") is not None
         hands_over = adapter and args.use_vllm and not is_unsloth
         args.use_vllm &= not hands_over  # TRL's engine, or server, would get merged weights
-        super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
+        super().__init__(model, reward_funcs, args, *positional, **kwargs)
         if hands_over:
             args.use_vllm = self.use_vllm = True
             self.vllm_generation, self._last_loaded_step = ENGINES[args.vllm_mode](self), -1
@@ -112,12 +126,10 @@ class GRPOTrainer(HeldOutEvaluation):
         self._route = Route(self.model_kwarg_keys, self._calls_transformers(), is_unsloth)
         if isinstance(causal_lm.get_output_embeddings(), BaseTunerLayer):
             raise UsageError("LoRA on lm_head is not supported: remove 'lm_head' from target_modules.")
+        check_embeddings(causal_lm)
         self._logit_options = logit_options(causal_lm.config, args.router_aux_loss_coef)
-        if (other := deviations(args)) and self.accelerator.is_main_process:
+        if (other := deviations(args, causal_lm.generation_config)) and self.accelerator.is_main_process:
             logger.warning("Not the paper's objective: %s", other)
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """None in the run directory; gtpo/training/loop.py writes that of the trained adapter."""
 
     # Rollouts, rewards, conflict mask
 
@@ -235,6 +247,8 @@ class GRPOTrainer(HeldOutEvaluation):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
+        if return_outputs:
+            raise ValueError("GRPOTrainer returns no outputs: call compute_loss without return_outputs.")
         is_ours = type(self).objective in (GRPOTrainer.objective, GTPOTrainer.objective)
         grad_rows = self._tokens_with_gradient(inputs) if is_ours else None  # of another objective: all
         logps, token_entropy = self._logps_and_entropy(model, inputs, grad_rows)  # (B, T) each
@@ -273,6 +287,9 @@ class GRPOTrainer(HeldOutEvaluation):
             **options,
         )
         metrics["entropy"] = entropy.mean()
+        old = options["old_per_token_logps"]
+        ratio = torch.ones_like(logps) if old is None else (logps.detach() - old).exp()
+        metrics |= clip_ratios(ratio, mask, inputs["advantages"], self.epsilon_low, self.epsilon_high)
         return loss, Measured(entropy, metrics=metrics, token_weights=weights_of_rows(mask, options["normalizer"]))
 
     def _of_trl(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -387,18 +404,42 @@ class GRPOTrainer(HeldOutEvaluation):
 class GTPOTrainer(GRPOTrainer):
     """GTPO (arXiv 2508.03772): GRPOTrainer with the objective of Eq. 11; no KL term, no reference model, no clipping.
 
-    ``gtpo`` are the settings of the method, the paper's by default. UsageError if ``beta`` is not 0.
+    ``args`` is a GTPOConfig, or a GRPOConfig next to ``gtpo``, the settings of the method; the paper's by default.
+    UsageError if ``beta`` is not 0.
     """
 
-    _tag_names = ["trl", "gtpo"]  # of PEFT's card in a checkpoint
+    _tag_names = ["trl", "gtpo"]
+    _name = "GTPO"
+    _paper = {
+        "title": "GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control",
+        "id": "2508.03772",
+        "citation": textwrap.dedent("""\
+            @article{simoni2025gtpo,
+                title   = {{GTPO: Stabilizing Group Relative Policy Optimization via Gradient and Entropy Control}},
+                author  = {Marco Simoni and Aleksandar Fontana and Giulio Rossolini and Andrea Saracino and Paolo Mori},
+                year    = 2025,
+                eprint  = {arXiv:2508.03772},
+            }"""),
+    }
 
     check_settings = staticmethod(check_gtpo_settings)
+    _config = GTPOConfig
 
     def __init__(
-        self, model: Any, reward_funcs: Any, args: trl.GRPOConfig, gtpo: GTPOArguments | None = None, **kwargs: Any
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: Any = None,
+        *positional: Any,
+        gtpo: GTPOArguments | None = None,
+        **kwargs: Any,
     ) -> None:
+        if isinstance(args, GTPOConfig):
+            if gtpo is not None:
+                raise UsageError("args is a GTPOConfig, which has the settings of gtpo: pass one of them.")
+            gtpo = args
         self.gtpo = gtpo or GTPOArguments()
-        super().__init__(model=model, reward_funcs=reward_funcs, args=args, **kwargs)
+        super().__init__(model, reward_funcs, args, *positional, **kwargs)
         self.initial_entropy = InitialEntropy(self)
         self.add_callback(self.initial_entropy)
 

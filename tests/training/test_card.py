@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trl
 import yaml
 from helpers.canned import make_trainer
 from helpers.scripts import Ended
@@ -17,7 +18,9 @@ from gtpo.arguments import Settings
 from gtpo.prompts import SYSTEM_PROMPT, to_messages
 from gtpo.runs.directory import RunDirectory
 from gtpo.training.loop import model_card, save_adapter
+from gtpo.training.trainer import GRPOTrainer, GTPOTrainer
 
+TRAINERS = {"gtpo": GTPOTrainer, "grpo": GRPOTrainer, "sft": trl.SFTTrainer}
 ROWS = [{"prompt": to_messages("1 + 1?"), "answer": "2"}]
 
 
@@ -36,7 +39,8 @@ def adapter(tmp_path: Path) -> Path:
 
 
 def card_of(adapter: Path, *argv: str, rows: Any = ROWS, method: str = "gtpo") -> str:
-    return model_card(settings_of(adapter.parent, *argv, method=method), rows, adapter, "me/my model")
+    settings = settings_of(adapter.parent, *argv, method=method)
+    return model_card(settings, rows, adapter, "me/my model", TRAINERS[method])
 
 
 def front_matter(card: str) -> dict[str, Any]:
@@ -46,7 +50,7 @@ def front_matter(card: str) -> dict[str, Any]:
 def test_the_front_matter_of_a_hub_model(adapter: Path) -> None:
     settings = settings_of(adapter.parent)
     settings.model.model, settings.data.dataset = "qwen", "gsm8k"  # which only a GPU can train
-    card = model_card(settings, ROWS, adapter, "me/my-model")
+    card = model_card(settings, ROWS, adapter, "me/my-model", GTPOTrainer)
     common = {"library_name": "peft", "pipeline_tag": "text-generation", "tags": ["gtpo", "trl", "lora"]}
     assert front_matter(card) == common | {"base_model": "Qwen/Qwen2.5-3B-Instruct", "datasets": ["openai/gsm8k"]}
     ModelCard(card)  # the Hub's reader accepts it
@@ -57,12 +61,16 @@ def test_the_front_matter_of_a_hub_model(adapter: Path) -> None:
 
 def test_the_copy_in_4_bits_is_named(adapter: Path) -> None:
     settings = settings_of(adapter.parent)
-    assert "4-bit" not in model_card(settings, ROWS, adapter, "me/my-model").partition("## Settings")[0]
+    assert "4-bit" not in model_card(settings, ROWS, adapter, "me/my-model", GTPOTrainer).partition("## Settings")[0]
     settings.model.load_in_4bit = True  # which needs a GPU
-    assert "- **Trained on**: the 4-bit weights of `tiny`\n" in model_card(settings, ROWS, adapter, "me/my-model")
+    assert "- **Trained on**: the 4-bit weights of `tiny`\n" in model_card(
+        settings, ROWS, adapter, "me/my-model", GTPOTrainer
+    )
     config = {"base_model_name_or_path": "qwen", "auto_mapping": {"loaded_from": "unsloth/qwen-bnb-4bit"}}
     (adapter / "adapter_config.json").write_text(json.dumps(config))
-    assert "the 4-bit weights of `unsloth/qwen-bnb-4bit`\n" in model_card(settings, ROWS, adapter, "me/my-model")
+    assert "the 4-bit weights of `unsloth/qwen-bnb-4bit`\n" in model_card(
+        settings, ROWS, adapter, "me/my-model", GTPOTrainer
+    )
 
 
 def test_each_method_names_its_paper(adapter: Path) -> None:
@@ -75,7 +83,7 @@ def test_each_method_names_its_paper(adapter: Path) -> None:
 def test_a_merged_model_needs_no_base(adapter: Path) -> None:
     merged = adapter.parent / "merged"
     merged.mkdir()
-    card = model_card(settings_of(adapter.parent), ROWS, merged, "me/merged")
+    card = model_card(settings_of(adapter.parent), ROWS, merged, "me/merged", GTPOTrainer)
     assert front_matter(card)["library_name"] == "transformers" and "lora" not in front_matter(card)["tags"]
     assert "peft" not in card.partition("## Quick start")[2].lower()
 
