@@ -142,7 +142,7 @@ LIMITS = {
     "training": Limit(18_450, 11.02),
     "": Limit(3_900, 9.35),  # the ground
 }
-PACKAGE_LIMIT = Limit(95_000, 11.30)
+PACKAGE_LIMIT = Limit(95_250, 11.30)
 PAPER_LIMIT = Limit(11_000, 12.83)
 STUDY = Limit(17_010, 13.60)
 BENCHMARKS = Limit(28_000, 12.24)
