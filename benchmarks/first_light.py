@@ -535,45 +535,93 @@ def first_light(
 
 
 def measured_table(reports: Sequence[Mapping[str, Any]]) -> str:
-    """The verdicts by stage and GPU, "not run" where a GPU has none, and the measured steps."""
+    """What each report was made with, the verdicts by stage and GPU, and the measured steps."""
     if not reports:
         return "Nothing has been run on a GPU yet; `python benchmarks/first_light.py --help` lists the stages."
+    lines = [made_with(report) for report in reports] + [""]
     names = [report["environment"]["gpu"] for report in reports]
-    lines = [f"| stage | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
-    for name, (stage, _) in STAGES.items():
+    lines += [f"| stage | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    missing = []
+    for name in STAGES:
         entries = [report["stages"].get(name) for report in reports]
+        if not any(entries):
+            missing.append(f"`{name}`")
+            continue
         cells = [f"{entry['outcome']}: {entry['verdict']}" if entry else "not run" for entry in entries]
-        options = stage.keywords.items() if isinstance(stage, partial) else ()
-        what = f"A step with {', '.join(f'{key} {x}' for key, x in options)}." if options else stage.__doc__
-        lines.append(f"| `{name}`: {what} | {' | '.join(cells)} |")
-    measured = [
-        (gpu, name, numbers)
-        for gpu, report in zip(names, reports, strict=True)
-        for name in STAGES
-        if "seconds_of_a_step" in (numbers := report["stages"].get(name, {}).get("numbers", {}))
-    ]
-    header = "| GPU | model | stage | tokens | seconds of a step | tokens/s | GiB used | planned |"
-    lines += ["", header, "|---" * 8 + "|"] if measured else []
-    for gpu, name, found in measured:
-        phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in found["seconds"].items())
-        lines.append(
-            f"| {gpu} | {found['model']} | `{name}` | {found['prompt']:,} + {found['completion']:,} | "
-            f"{found['seconds_of_a_step']:.1f} ({phases}) | {found['tokens_per_second']:.0f} | "
-            f"{found['peak_gib']:.1f} | {sum(found['plan_gib'].values()):.1f} |"
-        )
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    if missing:
+        lines += ["", f"Stages that no GPU has run: {', '.join(missing)}."]
+    rows = [row for report in reports for row in measured_rows(report)]
+    if rows:
+        header = "| GPU | model | stage | tokens | seconds of a step | tokens/s | GiB used | estimated |"
+        lines += ["", header, "|---" * 8 + "|", *rows]
     return "\n".join(lines)
+
+
+def made_with(report: Mapping[str, Any]) -> str:
+    """GPU, driver, revision and date of a report, and the versions that are not the pinned ones."""
+    environment = report["environment"]
+    dates = sorted({stage["date"] for stage in report["stages"].values()})
+    text = (
+        f"{environment['gpu']}, driver {environment['driver']}, revision {environment['git_revision'][:7]}, {dates[-1]}"
+    )
+    others = []
+    for name, version in sorted(environment["packages"].items()):
+        if name in PINS and version != PINS[name]:
+            others.append(f"{name} {version} instead of {PINS[name]}")
+    return f"{text}: {', '.join(others) or 'the pinned versions'}."
+
+
+def pins() -> dict[str, str]:
+    """The pinned version of each package."""
+    lines = []
+    for name in ("cpu", "gpu"):
+        lines += (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if "==" in line)
+
+
+PINS = pins()
+
+
+def measured_rows(report: Mapping[str, Any]) -> list[str]:
+    """A row for each stage that measured a step."""
+    rows = []
+    for name in STAGES:
+        found = report["stages"].get(name, {}).get("numbers", {})
+        if "seconds_of_a_step" not in found:
+            continue
+        phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in found["seconds"].items())
+        rows.append(
+            f"| {report['environment']['gpu']} | {found['model']} | `{name}` | "
+            f"{found['prompt']:,} + {found['completion']:,} | {found['seconds_of_a_step']:.1f} ({phases}) | "
+            f"{found['tokens_per_second']:.0f} | {found['peak_gib']:.1f} | {sum(found['plan_gib'].values()):.1f} |"
+        )
+    return rows
 
 
 def hours_table(rates: Mapping[str, Any]) -> str:
     """Hours of an epoch by the rates of configs/experiments.yaml, also where the policy collapses to 1,500 tokens."""
-    lines = [f"| one epoch, {rates['gpu']} | G = 8 | G = 12 | G = 12, collapsed |", "|---|---|---|---|"]
+    measured = rates["measured"]
+    gpu, other = rates["gpu"], measured["gpu"]
+    lines = [
+        f"| one epoch | {gpu}, G = 8 | {gpu}, G = 12 | {gpu}, G = 12, collapsed | {other}, G = 8 | {other}, G = 12 |",
+        "|---" * 6 + "|",
+    ]
     for model, (dataset, steps) in itertools.product(rates["seconds_per_token"], rates["steps"].items()):
         lengths = rates["longest_completion"][dataset]
-        most = [hours_of_steps(rates, model, group, lengths[group], steps) for group in (8, 12)]
-        usual = " | ".join(f"{hours / rates['speedup'][model]:.0f} to {hours:.0f} h" for hours in most)
-        lines.append(f"| {model}, {dataset} | {usual} | {hours_of_steps(rates, model, 12, 1500, steps):.0f} h |")
+        cells = []
+        for group in (8, 12):
+            most = hours_of_steps(rates, model, group, lengths[group], steps)
+            cells.append(f"{most / rates['speedup'][model]:.0f} to {most:.0f} h")
+        cells.append(f"{hours_of_steps(rates, model, 12, 1500, steps):.0f} h")
+        for group in (8, 12):
+            if model in measured["seconds_per_token"]:
+                cells.append(f"{hours_of_steps(measured, model, group, lengths[group], steps):.0f} h")
+            else:
+                cells.append("")
+        lines.append(f"| {model}, {dataset} | {' | '.join(cells)} |")
     least, most_on_t4 = (rates["steps"]["gsm8k"] * seconds / 3600 for seconds in rates["seconds_per_step_t4"])
-    lines.append(f"| qwen, gsm8k on a T4 | {least:.0f} to {most_on_t4:.0f} h | | |")
+    lines.append(f"| qwen, gsm8k on a T4 | {least:.0f} to {most_on_t4:.0f} h | | | | |")
     return "\n".join(lines)
 
 

@@ -1,6 +1,7 @@
 """First light's report, its limits, and what is written from it; tests/backends/ runs the stages."""
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -26,12 +27,14 @@ STEP: dict[str, Any] = {
     "peak_gib": 14.5,
 }
 LONGER = STEP | {"completion": 1150, "longest": 1150, "seconds_of_a_step": 54.6}
+VERSIONS = {"torch": "2.11.0", "vllm": first_light.PINS["vllm"], "wandb": "0"}
+DATE = {"date": "2026-11-26"}
 REPORT: dict[str, Any] = {
-    "environment": {"gpu": "NVIDIA L4"},
+    "environment": {"gpu": "NVIDIA L4", "driver": "580.1", "git_revision": "0123456789", "packages": VERSIONS},
     "stages": {
-        "head": {"outcome": "FAILED", "verdict": "the gradient is off by 200.0%", "numbers": {}},
-        "step_gsm8k": {"outcome": "passed", "verdict": "27.0 s", "numbers": STEP},
-        "step_group": {"outcome": "passed", "verdict": "no memory", "numbers": {"failed": "no memory"}},
+        "head": {"outcome": "FAILED", "verdict": "the gradient is off by 200.0%", "numbers": {}} | DATE,
+        "step_gsm8k": {"outcome": "passed", "verdict": "27.0 s", "numbers": STEP} | DATE,
+        "step_group": {"outcome": "passed", "verdict": "no memory", "numbers": {"failed": "no memory"}} | DATE,
     },
 }
 
@@ -125,14 +128,44 @@ def test_the_page_is_what_the_reports_say() -> None:
 def test_the_table_of_a_report() -> None:
     assert first_light.measured_table([]).startswith("Nothing has been run on a GPU yet")
     lines = first_light.measured_table([REPORT]).splitlines()
-    assert lines[0] == "| stage | NVIDIA L4 |"
-    ends = [line.rpartition(" | ")[2] for line in lines if line.startswith("| `")]
-    assert ends.count("not run |") == len(first_light.STAGES) - 3 and ends.count("passed: no memory |") == 1
+    pins = first_light.PINS
+    versions = f"torch 2.11.0 instead of {pins['torch']}, wandb 0 instead of {pins['wandb']}"
+    assert lines[0] == f"NVIDIA L4, driver 580.1, revision 0123456, 2026-11-26: {versions}."
+    assert lines[2] == "| stage | NVIDIA L4 |"
+    rows = [line.split("`")[1] for line in lines if line.startswith("| `")]
+    assert rows == ["head", "step_gsm8k", "step_group"]
+    [missing] = [line for line in lines if line.startswith("Stages that no GPU has run: ")]
+    assert missing.count("`") == 2 * (len(first_light.STAGES) - 3)
+    other = REPORT | {"stages": {"attention": {"outcome": "passed", "verdict": "sdpa", "numbers": {}} | DATE}}
+    both = first_light.measured_table([REPORT, other])
+    assert "| FAILED: the gradient is off by 200.0% | not run |" in both and "| not run | passed: sdpa |" in both
     phases = "generation 20.0, loss 3.0, backward 3.0, other 1.0"
     assert lines[-2:] == [
         "|---" * 8 + "|",
         f"| NVIDIA L4 | llama-8b | `step_gsm8k` | 200 + 460 | 27.0 ({phases}) | 200 | 14.5 | 13.0 |",
     ]
+
+
+def test_the_rates_of_the_h100_are_those_of_its_report() -> None:
+    """One step was measured: what generation takes is by token, the rest by completion."""
+    [report] = [report for report in first_light.stored_reports() if "H100" in report["environment"]["gpu"]]
+    step, rates = report["stages"]["step_gsm8k"]["numbers"], first_light.paper_rates()["measured"]
+    generation = step["seconds"]["generation"]
+    assert rates["seconds_per_token"]["llama"] == pytest.approx(generation / step["longest"], rel=1e-3)
+    rest = (step["seconds_of_a_step"] - generation) / step["G"]
+    assert rates["seconds_per_micro_batch"]["llama"] == pytest.approx(rest, rel=1e-2)
+    assert "| llama, gsm8k | 28 to 55 h | 32 to 65 h | 166 h | 22 h | 26 h |" in first_light.hours_table(
+        first_light.paper_rates()
+    )
+
+
+def test_a_stored_report_has_what_its_stages_say() -> None:
+    """Nothing that was not measured: no time of a stage that ran beside other work is in a verdict."""
+    for report in first_light.stored_reports():
+        for name, entry in report["stages"].items():
+            assert name in first_light.STAGES and entry["outcome"] in ("passed", "in part", "FAILED", "timeout")
+            assert entry["numbers"] and entry["git_revision"] and entry["date"]
+            assert not ("beside" in entry and re.search(r"\d m?s\b", entry["verdict"])), name
 
 
 def test_the_rates_of_the_measured_steps(bench: Bench) -> None:

@@ -161,12 +161,12 @@ def test_the_hours_of_a_run_and_of_one_that_collapses(argv: tuple[str, ...], exp
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        # 7,473 steps of 460 x 0.01726 + 12 x 0.39 = 12.62 s; of 460 x 0.0053 + 12 x 0.39 = 7.12 s in 16 bits
-        (("--model", "llama"), ["26.2", "14.8"]),
-        # 430 tokens and 8 completions: 10.54 s; 5.40 s
-        (("--model", "llama", "--G", "8"), ["21.9", "11.2"]),
-        # four prompts at once: 115 x 0.01726 + 4.68 = 6.66 s; 5.29 s
-        (("--model", "llama", "--config", str(CONFIGS / "gtpo" / "quick.yaml")), ["13.8", "11.0"]),
+        # 7,473 steps of 460 x 0.01726 + 12 x 0.4 = 12.74 s; of 460 x 0.0053 + 12 x 0.4 = 7.24 s in 16 bits
+        (("--model", "llama"), ["26.4", "15.0"]),
+        # 430 tokens and 8 completions: 10.62 s; 5.48 s
+        (("--model", "llama", "--G", "8"), ["22.0", "11.4"]),
+        # four prompts at once: 115 x 0.01726 + 4.8 = 6.78 s; 5.41 s
+        (("--model", "llama", "--config", str(CONFIGS / "gtpo" / "quick.yaml")), ["14.1", "11.2"]),
         (("--model", "qwen"), None),  # no step was measured
     ],
 )
