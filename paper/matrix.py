@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from gtpo.data.load import BENCHMARKS
+from gtpo.data.load import SOURCES
 from gtpo.errors import UsageError, nearest
 from gtpo.evaluation.storage import weights_have_changed
 from gtpo.files import CONFIGS, read_yaml
 from gtpo.models.memory import hours_of_steps
-from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, latest_complete, words_of
+from gtpo.runs.directory import OUTPUTS, RunDirectory, label_of, latest_complete, to_argv
 from paper.results import GREEDY
 
 SCALES = ("tiny", "smol", "collapse", "headroom", "paper")
@@ -190,7 +190,7 @@ def experiment(matrix: Matrix, scale: str, name: str, seed: int) -> Experiment:
     if scale != "paper":
         base = spec["base"][method]
         settings = base | spec["runs"][name]
-        flags = words_of(settings)
+        flags = to_argv(settings)
         model = settings["model"] if scale == "smol" else "tiny"
         cost = spec["minutes"][method] * settings["max_steps"] / base["max_steps"]
     else:
@@ -278,8 +278,8 @@ def plan_evaluations(matrix: Matrix, scale: str, needed: Iterable[tuple[Experime
     for (model, benchmark, checkpoint), runs in together.items():
         sampling, name = spec["evaluation"][benchmark], Path(model).name
         directory = root / ("greedy" if benchmark.endswith(GREEDY) else "evaluation")
-        flags = words_of({"benchmarks": benchmark, "checkpoint": checkpoint, **sampling, "output_dir": directory})
-        samples = sampling["k"] * (sampling.get("limit") or BENCHMARKS[benchmark].rows)
+        flags = to_argv({"benchmarks": benchmark, "checkpoint": checkpoint, **sampling, "output_dir": directory})
+        samples = sampling["k"] * (sampling.get("limit") or SOURCES[f"test/{benchmark}"].rows)
         samples *= len(runs) + (checkpoint == "last")  # and the base
         cost = samples * spec["seconds_per_sample"][name] / (60 if UNITS[scale] == "CPU minutes" else 3600)
         log = root / "logs" / f"evaluate-{name}-{Path(benchmark).stem}-{checkpoint}.log"
