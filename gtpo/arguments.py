@@ -34,10 +34,13 @@ def alias_of(model: str) -> str:
 
 BENCHMARK_TITLES = {
     "gsm8k": "GSM8K",
+    "gsm8k_platinum": "GSM8K-Platinum",
     "math": "MATH",
     "math500": "MATH-500",
     "aime24": "AIME 2024",
     "aime25": "AIME 2025",
+    "aime26": "AIME 2026",
+    "hmmt_feb26": "HMMT February 2026",
     "amc23": "AMC 2023",
     "arithmetic": "Arithmetic",
     "arithmetic_hard": "Arithmetic, 4 to 5 steps",

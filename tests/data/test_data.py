@@ -15,6 +15,7 @@ from gtpo.data.arithmetic import arithmetic
 from gtpo.data.load import (
     ARITHMETIC_TEST_ROWS,
     ARITHMETIC_TRAIN_ROWS,
+    SOURCES,
     drop_long_prompts,
     load_benchmark,
     load_train,
@@ -235,6 +236,32 @@ def test_training_rows_are_not_in_the_benchmarks(data_dir: Path) -> None:
         train = {prompt[1]["content"] for prompt in load_train(DataArguments(name, str(data_dir)))["prompt"]}
         test = [problem.question for problem in load_benchmark(name, str(data_dir))]
         assert sum(question in train for question in test) <= 3, name  # MATH itself repeats a few
+
+
+PLATINUM = {"question": "How many?", "answer": "2 * 4 = <<2*4=8>>8\n#### 8", "cleaning_status": "consensus"}
+AIME_2026 = {"problem_idx": 1, "answer": 277, "problem": "Find $m+n$."}
+HMMT = {"problem_idx": 1, "answer": "-\\frac{1}{21}", "problem_type": ["Algebra"], "problem": "Compute $x$."}
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "row", "gold"),
+    [
+        ("gsm8k_platinum", "gsm8k_platinum_test.jsonl", PLATINUM, "8"),
+        ("aime26", "aime2026.jsonl", AIME_2026, "277"),
+        ("hmmt_feb26", "hmmt_feb2026.jsonl", HMMT, r"-\frac{1}{21}"),
+    ],
+)
+def test_benchmarks_of_2026_have_the_columns_of_their_cards(
+    name: str, file: str, row: dict[str, Any], gold: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row] * SOURCES[f"test/{name}"].rows
+    (tmp_path / file).write_text("".join(json.dumps(one) + "\n" for one in rows))
+    problems = load_benchmark(name, str(tmp_path))
+    assert {(problem.question, problem.gold) for problem in problems} == {(row.get("question") or row["problem"], gold)}
+    asked = []
+    monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: asked.append((a, k)) or Dataset.from_list(rows))
+    assert [problem.gold for problem in load_benchmark(name)] == [gold] * len(rows)
+    assert asked[0][0][0] == SOURCES[f"test/{name}"].hub_id
 
 
 # ---- downloads from the Hub ----

@@ -34,7 +34,7 @@ OF_OLYMPIAD = [("2", "2.0"), (r"$\frac{1}{2}$,$-3$", "-3 and 0.5"), ("(1,2), (2,
         ("math-ai/minervamath", None, "test", MINERVA, OF_MINERVA),
         ("math-ai/minervamath", None, "test", [{"question": "$z$?", "answer": 0.6321}], [("0.6321", "0.6321")]),
         ("Hothan/OlympiadBench", "OE_TO_maths_en_COMP", "train", OLYMPIAD, OF_OLYMPIAD),
-        ("MathArena/aime_2026", None, "train", AIME, [("902", "m+n=902"), ("33", "033")]),
+        ("MathArena/hmmt_nov_2025", None, "train", AIME, [("902", "m+n=902"), ("33", "033")]),
     ],
 )
 def test_the_command_of_the_docs_reads_the_columns(
