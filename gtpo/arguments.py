@@ -204,10 +204,6 @@ class RewardArguments:
         False, "End the run when its accuracy falls in the first 100 steps; a warning and a checkpoint come anyway."
     )
 
-    def __post_init__(self) -> None:
-        if self.stop_on_collapse and "accuracy" not in self.reward:
-            raise UsageError("--stop_on_collapse watches the accuracy reward, which --reward leaves out: add accuracy.")
-
 
 @dataclass
 class ModelArguments:

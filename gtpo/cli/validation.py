@@ -79,6 +79,8 @@ def check_values(values: Mapping[str, Any], has_gpu: bool, with_unsloth: bool) -
         raise UsageError(f"`accelerate launch --cpu` starts one process: {on_cpu}, or python for one process.")
     if values.get("use_vllm") and values["vllm_mode"] == "server" and with_unsloth:
         raise UsageError("--vllm_mode server needs --backend transformers: Unsloth's engine is in its own process.")
+    if values.get("stop_on_collapse") and "accuracy" not in values["reward"]:
+        raise UsageError("--stop_on_collapse watches the accuracy reward, which --reward leaves out: add accuracy.")
     needs_adapter = values["backend"] == "unsloth" or values["load_in_4bit"] or values["merge"] != "none"
     if values["lora_rank"] == 0 and needs_adapter:
         raise UsageError(
